@@ -1,0 +1,188 @@
+"""Applying a version: copying a data section into a target in place, all of it or nothing.
+
+A target is an `nn.Module`, a `TensorDict`, or a mapping of torch tensors or numpy arrays. Names,
+dtypes and shapes are all compared before the first byte is written. What is written keeps its
+memory (`data_ptr`), its device and its `requires_grad`. A module on the meta device is given
+memory.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import numpy_tensors
+from .errors import StateError
+from .layout import Layout, TensorSpec, difference, trimmed
+from .section import Section
+from .state import Leaf, identity, is_module, named_leaves, signature
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A target, taken apart: what a layout will be copied to, and why it cannot be."""
+
+    leaves: Mapping[str, Leaf]
+    extra: "Mapping[str, Callable[[torch.Tensor], None]]"
+    faults: list[str]
+    materialises: bool = False  # meta tensors are given memory
+
+
+def check(layout: Layout, target: object, *, strict: bool = True, cast: bool = False) -> list[str]:
+    """Tell in lines why the layout cannot be applied to the target; no lines if it can.
+
+    Without `strict`, names that only one of the two has are passed over. `cast` permits other
+    dtypes (see `dtypes.castable`). Nothing is modified.
+    """
+    return _compare(layout, _open(target), strict=strict, cast=cast)
+
+
+def copy_into(
+    layout: Layout,
+    data: numpy_tensors.Memory,
+    target: object,
+    *,
+    strict: bool = True,
+    cast: bool = False,
+) -> None:
+    """Copy a data section of `layout.nbytes` bytes into a target, once; see `Reader`."""
+    Reader(layout, data).copy_into(target, strict=strict, cast=cast)
+
+
+def as_arrays(layout: Layout, data: numpy_tensors.Memory) -> dict[str, numpy_tensors.Array]:
+    """Return every name's tensor as a read-only array; those that are aligned share the memory."""
+    section = Section(layout, data)
+    for view in section.arrays.values():
+        view.flags.writeable = False
+    return {name: section.arrays[layout.by_name(name).name] for name in layout.names()}
+
+
+def as_tensors(layout: Layout, data: numpy_tensors.Memory) -> "dict[str, torch.Tensor]":
+    """Return every name's tensor as a torch tensor.
+
+    Those that are aligned share the buffer's memory if it is writable. A read-only buffer is
+    copied, since torch has no read-only tensors.
+    """
+    section = Section(layout, data)
+    tensors = section.tensors
+    if not section.data.flags.writeable:
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    return {name: tensors[layout.by_name(name).name] for name in layout.names()}
+
+
+class Reader:
+    """Copies versions of one layout out of one buffer, again and again."""
+
+    def __init__(self, layout: Layout, data: numpy_tensors.Memory) -> None:
+        self.section = Section(layout, data)
+
+    def copy_into(self, target: object, *, strict: bool = True, cast: bool = False) -> None:
+        """Copy the version into a target; the arguments are those of `check`.
+
+        Raises:
+            StateError: The target does not fit, and was not touched; the text says how.
+        """
+        opened = _open(target)
+        layout = self.section.layout
+        lines = _compare(layout, opened, strict=strict, cast=cast)
+        if lines:
+            raise StateError("the version does not fit the target:\n" + "\n".join(trimmed(lines)))
+        if is_module(target) and any(map(_on_meta, opened.leaves.values())):
+            from . import torch_modules
+
+            torch_modules.materialise(target)
+            opened = _open(target)
+        pairs = self._pairs(opened.leaves)
+        # Extra state first: it is the user's code, and may raise while nothing is written yet.
+        for name, put in opened.extra.items():
+            if name in layout.signatures:
+                put(self.section.tensors[layout.by_name(name).name].clone())
+        self._copy(pairs)
+
+    def _pairs(self, leaves: Mapping[str, Leaf]) -> list[tuple[Leaf, TensorSpec]]:
+        """Pair what is written with what is read, each piece of memory once."""
+        layout = self.section.layout
+        pairs: list[tuple[Leaf, TensorSpec]] = []
+        taken: dict[Hashable, tuple[str, TensorSpec]] = {}
+        for name, leaf in leaves.items():
+            if name not in layout.signatures:
+                continue
+            spec, same = layout.by_name(name), identity(leaf)
+            if same is None:
+                continue  # no elements
+            first, other = taken.setdefault(same, (name, spec))
+            if first == name:
+                pairs.append((leaf, spec))
+            elif not self._same_bytes(other, spec):
+                raise StateError(
+                    f"{first} and {name} are one tensor in the target, but were published with "
+                    "different values; untie them in the target, or tie them at the publisher"
+                )
+        return pairs
+
+    def _same_bytes(self, a: TensorSpec, b: TensorSpec) -> bool:
+        data = self.section.data
+        return a is b or np.array_equal(data[a.begin : a.end], data[b.begin : b.end])
+
+    def _copy(self, pairs: list[tuple[Leaf, TensorSpec]]) -> None:
+        arrays = [(x, spec.name) for x, spec in pairs if isinstance(x, np.ndarray)]
+        tensors = [(x, spec.name) for x, spec in pairs if not isinstance(x, np.ndarray)]
+        if arrays:
+            views = self.section.arrays
+            numpy_tensors.copy([x for x, _ in arrays], [views[name] for _, name in arrays])
+        if tensors:
+            from . import torch_tensors
+
+            sources = self.section.tensors
+            torch_tensors.copy([x for x, _ in tensors], [sources[name] for _, name in tensors])
+
+
+def _open(target: object) -> _Target:
+    if is_module(target):
+        from . import torch_modules
+
+        parts = torch_modules.parts_of(target)
+        return _Target(parts.tensors, parts.extra, parts.faults, materialises=True)
+    try:
+        return _Target(named_leaves(target, in_place=True), {}, [])
+    except StateError as error:
+        return _Target({}, {}, [str(error)])
+
+
+def _compare(layout: Layout, target: _Target, *, strict: bool, cast: bool) -> list[str]:
+    published = dict(layout.signatures)
+    lines = list(target.faults)
+    if lines and not target.leaves:
+        return lines  # it could not even be opened
+    for name in target.extra:
+        if published.pop(name, None) is None and strict:
+            lines.append(f"{name}: extra state of the target, not published")
+    got: dict[str, Any] = {}
+    for name, leaf in target.leaves.items():
+        if not strict and name not in published:
+            continue
+        try:
+            got[name] = signature(name, leaf)
+        except StateError as error:
+            published.pop(name, None)
+            lines.append(str(error))
+            continue
+        if not (target.materialises and _on_meta(leaf)) and (fault := _fault(name, leaf)):
+            lines.append(fault)
+    return lines + difference(published, got, cast=cast, strict=strict)
+
+
+def _on_meta(leaf: Leaf) -> bool:
+    return not isinstance(leaf, np.ndarray) and leaf.is_meta
+
+
+def _fault(name: str, leaf: Leaf) -> str | None:
+    if isinstance(leaf, np.ndarray):
+        return numpy_tensors.target_fault(name, leaf)
+    from . import torch_tensors
+
+    return torch_tensors.target_fault(name, leaf)

@@ -1,0 +1,37 @@
+"""How a version's data section is cut into chunks: all of one size, but the last."""
+
+from dataclasses import dataclass
+from typing import Final
+
+CHUNK_BYTES_MIN: Final = 1  # tests cut small models into many chunks; nothing else needs so little
+CHUNK_BYTES_DEFAULT: Final = 1 << 20  # larger ones gained nothing when measured over loopback
+CHUNK_BYTES_MAX: Final = 1 << 26  # one chunk is one ZeroMQ message, held whole by either side
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """The chunks of `nbytes` bytes, numbered from 0; no bytes, no chunks."""
+
+    nbytes: int
+    chunk_bytes: int = CHUNK_BYTES_DEFAULT
+
+    def __post_init__(self) -> None:
+        if not CHUNK_BYTES_MIN <= self.chunk_bytes <= CHUNK_BYTES_MAX:
+            raise ValueError(
+                f"chunks of {self.chunk_bytes} bytes; {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX} are "
+                "allowed"
+            )
+        if self.nbytes < 0:
+            raise ValueError(f"{self.nbytes} bytes cannot be cut into chunks; 0 or more can")
+
+    @property
+    def count(self) -> int:
+        """How many chunks there are."""
+        return -(-self.nbytes // self.chunk_bytes)
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Return the bytes [begin, end) of the data section that a chunk holds."""
+        if not 0 <= index < self.count:
+            raise IndexError(f"chunk {index} of {self.count}: chunks are numbered from 0")
+        begin = index * self.chunk_bytes
+        return begin, min(begin + self.chunk_bytes, self.nbytes)

@@ -1,0 +1,19 @@
+"""The errors of the package's lowest layer, and the root of all its errors.
+
+WeightBusError
+├── LayoutError   bytes that are no layout, or tensors that cannot be laid out
+├── StateError    a model, dict or TensorDict that cannot travel or cannot be written to
+└── (the rest stands in `bus/errors.py`)
+"""
+
+
+class WeightBusError(Exception):
+    """The root of every error that this package raises on purpose."""
+
+
+class LayoutError(WeightBusError, ValueError):
+    """A layout that is malformed, over a limit, or cannot be made from the given tensors."""
+
+
+class StateError(WeightBusError, ValueError):
+    """A state that cannot travel, or a target that cannot take one; says which name, and why."""

@@ -1,0 +1,331 @@
+"""A layout: which tensors a version holds, and where each lies. It is a safetensors header.
+
+Theory of operation: the bytes of a version are a safetensors file, and its header says it all:
+
+    0        8                      8+n
+    ├────────┼───────────────────────┼──────────────────────────────┤
+    │ n, u64 │ JSON, padded with     │ data section: the tensors,   │
+    │ little │ spaces to 8 bytes     │ row-major, without gaps      │
+    └────────┴───────────────────────┴──────────────────────────────┘
+      └────── Layout.header ────────┘ └─────── Layout.nbytes ───────┘
+
+A layout is only ever made by `Layout.parse`, which believes nothing: it is what stands between a
+stranger's bytes and an array. `Layout.plan` writes a header and has it parsed like any other.
+
+Tied tensors travel once. The other names stand in `__metadata__` as `name: kept name`, the way
+`safetensors.torch.save_model` writes them. An entry of `__metadata__` is an alias exactly if its
+value names a tensor and its key does not; everything else there is plain text about the file.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Annotated, Final
+
+import msgspec
+
+from .dtypes import DTYPES, RANK, castable
+from .errors import LayoutError
+
+HEADER_BYTES_MAX: Final = 100_000_000  # safetensors' own bound; its readers refuse more
+TENSORS_MAX: Final = 1_000_000  # about what a header of that size can hold
+RANK_MAX: Final = 64  # numpy's own bound on dimensions
+NAME_BYTES_MAX: Final = 4_096  # far beyond any module path; an error message must stay readable
+INT_MAX: Final = 2**53 - 1  # the last integer that every JSON reader keeps exact
+DIFFERENCE_LINES_MAX: Final = 20  # what a person reads before giving up
+
+METADATA: Final = "__metadata__"
+PREFIX_BYTES: Final = 8  # the header's length, before the header
+ALIGNMENT: Final = 8  # the widest element; the data section begins at a multiple of it
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
+Signature = tuple[str, tuple[int, ...]]  # a tensor's dtype name and shape
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor and the bytes of the data section that it owns."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A checked layout. Two layouts are equal if their headers are, byte for byte."""
+
+    header: bytes
+    tensors: tuple[TensorSpec, ...] = field(compare=False, repr=False)
+    aliases: Mapping[str, str] = field(compare=False, repr=False)
+    metadata: Mapping[str, str] = field(compare=False, repr=False)
+    nbytes: int = field(compare=False)
+    id: str = field(compare=False)
+    _by_name: Mapping[str, TensorSpec] = field(compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        return f"<Layout {self.id[:12]}: {len(self.tensors)} tensors, {self.nbytes} bytes>"
+
+    def names(self) -> tuple[str, ...]:
+        """All names, aliases included: the tensors in file order, then the aliases, sorted."""
+        return tuple(self._by_name)
+
+    def by_name(self, name: str) -> TensorSpec:
+        """Return the tensor that a name or an alias stands for; KeyError if there is none."""
+        return self._by_name[name]
+
+    @cached_property
+    def signatures(self) -> Mapping[str, Signature]:
+        """The dtype and shape behind every name, aliases included."""
+        return {name: (spec.dtype, spec.shape) for name, spec in self._by_name.items()}
+
+    @cached_property
+    def own_signatures(self) -> Mapping[str, Signature]:
+        """The dtype and shape of every tensor, aliases excluded."""
+        return {spec.name: (spec.dtype, spec.shape) for spec in self.tensors}
+
+    @cached_property
+    def aligned(self) -> bool:
+        """Whether every tensor lies at a multiple of its element; planned layouts do."""
+        return all(not spec.begin * 8 % DTYPES[spec.dtype].bits for spec in self.tensors)
+
+    @staticmethod
+    def plan(
+        entries: Iterable[tuple[str, str, tuple[int, ...]]],
+        aliases: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> "Layout":
+        """Lay tensors out, given as (name, dtype, shape); the same ones give the same bytes.
+
+        The order is safetensors' own (dtype, widest first, then name), so that the header is the
+        one that safetensors itself writes, and every tensor is aligned to its element.
+
+        Raises:
+            LayoutError: A name, dtype, shape, alias or metadata entry that no layout may have.
+        """
+        texts = dict(metadata or {})
+        for alias, kept in sorted((aliases or {}).items()):
+            if texts.setdefault(alias, kept) != kept:
+                raise LayoutError(f"{alias!r} is an alias and a key of the metadata; rename one")
+        rows = list(entries)
+        for name, dtype, _ in rows:
+            _check_dtype(name, dtype)
+        rows.sort(key=lambda row: (-RANK[row[1]], row[0]))
+        header = _encode(rows, texts)
+        layout = Layout.parse(header)
+        if layout.aliases != (aliases or {}):
+            odd = sorted(set(layout.aliases.items()) ^ set((aliases or {}).items()))[0]
+            raise LayoutError(
+                f"{odd[0]!r}: {odd[1]!r} is not a clean alias: it must be declared as one, its key "
+                "must not name a tensor, and its value must"
+            )
+        return layout
+
+    @staticmethod
+    def parse(header: bytes | bytearray | memoryview) -> "Layout":
+        """Read a safetensors header, its length prefix included. Any bytes are a layout or not.
+
+        Raises:
+            LayoutError: What is wrong, where, and what was allowed. Nothing else is raised.
+        """
+        header = bytes(header)
+        infos, metadata = _decode(header)
+        tensors = _place(infos)
+        by_name = {spec.name: spec for spec in tensors}
+        aliases = {
+            name: kept
+            for name, kept in sorted(metadata.items())
+            if kept in by_name and name not in by_name
+        }
+        for alias in aliases:
+            _check_name(alias)
+        by_name.update({alias: by_name[kept] for alias, kept in aliases.items()})
+        return Layout(
+            header=header,
+            tensors=tensors,
+            aliases=MappingProxyType(aliases),
+            metadata=MappingProxyType(metadata),
+            nbytes=tensors[-1].end if tensors else 0,
+            id=hashlib.sha256(header).hexdigest(),
+            _by_name=MappingProxyType(by_name),
+        )
+
+
+class _Info(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    dtype: str
+    shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=RANK_MAX)]
+    data_offsets: tuple[Count, Count]
+
+
+_ENTRIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_INFO = msgspec.json.Decoder(_Info)
+_TEXTS = msgspec.json.Decoder(dict[str, str])
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+
+
+def _encode(rows: list[tuple[str, str, tuple[int, ...]]], texts: Mapping[str, str]) -> bytes:
+    """Write the header of tensors that already stand in file order."""
+    entries: dict[str, object] = {METADATA: dict(sorted(texts.items()))} if texts else {}
+    begin = 0
+    for name, dtype, shape in rows:
+        if name == METADATA:
+            raise LayoutError(f"a tensor cannot be called {METADATA!r}: safetensors reserves it")
+        if name in entries:
+            raise LayoutError(f"two tensors are called {name!r}; every name may stand once")
+        end = begin + _tensor_bytes(name, dtype, shape)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (begin, end)}
+        begin = end
+    try:
+        text = msgspec.json.encode(entries)
+    except (UnicodeEncodeError, TypeError, msgspec.MsgspecError) as error:
+        raise LayoutError(f"names, metadata or shapes are not plain JSON values: {error}") from None
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(PREFIX_BYTES, "little") + text
+
+
+def _decode(header: bytes) -> tuple[dict[str, _Info], dict[str, str]]:
+    """Take a header apart into its typed entries and its metadata."""
+    size = int.from_bytes(header[:PREFIX_BYTES], "little")
+    if len(header) != PREFIX_BYTES + size or size > HEADER_BYTES_MAX:
+        raise LayoutError(
+            f"a header of {len(header)} bytes says that it holds {size} bytes of JSON; it must be "
+            f"{PREFIX_BYTES} bytes longer than that, and JSON is at most {HEADER_BYTES_MAX} bytes"
+        )
+    text = header[PREFIX_BYTES:]
+    if text[:1] != b"{":
+        raise LayoutError(f"the header must begin with '{{', not with {text[:1]!r}")
+    name = METADATA
+    try:
+        raw = _ENTRIES.decode(text)
+        keys = len(raw)
+        metadata = _TEXTS.decode(raw.pop(METADATA, b"{}"))
+        if len(raw) > TENSORS_MAX:
+            raise LayoutError(f"{len(raw)} tensors; at most {TENSORS_MAX} are allowed")
+        infos: dict[str, _Info] = {}
+        for name, value in raw.items():
+            infos[name] = _INFO.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise LayoutError(f"no safetensors header, at or after {name[:40]!r}: {error}") from None
+    _check_spelling(text, keys + len(infos) * len(_Info.__struct_fields__) + len(metadata))
+    return infos, metadata
+
+
+def _check_spelling(text: bytes, keys: int) -> None:
+    """Refuse what readers of JSON disagree on: a key that stands twice, and minus zero.
+
+    The same bytes would be two models. The decoder keeps the last of two equal keys and says
+    nothing; but outside of strings a JSON text has one colon for each key, and the types above
+    fix how many keys there are.
+    """
+    bare = _STRING.sub(b"", text)
+    if bare.count(b":") != keys:
+        raise LayoutError("a key stands twice in the header; each may stand once")
+    if b"-" in bare:
+        raise LayoutError("a number in the header has a sign; sizes and offsets have none")
+
+
+def _place(infos: Mapping[str, _Info]) -> tuple[TensorSpec, ...]:
+    """Order the tensors by where they lie, and check that they cover the data without gaps."""
+    specs = sorted(
+        (
+            TensorSpec(name, info.dtype, info.shape, *info.data_offsets)
+            for name, info in infos.items()
+        ),
+        key=lambda spec: (spec.begin, spec.end),
+    )
+    at = 0
+    for spec in specs:
+        _check_name(spec.name)
+        _check_dtype(spec.name, spec.dtype)
+        nbytes = _tensor_bytes(spec.name, spec.dtype, spec.shape)
+        if spec.begin != at or spec.nbytes != nbytes:
+            raise LayoutError(
+                f"tensor {spec.name!r} ({spec.dtype} {list(spec.shape)}, {nbytes} bytes) claims "
+                f"bytes {spec.begin} to {spec.end}; it must own {at} to {at + nbytes}, since "
+                "tensors lie end to end"
+            )
+        at = spec.end
+    return tuple(specs)
+
+
+def _check_name(name: str) -> None:
+    size = len(name.encode())
+    if not 0 < size <= NAME_BYTES_MAX:
+        raise LayoutError(
+            f"the name {name[:40]!r}… has {size} bytes; a name has 1 to {NAME_BYTES_MAX}"
+        )
+
+
+def _check_dtype(name: str, dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise LayoutError(
+            f"tensor {name!r} has dtype {dtype[:40]!r}; safetensors knows {', '.join(DTYPES)}"
+        )
+
+
+def _tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes of a tensor, none of its sizes being more than any reader can count."""
+    elements = extent = 1
+    for size in shape:
+        elements *= size
+        # An empty tensor has no bytes, but numpy and torch still multiply its other dimensions.
+        extent *= max(size, 1)
+        if not 0 <= size <= INT_MAX or extent * DTYPES[dtype].bits > INT_MAX:
+            raise LayoutError(f"tensor {name!r} has a shape that is negative or beyond 2**53 bits")
+    bits = elements * DTYPES[dtype].bits
+    if len(shape) > RANK_MAX or bits % 8:
+        raise LayoutError(
+            f"tensor {name!r} ({dtype}, {len(shape)} dimensions, {bits} bits) must have at most "
+            f"{RANK_MAX} dimensions and fill whole bytes"
+        )
+    return bits // 8
+
+
+def difference(
+    expected: Mapping[str, Signature],
+    got: Mapping[str, Signature],
+    *,
+    cast: bool = False,
+    strict: bool = True,
+) -> list[str]:
+    """Tell in lines how a target (`got`) differs from the published tensors (`expected`).
+
+    An empty list means that one can be applied to the other. `cast` permits another dtype (see
+    `castable`); without `strict`, a name that only one side has is passed over.
+    """
+    lines: list[str] = []
+    for name in sorted(expected.keys() | got.keys()):
+        if name not in got:
+            if strict:
+                lines.append(f"{name}: published as {_show(expected[name])}, not in the target")
+        elif name not in expected:
+            if strict:
+                lines.append(f"{name}: {_show(got[name])} in the target, not published")
+        else:
+            (dtype, shape), (own_dtype, own_shape) = expected[name], got[name]
+            if shape != own_shape:
+                lines.append(f"{name}: shape {list(shape)} published, {list(own_shape)} here")
+            if dtype != own_dtype and not (cast and castable(dtype, own_dtype)):
+                lines.append(f"{name}: dtype {dtype} published, {own_dtype} here")
+    return lines
+
+
+def _show(signature: Signature) -> str:
+    return f"{signature[0]} {list(signature[1])}"
+
+
+def trimmed(lines: list[str], limit: int = DIFFERENCE_LINES_MAX) -> list[str]:
+    """Keep at most `limit` lines, the last of them saying how many more there are."""
+    if len(lines) <= limit:
+        return lines
+    return [*lines[: limit - 1], f"... and {len(lines) - limit + 1} more"]

@@ -1,0 +1,87 @@
+"""Torch tensors as tensors of a layout: what they are, how their bytes come and go.
+
+Imported only where a torch object is at hand, so that a numpy-only process needs no torch.
+"""
+
+import ctypes
+from collections.abc import Hashable, Iterable
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .dtypes import name_of_torch, torch_dtype
+from .errors import StateError
+from .layout import Signature, TensorSpec
+from .numpy_tensors import Bytes
+
+
+def signature(name: str, tensor: torch.Tensor) -> Signature:
+    """Return a tensor's dtype name and shape; StateError if it cannot travel."""
+    if torch.nn.parameter.is_lazy(tensor):
+        raise StateError(f"{name}: not initialised yet; run the module once so that it has a shape")
+    if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
+        kind = type(tensor).__name__
+        raise StateError(
+            f"{name}: a {kind} of layout {tensor.layout} is not one block of elements; give it as "
+            "a plain tensor (.to_dense(), .full_tensor() or .dequantize())"
+        )
+    try:
+        dtype = name_of_torch(tensor.dtype)
+    except StateError as error:
+        raise StateError(f"{name}: {error}") from None
+    shape = tuple(tensor.shape)
+    if dtype == "F4":  # two elements to each of torch's
+        if not shape:
+            raise StateError(f"{name}: a 0-d {tensor.dtype} is two elements and has no dimension")
+        shape = (*shape[:-1], 2 * shape[-1])
+    return dtype, shape
+
+
+def identity(tensor: torch.Tensor) -> Hashable | None:
+    """Return what two tensors share exactly if they are the same elements; None if empty."""
+    if not tensor.numel() or tensor.is_meta:
+        return None
+    where = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
+    return *where, tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+
+def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
+    """Return each tensor's part of the data section as a tensor that shares its memory.
+
+    A part that is not aligned to its element (only files written by others have such) is copied
+    instead, so views to be written into must come from a layout that was planned here. Torch knows
+    no read-only tensors: views of read-only data must not be written into, nor outlive it.
+    """
+    address: int = data.__array_interface__["data"][0]
+    if not data.size:
+        flat = torch.empty(0, dtype=torch.uint8)
+    elif data.flags.writeable:
+        flat = torch.frombuffer(data, dtype=torch.uint8)
+    else:  # by the bare address, since torch warns of a read-only buffer every time
+        memory = (ctypes.c_uint8 * data.size).from_address(address)
+        flat = torch.frombuffer(memory, dtype=torch.uint8)
+    tensors: list[torch.Tensor] = []
+    for spec in specs:
+        dtype, part = torch_dtype(spec.dtype), flat[spec.begin : spec.end]
+        if (address + spec.begin) % dtype.itemsize:
+            part = part.clone()
+        shape = spec.shape if spec.dtype != "F4" else (*spec.shape[:-1], spec.shape[-1] // 2)
+        tensors.append(part.view(dtype).view(shape))
+    return tensors
+
+
+def copy(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy tensors pairwise, in place, casting and moving between devices where they differ."""
+    # In one call, since a Python loop over many small tensors takes three times as long.
+    # Inference mode rather than no_grad, since a target may hold tensors that were made in it.
+    with torch.inference_mode():
+        torch._foreach_copy_(destinations, sources)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
+
+def target_fault(name: str, tensor: torch.Tensor) -> str | None:
+    """Say why a tensor cannot be written into; None if it can."""
+    if tensor.is_meta:
+        return f"{name}: on the meta device, without memory; only a module is given memory here"
+    if any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        return f"{name}: expanded, so that elements share memory; give a .clone() of it"
+    return None
