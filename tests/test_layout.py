@@ -1,0 +1,180 @@
+"""The architecture holds: who may import whom, what the root contains, what nobody may use."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import weightbus
+
+ROOT = Path(__file__).resolve().parent.parent
+SHELVES = ("bus", "codecs", "python_client")
+MODULES = sorted(
+    [*ROOT.glob("*.py"), *(path for shelf in SHELVES for path in (ROOT / shelf).rglob("*.py"))]
+)
+OTHERS = sorted(
+    path for shelf in ("tests", "benchmarks", "examples") for path in (ROOT / shelf).rglob("*.py")
+)
+FUNCTION_LINES_MAX = 70
+
+# Who may import whom. A folder that is not named here may import nothing.
+MAY_IMPORT = {
+    "codecs": {"codecs"},
+    "bus": {"bus", "codecs"},
+    "python_client": {"python_client", "bus", "codecs"},
+}
+
+# What only some modules may import. Everything else in the package must do without.
+ONLY_IN = {
+    "zmq": {"bus/sockets.py"},
+    "pickle": set[str](),
+    "cloudpickle": set[str](),
+    "dill": set[str](),
+    "marshal": set[str](),
+    "shelve": set[str](),
+}
+
+# What codecs, being pure, may not import.
+IMPURE = {"asyncio", "multiprocessing", "random", "select", "socket", "threading", "time", "zmq"}
+
+# Pickle by other names.
+FORBIDDEN_CALLS = {"send_pyobj", "recv_pyobj", "torch.load", "torch.save"}
+
+FACE = [
+    "ApplyError",
+    "FencedError",
+    "LayoutError",
+    "ProtocolError",
+    "PublishError",
+    "Publisher",
+    "Receipt",
+    "RefusedError",
+    "StateError",
+    "Subscriber",
+    "Update",
+    "WeightBusError",
+    "WorkerReceipt",
+    "__version__",
+]
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield what a module imports, as absolute dotted names."""
+    package = ("weightbus", *path.relative_to(ROOT).parts[:-1])
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else ()
+            stem = ".".join((*base, *([node.module] if node.module else [])))
+            yield from (f"{stem}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_imports_run_one_way(path: Path) -> None:
+    shelf = path.relative_to(ROOT).parts[0]
+    if path.parent == ROOT:
+        return  # the face may import all of them
+    for imported in imports(path):
+        first, *rest = imported.split(".")
+        if first == "weightbus":
+            assert rest, f"{name(path)} imports the face"
+            assert rest[0] in MAY_IMPORT.get(shelf, set()), f"{name(path)} imports {imported}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_restricted_imports(path: Path) -> None:
+    for imported in imports(path):
+        first = imported.split(".")[0]
+        assert name(path) in ONLY_IN.get(first, {name(path)}), f"{name(path)} imports {imported}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "codecs").glob("*.py")), ids=name)
+def test_codecs_are_pure(path: Path) -> None:
+    for imported in imports(path):
+        assert imported.split(".")[0] not in IMPURE, f"{name(path)} imports {imported}"
+        assert not imported.startswith("torch.distributed"), f"{name(path)} imports {imported}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_nothing_unpickles(path: Path) -> None:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute):
+            assert node.attr not in FORBIDDEN_CALLS, f"{name(path)}:{node.lineno}"
+            assert ast.unparse(node) not in FORBIDDEN_CALLS, f"{name(path)}:{node.lineno}"
+        if isinstance(node, ast.keyword):
+            assert node.arg != "allow_pickle", f"{name(path)}:{node.value.lineno}"
+
+
+@pytest.mark.parametrize("path", [*MODULES, *OTHERS], ids=name)
+def test_functions_fit_a_screen(path: Path) -> None:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= FUNCTION_LINES_MAX, f"{name(path)}:{node.lineno} {node.name}: {lines}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_every_module_says_its_subject(path: Path) -> None:
+    assert ast.get_docstring(tree(path)), f"{name(path)} has no docstring"
+
+
+def test_only_the_root_has_an_init() -> None:
+    found = {p for shelf in (*SHELVES, "tests") for p in (ROOT / shelf).rglob("__init__.py")}
+    assert not found, "folders below the root are shelves: import from the file"
+
+
+def test_the_root_holds_no_stray_module() -> None:
+    # setuptools would ship any other as weightbus.<name>
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+def test_every_shelf_is_marked_as_typed() -> None:
+    for folder in (ROOT, *(ROOT / shelf for shelf in SHELVES)):
+        assert (folder / "py.typed").is_file()
+
+
+def test_the_package_is_loaded_once() -> None:
+    for key, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and Path(file) in MODULES:
+            assert key.split(".")[0] == "weightbus", f"{file} is loaded as {key}"
+
+
+def test_the_face_is_this_list() -> None:
+    assert weightbus.__all__ == FACE
+    assert set(FACE) <= set(dir(weightbus))
+
+
+@pytest.mark.parametrize("public", FACE)
+def test_every_public_name_resolves(public: str) -> None:
+    value = getattr(weightbus, public)
+    assert vars(weightbus)[public] is value, "found anew each time"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Publischer'"):
+        _ = weightbus.Publischer  # type: ignore[attr-defined] # pyright: ignore
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, weightbus; "
+        "print([m for m in ('torch', 'tensordict', 'zmq', 'ray', 'torchrl', 'numpy') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
