@@ -9,6 +9,7 @@ array of that library is refused with words.
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import ml_dtypes
@@ -96,6 +97,7 @@ def numpy_dtype(name: str) -> "np.dtype[Any]":
     return _TO_NUMPY[name]
 
 
+@cache
 def name_of_numpy(dtype: "np.dtype[Any]") -> str:
     """Return the safetensors name of a numpy dtype, whatever its byte order."""
     name = _FROM_NUMPY.get(dtype.newbyteorder("<"))
@@ -107,6 +109,7 @@ def name_of_numpy(dtype: "np.dtype[Any]") -> str:
     return name
 
 
+@cache
 def torch_dtype(name: str) -> "torch.dtype":
     """Return torch's dtype for a safetensors dtype name."""
     import torch
@@ -123,6 +126,7 @@ def torch_dtype(name: str) -> "torch.dtype":
     return cast("torch.dtype", found)
 
 
+@cache
 def name_of_torch(dtype: "torch.dtype") -> str:
     """Return the safetensors name of a torch dtype."""
     name = _FROM_TORCH.get(str(dtype).removeprefix("torch."))

@@ -8,7 +8,7 @@ elements (tied weights) become aliases of the first of them in sorted order, as 
 
 import sys
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
@@ -33,12 +33,8 @@ class State:
     """Unique tensors by name, sorted, and the other names of those that are tied."""
 
     tensors: dict[str, Leaf]
-    aliases: dict[str, str] = field(default_factory=dict[str, str])
-
-    @cached_property
-    def signatures(self) -> dict[str, Signature]:
-        """The dtype and shape of every tensor, aliases excluded."""
-        return {name: signature(name, leaf) for name, leaf in self.tensors.items()}
+    aliases: dict[str, str]
+    signatures: dict[str, Signature]  # the dtype and shape of every tensor, aliases excluded
 
     @cached_property
     def _planned(self) -> Layout:
@@ -66,8 +62,7 @@ def state_of(source: object) -> State:
         StateError: Something in it cannot travel. The text names it, and says what can.
     """
     leaves = named_leaves(source)
-    tensors: dict[str, Leaf] = {}
-    aliases: dict[str, str] = {}
+    state = State({}, {}, {})
     kept: dict[Hashable, str] = {}
     for name in sorted(leaves):
         leaf = leaves[name]
@@ -75,12 +70,14 @@ def state_of(source: object) -> State:
             raise StateError(
                 f"{name}: on the meta device, so it has no values to send; load the model first"
             )
+        form = signature(name, leaf)
         same = identity(leaf)
         if same is None or (first := kept.setdefault(same, name)) == name:
-            tensors[name] = leaf
+            state.tensors[name] = leaf
+            state.signatures[name] = form
         else:
-            aliases[name] = first
-    return State(tensors, aliases)
+            state.aliases[name] = first
+    return state
 
 
 class Writer:
@@ -102,7 +99,7 @@ class Writer:
         """
         if not state.fits(self.section.layout):
             raise StateError(
-                f"the state is not one of {self.section.layout!r}; plan its layout anew"
+                f"the state has other tensors than {self.section.layout!r}; plan its layout anew"
             )
         arrays = {n: x for n, x in state.tensors.items() if isinstance(x, np.ndarray)}
         tensors = {n: x for n, x in state.tensors.items() if not isinstance(x, np.ndarray)}

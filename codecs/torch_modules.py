@@ -7,6 +7,8 @@ from typing import cast
 import torch
 from torch import nn
 
+from .torch_tensors import is_one_block
+
 EXTRA_STATE = "_extra_state"  # the last part of its name in every state_dict()
 
 
@@ -28,7 +30,7 @@ def parts_of(module: nn.Module) -> ModuleParts:
         for path, part in _modules(module)
         if type(part).set_extra_state is not nn.Module.set_extra_state
     }
-    owned = {t.data_ptr() for t in (*module.parameters(), *module.buffers()) if not _empty(t)}
+    owned = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())}
     tensors: dict[str, torch.Tensor] = {}
     faults = [
         f"{name}: a buffer on the meta device that is not persistent, so no version carries its "
@@ -40,7 +42,7 @@ def parts_of(module: nn.Module) -> ModuleParts:
             continue
         if not isinstance(value, torch.Tensor):
             faults.append(f"{name}: a {type(value).__name__} that only set_extra_state could take")
-        elif not _empty(value) and value.data_ptr() not in owned:
+        elif (address := _address(value)) and address not in owned:
             faults.append(f"{name}: made by state_dict() on the fly, so it cannot be written to")
         else:
             tensors[name] = value
@@ -73,8 +75,10 @@ def _with_memory(old: torch.Tensor, device: torch.device) -> torch.Tensor:
     return new
 
 
-def _empty(tensor: torch.Tensor) -> bool:
-    return tensor.is_meta or not tensor.numel()
+def _address(tensor: torch.Tensor) -> int:
+    """Return where a tensor's elements lie; 0 if it has none."""
+    lazy = nn.parameter.is_lazy(tensor)
+    return 0 if lazy or tensor.is_meta or not is_one_block(tensor) else tensor.data_ptr()
 
 
 def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -14,12 +14,14 @@ from .errors import StateError
 from .layout import Signature, TensorSpec
 from .numpy_tensors import Bytes
 
+PLAIN = {torch.Tensor, torch.nn.Parameter}
+
 
 def signature(name: str, tensor: torch.Tensor) -> Signature:
     """Return a tensor's dtype name and shape; StateError if it cannot travel."""
-    if torch.nn.parameter.is_lazy(tensor):
-        raise StateError(f"{name}: not initialised yet; run the module once so that it has a shape")
-    if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
+    if type(tensor) not in PLAIN and torch.nn.parameter.is_lazy(tensor):
+        raise StateError(f"{name}: has no shape yet; run the module once to initialise it")
+    if not is_one_block(tensor):
         kind = type(tensor).__name__
         raise StateError(
             f"{name}: a {kind} of layout {tensor.layout} is not one block of elements; give it as "
@@ -35,6 +37,14 @@ def signature(name: str, tensor: torch.Tensor) -> Signature:
             raise StateError(f"{name}: a 0-d {tensor.dtype} is two elements and has no dimension")
         shape = (*shape[:-1], 2 * shape[-1])
     return dtype, shape
+
+
+def is_one_block(tensor: torch.Tensor) -> bool:
+    """Tell a tensor that has elements in memory, with strides, from all the other kinds."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    # Nearly all are plain, and this is the slow question.
+    return type(tensor) in PLAIN or not is_traceable_wrapper_subclass(tensor)
 
 
 def identity(tensor: torch.Tensor) -> Hashable | None:
@@ -75,13 +85,15 @@ def copy(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     # In one call, since a Python loop over many small tensors takes three times as long.
     # Inference mode rather than no_grad, since a target may hold tensors that were made in it.
     with torch.inference_mode():
-        torch._foreach_copy_(destinations, sources)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        torch._foreach_copy_(destinations, sources)  # pyright: ignore
 
 
 def target_fault(name: str, tensor: torch.Tensor) -> str | None:
     """Say why a tensor cannot be written into; None if it can."""
     if tensor.is_meta:
         return f"{name}: on the meta device, without memory; only a module is given memory here"
-    if any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+    shape, stride = tensor.shape, tensor.stride()
+    repeats = 0 in stride and any(n > 1 and not s for n, s in zip(shape, stride, strict=True))
+    if repeats and tensor.numel():
         return f"{name}: expanded, so that elements share memory; give a .clone() of it"
     return None
