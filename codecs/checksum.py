@@ -7,20 +7,22 @@ on 256 B), but the latter takes `bytes` only, which costs a copy of every chunk,
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import crc32c as _native
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from .numpy_tensors import Memory
 
-def crc32c(data: "Buffer", value: int = 0) -> int:
+
+def crc32c(data: "Memory", value: int = 0) -> int:
     """Return the CRC-32C (Castagnoli) of a contiguous buffer, going on from `value`.
 
     Nothing is copied; from 32 KiB on, other threads run meanwhile.
     """
-    return _native.crc32c(data, value)
+    return _native.crc32c(cast("Buffer", data), value)
 
 
 def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:

@@ -21,7 +21,9 @@ def test_a_module_gives_what_its_state_dict_has() -> None:
     model.register_buffer("scratch", torch.zeros(1), persistent=False)
     state = state_of(model)
     assert set(state.tensors) == set(model.state_dict())
-    assert state.tensors["0.weight"].data_ptr() == model[0].weight.data_ptr()
+    weight = state.tensors["0.weight"]
+    assert isinstance(weight, torch.Tensor)
+    assert weight.data_ptr() == model.state_dict()["0.weight"].data_ptr()
 
 
 def test_nested_mappings_and_tensordicts_are_joined_with_dots() -> None:
