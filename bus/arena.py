@@ -1,0 +1,126 @@
+"""The memory that a publisher snapshots a model into, used again from version to version.
+
+In a steady state one arena is enough: when every worker has the version it holds, the next version
+is written over it. A worker that is still receiving the old one gets its time: the next version
+then goes into an arena of its own. There are at most three. The third gives out copies of its
+chunks only, so that it can always be taken back; a version that is still being received is given
+up last, and never the latest one unless it is being replaced.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..codecs.layout import Layout
+from .errors import WeightBusError
+from .limits import ARENAS_MAX
+from .version import Version
+
+RELEASE_WAIT = 1.0  # seconds that sockets get to let go of a version that was retired
+
+# What may be given up for the next version, the least needed first.
+_RANK = {"old": 1, "targeted": 2, "latest": 3, "pending": 4}
+
+
+@dataclass(slots=True, eq=False)
+class Arena:
+    """A block of memory and the version in it."""
+
+    data: NDArray[np.uint8]
+    version: Version | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether it may be overwritten."""
+        return self.version is None or not (self.version.alive or self.version.in_hands)
+
+
+class Arenas:
+    """The arenas of one model. Call it from one thread at a time."""
+
+    def __init__(self, model: str, chunk_bytes: int) -> None:
+        self._model, self._chunk_bytes = model, chunk_bytes
+        self._arenas: list[Arena] = []
+        self._released = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._arenas)
+
+    def take(self, layout: Layout, *, replaces_latest: bool) -> tuple[Version, NDArray[np.uint8]]:
+        """Return a new version and its memory, `layout.nbytes` bytes, to be filled.
+
+        Args:
+            layout: What will lie there.
+            replaces_latest: The new version is for every worker and needs no commit, so the
+                latest one may be overwritten if nobody is receiving it.
+
+        Raises:
+            WeightBusError: All arenas stayed in use.
+        """
+        self._arenas = [a for a in self._arenas if not a.free or a.data.nbytes == layout.nbytes]
+        arena = self._reuse(replaces_latest) or self._grow(layout.nbytes)
+        if arena is None:
+            arena = self._evict(replaces_latest)
+        if arena.data.nbytes != layout.nbytes:
+            arena.data = np.empty(layout.nbytes, np.uint8)
+        copied = self._arenas.index(arena) >= ARENAS_MAX - 1
+        arena.version = Version(
+            self._model,
+            layout,
+            arena.data,
+            self._chunk_bytes,
+            copied=copied,
+            on_release=self._notify,
+        )
+        return arena.version, arena.data
+
+    def _reuse(self, replaces_latest: bool) -> Arena | None:
+        for arena in self._arenas:
+            version = arena.version
+            if version is not None and version.alive:
+                idle = version.role == "latest" and not version.receivers
+                if not (replaces_latest and idle):
+                    continue
+                version.retire()
+                self._wait(arena, 0.05)
+            if arena.free:
+                return arena
+        return None
+
+    def _grow(self, nbytes: int) -> Arena | None:
+        if len(self._arenas) >= ARENAS_MAX:
+            return None
+        self._arenas.append(Arena(np.empty(nbytes, np.uint8)))
+        return self._arenas[-1]
+
+    def _evict(self, replaces_latest: bool) -> Arena:
+        def rank(arena: Arena) -> tuple[int, int]:
+            version = arena.version
+            if version is None or not version.alive:
+                return 0, 0
+            return _RANK[version.role], -version.version
+
+        for arena in sorted(self._arenas, key=rank):
+            if rank(arena)[0] >= (4 if replaces_latest else 3):
+                break
+            if arena.version is not None:
+                arena.version.retire()
+            if self._wait(arena, RELEASE_WAIT):
+                return arena
+        raise WeightBusError(
+            f"all {len(self._arenas)} copies of {self._model!r} are still in use by slow workers or "
+            "wait for a commit; publish less often, or wait for the publishes under way"
+        )
+
+    def _wait(self, arena: Arena, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        with self._released:
+            self._released.wait_for(lambda: arena.free, deadline - time.monotonic())
+        return arena.free
+
+    def _notify(self) -> None:
+        with self._released:
+            self._released.notify_all()

@@ -1,0 +1,96 @@
+"""What a machine wants done. The shells do it; the simulation does it under a virtual clock."""
+
+from dataclasses import dataclass
+
+from .messages import Buffer, Message
+from .receipt import Receipt
+from .staging import StagedVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message: to one worker from a publisher, to the publisher from a worker."""
+
+    message: Message
+    payload: Buffer | None = None
+    to: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Publish a message to whoever has subscribed to a topic."""
+
+    topic: bytes
+    message: Message
+    payload: Buffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """A call of publish is over."""
+
+    publication: int
+    receipt: Receipt
+    achieved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that an operator may want to know."""
+
+    kind: str
+    text: str
+    worker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Take published messages from this endpoint, in place of any before."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Ask for a topic, or no longer."""
+
+    topic: bytes
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A version is staged, verified, and may be applied."""
+
+    staged: StagedVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A version cannot be taken; the old one still runs."""
+
+    model: str
+    epoch: int
+    version: int
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The publisher refuses this worker; it keeps asking."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The publisher has let this worker in."""
+
+    epoch: int
+
+
+Effect = (
+    Send | Broadcast | Resolve | Notice | Connect | Subscribe | Ready | Rejected | Refused | Joined
+)

@@ -1,0 +1,88 @@
+"""What can go wrong on the bus, split by who can mend it.
+
+WeightBusError
+    LayoutError, StateError     the weights themselves (codecs/errors.py)
+    ProtocolError               the peer sent what the protocol forbids
+    AddressError                an endpoint cannot be bound, or makes no sense
+    UnknownWorkerError          a publish names a worker that has never joined
+    PublishError                a publish did not reach what it required; carries the receipt
+    RefusedError                the publisher will not serve this worker
+    ApplyError                  a version arrived but could not be applied; the old one still runs
+    ClosedError                 the publisher or subscriber was closed
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..codecs.errors import WeightBusError
+
+if TYPE_CHECKING:
+    from .receipt import Receipt
+
+
+class ProtocolError(WeightBusError):
+    """A peer sent what the protocol forbids; the message is dropped and the session goes on.
+
+    Attributes:
+        code: The stable machine code that a `refuse` carries.
+    """
+
+    def __init__(self, text: str, code: str = "malformed") -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class AddressError(WeightBusError, OSError):
+    """An endpoint cannot be bound or connected to."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class UnknownWorkerError(WeightBusError, LookupError):
+    """A publish names workers that have never joined this publisher."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class PublishError(WeightBusError):
+    """A publish did not reach what it required before its deadline.
+
+    Attributes:
+        receipt: What every worker did, and when.
+    """
+
+    def __init__(self, text: str, receipt: Receipt) -> None:
+        super().__init__(text)
+        self.receipt = receipt
+
+
+class RefusedError(WeightBusError):
+    """The publisher refuses to serve this worker.
+
+    Attributes:
+        code: The publisher's machine code, such as `name-taken`.
+    """
+
+    def __init__(self, text: str, code: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class ApplyError(WeightBusError):
+    """A version arrived but could not be staged or applied; the worker still runs the old one.
+
+    Attributes:
+        model, epoch, version: What was refused.
+        code: The machine code that the publisher was told.
+    """
+
+    def __init__(self, text: str, *, model: str, epoch: int, version: int, code: str) -> None:
+        super().__init__(text)
+        self.model, self.epoch, self.version, self.code = model, epoch, version, code
+
+
+class ClosedError(WeightBusError):
+    """The publisher or subscriber was closed, or its background thread ended."""

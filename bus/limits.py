@@ -1,0 +1,41 @@
+"""Every bound of the protocol, in one place, each with its reason.
+
+A peer may send anything. What it can make this side remember or allocate is bounded here, and
+`docs/PROTOCOL.md` repeats the numbers; `tests/test_limits.py` holds the relations between them.
+"""
+
+from ..codecs.chunks import CHUNK_BYTES_MAX
+from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
+
+INTEGER_MAX = 2**53 - 1  # the largest integer that every JSON library carries exactly
+HEADER_BYTES_MAX = 64 * 1024  # a header holds names and numbers; bulk travels in payload frames
+MESSAGE_BYTES_MAX = max(CHUNK_BYTES_MAX, LAYOUT_BYTES_MAX) + HEADER_BYTES_MAX  # ZMQ_MAXMSGSIZE
+CHUNKS_MAX = 2**20  # chunks in a version: what a worker keeps a byte and a checksum for
+FETCH_CHUNKS_MAX = 64  # chunks in one fetch: what one small message may make a publisher send
+MODELS_MAX = 64  # models of one worker, so that a hello with the longest names fits a header
+WORKERS_MAX = 10_000  # workers of one publisher: its roster is memory that peers can claim
+TEXT_MAX = 4096  # characters of a reason, an address or a client's description
+STAGING_BYTES_MAX = 64 * 2**30  # bytes of one version that a worker takes unless told otherwise
+
+WINDOW_CHUNKS = 16  # chunks that a worker asks for, or a push runs ahead, before an answer
+PROGRESS_CHUNKS = 4  # chunks between two reports of progress: a quarter of the window
+ARENAS_MAX = 3  # copies of a model that a publisher holds at most while old ones are in use
+BUFFERS_MAX = 2  # staging buffers of a worker: one complete, one arriving
+
+
+class Timing:
+    """How long each side waits, in seconds. Tests and slow links pass their own."""
+
+    def __init__(self, *, ping: float = 1.0, lost_after: float = 5.0) -> None:
+        if not 0 < ping * 2 <= lost_after:
+            raise ValueError(
+                f"ping={ping} and lost_after={lost_after}: a worker needs two chances to be heard; "
+                "choose lost_after of at least twice ping, both above zero"
+            )
+        self.ping = ping  # between two pings, beacons, or repetitions of a report
+        self.lost_after = lost_after  # silence after which the other side is lost
+        self.stuck_after = lost_after  # life without progress after which a worker is stuck
+        self.hello_retry = min(ping, 0.25)  # between two hellos while nobody answers
+        self.quiet = min(ping, 0.25)  # silence after which a worker stops waiting for a push
+        self.patience = ping  # silence after which a fetch is repeated; doubles each time
+        self.patience_max = 16 * ping

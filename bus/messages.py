@@ -1,0 +1,308 @@
+"""The messages of WBP/1 and their bytes.
+
+    on PUB       [topic] [header] [payload]...
+    on ROUTER    [identity] [header] [payload]...
+    on DEALER    [header] [payload]...
+
+A header is one JSON object, `{"wbp":1,"type":"announce",...}`. Types and bounds of the fields are
+the annotations below: decoding validates, so a machine never sees a value out of bounds. Unknown
+fields are ignored, which is how the protocol grows. `docs/PROTOCOL.md` gives the meaning of each.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
+
+from ..codecs.chunks import CHUNK_BYTES_MAX
+from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
+from .errors import ProtocolError
+from .limits import (
+    CHUNKS_MAX,
+    FETCH_CHUNKS_MAX,
+    HEADER_BYTES_MAX,
+    INTEGER_MAX,
+    MODELS_MAX,
+    TEXT_MAX,
+)
+
+WBP: Final = 1
+NAME_PATTERN: Final = r"^[A-Za-z0-9._-]{1,128}\Z"
+
+Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
+Text = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
+Hex64 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Hex32 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=INTEGER_MAX)]
+Index = Annotated[int, msgspec.Meta(ge=0, lt=CHUNKS_MAX)]
+Crc = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+Models = Annotated[dict[Name, Count], msgspec.Meta(max_length=MODELS_MAX)]  # version by model
+Features = Annotated[list[Name], msgspec.Meta(max_length=64)]
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """What every header has: the protocol's number (0 where a header lacks it)."""
+
+    wbp: int = 0
+
+
+class Running(msgspec.Struct, frozen=True):
+    """A version that a worker runs, and what its bytes hash to."""
+
+    epoch: Count
+    version: Positive
+    digest: Hex64
+
+
+# Worker to publisher.
+
+
+class Hello(Message, tag="hello", frozen=True, kw_only=True):
+    """I am here; this is what I run."""
+
+    name: Name
+    instance: Hex32
+    models: Annotated[dict[Name, Running | None], msgspec.Meta(max_length=MODELS_MAX)]
+    epoch: Count = 0
+    features: Features = []
+    client: Text = ""
+    host: Text = ""
+    pid: Count = 0
+
+
+class Fetch(Message, tag="fetch", frozen=True, kw_only=True):
+    """Send me these chunks of a version; with no count, its announcement."""
+
+    model: Name
+    epoch: Count
+    version: Count
+    first: Index = 0
+    count: Annotated[int, msgspec.Meta(ge=0, le=FETCH_CHUNKS_MAX)] = 0
+    layout: bool = False
+
+
+class Progress(Message, tag="progress", frozen=True, kw_only=True):
+    """So many chunks of a version have arrived here."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+    chunks: Count
+    phase: Literal["receiving", "staged", "applying"] = "receiving"
+
+
+class Staged(Message, tag="staged", frozen=True, kw_only=True):
+    """The version is here whole and verified; it is not applied yet."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+    digest: Hex64
+
+
+class Applied(Message, tag="applied", frozen=True, kw_only=True):
+    """This worker now runs the version."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+    digest: Hex64
+
+
+class Failed(Message, tag="failed", frozen=True, kw_only=True):
+    """This worker will not run the version, and why; it still runs the old one."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+    code: Name
+    text: Text
+
+
+class Bye(Message, tag="bye", frozen=True, kw_only=True):
+    """I leave."""
+
+
+# Both ways.
+
+
+class Ping(Message, tag="ping", frozen=True, kw_only=True):
+    """Are you there? A worker adds whether published messages reach it."""
+
+    token: Count = 0
+    subscribed: bool = False
+
+
+class Pong(Message, tag="pong", frozen=True, kw_only=True):
+    """I am here. A publisher adds the latest versions that it has for this worker."""
+
+    token: Count = 0
+    epoch: Count = 0
+    models: Models = {}
+
+
+# Publisher to worker.
+
+
+class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
+    """You are in: where the data comes from, and the latest version of each of your models."""
+
+    epoch: Count
+    data: Text
+    ping_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
+    lost_ms: Annotated[int, msgspec.Meta(ge=2, le=36_000_000)]
+    models: Models
+    features: Features = []
+
+
+class Announce(Message, tag="announce", frozen=True, kw_only=True):
+    """A version exists. The layout may follow as payload."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+    layout: Hex64
+    layout_bytes: Annotated[int, msgspec.Meta(ge=10, le=LAYOUT_BYTES_MAX)]
+    nbytes: Count
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=1, le=CHUNK_BYTES_MAX)]
+    commit: Literal["auto", "together"]
+    acknowledge: Literal["applied", "staged"]
+    encoding: Name
+    encryption: Name | None = None
+
+
+class Chunk(Message, tag="chunk", frozen=True, kw_only=True):
+    """One piece of a version's data section, as payload."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+    index: Index
+    crc: Crc
+
+
+class End(Message, tag="end", frozen=True, kw_only=True):
+    """No more chunks will be pushed; this is the digest of the whole."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+    digest: Hex64
+
+
+class Commit(Message, tag="commit", frozen=True, kw_only=True):
+    """Apply the version that you have staged."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+    digest: Hex64
+
+
+class Abort(Message, tag="abort", frozen=True, kw_only=True):
+    """Drop the version that you have staged."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+    text: Text = ""
+
+
+class Beacon(Message, tag="beacon", frozen=True, kw_only=True):
+    """The latest version of a model (0: none yet)."""
+
+    model: Name
+    epoch: Count
+    version: Count
+
+
+class Refuse(Message, tag="refuse", frozen=True, kw_only=True):
+    """What you sent gets no answer, and why."""
+
+    code: Name
+    text: Text
+    model: Name | None = None
+    version: Count = 0
+
+
+WorkerMessage = Hello | Fetch | Progress | Staged | Applied | Failed | Bye | Ping | Pong
+PublisherMessage = Welcome | Announce | Chunk | End | Commit | Abort | Beacon | Refuse | Ping | Pong
+
+# How many payload frames may follow a header; none where a type is not listed.
+PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {Announce: (0, 1), Chunk: (1, 1)}
+
+_CONTROL_TOPIC: Final = re.compile(rb"([A-Za-z0-9._-]{1,128})/ctl\Z")
+_M = TypeVar("_M", bound=Message)
+
+_ENCODER = msgspec.json.Encoder()
+_FROM_WORKER: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)
+_FROM_PUBLISHER: msgspec.json.Decoder[PublisherMessage] = msgspec.json.Decoder(PublisherMessage)
+
+
+def encode(message: Message) -> bytes:
+    """Return the header frame of a message."""
+    return b'{"wbp":1,' + _ENCODER.encode(message)[1:]
+
+
+def from_worker(frames: Sequence[Buffer]) -> tuple[WorkerMessage, Sequence[Buffer]]:
+    """Decode what a worker sent: header and payload frames.
+
+    Raises:
+        ProtocolError: The frames break the protocol.
+    """
+    return _decode(_FROM_WORKER, frames)
+
+
+def from_publisher(frames: Sequence[Buffer]) -> tuple[PublisherMessage, Sequence[Buffer]]:
+    """Decode what a publisher sent: header and payload frames, without a topic.
+
+    Raises:
+        ProtocolError: The frames break the protocol.
+    """
+    return _decode(_FROM_PUBLISHER, frames)
+
+
+def _decode(
+    decoder: msgspec.json.Decoder[_M], frames: Sequence[Buffer]
+) -> tuple[_M, Sequence[Buffer]]:
+    if not frames:
+        raise ProtocolError("a message without frames; at least a header frame is needed")
+    if len(frames[0]) > HEADER_BYTES_MAX:
+        raise ProtocolError(
+            f"a header of {len(frames[0])} bytes; at most {HEADER_BYTES_MAX} are allowed"
+        )
+    try:
+        message = decoder.decode(frames[0])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"not a header of WBP/1: {error}"[:TEXT_MAX]) from None
+    if message.wbp != WBP:
+        raise ProtocolError(
+            f"protocol number {message.wbp}; this side speaks {WBP}", code="protocol-version"
+        )
+    low, high = PAYLOADS.get(type(message), (0, 0))
+    if not low <= len(frames) - 1 <= high:
+        raise ProtocolError(
+            f"{type(message).__name__.lower()} with {len(frames) - 1} payload frames; "
+            f"{low} to {high} are allowed"
+        )
+    return message, frames[1:]
+
+
+def control_topic(model: str) -> bytes:
+    """Return the topic of a model's small messages."""
+    return f"{model}/ctl".encode()
+
+
+def data_topic(model: str) -> bytes:
+    """Return the topic of a model's chunks."""
+    return f"{model}/dat".encode()
+
+
+def model_of(topic: bytes) -> str | None:
+    """Return the model whose control topic this is; None for any other topic."""
+    match = _CONTROL_TOPIC.match(topic)
+    return match[1].decode() if match else None

@@ -1,0 +1,63 @@
+"""Pushing a version's chunks on PUB, at the pace of the fastest worker.
+
+PUB drops silently whatever does not fit into a subscriber's queue. So a push runs at most a window
+ahead of what the fastest worker has reported: that worker loses nothing, workers as fast as it
+lose nothing either, and slower ones lose chunks (which they fetch) rather than hold up the others.
+When nobody reports anything for a while the push ends early: pulling always works.
+"""
+
+from .effects import Broadcast, Effect
+from .limits import WINDOW_CHUNKS
+from .messages import Chunk, End, control_topic, data_topic
+from .version import Retired, Version
+
+BURST_CHUNKS = 8  # pushed before other work gets a turn
+
+
+class Push:
+    """One version on its way out on PUB."""
+
+    def __init__(self, version: Version, now: float, patience: float) -> None:
+        self.version = version
+        self.next = 0
+        self.done = False
+        self._reported = 0
+        self._moved_at = now
+        self._patience = patience
+
+    def report(self, chunks: int, now: float) -> None:
+        """Some worker has so many chunks."""
+        if chunks > self._reported:
+            self._reported, self._moved_at = chunks, now
+
+    @property
+    def ready(self) -> bool:
+        """Whether a chunk, or the end, may go out now."""
+        return not self.done and (self.next < self._limit() or self.next == self.version.plan.count)
+
+    def _limit(self) -> int:
+        return min(self.version.plan.count, self._reported + WINDOW_CHUNKS)
+
+    def step(self, now: float) -> list[Effect]:
+        """Push the next chunks, and the end after the last or when nobody follows."""
+        v, effects = self.version, list[Effect]()
+        stalled = now - self._moved_at >= self._patience
+        try:
+            for index in range(self.next, min(self.next + BURST_CHUNKS, self._limit())):
+                crc, payload = v.chunk(index)
+                chunk = Chunk(model=v.model, epoch=v.epoch, version=v.version, index=index, crc=crc)
+                effects.append(Broadcast(data_topic(v.model), chunk, payload))
+                self.next, self._moved_at = index + 1, now
+            if self.next == v.plan.count or stalled:
+                self.done = True
+                effects.append(Broadcast(control_topic(v.model), end_of(v)))
+        except Retired:
+            self.done = True
+        return effects
+
+
+def end_of(version: Version) -> End:
+    """Return the message that closes a version."""
+    return End(
+        model=version.model, epoch=version.epoch, version=version.version, digest=version.digest()
+    )

@@ -1,0 +1,59 @@
+"""What a publish returns: what every worker did with a version, and when."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["applied", "staged", "failed", "lost", "behind", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReceipt:
+    """What one worker did with a version.
+
+    Attributes:
+        name: The worker.
+        state: `applied` (it runs the version), `staged` (it holds the version, verified),
+            `failed` (it will not run it; `detail` says why), `lost` (it fell silent or left),
+            `behind` (it is still at it; `detail` says in which phase), `skipped` (it runs a newer one).
+        seconds: From the call of publish to that state; None while `behind`.
+        detail: Words for a person; empty where the state says it all.
+    """
+
+    name: str
+    state: State
+    seconds: float | None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        when = "" if self.seconds is None else f" after {self.seconds:.3f} s"
+        return f"{self.name} {self.state}{when}" + (f": {self.detail}" if self.detail else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one publish.
+
+    Attributes:
+        model, epoch, version: What was published.
+        nbytes: Bytes of the version's tensors (each tied tensor once).
+        seconds: From the call of publish to this receipt.
+        digest: The digest that the workers' bytes were held against; empty if none was needed.
+        workers: By name, every worker that the publish was meant for.
+    """
+
+    model: str
+    epoch: int
+    version: int
+    nbytes: int
+    seconds: float
+    digest: str
+    workers: Mapping[str, WorkerReceipt]
+
+    def in_state(self, *states: State) -> list[str]:
+        """Return the names of the workers in one of the states, sorted."""
+        return sorted(w.name for w in self.workers.values() if w.state in states)
+
+    def __str__(self) -> str:
+        head = f"{self.model} version {self.version} ({self.nbytes} bytes, {self.seconds:.3f} s)"
+        return "; ".join([head, *(str(w) for w in self.workers.values())])

@@ -1,0 +1,134 @@
+"""Who is there: every worker that a publisher knows, by name and by ZeroMQ identity.
+
+A name belongs to one living instance. A second instance that asks for it is put off while the
+first is asked for a sign of life: if one comes, the second is refused; if none comes, or its
+connection is gone, the name passes on. So a worker that crashed and came back is let in quickly,
+and two workers started with one name learn of it at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .limits import WORKERS_MAX
+from .messages import Hello, Running
+
+Admission = Literal["new", "known", "again", "contested", "taken", "full"]
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A version on its way to a worker."""
+
+    version: int
+    phase: str
+    chunks: int
+    since: float  # when it last made progress
+
+
+@dataclass(slots=True)
+class Peer:
+    """One worker, as the publisher knows it."""
+
+    name: str
+    instance: str
+    identity: bytes
+    hello: Hello
+    heard_at: float
+    running: dict[str, Running]
+    incoming: dict[str, Incoming] = field(default_factory=dict[str, Incoming])
+    subscribed: bool = False  # published messages are known to reach it
+    lost: bool = False
+    contested_at: float | None = None  # when another instance asked for its name
+
+    def runs(self, model: str) -> tuple[int, int]:
+        """Return epoch and version of a model that it runs; (0, 0) if none."""
+        running = self.running.get(model)
+        return (running.epoch, running.version) if running else (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker, as an operator sees it.
+
+    Attributes:
+        name: Its name.
+        state: `live`, `stuck` (it answers, but makes no progress) or `lost`.
+        running: By model, the (epoch, version) that it runs.
+        phase: By model, what it is doing with a newer version, such as "receiving 3 of 8 chunks of
+            version 5"; empty when idle.
+        silent_s: Seconds since it was last heard.
+        client, host, pid: What it says it is.
+    """
+
+    name: str
+    state: Literal["live", "stuck", "lost"]
+    running: dict[str, tuple[int, int]]
+    phase: dict[str, str]
+    silent_s: float
+    client: str
+    host: str
+    pid: int
+
+
+class Roster:
+    """The workers of one publisher."""
+
+    def __init__(self, lost_after: float) -> None:
+        self._lost_after = lost_after
+        self._by_name: dict[str, Peer] = {}
+        self._by_identity: dict[bytes, Peer] = {}
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self._by_name.values())
+
+    def by_name(self, name: str) -> Peer | None:
+        """Return the worker of a name, lost ones included."""
+        return self._by_name.get(name)
+
+    def by_identity(self, identity: bytes) -> Peer | None:
+        """Return the worker behind a connection."""
+        return self._by_identity.get(identity)
+
+    def admit(self, identity: bytes, hello: Hello, now: float) -> tuple[Admission, Peer | None]:
+        """Take a hello: who has the name now, and on what footing.
+
+        `new`, `known` (heard before) and `again` (another instance after the first was lost) are
+        in. `contested`: ask the peer returned for a sign of life. `taken`, `full`: refuse.
+        """
+        peer = self._by_name.get(hello.name)
+        if peer is not None and peer.instance == hello.instance:
+            self._by_identity.pop(peer.identity, None)
+            peer.identity, peer.hello, peer.heard_at = identity, hello, now
+            self._by_identity[identity] = peer
+            return "known", peer
+        if peer is not None and not peer.lost:
+            asked = peer.contested_at
+            if asked is not None and now - asked < self._lost_after and peer.heard_at > asked:
+                return "taken", peer
+            if asked is None or now - asked >= self._lost_after:
+                peer.contested_at = now
+            return "contested", peer
+        if peer is None and len(self._by_name) >= WORKERS_MAX and not self._forget_lost():
+            return "full", None
+        if peer is not None:
+            self.remove(peer)
+        admitted: Admission = "new" if peer is None else "again"
+        peer = Peer(hello.name, hello.instance, identity, hello, now, running={})
+        self._by_name[peer.name] = self._by_identity[identity] = peer
+        return admitted, peer
+
+    def remove(self, peer: Peer) -> None:
+        """Forget a worker."""
+        self._by_name.pop(peer.name, None)
+        self._by_identity.pop(peer.identity, None)
+
+    def silent(self, now: float) -> list[Peer]:
+        """Return the live workers that have been silent for too long."""
+        return [p for p in self if not p.lost and now - p.heard_at >= self._lost_after]
+
+    def _forget_lost(self) -> bool:
+        lost = [peer for peer in self if peer.lost]
+        for peer in lost:
+            self.remove(peer)
+        return bool(lost)

@@ -1,0 +1,427 @@
+"""One model of a worker: what it runs, what is arriving, and what waits to be applied.
+
+    idle ──announce──> arriving ──all chunks, digest──> staged ──commit──> ready ──applied──> idle
+                          │                               │                  │
+                          └── newer announced ────────────┴── abort, newer   └── failed
+
+`auto` versions are ready as soon as they are staged. The latest version wins: a newer announcement
+replaces the transfer under way. But a worker that was replaced once finishes the next one, by
+fetching, before it looks at anything newer; otherwise one that is slower than the trainer would
+never complete any.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from ..codecs.errors import LayoutError
+from ..codecs.layout import Layout
+from .effects import Effect, Ready, Rejected, Send, Subscribe
+from .limits import CHUNKS_MAX, PROGRESS_CHUNKS, TEXT_MAX, Timing
+from .messages import (
+    Abort,
+    Announce,
+    Applied,
+    Buffer,
+    Chunk,
+    Commit,
+    End,
+    Failed,
+    Fetch,
+    Progress,
+    Running,
+    Staged,
+    data_topic,
+)
+from .staging import Buffers, StagedVersion
+from .transfer import Transfer
+
+Key = tuple[int, int]
+Phase = Literal["staged", "applying"]
+Accepts = Callable[[str, Layout], str]
+
+RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
+TRANSIENT = {
+    "digest-mismatch",
+    "layout-invalid",
+    "unsupported",
+}  # bytes were damaged: the next beacon tries again
+LAYOUTS_KEPT = 4  # layouts remembered, so that a model that alternates sends none again
+
+
+class Slot:
+    """One model of one worker.
+
+    Args:
+        model: Its name.
+        accepts: Says why a layout cannot be applied here; nothing if it can.
+        bytes_max: The largest version to stage, in bytes.
+        timing: How long to wait.
+    """
+
+    def __init__(self, model: str, accepts: Accepts, bytes_max: int, timing: Timing) -> None:
+        self.model = model
+        self.timing = timing
+        self.running: Running | None = None
+        self.arriving: Transfer | None = None
+        self.undecided: StagedVersion | None = None  # staged together, waiting for the commit
+        self.ready: dict[Key, StagedVersion] = {}  # given out to be applied
+        self._accepts, self._bytes_max = accepts, bytes_max
+        self._buffers = Buffers()
+        self._layouts: dict[str, Layout] = {}
+        self._accepted: set[str] = set()  # ids of layouts among them that can be applied here
+        self._waiting: Announce | None = None  # newer, but its layout or a buffer is missing
+        self._rejected: Key = (0, 0)  # could not be taken; not tried again
+        self.catching_up = False  # finishing one version, whatever is announced
+        self._failure: Failed | None = None  # the last one, until another version is begun
+        self._taken: Key = (0, 0)  # is being applied
+        self._asked_at = -math.inf  # when the latest announcement was asked for
+
+    @property
+    def _newest(self) -> Key:
+        """The newest version that needs no announcement any more."""
+        keys = [self._rejected, *self.ready]
+        keys += [(self.running.epoch, self.running.version)] if self.running else []
+        keys += [self.undecided.key] if self.undecided else []
+        return max(keys)
+
+    # What the publisher says.
+
+    def hear_of(self, epoch: int, version: int, now: float) -> list[Effect]:
+        """A beacon, a welcome or a stray chunk speaks of a version: ask if it is news."""
+        known = self._newest
+        if self.arriving is not None:
+            known = max(known, self.arriving.key)
+        if version == 0 or (epoch, version) <= known or self.catching_up:
+            return []
+        return self._ask_latest(epoch, now)
+
+    def _ask_latest(self, epoch: int, now: float) -> list[Effect]:
+        if now - self._asked_at < self.timing.quiet:
+            return []
+        self._asked_at = now
+        waits_for_layout = self._waiting is not None and self._waiting.layout not in self._layouts
+        fetch = Fetch(model=self.model, epoch=epoch, version=0, layout=waits_for_layout)
+        return [Send(fetch)]
+
+    def announced(self, announce: Announce, layout: Buffer | None, now: float) -> list[Effect]:
+        """A version exists."""
+        key = (announce.epoch, announce.version)
+        if layout is not None:
+            failed = self._learn(announce, layout)
+            if failed:
+                return self._reject(announce, "layout-invalid", failed)
+        if self.undecided is not None and key == self.undecided.key and announce.commit == "auto":
+            return self._commit()
+        if key <= self._newest:
+            return []
+        if self.arriving is not None:
+            if key < self.arriving.key:
+                return []
+            if key == self.arriving.key and same_bytes(announce, self.arriving.announce):
+                self.arriving.announce = announce  # it may have been committed meanwhile
+                return []
+            if self.catching_up and key != self.arriving.key:
+                return []
+        return self._begin(announce, now)
+
+    def _learn(self, announce: Announce, header: Buffer) -> str:
+        """Remember a layout; return what is wrong with it, if anything."""
+        try:
+            layout = Layout.parse(bytes(header))
+        except LayoutError as error:
+            return str(error)
+        if layout.id != announce.layout:
+            return f"the layout hashes to {layout.id}, announced was {announce.layout}"
+        while len(self._layouts) >= LAYOUTS_KEPT:
+            oldest = next(iter(self._layouts))
+            del self._layouts[oldest]
+            self._accepted.discard(oldest)
+        self._layouts[layout.id] = layout
+        return ""
+
+    def _begin(self, announce: Announce, now: float) -> list[Effect]:
+        """Start to receive a version, replacing an older one that is still arriving."""
+        self._waiting = announce
+        layout = self._layouts.get(announce.layout)
+        problem = self._unsupported(announce) or self._mismatch(announce, layout)
+        if problem:
+            return self._reject(announce, *problem)
+        if layout is None:
+            fetch = Fetch(
+                model=self.model, epoch=announce.epoch, version=announce.version, layout=True
+            )
+            self._asked_at = now
+            return [Send(fetch)]
+        effects = self._abandon()
+        buffer = self._buffers.take(announce.nbytes)
+        if buffer is None:
+            return effects  # `_resume` begins when one is given back
+        self._waiting = self._failure = None
+        self.arriving = Transfer(announce, layout, buffer, now, self.timing)
+        return effects
+
+    def _abandon(self) -> list[Effect]:
+        """A newer version replaces the one arriving; the next is finished, whatever comes."""
+        if self.arriving is None:
+            return []
+        self._buffers.give_back(self.arriving.buffer)
+        self.arriving = None
+        if self.catching_up:
+            return []
+        self.catching_up = True
+        return [Subscribe(data_topic(self.model), on=False)]
+
+    def _unsupported(self, announce: Announce) -> tuple[str, str] | None:
+        if announce.encoding != "raw" or announce.encryption is not None:
+            what = f"encoding {announce.encoding!r}, encryption {announce.encryption!r}"
+            return "unsupported", f"{what}; this worker takes 'raw' without encryption"
+        if announce.nbytes > self._bytes_max:
+            text = f"{announce.nbytes} bytes; this worker takes at most {self._bytes_max}"
+            return "too-large", f"{text}: raise its bytes_max if that is meant"
+        if announce.nbytes > CHUNKS_MAX * announce.chunk_bytes:
+            text = f"{announce.nbytes} bytes in chunks of {announce.chunk_bytes}"
+            return "too-many-chunks", f"{text} are more than {CHUNKS_MAX} chunks"
+        return None
+
+    def _mismatch(self, announce: Announce, layout: Layout | None) -> tuple[str, str] | None:
+        if layout is None:
+            return None
+        if layout.nbytes != announce.nbytes:
+            text = f"announced are {announce.nbytes} bytes, the layout holds {layout.nbytes}"
+            return "layout-invalid", text
+        if layout.id in self._accepted:
+            return None
+        problem = self._accepts(self.model, layout)
+        if problem:
+            return "layout-mismatch", problem
+        self._accepted.add(layout.id)
+        return None
+
+    def _reject(self, announce: Announce, code: str, text: str) -> list[Effect]:
+        if code not in TRANSIENT:
+            self._rejected = (announce.epoch, announce.version)
+        self._waiting = None
+        rejected = Rejected(self.model, announce.epoch, announce.version, code, text)
+        return [self._fail((announce.epoch, announce.version), code, text), rejected]
+
+    def _fail(self, key: Key, code: str, text: str) -> Effect:
+        epoch, version = key
+        self._failure = Failed(
+            model=self.model, epoch=epoch, version=version, code=code, text=text[:TEXT_MAX]
+        )
+        return Send(self._failure)
+
+    def chunk(self, chunk: Chunk, payload: Buffer, now: float, *, pushed: bool) -> list[Effect]:
+        """A piece of a version."""
+        transfer = self.arriving
+        if transfer is None or transfer.key != (chunk.epoch, chunk.version):
+            return self.hear_of(chunk.epoch, chunk.version, now) if self._waiting is None else []
+        fresh = transfer.add(chunk.index, chunk.crc, payload, now, pushed=pushed)
+        effects = self._pull(transfer, now)
+        if fresh and pushed and transfer.here % PROGRESS_CHUNKS == 0:
+            effects.append(Send(self._progress(transfer)))
+        return effects + self._completed(now)
+
+    def end(self, end: End, now: float) -> list[Effect]:
+        """All chunks of a version are out."""
+        transfer = self.arriving
+        if transfer is None or transfer.key != (end.epoch, end.version):
+            return self.hear_of(end.epoch, end.version, now) if self._waiting is None else []
+        transfer.end(end.digest)
+        return self._pull(transfer, now) + self._completed(now)
+
+    def _pull(self, transfer: Transfer, now: float) -> list[Effect]:
+        epoch, version = transfer.key
+        return [
+            Send(Fetch(model=self.model, epoch=epoch, version=version, first=first, count=count))
+            for first, count in transfer.wants(now)
+        ]
+
+    def _progress(self, transfer: Transfer) -> Progress:
+        epoch, version = transfer.key
+        return Progress(model=self.model, epoch=epoch, version=version, chunks=transfer.here)
+
+    def _completed(self, now: float) -> list[Effect]:
+        """If the version is whole: verify it, then stage it."""
+        transfer = self.arriving
+        if transfer is None or not transfer.complete:
+            return []
+        if not transfer.verify():
+            if transfer.restarts < RESTARTS_MAX:
+                return []  # the next tick fetches it anew
+            self._buffers.give_back(transfer.buffer)
+            self.arriving = None
+            text = f"the whole did not match its digest, {transfer.restarts} times"
+            rejected = self._reject(transfer.announce, "digest-mismatch", text)
+            return rejected + self._caught_up(transfer.key[0], now)
+        self.arriving = None
+        epoch, version = transfer.key
+        digest = transfer.digest or ""
+        staged = StagedVersion(self.model, epoch, version, transfer.layout, transfer.buffer, digest)
+        return self._stage(staged, transfer.announce) + self._caught_up(epoch, now)
+
+    def _stage(self, staged: StagedVersion, announce: Announce) -> list[Effect]:
+        effects: list[Effect] = []
+        if announce.acknowledge == "staged" or announce.commit == "together":
+            effects.append(self._say_staged(staged))
+        if self.undecided is not None:  # a newer one is whole: the older will not be waited for
+            self._buffers.give_back(self.undecided.data)
+        self.undecided = staged
+        return effects if announce.commit == "together" else effects + self._commit()
+
+    def _commit(self) -> list[Effect]:
+        staged, self.undecided = self.undecided, None
+        if staged is None:
+            return []
+        self.ready[staged.key] = staged
+        return [Ready(staged)]
+
+    def _caught_up(self, epoch: int, now: float) -> list[Effect]:
+        """A transfer is over: take pushed chunks again, and look for what came meanwhile."""
+        if not self.catching_up:
+            return []
+        self.catching_up = False
+        return [Subscribe(data_topic(self.model), on=True), *self._ask_latest(epoch, now)]
+
+    def committed(self, commit: Commit) -> list[Effect]:
+        """The version that is staged here may be applied."""
+        staged = self.undecided
+        same = staged is not None and staged.key == (commit.epoch, commit.version)
+        if staged is None or not same or staged.digest != commit.digest:
+            return []
+        return self._commit()
+
+    def aborted(self, abort: Abort, now: float) -> list[Effect]:
+        """The version must not be applied; drop what there is of it."""
+        key = (abort.epoch, abort.version)
+        if self.undecided is not None and self.undecided.key == key:
+            self._buffers.give_back(self.undecided.data)
+            self.undecided = None
+        if self.arriving is not None and self.arriving.key == key:
+            return self._drop_arriving(now)
+        return []
+
+    def gone(self, version: int, now: float) -> list[Effect]:
+        """The publisher no longer has a version."""
+        if self._waiting is not None and version in (0, self._waiting.version):
+            self._waiting = None
+        if self.arriving is not None and self.arriving.key[1] == version:
+            epoch = self.arriving.key[0]
+            return self._drop_arriving(now) + self._ask_latest(epoch, now)
+        return []
+
+    def _drop_arriving(self, now: float) -> list[Effect]:
+        if self.arriving is None:
+            return []
+        epoch = self.arriving.key[0]
+        self._buffers.give_back(self.arriving.buffer)
+        self.arriving = self._waiting = None
+        return self._caught_up(epoch, now)
+
+    def reconnected(self, epoch: int, version: int, now: float) -> list[Effect]:
+        """The publisher has let this worker in (again), and has this version for it."""
+        effects: list[Effect] = []
+        if self.undecided is not None and self.undecided.epoch != epoch:
+            self._buffers.give_back(self.undecided.data)
+            self.undecided = None
+        self._waiting, self._rejected = None, (0, 0)
+        if self.arriving is not None and self.arriving.key[0] != epoch:
+            effects += self._drop_arriving(now)
+        elif self.arriving is not None:
+            self.arriving.reconnected(now)
+        self._asked_at = -math.inf
+        if self.undecided is not None:
+            effects.append(self._say_staged(self.undecided))
+        return effects + self.hear_of(epoch, version, now)
+
+    def _say_staged(self, staged: StagedVersion) -> Effect:
+        epoch, version = staged.key
+        return Send(Staged(model=self.model, epoch=epoch, version=version, digest=staged.digest))
+
+    def _say_applied(self, running: Running) -> Effect:
+        epoch, version = running.epoch, running.version
+        return Send(Applied(model=self.model, epoch=epoch, version=version, digest=running.digest))
+
+    # What the user does with a version that is ready.
+
+    def taken(self, key: Key) -> list[Effect]:
+        """Somebody has begun to apply a version."""
+        self._taken = key
+        return []
+
+    def applied(self, key: Key, now: float) -> list[Effect]:
+        """A version was applied: it runs here."""
+        staged = self._returned(key)
+        if staged is None:
+            return []
+        self.running = Running(staged.epoch, staged.version, staged.digest)
+        return [self._say_applied(self.running), *self._resume(now)]
+
+    def failed(self, key: Key, text: str, now: float) -> list[Effect]:
+        """A version could not be applied; the old one still runs."""
+        staged = self._returned(key)
+        if staged is None:
+            return []
+        self._rejected = max(self._rejected, key)
+        return [self._fail(key, "apply", text), *self._resume(now)]
+
+    def dropped(self, key: Key, now: float) -> list[Effect]:
+        """A version was replaced by a newer one before anybody applied it."""
+        return self._resume(now) if self._returned(key) is not None else []
+
+    def _returned(self, key: Key) -> StagedVersion | None:
+        staged = self.ready.pop(key, None)
+        if staged is not None:
+            self._buffers.give_back(staged.data)
+        return staged
+
+    def _resume(self, now: float) -> list[Effect]:
+        """A buffer is free: begin what waited for it."""
+        waiting = self._waiting
+        if waiting is None or self.arriving is not None:
+            return []
+        if (waiting.epoch, waiting.version) <= self._newest:
+            self._waiting = None
+            return []
+        return self._begin(waiting, now)
+
+    # Time.
+
+    def tick(self, now: float) -> list[Effect]:
+        """Fetch what is due."""
+        if self.arriving is not None:
+            return self._pull(self.arriving, now) + self._completed(now)
+        waiting = self._waiting
+        if waiting is not None and now - self._asked_at >= self.timing.patience:
+            return self._begin(waiting, now)
+        return []
+
+    def repeat(self) -> list[Effect]:
+        """Say again how things stand, in case it got lost."""
+        effects: list[Effect] = []
+        if self.arriving is not None:
+            effects.append(Send(self._progress(self.arriving)))
+        if self.undecided is not None:
+            effects.append(self._say_staged(self.undecided))
+        if self.running is not None:
+            effects.append(self._say_applied(self.running))
+        if self._failure is not None:
+            effects.append(Send(self._failure))
+        if self.ready and self.arriving is None:
+            epoch, version = max(self.ready)
+            phase: Phase = "applying" if (epoch, version) == self._taken else "staged"
+            progress = Progress(
+                model=self.model, epoch=epoch, version=version, chunks=0, phase=phase
+            )
+            effects.append(Send(progress))
+        return effects
+
+
+def same_bytes(one: Announce, other: Announce) -> bool:
+    """Return whether two announcements of a version agree on what arrives."""
+    return (one.layout, one.nbytes, one.chunk_bytes) == (
+        other.layout,
+        other.nbytes,
+        other.chunk_bytes,
+    )

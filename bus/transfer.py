@@ -1,0 +1,163 @@
+"""One version arriving chunk by chunk, pushed and fetched in any order.
+
+Theory of operation: each chunk is in one of three states, one byte each.
+
+    MISSING ──fetch──> ASKED ──┐
+       │                       ├──> HERE
+       └───────push────────────┘
+
+Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
+fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing has
+arrived for a while. At most a window of chunks is ASKED; an answer that does not come in time
+turns all ASKED back to MISSING, and the patience doubles until something arrives.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..codecs.checksum import crc32c, digest
+from ..codecs.chunks import ChunkPlan
+from ..codecs.layout import Layout
+from .limits import WINDOW_CHUNKS, Timing
+from .messages import Announce, Buffer
+
+MISSING, ASKED, HERE = 0, 1, 2
+DAMAGED_MAX = 16  # damaged chunks that are asked for again at once, before patience decides
+
+
+class Transfer:
+    """A version on its way into a staging buffer.
+
+    Args:
+        announce: What the publisher said of the version.
+        layout: Its layout.
+        buffer: `announce.nbytes` writable bytes.
+        now: The time.
+        timing: How long to wait.
+    """
+
+    def __init__(
+        self,
+        announce: Announce,
+        layout: Layout,
+        buffer: NDArray[np.uint8],
+        now: float,
+        timing: Timing,
+    ) -> None:
+        self.announce, self.layout, self.buffer = announce, layout, buffer
+        self.plan = ChunkPlan(announce.nbytes, announce.chunk_bytes)
+        self.key = (announce.epoch, announce.version)
+        self.here = 0  # chunks that have arrived
+        self.damaged = 0  # chunks whose bytes did not match their checksum
+        self.restarts = 0  # times the whole did not match its digest
+        self.digest: str | None = None  # from `end`
+        self._states = bytearray(self.plan.count)
+        self._crcs = np.zeros(self.plan.count, np.uint32)
+        self._asked = 0
+        self._cursor = 0  # nothing below it is MISSING
+        self._pushed = 0  # everything below it was pushed, or dropped on the way
+        self._timing = timing
+        self._heard_at = now
+        self._patience = timing.patience
+        self._gap = 0.0  # seconds between two chunks, the longest lately
+        self._end_asked = False
+        self._pulling = False  # nothing more will be pushed, as far as we can tell
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is here and the digest is known."""
+        return self.here == self.plan.count and self.digest is not None
+
+    def add(self, index: int, crc: int, payload: Buffer, now: float, *, pushed: bool) -> bool:
+        """Take a chunk; return whether it is new and sound. A chunk that is neither is ignored."""
+        if index >= self.plan.count:
+            return False
+        if pushed:
+            self._pushed = max(self._pushed, index + 1)
+        if self._states[index] == HERE:
+            return False
+        begin, end = self.plan.span(index)
+        if len(payload) != end - begin or crc32c(payload) != crc:
+            self._reject(index)
+            return False
+        np.copyto(self.buffer[begin:end], np.frombuffer(payload, np.uint8))
+        if self._states[index] == ASKED:
+            self._asked -= 1
+        self._states[index] = HERE
+        self._crcs[index] = crc
+        self.here += 1
+        self._hear(now)
+        return True
+
+    def end(self, digest: str) -> None:
+        """Take the digest of the whole: no more chunks will be pushed."""
+        self.digest, self._pulling = digest, True
+
+    def wants(self, now: float) -> Iterator[tuple[int, int]]:
+        """Yield what to fetch now, as (first, count); (0, 0) asks for the announcement and `end`."""
+        silent = now - self._heard_at
+        if silent >= self._timing.quiet:
+            self._pulling = True
+        if silent >= self._patience:
+            self._ask_again(now)
+            self._patience = min(2 * self._patience, self._timing.patience_max)
+        if self.digest is None and self._pulling and not self._end_asked:
+            self._end_asked = True
+            yield 0, 0
+        if self._asked <= WINDOW_CHUNKS // 2:
+            yield from self._ranges()
+
+    def verify(self) -> bool:
+        """Return whether the whole is what was published; if not, start over."""
+        crcs = self._crcs.tolist()
+        if self.digest == digest(self.announce.layout, self.plan.chunk_bytes, crcs):
+            return True
+        self.restarts += 1
+        self.here = self._asked = self._cursor = 0
+        self._states = bytearray(self.plan.count)
+        self.digest, self._end_asked, self._pulling = None, False, True
+        return False
+
+    def reconnected(self, now: float) -> None:
+        """The connection is new: what was asked on the old one will not come."""
+        self._ask_again(now)
+        self._pulling = True
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        limit = self.plan.count if self._pulling else self._pushed
+        while self._asked < WINDOW_CHUNKS:
+            first = self._states.find(MISSING, self._cursor, limit)
+            if first < 0:
+                self._cursor = max(self._cursor, limit)
+                return
+            most = min(limit, first + WINDOW_CHUNKS - self._asked)
+            last = first
+            while last < most and self._states[last] == MISSING:
+                self._states[last] = ASKED
+                last += 1
+            self._asked += last - first
+            self._cursor = last
+            yield first, last - first
+
+    def _reject(self, index: int) -> None:
+        """A chunk came damaged: fetch it (again), at once for the first few, else in due time."""
+        self.damaged += 1
+        if self._states[index] == ASKED and self.damaged <= DAMAGED_MAX:
+            self._asked -= 1
+            self._states[index] = MISSING
+        if self._states[index] == MISSING:
+            self._cursor = min(self._cursor, index)
+
+    def _hear(self, now: float) -> None:
+        """Something arrived: be patient in proportion to how long it took, for slow links."""
+        self._gap = max(now - self._heard_at, self._gap * 7 / 8)
+        self._patience = min(max(self._timing.patience, 4 * self._gap), self._timing.patience_max)
+        self._heard_at = now
+
+    def _ask_again(self, now: float) -> None:
+        self._states = self._states.replace(bytes([ASKED]), bytes([MISSING]))
+        self._asked = self._cursor = 0
+        self._end_asked = False
+        self._heard_at = now

@@ -1,0 +1,117 @@
+"""One published version: a layout, the bytes, and what they hash to.
+
+The bytes belong to an arena that is used again. So a version gives its chunks out only while it is
+alive; `retire()` ends that, and says whether a chunk given out before is still in somebody's hands
+(a socket that has not sent it yet), in which case the arena must not be overwritten.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..codecs.checksum import crc32c, digest
+from ..codecs.chunks import ChunkPlan
+from ..codecs.layout import Layout
+
+
+Role = Literal["latest", "targeted", "pending", "old"]
+
+
+class Retired(Exception):  # noqa: N818 - not an error: the version was superseded and its memory reused
+    """The version's bytes are gone."""
+
+
+class Version:
+    """A version of a model as its publisher holds it.
+
+    Args:
+        model: Its name.
+        layout: Where each tensor lies.
+        data: The data section, `layout.nbytes` bytes; must not change until `retire()`.
+        chunk_bytes: Bytes of a chunk (the last may be shorter).
+        copied: Give out copies of chunks, so that nobody can hold on to the memory.
+        on_release: Called, in any thread, when the version is retired and in nobody's hands.
+
+    Attributes:
+        epoch, version: Its number, which the machine gives when it is published.
+        receivers: Names of the workers that are still at it.
+        role: Why it is kept: it is the latest for all, or for some, or not yet committed.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        layout: Layout,
+        data: NDArray[np.uint8],
+        chunk_bytes: int,
+        *,
+        copied: bool = False,
+        on_release: Callable[[], None] | None = None,
+    ) -> None:
+        self.model, self.epoch, self.version = model, 0, 0
+        self.layout = layout
+        self.plan = ChunkPlan(layout.nbytes, chunk_bytes)
+        # A view of our own: sockets that send from it keep it alive, and only it.
+        self._owner: NDArray[np.uint8] | None = data.view()
+        self._in_hands = weakref.ref(self._owner, lambda _: on_release() if on_release else None)
+        self._copied = copied
+        self._crcs: list[int | None] = [None] * self.plan.count
+        self._digest: str | None = None
+        self.receivers: set[str] = set()
+        self.role: Role = "pending"
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The order of versions: epoch, then version."""
+        return self.epoch, self.version
+
+    @property
+    def alive(self) -> bool:
+        """Whether the bytes can still be given out."""
+        return self._owner is not None
+
+    def chunk(self, index: int) -> tuple[int, memoryview]:
+        """Return a chunk's CRC-32C and its bytes.
+
+        Raises:
+            Retired: The version's memory is used for another.
+        """
+        owner = self._owner
+        if owner is None:
+            raise Retired
+        begin, end = self.plan.span(index)
+        payload = memoryview(owner)[begin:end]
+        crc = self._crcs[index]
+        if crc is None:
+            crc = self._crcs[index] = crc32c(payload)
+        return crc, memoryview(bytes(payload)) if self._copied else payload
+
+    def digest(self) -> str:
+        """Return the digest of the whole; computes the CRCs that are still missing.
+
+        Raises:
+            Retired: The version's memory is used for another and the digest was never computed.
+        """
+        if self._digest is None:
+            crcs: Sequence[int] = [
+                self.chunk(i)[0] if crc is None else crc for i, crc in enumerate(self._crcs)
+            ]
+            self._digest = digest(self.layout.id, self.plan.chunk_bytes, crcs)
+        return self._digest
+
+    @property
+    def known_digest(self) -> str:
+        """The digest if somebody has needed it before, else nothing."""
+        return self._digest or ""
+
+    def retire(self) -> None:
+        """Give out no more chunks."""
+        self._owner = None
+
+    @property
+    def in_hands(self) -> bool:
+        """Whether bytes given out before are still held by somebody."""
+        return self._in_hands() is not None

@@ -1,0 +1,261 @@
+"""The worker's behaviour, without sockets, threads or clocks.
+
+    outside ──hello, welcome──> inside ──silence, "unknown-worker", another epoch──> outside
+
+Inside, messages go to the slot of the model they speak of (`slot.py`). Outside, everything that was
+staged or runs stays as it is, and hello is said again and again: a publisher that restarts finds
+its workers coming back on their own.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from .effects import Connect, Effect, Joined, Notice, Refused, Send, Subscribe
+from .errors import ProtocolError
+from .limits import STAGING_BYTES_MAX, Timing
+from .messages import (
+    Abort,
+    Announce,
+    Beacon,
+    Buffer,
+    Bye,
+    Chunk,
+    Commit,
+    End,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Refuse,
+    Welcome,
+    control_topic,
+    data_topic,
+    from_publisher,
+)
+from .slot import Accepts, Key, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a worker is.
+
+    Attributes:
+        name: What it is called; one living worker per name and publisher.
+        instance: 32 hexadecimal digits, drawn anew at each start.
+        client, host, pid: For operators.
+    """
+
+    name: str
+    instance: str
+    client: str = ""
+    host: str = ""
+    pid: int = 0
+
+
+class WorkerMachine:
+    """One worker.
+
+    Args:
+        identity: Who it is.
+        models: The models that it wants.
+        accepts: Says why a layout cannot be applied; nothing if it can.
+        bytes_max: The largest version to stage, in bytes.
+        timing: How long it waits; the publisher's welcome does not change it.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        models: Iterable[str],
+        accepts: Accepts,
+        bytes_max: int = STAGING_BYTES_MAX,
+        timing: Timing | None = None,
+    ) -> None:
+        self.identity = identity
+        self.timing = timing or Timing()
+        self.slots = {m: Slot(m, accepts, bytes_max, self.timing) for m in models}
+        self.inside = False
+        self.epoch = 0
+        self.malformed = 0  # messages dropped because they broke the protocol
+        self._data = ""
+        self._subscribed = False
+        self._heard_at = 0.0
+        self._said_hello_at = -self.timing.hello_retry
+        self._pinged_at = 0.0
+        self._handlers: dict[type[Message], Callable[..., list[Effect]]] = {
+            Announce: self._announce,
+            End: self._end,
+            Commit: self._commit,
+            Abort: self._abort,
+            Beacon: self._beacon,
+            Refuse: self._refuse,
+            Pong: self._pong,
+        }
+
+    # What arrives.
+
+    def receive(self, frames: Sequence[Buffer], now: float) -> list[Effect]:
+        """Take a message of the control channel. Never raises: what is malformed is dropped."""
+        return self._receive(frames, now, pushed=False)
+
+    def receive_published(self, frames: Sequence[Buffer], now: float) -> list[Effect]:
+        """Take a published message, its topic included."""
+        if not self.inside:
+            return []
+        effects: list[Effect] = []
+        if not self._subscribed:  # the first one proves that the subscription has arrived
+            self._subscribed = True
+            effects.append(Send(Ping(subscribed=True)))
+        return effects + self._receive(frames[1:], now, pushed=True)
+
+    def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
+        try:
+            message, payloads = from_publisher(frames)
+        except ProtocolError:
+            self.malformed += 1
+            return []
+        if isinstance(message, Welcome):
+            return [] if pushed else self._welcome(message, now)
+        if isinstance(message, Ping):
+            return [Send(Pong(token=message.token))]
+        if not self.inside:
+            return self._refuse(message, (), now) if isinstance(message, Refuse) else []
+        if isinstance(message, Announce | Chunk | End | Commit | Abort | Beacon | Pong) and (
+            message.epoch != self.epoch
+        ):
+            # The publisher restarted, or our welcome was damaged: only hello settles who is right.
+            return self._hello(now) if self._may_say_hello(now) else []
+        self._heard_at = now
+        if isinstance(message, Chunk):
+            slot = self.slots.get(message.model)
+            return slot.chunk(message, payloads[0], now, pushed=pushed) if slot else []
+        handler = self._handlers.get(type(message))
+        return handler(message, payloads, now) if handler else []
+
+    def _announce(self, message: Announce, payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        slot = self.slots.get(message.model)
+        return slot.announced(message, payloads[0] if payloads else None, now) if slot else []
+
+    def _end(self, message: End, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        slot = self.slots.get(message.model)
+        return slot.end(message, now) if slot else []
+
+    def _commit(self, message: Commit, _payloads: Sequence[Buffer], _now: float) -> list[Effect]:
+        slot = self.slots.get(message.model)
+        return slot.committed(message) if slot else []
+
+    def _abort(self, message: Abort, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        slot = self.slots.get(message.model)
+        return slot.aborted(message, now) if slot else []
+
+    def _beacon(self, message: Beacon, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        slot = self.slots.get(message.model)
+        return slot.hear_of(message.epoch, message.version, now) if slot else []
+
+    def _pong(self, pong: Pong, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for model, version in pong.models.items():
+            if model in self.slots:
+                effects += self.slots[model].hear_of(pong.epoch, version, now)
+        return effects
+
+    def _refuse(self, refuse: Refuse, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        match refuse.code:
+            case "unknown-worker":
+                self.inside = False
+                return self._hello(now) if self._may_say_hello(now) else []
+            case "gone" | "range" if refuse.model in self.slots:
+                return self.slots[refuse.model].gone(refuse.version, now)
+            case "name-taken" | "stale-epoch" | "limit" | "protocol-version":
+                self.inside = False
+                return [Refused(refuse.code, refuse.text)]
+            case _:
+                return [Notice(refuse.code, refuse.text)]
+
+    # Joining.
+
+    @property
+    def applied_epoch(self) -> int:
+        """The latest epoch whose weights run here: an older publisher is not to be followed."""
+        return max((s.running.epoch for s in self.slots.values() if s.running), default=0)
+
+    def _may_say_hello(self, now: float) -> bool:
+        return now - self._said_hello_at >= self.timing.hello_retry
+
+    def _hello(self, now: float) -> list[Effect]:
+        self._said_hello_at = now
+        hello = Hello(
+            name=self.identity.name,
+            instance=self.identity.instance,
+            models={m: s.running for m, s in self.slots.items()},
+            epoch=self.applied_epoch,
+            client=self.identity.client,
+            host=self.identity.host,
+            pid=self.identity.pid,
+        )
+        return [Send(hello)]
+
+    def _welcome(self, welcome: Welcome, now: float) -> list[Effect]:
+        if welcome.epoch < self.applied_epoch:
+            text = (
+                f"the publisher is of epoch {welcome.epoch}, but this worker runs weights of the "
+                f"later epoch {self.applied_epoch}: connect it to the newer publisher"
+            )
+            return [Refused("stale-epoch", text)]
+        self.inside, self.epoch, self._heard_at = True, welcome.epoch, now
+        effects: list[Effect] = [Joined(welcome.epoch)]
+        self._subscribed = False
+        if welcome.data != self._data:
+            self._data = welcome.data
+            effects.append(Connect(welcome.data))
+        for model, slot in self.slots.items():
+            effects.append(Subscribe(control_topic(model), on=True))
+            if not slot.catching_up:
+                effects.append(Subscribe(data_topic(model), on=True))
+            effects += slot.reconnected(welcome.epoch, welcome.models.get(model, 0), now)
+        return effects
+
+    def connected(self, now: float) -> list[Effect]:
+        """The control channel can be written to."""
+        return self._hello(now) if not self.inside and self._may_say_hello(now) else []
+
+    def close(self) -> list[Effect]:
+        """Say goodbye."""
+        return [Send(Bye())] if self.inside else []
+
+    # What the user does.
+
+    def taken(self, model: str, key: Key) -> list[Effect]:
+        """Somebody has begun to apply a version that was ready."""
+        return self.slots[model].taken(key)
+
+    def applied(self, model: str, key: Key, now: float) -> list[Effect]:
+        """A version that was ready runs now."""
+        return self.slots[model].applied(key, now)
+
+    def failed(self, model: str, key: Key, text: str, now: float) -> list[Effect]:
+        """A version that was ready could not be applied."""
+        return self.slots[model].failed(key, text, now)
+
+    def dropped(self, model: str, key: Key, now: float) -> list[Effect]:
+        """A version that was ready was replaced before anybody took it."""
+        return self.slots[model].dropped(key, now)
+
+    # Time.
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what is due."""
+        if self.inside and now - self._heard_at >= self.timing.lost_after:
+            self.inside = False
+            return [Notice("lost", "the publisher is silent"), *self.connected(now)]
+        if not self.inside:
+            return self.connected(now)
+        effects: list[Effect] = []
+        for slot in self.slots.values():
+            effects += slot.tick(now)
+        if now - self._pinged_at >= self.timing.ping:
+            self._pinged_at = now
+            effects.append(Send(Ping(subscribed=self._subscribed)))
+            for slot in self.slots.values():
+                effects += slot.repeat()
+        return effects
