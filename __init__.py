@@ -8,8 +8,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .bus.errors import ApplyError, FencedError, ProtocolError, PublishError, RefusedError
+    from .bus.errors import (
+        AddressError,
+        ApplyError,
+        ClosedError,
+        ProtocolError,
+        PublishError,
+        RefusedError,
+        UnknownWorkerError,
+        WorkersMissingError,
+    )
+    from .bus.limits import Timing
     from .bus.receipt import Receipt, WorkerReceipt
+    from .bus.roster import WorkerStatus
     from .codecs.errors import LayoutError, StateError, WeightBusError
     from .python_client.publisher import Publisher
     from .python_client.subscriber import Subscriber, Update
@@ -17,8 +28,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AddressError",
     "ApplyError",
-    "FencedError",
+    "ClosedError",
     "LayoutError",
     "ProtocolError",
     "PublishError",
@@ -27,16 +39,21 @@ __all__ = [
     "RefusedError",
     "StateError",
     "Subscriber",
+    "Timing",
+    "UnknownWorkerError",
     "Update",
     "WeightBusError",
     "WorkerReceipt",
+    "WorkerStatus",
+    "WorkersMissingError",
     "__version__",
 ]
 
 # Where each public name lives.
 _HOMES = {
+    "AddressError": "bus.errors",
     "ApplyError": "bus.errors",
-    "FencedError": "bus.errors",
+    "ClosedError": "bus.errors",
     "LayoutError": "codecs.errors",
     "ProtocolError": "bus.errors",
     "PublishError": "bus.errors",
@@ -45,9 +62,13 @@ _HOMES = {
     "RefusedError": "bus.errors",
     "StateError": "codecs.errors",
     "Subscriber": "python_client.subscriber",
+    "Timing": "bus.limits",
+    "UnknownWorkerError": "bus.errors",
     "Update": "python_client.subscriber",
     "WeightBusError": "codecs.errors",
     "WorkerReceipt": "bus.receipt",
+    "WorkerStatus": "bus.roster",
+    "WorkersMissingError": "bus.errors",
 }
 
 

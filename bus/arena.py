@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
-from .errors import WeightBusError
+from ..codecs.state import State, Writer
 from .limits import ARENAS_MAX
 from .version import Version
 
@@ -31,6 +32,14 @@ class Arena:
 
     data: NDArray[np.uint8]
     version: Version | None = None
+    writer: Writer | None = None  # of the layout that was written last
+
+    def write(self, state: State, layout: Layout) -> None:
+        """Copy a state into the memory."""
+        known = self.writer.section if self.writer is not None else None
+        if known is None or known.layout is not layout or known.data is not self.data:
+            self.writer = Writer(layout, self.data)
+        self.writer.write(state)  # type: ignore[union-attr] # set just above
 
     @property
     def free(self) -> bool:
@@ -49,8 +58,8 @@ class Arenas:
     def __len__(self) -> int:
         return len(self._arenas)
 
-    def take(self, layout: Layout, *, replaces_latest: bool) -> tuple[Version, NDArray[np.uint8]]:
-        """Return a new version and its memory, `layout.nbytes` bytes, to be filled.
+    def take(self, layout: Layout, *, replaces_latest: bool) -> tuple[Version, Arena]:
+        """Return a new version and its arena, which is to be written before it is published.
 
         Args:
             layout: What will lie there.
@@ -75,7 +84,7 @@ class Arenas:
             copied=copied,
             on_release=self._notify,
         )
-        return arena.version, arena.data
+        return arena.version, arena
 
     def _reuse(self, replaces_latest: bool) -> Arena | None:
         for arena in self._arenas:
@@ -111,8 +120,9 @@ class Arenas:
             if self._wait(arena, RELEASE_WAIT):
                 return arena
         raise WeightBusError(
-            f"all {len(self._arenas)} copies of {self._model!r} are still in use by slow workers or "
-            "wait for a commit; publish less often, or wait for the publishes under way"
+            f"all {len(self._arenas)} copies of {self._model!r} are in use: slow workers are still "
+            "receiving them, or they wait for a commit; publish less often, or wait for the "
+            "publishes under way"
         )
 
     def _wait(self, arena: Arena, seconds: float) -> bool:

@@ -5,6 +5,7 @@ WeightBusError
     ProtocolError               the peer sent what the protocol forbids
     AddressError                an endpoint cannot be bound, or makes no sense
     UnknownWorkerError          a publish names a worker that has never joined
+    WorkersMissingError         not enough workers joined in time
     PublishError                a publish did not reach what it required; carries the receipt
     RefusedError                the publisher will not serve this worker
     ApplyError                  a version arrived but could not be applied; the old one still runs
@@ -42,6 +43,13 @@ class AddressError(WeightBusError, OSError):
 
 class UnknownWorkerError(WeightBusError, LookupError):
     """A publish names workers that have never joined this publisher."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class WorkersMissingError(WeightBusError, TimeoutError):
+    """Not enough workers joined in time."""
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -235,6 +235,7 @@ PublisherMessage = Welcome | Announce | Chunk | End | Commit | Abort | Beacon | 
 # How many payload frames may follow a header; none where a type is not listed.
 PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {Announce: (0, 1), Chunk: (1, 1)}
 
+_NAME: Final = re.compile(NAME_PATTERN)
 _CONTROL_TOPIC: Final = re.compile(rb"([A-Za-z0-9._-]{1,128})/ctl\Z")
 _M = TypeVar("_M", bound=Message)
 
@@ -306,3 +307,17 @@ def model_of(topic: bytes) -> str | None:
     """Return the model whose control topic this is; None for any other topic."""
     match = _CONTROL_TOPIC.match(topic)
     return match[1].decode() if match else None
+
+
+def check_name(name: str, what: str) -> str:
+    """Return the name of a model or worker if it may be one.
+
+    Raises:
+        ValueError: It may not.
+    """
+    if _NAME.match(name) is None:
+        raise ValueError(
+            f"{what} {name!r}: a name is 1 to 128 of the characters A-Z a-z 0-9 . _ - so that it "
+            "fits topics, files and addresses in every language"
+        )
+    return name

@@ -71,8 +71,10 @@ class Publication:
     _done: frozenset[State] = field(init=False)
 
     def __post_init__(self) -> None:
-        ahead: set[State] = {"applied", "skipped"}
-        self._done = frozenset(ahead | ({"staged"} if self.wait == "staged" else set()))
+        done: set[State] = {"applied", "skipped"}
+        if self.wait == "staged":
+            done.add("staged")
+        self._done = frozenset(done)
 
     def move(self, name: str, state: State, now: float, detail: str = "") -> None:
         """Note what a worker did; a worker that is no target changes nothing."""
@@ -102,7 +104,8 @@ class Publication:
     def verdict(self, now: float) -> bool | None:
         """Return whether the publish achieved what it required; None while that is open."""
         done = self._count(self._done)
-        open_ = self._count(frozenset({"behind", "staged"}) - self._done)
+        unfinished: frozenset[State] = frozenset({"behind", "staged"})
+        open_ = self._count(unfinished - self._done)
         over = open_ == 0 or now >= self.deadline or self.superseded
         if self.commit == "together" and self.decision == "abort":
             return False

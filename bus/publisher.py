@@ -13,6 +13,7 @@ it answers with effects. `push` gives the next chunks while `pushing` says that 
 Nothing here assumes that the publisher is a trainer or that a worker is a leaf.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from .catalog import Catalog, Shelf
@@ -224,6 +225,7 @@ class PublisherMachine:
         return WorkerStatus(
             name=peer.name,
             state="lost" if peer.lost else "stuck" if slow else "live",
+            models=tuple(peer.hello.models),
             running={m: (r.epoch, r.version) for m, r in peer.running.items()},
             phase={m: self._phase(m, i, now) for m, i in peer.incoming.items()},
             silent_s=now - peer.heard_at,
@@ -366,10 +368,8 @@ class PublisherMachine:
         effects: list[Effect] = [Send(refuse, to=peer.identity)]
         latest = shelf.latest_for(peer.name) if shelf else None
         if latest is not None and (latest.key != (fetch.epoch, fetch.version)):
-            try:
+            with contextlib.suppress(Retired):  # being replaced now: the new one will be announced
                 effects += self._describe(peer, latest, layout=False)
-            except Retired:
-                pass  # it is being replaced this moment: the new one will be announced
         return effects
 
     def _describe(self, peer: Peer, version: Version, layout: bool) -> list[Effect]:

@@ -15,7 +15,8 @@ class WorkerReceipt:
         name: The worker.
         state: `applied` (it runs the version), `staged` (it holds the version, verified),
             `failed` (it will not run it; `detail` says why), `lost` (it fell silent or left),
-            `behind` (it is still at it; `detail` says in which phase), `skipped` (it runs a newer one).
+            `behind` (it is still at it; `detail` says in which phase), `skipped` (it runs a newer
+            version).
         seconds: From the call of publish to that state; None while `behind`.
         detail: Words for a person; empty where the state says it all.
     """

@@ -54,6 +54,7 @@ class WorkerStatus:
     Attributes:
         name: Its name.
         state: `live`, `stuck` (it answers, but makes no progress) or `lost`.
+        models: The models that it wants.
         running: By model, the (epoch, version) that it runs.
         phase: By model, what it is doing with a newer version, such as "receiving 3 of 8 chunks of
             version 5"; empty when idle.
@@ -63,6 +64,7 @@ class WorkerStatus:
 
     name: str
     state: Literal["live", "stuck", "lost"]
+    models: tuple[str, ...]
     running: dict[str, tuple[int, int]]
     phase: dict[str, str]
     silent_s: float

@@ -96,7 +96,7 @@ class Transfer:
         self.digest, self._pulling = digest, True
 
     def wants(self, now: float) -> Iterator[tuple[int, int]]:
-        """Yield what to fetch now, as (first, count); (0, 0) asks for the announcement and `end`."""
+        """Yield what to fetch now, as (first, count); (0, 0) asks for announcement and `end`."""
         silent = now - self._heard_at
         if silent >= self._timing.quiet:
             self._pulling = True

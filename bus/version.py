@@ -16,7 +16,6 @@ from ..codecs.checksum import crc32c, digest
 from ..codecs.chunks import ChunkPlan
 from ..codecs.layout import Layout
 
-
 Role = Literal["latest", "targeted", "pending", "old"]
 
 
@@ -83,7 +82,7 @@ class Version:
         if owner is None:
             raise Retired
         begin, end = self.plan.span(index)
-        payload = memoryview(owner)[begin:end]
+        payload = owner.data[begin:end]
         crc = self._crcs[index]
         if crc is None:
             crc = self._crcs[index] = crc32c(payload)

@@ -124,7 +124,7 @@ class WorkerMachine:
             message.epoch != self.epoch
         ):
             # The publisher restarted, or our welcome was damaged: only hello settles who is right.
-            return self._hello(now) if self._may_say_hello(now) else []
+            return self._hello(now) if self.may_say_hello(now) else []
         self._heard_at = now
         if isinstance(message, Chunk):
             slot = self.slots.get(message.model)
@@ -163,7 +163,7 @@ class WorkerMachine:
         match refuse.code:
             case "unknown-worker":
                 self.inside = False
-                return self._hello(now) if self._may_say_hello(now) else []
+                return self._hello(now) if self.may_say_hello(now) else []
             case "gone" | "range" if refuse.model in self.slots:
                 return self.slots[refuse.model].gone(refuse.version, now)
             case "name-taken" | "stale-epoch" | "limit" | "protocol-version":
@@ -179,7 +179,8 @@ class WorkerMachine:
         """The latest epoch whose weights run here: an older publisher is not to be followed."""
         return max((s.running.epoch for s in self.slots.values() if s.running), default=0)
 
-    def _may_say_hello(self, now: float) -> bool:
+    def may_say_hello(self, now: float) -> bool:
+        """Return whether enough time has passed since the last hello."""
         return now - self._said_hello_at >= self.timing.hello_retry
 
     def _hello(self, now: float) -> list[Effect]:
@@ -216,8 +217,8 @@ class WorkerMachine:
         return effects
 
     def connected(self, now: float) -> list[Effect]:
-        """The control channel can be written to."""
-        return self._hello(now) if not self.inside and self._may_say_hello(now) else []
+        """Somebody is at the other end of the control channel: say hello, if it is time."""
+        return self._hello(now) if not self.inside and self.may_say_hello(now) else []
 
     def close(self) -> list[Effect]:
         """Say goodbye."""
@@ -247,9 +248,9 @@ class WorkerMachine:
         """Do what is due."""
         if self.inside and now - self._heard_at >= self.timing.lost_after:
             self.inside = False
-            return [Notice("lost", "the publisher is silent"), *self.connected(now)]
+            return [Notice("lost", "the publisher is silent")]
         if not self.inside:
-            return self.connected(now)
+            return []
         effects: list[Effect] = []
         for slot in self.slots.values():
             effects += slot.tick(now)

@@ -25,7 +25,7 @@ import numpy as np
 
 from weightbus.bus.arena import Arenas
 from weightbus.bus.effects import Broadcast, Connect, Effect, Ready, Resolve, Send, Subscribe
-from weightbus.bus.errors import ProtocolError, WeightBusError
+from weightbus.bus.errors import ProtocolError
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import Message, encode, from_worker
 from weightbus.bus.publication import Publication
@@ -33,6 +33,7 @@ from weightbus.bus.publisher import PublisherMachine
 from weightbus.bus.receipt import Receipt
 from weightbus.bus.staging import StagedVersion
 from weightbus.bus.worker import Identity, WorkerMachine
+from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
 
 TICK = 0.1  # seconds of virtual time between two ticks of a machine
@@ -127,6 +128,7 @@ class Worker:
 
     def tick(self) -> None:
         self.perform(self.machine.tick(self.sim.now))
+        self.perform(self.machine.connected(self.sim.now))
 
     def perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -247,9 +249,10 @@ class Publisher:
             workers = None
         arenas = self.arenas.setdefault(model, Arenas(model, CHUNK))
         try:
-            version, data = arenas.take(layout, replaces_latest=workers is None and not together)
+            version, arena = arenas.take(layout, replaces_latest=workers is None and not together)
         except WeightBusError:
             return
+        data = arena.data
         data[:] = np.frombuffer(rng.randbytes(size), np.uint8)
         publication = Publication(
             id=next(sim.ids),
@@ -474,7 +477,8 @@ class Simulation:
         self.later(0.0, self.chaos)
         self.run_until(CHAOS)
         self.chaotic = False
-        for process in [*self.workers, self.publisher]:
+        processes: list[Worker | Publisher] = [*self.workers, self.publisher]
+        for process in processes:
             if not process.alive:
                 process.start()
         for worker in self.workers:
@@ -498,7 +502,7 @@ def check(seed: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run seeds; return how many failed, capped at 1."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Run the machines on simulated networks.")
     parser.add_argument("--seeds", type=int, default=500, help="how many seeds, from 0")
     parser.add_argument("--seed", type=int, help="this seed alone")
     parser.add_argument("--trace", action="store_true", help="print every delivery")

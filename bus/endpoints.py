@@ -1,0 +1,65 @@
+"""Addresses: where the data socket goes beside the control socket, and what workers are told.
+
+A user types one address, the control socket's. The data socket's follows from it, and a worker
+completes what it is told with the host that it used itself, so that one publisher can be reached
+under several names (loopback, a container's name, an address behind a port mapping).
+"""
+
+import re
+
+from .errors import AddressError
+
+_TCP = re.compile(r"tcp://(?P<host>\[[^\]]*\]|[^:/\s]+):(?P<port>\d{1,5}|\*)\Z")
+_IPC = re.compile(r"ipc://(?P<path>\S+)\Z")
+
+
+def check(endpoint: str) -> str:
+    """Return the endpoint if this bus can use it.
+
+    Raises:
+        AddressError: It is neither TCP with a port nor IPC with a path.
+    """
+    match = _TCP.match(endpoint)
+    if match is None and _IPC.match(endpoint) is None:
+        raise AddressError(
+            f"{endpoint!r} is no address of this bus; write tcp://HOST:PORT (port 0: any free one) "
+            "or ipc://PATH"
+        )
+    if match is not None and match["port"] != "*" and int(match["port"]) > 65535:
+        raise AddressError(f"{endpoint!r}: a port is at most 65535")
+    return endpoint
+
+
+def beside(control: str) -> str:
+    """Return where the data socket is bound if nobody says: the next port, or a path beside."""
+    match = _TCP.match(control)
+    if match is None:
+        return control + ".data"
+    port = int(match["port"].replace("*", "0"))
+    return f"tcp://{match['host']}:{port + 1 if 0 < port < 65535 else 0}"
+
+
+def advertised(control: str, data: str) -> str:
+    """Return the data address as workers are told it: `*` where it is on the control's host."""
+    one, other = _TCP.match(control), _TCP.match(data)
+    if one and other and one["host"] == other["host"]:
+        return f"tcp://*:{other['port']}"
+    return data
+
+
+def resolve(data: str, control: str) -> str:
+    """Return the data address as this worker can use it, given the control address it used.
+
+    Raises:
+        AddressError: The publisher told something that cannot be connected to.
+    """
+    match = _TCP.match(check(data))
+    if match is None or match["host"] not in ("*", "0.0.0.0", "[::]"):  # noqa: S104 - a comparison
+        return data
+    used = _TCP.match(control)
+    if used is None:
+        raise AddressError(
+            f"the publisher's data is at {data!r}, on the host of its control address, but "
+            f"{control!r} names no host; give the publisher an address to advertise"
+        )
+    return f"tcp://{used['host']}:{match['port']}"

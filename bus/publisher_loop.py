@@ -1,0 +1,229 @@
+"""The publisher's thread: it owns the sockets, moves frames, and lets the machine decide.
+
+Any thread hands it work through `submit` and the other calls below; each returns a future. If the
+thread ends, for whatever reason, every future that is still open fails with the reason.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from .effects import Broadcast, Effect, Notice, Resolve, Send
+from .errors import ClosedError, PublishError
+from .messages import encode
+from .publication import Publication
+from .publisher import PublisherMachine
+from .receipt import Receipt
+from .roster import WorkerStatus
+from .sockets import PublisherSockets
+
+log = logging.getLogger("weightbus.publisher")
+
+TICK = 0.1  # seconds between two looks at the clock when nothing happens
+BATCH = 64  # messages taken from one socket before the other gets a turn
+
+T = TypeVar("T")
+Condition = Callable[[tuple[WorkerStatus, ...]], bool]
+
+
+class PublisherLoop:
+    """A publisher, running.
+
+    Args:
+        machine: What decides.
+        sockets: What carries; the loop closes them.
+    """
+
+    def __init__(self, machine: PublisherMachine, sockets: PublisherSockets) -> None:
+        self._machine, self._sockets = machine, sockets
+        self._work: deque[Callable[[float], None]] = deque()
+        self._open: dict[int, Future[Receipt]] = {}
+        self._watchers: list[tuple[Condition, Future[None]]] = []
+        self._stopping = False
+        self._ended: BaseException | None = None
+        self._lock = threading.Lock()  # between taking work in and ending
+        self._thread = threading.Thread(target=self._run, name="weightbus-publisher", daemon=True)
+        self._thread.start()
+
+    # For any thread.
+
+    def submit(self, publication: Publication) -> "Future[Receipt]":
+        """Publish; the future is the receipt, or a PublishError that carries it."""
+        future: Future[Receipt] = Future()
+
+        def work(now: float) -> None:
+            self._open[publication.id] = future
+            try:
+                effects = self._machine.publish(publication, now)
+            except Exception as error:
+                del self._open[publication.id]
+                publication.version.retire()
+                future.set_exception(error)
+            else:
+                self._perform(effects, now)
+
+        self._hand_over(work, future)
+        return future
+
+    def status(self) -> "Future[tuple[WorkerStatus, ...]]":
+        """Ask who is there."""
+        future: Future[tuple[WorkerStatus, ...]] = Future()
+        self._hand_over(lambda now: future.set_result(self._machine.status(now)), future)
+        return future
+
+    def watch(self, condition: Condition) -> "Future[None]":
+        """Return a future that is done once the roster fulfils a condition."""
+        future: Future[None] = Future()
+        self._hand_over(lambda _now: self._watchers.append((condition, future)), future)
+        return future
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End the thread; open publishes are resolved as they stand."""
+        self._stopping = True
+        self._sockets.wake()
+        self._thread.join(timeout)
+
+    def _hand_over(self, work: Callable[[float], None], future: "Future[T]") -> None:
+        with self._lock:
+            if self._ended is not None or self._stopping:
+                future.set_exception(ClosedError(f"this publisher is closed{self._why()}"))
+                return
+            self._work.append(work)
+        self._sockets.wake()
+
+    def _why(self) -> str:
+        return f": {self._ended!r}" if self._ended is not None else ""
+
+    # For the thread itself.
+
+    def _run(self) -> None:
+        ended: BaseException = ClosedError("closed")
+        try:
+            next_tick = time.monotonic()
+            while not self._stopping:
+                next_tick = self._turn(next_tick)
+            now = time.monotonic()
+            self._do_work(now)
+            self._perform(self._machine.close(now), now)
+        except BaseException as error:
+            log.exception("the publisher's thread failed")
+            ended = error
+        finally:
+            self._end(ended)
+
+    def _end(self, reason: BaseException) -> None:
+        with self._lock:
+            self._ended = reason
+            work, self._work = self._work, deque()
+        for job in work:
+            try:
+                job(time.monotonic())
+            except Exception:
+                log.debug("work after the end", exc_info=True)
+        for future in self._open.values():
+            if not future.done():
+                future.set_exception(ClosedError(f"this publisher is closed{self._why()}"))
+        for _, watcher in self._watchers:
+            if not watcher.done():
+                watcher.set_exception(ClosedError(f"this publisher is closed{self._why()}"))
+        self._sockets.close()
+
+    def _turn(self, next_tick: float) -> float:
+        """Take what there is, push what may be pushed, tick when it is time."""
+        wait = 0.0 if self._machine.pushing or self._work else next_tick - time.monotonic()
+        activity = self._sockets.poll(wait)
+        now = time.monotonic()
+        self._do_work(now)
+        if activity.control:
+            self._take_messages(now)
+        if activity.data:
+            self._take_subscriptions(now)
+        if self._machine.pushing:
+            self._perform(self._machine.push(now), now)
+        if now >= next_tick:
+            self._perform(self._machine.tick(now), now)
+            self._look(now)
+            return now + TICK
+        return next_tick
+
+    def _do_work(self, now: float) -> None:
+        while self._work:
+            self._work.popleft()(now)
+            self._look(now)
+
+    def _take_messages(self, now: float) -> None:
+        for _ in range(BATCH):
+            message = self._sockets.receive()
+            if message is None:
+                return
+            self._perform(self._machine.receive(*message, now), now)
+
+    def _take_subscriptions(self, now: float) -> None:
+        topics: set[bytes] = set()
+        for _ in range(BATCH):
+            subscription = self._sockets.receive_subscription()
+            if subscription is None:
+                break
+            on, topic = subscription
+            if on:
+                topics.add(topic)
+        for topic in topics:
+            self._perform(self._machine.subscribed(topic), now)
+
+    def _perform(self, effects: list[Effect], now: float) -> None:
+        changed = False
+        for effect in effects:
+            match effect:
+                case Broadcast():
+                    self._sockets.broadcast(
+                        [effect.topic, encode(effect.message)]
+                        + ([] if effect.payload is None else [effect.payload])
+                    )
+                case Send():
+                    frames = [encode(effect.message)]
+                    payload = [] if effect.payload is None else [effect.payload]
+                    if not self._sockets.send(effect.to, [*frames, *payload]):
+                        self._perform(self._machine.unreachable(effect.to, now), now)
+                case Resolve():
+                    self._resolve(effect)
+                case Notice():
+                    changed = True
+                    log.info("%s", effect.text)
+                case _:
+                    raise AssertionError(f"a publisher does not {effect}")
+        if changed:
+            self._look(now)
+
+    def _resolve(self, effect: Resolve) -> None:
+        future = self._open.pop(effect.publication)
+        if not future.set_running_or_notify_cancel():
+            return
+        if effect.achieved:
+            future.set_result(effect.receipt)
+        else:
+            future.set_exception(PublishError(_shortfall(effect.receipt), effect.receipt))
+
+    def _look(self, now: float) -> None:
+        """Tell whoever waits for a state of the roster."""
+        if not self._watchers:
+            return
+        status = self._machine.status(now)
+        for watcher in list(self._watchers):
+            condition, future = watcher
+            if future.done() or condition(status):
+                self._watchers.remove(watcher)
+                if not future.done():
+                    future.set_result(None)
+
+
+def _shortfall(receipt: Receipt) -> str:
+    done = len(receipt.in_state("applied", "skipped"))
+    others = [str(w) for w in receipt.workers.values() if w.state not in ("applied", "skipped")]
+    return (
+        f"{receipt.model} version {receipt.version} is applied by {done} of {len(receipt.workers)} "
+        f"workers after {receipt.seconds:.2f} s; " + "; ".join(others)
+    )

@@ -1,0 +1,164 @@
+"""The worker's thread: it owns the sockets, moves frames, and lets the machine decide.
+
+What is ready to be applied goes to the `Handoff`; what the user's thread did with it comes back
+through `taken`, `applied` and `failed`.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from .effects import Connect, Effect, Joined, Notice, Ready, Refused, Rejected, Send, Subscribe
+from .errors import AddressError, ApplyError, ClosedError, RefusedError
+from .handoff import Handoff
+from .messages import Buffer, encode
+from .sockets import WorkerSockets
+from .staging import StagedVersion
+from .worker import WorkerMachine
+
+log = logging.getLogger("weightbus.worker")
+
+TICK = 0.1  # seconds between two looks at the clock when nothing happens
+BATCH = 16  # messages taken from one socket before the other gets a turn
+
+Frames = Sequence[Buffer]
+
+
+class WorkerLoop:
+    """A worker, running.
+
+    Args:
+        machine: What decides.
+        sockets: What carries; the loop closes them.
+        handoff: Where versions are left.
+    """
+
+    def __init__(self, machine: WorkerMachine, sockets: WorkerSockets, handoff: Handoff) -> None:
+        self._machine, self._sockets, self._handoff = machine, sockets, handoff
+        self._work: deque[Callable[[float], list[Effect]]] = deque()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="weightbus-worker", daemon=True)
+        self._thread.start()
+
+    # For any thread.
+
+    def taken(self, staged: StagedVersion) -> None:
+        """A version is about to be applied. (No hurry: it only serves those who ask.)"""
+        self._work.append(lambda _now: self._machine.taken(staged.model, staged.key))
+
+    def applied(self, staged: StagedVersion) -> None:
+        """A version was applied."""
+        self._work.append(lambda now: self._machine.applied(staged.model, staged.key, now))
+        self._sockets.wake()
+
+    def failed(self, staged: StagedVersion, text: str) -> None:
+        """A version could not be applied."""
+        self._work.append(lambda now: self._machine.failed(staged.model, staged.key, text, now))
+        self._sockets.wake()
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Say goodbye and end the thread."""
+        self._stopping = True
+        self._sockets.wake()
+        self._thread.join(timeout)
+
+    # For the thread itself.
+
+    def _run(self) -> None:
+        ended: BaseException = ClosedError("close() was called")
+        try:
+            next_tick = time.monotonic()
+            while not self._stopping:
+                next_tick = self._turn(next_tick)
+            self._do_work(time.monotonic())
+            self._perform(self._machine.close())
+        except BaseException as error:
+            log.exception("the worker's thread failed")
+            ended = error
+        finally:
+            self._handoff.close(ended)
+            self._sockets.close()
+
+    def _turn(self, next_tick: float) -> float:
+        """Take what there is, tick when it is time."""
+        may_hello = not self._machine.inside and self._machine.may_say_hello(time.monotonic())
+        wait = 0.0 if self._work else next_tick - time.monotonic()
+        activity = self._sockets.poll(wait, writable=may_hello)
+        now = time.monotonic()
+        self._do_work(now)
+        if activity.writable:
+            self._perform(self._machine.connected(now))
+        if activity.control:
+            self._take(self._sockets.receive, self._machine.receive)
+        if activity.data:
+            self._take(self._sockets.receive_published, self._machine.receive_published)
+        now = time.monotonic()
+        if now >= next_tick:
+            self._perform(self._machine.tick(now))
+            return now + TICK
+        return next_tick
+
+    def _do_work(self, now: float) -> None:
+        while self._work:
+            self._perform(self._work.popleft()(now))
+
+    def _take(
+        self,
+        receive: Callable[[], Frames | None],
+        handle: Callable[[Frames, float], list[Effect]],
+    ) -> None:
+        for _ in range(BATCH):
+            frames = receive()
+            if frames is None:
+                return
+            self._perform(handle(frames, time.monotonic()))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._sockets.send([encode(effect.message)])
+                case Ready():
+                    self._leave(effect.staged)
+                case Subscribe():
+                    self._sockets.subscribe(effect.topic, effect.on)
+                case Connect():
+                    self._connect(effect.endpoint)
+                case Joined():
+                    self._handoff.join(effect.epoch)
+                case Rejected(model, epoch, version, code, text):
+                    log.warning("%s version %d: %s: %s", model, version, code, text)
+                    error = ApplyError(
+                        f"{model} version {version} cannot be applied here ({code}): {text}",
+                        model=model,
+                        epoch=epoch,
+                        version=version,
+                        code=code,
+                    )
+                    self._handoff.reject(error)
+                case Refused(code, text):
+                    self._handoff.refuse(
+                        RefusedError(
+                            f"the publisher at {self._sockets.address} refuses worker "
+                            f"{self._machine.identity.name!r} ({code}): {text}",
+                            code,
+                        )
+                    )
+                case Notice():
+                    log.info("%s: %s", effect.kind, effect.text)
+                case _:
+                    raise AssertionError(f"a worker does not {effect}")
+
+    def _leave(self, staged: StagedVersion) -> None:
+        older = self._handoff.put(staged)
+        if older is not None:
+            now = time.monotonic()
+            self._perform(self._machine.dropped(older.model, older.key, now))
+
+    def _connect(self, endpoint: str) -> None:
+        try:
+            self._sockets.connect_data(endpoint)
+        except AddressError as error:  # everything can still be fetched
+            log.warning("no pushed data: %s", error)

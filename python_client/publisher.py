@@ -1,0 +1,307 @@
+"""Publishing: `Publisher` snapshots a model, sends it, and says what became of it."""
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from types import TracebackType
+from typing import Literal, TypeVar
+
+from ..bus import endpoints
+from ..bus.arena import Arenas
+from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
+from ..bus.limits import INTEGER_MAX, Timing
+from ..bus.messages import check_name
+from ..bus.publication import CommitMode, Publication, Wait
+from ..bus.publisher import PublisherMachine
+from ..bus.publisher_loop import PublisherLoop
+from ..bus.receipt import Receipt
+from ..bus.roster import WorkerStatus
+from ..bus.sockets import PUB_QUEUE, PublisherSockets
+from ..codecs.chunks import CHUNK_BYTES_DEFAULT, ChunkPlan
+from ..codecs.layout import Layout
+from ..codecs.state import state_of
+
+T = TypeVar("T")
+Require = Literal["all"] | int  # all workers, or this many
+
+ANSWER_SECONDS = 5.0  # beyond its deadline, what a call allows the background thread to answer
+
+
+class _Model:
+    """What a publisher keeps of one model: its memory, and the layout it had last."""
+
+    def __init__(self, name: str, chunk_bytes: int) -> None:
+        self.lock = threading.Lock()  # one snapshot at a time
+        self.arenas = Arenas(name, chunk_bytes)
+        self.layout: Layout | None = None
+
+
+class Publisher:
+    """Publishes versions of models to every worker that connects.
+
+    Args:
+        address: Where the control socket is bound: the one address that workers need. Port 0 takes
+            a free one; `publisher.address` is what was taken.
+        data: Where the data socket is bound; None: on the next port (or path) beside `address`.
+        advertise: What workers are told to connect to for data; None: follows from `data`.
+        epoch: This publisher's incarnation. Workers refuse one that is lower than what they have
+            applied from. None: milliseconds since 1970, so that a restart is always higher.
+        chunk_bytes: Bytes of a chunk.
+        queue: Messages held for a slow worker before pushed ones are dropped (it fetches them).
+        timing: How long to wait for signs of life.
+
+    Raises:
+        AddressError: An address makes no sense, or is in use.
+
+    Any thread may call any method. In a process that was forked, make a new Publisher.
+    """
+
+    def __init__(
+        self,
+        address: str = "tcp://127.0.0.1:0",
+        *,
+        data: str | None = None,
+        advertise: str | None = None,
+        epoch: int | None = None,
+        chunk_bytes: int = CHUNK_BYTES_DEFAULT,
+        queue: int = PUB_QUEUE,
+        timing: Timing | None = None,
+    ) -> None:
+        ChunkPlan(0, chunk_bytes)  # refuses a size out of bounds
+        epoch = time.time_ns() // 1_000_000 if epoch is None else epoch
+        if not 1 <= epoch <= INTEGER_MAX:
+            raise ValueError(f"epoch={epoch}: choose one of 1 to {INTEGER_MAX}, or leave it out")
+        sockets = PublisherSockets(address, data, queue)
+        self.address = sockets.address
+        self.data_address = sockets.data_address
+        told = advertise or endpoints.advertised(self.address, self.data_address)
+        self._machine = PublisherMachine(epoch, told, timing)
+        self._chunk_bytes = chunk_bytes
+        self._models: dict[str, _Model] = {}
+        self._ids = itertools.count(1)
+        self._pid = os.getpid()
+        self._loop = PublisherLoop(self._machine, sockets)
+
+    def __repr__(self) -> str:
+        return f"<Publisher at {self.address}, epoch {self.epoch}>"
+
+    @property
+    def epoch(self) -> int:
+        """This publisher's incarnation."""
+        return self._machine.epoch
+
+    def publish(
+        self,
+        model: str,
+        weights: object,
+        *,
+        workers: Iterable[str] | None = None,
+        require: Require = "all",
+        wait: Wait = "applied",
+        commit: CommitMode = "auto",
+        timeout: float = 60.0,
+    ) -> Receipt:
+        """Publish a new version of a model and wait until the workers have it.
+
+        Args:
+            model: The model's id, 1 to 128 characters of A-Z a-z 0-9 . _ -
+            weights: An `nn.Module`, a `TensorDict`, or a mapping of names to torch tensors or numpy
+                arrays. It is copied before this waits for anybody.
+            workers: Names of the workers it is for; None: all that want the model. Workers that
+                join later get the latest version that was meant for all.
+            require: How many of them must get there: "all", or a number (0: no matter how many).
+            wait: What "there" is: "applied"; "staged" (there, whole and verified, to be applied at
+                the worker's next safe point); or "none", which returns at once.
+            commit: "auto": each worker applies as soon as it can. "together": none applies before
+                `require` workers have staged; if too few do in time, none applies at all.
+            timeout: Seconds for all of this.
+
+        Returns:
+            What each worker did, and when. With no worker there, `workers` in it is empty: the
+            version waits for those that join.
+
+        Raises:
+            PublishError: Less was achieved than required. It carries the receipt.
+            UnknownWorkerError: A worker of that name has never joined; nothing was published.
+            StateError: The weights cannot travel; nothing was published.
+            ClosedError: The publisher is closed.
+        """
+        started = time.monotonic()
+        future = self.publish_async(
+            model,
+            weights,
+            workers=workers,
+            require=require,
+            wait=wait,
+            commit=commit,
+            timeout=timeout,
+        )
+        left = started + timeout - time.monotonic()
+        return _result(future, max(0.0, left) + ANSWER_SECONDS)
+
+    def publish_async(
+        self,
+        model: str,
+        weights: object,
+        *,
+        workers: Iterable[str] | None = None,
+        require: Require = "all",
+        wait: Wait = "applied",
+        commit: CommitMode = "auto",
+        timeout: float = 60.0,
+    ) -> "Future[Receipt]":
+        """Publish, and return a future of the receipt as soon as the weights are copied.
+
+        The weights may be changed at once. Arguments, and the errors that the future or this call
+        raises, are those of `publish`. A newer version overtakes an older one that is still on its
+        way: a worker that goes straight to the newer one counts as `skipped`, which is success.
+        """
+        started = time.monotonic()
+        self._check_process()
+        check_name(model, "model")
+        names = None if workers is None else tuple(dict.fromkeys(workers))
+        needed = _needed(require, names)
+        if timeout <= 0:
+            raise ValueError(f"timeout={timeout}: give the workers a time above 0 seconds")
+        if names:
+            self._check_known(names)
+        kept = self._models.setdefault(model, _Model(model, self._chunk_bytes))
+        with kept.lock:
+            state = state_of(weights)
+            layout = kept.layout = state.layout(kept.layout)
+            version, arena = kept.arenas.take(
+                layout, replaces_latest=names is None and commit == "auto"
+            )
+            try:
+                arena.write(state, layout)
+            except BaseException:
+                version.retire()
+                raise
+            publication = Publication(
+                id=next(self._ids),
+                version=version,
+                workers=names,
+                require=needed,
+                wait=wait,
+                commit=commit,
+                started=started,
+                deadline=started + timeout,
+            )
+            return self._loop.submit(publication)
+
+    async def publish_awaitable(
+        self,
+        model: str,
+        weights: object,
+        *,
+        workers: Iterable[str] | None = None,
+        require: Require = "all",
+        wait: Wait = "applied",
+        commit: CommitMode = "auto",
+        timeout: float = 60.0,
+    ) -> Receipt:
+        """Publish from a coroutine. Arguments, result and errors are those of `publish`.
+
+        The weights are copied before the first suspension; the event loop then runs on.
+        """
+        return await asyncio.wrap_future(
+            self.publish_async(
+                model,
+                weights,
+                workers=workers,
+                require=require,
+                wait=wait,
+                commit=commit,
+                timeout=timeout,
+            )
+        )
+
+    def workers(self) -> dict[str, WorkerStatus]:
+        """Return who is there, lost workers included, and which version each of them runs."""
+        self._check_process()
+        return {w.name: w for w in _result(self._loop.status(), ANSWER_SECONDS)}
+
+    def wait_for_workers(self, count: int, timeout: float, model: str | None = None) -> None:
+        """Wait until so many workers are there (that want the model, if one is given).
+
+        Raises:
+            WorkersMissingError: They did not come in time; it says who did.
+        """
+        self._check_process()
+
+        def there(status: tuple[WorkerStatus, ...]) -> list[str]:
+            live = [w for w in status if w.state != "lost"]
+            return sorted(w.name for w in live if model is None or model in w.models)
+
+        future = self._loop.watch(lambda status: len(there(status)) >= count)
+        try:
+            future.result(timeout)
+        except FutureTimeout:
+            future.cancel()
+            names = there(tuple(self.workers().values()))
+            wanted = f" that want {model!r}" if model is not None else ""
+            raise WorkersMissingError(
+                f"{len(names)} of {count} workers{wanted} joined within {timeout} s "
+                f"({', '.join(names) or 'none'}): start the others, and check that they connect to "
+                f"{self.address}"
+            ) from None
+
+    def close(self) -> None:
+        """Resolve open publishes as they stand and close the sockets. Calling it twice is fine."""
+        if os.getpid() == self._pid:
+            self._loop.close()
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                f"this publisher was made in process {self._pid}, this is process {os.getpid()}: "
+                "sockets do not survive a fork; make a new Publisher here"
+            )
+
+    def _check_known(self, names: tuple[str, ...]) -> None:
+        known = self.workers()
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise UnknownWorkerError(
+                f"no worker named {', '.join(sorted(unknown))} has joined; known are "
+                f"{', '.join(sorted(known)) or 'none'}: check the name, or wait_for_workers() first"
+            )
+
+
+def _needed(require: object, names: tuple[str, ...] | None) -> int | None:
+    if require == "all":
+        return None
+    if not isinstance(require, int) or isinstance(require, bool) or require < 0:
+        raise ValueError(f'require={require!r}: write "all", or a number of workers from 0')
+    if names is not None and require > len(names):
+        raise ValueError(f"require={require}, but the publish is for {len(names)} workers only")
+    return require
+
+
+def _result(future: "Future[T]", timeout: float) -> T:
+    """Wait for the background thread, which answers in time unless something is badly wrong."""
+    try:
+        return future.result(timeout)
+    except FutureTimeout:
+        if future.done():
+            raise
+        raise ClosedError(
+            f"the publisher's thread has not answered for {timeout:.0f} s; it may be starved of "
+            "processor time, or held up by a debugger"
+        ) from None

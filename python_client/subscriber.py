@@ -1,0 +1,303 @@
+"""Subscribing: `Subscriber` receives versions and applies them in place, at a safe point."""
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+
+from ..bus.errors import ApplyError, ClosedError, RefusedError
+from ..bus.handoff import Handoff
+from ..bus.limits import MODELS_MAX, STAGING_BYTES_MAX, Timing
+from ..bus.messages import check_name
+from ..bus.sockets import WorkerSockets
+from ..bus.staging import StagedVersion
+from ..bus.worker import Identity, WorkerMachine
+from ..bus.worker_loop import WorkerLoop
+from ..codecs.errors import WeightBusError
+from ..codecs.layout import Layout
+from .reading import ReadingLock
+from .targets import targets_of
+
+log = logging.getLogger("weightbus.subscriber")
+
+CLIENT = "weightbus-python/0.1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A version that was just applied.
+
+    Attributes:
+        model, epoch, version: Its name and number.
+        nbytes: Bytes of its tensors.
+        digest: What its bytes hash to, as the publisher was told.
+        seconds: How long the copy into the target took.
+    """
+
+    model: str
+    epoch: int
+    version: int
+    nbytes: int
+    digest: str
+    seconds: float
+
+
+class Subscriber:
+    """Receives the versions of some models and applies them.
+
+    Args:
+        address: The publisher's address. It need not be there yet.
+        models: By model id, where its versions go: an `nn.Module`, a `TensorDict`, a mapping of
+            names to torch tensors or numpy arrays (all copied in place), or a path (a safetensors
+            file, replaced atomically).
+        name: What this worker is called, unique among the publisher's workers; None: host, process
+            and a random suffix.
+        strict: Whether publisher and target must have the same tensor names.
+        cast: Whether values may be converted to the target's dtypes.
+        on_commit: Called with each `Update` after it is applied and before it is first used, in the
+            thread that applied it.
+        bytes_max: The largest version to accept, in bytes.
+        timing: How long to wait for signs of life.
+
+    Raises:
+        AddressError: The address makes no sense.
+        ValueError: A name may not be one.
+
+    Versions are received in the background at all times. They are applied either where `receive()`
+    is called, or, after `start()`, in the background. In a process that was forked, make a new one.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        models: Mapping[str, object],
+        *,
+        name: str | None = None,
+        strict: bool = True,
+        cast: bool = False,
+        on_commit: Callable[[Update], None] | None = None,
+        bytes_max: int = STAGING_BYTES_MAX,
+        timing: Timing | None = None,
+    ) -> None:
+        if not 1 <= len(models) <= MODELS_MAX:
+            raise ValueError(f"{len(models)} models; a subscriber takes 1 to {MODELS_MAX}")
+        self.name = check_name(_default_name() if name is None else name, "worker")
+        self._targets = targets_of(
+            {check_name(model, "model"): target for model, target in models.items()},
+            strict=strict,
+            cast=cast,
+        )
+        self.address = address
+        self._on_commit = on_commit
+        self._handoff = Handoff()
+        self._lock = ReadingLock()
+        self._applied = threading.Condition()
+        self._running: dict[str, Update] = {}
+        self._error: WeightBusError | None = None
+        self._background: threading.Thread | None = None
+        self._pid = os.getpid()
+        identity = Identity(
+            self.name, secrets.token_hex(16), CLIENT, socket.gethostname(), os.getpid()
+        )
+        machine = WorkerMachine(identity, self._targets, self._fault, bytes_max, timing)
+        self._loop = WorkerLoop(machine, WorkerSockets(address), self._handoff)
+
+    def __repr__(self) -> str:
+        return f"<Subscriber {self.name} of {self.address}: {', '.join(self._targets)}>"
+
+    def _fault(self, model: str, layout: Layout) -> str:
+        """Say why a layout cannot be applied. (Called by the background thread.)"""
+        try:
+            return self._targets[model].fault(layout)
+        except Exception as error:
+            return f"the target could not be examined: {error!r}"
+
+    # Applying where the caller is.
+
+    def receive(self, timeout: float) -> Update | None:
+        """Apply the newest version that has arrived, waiting for one if need be.
+
+        The version is applied here, in this thread: call it where nobody uses the weights. With
+        `timeout=0` it takes what is there.
+
+        Returns:
+            What was applied; None if nothing came within `timeout` seconds.
+
+        Raises:
+            ApplyError: A version cannot be applied; the weights are as they were.
+            RefusedError: The publisher refuses this worker.
+            ClosedError: The subscriber is closed, or applies in the background.
+        """
+        self._check_usable()
+        return self._receive(timeout)
+
+    def _receive(self, timeout: float) -> Update | None:
+        deadline = time.monotonic() + timeout
+        staged = self._handoff.take(timeout)
+        if staged is None:
+            return None
+        # A reader that is slow to leave must not lose us the version: it is ours now, so wait.
+        with self._lock.writing(None if timeout > 0 else max(0.0, deadline - time.monotonic())):
+            return self._apply(staged)
+
+    def _apply(self, staged: StagedVersion) -> Update:
+        self._loop.taken(staged)
+        before = time.perf_counter()
+        try:
+            self._targets[staged.model].apply(staged)
+        except Exception as error:
+            self._loop.failed(staged, f"{type(error).__name__}: {error}")
+            raise ApplyError(
+                f"{staged.model} version {staged.version} could not be applied: {error}",
+                model=staged.model,
+                epoch=staged.epoch,
+                version=staged.version,
+                code="apply",
+            ) from error
+        update = Update(
+            staged.model,
+            staged.epoch,
+            staged.version,
+            staged.layout.nbytes,
+            staged.digest,
+            time.perf_counter() - before,
+        )
+        try:
+            if self._on_commit is not None:
+                self._on_commit(update)
+        finally:  # the weights are in, whatever the hook thinks of it
+            self._loop.applied(staged)
+            with self._applied:
+                self._running[staged.model] = update
+                self._applied.notify_all()
+        return update
+
+    async def receive_awaitable(self, timeout: float) -> Update | None:
+        """Receive from a coroutine: waits and applies in a thread of the event loop's executor.
+
+        Arguments, result and errors are those of `receive`.
+        """
+        return await asyncio.to_thread(self.receive, timeout)
+
+    # Applying in the background.
+
+    def start(self) -> "Subscriber":
+        """Apply versions in the background from now on, outside every `reading()` block.
+
+        What goes wrong is logged and kept in `error`; the weights then stay as they were.
+        """
+        self._check_usable()
+        self._background = threading.Thread(
+            target=self._apply_all, name="weightbus-apply", daemon=True
+        )
+        self._background.start()
+        return self
+
+    def _apply_all(self) -> None:
+        while True:
+            try:
+                self._receive(1.0)
+            except ClosedError:
+                return
+            except RefusedError as error:
+                self._note(error)
+                if self._handoff.wait_closed(1.0):
+                    return
+            except Exception as error:
+                self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        log.error("%s: %s", self.name, error)
+        with self._applied:
+            self._error = error if isinstance(error, WeightBusError) else WeightBusError(str(error))
+            self._applied.notify_all()
+
+    def reading(self, timeout: float | None = None) -> AbstractContextManager[None]:
+        """Return a context in which the weights do not change, for a forward pass.
+
+        Raises:
+            TimeoutError: An apply took longer than `timeout` seconds.
+        """
+        return self._lock.reading(timeout)
+
+    def wait_for_version(self, model: str, version: int = 1, *, timeout: float) -> Update | None:
+        """Wait until a model runs this version or a newer one; None when the time is over.
+
+        Raises:
+            KeyError: This subscriber does not have that model.
+        """
+        self._targets[model]
+
+        def there() -> bool:
+            return model in self._running and self._running[model].version >= version
+
+        with self._applied:
+            return self._running[model] if self._applied.wait_for(there, timeout) else None
+
+    # How things stand.
+
+    @property
+    def error(self) -> WeightBusError | None:
+        """What went wrong last in the background, if anything has."""
+        return self._error
+
+    def update(self, model: str) -> Update | None:
+        """Return what a model runs; None before its first version."""
+        self._targets[model]
+        with self._applied:
+            return self._running.get(model)
+
+    def version(self, model: str) -> int:
+        """Return the version that a model runs; 0 before its first."""
+        update = self.update(model)
+        return update.version if update is not None else 0
+
+    def wait_joined(self, timeout: float) -> bool:
+        """Wait until the publisher has let this worker in; return whether it has.
+
+        Raises:
+            RefusedError: The publisher refuses this worker.
+        """
+        return self._handoff.wait_joined(timeout)
+
+    def close(self) -> None:
+        """Say goodbye and close the sockets. Calling it twice is fine."""
+        if os.getpid() != self._pid:
+            return
+        self._loop.close()
+        background = self._background
+        if background is not None and background is not threading.current_thread():
+            background.join(10.0)
+
+    def __enter__(self) -> "Subscriber":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                f"this subscriber was made in process {self._pid}, this is process {os.getpid()}: "
+                "sockets do not survive a fork; make a new Subscriber here"
+            )
+        if self._background is not None:
+            raise ClosedError("this subscriber applies in the background since start()")
+
+
+def _default_name() -> str:
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
+    return f"{host}-{os.getpid()}-{secrets.token_hex(2)}"

@@ -1,0 +1,102 @@
+"""Where a worker's versions go: into a model's own memory, or into a file.
+
+nn.Module, TensorDict, mapping of torch tensors or numpy arrays      copied in place
+a path                                                               written, then renamed
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from ..bus.staging import StagedVersion
+from ..codecs.apply import Reader, check
+from ..codecs.layout import Layout, trimmed
+
+
+class Target(Protocol):
+    """What a version can be applied to."""
+
+    def fault(self, layout: Layout) -> str:
+        """Say why a layout cannot be applied here; nothing if it can. Changes nothing."""
+        ...
+
+    def apply(self, staged: StagedVersion) -> None:
+        """Apply a version: all of it, or nothing and an exception."""
+        ...
+
+
+class MemoryTarget:
+    """A module, TensorDict or mapping whose tensors are overwritten in place.
+
+    Args:
+        target: It.
+        strict: Whether both sides must have the same names.
+        cast: Whether values may be converted to the target's dtype.
+    """
+
+    def __init__(self, target: object, *, strict: bool, cast: bool) -> None:
+        self._target, self._strict, self._cast = target, strict, cast
+        self._readers: dict[int, Reader] = {}  # by staging buffer
+
+    def fault(self, layout: Layout) -> str:
+        """Name the tensors that differ."""
+        lines = check(layout, self._target, strict=self._strict, cast=self._cast)
+        return "\n".join(trimmed(lines))
+
+    def apply(self, staged: StagedVersion) -> None:
+        """Copy every tensor to its place."""
+        reader = self._readers.get(id(staged.data))
+        known = reader.section if reader is not None else None
+        if known is None or known.layout is not staged.layout or known.data is not staged.data:
+            if len(self._readers) > 1:
+                self._readers.clear()
+            reader = self._readers[id(staged.data)] = Reader(staged.layout, staged.data)
+        assert reader is not None  # noqa: S101 - either found or made
+        reader.copy_into(self._target, strict=self._strict, cast=self._cast)
+
+
+class FileTarget:
+    """A safetensors file that always holds one whole version.
+
+    Args:
+        path: The file; its folder must exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        if not path.parent.is_dir():
+            raise NotADirectoryError(
+                f"{path}: there is no folder {path.parent} to write it into; make it first"
+            )
+
+    def fault(self, layout: Layout) -> str:
+        """Any layout can be written."""
+        del layout
+        return ""
+
+    def apply(self, staged: StagedVersion) -> None:
+        """Write the version beside the file, then rename it over the file."""
+        folder, name = self._path.parent, self._path.name
+        handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(staged.layout.header)
+                file.write(staged.data.data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self._path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+def targets_of(models: Mapping[str, object], *, strict: bool, cast: bool) -> dict[str, Target]:
+    """Return the target of each model that a user named."""
+    return {
+        model: FileTarget(Path(target))
+        if isinstance(target, str | Path)
+        else MemoryTarget(target, strict=strict, cast=cast)
+        for model, target in models.items()
+    }
