@@ -1,0 +1,31 @@
+"""A worker without torch: predicts with the newest weights, and says which version it runs.
+
+python examples/numpy_worker.py tcp://localhost:5555 --name w0
+"""
+
+import argparse
+import json
+
+import numpy as np
+
+import weightbus
+
+
+def main() -> None:
+    """Apply every version that comes, until the publisher has been silent for long enough."""
+    parser = argparse.ArgumentParser(description="Predict with the newest weights.")
+    parser.add_argument("address")
+    parser.add_argument("--name")
+    parser.add_argument("--patience", type=float, default=30.0, help="seconds without a version")
+    options = parser.parse_args()
+    weights = {"slope": np.zeros(3, np.float32), "offset": np.zeros((), np.float32)}
+    x = np.array([1.0, 2.0, 3.0], np.float32)
+    with weightbus.Subscriber(options.address, {"line": weights}, name=options.name) as subscriber:
+        while (update := subscriber.receive(timeout=options.patience)) is not None:
+            y = float(x @ weights["slope"] + weights["offset"])  # 4.5 when the fit is perfect
+            row = {"worker": subscriber.name, "version": update.version, "prediction": round(y, 4)}
+            print(json.dumps(row | {"digest": update.digest}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
