@@ -32,6 +32,15 @@ class Handoff:
             self._changed.notify_all()
             return older
 
+    def put_back(self, staged: StagedVersion) -> bool:
+        """Leave a version again that was taken; return False if a newer one has come meanwhile."""
+        with self._changed:
+            if staged.model in self._ready:
+                return False
+            self._ready[staged.model] = staged
+            self._changed.notify_all()
+            return True
+
     def reject(self, error: ApplyError) -> None:
         """Leave word that a version could not be taken; once for each version."""
         with self._changed:

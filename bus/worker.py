@@ -60,7 +60,7 @@ class WorkerMachine:
         models: The models that it wants.
         accepts: Says why a layout cannot be applied; nothing if it can.
         bytes_max: The largest version to stage, in bytes.
-        timing: How long it waits; the publisher's welcome does not change it.
+        timing: How long it waits. It pings more often if the publisher's welcome says so.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class WorkerMachine:
         self._heard_at = 0.0
         self._said_hello_at = -self.timing.hello_retry
         self._pinged_at = 0.0
+        self._ping_every = self.timing.ping
         self._handlers: dict[type[Message], Callable[..., list[Effect]]] = {
             Announce: self._announce,
             End: self._end,
@@ -204,6 +205,7 @@ class WorkerMachine:
             )
             return [Refused("stale-epoch", text)]
         self.inside, self.epoch, self._heard_at = True, welcome.epoch, now
+        self._ping_every = min(self.timing.ping, welcome.ping_ms / 1000)
         effects: list[Effect] = [Joined(welcome.epoch)]
         self._subscribed = False
         if welcome.data != self._data:
@@ -254,7 +256,7 @@ class WorkerMachine:
         effects: list[Effect] = []
         for slot in self.slots.values():
             effects += slot.tick(now)
-        if now - self._pinged_at >= self.timing.ping:
+        if now - self._pinged_at >= self._ping_every:
             self._pinged_at = now
             effects.append(Send(Ping(subscribed=self._subscribed)))
             for slot in self.slots.values():

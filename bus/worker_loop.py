@@ -48,6 +48,12 @@ class WorkerLoop:
         """A version is about to be applied. (No hurry: it only serves those who ask.)"""
         self._work.append(lambda _now: self._machine.taken(staged.model, staged.key))
 
+    def put_back(self, staged: StagedVersion) -> None:
+        """A version was not applied after all, for now: leave it again unless a newer one came."""
+        if not self._handoff.put_back(staged):
+            self._work.append(lambda now: self._machine.dropped(staged.model, staged.key, now))
+            self._sockets.wake()
+
     def applied(self, staged: StagedVersion) -> None:
         """A version was applied."""
         self._work.append(lambda now: self._machine.applied(staged.model, staged.key, now))

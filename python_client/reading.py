@@ -9,6 +9,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 
+class InUseError(TimeoutError):
+    """Readers did not leave in time."""
+
+
 class ReadingLock:
     """A readers-writer lock that prefers the writer."""
 
@@ -48,7 +52,7 @@ class ReadingLock:
         """Write: nobody reads or writes meanwhile.
 
         Raises:
-            TimeoutError: Readers were at it for longer than `timeout` seconds.
+            InUseError: Readers were at it for longer than `timeout` seconds.
             RuntimeError: This very thread is reading.
         """
         me = threading.get_ident()
@@ -64,9 +68,7 @@ class ReadingLock:
                 self._waiting_writers -= 1
                 self._changed.notify_all()
             if not free:
-                raise TimeoutError(
-                    f"the weights were in use (`reading()`) for more than {timeout} s"
-                )
+                raise InUseError(f"the weights were in use (`reading()`) for more than {timeout} s")
             self._writer = me
         try:
             yield

@@ -23,7 +23,7 @@ from ..bus.worker import Identity, WorkerMachine
 from ..bus.worker_loop import WorkerLoop
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
-from .reading import ReadingLock
+from .reading import InUseError, ReadingLock
 from .targets import targets_of
 
 log = logging.getLogger("weightbus.subscriber")
@@ -144,9 +144,12 @@ class Subscriber:
         staged = self._handoff.take(timeout)
         if staged is None:
             return None
-        # A reader that is slow to leave must not lose us the version: it is ours now, so wait.
-        with self._lock.writing(None if timeout > 0 else max(0.0, deadline - time.monotonic())):
-            return self._apply(staged)
+        try:
+            with self._lock.writing(max(0.0, deadline - time.monotonic())):
+                return self._apply(staged)
+        except InUseError:  # somebody is reading and does not leave: later, then
+            self._loop.put_back(staged)
+            return None
 
     def _apply(self, staged: StagedVersion) -> Update:
         self._loop.taken(staged)
