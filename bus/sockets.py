@@ -59,7 +59,7 @@ class _Sockets:
         self._wants_write = False
 
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
-        """Wait until something arrives or somebody wakes us; with `writable`, or a peer is there."""
+        """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
         if writable != self._wants_write:
             self._wants_write = writable
             self._poller.modify(self._control, zmq.POLLIN | (zmq.POLLOUT if writable else 0))
