@@ -103,11 +103,12 @@ class Worker:
     Some users refuse models of one byte, some have room for small models only.
     """
 
+    machine: WorkerMachine
+
     def __init__(self, sim: "Simulation", name: str, process: str) -> None:
         self.sim, self.name, self.process = sim, name, process
         self.incarnation = 0
         self.alive = False
-        self.machine: WorkerMachine
         self.rate = sim.rng.choice(sim.faults.rates)
         self.picky = sim.rng.random() < 0.15
         self.bytes_max = sim.rng.choice([STAGING_BYTES_MAX] * 6 + [SIZES[-1] - 1])
@@ -206,6 +207,9 @@ class Worker:
 class Publisher:
     """One publisher process and its trainer."""
 
+    machine: PublisherMachine
+    open: dict[int, Publication]
+
     def __init__(self, sim: "Simulation") -> None:
         self.sim, self.incarnation = sim, 0
         self.start()
@@ -228,7 +232,7 @@ class Publisher:
         sim.epochs.add(epoch)
         self.machine = PublisherMachine(epoch, "tcp://data", sim.timing)
         self.arenas: dict[str, Arenas] = {}
-        self.open: dict[int, Publication] = {}
+        self.open = {}
         self.peers: dict[bytes, tuple[Worker, int]] = {}
         sim.every_tick(self.incarnation, self, self.tick)
 
