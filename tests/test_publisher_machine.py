@@ -87,7 +87,8 @@ class Bench:
 
 
 def hello(name: str, instance: str = "0" * 32, **fields: Any) -> Hello:
-    return Hello(**{"name": name, "instance": instance, "models": {"a": None}} | fields)
+    told: dict[str, Any] = {"name": name, "instance": instance, "models": {"a": None}}
+    return Hello(**told | fields)
 
 
 def report(kind: Callable[..., Message], version: Version, /, **fields: Any) -> Message:
