@@ -140,6 +140,7 @@ class Subscriber:
         return self._receive(timeout)
 
     def _receive(self, timeout: float) -> Update | None:
+        self._lock.check_not_reading()
         deadline = time.monotonic() + timeout
         staged = self._handoff.take(timeout)
         if staged is None:
