@@ -1,11 +1,11 @@
 """Memory is used again, never while somebody holds it, and the latest version is never given up."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from weightbus.bus import arena as arena_module
 from weightbus.bus.arena import Arenas
 from weightbus.bus.catalog import DIGESTS_KEPT, Shelf
 from weightbus.bus.limits import ARENAS_MAX
@@ -20,7 +20,7 @@ class Bench:
     """Arenas and a shelf, used as a publisher uses them."""
 
     def __init__(self) -> None:
-        self.arenas, self.shelf = Arenas("a", CHUNK), Shelf("a")
+        self.arenas, self.shelf = Arenas("a", CHUNK, patience=0.01), Shelf("a")
 
     def publish(self, nbytes: int = 20, *receivers: str, together: bool = False) -> Version:
         layout = Layout.plan([("w", "U8", (nbytes,))])
@@ -37,11 +37,6 @@ class Bench:
 
     def shelf_count(self) -> int:
         return max((n for n in range(1, 100) if self.shelf.known_digest(n) is not None), default=0)
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena_module, "RELEASE_WAIT", 0.01)
 
 
 def test_a_steady_state_needs_one_arena() -> None:
@@ -118,6 +113,24 @@ def test_neither_the_latest_nor_an_open_commit_is_given_up() -> None:
         bench.arenas.take(layout, replaces_latest=False)
     assert latest.alive
     assert all(version.alive for version in [*pending, taken[0]])
+
+
+def test_a_trainer_that_is_faster_than_the_machine_waits_for_it() -> None:
+    """Versions that were handed over but not taken in yet cannot be given up; soon they can."""
+    bench = Bench()
+    bench.arenas = Arenas("a", CHUNK, patience=10.0)
+    layout = Layout.plan([("w", "U8", (20,))])
+    given = [bench.arenas.take(layout, replaces_latest=True)[0] for _ in range(ARENAS_MAX)]
+
+    def machine() -> None:
+        for version in given:
+            bench.shelf.number(version, 1)
+            bench.shelf.settle(version, None)
+
+    with ThreadPoolExecutor() as pool:
+        taking = pool.submit(bench.arenas.take, layout, replaces_latest=True)
+        pool.submit(machine).result(10.0)
+        assert taking.result(10.0)[0].alive
 
 
 def test_another_size_takes_the_place_of_memory_that_is_free() -> None:
