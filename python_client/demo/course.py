@@ -38,7 +38,6 @@ from .tally import Tally
 if TYPE_CHECKING:
     from .learner import Learner
 
-ADDRESS = "tcp://127.0.0.1:0"  # any free port
 UPDATE_STEPS = 300  # new ones, for the next update
 WINDOW_STEPS = 1_500  # the newest ones, which an update learns from; never more, however late it is
 TAKE_SECONDS = 0.05  # to wait for episodes before the screen is looked after
@@ -208,7 +207,7 @@ def run_demo(
     _check(workers, seconds, plot)
     console = Console(stderr=as_json)
     with (
-        Publisher(ADDRESS, data=ADDRESS, timing=TIMING) as publisher,
+        Publisher(timing=TIMING) as publisher,
         Fleet(publisher.address) as fleet,
         Screen(console) as screen,
     ):
