@@ -25,6 +25,7 @@ WORKERS = (1, 2, 4)
 QUICK = (("256KiB/20", 1), ("256KiB/20", 4), ("16MiB/40", 1), ("200MiB/100", 1), ("200MiB/100", 2))
 COSTS = "200MiB/100"
 COSTS_SECONDS = 300.0
+WIDTH = 100  # characters
 
 # By size up to so many bytes: rounds, and publishes in a row in each. Small ones vary more.
 EFFORT = ((2**20, 30, 5), (2**26, 15, 2), (2**40, 9, 1))
@@ -88,7 +89,9 @@ def measure_costs(shape: Shape) -> dict[str, Any]:
 def main(words: list[str]) -> int:
     """Measure and report; return the exit status."""
     arguments = parse(words)
-    console, machine = Console(), describe()
+    # A file or a pipe has no width of its own; the tables need this much.
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    machine = describe()
     report.print_machine(machine, console)
     comparisons: list[Comparison] = []
     try:

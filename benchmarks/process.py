@@ -142,7 +142,9 @@ class Answers:
         """Answer in a thread of its own, and end the process when the parent closes its end."""
 
         def run() -> None:
-            self.serve()
-            os._exit(0)
+            try:
+                self.serve()
+            finally:  # even if nobody was there to take the last answer
+                os._exit(0)
 
         threading.Thread(target=run, name="answers", daemon=True).start()

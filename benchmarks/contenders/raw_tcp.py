@@ -16,7 +16,8 @@ from ..fleet import START_SECONDS, Fleet, Worker
 from ..model import Model
 
 NEEDS: tuple[str, ...] = ()
-SEND_BUFFER = 2**18  # bytes; from 128 KiB to 1 MiB all do
+SEND_BUFFER = 2**18  # bytes; of those from 128 KiB to 4 MiB the fastest, by up to a half
+RECEIVE = 2**18  # bytes taken at once, while they are in the cache
 
 
 class RawTcp:
@@ -59,6 +60,9 @@ class RawTcp:
 
     def stop(self) -> None:
         self._fleet.stop()
+        self._senders.shutdown()
+        for connection in self._connections:
+            connection.close()
 
 
 def create() -> RawTcp:
@@ -76,7 +80,7 @@ def work(worker: Worker) -> None:
         while True:
             at = 0
             while at < flat.nbytes:
-                count = connection.recv_into(flat[at:])  # type: ignore[arg-type] # a buffer
+                count = connection.recv_into(flat[at : at + RECEIVE])  # type: ignore[arg-type] # a buffer
                 if not count:
                     return
                 at += count

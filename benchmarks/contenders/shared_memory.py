@@ -54,6 +54,8 @@ class Copies:
 
     def stop(self) -> None:
         self._fleet.stop()
+        for connection in self._connections:
+            connection.close()
 
 
 def create() -> Copies:
