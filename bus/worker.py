@@ -223,8 +223,8 @@ class WorkerMachine:
         return self._hello(now) if not self.inside and self.may_say_hello(now) else []
 
     def close(self) -> list[Effect]:
-        """Say goodbye."""
-        return [Send(Bye())] if self.inside else []
+        """Say goodbye, even from outside: our hello may have been heard, its answer not yet."""
+        return [Send(Bye())]
 
     # What the user does.
 
