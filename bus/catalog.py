@@ -27,7 +27,7 @@ class Shelf:
     def number(self, version: Version, epoch: int) -> None:
         """Take a new version in and number it."""
         self._count += 1
-        version.epoch, version.version = epoch, self._count
+        version.number(epoch, self._count)
         self._versions[version.version] = version
 
     def get(self, number: int) -> Version | None:

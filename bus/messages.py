@@ -33,6 +33,7 @@ NAME_PATTERN: Final = r"^[A-Za-z0-9._-]{1,128}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
 Hex64 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
 Hex32 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=INTEGER_MAX)]
@@ -50,12 +51,19 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_
     wbp: int = 0
 
 
+class Shared(msgspec.Struct, frozen=True):
+    """Where a version lies in the memory of the publisher's host."""
+
+    path: Text
+    token: Hex32
+
+
 class Running(msgspec.Struct, frozen=True):
-    """A version that a worker runs, and what its bytes hash to."""
+    """A version that a worker runs, and what its bytes hash to (empty: it did not hash them)."""
 
     epoch: Count
     version: Positive
-    digest: Hex64
+    digest: Digest
 
 
 # Worker to publisher.
@@ -105,12 +113,12 @@ class Staged(Message, tag="staged", frozen=True, kw_only=True):
 
 
 class Applied(Message, tag="applied", frozen=True, kw_only=True):
-    """This worker now runs the version."""
+    """This worker now runs the version; an empty digest says that it was not hashed."""
 
     model: Name
     epoch: Count
     version: Positive
-    digest: Hex64
+    digest: Digest
 
 
 class Failed(Message, tag="failed", frozen=True, kw_only=True):
@@ -131,10 +139,11 @@ class Bye(Message, tag="bye", frozen=True, kw_only=True):
 
 
 class Ping(Message, tag="ping", frozen=True, kw_only=True):
-    """Are you there? A worker adds whether published messages reach it."""
+    """Are you there? A worker adds whether published messages and shared memory reach it."""
 
     token: Count = 0
     subscribed: bool = False
+    shared: bool = False
 
 
 class Pong(Message, tag="pong", frozen=True, kw_only=True):
@@ -156,6 +165,7 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
     ping_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
     lost_ms: Annotated[int, msgspec.Meta(ge=2, le=36_000_000)]
     models: Models
+    shared: Shared | None = None
     features: Features = []
 
 
@@ -173,6 +183,8 @@ class Announce(Message, tag="announce", frozen=True, kw_only=True):
     acknowledge: Literal["applied", "staged"]
     encoding: Name
     encryption: Name | None = None
+    shared: Shared | None = None
+    hash: bool = False
 
 
 class Chunk(Message, tag="chunk", frozen=True, kw_only=True):

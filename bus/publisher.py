@@ -38,6 +38,7 @@ from .messages import (
     Progress,
     Refuse,
     Running,
+    Shared,
     Staged,
     Welcome,
     control_topic,
@@ -57,9 +58,17 @@ class PublisherMachine:
         epoch: Its incarnation; workers refuse a lower one than they have applied from.
         data_endpoint: Where PUB is, as workers are told.
         timing: How long it waits.
+        shared: A segment by which workers find out that they are on the same host.
     """
 
-    def __init__(self, epoch: int, data_endpoint: str, timing: Timing | None = None) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        data_endpoint: str,
+        timing: Timing | None = None,
+        shared: Shared | None = None,
+    ) -> None:
+        self.shared = shared
         self.epoch = epoch
         self.data_endpoint = data_endpoint
         self.timing = timing or Timing()
@@ -164,19 +173,20 @@ class PublisherMachine:
     def _announce(self, publication: Publication, peers: list[Peer], now: float) -> list[Effect]:
         version, effects = publication.version, list[Effect]()
         broadcast = publication.workers is None
+        if publication.hash:
+            version.digest()
         announce = announcement(version, publication)
         shelf = self.catalog[version.model]
         alone = [p for p in peers if not (p.lost or (broadcast and p.subscribed))]
+        networked = [p for p in peers if p.subscribed and not (p.shared and version.shared)]
         if broadcast:
             layout = version.layout.header if version.layout.id != shelf.announced_layout else None
             shelf.announced_layout = version.layout.id
             effects.append(Broadcast(control_topic(version.model), announce, layout))
             self._pushes = [p for p in self._pushes if p.version.model != version.model]
-            if len(alone) < len(peers):
+            if networked:
                 self._pushes.append(Push(version, now, self.timing.quiet))
-        for peer in alone:
-            effects += [Send(announce, to=peer.identity), Send(end_of(version), to=peer.identity)]
-        return effects
+        return effects + [Send(announce, to=peer.identity) for peer in alone]
 
     @property
     def pushing(self) -> bool:
@@ -286,7 +296,7 @@ class PublisherMachine:
         peer.running = {
             model: running
             for model, running in peer.hello.models.items()
-            if running is not None and self._known_digest(model, running) in ("", running.digest)
+            if running is not None and self._plausible(model, running)
         }
         for publication in self._publications.values():
             publication.move(peer.name, "behind", now)
@@ -298,6 +308,7 @@ class PublisherMachine:
             ping_ms=max(1, round(self.timing.ping * 1000)),
             lost_ms=max(2, round(self.timing.lost_after * 1000)),
             models=self._latest(peer),
+            shared=self.shared,
         )
         return [Send(welcome, to=peer.identity), *effects]
 
@@ -339,7 +350,7 @@ class PublisherMachine:
         return effects
 
     def _ping(self, peer: Peer, message: Ping, _now: float) -> list[Effect]:
-        peer.subscribed = message.subscribed
+        peer.subscribed, peer.shared = message.subscribed, message.shared
         pong = Pong(token=message.token, epoch=self.epoch, models=self._latest(peer))
         return [Send(pong, to=peer.identity)]
 
@@ -357,7 +368,8 @@ class PublisherMachine:
             if shelf is None or version is None:
                 return self._gone(peer, fetch, shelf)
             if fetch.count == 0:
-                return self._describe(peer, version, fetch.layout)
+                end = fetch.version > 0 and not fetch.layout  # asked for by one who has all chunks
+                return self._describe(peer, version, layout=fetch.layout, end=end)
             return self._chunks(peer, version, fetch, now)
         except Retired:
             return self._gone(peer, fetch, shelf)
@@ -369,16 +381,20 @@ class PublisherMachine:
         latest = shelf.latest_for(peer.name) if shelf else None
         if latest is not None and (latest.key != (fetch.epoch, fetch.version)):
             with contextlib.suppress(Retired):  # being replaced now: the new one will be announced
-                effects += self._describe(peer, latest, layout=False)
+                effects += self._describe(peer, latest)
         return effects
 
-    def _describe(self, peer: Peer, version: Version, layout: bool) -> list[Effect]:
+    def _describe(
+        self, peer: Peer, version: Version, *, layout: bool = False, end: bool = False
+    ) -> list[Effect]:
+        """Announce a version to one worker; add the end unless it reads shared memory."""
         header = version.layout.header if layout else None
         announce = announcement(version, self._undecided(version))
-        return [
-            Send(announce, header, to=peer.identity),
-            Send(end_of(version), to=peer.identity),
-        ]
+        version.receivers.add(peer.name)
+        effects: list[Effect] = [Send(announce, header, to=peer.identity)]
+        if end or not (peer.shared and version.shared):
+            effects.append(Send(end_of(version), to=peer.identity))
+        return effects
 
     def _undecided(self, version: Version) -> Publication | None:
         for publication in self._publications.values():
@@ -466,7 +482,7 @@ class PublisherMachine:
         known = self._known_digest(message.model, running)
         if known is None or message.model not in peer.hello.models:
             return []
-        if known not in ("", message.digest):
+        if known and message.digest not in ("", known):
             return self._wrong_digest(peer, message, known)
         if peer.runs(message.model) >= (message.epoch, message.version):
             return []
@@ -478,6 +494,10 @@ class PublisherMachine:
             del peer.incoming[message.model]
         self.catalog[message.model].left(peer.name, older_than=message.version + 1)
         return self._arrived(peer, message.model, now)
+
+    def _plausible(self, model: str, running: Running) -> bool:
+        known = self._known_digest(model, running)
+        return known is not None and (not known or running.digest in ("", known))
 
     def _known_digest(self, model: str, running: Running) -> str | None:
         """Return the digest of a version that a worker claims to run.
@@ -575,7 +595,7 @@ class PublisherMachine:
         model = publication.version.model
         for target in publication.targets.values():
             peer = self.roster.by_name(target.name)
-            if target.state in ("behind", "staged") and peer is not None:
+            if target.state not in publication.done and peer is not None and not target.detail:
                 incoming = peer.incoming.get(model)
                 doing = self._phase(model, incoming, now) if incoming else "nothing heard of it yet"
                 target.detail = f"{doing}; last heard {now - peer.heard_at:.1f} s ago"
@@ -603,6 +623,8 @@ def announcement(version: Version, publication: Publication | None) -> Announce:
         commit="together" if together else "auto",
         acknowledge="staged" if staged else "applied",
         encoding="raw",
+        shared=version.shared,
+        hash=publication is not None and publication.hash,
     )
 
 

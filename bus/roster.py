@@ -38,6 +38,7 @@ class Peer:
     running: dict[str, Running]
     incoming: dict[str, Incoming] = field(default_factory=dict[str, Incoming])
     subscribed: bool = False  # published messages are known to reach it
+    shared: bool = False  # it reads shared memory of this host
     lost: bool = False
     contested_at: float | None = None  # when another instance asked for its name
 

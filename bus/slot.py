@@ -12,6 +12,7 @@ never complete any.
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal
 
 from ..codecs.errors import LayoutError
@@ -30,15 +31,17 @@ from .messages import (
     Fetch,
     Progress,
     Running,
+    Shared,
     Staged,
     data_topic,
 )
-from .staging import Buffers, StagedVersion
+from .staging import Buffers, SharedMemory, StagedVersion, StaleError
 from .transfer import Transfer
 
 Key = tuple[int, int]
 Phase = Literal["staged", "applying"]
 Accepts = Callable[[str, Layout], str]
+Opens = Callable[[Shared, int], SharedMemory | None]
 
 RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
 TRANSIENT = {
@@ -57,16 +60,20 @@ class Slot:
         accepts: Says why a layout cannot be applied here; nothing if it can.
         bytes_max: The largest version to stage, in bytes.
         timing: How long to wait.
+        opens: Opens a segment of shared memory; None if it is not of this host.
     """
 
-    def __init__(self, model: str, accepts: Accepts, bytes_max: int, timing: Timing) -> None:
+    def __init__(
+        self, model: str, accepts: Accepts, bytes_max: int, timing: Timing, opens: Opens
+    ) -> None:
         self.model = model
         self.timing = timing
         self.running: Running | None = None
         self.arriving: Transfer | None = None
         self.undecided: StagedVersion | None = None  # staged together, waiting for the commit
         self.ready: dict[Key, StagedVersion] = {}  # given out to be applied
-        self._accepts, self._bytes_max = accepts, bytes_max
+        self._accepts, self._bytes_max, self._opens = accepts, bytes_max, opens
+        self.shared = False  # versions are read from shared memory: nothing needs to be pushed
         self._buffers = Buffers()
         self._layouts: dict[str, Layout] = {}
         self._accepted: set[str] = set()  # ids of layouts among them that can be applied here
@@ -104,8 +111,10 @@ class Slot:
         fetch = Fetch(model=self.model, epoch=epoch, version=0, layout=waits_for_layout)
         return [Send(fetch)]
 
-    def announced(self, announce: Announce, layout: Buffer | None, now: float) -> list[Effect]:
-        """A version exists."""
+    def announced(
+        self, announce: Announce, layout: Buffer | None, now: float, *, pushed: bool
+    ) -> list[Effect]:
+        """A version exists; its chunks may follow if the announcement itself was pushed."""
         key = (announce.epoch, announce.version)
         if layout is not None:
             failed = self._learn(announce, layout)
@@ -123,7 +132,11 @@ class Slot:
                 return []
             if self.catching_up and key != self.arriving.key:
                 return []
-        return self._begin(announce, now)
+        effects = self._begin(announce, now)
+        if self.arriving is not None and (self.shared or not pushed):
+            self.arriving.pull()
+            effects += self._pull(self.arriving, now)
+        return effects
 
     def _learn(self, announce: Announce, header: Buffer) -> str:
         """Remember a layout; return what is wrong with it, if anything."""
@@ -153,13 +166,37 @@ class Slot:
             )
             self._asked_at = now
             return [Send(fetch)]
+        memory = self._opens(announce.shared, announce.nbytes) if announce.shared else None
+        if memory is not None and announce.acknowledge == "applied":
+            return self._drop_arriving(now) + self._point(announce, layout, memory)
         effects = self._abandon()
         buffer = self._buffers.take(announce.nbytes)
         if buffer is None:
             return effects  # `_resume` begins when one is given back
         self._waiting = self._failure = None
         self.arriving = Transfer(announce, layout, buffer, now, self.timing)
+        if memory is not None:
+            stamp = (self.model, announce.epoch, announce.version)
+            with suppress(StaleError), memory.reading(*stamp):
+                self.arriving.read(memory.data)
         return effects
+
+    def _point(self, announce: Announce, layout: Layout, memory: SharedMemory) -> list[Effect]:
+        """The version is whole in shared memory: it can be applied from there."""
+        self._waiting = self._failure = None
+        self._forget_undecided()
+        staged = StagedVersion(
+            self.model,
+            announce.epoch,
+            announce.version,
+            layout,
+            memory.data,
+            digest="",
+            shared=memory,
+            hash_chunks=announce.chunk_bytes if announce.hash else 0,
+        )
+        self.ready[staged.key] = staged
+        return [Ready(staged)]
 
     def _abandon(self) -> list[Effect]:
         """A newer version replaces the one arriving; the next is finished, whatever comes."""
@@ -167,7 +204,7 @@ class Slot:
             return []
         self._buffers.give_back(self.arriving.buffer)
         self.arriving = None
-        if self.catching_up:
+        if self.catching_up or self.shared:
             return []
         self.catching_up = True
         return [Subscribe(data_topic(self.model), on=False)]
@@ -265,10 +302,15 @@ class Slot:
         effects: list[Effect] = []
         if announce.acknowledge == "staged" or announce.commit == "together":
             effects.append(self._say_staged(staged))
-        if self.undecided is not None:  # a newer one is whole: the older will not be waited for
-            self._buffers.give_back(self.undecided.data)
+        self._forget_undecided()
         self.undecided = staged
         return effects if announce.commit == "together" else effects + self._commit()
+
+    def _forget_undecided(self) -> None:
+        """A newer version is whole, or this one will not be committed."""
+        if self.undecided is not None:
+            self._buffers.give_back(self.undecided.data)
+            self.undecided = None
 
     def _commit(self) -> list[Effect]:
         staged, self.undecided = self.undecided, None
@@ -282,7 +324,10 @@ class Slot:
         if not self.catching_up:
             return []
         self.catching_up = False
-        return [Subscribe(data_topic(self.model), on=True), *self._ask_latest(epoch, now)]
+        return [
+            Subscribe(data_topic(self.model), on=not self.shared),
+            *self._ask_latest(epoch, now),
+        ]
 
     def committed(self, commit: Commit) -> list[Effect]:
         """The version that is staged here may be applied."""
@@ -296,8 +341,7 @@ class Slot:
         """The version must not be applied; drop what there is of it."""
         key = (abort.epoch, abort.version)
         if self.undecided is not None and self.undecided.key == key:
-            self._buffers.give_back(self.undecided.data)
-            self.undecided = None
+            self._forget_undecided()
         if self.arriving is not None and self.arriving.key == key:
             return self._drop_arriving(now)
         return []
@@ -323,8 +367,7 @@ class Slot:
         """The publisher has let this worker in (again), and has this version for it."""
         effects: list[Effect] = []
         if self.undecided is not None and self.undecided.epoch != epoch:
-            self._buffers.give_back(self.undecided.data)
-            self.undecided = None
+            self._forget_undecided()
         self._waiting, self._rejected = None, (0, 0)
         if self.arriving is not None and self.arriving.key[0] != epoch:
             effects += self._drop_arriving(now)
@@ -350,12 +393,12 @@ class Slot:
         self._taken = key
         return []
 
-    def applied(self, key: Key, now: float) -> list[Effect]:
-        """A version was applied: it runs here."""
+    def applied(self, key: Key, digest: str, now: float) -> list[Effect]:
+        """A version was applied: it runs here, and its bytes hash to this (if they were hashed)."""
         staged = self._returned(key)
         if staged is None:
             return []
-        self.running = Running(staged.epoch, staged.version, staged.digest)
+        self.running = Running(staged.epoch, staged.version, digest)
         return [self._say_applied(self.running), *self._resume(now)]
 
     def failed(self, key: Key, text: str, now: float) -> list[Effect]:
@@ -366,13 +409,21 @@ class Slot:
         self._rejected = max(self._rejected, key)
         return [self._fail(key, "apply", text), *self._resume(now)]
 
+    def stale(self, key: Key, now: float) -> list[Effect]:
+        """A version was gone from shared memory before it could be copied: ask for the latest."""
+        staged = self._returned(key)
+        if staged is None:
+            return []
+        self._asked_at = -math.inf
+        return self._ask_latest(staged.epoch, now)
+
     def dropped(self, key: Key, now: float) -> list[Effect]:
         """A version was replaced by a newer one before anybody applied it."""
         return self._resume(now) if self._returned(key) is not None else []
 
     def _returned(self, key: Key) -> StagedVersion | None:
         staged = self.ready.pop(key, None)
-        if staged is not None:
+        if staged is not None and staged.shared is None:
             self._buffers.give_back(staged.data)
         return staged
 

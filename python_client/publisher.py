@@ -21,6 +21,7 @@ from ..bus.publisher import PublisherMachine
 from ..bus.publisher_loop import PublisherLoop
 from ..bus.receipt import Receipt
 from ..bus.roster import WorkerStatus
+from ..bus.segment import probe
 from ..bus.sockets import PUB_QUEUE, PublisherSockets
 from ..codecs.chunks import CHUNK_BYTES_DEFAULT, ChunkPlan
 from ..codecs.layout import Layout
@@ -35,9 +36,9 @@ ANSWER_SECONDS = 5.0  # beyond its deadline, what a call allows the background t
 class _Model:
     """What a publisher keeps of one model: its memory, and the layout it had last."""
 
-    def __init__(self, name: str, chunk_bytes: int) -> None:
+    def __init__(self, name: str, chunk_bytes: int, *, share: bool) -> None:
         self.lock = threading.Lock()  # one snapshot at a time
-        self.arenas = Arenas(name, chunk_bytes)
+        self.arenas = Arenas(name, chunk_bytes, share=share)
         self.layout: Layout | None = None
 
 
@@ -53,6 +54,7 @@ class Publisher:
             applied from. None: milliseconds since 1970, so that a restart is always higher.
         chunk_bytes: Bytes of a chunk.
         queue: Messages held for a slow worker before pushed ones are dropped (it fetches them).
+        shared_memory: Let workers of this user on this host read versions from memory.
         timing: How long to wait for signs of life.
 
     Raises:
@@ -70,6 +72,7 @@ class Publisher:
         epoch: int | None = None,
         chunk_bytes: int = CHUNK_BYTES_DEFAULT,
         queue: int = PUB_QUEUE,
+        shared_memory: bool = True,
         timing: Timing | None = None,
     ) -> None:
         ChunkPlan(0, chunk_bytes)  # refuses a size out of bounds
@@ -80,7 +83,11 @@ class Publisher:
         self.address = sockets.address
         self.data_address = sockets.data_address
         told = advertise or endpoints.advertised(self.address, self.data_address)
-        self._machine = PublisherMachine(epoch, told, timing)
+        self._probe = (
+            probe() if shared_memory else None
+        )  # kept, since it is gone with its last user
+        shared = self._probe.shared if self._probe is not None else None
+        self._machine = PublisherMachine(epoch, told, timing, shared)
         self._chunk_bytes = chunk_bytes
         self._models: dict[str, _Model] = {}
         self._ids = itertools.count(1)
@@ -104,6 +111,7 @@ class Publisher:
         require: Require = "all",
         wait: Wait = "applied",
         commit: CommitMode = "auto",
+        verify: bool = False,
         timeout: float = 60.0,
     ) -> Receipt:
         """Publish a new version of a model and wait until the workers have it.
@@ -119,6 +127,8 @@ class Publisher:
                 the worker's next safe point); or "none", which returns at once.
             commit: "auto": each worker applies as soon as it can. "together": none applies before
                 `require` workers have staged; if too few do in time, none applies at all.
+            verify: Have workers that read shared memory hash what they read, too. (What comes over
+                the network is always verified.) It costs about as much as the copy.
             timeout: Seconds for all of this.
 
         Returns:
@@ -139,6 +149,7 @@ class Publisher:
             require=require,
             wait=wait,
             commit=commit,
+            verify=verify,
             timeout=timeout,
         )
         left = started + timeout - time.monotonic()
@@ -153,6 +164,7 @@ class Publisher:
         require: Require = "all",
         wait: Wait = "applied",
         commit: CommitMode = "auto",
+        verify: bool = False,
         timeout: float = 60.0,
     ) -> "Future[Receipt]":
         """Publish, and return a future of the receipt as soon as the weights are copied.
@@ -170,7 +182,8 @@ class Publisher:
             raise ValueError(f"timeout={timeout}: give the workers a time above 0 seconds")
         if names:
             self._check_known(names)
-        kept = self._models.setdefault(model, _Model(model, self._chunk_bytes))
+        share = self._probe is not None
+        kept = self._models.setdefault(model, _Model(model, self._chunk_bytes, share=share))
         with kept.lock:
             state = state_of(weights)
             layout = kept.layout = state.layout(kept.layout)
@@ -191,6 +204,7 @@ class Publisher:
                 commit=commit,
                 started=started,
                 deadline=started + timeout,
+                hash=verify,
             )
             return self._loop.submit(publication)
 
@@ -203,6 +217,7 @@ class Publisher:
         require: Require = "all",
         wait: Wait = "applied",
         commit: CommitMode = "auto",
+        verify: bool = False,
         timeout: float = 60.0,
     ) -> Receipt:
         """Publish from a coroutine. Arguments, result and errors are those of `publish`.
@@ -217,6 +232,7 @@ class Publisher:
                 require=require,
                 wait=wait,
                 commit=commit,
+                verify=verify,
                 timeout=timeout,
             )
         )

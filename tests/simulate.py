@@ -18,20 +18,22 @@ import itertools
 import multiprocessing
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weightbus.bus.arena import Arenas
 from weightbus.bus.effects import Broadcast, Connect, Effect, Ready, Resolve, Send, Subscribe
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.limits import Timing
-from weightbus.bus.messages import Message, encode, from_worker
+from weightbus.bus.messages import Message, Shared, encode, from_worker
 from weightbus.bus.publication import Publication
 from weightbus.bus.publisher import PublisherMachine
 from weightbus.bus.receipt import Receipt
-from weightbus.bus.staging import StagedVersion
+from weightbus.bus.staging import StagedVersion, StaleError
 from weightbus.bus.worker import Identity, WorkerMachine
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
@@ -105,6 +107,20 @@ class Invariants:
             assert there >= needed, f"achieved with {there} of {needed}: {receipt}"
 
 
+class Memory:
+    """A segment of shared memory: an arena's bytes, and what they are."""
+
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self.data = data
+        self.stamp = ("", 0, 0)
+
+    @contextmanager
+    def reading(self, model: str, epoch: int, version: int) -> Generator[None]:
+        if (model, epoch, version) != self.stamp:
+            raise StaleError
+        yield
+
+
 class Worker:
     """One worker process: the machine, and a user who applies when it pleases."""
 
@@ -119,12 +135,19 @@ class Worker:
         instance = f"{self.sim.rng.getrandbits(128):032x}"
         identity = Identity(self.name, instance)
         models = ["a", "b"] if self.name == "w0" else ["a"]
-        self.machine = WorkerMachine(identity, models, lambda _m, _l: "", timing=self.sim.timing)
+        self.local = self.sim.rng.random() < 0.4  # on the publisher's host
+        self.machine = WorkerMachine(
+            identity, models, lambda _m, _l: "", timing=self.sim.timing, opens=self.open
+        )
         self.topics: set[bytes] = set()
         self.connected = False
         self.ready: dict[str, StagedVersion] = {}
         self.applying: set[str] = set()
         self.sim.every_tick(self.incarnation, self, self.tick)
+
+    def open(self, shared: Shared, nbytes: int) -> Memory | None:
+        memory = self.sim.memories.get(shared.token) if self.local else None
+        return memory if memory is not None and memory.data.nbytes == nbytes else None
 
     def tick(self) -> None:
         self.perform(self.machine.tick(self.sim.now))
@@ -179,8 +202,13 @@ class Worker:
         else:
             running = self.machine.slots[staged.model].running
             before = (running.epoch, running.version) if running else (0, 0)
-            self.sim.invariants.on_apply(self.name, before, staged)
-            effects = self.machine.applied(staged.model, staged.key, self.sim.now)
+            try:
+                with staged.reading():
+                    self.sim.invariants.on_apply(self.name, before, staged)
+                now, digest = self.sim.now, staged.digest
+                effects = self.machine.applied(staged.model, staged.key, digest, now)
+            except StaleError:
+                effects = self.machine.stale(staged.model, staged.key, self.sim.now)
         self.perform(effects)
         if staged.model in self.ready and staged.model not in self.applying:
             self.apply_later(staged.model)
@@ -203,7 +231,8 @@ class Publisher:
         while epoch in sim.epochs:
             epoch += 1
         sim.epochs.add(epoch)
-        self.machine = PublisherMachine(epoch, "tcp://data", sim.timing)
+        probe = sim.share(np.empty(0, np.uint8))
+        self.machine = PublisherMachine(epoch, "tcp://data", sim.timing, probe)
         self.arenas: dict[str, Arenas] = {}
         self.open: dict[int, Publication] = {}
         self.peers: dict[bytes, tuple[Worker, int]] = {}
@@ -254,6 +283,8 @@ class Publisher:
             return
         data = arena.data
         data[:] = np.frombuffer(rng.randbytes(size), np.uint8)
+        shared = sim.share(data)
+        version.shared = shared if rng.random() < 0.9 else None
         publication = Publication(
             id=next(sim.ids),
             version=version,
@@ -266,6 +297,7 @@ class Publisher:
         )
         self.open[publication.id] = publication
         effects = self.machine.publish(publication, sim.now)
+        sim.memories[shared.token].stamp = (model, *version.key)
         sim.invariants.published[(model, version.epoch, version.version)] = data.tobytes()
         self.perform(effects)
         self.pump()
@@ -283,6 +315,7 @@ class Simulation:
         self.invariants = Invariants()
         self.ids = itertools.count()
         self.epochs: set[int] = set()
+        self.memories: dict[str, Memory] = {}
         self.chaotic = True
         self.events = 0
         self._order = itertools.count()
@@ -290,6 +323,15 @@ class Simulation:
         self._link_free: dict[tuple[str, str], float] = {}
         self.workers = [Worker(self, f"w{i}") for i in range(self.rng.randint(1, 4))]
         self.publisher = Publisher(self)
+
+    def share(self, data: NDArray[np.uint8]) -> Shared:
+        """Return where workers find these bytes; what was there before is stale."""
+        token = next((t for t, m in self.memories.items() if m.data is data), None)
+        if token is None:
+            token = f"{len(self.memories):032x}"
+            self.memories[token] = Memory(data)
+        self.memories[token].stamp = ("", 0, 0)
+        return Shared("/proc/1/fd/1", token)
 
     # Time.
 
