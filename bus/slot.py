@@ -11,6 +11,7 @@ never complete any.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
@@ -49,6 +50,7 @@ TRANSIENT = {
     "layout-invalid",
     "unsupported",
 }  # bytes were damaged: the next beacon tries again
+REJECTED_KEPT = 8  # versions remembered that could not be taken here
 LAYOUTS_KEPT = 4  # layouts remembered, so that a model that alternates sends none again
 
 
@@ -78,7 +80,9 @@ class Slot:
         self._layouts: dict[str, Layout] = {}
         self._accepted: set[str] = set()  # ids of layouts among them that can be applied here
         self._waiting: Announce | None = None  # newer, but its layout or a buffer is missing
-        self._rejected: Key = (0, 0)  # could not be taken; not tried again
+        # Could not be taken; not tried again. An older one still may be: what was rejected may
+        # have been aborted, or meant for few, and the latest for all be one that was missed.
+        self._rejected: deque[Key] = deque(maxlen=REJECTED_KEPT)
         self.catching_up = False  # finishing one version, whatever is announced
         self._failure: Failed | None = None  # the last one, until another version is begun
         self._taken: Key = (0, 0)  # is being applied
@@ -87,7 +91,7 @@ class Slot:
     @property
     def _newest(self) -> Key:
         """The newest version that needs no announcement any more."""
-        keys = [self._rejected, *self.ready]
+        keys = [(0, 0), *self.ready]
         keys += [(self.running.epoch, self.running.version)] if self.running else []
         keys += [self.undecided.key] if self.undecided else []
         return max(keys)
@@ -100,6 +104,8 @@ class Slot:
         if self.arriving is not None:
             known = max(known, self.arriving.key)
         if version == 0 or (epoch, version) <= known or self.catching_up:
+            return []
+        if (epoch, version) in self._rejected:
             return []
         return self._ask_latest(epoch, now)
 
@@ -122,7 +128,7 @@ class Slot:
                 return self._reject(announce, "layout-invalid", failed)
         if self.undecided is not None and key == self.undecided.key and announce.commit == "auto":
             return self._commit()
-        if key <= self._newest:
+        if key <= self._newest or key in self._rejected:
             return []
         if self.arriving is not None:
             if key < self.arriving.key:
@@ -237,7 +243,7 @@ class Slot:
 
     def _reject(self, announce: Announce, code: str, text: str) -> list[Effect]:
         if code not in TRANSIENT:
-            self._rejected = (announce.epoch, announce.version)
+            self._rejected.append((announce.epoch, announce.version))
         self._waiting = None
         rejected = Rejected(self.model, announce.epoch, announce.version, code, text)
         return [self._fail((announce.epoch, announce.version), code, text), rejected]
@@ -368,7 +374,8 @@ class Slot:
         effects: list[Effect] = []
         if self.undecided is not None and self.undecided.epoch != epoch:
             self._forget_undecided()
-        self._waiting, self._rejected = None, (0, 0)
+        self._waiting = None
+        self._rejected.clear()
         if self.arriving is not None and self.arriving.key[0] != epoch:
             effects += self._drop_arriving(now)
         elif self.arriving is not None:
@@ -406,7 +413,7 @@ class Slot:
         staged = self._returned(key)
         if staged is None:
             return []
-        self._rejected = max(self._rejected, key)
+        self._rejected.append(key)
         return [self._fail(key, "apply", text), *self._resume(now)]
 
     def stale(self, key: Key, now: float) -> list[Effect]:

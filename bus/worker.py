@@ -244,7 +244,10 @@ class WorkerMachine:
 
     def applied(self, model: str, key: Key, digest: str, now: float) -> list[Effect]:
         """A version that was ready runs now; its bytes hash to this, if they were hashed."""
-        return self.slots[model].applied(key, digest, now)
+        effects = self.slots[model].applied(key, digest, now)
+        if self.inside and self.applied_epoch > self.epoch:
+            effects += self._hello(now)  # it came from a later publisher than the one we follow
+        return effects
 
     def stale(self, model: str, key: Key, now: float) -> list[Effect]:
         """A version that was ready is gone from shared memory."""

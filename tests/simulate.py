@@ -3,46 +3,61 @@
     python tests/simulate.py --seeds 5000          many seeds, on all cores
     python tests/simulate.py --seed 17 --trace     one seed, every delivery printed
 
-First comes chaos: messages are lost, delayed, doubled, reordered and damaged, workers are cut off,
-both sides are killed and started again, users apply late or fail to, and the trainer publishes in
-every way there is. Then the network heals, and everybody must end up with the latest version.
-
-What must hold (`Invariants`): what is applied is what was published, byte for byte; versions never
-go back; a receipt claims only what happened; an aborted version is never applied; every publish
-is over by its deadline.
+First comes chaos: messages are lost, delayed, doubled, reordered and damaged, links are slow and
+their queues short, workers are cut off, both sides are killed or closed and started again, users
+apply late or fail to, some refuse what does not fit them, two processes want one name, and the
+trainer publishes in every way there is. Then the network heals, and everybody must end up with the
+latest version. `invariants.py` says what must hold all along.
 """
 
 import argparse
 import heapq
 import itertools
+import math
 import multiprocessing
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus.bus.arena import Arenas
-from weightbus.bus.effects import Broadcast, Connect, Effect, Ready, Resolve, Send, Subscribe
-from weightbus.bus.errors import ProtocolError
-from weightbus.bus.limits import Timing
-from weightbus.bus.messages import Message, Shared, encode, from_worker
+from weightbus.bus.arena import Arena, Arenas
+from weightbus.bus.effects import (
+    Broadcast,
+    Connect,
+    Effect,
+    Ready,
+    Refused,
+    Resolve,
+    Send,
+    Subscribe,
+)
+from weightbus.bus.errors import ProtocolError, UnknownWorkerError
+from weightbus.bus.limits import ARENAS_MAX, STAGING_BYTES_MAX, Timing
+from weightbus.bus.messages import Buffer, Message, Shared, encode, from_worker
 from weightbus.bus.publication import Publication
 from weightbus.bus.publisher import PublisherMachine
-from weightbus.bus.receipt import Receipt
 from weightbus.bus.staging import StagedVersion, StaleError
+from weightbus.bus.version import Version
 from weightbus.bus.worker import Identity, WorkerMachine
+from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
+from weightbus.tests.invariants import Invariants
 
 TICK = 0.1  # seconds of virtual time between two ticks of a machine
 CHAOS = 12.0  # seconds of faults
 HEALING = 90.0  # seconds after them in which everybody must catch up
 SETTLED = 3.0  # seconds without faults after which catching up is checked
 CHUNK = 16  # bytes
+SIZES = (0, 1, 40, 40, 640, 640, 1600)  # bytes of a model
+
+Link = tuple[str, str]  # from, to
+Frames = Sequence[Buffer]
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,9 @@ class Faults:
     cut: float  # partitions, per worker and second
     death: float  # kills, per process and second
     reorder: bool
+    queue: int  # messages on their way to one subscriber before PUB drops more
+    rates: tuple[float, ...]  # bytes per second to a worker, each worker draws one
+    impostor: bool  # a second process takes the name of the first worker
 
     @staticmethod
     def draw(rng: random.Random) -> "Faults":
@@ -68,43 +86,18 @@ class Faults:
             cut=rng.choice([0.0, 0.05, 0.2]),
             death=rng.choice([0.0, 0.05, 0.15]),
             reorder=rng.random() < 0.5,
+            queue=rng.choice([2, 8, 64, 64]),
+            rates=rng.choice([(math.inf,), (math.inf, 10_000.0, 3_000.0), (20_000.0,)]),
+            impostor=rng.random() < 0.2,
         )
 
 
-@dataclass
-class Invariants:
-    """What has happened, and what may not."""
+class FreeArenas(Arenas):
+    """Arenas that never wait in real time for the memory of a version to be let go."""
 
-    published: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
-    applied: dict[str, set[tuple[str, int, int]]] = field(default_factory=dict)
-    aborted: set[tuple[str, int, int]] = field(default_factory=set)
-    spoiled: set[tuple[str, str, int, int]] = field(default_factory=set)  # users failed to apply it
-
-    def on_apply(self, name: str, running: tuple[int, int], staged: StagedVersion) -> None:
-        key = (staged.model, staged.epoch, staged.version)
-        assert staged.data.tobytes() == self.published[key], f"{name} applied other bytes as {key}"
-        assert staged.key > running, f"{name} went back from {running} to {staged.key}"
-        assert key not in self.aborted, f"{name} applied {key}, which was aborted"
-        self.applied.setdefault(name, set()).add(key)
-
-    def on_receipt(self, publication: Publication, receipt: Receipt, achieved: bool) -> None:
-        key = (receipt.model, receipt.epoch, receipt.version)
-        for worker in receipt.workers.values():
-            applied = self.applied.get(worker.name, set())
-            newest = max((k for k in applied if k[0] == receipt.model), default=("", 0, 0))
-            if worker.state == "applied":
-                assert key in applied, f"{worker.name} never applied {key}"
-            if worker.state == "skipped":
-                assert newest > key, f"{worker.name} runs {newest}, nothing newer than {key}"
-        if publication.decision == "abort":
-            self.aborted.add(key)
-            assert not achieved
-            assert not any(key in keys for keys in self.applied.values()), f"{key} was applied"
-        if achieved and publication.wait != "none":
-            done = ["applied", "skipped"] + (["staged"] if publication.wait == "staged" else [])
-            there = sum(w.state in done for w in receipt.workers.values())
-            needed = len(receipt.workers) if publication.require is None else publication.require
-            assert there >= needed, f"achieved with {there} of {needed}: {receipt}"
+    def _wait(self, arena: Arena, seconds: float) -> bool:
+        del seconds
+        return arena.free
 
 
 class Memory:
@@ -122,12 +115,20 @@ class Memory:
 
 
 class Worker:
-    """One worker process: the machine, and a user who applies when it pleases."""
+    """One worker process: the machine, and a user who applies when it pleases.
 
-    def __init__(self, sim: "Simulation", name: str) -> None:
-        self.sim, self.name = sim, name
+    Some users refuse models of one byte, some have room for small models only.
+    """
+
+    def __init__(self, sim: "Simulation", name: str, process: str) -> None:
+        self.sim, self.name, self.process = sim, name, process
         self.incarnation = 0
-        self.start()
+        self.alive = False
+        self.machine: WorkerMachine
+        self.rate = sim.rng.choice(sim.faults.rates)
+        self.local = sim.rng.random() < 0.4  # on the publisher's host
+        self.picky = sim.rng.random() < 0.15
+        self.bytes_max = sim.rng.choice([STAGING_BYTES_MAX] * 6 + [SIZES[-1] - 1])
 
     def start(self) -> None:
         self.incarnation += 1
@@ -135,12 +136,12 @@ class Worker:
         instance = f"{self.sim.rng.getrandbits(128):032x}"
         identity = Identity(self.name, instance)
         models = ["a", "b"] if self.name == "w0" else ["a"]
-        self.local = self.sim.rng.random() < 0.4  # on the publisher's host
         self.machine = WorkerMachine(
-            identity, models, lambda _m, _l: "", timing=self.sim.timing, opens=self.open
+            identity, models, self.objection, self.bytes_max, self.sim.timing, self.open
         )
         self.topics: set[bytes] = set()
         self.connected = False
+        self.refusal = ""
         self.ready: dict[str, StagedVersion] = {}
         self.applying: set[str] = set()
         self.sim.every_tick(self.incarnation, self, self.tick)
@@ -149,15 +150,42 @@ class Worker:
         memory = self.sim.memories.get(shared.token) if self.local else None
         return memory if memory is not None and memory.data.nbytes == nbytes else None
 
+    def objection(self, _model: str, layout: Layout) -> str:
+        return "one byte is no model" if self.picky and layout.nbytes == 1 else ""
+
+    def takes(self, layout: Layout) -> bool:
+        return layout.nbytes <= self.bytes_max and not self.objection("", layout)
+
+    def copy(self, staged: StagedVersion, before: tuple[int, int]) -> list[Effect]:
+        now = self.sim.now
+        try:
+            with staged.reading():
+                self.sim.invariants.on_apply(self.name, before, staged)
+        except StaleError:
+            return self.machine.stale(staged.model, staged.key, now)
+        digest = staged.digest
+        if staged.hash_chunks:
+            digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
+        return self.machine.applied(staged.model, staged.key, digest, now)
+
+    def leave(self) -> None:
+        """Close as a user does, with a goodbye."""
+        self.perform(self.machine.close())
+        self.alive = False
+
     def tick(self) -> None:
         self.perform(self.machine.tick(self.sim.now))
         self.perform(self.machine.connected(self.sim.now))
+        self.sim.invariants.on_slots(self.process, self.machine.slots.values())
 
     def perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Send():
+                    self.sim.invariants.on_report(self.name, effect.message)
                     self.sim.to_publisher(self, effect.message)
+                case Refused():
+                    self.refusal = effect.code
                 case Connect():
                     self.connected = True
                 case Subscribe():
@@ -197,18 +225,12 @@ class Worker:
             return
         self.applying.discard(staged.model)
         if self.sim.chaotic and self.sim.rng.random() < 0.02:
-            self.sim.invariants.spoiled.add((self.name, staged.model, *staged.key))
+            self.sim.spoiled.add((self.process, staged.model, *staged.key))
             effects = self.machine.failed(staged.model, staged.key, "no", self.sim.now)
         else:
             running = self.machine.slots[staged.model].running
             before = (running.epoch, running.version) if running else (0, 0)
-            try:
-                with staged.reading():
-                    self.sim.invariants.on_apply(self.name, before, staged)
-                now, digest = self.sim.now, staged.digest
-                effects = self.machine.applied(staged.model, staged.key, digest, now)
-            except StaleError:
-                effects = self.machine.stale(staged.model, staged.key, self.sim.now)
+            effects = self.copy(staged, before)
         self.perform(effects)
         if staged.model in self.ready and staged.model not in self.applying:
             self.apply_later(staged.model)
@@ -221,13 +243,19 @@ class Publisher:
         self.sim, self.incarnation = sim, 0
         self.start()
 
+    def stop(self) -> None:
+        """Close as a user does: every open call is answered."""
+        self.perform(self.machine.close(self.sim.now))
+        assert not self.open, f"{len(self.open)} publishes are open after close()"
+        self.alive = False
+
     def start(self) -> None:
         self.incarnation += 1
         self.alive = True
         sim = self.sim
-        epoch = int(sim.now * 1000) + 1
+        epoch = 100_000 + int(sim.now * 1000)
         if sim.rng.random() < 0.2:  # the clock of the new host is behind
-            epoch = max(1, epoch - sim.rng.randrange(5000))
+            epoch -= sim.rng.randrange(20_000)
         while epoch in sim.epochs:
             epoch += 1
         sim.epochs.add(epoch)
@@ -239,7 +267,7 @@ class Publisher:
         sim.every_tick(self.incarnation, self, self.tick)
 
     def identity(self, worker: Worker) -> bytes:
-        return f"{worker.name}#{worker.incarnation}".encode()
+        return f"{worker.process}#{worker.incarnation}".encode()
 
     def tick(self) -> None:
         self.perform(self.machine.tick(self.sim.now))
@@ -247,6 +275,7 @@ class Publisher:
             late = self.sim.now - publication.deadline
             assert late < 2 * TICK, f"publish {publication.id} is open {late:.1f} s past its time"
         self.pump()
+        self.sim.invariants.on_roster(self.machine, self.sim.now)
 
     def pump(self) -> None:
         while self.machine.pushing:
@@ -266,21 +295,25 @@ class Publisher:
                 case _:
                     pass
 
-    def publish(self) -> None:
+    def publish(self) -> bool:
+        """Publish in one way or another; return whether there was memory for it."""
         rng, sim = self.sim.rng, self.sim
         model = rng.choice("aaab")
-        size = rng.choice([0, 1, 40, 40, 640, 640])
-        layout = Layout.plan([("w", "U8", (size,))])
+        size = rng.choice(SIZES)
         together = rng.random() < 0.3
         names = [p.name for p in self.machine.roster]
         workers = tuple(rng.sample(names, rng.randint(1, len(names)))) if names else None
         if rng.random() < 0.6 or not sim.chaotic:
             workers = None
-        arenas = self.arenas.setdefault(model, Arenas(model, CHUNK))
+        elif rng.random() < 0.1:
+            workers = ("nobody",)
+        arenas = self.arenas.setdefault(model, FreeArenas(model, CHUNK))
+        layout = Layout.plan([("w", "U8", (size,))])
         try:
             version, arena = arenas.take(layout, replaces_latest=workers is None and not together)
         except WeightBusError:
-            return
+            return False
+        assert len(arenas) <= ARENAS_MAX
         data = arena.data
         data[:] = np.frombuffer(rng.randbytes(size), np.uint8)
         shared = sim.share(data)
@@ -292,13 +325,26 @@ class Publisher:
             require=rng.choice([None, None, 0, 1, 2]),
             wait=rng.choice(["applied", "applied", "staged", "none"]),
             commit="together" if together else "auto",
+            hash=rng.random() < 0.2,
             started=sim.now,
             deadline=sim.now + rng.choice([0.5, 3.0, 10.0]),
         )
+        self.submit(publication, data.tobytes())
+        return True
+
+    def submit(self, publication: Publication, data: bytes) -> None:
         self.open[publication.id] = publication
-        effects = self.machine.publish(publication, sim.now)
-        sim.memories[shared.token].stamp = (model, *version.key)
-        sim.invariants.published[(model, version.epoch, version.version)] = data.tobytes()
+        try:
+            effects = self.machine.publish(publication, self.sim.now)
+        except UnknownWorkerError:
+            assert publication.workers == ("nobody",)
+            del self.open[publication.id]
+            publication.version.retire()
+            return
+        version = publication.version
+        if version.shared is not None:
+            self.sim.memories[version.shared.token].stamp = (version.model, *version.key)
+        self.sim.invariants.on_publish(publication, data)
         self.perform(effects)
         self.pump()
 
@@ -310,9 +356,10 @@ class Simulation:
         self.rng = random.Random(seed)
         self.trace = trace
         self.now = 0.0
-        self.timing = Timing()
+        self.timing = self.rng.choice([Timing(), Timing(), Timing(ping=0.25, lost_after=1.0)])
         self.faults = Faults.draw(self.rng)
         self.invariants = Invariants()
+        self.spoiled: set[tuple[str, str, int, int]] = set()  # users failed to apply these
         self.ids = itertools.count()
         self.epochs: set[int] = set()
         self.memories: dict[str, Memory] = {}
@@ -320,8 +367,16 @@ class Simulation:
         self.events = 0
         self._order = itertools.count()
         self._agenda: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
-        self._link_free: dict[tuple[str, str], float] = {}
-        self.workers = [Worker(self, f"w{i}") for i in range(self.rng.randint(1, 4))]
+        self._arrives: dict[Link, float] = {}  # when the last message on a link does
+        self._busy: dict[Link, float] = {}  # until when the bytes before take up a link
+        self._queued: Counter[Link] = Counter()
+        names = [f"w{i}" for i in range(self.rng.randint(1, 4))]
+        self.workers = [Worker(self, name, name) for name in names]
+        for worker in self.workers:
+            worker.start()
+        if self.faults.impostor:
+            self.workers.append(Worker(self, "w0", "impostor"))
+            self.later(self.rng.uniform(0.0, CHAOS), self._restart, self.workers[-1])
         self.publisher = Publisher(self)
 
     def share(self, data: NDArray[np.uint8]) -> Shared:
@@ -358,23 +413,31 @@ class Simulation:
     # The network.
 
     def _deliver(
-        self, link: tuple[str, str], frames: list[bytes], act: Callable[..., None], *args: object
+        self, link: Link, frames: Frames, rate: float, act: Callable[..., None], *args: object
     ) -> None:
-        """Carry a message, badly."""
+        """Carry a message, badly. Its payload is not copied: ZeroMQ sends from the arena, too."""
         faults = self.faults
         if self.chaotic and self.rng.random() < faults.loss:
             return
+        sent = self._busy[link] = (
+            max(self.now, self._busy.get(link, 0.0)) + sum(map(len, frames)) / rate
+        )
         copies = 2 if self.chaotic and self.rng.random() < faults.double else 1
         for _ in range(copies):
             carried = frames
             if self.chaotic and self.rng.random() < faults.damage:
                 carried = self._damage(frames)
-            at = self.now + (self.rng.expovariate(1 / faults.delay) if self.chaotic else 0.001)
+            at = sent + (self.rng.expovariate(1 / faults.delay) if self.chaotic else 0.001)
             if not (faults.reorder and self.chaotic):
-                at = self._link_free[link] = max(at, self._link_free.get(link, 0.0))
-            self.later(at - self.now, act, carried, *args)
+                at = self._arrives[link] = max(at, self._arrives.get(link, 0.0))
+            self._queued[link] += 1
+            self.later(at - self.now, self._arrive, link, carried, act, *args)
 
-    def _damage(self, frames: list[bytes]) -> list[bytes]:
+    def _arrive(self, link: Link, frames: Frames, act: Callable[..., None], *args: object) -> None:
+        self._queued[link] -= 1
+        act(frames, *args)
+
+    def _damage(self, frames: Frames) -> Frames:
         """Flip a bit.
 
         A worker's report that is still a report afterwards is left whole: nobody could tell what
@@ -400,19 +463,20 @@ class Simulation:
             return
         identity = self.publisher.identity(worker)
         self.publisher.peers[identity] = (worker, worker.incarnation)
-        self._deliver((worker.name, "pub"), [encode(message)], self._at_publisher, identity)
+        link = (worker.process, "publisher")
+        self._deliver(link, [encode(message)], math.inf, self._at_publisher, identity)
 
-    def _at_publisher(self, frames: list[bytes], identity: bytes) -> None:
+    def _at_publisher(self, frames: Frames, identity: bytes) -> None:
         if self.trace:
-            print(f"{self.now:8.3f} {identity.decode()} -> publisher {frames[0][:160]!r}")
+            print(f"{self.now:8.3f} {identity.decode()} -> publisher {bytes(frames[0][:160])!r}")
         if self.publisher.alive:
             self.publisher.peers.setdefault(identity, self._who(identity))
             self.publisher.perform(self.publisher.machine.receive(identity, frames, self.now))
             self.publisher.pump()
 
     def _who(self, identity: bytes) -> tuple[Worker, int]:
-        name, incarnation = identity.decode().split("#")
-        return next(w for w in self.workers if w.name == name), int(incarnation)
+        process, incarnation = identity.decode().split("#")
+        return next(w for w in self.workers if w.process == process), int(incarnation)
 
     def to_worker(self, send: Send) -> None:
         worker, incarnation = self.publisher.peers[send.to]
@@ -421,43 +485,32 @@ class Simulation:
             return
         if self._cut(worker):
             return
-        frames = [encode(send.message)] + (
-            [bytes(send.payload)] if send.payload is not None else []
-        )
-        self._deliver(("pub", worker.name), frames, self._at_worker, worker, incarnation, False)
+        frames: list[Buffer] = [encode(send.message)]
+        frames += [] if send.payload is None else [send.payload]
+        link = ("control", worker.process)
+        self._deliver(link, frames, worker.rate, self._at_worker, worker, incarnation, False)
 
     def _unreachable(self, identity: bytes, incarnation: int) -> None:
         if self.publisher.alive and self.publisher.incarnation == incarnation:
             self.publisher.perform(self.publisher.machine.unreachable(identity, self.now))
 
     def broadcast(self, effect: Broadcast) -> None:
-        header = encode(effect.message)
-        payload = [bytes(effect.payload)] if effect.payload is not None else []
+        frames: list[Buffer] = [effect.topic, encode(effect.message)]
+        frames += [] if effect.payload is None else [effect.payload]
         for worker in self.workers:
-            if (
-                worker.alive
-                and worker.connected
-                and effect.topic in worker.topics
-                and not self._cut(worker)
-            ):
-                self._deliver(
-                    ("dat", worker.name),
-                    [effect.topic, header, *payload],
-                    self._at_worker,
-                    worker,
-                    worker.incarnation,
-                    True,
-                )
+            link = ("data", worker.process)
+            reached = worker.alive and worker.connected and effect.topic in worker.topics
+            if reached and not self._cut(worker) and self._queued[link] < self.faults.queue:
+                incarnation = worker.incarnation
+                self._deliver(link, frames, worker.rate, self._at_worker, worker, incarnation, True)
 
-    def _at_worker(
-        self, frames: list[bytes], worker: Worker, incarnation: int, pushed: bool
-    ) -> None:
+    def _at_worker(self, frames: Frames, worker: Worker, incarnation: int, pushed: bool) -> None:
         if not worker.alive or worker.incarnation != incarnation:
             return
         if self.trace:
-            print(f"{self.now:8.3f} publisher -> {worker.name} {frames[pushed][:160]!r}")
+            print(f"{self.now:8.3f} publisher -> {worker.process} {bytes(frames[pushed][:160])!r}")
         receive = worker.machine.receive_published if pushed else worker.machine.receive
-        worker.perform(receive(frames, self.now))
+        worker.perform(receive([bytes(frame) for frame in frames], self.now))
 
     def subscribed(self, topic: bytes) -> None:
         self.later(0.001, self._subscribed, topic)
@@ -477,9 +530,13 @@ class Simulation:
             if rng.random() < faults.cut * step:
                 worker.cut_until = self.now + rng.choice([0.5, 2.0, 8.0])
             if worker.alive and rng.random() < faults.death * step:
+                if rng.random() < 0.3:
+                    worker.leave()
                 worker.alive = False
                 self.later(rng.choice([0.0, 0.5, 7.0]), self._restart, worker)
         if self.publisher.alive and rng.random() < faults.death * step / 2:
+            if rng.random() < 0.3:
+                self.publisher.stop()
             self.publisher.alive = False
             self.later(rng.choice([0.0, 1.0, 7.0]), self._restart, self.publisher)
         if self.publisher.alive and rng.random() < 0.3:
@@ -495,20 +552,35 @@ class Simulation:
     def behind(self) -> list[str]:
         """Return who does not run the latest version meant for it."""
         lagging: list[str] = []
-        for worker in self.workers:
-            if worker.machine.applied_epoch > self.publisher.machine.epoch:
-                continue  # it follows a later publisher than this one, whose clock is behind
-            for model, slot in worker.machine.slots.items():
-                shelf = self.publisher.machine.catalog.get(model)
-                latest = shelf.latest_for(worker.name) if shelf else None
-                runs = (slot.running.epoch, slot.running.version) if slot.running else (0, 0)
-                spoiled = latest and (worker.name, model, *latest.key) in self.invariants.spoiled
-                if latest is not None and runs < latest.key and not spoiled:
-                    lagging.append(f"{worker.name} runs {runs} of {model}, latest is {latest.key}")
-                peer = self.publisher.machine.roster.by_name(worker.name)
-                if peer is None or peer.runs(model) != runs:
-                    lagging.append(f"the roster does not know that {worker.name} runs {runs}")
+        for name in {w.name for w in self.workers}:
+            found = [self._lag(w) for w in self.workers if w.name == name]
+            if all(found):  # of two processes with one name, one must be served
+                lagging += found[0]
         return lagging
+
+    def _lag(self, worker: Worker) -> list[str]:
+        machine = self.publisher.machine
+        if worker.machine.applied_epoch > machine.epoch:
+            # It follows a later publisher than this one, whose clock is behind.
+            told = worker.refusal == "stale-epoch"
+            return [] if told else [f"{worker.process} was not told that the epoch is stale"]
+        peer = machine.roster.by_name(worker.name)
+        if peer is None or peer.instance != worker.machine.identity.instance:
+            return [f"{worker.process} is not on the roster"]
+        lagging: list[str] = []
+        for model, slot in worker.machine.slots.items():
+            shelf = machine.catalog.get(model)
+            latest = shelf.latest_for(worker.name) if shelf else None
+            runs = (slot.running.epoch, slot.running.version) if slot.running else (0, 0)
+            if latest is not None and runs < latest.key and self._wants(worker, latest):
+                lagging.append(f"{worker.process} runs {runs} of {model}, latest is {latest.key}")
+            if peer.runs(model) != runs:
+                lagging.append(f"the roster does not know that {worker.process} runs {runs}")
+        return lagging
+
+    def _wants(self, worker: Worker, version: Version) -> bool:
+        spoiled = (worker.process, version.model, *version.key) in self.spoiled
+        return not spoiled and worker.takes(version.layout)
 
     def run(self) -> "Simulation":
         """Run to the end.
@@ -526,11 +598,23 @@ class Simulation:
         for worker in self.workers:
             worker.cut_until = 0.0
         self.run_until(CHAOS + 1.0)
-        self.publisher.publish()
-        self.run_until(CHAOS + SETTLED)
+        while not self.publisher.publish():
+            self.run_until(self.now + TICK)
+            assert self.now < CHAOS + HEALING, "there is never memory for another version"
+        self.run_until(self.now + SETTLED)
         self.run_until(CHAOS + HEALING, lambda: not self.publisher.open and not self.behind())
         assert not self.behind(), "; ".join(self.behind())
+        self._check_impostor()
         return self
+
+    def _check_impostor(self) -> None:
+        """Of two processes with one name, one is served and the other knows why it is not."""
+        rivals = [w for w in self.workers if w.name == "w0"]
+        served = [w for w in rivals if w.machine.inside]
+        assert len(served) <= 1, "two processes share a name"
+        for worker in rivals:
+            if worker not in served:
+                assert worker.refusal in ("name-taken", "stale-epoch"), worker.refusal
 
 
 def check(seed: int) -> str:
@@ -540,6 +624,15 @@ def check(seed: int) -> str:
     except Exception as error:  # any exception of a machine is a finding
         return f"seed {seed}: {type(error).__name__}: {error}"
     return ""
+
+
+def summary(failures: Sequence[str], seeds: int) -> str:
+    """Say which seeds failed, and how to see one of them fail again."""
+    lines = [*failures, f"{seeds - len(failures)} of {seeds} seeds passed"]
+    for text in failures[:1]:
+        seed = text.split()[1].rstrip(":")
+        lines.append(f"replay: python tests/simulate.py --trace --seed {seed}")
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -557,10 +650,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     with multiprocessing.get_context("spawn").Pool() as pool:
         failures = [text for text in pool.imap_unordered(check, range(options.seeds), 20) if text]
-    print("\n".join(sorted(failures)))
-    print(f"{options.seeds - len(failures)} of {options.seeds} seeds passed")
-    for text in failures[:1]:
-        print(f"replay: python tests/simulate.py --trace --seed {text.split()[1].rstrip(':')}")
+    print(summary(sorted(failures), options.seeds))
     return 1 if failures else 0
 
 

@@ -165,7 +165,7 @@ def test_every_public_name_resolves(public: str) -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Publischer'"):
-        _ = weightbus.Publischer  # type: ignore[attr-defined] # pyright: ignore
+        _ = weightbus.Publischer
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

@@ -1,0 +1,83 @@
+"""The limit: the same bytes over raw TCP, from one touched block into another, one byte back.
+
+No chunks, no checksums, no staging, no tensors. Each worker has a connection and a sender thread,
+and `recv_into` writes straight to where the bytes belong. A small send buffer is faster than the
+kernel's own choice, which lets megabytes pile up and fall out of the cache; so the limit has one.
+"""
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from ..contender import Kind
+from ..fleet import START_SECONDS, Fleet, Worker
+from ..model import Model
+
+NEEDS: tuple[str, ...] = ()
+SEND_BUFFER = 2**18  # bytes; from 128 KiB to 1 MiB all do
+
+
+class RawTcp:
+    """The publisher's side."""
+
+    title = "raw TCP"
+    kind: Kind = "limit"
+
+    def start(self, workers: int, model: Model) -> None:
+        self._model = model
+        self._flat = np.ones(model.shape.nbytes, np.uint8)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(START_SECONDS)
+            told = {"port": listener.getsockname()[1]}
+            self._fleet = Fleet("raw_tcp", workers, model.shape, told)
+            self._connections = [listener.accept()[0] for _ in range(workers)]
+        for connection in self._connections:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        self._senders = ThreadPoolExecutor(workers)
+        self._fleet.wait_ready()
+
+    def publish_once(self) -> float:
+        self._model.write_to(self._flat)
+        before = time.perf_counter()
+        if len(self._connections) == 1:
+            self._send(self._connections[0])
+        else:
+            list(self._senders.map(self._send, self._connections))
+        for connection in self._connections:
+            if connection.recv(1) != b"!":
+                raise ConnectionError("a receiver is gone")
+        return time.perf_counter() - before
+
+    def _send(self, connection: socket.socket) -> None:
+        connection.sendall(self._flat.data)
+
+    def check(self) -> None:
+        self._fleet.check(self._model)
+
+    def stop(self) -> None:
+        self._fleet.stop()
+
+
+def create() -> RawTcp:
+    """Return the publisher's side."""
+    return RawTcp()
+
+
+def work(worker: Worker) -> None:
+    """Receive into one block, whose parts are the tensors."""
+    flat = np.ones(worker.model.shape.nbytes, np.uint8)
+    worker.model.rest_on(flat)
+    with socket.create_connection(("127.0.0.1", worker.told["port"])) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        worker.ready.set()
+        while True:
+            at = 0
+            while at < flat.nbytes:
+                count = connection.recv_into(flat[at:])  # type: ignore[arg-type] # a buffer
+                if not count:
+                    return
+                at += count
+            connection.sendall(b"!")

@@ -1,0 +1,109 @@
+"""What a publish of weightbus costs besides time: memory on both sides, and who is kept waiting.
+
+Run as `python -m weightbus.benchmarks.costs SHAPE`, a fresh publisher process with one worker, so
+that nothing else is in the memory that is counted. Prints one line of JSON.
+"""
+
+import statistics
+import sys
+import time
+from typing import Any
+
+from . import memory
+from .contenders.weightbus_receive import MODEL, Bus
+from .fleet import START_SECONDS
+from .model import Model, Shape
+from .process import Answers
+
+VERSIONS = 10
+ASYNC_ROUNDS = 7
+
+
+def measure(shape: Shape) -> dict[str, Any]:
+    """Publish ten versions to one worker and count."""
+    model = Model(shape, zeros=False)
+    bus = Bus("weightbus", "weightbus_receive")
+    bus.start(1, model)
+    try:
+        return {
+            "shape": shape.text,
+            "bytes": shape.nbytes,
+            **_versions(bus, model),
+            **_pauses(bus),
+            **_returns(bus, model),
+        }
+    finally:
+        bus.stop()
+
+
+def _versions(bus: Bus, model: Model) -> dict[str, Any]:
+    """Publish; count the memory of the first version and of the last."""
+    (worker_base,) = bus.fleet.ask("memory")
+    memory.reset_peak()
+    base = memory.resident()
+    seconds: list[float] = []
+    extra: dict[str, dict[str, float]] = {}
+    for version in range(1, VERSIONS + 1):
+        model.advance()
+        seconds.append(bus.publish_once())
+        if version in (1, VERSIONS):
+            (worker,) = bus.fleet.ask("memory")
+            extra["first" if version == 1 else "last"] = {
+                "publisher": (memory.peak() - base) / model.shape.nbytes,
+                "worker": (worker["peak"] - worker_base["resident"]) / model.shape.nbytes,
+            }
+    bus.check()
+    return {"version_seconds": seconds, "extra_memory": extra}
+
+
+def _pauses(bus: Bus) -> dict[str, Any]:
+    """Hold the worker's applies against plain copies of the same tensors in the same process."""
+    (applies,) = bus.fleet.ask("pauses")
+    copies = [bus.fleet.ask("memcpy")[0]["seconds"] for _ in range(VERSIONS)]
+    return {"apply_seconds": applies["pauses"][1:], "worker_memcpy_seconds": copies[1:]}
+
+
+def _returns(bus: Bus, model: Model) -> dict[str, Any]:
+    """Time how long `publish_async` keeps its caller, in turns with a plain copy of the model."""
+    scratch, tensors = Model(model.shape, zeros=True), model.tensors
+    returned: list[float] = []
+    copied: list[float] = []
+    for _ in range(ASYNC_ROUNDS):
+        model.advance()
+        before = time.perf_counter()
+        future = bus.publisher.publish_async(MODEL, tensors)
+        returned.append(time.perf_counter() - before)
+        future.result(START_SECONDS)
+        before = time.perf_counter()
+        model.copy_to(scratch)
+        copied.append(time.perf_counter() - before)
+    bus.check()
+    return {"async_seconds": returned[1:], "publisher_memcpy_seconds": copied[1:]}
+
+
+def summary(costs: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines of the table."""
+    seconds, extra = costs["version_seconds"], costs["extra_memory"]
+    applies, copies = costs["apply_seconds"], costs["worker_memcpy_seconds"]
+    returned, copied = costs["async_seconds"], costs["publisher_memcpy_seconds"]
+
+    def memory_of(side: str) -> str:
+        first, last = extra["first"][side], extra["last"][side]
+        return f"{first:.2f} x the model for one version, {last:.2f} x after {VERSIONS}"
+
+    def over(some: list[float], others: list[float]) -> str:
+        mine, its = statistics.median(some), statistics.median(others)
+        return f"{mine * 1e3:.2f} ms, {mine / its:.2f} x a memcpy of the model"
+
+    return [
+        ("peak memory beyond the model, publisher", memory_of("publisher")),
+        ("peak memory beyond the model, worker", memory_of("worker")),
+        ("first publish over the tenth", f"{seconds[0] / seconds[-1]:.1f} x"),
+        ("the trainer's pause: publish_async returns", over(returned, copied)),
+        ("the worker's pause: Update.seconds", over(applies, copies)),
+    ]
+
+
+if __name__ == "__main__":
+    answers = Answers({})
+    answers.say(measure(Shape.parse(sys.argv[1])))

@@ -1,0 +1,47 @@
+"""The publisher process of a contender: `python -m weightbus.benchmarks.host NAME SHAPE WORKERS`.
+
+It sleeps until it is asked to publish, so that contenders which are alive together take turns and
+do not disturb each other.
+"""
+
+import functools
+import sys
+
+from .contender import Contender, load
+from .model import Model, Shape
+from .process import Answer, Answers
+
+BURSTS = (1, 2, 5, 10)  # how many publishes one question may ask for
+
+
+def publish(contender: Contender, model: Model, times: int) -> Answer:
+    """Publish so many versions, one after the other, then compare every worker's bytes."""
+    seconds: list[float] = []
+    for _ in range(times):
+        model.advance()
+        seconds.append(contender.publish_once())
+    contender.check()
+    return {"seconds": seconds}
+
+
+def main(name: str, shape: str, workers: str) -> None:
+    """Serve until the parent closes our standard input."""
+    model = Model(Shape.parse(shape), zeros=False)
+    contender = load(name).create()
+    answers = Answers(
+        {f"publish {n}": functools.partial(publish, contender, model, n) for n in BURSTS}
+    )
+    try:
+        contender.start(int(workers), model)
+    except Exception as error:
+        answers.say({"error": f"{type(error).__name__}: {error}"})
+        raise  # the workers end with us
+    try:
+        answers.say({"title": contender.title, "kind": contender.kind})
+        answers.serve()
+    finally:
+        contender.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,120 @@
+"""The model that is published: float32 tensors of a given size, whose every value changes.
+
+Publisher and workers make it from its shape alone, so nothing but the shape is sent beforehand. The
+tensors are allocated one by one, as those of a real model are.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weightbus.codecs.checksum import crc32c
+
+if TYPE_CHECKING:
+    import torch
+
+ITEM = 4  # bytes of a float32
+UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SHAPE = re.compile(r"(?P<count>\d+)(?P<unit>[KMG]iB)/(?P<tensors>\d+)\Z")
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a model is, written as `200MiB/100`: bytes, then the number of tensors."""
+
+    text: str
+    nbytes: int
+    tensors: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shape":
+        """Read a shape as a user writes it.
+
+        Raises:
+            ValueError: It is not written like that, or a tensor would have no element.
+        """
+        match = _SHAPE.match(text)
+        if match is None:
+            raise ValueError(f"{text!r} is no model size; write it like 256KiB/20 or 200MiB/100")
+        nbytes, tensors = int(match["count"]) * UNITS[match["unit"]], int(match["tensors"])
+        if not 1 <= tensors <= nbytes // ITEM:
+            raise ValueError(f"{text!r}: give it 1 to {nbytes // ITEM} tensors")
+        return cls(text, nbytes, tensors)
+
+    @property
+    def label(self) -> str:
+        """The size without the number of tensors, for tables."""
+        return self.text.partition("/")[0]
+
+    def elements(self) -> list[int]:
+        """Return the number of elements of each tensor: as equal as they can be."""
+        each, more = divmod(self.nbytes // ITEM, self.tensors)
+        return [each + (i < more) for i in range(self.tensors)]
+
+
+class Model:
+    """The tensors, in memory that has been touched.
+
+    Args:
+        shape: How large.
+        zeros: All zeros, as a worker starts; else the values that a publisher starts with.
+    """
+
+    def __init__(self, shape: Shape, *, zeros: bool) -> None:
+        self.shape = shape
+        self.arrays: dict[str, Array] = {}
+        for index, count in enumerate(shape.elements()):
+            array = np.empty(count, np.float32)
+            # Different in every place and in every tensor: a chunk in the wrong place shows.
+            array[:] = 0 if zeros else np.arange(count, dtype=np.float32) * 1e-3 + index
+            self.arrays[f"layer{index:04d}.weight"] = array
+
+    @property
+    def tensors(self) -> "dict[str, torch.Tensor]":
+        """The same memory as torch tensors."""
+        import torch
+
+        return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+
+    def advance(self) -> None:
+        """Change every value, as a step of training does."""
+        for array in self.arrays.values():
+            array += 1
+
+    def digest(self) -> int:
+        """Return the CRC-32C of all tensors, in order."""
+        value = 0
+        for array in self.arrays.values():
+            value = crc32c(array.view(np.uint8), value)
+        return value
+
+    def copy_to(self, other: "Model") -> None:
+        """Copy all tensors: the memcpy that other times are held against."""
+        for name, array in self.arrays.items():
+            np.copyto(other.arrays[name], array)
+
+    def rest_on(self, flat: NDArray[Any]) -> None:
+        """Let the tensors be parts of one block of bytes, for whoever receives into a block."""
+        at = 0
+        for name, array in self.arrays.items():
+            self.arrays[name] = flat[at : at + array.nbytes].view(np.float32)
+            at += array.nbytes
+
+    def read_from(self, flat: NDArray[Any]) -> None:
+        """Take the values from one block of bytes in which the tensors follow each other."""
+        at = 0
+        for array in self.arrays.values():
+            np.copyto(array, flat[at : at + array.nbytes].view(np.float32))
+            at += array.nbytes
+
+    def write_to(self, flat: NDArray[Any]) -> None:
+        """Write the values into one block of bytes in which the tensors follow each other."""
+        at = 0
+        for array in self.arrays.values():
+            np.copyto(flat[at : at + array.nbytes].view(np.float32), array)
+            at += array.nbytes

@@ -1,0 +1,72 @@
+"""A worker process of a contender: `python -m weightbus.benchmarks.worker NAME SHAPE INDEX TOLD`.
+
+The contender's `work` has the main thread. A second thread, asleep but for questions, answers what
+the bytes hash to and what they cost.
+"""
+
+import json
+import sys
+import time
+
+from . import memory
+from .contender import load
+from .fleet import START_SECONDS, Worker
+from .model import Model, Shape
+from .process import Answer, Answers
+
+
+class Questions:
+    """What a worker can be asked."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._scratch: Model | None = None
+
+    def ready(self) -> Answer:
+        """Wait until versions can be published."""
+        if not self._worker.ready.wait(START_SECONDS):
+            raise TimeoutError("not ready in time")
+        return {}
+
+    def digest(self) -> Answer:
+        """Hash the bytes."""
+        return {"digest": self._worker.model.digest()}
+
+    def memory(self) -> Answer:
+        """Tell the memory in use, and the most since this was asked last."""
+        answer = {"resident": memory.resident(), "peak": memory.peak()}
+        memory.reset_peak()
+        return answer
+
+    def memcpy(self) -> Answer:
+        """Time a plain copy of the model."""
+        if self._scratch is None:
+            self._scratch = Model(self._worker.model.shape, zeros=True)
+        before = time.perf_counter()
+        self._worker.model.copy_to(self._scratch)
+        return {"seconds": time.perf_counter() - before}
+
+    def pauses(self) -> Answer:
+        """Tell how long the applies took since this was asked last."""
+        pauses, self._worker.pauses[:] = list(self._worker.pauses), []
+        return {"pauses": pauses}
+
+
+def main(name: str, shape: str, index: str, told: str) -> None:
+    """Work until the parent closes our standard input."""
+    worker = Worker(int(index), Model(Shape.parse(shape), zeros=True), json.loads(told))
+    asked = Questions(worker)
+    Answers(
+        {
+            "ready": asked.ready,
+            "digest": asked.digest,
+            "memory": asked.memory,
+            "memcpy": asked.memcpy,
+            "pauses": asked.pauses,
+        }
+    ).serve_beside()
+    load(name).work(worker)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,161 @@
+"""The commands: their names, arguments and help. What each of them does stands in `cli_<name>`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from .cli_inspect import inspect as run_inspect
+from .cli_outcome import UnavailableError, conclude
+from .cli_publish import Order
+from .cli_publish import publish as run_publish
+from .cli_screen import Screen
+from .cli_subscribe import Request
+from .cli_subscribe import subscribe as run_subscribe
+
+app = typer.Typer(
+    name="weightbus",
+    help="Publish a model's weights once; every worker applies them, verified.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", metavar="", help="Write JSON to stdout; the last line is the result."),
+]
+Model = Annotated[str, typer.Option("--model", metavar="ID", help="The model's id.")]
+Checkpoint = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PATH",
+        help="A .safetensors file, or a folder of them with its Hugging Face index.",
+    ),
+]
+SECONDS_MIN = 0.1
+DEMO_EXTRA = {"gymnasium", "matplotlib", "tensordict", "torch"}
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"weightbus {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def weightbus(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", metavar="", callback=_version, is_eager=True, help="Show the version."
+        ),
+    ] = False,
+) -> None:
+    """Publish a model's weights once; every worker applies them, verified."""
+    del version
+
+
+@app.command()
+def demo(
+    workers: Annotated[int, typer.Option(min=1, metavar="N", help="Worker processes.")] = 3,
+    seconds: Annotated[
+        float, typer.Option(min=1, metavar="S", help="How long the policy learns.")
+    ] = 30.0,
+    as_json: Json = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw what happened into a .png file.")
+    ] = None,
+) -> None:
+    """Watch a policy learn here while worker processes run its newest weights."""
+    screen = Screen(as_json)
+    raise typer.Exit(conclude(screen, lambda: _run_demo(workers, seconds, plot, as_json)))
+
+
+def _run_demo(workers: int, seconds: float, plot: Path | None, as_json: bool) -> int:
+    try:
+        from .demo.course import run_demo
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in DEMO_EXTRA:
+            raise
+        raise UnavailableError(
+            f"the demo needs {error.name}, which is not installed: pip install 'weightbus[demo]'"
+        ) from None
+    return run_demo(workers, seconds, plot, as_json)
+
+
+@app.command()
+def publish(
+    path: Checkpoint,
+    model: Model,
+    bind: Annotated[
+        str,
+        typer.Option(metavar="ADDR", help="Where workers connect to, such as tcp://0.0.0.0:5555."),
+    ],
+    expect: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Workers to wait for before publishing.")
+    ] = 1,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", metavar="", help="Publish again whenever PATH changes, until Ctrl-C."
+        ),
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=SECONDS_MIN, metavar="S", help="Seconds for the workers to come and to be done."
+        ),
+    ] = 300.0,
+    as_json: Json = False,
+) -> None:
+    """Publish a checkpoint, and show what every worker did with it."""
+    screen = Screen(as_json)
+    order = Order(path, model, bind, expect, watch, timeout)
+    raise typer.Exit(conclude(screen, lambda: run_publish(screen, order)))
+
+
+@app.command()
+def subscribe(
+    address: Annotated[str, typer.Argument(metavar="ADDR", help="The publisher's address.")],
+    model: Model,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The .safetensors file, replaced atomically.")
+    ],
+    once: Annotated[
+        bool,
+        typer.Option("--once", metavar="", help="End after one version; else run until Ctrl-C."),
+    ] = False,
+    as_json: Json = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=SECONDS_MIN,
+            metavar="S",
+            help="Seconds without a version to give up after. [default: 300 if --once]",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="What this worker is called. [default: host and process]"
+        ),
+    ] = None,
+) -> None:
+    """Write a model's versions into a file as they are published."""
+    screen = Screen(as_json)
+    request = Request(address, model, out, once, timeout, name)
+    raise typer.Exit(conclude(screen, lambda: run_subscribe(screen, request)))
+
+
+@app.command()
+def inspect(
+    path: Checkpoint,
+    every: Annotated[bool, typer.Option("--all", metavar="", help="Show every tensor.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a checkpoint holds, and the digest that a publish of it has."""
+    screen = Screen(as_json)
+    raise typer.Exit(conclude(screen, lambda: run_inspect(screen, path, every)))

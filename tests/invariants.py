@@ -1,0 +1,129 @@
+"""What must hold in every simulated run, whatever the network does.
+
+What is applied is what was published, byte for byte; versions never go back; a receipt and the
+roster claim only what happened; an aborted version is never applied, one that commits together
+never before its commit; every publish is over by its deadline; nobody holds more memory than the
+limits allow.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from weightbus.bus.limits import BUFFERS_MAX
+from weightbus.bus.messages import Applied, Failed, Message, Staged
+from weightbus.bus.publication import Publication
+from weightbus.bus.publisher import PublisherMachine
+from weightbus.bus.receipt import Receipt
+from weightbus.bus.slot import Slot
+from weightbus.bus.staging import StagedVersion
+from weightbus.codecs.checksum import crc32c, digest
+
+Key = tuple[str, int, int]  # model, epoch, version
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a trainer gave away."""
+
+    data: bytes
+    digest: str
+    publication: Publication
+
+
+@dataclass
+class Invariants:
+    """What has happened, and what may not."""
+
+    published: dict[Key, Published] = field(default_factory=dict[Key, Published])
+    applied: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])  # by worker
+    staged: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])
+    failed: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])
+    aborted: set[Key] = field(default_factory=set[Key])
+    receipts: list[tuple[Publication, Receipt, bool]] = field(
+        default_factory=list[tuple[Publication, Receipt, bool]]
+    )
+
+    def on_publish(self, publication: Publication, data: bytes) -> None:
+        """A trainer publishes."""
+        version = publication.version
+        spans = [version.plan.span(i) for i in range(version.plan.count)]
+        crcs = [crc32c(data[begin:end]) for begin, end in spans]
+        whole = digest(version.layout.id, version.plan.chunk_bytes, crcs)
+        key = (version.model, version.epoch, version.version)
+        assert key not in self.published, f"{key} was published before"
+        self.published[key] = Published(data, whole, publication)
+
+    def on_apply(self, name: str, running: tuple[int, int], staged: StagedVersion) -> None:
+        """A worker that runs one version writes another into its model."""
+        key = (staged.model, staged.epoch, staged.version)
+        published = self.published[key]
+        assert staged.data.tobytes() == published.data, f"{name} applied other bytes as {key}"
+        assert staged.key > running, f"{name} went back from {running} to {staged.key}"
+        assert key not in self.aborted, f"{name} applied {key}, which was aborted"
+        publication = published.publication
+        if publication.commit == "together":
+            assert publication.decision == "commit", f"{name} applied {key} before its commit"
+        self.applied.setdefault(name, set()).add(key)
+
+    def on_report(self, name: str, message: Message) -> None:
+        """A worker says something of a version."""
+        if isinstance(message, Staged | Applied | Failed):
+            key = (message.model, message.epoch, message.version)
+            assert key in self.published, f"{name} speaks of {key}, which was never published"
+            if isinstance(message, Failed):
+                self.failed.setdefault(name, set()).add(key)
+                return
+            known = self.published[key].digest
+            hashed = isinstance(message, Staged) or bool(message.digest)
+            assert message.digest == known or not hashed, f"{name} reports other bytes"
+            if isinstance(message, Applied):
+                assert key in self.applied.get(name, set()), f"{name} did not apply {key}"
+            else:
+                self.staged.setdefault(name, set()).add(key)
+
+    def on_receipt(self, publication: Publication, receipt: Receipt, achieved: bool) -> None:
+        """A call of publish is over."""
+        self.receipts.append((publication, receipt, achieved))
+        key = (receipt.model, receipt.epoch, receipt.version)
+        for worker in receipt.workers.values():
+            self._check_claim(worker.name, worker.state, key)
+        if publication.decision == "abort":
+            self.aborted.add(key)
+            assert not achieved
+            assert not any(key in keys for keys in self.applied.values()), f"{key} was applied"
+        if achieved and publication.wait != "none":
+            done = ["applied", "skipped"] + (["staged"] if publication.wait == "staged" else [])
+            there = sum(w.state in done for w in receipt.workers.values())
+            needed = len(receipt.workers) if publication.require is None else publication.require
+            assert there >= needed, f"achieved with {there} of {needed}: {receipt}"
+
+    def _check_claim(self, name: str, state: str, key: Key) -> None:
+        applied = self.applied.get(name, set())
+        newest = max((k for k in applied if k[0] == key[0]), default=("", 0, 0))
+        if state == "applied":
+            assert key in applied, f"{name} never applied {key}"
+        if state == "staged":
+            assert key in self.staged.get(name, set()), f"{name} never staged {key}"
+        if state == "failed":
+            assert key in self.failed.get(name, set()), f"{name} never failed {key}"
+        if state == "skipped":
+            assert newest > key, f"{name} runs {newest}, nothing newer than {key}"
+
+    def on_roster(self, machine: PublisherMachine, now: float) -> None:
+        """Time passes at a publisher."""
+        for peer in machine.roster:
+            for model, running in peer.running.items():
+                key = (model, running.epoch, running.version)
+                assert key in self.applied.get(peer.name, set()), f"{peer.name} does not run {key}"
+                hashed = ("", self.published[key].digest)
+                assert running.digest in hashed, f"{peer.name} has other bytes"
+        for status in machine.status(now):
+            assert status.silent_s >= 0
+            assert (status.state == "lost") <= (not status.phase), "the lost do nothing"
+
+    def on_slots(self, name: str, slots: Iterable[Slot]) -> None:
+        """Time passes at a worker."""
+        for slot in slots:
+            ready = sum(staged.shared is None for staged in slot.ready.values())
+            held = (slot.arriving is not None) + (slot.undecided is not None) + ready
+            assert held <= BUFFERS_MAX, f"{name} holds {held} copies of {slot.model}"

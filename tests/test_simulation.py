@@ -1,0 +1,36 @@
+"""The machines survive simulated networks; `simulate.py` tells what those do to them."""
+
+import multiprocessing
+
+import pytest
+
+from weightbus.tests import simulate
+
+SEEDS = 500
+BLOCK = 25  # seeds that one process takes at a time
+
+
+def test_seeds() -> None:
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        found = [text for text in pool.imap_unordered(simulate.check, range(SEEDS), BLOCK) if text]
+    if found:
+        pytest.fail(simulate.summary(sorted(found), SEEDS), pytrace=False)
+
+
+def test_a_seed_is_one_run() -> None:
+    one, other = simulate.Simulation(17).run(), simulate.Simulation(17).run()
+    assert (one.events, one.now) == (other.events, other.now)
+    assert one.invariants.applied == other.invariants.applied
+    assert [r for _, r, _ in one.invariants.receipts] == [
+        r for _, r, _ in other.invariants.receipts
+    ]
+
+
+def test_seeds_differ() -> None:
+    assert simulate.Simulation(17).run().events != simulate.Simulation(18).run().events
+
+
+def test_a_failing_seed_says_how_to_replay_it() -> None:
+    text = simulate.summary(["seed 12: AssertionError: torn"], 100)
+    assert "99 of 100" in text
+    assert "python tests/simulate.py --trace --seed 12" in text

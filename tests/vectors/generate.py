@@ -1,0 +1,111 @@
+"""Write the golden vectors, or check that the committed ones are what this writes.
+
+    python tests/vectors/generate.py            write
+    python tests/vectors/generate.py --check    compare; exit status 1 if they differ
+
+The same bytes come out on every machine: there is no clock and no chance in here.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from weightbus.tests.vectors import layout_cases, message_cases, sum_cases
+from weightbus.tests.vectors.parts import Json
+
+HERE = Path(__file__).parent
+IN_LINE_MAX = 400  # bytes; what is longer stands in a file of its own
+FORMAT = 1
+
+
+class Files:
+    """What is to be written, by path below this folder."""
+
+    def __init__(self) -> None:
+        self.contents: dict[str, bytes] = {}
+
+    def keep(self, data: bytes, name: str, suffix: str = "bin") -> str:
+        """Put bytes into a file that is named after its case; return its path."""
+        path = f"files/{re.sub('[^a-z0-9]+', '-', name.lower())}.{suffix}"
+        if self.contents.setdefault(path, data) != data:
+            raise ValueError(f"two cases want {path}; give one of them another name")
+        return path
+
+    def blob(self, data: bytes, name: str) -> Json:
+        """Return bytes as text if they are UTF-8, else as hexadecimal digits, many as a file."""
+        if len(data) > IN_LINE_MAX:
+            return {"file": self.keep(data, name)}
+        try:
+            return {"text": data.decode()}
+        except UnicodeDecodeError:
+            return {"hex": data.hex()}
+
+    def table(self, path: str, **tables: Iterable[Json]) -> None:
+        """Write tables of cases, one case to a line."""
+        parts = [f'"format": {FORMAT}']
+        for key, cases in tables.items():
+            lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
+            parts.append(f'"{key}": [\n{lines}\n]')
+        self.contents[path] = ("{\n" + ",\n".join(parts) + "\n}\n").encode()
+
+
+def files() -> dict[str, bytes]:
+    """Return every file of the vectors."""
+    out = Files()
+    out.table("messages.json", cases=[_message(out, case) for case in message_cases.cases()])
+    layouts = [
+        {**case, "header": out.blob(case["header"], f"layout {case['name']}")}
+        for case in layout_cases.cases()
+    ]
+    out.table("layouts.json", cases=layouts)
+    out.table("chunks.json", cases=sum_cases.chunk_cases())
+    out.table("checksums.json", crc32c=sum_cases.crc_cases(), digests=sum_cases.digest_cases())
+    versions = [
+        {**case, "file": out.keep(case["file"], case["name"], "safetensors")}
+        for case in sum_cases.version_cases()
+    ]
+    out.table("versions.json", cases=versions)
+    return out.contents
+
+
+def _message(out: Files, case: Json) -> Json:
+    frames = [
+        out.blob(frame, f"{case['name']} {number}" if number else case["name"])
+        for number, frame in enumerate(case["frames"])
+    ]
+    return {**case, "frames": frames}
+
+
+def stale() -> list[str]:
+    """Return the files that are missing, differ, or should not be there."""
+    wanted = files()
+    there = {
+        path.relative_to(HERE).as_posix(): path.read_bytes()
+        for path in [*HERE.glob("*.json"), *HERE.glob("files/*")]
+    }
+    return sorted(n for n in wanted.keys() | there.keys() if wanted.get(n) != there.get(n))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check."""
+    parser = argparse.ArgumentParser(description="Write the golden vectors of the protocol.")
+    parser.add_argument("--check", action="store_true", help="compare with what is committed")
+    if parser.parse_args(arguments).check:
+        names = stale()
+        for name in names:
+            print(f"{name} is not what generate.py writes; run it and look at the difference")
+        return 1 if names else 0
+    for path in HERE.glob("files/*"):
+        path.unlink()
+    for name, data in files().items():
+        path = HERE / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,326 @@
+"""The cases of `messages.json`: every message, whole and minimal, and every way to get it wrong.
+
+`FIELDS` says once more, independently of the package, what each message holds.
+"""
+
+import copy
+from collections.abc import Iterator
+
+from weightbus.tests.vectors.parts import INTEGER_MAX, Json, crc32c, padded, text_of
+
+REQUIRED = object()  # a field without a default
+
+Field = tuple[str, object]  # its kind, and its default
+
+LAYOUT = padded({"w": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}})
+DIGEST = "0123456789abcdef" * 4
+OF_VERSION: dict[str, Field] = {
+    "model": ("name", REQUIRED),
+    "epoch": ("count", REQUIRED),
+    "version": ("positive", REQUIRED),
+}
+WITH_DIGEST: dict[str, Field] = {**OF_VERSION, "digest": ("hex64", REQUIRED)}
+
+FROM_WORKER: dict[str, dict[str, Field]] = {
+    "hello": {
+        "name": ("name", REQUIRED),
+        "instance": ("hex32", REQUIRED),
+        "models": ("running", REQUIRED),
+        "epoch": ("count", 0),
+        "features": ("names", []),
+        "client": ("text", ""),
+        "host": ("text", ""),
+        "pid": ("count", 0),
+    },
+    "fetch": {
+        "model": ("name", REQUIRED),
+        "epoch": ("count", REQUIRED),
+        "version": ("count", REQUIRED),
+        "first": ("index", 0),
+        "count": ("fetched", 0),
+        "layout": ("boolean", False),
+    },
+    "progress": {**OF_VERSION, "chunks": ("count", REQUIRED), "phase": ("phase", "receiving")},
+    "staged": WITH_DIGEST,
+    "applied": WITH_DIGEST,
+    "failed": {**OF_VERSION, "code": ("name", REQUIRED), "text": ("text", REQUIRED)},
+    "bye": {},
+    "ping": {"token": ("count", 0), "subscribed": ("boolean", False)},
+    "pong": {"token": ("count", 0), "epoch": ("count", 0), "models": ("versions", {})},
+}
+FROM_PUBLISHER: dict[str, dict[str, Field]] = {
+    "welcome": {
+        "epoch": ("count", REQUIRED),
+        "data": ("text", REQUIRED),
+        "ping_ms": ("ping_ms", REQUIRED),
+        "lost_ms": ("lost_ms", REQUIRED),
+        "models": ("versions", REQUIRED),
+        "features": ("names", []),
+    },
+    "announce": {
+        **OF_VERSION,
+        "layout": ("hex64", REQUIRED),
+        "layout_bytes": ("layout_bytes", REQUIRED),
+        "nbytes": ("count", REQUIRED),
+        "chunk_bytes": ("chunk_bytes", REQUIRED),
+        "commit": ("commit", REQUIRED),
+        "acknowledge": ("acknowledge", REQUIRED),
+        "encoding": ("name", REQUIRED),
+        "encryption": ("optional_name", None),
+    },
+    "chunk": {**OF_VERSION, "index": ("index", REQUIRED), "crc": ("crc", REQUIRED)},
+    "end": WITH_DIGEST,
+    "commit": WITH_DIGEST,
+    "abort": {**OF_VERSION, "text": ("text", "")},
+    "beacon": {
+        "model": ("name", REQUIRED),
+        "epoch": ("count", REQUIRED),
+        "version": ("count", REQUIRED),
+    },
+    "refuse": {
+        "code": ("name", REQUIRED),
+        "text": ("text", REQUIRED),
+        "model": ("optional_name", None),
+        "version": ("count", 0),
+    },
+    "ping": FROM_WORKER["ping"],
+    "pong": FROM_WORKER["pong"],
+}
+DIRECTIONS = {"from_worker": FROM_WORKER, "from_publisher": FROM_PUBLISHER}
+
+INTEGERS: dict[str, tuple[int, int]] = {  # by kind: the least and the greatest
+    "count": (0, INTEGER_MAX),
+    "positive": (1, INTEGER_MAX),
+    "index": (0, 2**20 - 1),
+    "fetched": (0, 64),
+    "crc": (0, 2**32 - 1),
+    "ping_ms": (1, 3_600_000),
+    "lost_ms": (2, 36_000_000),
+    "layout_bytes": (10, 100_000_000),
+    "chunk_bytes": (1, 2**26),
+}
+RUNNING = {"epoch": 1, "version": 2, "digest": DIGEST}
+SAMPLES: dict[str, object] = {
+    "name": "policy",
+    "optional_name": "aes-256-gcm",
+    "text": "a reason \u00fcber \U0001f69a",
+    "hex32": "00ff" * 8,
+    "hex64": DIGEST,
+    "running": {"policy": RUNNING, "critic": None},
+    "versions": {"policy": 7, "critic": 0},
+    "names": ["a", "b.c"],
+    "boolean": True,
+    "phase": "applying",
+    "commit": "together",
+    "acknowledge": "staged",
+}
+BAD_NAMES = ["", "a" * 129, "a b", "a/b", "a\n", "\u00fc", "a\u0000"]
+BAD_VALUES: dict[str, list[object]] = {
+    "name": [*BAD_NAMES, 1, None, ["a"]],
+    "optional_name": ["", "a b", 1],
+    "text": ["x" * 4097, 1, None],
+    "hex32": ["00" * 15, "00" * 17, "0G" * 16, "AB" * 16, 0],
+    "hex64": ["00" * 31, "00" * 33, "zz" * 32, "AB" * 32, DIGEST + "\n", 0],
+    "running": [
+        ["policy"],
+        {"a b": None},
+        {"policy": 1},
+        {"policy": {"epoch": 1, "version": 2}},
+        {"policy": {**RUNNING, "version": 0}},
+        {"policy": {**RUNNING, "epoch": -1}},
+        {"policy": {**RUNNING, "digest": "00"}},
+        {f"m{i}": None for i in range(65)},
+    ],
+    "versions": [
+        ["policy"],
+        {"a b": 1},
+        {"policy": None},
+        {"policy": -1},
+        {"policy": INTEGER_MAX + 1},
+        {f"m{i}": 1 for i in range(65)},
+    ],
+    "names": ["a", [1], ["a b"], [f"f{i}" for i in range(65)]],
+    "boolean": [0, 1, "true", None],
+    "phase": ["waiting", "", 1],
+    "commit": ["later", "", 1, None],
+    "acknowledge": ["applying", "", 1, None],
+}
+LARGEST: dict[str, object] = {
+    "name": "Az09._-" + "x" * 121,
+    "text": "\u00e9" * 4096,
+    "running": {f"m{i}": RUNNING for i in range(64)},
+    "versions": {f"m{i}": INTEGER_MAX for i in range(64)},
+    "names": [f"f{i}" for i in range(64)],
+}
+
+
+def sample(kind: str) -> object:
+    """Return an ordinary value of a kind."""
+    return INTEGERS[kind][0] + 3 if kind in INTEGERS else copy.deepcopy(SAMPLES[kind])
+
+
+def payload_of(kind: str, *, optional: bool) -> list[bytes]:
+    """Return the payload frames of a message: those it must have, or those it may have as well."""
+    if kind == "chunk":
+        return [b"\x00\x01\x02"]
+    return [LAYOUT] if kind == "announce" and optional else []
+
+
+def message(kind: str, fields: dict[str, Field], *, full: bool) -> Json:
+    """Return a header with all fields, or with the required ones alone."""
+    values: Json = {"wbp": 1, "type": kind}
+    for name, (value_kind, default) in fields.items():
+        if full or default is REQUIRED:
+            values[name] = sample(value_kind)
+    if kind == "chunk":
+        values["crc"] = crc32c(payload_of(kind, optional=False)[0])
+    return values
+
+
+def ok(header: Json, fields: dict[str, Field], payloads: int) -> Json:
+    """Return what a header must decode to: its known fields, the missing ones by default."""
+    defaults = {n: d for n, (_, d) in fields.items() if d is not REQUIRED}
+    known = {n: v for n, v in header.items() if n in fields}
+    return {"ok": {"type": header["type"], **defaults, **known}, "payloads": payloads}
+
+
+def case(
+    name: str, direction: str, frames: list[bytes], expect: Json, note: str | None = None
+) -> Json:
+    """Return one case; frames are bytes here and become hexadecimal digits or files later."""
+    return {
+        "name": name,
+        "direction": direction,
+        **({"note": note} if note else {}),
+        "frames": frames,
+        "expect": expect,
+    }
+
+
+MALFORMED: Json = {"error": "malformed"}
+
+
+def cases() -> Iterator[Json]:
+    """Yield all cases."""
+    for direction, types in DIRECTIONS.items():
+        for kind, fields in types.items():
+            yield from _valid(direction, kind, fields)
+            yield from _broken(direction, kind, fields)
+    yield from _headers()
+
+
+def _valid(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Json]:
+    for full in (False, True):
+        header = message(kind, fields, full=full)
+        payloads = payload_of(kind, optional=full)
+        name = f"{direction} {kind} {'full' if full else 'minimal'}"
+        expect = ok(header, fields, len(payloads))
+        yield case(name, direction, [text_of(header), *payloads], expect)
+    header = message(kind, fields, full=True)
+    payloads = payload_of(kind, optional=True)
+    expect = ok(header, fields, len(payloads))
+    more = {"zukunft": [1, {"a": None}], "\u00fc": 0.5, **header, "Type": "x"}
+    frames = [text_of(more), *payloads]
+    yield case(f"{direction} {kind} with unknown fields", direction, frames, expect)
+    header = message(kind, fields, full=False)
+    payloads = payload_of(kind, optional=False)
+    for field, (value_kind, _) in fields.items():
+        values = [LARGEST[value_kind]] if value_kind in LARGEST else []
+        for value in [*values, *INTEGERS.get(value_kind, ())]:
+            changed = {**header, field: value}
+            expect = ok(changed, fields, len(payloads))
+            shown = value if isinstance(value, int) else "largest"
+            name = f"{direction} {kind} {field} {shown}"
+            yield case(name, direction, [text_of(changed), *payloads], expect)
+
+
+def _broken(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Json]:
+    header = message(kind, fields, full=False)
+    payloads = payload_of(kind, optional=False)
+    for field, (value_kind, default) in fields.items():
+        if default is REQUIRED:
+            less = {n: v for n, v in header.items() if n != field}
+            frames = [text_of(less), *payloads]
+            yield case(f"{direction} {kind} without {field}", direction, frames, MALFORMED)
+        bad = list(BAD_VALUES.get(value_kind, ()))
+        if value_kind in INTEGERS:
+            least, greatest = INTEGERS[value_kind]
+            bad = [least - 1, greatest + 1, least + 0.5, str(least), True, None]
+        for number, value in enumerate(bad):
+            frames = [text_of({**header, field: value}), *payloads]
+            name = f"{direction} {kind} bad {field} {number}"
+            yield case(name, direction, frames, MALFORMED)
+    most = 1 if kind in ("announce", "chunk") else 0
+    frames = [text_of(header)] + [b"abc"] * (most + 1)
+    yield case(f"{direction} {kind} one payload too many", direction, frames, MALFORMED)
+    if kind == "chunk":
+        yield case(f"{direction} {kind} without payload", direction, [text_of(header)], MALFORMED)
+
+
+PING = {"type": "ping", "token": 0, "subscribed": False}
+EMPTY_FETCH: Json = {"wbp": 1, "type": "fetch", "model": "m", "epoch": 1, "version": 0}
+
+
+def _headers() -> Iterator[Json]:
+    """Yield what concerns the header as such, whatever it says."""
+    ping = b'{"wbp":1,"type":"ping"}'
+    good: Json = {"ok": PING, "payloads": 0}
+    either: Json = {**good, **MALFORMED}
+    deep = b'{"wbp":1,"type":"ping","x":' + b"[" * 30_000 + b"]" * 30_000 + b"}"
+    full = ping[:-1] + b',"x":"' + b"x" * (65536 - len(ping) - 7) + b'"}'
+    malformed: dict[str, bytes] = {
+        "not JSON": b"ping",
+        "an empty header": b"",
+        "a zero byte": b"\0",
+        "half a header": ping[:-1],
+        "text after the object": ping + b"x",
+        "two objects": ping + ping,
+        "a byte order mark": b"\xef\xbb\xbf" + ping,
+        "UTF-16": ping.decode().encode("utf-16-le"),
+        "single quotes": b"{'wbp':1,'type':'ping'}",
+        "a trailing comma": b'{"wbp":1,"type":"ping",}',
+        "an array": b"[1]",
+        "a number": b"1",
+        "a string": b'"ping"',
+        "null": b"null",
+        "no type": b'{"wbp":1}',
+        "a type that is a number": b'{"wbp":1,"type":1}',
+        "an unknown type": b'{"wbp":1,"type":"sing"}',
+        "a type in capitals": b'{"wbp":1,"type":"PING"}',
+        "a protocol number in a string": b'{"wbp":"1","type":"ping"}',
+        "a protocol number that is true": b'{"wbp":true,"type":"ping"}',
+        "a header of 65537 bytes": full[:-2] + b'x"}',
+    }
+    for name, header in malformed.items():
+        yield case(f"header: {name}", "from_worker", [header], MALFORMED)
+        yield case(f"header: {name}, from a publisher", "from_publisher", [header], MALFORMED)
+    for direction in DIRECTIONS:
+        yield case(f"header: no frames, {direction}", direction, [], MALFORMED)
+    text = b'{"wbp":1,"type":"abort","model":"m","epoch":1,"version":1,"text":"\xff\xfe"}'
+    yield case("header: a text that is not UTF-8", "from_publisher", [text], MALFORMED)
+    welcome = text_of(message("welcome", FROM_PUBLISHER["welcome"], full=True))
+    yield case("header: a welcome from a worker", "from_worker", [welcome], MALFORMED)
+    fetch = text_of(EMPTY_FETCH)
+    yield case("header: a fetch from a publisher", "from_publisher", [fetch], MALFORMED)
+    wrong: Json = {"error": "protocol-version"}
+    for number in (2, 0, 99):
+        frames = [text_of({"wbp": number, "type": "ping"})]
+        yield case(f"header: protocol number {number}", "from_worker", frames, wrong)
+    yield case("header: no protocol number", "from_worker", [b'{"type":"ping"}'], wrong)
+    for name, header in {
+        "white space around": b' \r\n\t{ "wbp" : 1 , "type" : "ping" }\n',
+        "fields in another order": b'{"type":"ping","wbp":1}',
+        "escapes": rb'{"wbp":1,"type":"p\u0069ng"}',
+        "a header of 65536 bytes": full,
+    }.items():
+        yield case(f"header: {name}", "from_worker", [header], good)
+    for name, header in {
+        "nested 30000 deep": deep,
+        "an unknown field that is not UTF-8": b'{"wbp":1,"type":"ping","x":"\xff"}',
+        "half a surrogate pair": rb'{"wbp":1,"type":"ping","x":"\ud800"}',
+        "a field twice": b'{"wbp":1,"type":"ping","token":1,"token":0}',
+        "an integer with a fraction of zero": b'{"wbp":1,"type":"ping","token":0.0}',
+        "minus zero": b'{"wbp":1,"type":"ping","token":-0}',
+    }.items():
+        note = "a sender must not do this; a receiver may read it or refuse it, but must go on"
+        yield case(f"header: {name}", "from_worker", [header], either, note)
