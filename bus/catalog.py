@@ -4,9 +4,10 @@ A version is kept while it is the latest for somebody, is waiting for its commit
 received. Everything else is retired, so that its memory can be used again.
 """
 
+import contextlib
 from collections.abc import Iterator
 
-from .version import Version
+from .version import Retired, Version
 
 DIGESTS_KEPT = 1000  # versions that are gone but whose late acknowledgements can still be checked
 
@@ -36,11 +37,20 @@ class Shelf:
         return version if version is not None and version.alive else None
 
     def known_digest(self, number: int) -> str | None:
-        """Return a version's digest, empty if it is not known; None if there is no such version."""
+        """Return a version's digest.
+
+        None: nobody can have this version; there is none, or its memory was used for another before
+        anybody was told the digest. Empty: it is too long ago to say.
+        """
         if not 1 <= number <= self._count:
             return None
         version = self._versions.get(number)
-        return version.known_digest if version is not None else self._digests.get(number, "")
+        if version is not None:
+            with contextlib.suppress(Retired):
+                return version.digest()
+            return version.known_digest or None
+        known = self._digests.get(number)
+        return "" if known is None else known or None
 
     def latest_for(self, worker: str) -> Version | None:
         """Return the newest committed version that is meant for a worker."""

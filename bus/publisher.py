@@ -502,8 +502,8 @@ class PublisherMachine:
     def _known_digest(self, model: str, running: Running) -> str | None:
         """Return the digest of a version that a worker claims to run.
 
-        None: there is no such version, so the claim is wrong. Empty: it cannot be checked, because
-        it is of an older epoch or its digest was never needed.
+        None: nobody can have such a version, so the claim is wrong. Empty: it cannot be checked,
+        because it is of an older epoch or too long ago.
         """
         if running.epoch != self.epoch:
             return "" if running.epoch < self.epoch else None

@@ -176,7 +176,12 @@ class Slot:
         if memory is not None and announce.acknowledge == "applied":
             return self._drop_arriving(now) + self._point(announce, layout, memory)
         effects = self._abandon()
-        buffer = self._buffers.take(announce.nbytes)
+        try:
+            buffer = self._buffers.take(announce.nbytes)
+        except MemoryError:
+            text = f"there is no memory for {announce.nbytes} bytes: lower bytes_max, or make room"
+            rejected = self._reject(announce, "no-memory", text)
+            return effects + rejected + self._caught_up(announce.epoch, now)
         if buffer is None:
             return effects  # `_resume` begins when one is given back
         self._waiting = self._failure = None

@@ -79,15 +79,21 @@ class Buffers:
         self._taken = 0
 
     def take(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Return a buffer of this size, one used before if possible; None if all are in use."""
+        """Return a buffer of this size, one used before if possible; None if all are in use.
+
+        Raises:
+            MemoryError: There is no memory for it.
+        """
         if self._taken >= BUFFERS_MAX:
             return None
-        self._taken += 1
         fits = next((i for i, b in enumerate(self._free) if b.nbytes == nbytes), None)
         if fits is not None:
-            return self._free.pop(fits)
-        self._free.clear()  # the model has changed its size: the old memory will not fit again
-        return np.empty(nbytes, np.uint8)
+            buffer = self._free.pop(fits)
+        else:
+            self._free.clear()  # the model has changed its size: the old memory will not fit again
+            buffer = np.empty(nbytes, np.uint8)
+        self._taken += 1
+        return buffer
 
     def give_back(self, buffer: NDArray[np.uint8]) -> None:
         """Take a buffer back."""

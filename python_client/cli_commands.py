@@ -1,13 +1,14 @@
 """The commands: their names, arguments and help. What each of them does stands in `cli_<name>`."""
 
+from functools import partial
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .. import __version__
 from .cli_inspect import inspect as run_inspect
-from .cli_outcome import UnavailableError, conclude
+from .cli_outcome import conclude
 from .cli_publish import Order
 from .cli_publish import publish as run_publish
 from .cli_screen import Screen
@@ -36,12 +37,11 @@ Checkpoint = Annotated[
     ),
 ]
 SECONDS_MIN = 0.1
-DEMO_EXTRA = {"gymnasium", "matplotlib", "tensordict", "torch"}
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"weightbus {__version__}")
+        typer.echo(f"weightbus {version_of('weightbus')}")
         raise typer.Exit
 
 
@@ -70,20 +70,10 @@ def demo(
     ] = None,
 ) -> None:
     """Watch a policy learn here while worker processes run its newest weights."""
-    screen = Screen(as_json)
-    raise typer.Exit(conclude(screen, lambda: _run_demo(workers, seconds, plot, as_json)))
+    from .demo.course import run_demo  # it brings its own screen, and says which extra it lacks
 
-
-def _run_demo(workers: int, seconds: float, plot: Path | None, as_json: bool) -> int:
-    try:
-        from .demo.course import run_demo
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in DEMO_EXTRA:
-            raise
-        raise UnavailableError(
-            f"the demo needs {error.name}, which is not installed: pip install 'weightbus[demo]'"
-        ) from None
-    return run_demo(workers, seconds, plot, as_json)
+    course = partial(run_demo, workers, seconds, plot, as_json)
+    raise typer.Exit(conclude(Screen(as_json), course))
 
 
 @app.command()
@@ -114,7 +104,7 @@ def publish(
     """Publish a checkpoint, and show what every worker did with it."""
     screen = Screen(as_json)
     order = Order(path, model, bind, expect, watch, timeout)
-    raise typer.Exit(conclude(screen, lambda: run_publish(screen, order)))
+    raise typer.Exit(conclude(screen, partial(run_publish, screen, order)))
 
 
 @app.command()
@@ -147,7 +137,7 @@ def subscribe(
     """Write a model's versions into a file as they are published."""
     screen = Screen(as_json)
     request = Request(address, model, out, once, timeout, name)
-    raise typer.Exit(conclude(screen, lambda: run_subscribe(screen, request)))
+    raise typer.Exit(conclude(screen, partial(run_subscribe, screen, request)))
 
 
 @app.command()
@@ -158,4 +148,4 @@ def inspect(
 ) -> None:
     """Show what a checkpoint holds, and the digest that a publish of it has."""
     screen = Screen(as_json)
-    raise typer.Exit(conclude(screen, lambda: run_inspect(screen, path, every)))
+    raise typer.Exit(conclude(screen, partial(run_inspect, screen, path, every)))

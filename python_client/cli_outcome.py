@@ -26,10 +26,6 @@ class UsageError(Exception):
     """The command was called in a way that can never work."""
 
 
-class UnavailableError(Exception):
-    """What the command needs is not installed."""
-
-
 class Stopped(KeyboardInterrupt):
     """A signal asks the process to end.
 
@@ -56,7 +52,7 @@ def conclude(screen: Screen, command: Callable[[], int]) -> int:
     except BrokenPipeError:  # whoever read our output has left: nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOT_ACHIEVED
-    except (UnavailableError, WeightBusError, OSError) as error:
+    except (WeightBusError, OSError) as error:
         return _fail(screen, error, NOT_ACHIEVED)
 
 

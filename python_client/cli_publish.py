@@ -98,8 +98,8 @@ def _publish_changes(screen: Screen, order: Order) -> int:
                     if missing:
                         screen.warn(f"{missing}. Whoever comes later gets the latest version")
                 receipt, shortfall = _send(screen, order, publisher, checkpoint, order.timeout)
+                published = receipt.version  # before it is told: a signal may come right after
                 _show(screen, receipt, shortfall)
-                published += 1
     except Stopped as stopped:
         screen.say(f"stopped by {stopped.signal.name} after {counted(published, 'version')}", DIM)
         screen.emit("stopped", signal=stopped.signal.name, published=published)
@@ -218,10 +218,8 @@ def _move(
 def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
     """Show what became of a publish."""
     rate = size(round(receipt.nbytes / max(receipt.seconds, 1e-9)))
-    head = f"{receipt.model} version {receipt.version}"
-    screen.say(
-        f"{time.strftime('%H:%M:%S')}  {head}: {size(receipt.nbytes)} in {receipt.seconds:.2f} s, {rate}/s"
-    )
+    head = f"{time.strftime('%H:%M:%S')}  {receipt.model} version {receipt.version}"
+    screen.say(f"{head}: {size(receipt.nbytes)} in {receipt.seconds:.2f} s, {rate}/s")
     if receipt.workers:
         rows = table("worker", "state", "after", "", right=("after",))
         for worker in sorted(receipt.workers.values(), key=lambda worker: worker.name):

@@ -7,12 +7,17 @@ from pathlib import Path
 from ..bus import endpoints
 from ..bus.errors import AddressError, ApplyError
 from ..bus.messages import check_name
-from .cli_outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
-from .cli_screen import DIM, Screen, Waiting, counted, size
+from ..codecs.errors import WeightBusError
+from .cli_outcome import DONE, Stopped, UsageError
+from .cli_screen import DIM, Screen, counted, size
 from .subscriber import Subscriber, Update
 
 LOOK_SECONDS = 0.2  # between two looks at whether the publisher is there
 ONCE_SECONDS = 300.0  # what --once waits for a version unless told otherwise
+
+
+class NothingCameError(WeightBusError, TimeoutError):
+    """No version came in time."""
 
 
 @dataclass(frozen=True)
@@ -57,61 +62,54 @@ def subscribe(screen: Screen, request: Request) -> int:
     with Subscriber(request.address, targets, name=request.name) as subscriber:
         screen.say(f"{subscriber.name} for {request.model} of {request.address}", DIM)
         if request.once:
-            return _receive(screen, request, subscriber)
-        return _receive_all(screen, request, subscriber)
+            _show(screen, request, _receive(screen, request, subscriber))
+        else:
+            _receive_all(screen, request, subscriber)
+    return DONE
 
 
-def _receive_all(screen: Screen, request: Request, subscriber: Subscriber) -> int:
+def _receive_all(screen: Screen, request: Request, subscriber: Subscriber) -> None:
     written = 0
     try:
         while True:
             try:
-                code = _receive(screen, request, subscriber)
+                update = _receive(screen, request, subscriber)
             except ApplyError as error:  # the file is as it was; the next version may fit
                 screen.error(str(error))
                 continue
-            if code != DONE:
-                return code
-            written += 1
+            written += 1  # before it is told: a signal may come right after
+            _show(screen, request, update)
     except Stopped as stopped:
         screen.say(f"stopped by {stopped.signal.name} after {counted(written, 'version')}", DIM)
         screen.emit("stopped", signal=stopped.signal.name, written=written)
-        return DONE
 
 
-def _receive(screen: Screen, request: Request, subscriber: Subscriber) -> int:
-    """Wait for a version and show it; NOT_ACHIEVED if none comes in time."""
-    with screen.waiting("") as waiting:
-        update = _wait(waiting, request, subscriber)
-    if update is not None:
-        _show(screen, request, update)
-        return DONE
-    if subscriber.wait_joined(0):
-        text = f"the publisher at {request.address} published no version of {request.model!r}"
-    else:
-        text = f"no publisher answered at {request.address}"
-    text += f" within {request.patience:g} s; check that weightbus publish runs there for it"
-    screen.error(text)
-    screen.emit("error", achieved=False, error="Timeout", text=text)
-    return NOT_ACHIEVED
+def _receive(screen: Screen, request: Request, subscriber: Subscriber) -> Update:
+    """Wait for a version and write it.
 
-
-def _wait(waiting: Waiting, request: Request, subscriber: Subscriber) -> Update | None:
+    Raises:
+        NothingCameError: None came in time.
+        ApplyError: It could not be written.
+        RefusedError: The publisher refuses this worker.
+    """
     patience = request.patience
     deadline = None if patience is None else time.monotonic() + patience
-    update = None
-    while update is None:
-        left = LOOK_SECONDS if deadline is None else deadline - time.monotonic()
-        if left <= 0:
-            return None
-        there = subscriber.wait_joined(0)
-        waiting.say(
-            f"waiting for a version of {request.model}"
-            if there
-            else f"waiting for a publisher at {request.address}"
-        )
-        update = subscriber.receive(min(LOOK_SECONDS, left))
-    return update
+    with screen.waiting("") as waiting:
+        while deadline is None or time.monotonic() < deadline:
+            there = subscriber.wait_joined(0)
+            what = f"a version of {request.model}" if there else "a publisher"
+            waiting.say(f"waiting for {what} at {request.address}")
+            update = subscriber.receive(LOOK_SECONDS)
+            if update is not None:
+                return update
+    if subscriber.wait_joined(0):
+        text = f"no version of {request.model!r} came from {request.address}"
+    else:
+        text = f"no publisher answered at {request.address}"
+    raise NothingCameError(
+        f"{text} within {request.patience:g} s; check that it is being published there, and allow "
+        "more time with --timeout if it is"
+    )
 
 
 def _show(screen: Screen, request: Request, update: Update) -> None:

@@ -120,11 +120,12 @@ class Worker:
     Some users refuse models of one byte, some have room for small models only.
     """
 
+    machine: WorkerMachine
+
     def __init__(self, sim: "Simulation", name: str, process: str) -> None:
         self.sim, self.name, self.process = sim, name, process
         self.incarnation = 0
         self.alive = False
-        self.machine: WorkerMachine
         self.rate = sim.rng.choice(sim.faults.rates)
         self.local = sim.rng.random() < 0.4  # on the publisher's host
         self.picky = sim.rng.random() < 0.15
@@ -239,6 +240,9 @@ class Worker:
 class Publisher:
     """One publisher process and its trainer."""
 
+    machine: PublisherMachine
+    open: dict[int, Publication]
+
     def __init__(self, sim: "Simulation") -> None:
         self.sim, self.incarnation = sim, 0
         self.start()
@@ -262,7 +266,7 @@ class Publisher:
         probe = sim.share(np.empty(0, np.uint8))
         self.machine = PublisherMachine(epoch, "tcp://data", sim.timing, probe)
         self.arenas: dict[str, Arenas] = {}
-        self.open: dict[int, Publication] = {}
+        self.open = {}
         self.peers: dict[bytes, tuple[Worker, int]] = {}
         sim.every_tick(self.incarnation, self, self.tick)
 

@@ -1,0 +1,237 @@
+"""The course of the demo: a trainer learns CartPole while workers play with what it has learned.
+
+    trainer ── weights, over the bus ──> workers
+            <── episodes, as lines ─────
+
+The trainer publishes after every update and does not wait: each receipt comes when it comes, and
+says how long every worker took. Midway a worker is killed and started again. At the end one last
+version is published and waited for, and everything is counted.
+"""
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from ...bus.errors import PublishError, WorkersMissingError
+from ...bus.limits import Timing
+from ...bus.receipt import Receipt
+from ...codecs.errors import WeightBusError
+from ..publisher import Publisher
+from .accident import Accident
+from .episode import Episode
+from .fleet import Fleet, WorkerDied
+from .policy import MODEL
+from .report import Report, report
+from .screen import Screen, View
+from .summary import summary
+from .tally import Tally
+
+if TYPE_CHECKING:
+    from .learner import Learner
+
+UPDATE_STEPS = 300  # new ones, for the next update
+WINDOW_STEPS = 1_500  # the newest ones, which an update learns from; never more, however late it is
+TAKE_SECONDS = 0.05  # to wait for episodes before the screen is looked after
+START_SECONDS = 90.0  # for processes to start on a busy machine
+PUBLISH_SECONDS = 10.0  # for a worker to apply a version
+MEND_SECONDS = 60.0  # after the end of the run, for the worker that was killed to be back
+ACCIDENT_AT = 0.4  # of the run
+ACCIDENT_SECONDS_MIN = 6.0  # a shorter run has no accident
+
+# A dead worker is lost after two seconds: soon enough to watch, and late enough for a machine that
+# is busy with other things.
+TIMING = Timing(ping=0.5, lost_after=2.0)
+
+
+class Course:
+    """One run, from the start of the workers to the report."""
+
+    def __init__(
+        self, publisher: Publisher, fleet: Fleet, screen: Screen, workers: int, seconds: float
+    ) -> None:
+        self._publisher, self._fleet, self._screen = publisher, fleet, screen
+        self._names = [f"w{number}" for number in range(workers)]
+        self._seconds = seconds
+        self.tally = Tally(self._names)
+        self.accident: Accident | None = None
+        if workers > 1 and seconds >= ACCIDENT_SECONDS_MIN:
+            self.accident = Accident(self._names[1], seconds * ACCIDENT_AT)
+        self._version = 0
+        self._open: list[Future[Receipt]] = []
+        self._started = 0.0
+
+    def run(self) -> Report:
+        """Run it.
+
+        Raises:
+            WorkerDied: A worker ended by itself.
+            WorkersMissingError: The workers did not start.
+        """
+        for name in self._names:
+            self._fleet.start(name)
+        self._screen.say(f"starting {len(self._names)} workers, and PyTorch in the trainer")
+        from .learner import Learner  # takes seconds, in which the workers start
+
+        learner = Learner()
+        self._wait_for_workers()
+        self._publish_and_wait(learner)
+        self._learn(learner, self._first_episodes())
+        now = self._now()
+        self._publish_and_wait(learner)
+        for future in self._open:
+            self.tally.published(future.result(2 * PUBLISH_SECONDS))
+        status = self._publisher.workers()
+        return report(self.tally, status, self._version, now, self.accident)
+
+    def _now(self) -> float:
+        return time.monotonic() - self._started
+
+    def _wait_for_workers(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            self._fleet.take(0.0)  # says if one has died
+            try:
+                return self._publisher.wait_for_workers(len(self._names), 0.5, MODEL)
+            except WorkersMissingError:
+                if time.monotonic() >= deadline:
+                    raise
+
+    def _first_episodes(self) -> list[Episode]:
+        """Wait for the first episodes; the clock of the run starts with them."""
+        deadline = time.monotonic() + START_SECONDS
+        while not (episodes := self._fleet.take(TAKE_SECONDS)):
+            if time.monotonic() >= deadline:
+                raise WorkerDied(
+                    f"no episode within {START_SECONDS:.0f} s of the first version, though every "
+                    "worker joined: is the machine overloaded?"
+                )
+        self._started = time.monotonic()
+        return episodes
+
+    def _learn(self, learner: "Learner", window: list[Episode]) -> None:
+        """Update and publish, update and publish, until the time is up and nobody is missing."""
+        self._note(window)
+        fresh = sum(episode.steps for episode in window)
+        while not self._over():
+            if fresh >= UPDATE_STEPS:
+                window, fresh = _newest(window), 0
+                learner.improve(window, min(1.0, self._now() / self._seconds))
+                self._publish(learner)
+            arrived = self._fleet.take(TAKE_SECONDS)
+            self._note(arrived)
+            window += arrived
+            fresh += sum(episode.steps for episode in arrived)
+            self._look()
+
+    def _over(self) -> bool:
+        mending = self.accident is not None and self.accident.open
+        return self._now() >= self._seconds + (MEND_SECONDS if mending else 0.0)
+
+    def _note(self, episodes: Sequence[Episode]) -> None:
+        for episode in episodes:
+            self.tally.played(episode, self._now())
+
+    def _look(self) -> None:
+        """Take the receipts that have come, let the accident go on, and draw."""
+        for future in [future for future in self._open if future.done()]:
+            self._open.remove(future)
+            self.tally.published(future.result())
+        status, now = self._publisher.workers(), self._now()
+        if self.accident is not None:
+            event = self.accident.step(self._fleet, status, self._version, now)
+            if event is not None:
+                self._screen.say(event, now)
+        address = self._publisher.address
+        self._screen.show(View(now, self._seconds, self._version, address, self.tally, status))
+
+    def _publish(self, learner: "Learner") -> None:
+        """Publish, and leave the receipt for later; a dead worker keeps nobody waiting."""
+        self._open.append(
+            self._publisher.publish_async(MODEL, learner.policy, require=0, timeout=PUBLISH_SECONDS)
+        )
+        self._version += 1
+
+    def _publish_and_wait(self, learner: "Learner") -> None:
+        try:
+            receipt = self._publisher.publish(MODEL, learner.policy, timeout=PUBLISH_SECONDS)
+        except PublishError as error:  # the report will say who is missing
+            receipt = error.receipt
+        self._version = receipt.version
+        self.tally.published(receipt)
+
+
+def _newest(episodes: Sequence[Episode]) -> list[Episode]:
+    """Return the newest episodes, WINDOW_STEPS of them or just over, oldest first."""
+    taken, steps = list[Episode](), 0
+    for episode in reversed(episodes):
+        if steps >= WINDOW_STEPS:
+            break
+        taken.append(episode)
+        steps += episode.steps
+    return taken[::-1]
+
+
+def run_demo(
+    workers: int = 3, seconds: float = 30, plot: Path | None = None, as_json: bool = False
+) -> int:
+    """Run the demo and return an exit code: 0 if the policy improved and every worker has it.
+
+    Args:
+        workers: How many processes play.
+        seconds: From the first episode to the end.
+        plot: Where a PNG file with the course of the run is written.
+        as_json: Print the numbers as one JSON object, the last line of stdout; all else then goes
+            to stderr.
+    """
+    console = Console(stderr=as_json)
+    objection = _objection(workers, seconds, plot)
+    if objection is not None:
+        print(f"weightbus demo: {objection}", file=sys.stderr)
+        return 1
+    try:
+        with (
+            Publisher(timing=TIMING) as publisher,
+            Fleet(publisher.address) as fleet,
+            Screen(console) as screen,
+        ):
+            course = Course(publisher, fleet, screen, workers, seconds)
+            result = course.run()
+    except KeyboardInterrupt:
+        print("weightbus demo: interrupted; every worker was ended", file=sys.stderr)
+        return 130
+    except (WorkerDied, WeightBusError) as error:
+        print(f"weightbus demo: {error}", file=sys.stderr)
+        return 1
+    if plot is not None:
+        from .plot import save_plot  # takes a second, for which nobody should wait at the start
+
+        save_plot(plot, course.tally, course.accident)
+    console.print(summary(result))
+    if plot is not None:
+        console.print(f"  the plot is in {plot}\n", highlight=False)
+    if as_json:
+        print(json.dumps({"ok": not result.faults, **asdict(result)}))
+    return 1 if result.faults else 0
+
+
+def _objection(workers: int, seconds: float, plot: Path | None) -> str | None:
+    """Return why the demo cannot run, if it cannot."""
+    needed = ("gymnasium", "torch", *(["matplotlib"] if plot is not None else []))
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} cannot be imported: pip install 'weightbus[demo]'"
+    if workers < 1:
+        return f"{workers} workers: it takes at least 1"
+    if seconds <= 0:
+        return f"{seconds} seconds: give it more than 0"
+    if plot is not None and not plot.absolute().parent.is_dir():
+        return f"the plot cannot be written: there is no folder {plot.parent}"
+    return None

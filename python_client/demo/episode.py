@@ -1,0 +1,66 @@
+"""An episode on its way from a worker to the trainer: one JSON line on the worker's stdout.
+
+The arrays travel as their bytes (base64 in JSON). CartPole pays 1 for every step, so the length of
+an episode is its return.
+"""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from .policy import OBSERVATION
+
+
+class Episode(msgspec.Struct, frozen=True):
+    """What one worker saw and did from a reset to the end.
+
+    Attributes:
+        worker: Who played it.
+        version: The version of the policy that it began with; newer ones may have come meanwhile.
+        fell: Whether the pole fell; else the time was up.
+        observations: float32, (steps + 1, OBSERVATION).
+        actions: uint8, (steps,).
+        log_probabilities: float32, (steps,): of each action, under the weights of that moment.
+    """
+
+    worker: str
+    version: int
+    fell: bool
+    observations: bytes
+    actions: bytes
+    log_probabilities: bytes
+
+    @property
+    def steps(self) -> int:
+        """How many steps it took, which is also its return."""
+        return len(self.actions)
+
+    def seen(self) -> NDArray[np.float32]:
+        """Return the observations, the last one included."""
+        return np.frombuffer(self.observations, np.float32).reshape(-1, OBSERVATION)
+
+    def done(self) -> NDArray[np.uint8]:
+        """Return the actions."""
+        return np.frombuffer(self.actions, np.uint8)
+
+    def likelihood(self) -> NDArray[np.float32]:
+        """Return the log-probabilities of the actions."""
+        return np.frombuffer(self.log_probabilities, np.float32)
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Episode)
+
+
+def to_line(episode: Episode) -> bytes:
+    """Return an episode as a line."""
+    return _encoder.encode(episode) + b"\n"
+
+
+def from_line(line: bytes) -> Episode:
+    """Return the episode of a line.
+
+    Raises:
+        msgspec.DecodeError: The line is no episode.
+    """
+    return _decoder.decode(line)

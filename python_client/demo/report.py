@@ -1,0 +1,127 @@
+"""The report of a run: all its numbers, and whether it went well."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from ...bus.roster import WorkerStatus
+from .accident import Accident
+from .tally import RECENT, Latency, Tally, version_of
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """How one worker ended.
+
+    Attributes:
+        state: As the publisher sees it.
+        version: What it runs.
+        lag: Versions behind the newest.
+        applied, skipped: Publishes that it confirmed as either.
+        episodes: That it played.
+        mean_return: Of its last episodes; None if it played none.
+    """
+
+    state: str
+    version: int
+    lag: int
+    applied: int
+    skipped: int
+    episodes: int
+    mean_return: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AccidentReport:
+    """What became of the worker that was killed; see `Accident`."""
+
+    victim: str
+    noticed_s: float | None
+    back_s: float | None
+    missed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All numbers of a run.
+
+    Attributes:
+        faults: Why the run did not go well; empty if it did.
+        seconds: From the first episode to the end.
+        versions: Published.
+        first_return, last_return: Mean of the first and of the last episodes; None without any.
+        publish_ms: Until the last worker that lived had applied a version; None without any.
+        nbytes, delivered: Bytes of a version, and of all that workers confirmed.
+        episodes, steps: Played by all workers.
+        workers: By name.
+        accident: None if there was none.
+    """
+
+    faults: list[str]
+    seconds: float
+    versions: int
+    first_return: float | None
+    last_return: float | None
+    publish_ms: Latency | None
+    nbytes: int
+    delivered: int
+    episodes: int
+    steps: int
+    workers: dict[str, WorkerReport]
+    accident: AccidentReport | None
+
+
+def report(
+    tally: Tally,
+    status: Mapping[str, WorkerStatus],
+    version: int,
+    seconds: float,
+    accident: Accident | None,
+) -> Report:
+    """Return the report of a run that ended at this version."""
+    workers = {name: _worker(name, tally, status.get(name), version) for name in tally.workers}
+    returns = [steps for _, steps in tally.returns]
+    first = fmean(returns[:RECENT]) if returns else None
+    last = fmean(returns[-RECENT:]) if returns else None
+    faults = [
+        f"{name} runs version {w.version}, not {version} ({w.state})"
+        for name, w in workers.items()
+        if w.version != version
+    ]
+    if first is None or last is None or last <= first:
+        faults.append(
+            "no episode was played"
+            if first is None
+            else f"the policy did not improve: its mean return was {first:.1f} at first and "
+            f"{last:.1f} at last; give it more --seconds"
+        )
+    return Report(
+        faults=faults,
+        seconds=seconds,
+        versions=version,
+        first_return=first,
+        last_return=last,
+        publish_ms=tally.latency(),
+        nbytes=tally.nbytes,
+        delivered=tally.delivered,
+        episodes=len(returns),
+        steps=tally.steps,
+        workers=workers,
+        accident=None
+        if accident is None
+        else AccidentReport(accident.victim, accident.noticed_s, accident.back_s, accident.missed),
+    )
+
+
+def _worker(name: str, tally: Tally, status: WorkerStatus | None, version: int) -> WorkerReport:
+    seen = tally.workers[name]
+    runs = version_of(status)
+    return WorkerReport(
+        state=status.state if status is not None else "gone",
+        version=runs,
+        lag=version - runs,
+        applied=seen.applied,
+        skipped=seen.skipped,
+        episodes=seen.episodes,
+        mean_return=fmean(seen.returns) if seen.returns else None,
+    )

@@ -1,0 +1,480 @@
+"""What a publisher believes of what workers say, and how it answers."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from weightbus.bus import roster
+from weightbus.bus.arena import Arenas
+from weightbus.bus.effects import Broadcast, Effect, Notice, Resolve, Send
+from weightbus.bus.errors import UnknownWorkerError
+from weightbus.bus.limits import WINDOW_CHUNKS, Timing
+from weightbus.bus.messages import (
+    Abort,
+    Announce,
+    Applied,
+    Chunk,
+    Commit,
+    End,
+    Failed,
+    Fetch,
+    Hello,
+    Message,
+    Ping,
+    Progress,
+    Refuse,
+    Running,
+    Staged,
+    Welcome,
+    encode,
+)
+from weightbus.bus.publication import Publication
+from weightbus.bus.publisher import PublisherMachine
+from weightbus.bus.version import Version
+from weightbus.codecs.layout import Layout
+
+EPOCH, CHUNK = 7, 16
+ids = itertools.count()
+
+
+class Bench:
+    """A publisher with some workers that have said hello."""
+
+    def __init__(self, *names: str, listening: bool = True) -> None:
+        self.machine = PublisherMachine(EPOCH, "tcp://d:1", Timing())
+        self.arenas = Arenas("a", CHUNK)
+        self.now = 0.0
+        for name in names:
+            self.say(name, hello(name))
+            if listening:
+                self.say(name, Ping(subscribed=True))
+
+    def say(self, name: str, message: Message) -> list[Effect]:
+        return self.machine.receive(name.encode(), [encode(message)], self.now)
+
+    def publish(
+        self,
+        nbytes: int = 40,
+        *,
+        workers: tuple[str, ...] | None = None,
+        require: int | None = None,
+        wait: Literal["applied", "staged", "none"] = "applied",
+        commit: Literal["auto", "together"] = "auto",
+        seconds: float = 10.0,
+    ) -> tuple[Version, list[Effect]]:
+        layout = Layout.plan([("w", "U8", (nbytes,))])
+        fresh = workers is None and commit == "auto"
+        version, arena = self.arenas.take(layout, replaces_latest=fresh)
+        arena.data[:] = np.arange(nbytes, dtype=np.uint8)
+        publication = Publication(
+            id=next(ids),
+            version=version,
+            workers=workers,
+            require=require,
+            wait=wait,
+            commit=commit,
+            started=self.now,
+            deadline=self.now + seconds,
+        )
+        return version, self.machine.publish(publication, self.now)
+
+    def pass_time(self, seconds: float) -> list[Effect]:
+        self.now += seconds
+        return self.machine.tick(self.now)
+
+
+def hello(name: str, instance: str = "0" * 32, **fields: Any) -> Hello:
+    told: dict[str, Any] = {"name": name, "instance": instance, "models": {"a": None}}
+    return Hello(**told | fields)
+
+
+def report(kind: Callable[..., Message], version: Version, /, **fields: Any) -> Message:
+    told: dict[str, Any] = {"model": "a", "epoch": version.epoch, "version": version.version}
+    if kind in (Staged, Applied) and "digest" not in fields:
+        told["digest"] = version.digest()
+    return kind(**told | fields)
+
+
+def sent(effects: list[Effect], kind: type[Message], to: str | None = None) -> list[Message]:
+    """Return the messages of one type, sent to one worker or (None) to anybody."""
+    return [
+        e.message
+        for e in effects
+        if isinstance(e, Send | Broadcast) and isinstance(e.message, kind)
+        if to is None or (isinstance(e, Send) and e.to == to.encode())
+    ]
+
+
+def resolved(effects: list[Effect]) -> Resolve | None:
+    return next((e for e in effects if isinstance(e, Resolve)), None)
+
+
+# What workers claim.
+
+
+def test_an_applied_report_resolves_the_call() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    answer = resolved(bench.say("w0", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+    assert answer.receipt.in_state("applied") == ["w0"]
+    assert answer.receipt.digest == version.digest()
+
+
+@pytest.mark.parametrize("kind", [Applied, Staged])
+@pytest.mark.parametrize("known", [True, False], ids=["digest known", "digest not needed yet"])
+def test_a_report_of_other_bytes_counts_for_nothing(
+    kind: Callable[..., Message], known: bool
+) -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(wait="staged")
+    if known:
+        version.digest()
+    effects = bench.say("w0", report(kind, version, digest="f" * 64))
+    assert resolved(effects) is None
+    assert [e.kind for e in effects if isinstance(e, Notice)] == ["wrong-digest"]
+    answer = resolved(bench.pass_time(10.0))
+    assert answer is not None
+    assert not answer.achieved
+    assert not answer.receipt.in_state("applied", "staged")
+
+
+def test_a_hello_that_claims_other_bytes_counts_for_nothing() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    claim = Running(version.epoch, version.version, "f" * 64)
+    effects = bench.say("w0", hello("w0", models={"a": claim}))
+    assert resolved(effects) is None
+    [status] = bench.machine.status(bench.now)
+    assert status.running == {}
+
+
+def test_a_report_of_a_version_that_never_was_counts_for_nothing() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    effects = bench.say("w0", report(Applied, version, version=2))
+    effects += bench.say("w0", report(Applied, version, epoch=EPOCH + 1))
+    effects += bench.say("w0", report(Applied, version, model="b"))
+    assert effects == []
+    assert bench.machine.status(bench.now)[0].running == {}
+
+
+def test_a_worker_of_an_older_epoch_is_believed_what_it_runs() -> None:
+    bench = Bench()
+    old = Running(EPOCH - 1, 99, "e" * 64)
+    [welcome] = sent(bench.say("w0", hello("w0", models={"a": old}, epoch=EPOCH - 1)), Welcome)
+    assert isinstance(welcome, Welcome)
+    assert bench.machine.status(0.0)[0].running == {"a": (EPOCH - 1, 99)}
+
+
+def test_a_failure_names_the_worker_and_why() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish()
+    assert resolved(bench.say("w0", report(Failed, version, code="apply", text="no room"))) is None
+    answer = resolved(bench.say("w1", report(Applied, version)))
+    assert answer is not None
+    assert not answer.achieved
+    assert answer.receipt.workers["w0"].state == "failed"
+    assert answer.receipt.workers["w0"].detail == "apply: no room"
+
+
+def test_whoever_goes_straight_to_a_newer_version_skips_the_older() -> None:
+    bench = Bench("w0")
+    bench.publish()
+    newer, _ = bench.publish()
+    effects = bench.say("w0", report(Applied, newer))
+    answers = [e.receipt for e in effects if isinstance(e, Resolve)]
+    assert [r.workers["w0"].state for r in answers] == ["skipped", "applied"]
+
+
+def test_silence_is_loss_and_a_word_undoes_it() -> None:
+    bench = Bench("w0", "w1")
+    bench.now = 3.0
+    bench.say("w1", Ping())
+    version, _ = bench.publish()
+    bench.pass_time(2.0)
+    assert {s.name: s.state for s in bench.machine.status(bench.now)} == {
+        "w0": "lost",
+        "w1": "live",
+    }
+    bench.say("w0", Ping())
+    assert resolved(bench.say("w1", report(Applied, version))) is None, "w0 is behind again"
+    answer = resolved(bench.say("w0", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+
+
+def test_silence_is_judged_from_the_last_word() -> None:
+    bench = Bench("w0")
+    bench.now = 4.9
+    assert not bench.machine.roster.silent(bench.now)
+    bench.now = 5.0
+    assert [p.name for p in bench.machine.roster.silent(bench.now)] == ["w0"]
+
+
+def test_life_without_progress_is_stuck_and_says_where() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    bench.say("w0", report(Progress, version, chunks=2))
+    for _ in range(5):
+        bench.pass_time(1.0)
+        bench.say("w0", report(Progress, version, chunks=2))
+    [status] = bench.machine.status(bench.now)
+    assert status.state == "stuck"
+    assert status.phase["a"] == "receiving version 1, 2 of 3 chunks here, no progress for 5.0 s"
+    bench.say("w0", report(Progress, version, chunks=3))
+    assert bench.machine.status(bench.now)[0].state == "live"
+
+
+def test_the_deadline_answers_with_what_is_known() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=2.0)
+    bench.say("w0", report(Progress, version, chunks=1))
+    assert resolved(bench.pass_time(1.99)) is None
+    answer = resolved(bench.pass_time(0.01))
+    assert answer is not None
+    assert not answer.achieved
+    worker = answer.receipt.workers["w0"]
+    assert (worker.state, worker.seconds) == ("behind", None)
+    assert "receiving version 1, 1 of 3 chunks here" in worker.detail
+
+
+# Fetching.
+
+
+def test_a_fetch_without_count_describes_the_latest() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    effects = bench.say("w0", Fetch(model="a", epoch=EPOCH, version=0, layout=True))
+    [announce] = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Announce)]
+    assert announce.payload == version.layout.header
+    assert [m.digest for m in sent(effects, End) if isinstance(m, End)] == [version.digest()]
+
+
+def test_a_fetch_gets_exactly_these_chunks() -> None:
+    bench = Bench("w0")
+    bench.publish(100)
+    effects = bench.say("w0", Fetch(model="a", epoch=EPOCH, version=1, first=2, count=3))
+    assert [m.index for m in sent(effects, Chunk, "w0") if isinstance(m, Chunk)] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "code"),
+    [(6, 1, None), (6, 2, "range"), (7, 1, "range"), (2**20 - 1, 64, "range")],
+)
+def test_a_fetch_beyond_the_end_is_refused(first: int, count: int, code: str | None) -> None:
+    bench = Bench("w0")
+    bench.publish(100)  # 7 chunks
+    effects = bench.say("w0", Fetch(model="a", epoch=EPOCH, version=1, first=first, count=count))
+    refusals = [m.code for m in sent(effects, Refuse) if isinstance(m, Refuse)]
+    assert refusals == ([] if code is None else [code])
+
+
+@pytest.mark.parametrize(
+    "fetch",
+    [
+        Fetch(model="b", epoch=EPOCH, version=1, count=1),
+        Fetch(model="a", epoch=EPOCH, version=2, count=1),
+        Fetch(model="a", epoch=EPOCH - 1, version=1, count=1),
+        Fetch(model="a", epoch=EPOCH - 1, version=0),
+    ],
+    ids=["model", "version", "epoch", "latest of an older epoch"],
+)
+def test_what_is_not_there_is_gone(fetch: Fetch) -> None:
+    bench = Bench("w0")
+    bench.publish()
+    effects = bench.say("w0", fetch)
+    assert [m.code for m in sent(effects, Refuse) if isinstance(m, Refuse)] == ["gone"]
+    assert "b" not in [shelf.model for shelf in bench.machine.catalog], "nothing is remembered"
+
+
+def test_a_version_whose_memory_was_reused_is_gone() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(100)
+    version.retire()
+    effects = bench.say("w0", Fetch(model="a", epoch=EPOCH, version=1, first=0, count=2))
+    assert [m.code for m in sent(effects, Refuse) if isinstance(m, Refuse)] == ["gone"]
+    assert not sent(effects, Chunk)
+
+
+# Publishing.
+
+
+def test_listeners_are_pushed_to_and_others_told_alone() -> None:
+    bench = Bench("w0")
+    bench.say("w1", hello("w1"))
+    _, effects = bench.publish()
+    assert len([e for e in effects if isinstance(e, Broadcast)]) == 1
+    assert sent(effects, Announce, "w1")
+    assert not sent(effects, Announce, "w0")
+    assert bench.machine.pushing
+
+
+def test_nobody_listening_means_nothing_is_pushed() -> None:
+    bench = Bench("w0", listening=False)
+    bench.publish()
+    assert not bench.machine.pushing
+
+
+def test_the_layout_travels_when_it_changes() -> None:
+    bench = Bench("w0")
+
+    def header() -> object:
+        return next(e.payload for e in bench.publish(size)[1] if isinstance(e, Broadcast))
+
+    size = 40
+    assert header() is not None
+    assert header() is None
+    size = 41
+    assert header() is not None
+
+
+def test_a_push_runs_a_window_ahead_of_the_fastest() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(CHUNK * 100)
+
+    def pushed() -> list[int]:
+        effects: list[Effect] = []
+        while bench.machine.pushing:
+            effects += bench.machine.push(bench.now)
+        return [m.index for m in sent(effects, Chunk) if isinstance(m, Chunk)]
+
+    assert pushed() == list(range(WINDOW_CHUNKS))
+    bench.say("w0", report(Progress, version, chunks=10))
+    assert pushed() == list(range(WINDOW_CHUNKS, WINDOW_CHUNKS + 10))
+    assert pushed() == []
+    ended = sent(bench.pass_time(0.25), End)
+    assert ended, "a push that nobody follows ends, so that workers fetch the rest"
+    assert not bench.machine.pushing
+
+
+def test_a_targeted_publish_reaches_its_workers_alone() -> None:
+    bench = Bench("w0", "w1")
+    version, effects = bench.publish(workers=("w1",))
+    assert sent(effects, Announce, "w1")
+    assert not sent(effects, Announce, "w0")
+    assert not [e for e in effects if isinstance(e, Broadcast)]
+    [mine] = sent(bench.say("w1", Fetch(model="a", epoch=EPOCH, version=0)), Announce)
+    assert isinstance(mine, Announce)
+    assert mine.version == version.version
+    assert sent(bench.say("w0", Fetch(model="a", epoch=EPOCH, version=0)), Refuse)
+
+
+def test_an_unknown_name_publishes_nothing() -> None:
+    bench = Bench("w0")
+    with pytest.raises(UnknownWorkerError, match="no worker named w1 has joined; known are w0"):
+        bench.publish(workers=("w0", "w1"))
+    assert not list(bench.machine.catalog)
+
+
+# Committing together.
+
+
+def test_all_must_stage_before_any_commits() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(commit="together")
+    assert not sent(bench.say("w0", report(Staged, version)), Commit)
+    effects = bench.say("w1", report(Staged, version))
+    assert sent(effects, Commit, "w0")
+    assert sent(effects, Commit, "w1")
+    assert not sent(effects, Abort)
+
+
+def test_a_quorum_commits_and_whoever_stages_later_follows() -> None:
+    bench = Bench("w0", "w1", "w2")
+    version, _ = bench.publish(commit="together", require=2)
+    bench.say("w0", report(Staged, version))
+    effects = bench.say("w1", report(Staged, version))
+    assert sent(effects, Commit, "w0")
+    assert sent(effects, Commit, "w1")
+    assert not sent(effects, Commit, "w2"), "it has nothing to commit yet"
+    assert sent(bench.say("w2", report(Staged, version)), Commit, "w2")
+
+
+def test_too_few_abort_and_nobody_gets_it_later() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(commit="together", seconds=2.0)
+    bench.say("w0", report(Staged, version))
+    effects = bench.pass_time(2.0)
+    assert sent(effects, Abort, "w0")
+    assert sent(effects, Abort, "w1")
+    answer = resolved(effects)
+    assert answer is not None
+    assert not answer.achieved
+    assert sent(bench.say("w1", report(Staged, version, digest="0" * 64)), Abort, "w1")
+    assert sent(bench.say("w0", Fetch(model="a", epoch=EPOCH, version=0)), Refuse)
+
+
+def test_a_newer_publish_aborts_an_open_commit() -> None:
+    bench = Bench("w0")
+    bench.publish(commit="together")
+    _, effects = bench.publish()
+    [abort] = sent(effects, Abort, "w0")
+    assert isinstance(abort, Abort)
+    assert abort.text == "superseded by a newer publish"
+
+
+def test_an_open_commit_is_announced_as_such_until_it_is_committed() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(commit="together", require=1)
+    ask = Fetch(model="a", epoch=EPOCH, version=1)
+    [before] = sent(bench.say("w1", ask), Announce)
+    bench.say("w0", report(Staged, version))
+    [after] = sent(bench.say("w1", ask), Announce)
+    assert isinstance(before, Announce)
+    assert isinstance(after, Announce)
+    assert (before.commit, after.commit) == ("together", "auto")
+
+
+def test_closing_resolves_every_call() -> None:
+    bench = Bench("w0")
+    bench.publish(workers=("w0",))
+    bench.publish(commit="together")
+    effects = bench.machine.close(bench.now)
+    assert [e.achieved for e in effects if isinstance(e, Resolve)] == [False, False]
+    assert sent(effects, Abort, "w0")
+
+
+# Joining.
+
+
+def test_a_later_epoch_is_outgrown_before_anything_is_published() -> None:
+    bench = Bench()
+    [welcome] = sent(bench.say("w0", hello("w0", epoch=50)), Welcome)
+    assert isinstance(welcome, Welcome)
+    assert welcome.epoch == bench.machine.epoch == 51
+
+
+def test_a_later_epoch_is_refused_once_something_is_published() -> None:
+    bench = Bench()
+    bench.publish()
+    effects = bench.say("w0", hello("w0", epoch=EPOCH + 1))
+    [refuse] = sent(effects, Refuse)
+    assert isinstance(refuse, Refuse)
+    assert refuse.code == "stale-epoch"
+    assert not list(bench.machine.roster)
+    assert not sent(bench.say("w1", hello("w1", epoch=EPOCH)), Refuse), "its own epoch is fine"
+
+
+def test_a_full_roster_refuses_until_somebody_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "WORKERS_MAX", 2)
+    bench = Bench("w0", "w1")
+    [refuse] = sent(bench.say("w2", hello("w2")), Refuse)
+    assert isinstance(refuse, Refuse)
+    assert refuse.code == "limit"
+    bench.now = 4.0
+    bench.say("w1", Ping())
+    bench.pass_time(1.0)
+    assert sent(bench.say("w2", hello("w2")), Welcome)
+    assert {p.name for p in bench.machine.roster} == {"w1", "w2"}
+
+
+def test_strangers_are_asked_to_say_hello() -> None:
+    bench = Bench()
+    [refuse] = sent(bench.say("w0", Ping()), Refuse)
+    assert isinstance(refuse, Refuse)
+    assert refuse.code == "unknown-worker"

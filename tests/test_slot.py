@@ -1,0 +1,495 @@
+"""The latest version wins, nothing torn is given out, and two buffers are enough."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weightbus.bus.effects import Effect, Ready, Rejected, Send, Subscribe
+from weightbus.bus.limits import CHUNKS_MAX, TEXT_MAX, Timing
+from weightbus.bus.messages import (
+    Abort,
+    Announce,
+    Applied,
+    Chunk,
+    Commit,
+    End,
+    Failed,
+    Fetch,
+    Message,
+    Progress,
+    Staged,
+)
+from weightbus.bus.slot import LAYOUTS_KEPT, RESTARTS_MAX, Slot
+from weightbus.bus.staging import Buffers, StagedVersion
+from weightbus.bus.version import Version
+from weightbus.codecs.layout import Layout
+
+CHUNK = 8
+EPOCH = 3
+
+
+class Bench:
+    """A slot, and a publisher's versions to feed it with."""
+
+    def __init__(self, bytes_max: int = 1000, objection: str = "") -> None:
+        self.objection = objection
+        self.asked: list[str] = []  # layouts that the user was asked about
+        self.slot = Slot("a", self.accepts, bytes_max, Timing())
+        self.now = 0.0
+        self.effects: list[Effect] = []
+
+    def accepts(self, _model: str, layout: Layout) -> str:
+        self.asked.append(layout.id)
+        return self.objection
+
+    def announce(self, v: Version, *, header: bool = True, **fields: Any) -> list[Effect]:
+        return self.slot.announced(
+            announcement(v, **fields), v.layout.header if header else None, self.now
+        )
+
+    def feed(self, v: Version, *indices: int, pushed: bool = True) -> list[Effect]:
+        effects: list[Effect] = []
+        for index in indices or range(v.plan.count):
+            crc, payload = v.chunk(index)
+            chunk = Chunk(model="a", epoch=v.epoch, version=v.version, index=index, crc=crc)
+            effects += self.slot.chunk(chunk, payload, self.now, pushed=pushed)
+        return effects
+
+    def end(self, v: Version, digest: str | None = None) -> list[Effect]:
+        end = End(
+            model="a",
+            epoch=v.epoch,
+            version=v.version,
+            digest=v.digest() if digest is None else digest,
+        )
+        return self.slot.end(end, self.now)
+
+    def deliver(self, v: Version, **fields: Any) -> list[Effect]:
+        return self.announce(v, **fields) + self.feed(v) + self.end(v)
+
+    def apply(self, v: Version) -> list[Effect]:
+        return self.slot.applied(v.key, self.now)
+
+
+def version(number: int, nbytes: int = 20, epoch: int = EPOCH) -> Version:
+    data = np.full(nbytes, number, np.uint8)
+    made = Version("a", Layout.plan([("w", "U8", (nbytes,))]), data, CHUNK)
+    made.epoch, made.version = epoch, number
+    return made
+
+
+def announcement(v: Version, **fields: Any) -> Announce:
+    told: dict[str, Any] = {
+        "model": "a",
+        "epoch": v.epoch,
+        "version": v.version,
+        "layout": v.layout.id,
+        "layout_bytes": len(v.layout.header),
+        "nbytes": v.layout.nbytes,
+        "chunk_bytes": CHUNK,
+        "commit": "auto",
+        "acknowledge": "applied",
+        "encoding": "raw",
+    }
+    return Announce(**told | fields)
+
+
+def commit(v: Version, **fields: Any) -> Commit:
+    told: dict[str, Any] = {"epoch": v.epoch, "version": v.version, "digest": v.digest()}
+    return Commit(model="a", **told | fields)
+
+
+def abort(v: Version) -> Abort:
+    return Abort(model="a", epoch=v.epoch, version=v.version)
+
+
+def ready(effects: list[Effect]) -> list[StagedVersion]:
+    return [e.staged for e in effects if isinstance(e, Ready)]
+
+
+def sent(effects: list[Effect], *kinds: type[Message]) -> list[Any]:
+    return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kinds)]
+
+
+# Arriving.
+
+
+def test_a_version_is_given_out_whole_and_once() -> None:
+    bench, v = Bench(), version(1)
+    assert not ready(bench.announce(v) + bench.feed(v))
+    [staged] = ready(bench.end(v))
+    assert staged.data.tobytes() == b"\1" * 20
+    assert staged.digest == v.digest()
+    assert not ready(bench.announce(v) + bench.feed(v) + bench.end(v))
+
+
+def test_the_end_may_come_first() -> None:
+    bench, v = Bench(), version(1)
+    bench.announce(v)
+    bench.end(v)
+    assert not ready(bench.feed(v, 0, 1))
+    assert ready(bench.feed(v, 2))
+
+
+def test_an_announcement_without_layout_asks_for_it_and_repeats_that() -> None:
+    bench, v = Bench(), version(1)
+    [fetch] = sent(bench.announce(v, header=False), Fetch)
+    assert (fetch.version, fetch.count, fetch.layout) == (1, 0, True)
+    assert bench.slot.arriving is None, "nothing is allocated yet"
+    bench.now = 0.99
+    assert not bench.slot.tick(bench.now)
+    bench.now = 1.0
+    assert sent(bench.slot.tick(bench.now), Fetch)
+
+
+def test_a_layout_is_remembered_and_judged_once() -> None:
+    bench = Bench()
+    one, two = version(1), version(2)
+    bench.deliver(one)
+    bench.apply(one)
+    bench.announce(two, header=False)
+    assert bench.slot.arriving is not None
+    assert bench.asked == [one.layout.id]
+
+
+def test_layouts_are_forgotten_in_the_order_they_came() -> None:
+    bench = Bench()
+    for number in range(1, LAYOUTS_KEPT + 2):
+        v = version(number, nbytes=number)
+        bench.deliver(v)
+        bench.apply(v)
+    again = version(100, nbytes=1)
+    assert sent(bench.announce(again, header=False), Fetch)[0].layout
+    assert not sent(bench.announce(version(101, nbytes=2), header=False), Fetch)
+
+
+def test_a_layout_that_is_not_the_announced_one_is_not_learnt() -> None:
+    bench, v = Bench(), version(1)
+    wrong = version(1, nbytes=21)
+    effects = bench.slot.announced(announcement(v), wrong.layout.header, 0.0)
+    [failed] = sent(effects, Failed)
+    assert failed.code == "layout-invalid"
+    assert bench.slot.arriving is None
+    assert ready(bench.deliver(v)), "damage on the way is no verdict on the version"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"nbytes": 1001}, "too-large"),
+        ({"nbytes": 21}, "layout-invalid"),
+        ({"encoding": "delta"}, "unsupported"),
+        ({"encryption": "aes-256-gcm"}, "unsupported"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_before_memory_is(
+    fields: dict[str, Any], code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, v = Bench(), version(1)
+    monkeypatch.setattr(Buffers, "take", None)
+    effects = bench.announce(v, **fields)
+    assert [f.code for f in sent(effects, Failed)] == [code]
+    assert [e.code for e in effects if isinstance(e, Rejected)] == [code]
+
+
+def test_the_largest_that_is_allowed_is_taken() -> None:
+    bench, v = Bench(bytes_max=20), version(1)
+    assert ready(bench.deliver(v))
+
+
+def test_too_many_chunks_are_refused() -> None:
+    bench = Bench(bytes_max=10 * CHUNKS_MAX)
+    v = version(1)
+    one_too_many: dict[str, Any] = {"chunk_bytes": 1, "nbytes": CHUNKS_MAX + 1}
+    assert sent(bench.announce(v, **one_too_many), Failed)[0].code == "too-many-chunks"
+
+
+def test_a_target_that_objects_is_quoted_in_so_many_words() -> None:
+    bench, v = Bench(objection="x" * 10_000), version(1)
+    [failed] = sent(bench.announce(v), Failed)
+    assert failed.code == "layout-mismatch"
+    assert len(failed.text) == TEXT_MAX
+    assert not sent(bench.announce(v), Failed), "once; reports repeat it"
+    assert sent(bench.slot.repeat(), Failed)
+
+
+def test_no_memory_is_a_refusal_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, v = Bench(), version(1)
+
+    def exhausted(_nbytes: int, _dtype: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "empty", exhausted)
+        [failed] = sent(bench.announce(v), Failed)
+    assert failed.code == "no-memory"
+    assert bench.slot.arriving is None
+    assert ready(bench.deliver(version(2))), "there may be memory for the next"
+
+
+# Verifying.
+
+
+def test_a_whole_that_does_not_match_is_fetched_anew_a_few_times() -> None:
+    bench, v = Bench(), version(1)
+    bench.announce(v)
+    for _ in range(RESTARTS_MAX - 1):
+        effects = bench.feed(v, pushed=False) + bench.end(v, "0" * 64)
+        assert not ready(effects)
+        assert not sent(effects, Failed)
+    effects = bench.feed(v, pushed=False) + bench.end(v, "0" * 64)
+    [failed] = sent(effects, Failed)
+    assert failed.code == "digest-mismatch"
+    assert bench.slot.arriving is None
+    assert ready(bench.deliver(v)), "and it may come again"
+
+
+# The latest wins.
+
+
+def test_a_newer_version_replaces_the_one_arriving() -> None:
+    bench = Bench()
+    bench.announce(version(1))
+    bench.feed(version(1), 0)
+    effects = bench.announce(version(2))
+    assert bench.slot.arriving is not None
+    assert bench.slot.arriving.key == (EPOCH, 2)
+    assert [(e.topic, e.on) for e in effects if isinstance(e, Subscribe)] == [(b"a/dat", False)]
+
+
+def test_whoever_was_replaced_once_finishes_the_next() -> None:
+    bench, second, third = Bench(), version(2), version(3)
+    bench.announce(version(1))
+    bench.announce(second)
+    bench.feed(second, 0)
+    assert not bench.announce(third)
+    assert not bench.slot.hear_of(EPOCH, 3, bench.now)
+    effects = bench.feed(second, 1, 2) + bench.end(second)
+    assert [s.version for s in ready(effects)] == [2]
+    assert [(e.topic, e.on) for e in effects if isinstance(e, Subscribe)] == [(b"a/dat", True)]
+    assert sent(effects, Fetch)[0].version == 0, "and looks at what came meanwhile"
+
+
+def test_older_and_equal_versions_are_no_news() -> None:
+    bench, v = Bench(), version(5)
+    bench.deliver(v)
+    for key in ((EPOCH, 5), (EPOCH, 4), (EPOCH - 1, 9), (EPOCH, 0)):
+        assert not bench.slot.hear_of(*key, bench.now), key
+    assert not bench.announce(version(4))
+    assert not bench.announce(version(9, epoch=EPOCH - 1))
+    assert sent(bench.slot.hear_of(EPOCH, 6, bench.now), Fetch)
+
+
+def test_news_are_asked_for_once_in_a_while() -> None:
+    bench = Bench()
+    assert bench.slot.hear_of(EPOCH, 1, 0.0)
+    assert not bench.slot.hear_of(EPOCH, 1, 0.24)
+    assert bench.slot.hear_of(EPOCH, 1, 0.25)
+
+
+def test_a_later_epoch_is_newer_whatever_its_version() -> None:
+    bench = Bench()
+    bench.deliver(version(9))
+    bench.apply(version(9))
+    later = version(1, epoch=EPOCH + 1)
+    assert [s.key for s in ready(bench.deliver(later))] == [(EPOCH + 1, 1)]
+
+
+def test_what_was_rejected_does_not_hide_an_older_version_that_was_missed() -> None:
+    bench, missed = Bench(), version(2)
+    bench.slot.announced(announcement(version(3), nbytes=2000), None, 0.0)
+    assert not bench.slot.hear_of(EPOCH, 3, 1.0), "it was rejected"
+    assert sent(bench.slot.hear_of(EPOCH, 2, 1.0), Fetch)
+    assert ready(bench.deliver(missed))
+
+
+# Two buffers.
+
+
+def test_a_third_version_waits_for_a_buffer() -> None:
+    bench = Bench()
+    bench.deliver(version(1))
+    bench.deliver(version(2))
+    bench.announce(version(3))
+    assert bench.slot.arriving is None
+    bench.apply(version(1))
+    assert bench.slot.arriving is not None
+    assert bench.slot.arriving.key == (EPOCH, 3)
+
+
+def test_what_waits_for_a_buffer_is_the_newest() -> None:
+    bench = Bench()
+    bench.deliver(version(1))
+    bench.deliver(version(2))
+    bench.announce(version(3))
+    bench.announce(version(4))
+    bench.slot.dropped((EPOCH, 1), bench.now)
+    assert bench.slot.arriving is not None
+    assert bench.slot.arriving.key == (EPOCH, 4)
+
+
+def test_buffers_are_used_again() -> None:
+    buffers = Buffers()
+    one, two = buffers.take(10), buffers.take(10)
+    assert one is not None
+    assert two is not None
+    assert buffers.take(10) is None
+    buffers.give_back(one)
+    assert buffers.take(10) is one
+    buffers.give_back(two)
+    resized = buffers.take(11)
+    assert resized is not None
+    assert resized.nbytes == 11
+
+
+# Together.
+
+
+def test_nothing_is_given_out_before_the_commit() -> None:
+    bench, v = Bench(), version(1)
+    effects = bench.deliver(v, commit="together")
+    assert not ready(effects)
+    assert sent(effects, Staged)[0].digest == v.digest()
+    assert [s.key for s in ready(bench.slot.committed(commit(v)))] == [v.key]
+    assert not ready(bench.slot.committed(commit(v))), "once"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"version": 2}, {"epoch": EPOCH + 1}, {"digest": "0" * 64}], ids=str
+)
+def test_a_commit_of_something_else_commits_nothing(fields: dict[str, Any]) -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v, commit="together")
+    assert not bench.slot.committed(commit(v, **fields))
+    assert bench.slot.undecided is not None
+
+
+def test_a_commit_that_comes_as_an_announcement_counts() -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v, commit="together")
+    assert ready(bench.announce(v))
+
+
+def test_an_abort_drops_what_is_staged_and_what_arrives() -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v, commit="together")
+    bench.slot.aborted(abort(v), bench.now)
+    assert bench.slot.undecided is None
+    assert not ready(bench.slot.committed(commit(v)))
+    bench.announce(version(2), commit="together")
+    bench.slot.aborted(abort(version(1)), bench.now)
+    assert bench.slot.arriving is not None, "another version's abort"
+    bench.slot.aborted(abort(version(2)), bench.now)
+    assert bench.slot.arriving is None
+    assert ready(bench.deliver(version(3)))
+    assert ready(bench.deliver(version(4))), "both buffers are back"
+
+
+def test_an_abort_does_not_reach_what_was_committed() -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v, commit="together")
+    bench.slot.committed(commit(v))
+    bench.slot.aborted(abort(v), bench.now)
+    assert sent(bench.apply(v), Applied)
+
+
+def test_staged_is_said_when_it_is_asked_for() -> None:
+    bench = Bench()
+    assert sent(bench.deliver(version(1), acknowledge="staged"), Staged)
+    bench.apply(version(1))
+    assert not sent(bench.deliver(version(2)), Staged)
+
+
+def test_a_newer_whole_version_takes_the_place_of_an_undecided_one() -> None:
+    bench = Bench()
+    bench.deliver(version(1), commit="together")
+    bench.deliver(version(2), commit="together")
+    assert not ready(bench.slot.committed(commit(version(1))))
+    assert ready(bench.slot.committed(commit(version(2))))
+
+
+# Reports.
+
+
+def test_reports_are_repeated_until_they_are_out_of_date() -> None:
+    bench, v = Bench(), version(1, nbytes=100)
+    bench.announce(v)
+    bench.feed(v, 0, 1)
+    [progress] = sent(bench.slot.repeat(), Progress)
+    assert (progress.chunks, progress.phase) == (2, "receiving")
+    bench.feed(v, *range(2, 13))
+    bench.end(v)
+    assert sent(bench.slot.repeat(), Progress)[0].phase == "staged"
+    bench.slot.taken(v.key)
+    assert sent(bench.slot.repeat(), Progress)[0].phase == "applying"
+    assert sent(bench.apply(v), Applied)
+    [repeated] = bench.slot.repeat()
+    assert sent([repeated], Applied)[0].digest == v.digest()
+
+
+def test_progress_is_reported_every_few_pushed_chunks() -> None:
+    bench, v = Bench(), version(1, nbytes=100)
+    bench.announce(v)
+    assert [p.chunks for p in sent(bench.feed(v), Progress)] == [4, 8, 12]
+
+
+def test_a_failure_leaves_what_runs_and_is_repeated() -> None:
+    bench = Bench()
+    bench.deliver(version(1))
+    bench.apply(version(1))
+    bench.deliver(version(2))
+    [failed] = sent(bench.slot.failed((EPOCH, 2), "no room", bench.now), Failed)
+    assert (failed.code, failed.text) == ("apply", "no room")
+    assert bench.slot.running is not None
+    assert bench.slot.running.version == 1
+    assert sent(bench.slot.repeat(), Failed)
+    bench.announce(version(3))
+    assert not sent(bench.slot.repeat(), Failed), "another version is begun"
+
+
+def test_what_was_not_ready_cannot_have_been_applied() -> None:
+    bench = Bench()
+    assert not bench.slot.applied((EPOCH, 1), 0.0)
+    assert not bench.slot.failed((EPOCH, 1), "", 0.0)
+    assert not bench.slot.dropped((EPOCH, 1), 0.0)
+    assert bench.slot.running is None
+
+
+# Coming back.
+
+
+def test_what_is_gone_is_given_up_and_the_latest_asked_for() -> None:
+    bench = Bench()
+    bench.announce(version(1))
+    effects = bench.slot.gone(1, bench.now)
+    assert bench.slot.arriving is None
+    assert sent(effects, Fetch)[0].version == 0
+
+
+def test_another_epoch_drops_what_its_publisher_never_had() -> None:
+    bench = Bench()
+    bench.deliver(version(1), commit="together")
+    bench.announce(version(2))
+    bench.slot.reconnected(EPOCH + 1, 0, bench.now)
+    assert bench.slot.undecided is None
+    assert bench.slot.arriving is None
+    assert ready(bench.deliver(version(1, epoch=EPOCH + 1)))
+
+
+def test_the_same_epoch_goes_on_where_it_was() -> None:
+    bench, v = Bench(), version(1)
+    bench.announce(v)
+    bench.end(v)
+    bench.feed(v, 0)
+    bench.slot.reconnected(EPOCH, 1, bench.now)
+    assert bench.slot.arriving is not None
+    assert bench.slot.arriving.here == 1
+    [fetch] = sent(bench.slot.tick(bench.now), Fetch)
+    assert (fetch.first, fetch.count) == (1, 2)
+
+
+def test_what_is_staged_is_said_again_to_the_same_epoch() -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v, commit="together")
+    assert sent(bench.slot.reconnected(EPOCH, 0, bench.now), Staged)

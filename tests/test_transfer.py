@@ -1,0 +1,260 @@
+"""A version arrives whole, however its chunks come, and is asked for no more than needed."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightbus.bus.limits import FETCH_CHUNKS_MAX, WINDOW_CHUNKS, Timing
+from weightbus.bus.messages import Announce
+from weightbus.bus.transfer import DAMAGED_MAX, Transfer
+from weightbus.codecs.checksum import crc32c, digest
+from weightbus.codecs.layout import Layout
+
+CHUNK = 8
+TIMING = Timing(ping=1.0, lost_after=5.0)
+
+
+class Road:
+    """A transfer, and what is sent to it."""
+
+    def __init__(self, chunks: int) -> None:
+        self.nbytes = max(0, chunks * CHUNK - 3)  # the last one is shorter
+        self.data = np.arange(self.nbytes, dtype=np.uint8)
+        self.layout = Layout.plan([("w", "U8", (self.nbytes,))])
+        announce = Announce(
+            model="a",
+            epoch=1,
+            version=1,
+            layout=self.layout.id,
+            layout_bytes=len(self.layout.header),
+            nbytes=self.nbytes,
+            chunk_bytes=CHUNK,
+            commit="auto",
+            acknowledge="applied",
+            encoding="raw",
+        )
+        self.buffer = np.zeros(self.nbytes, np.uint8)
+        self.transfer = Transfer(announce, self.layout, self.buffer, 0.0, TIMING)
+        plan = self.transfer.plan
+        self.pieces = [bytes(self.data[b:e]) for b, e in map(plan.span, range(plan.count))]
+        self.digest = digest(self.layout.id, CHUNK, [crc32c(p) for p in self.pieces])
+
+    def add(self, index: int, now: float, *, pushed: bool = False) -> bool:
+        piece = self.pieces[index]
+        return self.transfer.add(index, crc32c(piece), piece, now, pushed=pushed)
+
+    def wants(self, now: float) -> list[int]:
+        """Return the chunks that are asked for now; -1 stands for announcement and `end`."""
+        wanted: list[int] = []
+        for first, count in self.transfer.wants(now):
+            assert count <= FETCH_CHUNKS_MAX
+            wanted += range(first, first + count) if count else [-1]
+        return wanted
+
+
+def test_pushed_in_order_nothing_is_fetched() -> None:
+    road = Road(40)
+    for index in range(40):
+        assert road.add(index, index * 0.01, pushed=True)
+        assert road.wants(index * 0.01) == []
+    assert not road.transfer.complete
+    road.transfer.end(road.digest)
+    assert road.transfer.complete
+    assert road.transfer.verify()
+    assert np.array_equal(road.buffer, road.data)
+
+
+def test_a_gap_in_what_was_pushed_is_fetched_at_once() -> None:
+    road = Road(10)
+    for index in (0, 1, 5):
+        road.add(index, 0.0, pushed=True)
+    assert road.wants(0.0) == [2, 3, 4]
+    assert road.wants(0.0) == [], "and once"
+
+
+def test_what_may_still_be_pushed_is_not_fetched_before_the_end() -> None:
+    road = Road(10)
+    road.add(0, 0.0, pushed=True)
+    assert road.wants(0.0) == []
+    road.transfer.end(road.digest)
+    assert road.wants(0.0) == list(range(1, 10))
+
+
+def test_nor_before_silence() -> None:
+    road = Road(10)
+    road.add(0, 0.0, pushed=True)
+    assert road.wants(TIMING.quiet - 0.01) == []
+    assert road.wants(TIMING.quiet) == [-1, *range(1, 10)]
+
+
+def test_at_most_a_window_is_outstanding() -> None:
+    road = Road(100)
+    road.transfer.end(road.digest)
+    asked = road.wants(0.0)
+    assert asked == list(range(WINDOW_CHUNKS))
+    outstanding = len(asked)
+    for index in range(100):
+        road.add(index, 0.0)
+        outstanding -= 1
+        more = road.wants(0.0)
+        outstanding += len(more)
+        asked += more
+        assert outstanding <= WINDOW_CHUNKS
+        assert outstanding > 0 or index == 99, "the window is refilled before it is empty"
+    assert asked == list(range(100)), "each chunk once, in order"
+    assert road.transfer.complete
+
+
+def test_silence_repeats_the_question_and_patience_doubles() -> None:
+    road = Road(4)
+    road.transfer.end(road.digest)
+    assert road.wants(0.0) == [0, 1, 2, 3]
+    repeated: list[float] = []
+    for tenth in range(1, 1000):
+        if road.wants(tenth / 10):
+            repeated.append(tenth / 10)
+    gaps = [b - a for a, b in zip([0.0, *repeated], repeated, strict=False)]
+    assert gaps[:5] == pytest.approx([1.0, 2.0, 4.0, 8.0, 16.0])
+    assert max(gaps) == pytest.approx(TIMING.patience_max)
+
+
+def test_patience_is_short_again_once_something_arrives() -> None:
+    road = Road(4)
+    road.transfer.end(road.digest)
+    road.wants(0.0)
+    for now in (1.0, 3.0):
+        assert road.wants(now) == [0, 1, 2, 3]
+    road.add(0, 3.1)
+    assert road.wants(4.0) == []
+    assert road.wants(4.1 + 0.01) == [1, 2, 3]
+
+
+def test_a_slow_link_is_not_asked_twice() -> None:
+    """Chunks that take longer than the patience are on their way: the first wait teaches that."""
+    road = Road(64)
+    road.transfer.end(road.digest)
+    asked = len(road.wants(0.0))
+    now = 0.0
+    for index in range(64):
+        arrives = now + 0.9  # under a second each, but the last of a window comes after 14 s
+        while now < arrives:
+            now += 0.1
+            asked += len(road.wants(now))
+        assert road.add(index, now)
+        asked += len(road.wants(now))
+    assert asked == 64, "no chunk was asked for twice"
+
+
+def test_a_link_slower_than_patience_is_asked_twice_in_the_beginning_only() -> None:
+    road = Road(64)
+    road.transfer.end(road.digest)
+    asked = len(road.wants(0.0))
+    now = 0.0
+    for index in range(64):
+        arrives = now + 3.0
+        while now < arrives - 0.05:
+            now += 0.1
+            asked += len(road.wants(now))
+        assert road.add(index, now)
+        asked += len(road.wants(now))
+    assert asked <= 64 + 2 * WINDOW_CHUNKS
+
+
+@pytest.mark.parametrize("pushed", [True, False])
+def test_a_damaged_chunk_is_fetched_again_at_once(pushed: bool) -> None:
+    road = Road(4)
+    if not pushed:
+        road.transfer.end(road.digest)
+        assert road.wants(0.0) == [0, 1, 2, 3]
+    piece = road.pieces[1]
+    assert not road.transfer.add(1, crc32c(piece) ^ 1, piece, 0.0, pushed=pushed)
+    assert road.transfer.damaged == 1
+    assert road.transfer.here == 0
+    assert road.wants(0.0) == ([0, 1] if pushed else [1])
+    assert not road.buffer.any(), "nothing of it was kept"
+
+
+def test_a_chunk_of_another_size_is_damaged_though_its_checksum_is_right() -> None:
+    road = Road(4)
+    for piece in (b"", b"x" * (CHUNK - 1), b"x" * (CHUNK + 1)):
+        assert not road.transfer.add(0, crc32c(piece), piece, 0.0, pushed=True)
+    assert road.transfer.damaged == 3
+
+
+def test_endless_damage_does_not_make_an_endless_storm() -> None:
+    road = Road(1)
+    road.transfer.end(road.digest)
+    asked = len(road.wants(0.0))
+    for _ in range(1000):
+        road.transfer.add(0, 0, road.pieces[0], 0.0, pushed=False)
+        asked += len(road.wants(0.0))
+    assert asked == 1 + DAMAGED_MAX
+
+
+def test_doubled_chunks_and_chunks_out_of_range_change_nothing() -> None:
+    road = Road(2)
+    assert road.add(0, 0.0)
+    assert not road.add(0, 0.0)
+    assert not road.transfer.add(2, 0, b"", 0.0, pushed=True)
+    assert road.transfer.here == 1
+
+
+def test_a_later_copy_cannot_change_a_chunk_that_is_here() -> None:
+    road = Road(2)
+    road.add(0, 0.0)
+    forged = b"\xff" * CHUNK
+    assert not road.transfer.add(0, crc32c(forged), forged, 0.0, pushed=True)
+    assert bytes(road.buffer[:CHUNK]) == road.pieces[0]
+
+
+def test_a_wrong_digest_starts_over() -> None:
+    road = Road(3)
+    for index in range(3):
+        road.add(index, 0.0, pushed=True)
+    road.transfer.end("0" * 64)
+    assert road.transfer.complete
+    assert not road.transfer.verify()
+    assert not road.transfer.complete
+    assert road.transfer.restarts == 1
+    assert road.wants(0.0) == [-1, 0, 1, 2]
+
+
+def test_a_new_connection_is_asked_anew() -> None:
+    road = Road(4)
+    road.transfer.end(road.digest)
+    assert road.wants(0.0) == [0, 1, 2, 3]
+    road.add(2, 0.1)
+    road.transfer.reconnected(0.2)
+    assert road.wants(0.2) == [0, 1, 3]
+
+
+def test_no_bytes_are_complete_with_the_digest() -> None:
+    road = Road(0)
+    assert not road.transfer.complete
+    road.transfer.end(road.digest)
+    assert road.transfer.complete
+    assert road.transfer.verify()
+
+
+@given(st.integers(1, 60), st.integers(0, 2**32), st.floats(0.0, 0.9))
+def test_any_order_and_any_loss_end_whole(chunks: int, seed: int, loss: float) -> None:
+    draw = random.Random(seed).random
+    road = Road(chunks)
+    now = 0.0
+    for index in sorted(range(chunks), key=lambda _: draw()):
+        if draw() > loss:
+            road.add(index, now, pushed=True)
+            assert road.transfer.here <= chunks
+    road.transfer.end(road.digest)
+    for _ in range(2000):
+        for index in road.wants(now):
+            if index >= 0 and draw() > loss:
+                road.add(index, now)
+        if road.transfer.complete:
+            break
+        now += 0.5
+    assert road.transfer.verify()
+    assert np.array_equal(road.buffer, road.data)
