@@ -109,9 +109,7 @@ class PublisherMachine:
         effects = self._heard(peer, now)
         try:
             return effects + self._handlers[type(message)](peer, message, now)
-        except (
-            Retired
-        ):  # the version was replaced this very moment; the worker will hear of the new
+        except Retired:  # it was replaced this very moment; the worker will hear of the new one
             return effects
 
     def unreachable(self, identity: bytes, now: float) -> list[Effect]:
@@ -376,7 +374,9 @@ class PublisherMachine:
 
     def _gone(self, peer: Peer, fetch: Fetch, shelf: Shelf | None) -> list[Effect]:
         text = f"version {fetch.version} of epoch {fetch.epoch} is not to be had here"
-        refuse = Refuse(code="gone", text=text, model=fetch.model, version=fetch.version)
+        refuse = Refuse(
+            code="gone", text=text, model=fetch.model, epoch=fetch.epoch, version=fetch.version
+        )
         effects: list[Effect] = [Send(refuse, to=peer.identity)]
         latest = shelf.latest_for(peer.name) if shelf else None
         if latest is not None and (latest.key != (fetch.epoch, fetch.version)):
@@ -404,12 +404,18 @@ class PublisherMachine:
 
     def _chunks(self, peer: Peer, version: Version, fetch: Fetch, now: float) -> list[Effect]:
         last = fetch.first + fetch.count
-        if last > version.plan.count:
+        if last > version.plan.count or fetch.version != version.version:
             text = (
                 f"chunks {fetch.first} to {last - 1} of version {version.version}, which has "
                 f"{version.plan.count}"
             )
-            refuse = Refuse(code="range", text=text, model=fetch.model, version=fetch.version)
+            refuse = Refuse(
+                code="range",
+                text=text,
+                model=fetch.model,
+                epoch=fetch.epoch,
+                version=fetch.version,
+            )
             return [Send(refuse, to=peer.identity)]
         version.receivers.add(peer.name)
         self._note(peer, fetch.model, fetch.version, "receiving", None, now)
@@ -454,14 +460,13 @@ class PublisherMachine:
 
     def _staged(self, peer: Peer, message: Staged, now: float) -> list[Effect]:
         if not self._mine(message):
-            text = "a version of another epoch"
-            return [self._abort(peer, message, text)]
+            return []
         shelf = self.catalog[message.model]
         version = shelf.get(message.version)
         if version is None:
             return [self._abort(peer, message, "the version was aborted or superseded")]
         if version.digest() != message.digest:
-            return self._wrong_digest(peer, message, version.digest())
+            return self._wrong_digest(peer, message)
         self._note(peer, message.model, message.version, "staged", None, now)
         shelf.left(peer.name, older_than=message.version + 1)
         effects: list[Effect] = []
@@ -479,11 +484,10 @@ class PublisherMachine:
 
     def _applied(self, peer: Peer, message: Applied, now: float) -> list[Effect]:
         running = Running(message.epoch, message.version, message.digest)
-        known = self._known_digest(message.model, running)
-        if known is None or message.model not in peer.hello.models:
+        if message.model not in peer.hello.models:
             return []
-        if known and message.digest not in ("", known):
-            return self._wrong_digest(peer, message, known)
+        if not self._plausible(message.model, running):
+            return self._wrong_digest(peer, message)
         if peer.runs(message.model) >= (message.epoch, message.version):
             return []
         peer.running[message.model] = running
@@ -496,19 +500,17 @@ class PublisherMachine:
         return self._arrived(peer, message.model, now)
 
     def _plausible(self, model: str, running: Running) -> bool:
-        known = self._known_digest(model, running)
-        return known is not None and (not known or running.digest in ("", known))
+        """Return whether a worker may run what it says it runs.
 
-    def _known_digest(self, model: str, running: Running) -> str | None:
-        """Return the digest of a version that a worker claims to run.
-
-        None: nobody can have such a version, so the claim is wrong. Empty: it cannot be checked,
-        because it is of an older epoch or too long ago.
+        It may if that is of an older epoch, or too long ago to say, or there is such a version and
+        the worker did not hash it, or it reports the digest of that version.
         """
-        if running.epoch != self.epoch:
-            return "" if running.epoch < self.epoch else None
         shelf = self.catalog.get(model)
-        return shelf.known_digest(running.version) if shelf else None
+        if running.epoch != self.epoch or shelf is None:
+            return running.epoch < self.epoch
+        if not running.digest:
+            return shelf.had(running.version)
+        return shelf.known_digest(running.version) in ("", running.digest)
 
     def _arrived(self, peer: Peer, model: str, now: float) -> list[Effect]:
         """A worker runs a version: move every publish of that version and of older ones."""
@@ -524,11 +526,13 @@ class PublisherMachine:
             effects += self._settle(publication, now)
         return effects
 
-    def _wrong_digest(self, peer: Peer, message: Staged | Applied, published: str) -> list[Effect]:
+    def _wrong_digest(self, peer: Peer, message: Staged | Applied) -> list[Effect]:
         """A worker's bytes are not the published ones; it must never count as done."""
+        shelf = self.catalog.get(message.model)
+        published = shelf.known_digest(message.version) if shelf is not None else None
         text = (
             f"worker {peer.name} reports digest {message.digest} for version {message.version} of "
-            f"{message.model}; published was {published}"
+            f"{message.model}; published was {published or 'no such version'}"
         )
         return [Notice("wrong-digest", text, peer.name)]
 

@@ -100,6 +100,9 @@ class Roster:
         in. `contested`: ask the peer returned for a sign of life. `taken`, `full`: refuse.
         """
         peer = self._by_name.get(hello.name)
+        other = self._by_identity.get(identity)
+        if other is not None and other.name != hello.name:
+            self.remove(other)  # one connection is one worker: it has changed its name
         if peer is not None and peer.instance == hello.instance:
             self._by_identity.pop(peer.identity, None)
             peer.identity, peer.hello, peer.heard_at = identity, hello, now

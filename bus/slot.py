@@ -45,11 +45,9 @@ Accepts = Callable[[str, Layout], str]
 Opens = Callable[[Shared, int], SharedMemory | None]
 
 RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
-TRANSIENT = {
-    "digest-mismatch",
-    "layout-invalid",
-    "unsupported",
-}  # bytes were damaged: the next beacon tries again
+# What may be otherwise next time, since bytes were damaged or memory was short: the next beacon
+# tries again.
+TRANSIENT = {"digest-mismatch", "layout-invalid", "no-memory", "unsupported"}
 REJECTED_KEPT = 8  # versions remembered that could not be taken here
 LAYOUTS_KEPT = 4  # layouts remembered, so that a model that alternates sends none again
 
@@ -146,6 +144,8 @@ class Slot:
 
     def _learn(self, announce: Announce, header: Buffer) -> str:
         """Remember a layout; return what is wrong with it, if anything."""
+        if len(header) != announce.layout_bytes:
+            return f"the layout has {len(header)} bytes, announced were {announce.layout_bytes}"
         try:
             layout = Layout.parse(bytes(header))
         except LayoutError as error:
@@ -306,12 +306,15 @@ class Slot:
         self.arriving = None
         epoch, version = transfer.key
         digest = transfer.digest or ""
-        staged = StagedVersion(self.model, epoch, version, transfer.layout, transfer.buffer, digest)
+        say = transfer.announce.acknowledge == "staged"
+        staged = StagedVersion(
+            self.model, epoch, version, transfer.layout, transfer.buffer, digest, say_staged=say
+        )
         return self._stage(staged, transfer.announce) + self._caught_up(epoch, now)
 
     def _stage(self, staged: StagedVersion, announce: Announce) -> list[Effect]:
         effects: list[Effect] = []
-        if announce.acknowledge == "staged" or announce.commit == "together":
+        if staged.say_staged:
             effects.append(self._say_staged(staged))
         self._forget_undecided()
         self.undecided = staged
@@ -357,13 +360,15 @@ class Slot:
             return self._drop_arriving(now)
         return []
 
-    def gone(self, version: int, now: float) -> list[Effect]:
+    def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
         """The publisher no longer has a version."""
+        if self.arriving is not None and epoch not in (0, self.arriving.key[0]):
+            return []  # a late word of an older publisher
         if self._waiting is not None and version in (0, self._waiting.version):
             self._waiting = None
         if self.arriving is not None and self.arriving.key[1] == version:
-            epoch = self.arriving.key[0]
-            return self._drop_arriving(now) + self._ask_latest(epoch, now)
+            asked = self.arriving.key[0]
+            return self._drop_arriving(now) + self._ask_latest(asked, now)
         return []
 
     def _drop_arriving(self, now: float) -> list[Effect]:
@@ -386,8 +391,8 @@ class Slot:
         elif self.arriving is not None:
             self.arriving.reconnected(now)
         self._asked_at = -math.inf
-        if self.undecided is not None:
-            effects.append(self._say_staged(self.undecided))
+        held = [*self.ready.values(), *([self.undecided] if self.undecided is not None else [])]
+        effects += [self._say_staged(staged) for staged in held if staged.say_staged]
         return effects + self.hear_of(epoch, version, now)
 
     def _say_staged(self, staged: StagedVersion) -> Effect:
@@ -465,8 +470,8 @@ class Slot:
         effects: list[Effect] = []
         if self.arriving is not None:
             effects.append(Send(self._progress(self.arriving)))
-        if self.undecided is not None:
-            effects.append(self._say_staged(self.undecided))
+        held = [*self.ready.values(), *([self.undecided] if self.undecided is not None else [])]
+        effects += [self._say_staged(staged) for staged in held if staged.say_staged]
         if self.running is not None:
             effects.append(self._say_applied(self.running))
         if self._failure is not None:

@@ -42,6 +42,7 @@ class StagedVersion:
         layout: Where each tensor lies.
         data: The data section, `layout.nbytes` bytes; valid until it is applied or dropped.
         digest: What the bytes hash to; empty on the shared road, where nothing hashes them.
+        say_staged: The publisher wants to know that it is staged, before it is applied.
         shared: The segment, if `data` lies in one.
         hash_chunks: On the shared road: hash the bytes, in chunks of this size; 0: do not.
     """
@@ -52,6 +53,7 @@ class StagedVersion:
     layout: Layout
     data: NDArray[np.uint8]
     digest: str
+    say_staged: bool = False
     shared: SharedMemory | None = None
     hash_chunks: int = 0
 

@@ -162,10 +162,13 @@ class WorkerMachine:
         return slot.hear_of(message.epoch, message.version, now) if slot else []
 
     def _pong(self, pong: Pong, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        return self._hear_of(pong.epoch, pong.models, now)
+
+    def _hear_of(self, epoch: int, models: dict[str, int], now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for model, version in pong.models.items():
+        for model, version in models.items():
             if model in self.slots:
-                effects += self.slots[model].hear_of(pong.epoch, version, now)
+                effects += self.slots[model].hear_of(epoch, version, now)
         return effects
 
     def _refuse(self, refuse: Refuse, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
@@ -174,7 +177,7 @@ class WorkerMachine:
                 self.inside = False
                 return self._hello(now) if self.may_say_hello(now) else []
             case "gone" | "range" if refuse.model in self.slots:
-                return self.slots[refuse.model].gone(refuse.version, now)
+                return self.slots[refuse.model].gone(refuse.epoch, refuse.version, now)
             case "name-taken" | "stale-epoch" | "limit" | "protocol-version":
                 self.inside = False
                 return [Refused(refuse.code, refuse.text)]
@@ -212,6 +215,8 @@ class WorkerMachine:
                 f"later epoch {self.applied_epoch}: connect it to the newer publisher"
             )
             return [Refused("stale-epoch", text)]
+        if self.inside and welcome.epoch == self.epoch:
+            return self._hear_of(welcome.epoch, welcome.models, now)  # the answer to a second hello
         self.inside, self.epoch, self._heard_at = True, welcome.epoch, now
         self._ping_every = min(self.timing.ping, welcome.ping_ms / 1000)
         effects: list[Effect] = [Joined(welcome.epoch)]

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from ..bus import endpoints
 from ..bus.arena import Arenas
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
-from ..bus.limits import INTEGER_MAX, Timing
+from ..bus.limits import CHUNKS_MAX, INTEGER_MAX, Timing
 from ..bus.messages import check_name
 from ..bus.publication import CommitMode, Publication, Wait
 from ..bus.publisher import PublisherMachine
@@ -24,6 +24,7 @@ from ..bus.roster import WorkerStatus
 from ..bus.segment import probe
 from ..bus.sockets import PUB_QUEUE, PublisherSockets
 from ..codecs.chunks import CHUNK_BYTES_DEFAULT, ChunkPlan
+from ..codecs.errors import StateError
 from ..codecs.layout import Layout
 from ..codecs.state import state_of
 
@@ -187,6 +188,7 @@ class Publisher:
         with kept.lock:
             state = state_of(weights)
             layout = kept.layout = state.layout(kept.layout)
+            _check_chunks(layout.nbytes, self._chunk_bytes)
             version, arena = kept.arenas.take(
                 layout, replaces_latest=names is None and commit == "auto"
             )
@@ -298,6 +300,14 @@ class Publisher:
                 f"no worker named {', '.join(sorted(unknown))} has joined; known are "
                 f"{', '.join(sorted(known)) or 'none'}: check the name, or wait_for_workers() first"
             )
+
+
+def _check_chunks(nbytes: int, chunk_bytes: int) -> None:
+    if nbytes > CHUNKS_MAX * chunk_bytes:
+        raise StateError(
+            f"{nbytes} bytes in chunks of {chunk_bytes} are more than {CHUNKS_MAX} chunks; give "
+            f"the Publisher chunk_bytes of at least {-(-nbytes // CHUNKS_MAX)}"
+        )
 
 
 def _needed(require: object, names: tuple[str, ...] | None) -> int | None:
