@@ -23,7 +23,9 @@ from .version import Version
 
 log = logging.getLogger("weightbus.publisher")
 
-RELEASE_WAIT = 1.0  # seconds that sockets get to let go of a version that was retired
+PATIENCE = 1.0  # seconds that sockets get to let go of a version, or the machine to take one in
+REUSE_PATIENCE = 0.05  # seconds of it that are spent before another arena is made
+LOOK = 0.005  # seconds between two looks at versions that were handed over a moment ago
 
 # What may be given up for the next version, the least needed first.
 _RANK = {"old": 1, "targeted": 2, "latest": 3, "pending": 4}
@@ -78,10 +80,20 @@ def _segment(nbytes: int) -> Segment | None:
 
 
 class Arenas:
-    """The arenas of one model. Call it from one thread at a time."""
+    """The arenas of one model. Call it from one thread at a time.
 
-    def __init__(self, model: str, chunk_bytes: int, *, share: bool = False) -> None:
-        self._model, self._chunk_bytes, self._share = model, chunk_bytes, share
+    Args:
+        model: Its name.
+        chunk_bytes: Bytes of a chunk.
+        patience: Seconds to wait for memory that is in use.
+        share: Whether workers on this host may read it.
+    """
+
+    def __init__(
+        self, model: str, chunk_bytes: int, patience: float = PATIENCE, *, share: bool = False
+    ) -> None:
+        self._model, self._chunk_bytes, self._patience = model, chunk_bytes, patience
+        self._share = share
         self._arenas: list[Arena] = []
         self._released = threading.Condition()
 
@@ -130,7 +142,7 @@ class Arenas:
                 if not (replaces_latest and idle):
                     continue
                 version.retire()
-                self._wait(arena, 0.05)
+                self._wait(arena, time.monotonic() + min(REUSE_PATIENCE, self._patience))
             if arena.free:
                 if arena.data.nbytes == nbytes and arena.claim():
                     return arena
@@ -138,6 +150,23 @@ class Arenas:
         return None
 
     def _evict(self, replaces_latest: bool) -> Arena:
+        deadline = time.monotonic() + self._patience
+        while True:
+            arena = self._evict_now(replaces_latest, deadline)
+            if arena is not None:
+                return arena
+            if time.monotonic() >= deadline:
+                break
+            # The trainer may be faster than the machine, which takes these versions in only now.
+            with self._released:
+                self._released.wait(LOOK)
+        raise WeightBusError(
+            f"all {len(self._arenas)} copies of {self._model!r} are in use: slow workers are still "
+            "receiving them, or they wait for a commit; publish less often, or wait for the "
+            "publishes under way"
+        )
+
+    def _evict_now(self, replaces_latest: bool, deadline: float) -> Arena | None:
         def rank(arena: Arena) -> tuple[int, int]:
             version = arena.version
             if version is None or not version.alive:
@@ -149,16 +178,11 @@ class Arenas:
                 break
             if arena.version is not None:
                 arena.version.retire()
-            if self._wait(arena, RELEASE_WAIT):
+            if self._wait(arena, deadline):
                 return arena
-        raise WeightBusError(
-            f"all {len(self._arenas)} copies of {self._model!r} are in use: slow workers are still "
-            "receiving them, or they wait for a commit; publish less often, or wait for the "
-            "publishes under way"
-        )
+        return None
 
-    def _wait(self, arena: Arena, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
+    def _wait(self, arena: Arena, deadline: float) -> bool:
         with self._released:
             self._released.wait_for(lambda: arena.free, deadline - time.monotonic())
         return arena.free

@@ -62,7 +62,8 @@ class PublisherLoop:
             except Exception as error:
                 del self._open[publication.id]
                 publication.version.retire()
-                future.set_exception(error)
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
             else:
                 self._perform(effects, now)
 
@@ -216,7 +217,8 @@ class PublisherLoop:
             condition, future = watcher
             if future.done() or condition(status):
                 self._watchers.remove(watcher)
-                if not future.done():
+                # Whoever waited may give up this very moment; a cancelled future takes no result.
+                if future.set_running_or_notify_cancel():
                     future.set_result(None)
 
 

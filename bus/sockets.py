@@ -125,12 +125,18 @@ class PublisherSockets(_Sockets):
             self._data.setsockopt(zmq.MAXMSGSIZE, 2 * HEADER_BYTES_MAX)
             self._data.setsockopt(zmq.SNDHWM, queue)
             self.address = self._bind(self._control, address, "address")
-            self.data_address = self._bind(
-                self._data, endpoints.check(data or endpoints.beside(self.address)), "data"
-            )
+            self.data_address = self._bind_data(address, data)
         except BaseException:
             self.close()
             raise
+
+    def _bind_data(self, address: str, data: str | None) -> str:
+        if data is not None:
+            return self._bind(self._data, endpoints.check(data), "data")
+        try:
+            return self._bind(self._data, endpoints.beside(self.address), "data")
+        except AddressError:  # the port beside is taken; if any port would do, so does any other
+            return self._bind(self._data, endpoints.beside(address), "data")
 
     def _bind(self, s: "zmq.Socket[bytes]", endpoint: str, parameter: str) -> str:
         s.setsockopt(zmq.IPV6, int("[" in endpoint))
@@ -227,6 +233,7 @@ class WorkerSockets(_Sockets):
             return
         if self._data_address:
             self._data.disconnect(self._data_address)
+            self._data_address = ""
         self._data.setsockopt(zmq.IPV6, int("[" in endpoint))
         try:
             self._data.connect(endpoint)

@@ -16,4 +16,6 @@ def main() -> None:
             f"error: the command line needs {error.name}, which is not installed: "
             "pip install 'weightbus[cli]'"
         )
+    except KeyboardInterrupt:  # during the imports; from then on `cli_outcome` deals with signals
+        sys.exit(130)
     app(prog_name="weightbus")

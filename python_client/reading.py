@@ -1,7 +1,7 @@
 """A lock that many readers share and one writer takes alone: forward passes, and an apply.
 
 A writer that waits goes before new readers, so that steady forward passes cannot keep new weights
-out. A thread that is reading may read again inside.
+out. A thread that is reading or writing may read inside.
 """
 
 import threading
@@ -32,7 +32,11 @@ class ReadingLock:
         me = threading.get_ident()
         with self._changed:
             free = self._changed.wait_for(
-                lambda: me in self._readers or (self._writer is None and not self._waiting_writers),
+                lambda: (
+                    me in self._readers
+                    or me == self._writer
+                    or (self._writer is None and not self._waiting_writers)
+                ),
                 timeout,
             )
             if not free:
@@ -47,6 +51,15 @@ class ReadingLock:
                     del self._readers[me]
                 self._changed.notify_all()
 
+    def check_not_reading(self) -> None:
+        """Check that this thread may write, before anything is done that cannot be undone.
+
+        Raises:
+            RuntimeError: It is reading: it would wait for itself.
+        """
+        if threading.get_ident() in self._readers:
+            raise RuntimeError("receive() inside reading(): leave the reading block first")
+
     @contextmanager
     def writing(self, timeout: float | None = None) -> Generator[None]:
         """Write: nobody reads or writes meanwhile.
@@ -57,8 +70,7 @@ class ReadingLock:
         """
         me = threading.get_ident()
         with self._changed:
-            if me in self._readers:
-                raise RuntimeError("receive() inside reading(): leave the reading block first")
+            self.check_not_reading()
             self._waiting_writers += 1
             try:
                 free = self._changed.wait_for(

@@ -148,6 +148,7 @@ class Subscriber:
         return self._receive(timeout)
 
     def _receive(self, timeout: float) -> Update | None:
+        self._lock.check_not_reading()
         deadline = time.monotonic() + timeout
         while True:
             staged = self._handoff.take(max(0.0, deadline - time.monotonic()))

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus.bus.arena import Arena, Arenas
+from weightbus.bus.arena import Arenas
 from weightbus.bus.effects import (
     Broadcast,
     Connect,
@@ -90,14 +90,6 @@ class Faults:
             rates=rng.choice([(math.inf,), (math.inf, 10_000.0, 3_000.0), (20_000.0,)]),
             impostor=rng.random() < 0.2,
         )
-
-
-class FreeArenas(Arenas):
-    """Arenas that never wait in real time for the memory of a version to be let go."""
-
-    def _wait(self, arena: Arena, seconds: float) -> bool:
-        del seconds
-        return arena.free
 
 
 class Memory:
@@ -311,7 +303,7 @@ class Publisher:
             workers = None
         elif rng.random() < 0.1:
             workers = ("nobody",)
-        arenas = self.arenas.setdefault(model, FreeArenas(model, CHUNK))
+        arenas = self.arenas.setdefault(model, Arenas(model, CHUNK, patience=0.0))
         layout = Layout.plan([("w", "U8", (size,))])
         try:
             version, arena = arenas.take(layout, replaces_latest=workers is None and not together)

@@ -73,7 +73,9 @@ class Commands:
     def publish(self, path: Path, *arguments: object) -> tuple[Command, str]:
         """Start a publisher of model `m` on a free port; return it and its address."""
         command = self("publish", path, "--model", "m", "--bind", "tcp://127.0.0.1:0", *arguments)
-        return command, command.line()["address"]
+        told = command.line()
+        assert told["kind"] == "listening", told
+        return command, told["address"]
 
     def subscribe(self, address: str, out: Path, *arguments: object) -> Command:
         return self("subscribe", address, "--model", "m", "--out", out, *arguments)

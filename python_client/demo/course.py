@@ -8,9 +8,9 @@ says how long every worker took. Midway a worker is killed and started again. At
 version is published and waited for, and everything is counted.
 """
 
+import contextlib
 import importlib.util
 import json
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -24,6 +24,7 @@ from ...bus.errors import PublishError, WorkersMissingError
 from ...bus.limits import Timing
 from ...bus.receipt import Receipt
 from ...codecs.errors import WeightBusError
+from ..cli_outcome import UsageError
 from ..publisher import Publisher
 from .accident import Accident
 from .episode import Episode
@@ -37,6 +38,7 @@ from .tally import Tally
 if TYPE_CHECKING:
     from .learner import Learner
 
+ADDRESS = "tcp://127.0.0.1:0"  # any free port
 UPDATE_STEPS = 300  # new ones, for the next update
 WINDOW_STEPS = 1_500  # the newest ones, which an update learns from; never more, however late it is
 TAKE_SECONDS = 0.05  # to wait for episodes before the screen is looked after
@@ -81,10 +83,12 @@ class Course:
         from .learner import Learner  # takes seconds, in which the workers start
 
         learner = Learner()
-        self._wait_for_workers()
+        self._wait_for_workers(START_SECONDS)
         self._publish_and_wait(learner)
         self._learn(learner, self._first_episodes())
         now = self._now()
+        with contextlib.suppress(WorkersMissingError):  # the report will say who is missing
+            self._wait_for_workers(PUBLISH_SECONDS)
         self._publish_and_wait(learner)
         for future in self._open:
             self.tally.published(future.result(2 * PUBLISH_SECONDS))
@@ -94,8 +98,8 @@ class Course:
     def _now(self) -> float:
         return time.monotonic() - self._started
 
-    def _wait_for_workers(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+    def _wait_for_workers(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         while True:
             self._fleet.take(0.0)  # says if one has died
             try:
@@ -162,7 +166,7 @@ class Course:
     def _publish_and_wait(self, learner: "Learner") -> None:
         try:
             receipt = self._publisher.publish(MODEL, learner.policy, timeout=PUBLISH_SECONDS)
-        except PublishError as error:  # the report will say who is missing
+        except PublishError as error:  # the report will say who does not have it
             receipt = error.receipt
         self._version = receipt.version
         self.tally.published(receipt)
@@ -182,7 +186,7 @@ def _newest(episodes: Sequence[Episode]) -> list[Episode]:
 def run_demo(
     workers: int = 3, seconds: float = 30, plot: Path | None = None, as_json: bool = False
 ) -> int:
-    """Run the demo and return an exit code: 0 if the policy improved and every worker has it.
+    """Run the demo and return an exit code: 0 if the policy improved and every worker has it, or 1.
 
     Args:
         workers: How many processes play.
@@ -190,48 +194,45 @@ def run_demo(
         plot: Where a PNG file with the course of the run is written.
         as_json: Print the numbers as one JSON object, the last line of stdout; all else then goes
             to stderr.
+
+    Raises:
+        UsageError: The arguments can never work.
+        WeightBusError: A worker died by itself or never came, or a package is missing.
+
+    However it ends, an interrupt included, no worker stays behind.
     """
+    _check(workers, seconds, plot)
     console = Console(stderr=as_json)
-    objection = _objection(workers, seconds, plot)
-    if objection is not None:
-        print(f"weightbus demo: {objection}", file=sys.stderr)
-        return 1
-    try:
-        with (
-            Publisher(timing=TIMING) as publisher,
-            Fleet(publisher.address) as fleet,
-            Screen(console) as screen,
-        ):
-            course = Course(publisher, fleet, screen, workers, seconds)
-            result = course.run()
-    except KeyboardInterrupt:
-        print("weightbus demo: interrupted; every worker was ended", file=sys.stderr)
-        return 130
-    except (WorkerDied, WeightBusError) as error:
-        print(f"weightbus demo: {error}", file=sys.stderr)
-        return 1
+    with (
+        Publisher(ADDRESS, data=ADDRESS, timing=TIMING) as publisher,
+        Fleet(publisher.address) as fleet,
+        Screen(console) as screen,
+    ):
+        course = Course(publisher, fleet, screen, workers, seconds)
+        result = course.run()
+    console.print(summary(result))
     if plot is not None:
         from .plot import save_plot  # takes a second, for which nobody should wait at the start
 
         save_plot(plot, course.tally, course.accident)
-    console.print(summary(result))
-    if plot is not None:
-        console.print(f"  the plot is in {plot}\n", highlight=False)
+        console.print(f"  the plot is in {plot}\n", highlight=False, markup=False, soft_wrap=True)
     if as_json:
-        print(json.dumps({"ok": not result.faults, **asdict(result)}))
+        achieved = not result.faults
+        print(json.dumps({"kind": "demo", "achieved": achieved, **asdict(result)}), flush=True)
     return 1 if result.faults else 0
 
 
-def _objection(workers: int, seconds: float, plot: Path | None) -> str | None:
-    """Return why the demo cannot run, if it cannot."""
+def _check(workers: int, seconds: float, plot: Path | None) -> None:
+    """Refuse at once what would fail after half a minute."""
+    if workers < 1:
+        raise UsageError(f"{workers} workers: it takes at least 1")
+    if seconds <= 0:
+        raise UsageError(f"{seconds} seconds: give it more than 0")
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise UsageError(f"{plot}: there is no folder {plot.parent}; make it first")
     needed = ("gymnasium", "torch", *(["matplotlib"] if plot is not None else []))
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        return f"{' and '.join(missing)} cannot be imported: pip install 'weightbus[demo]'"
-    if workers < 1:
-        return f"{workers} workers: it takes at least 1"
-    if seconds <= 0:
-        return f"{seconds} seconds: give it more than 0"
-    if plot is not None and not plot.absolute().parent.is_dir():
-        return f"the plot cannot be written: there is no folder {plot.parent}"
-    return None
+        raise WeightBusError(
+            f"{' and '.join(missing)} cannot be imported: pip install 'weightbus[demo]'"
+        )

@@ -10,13 +10,14 @@ import threading
 import time
 from typing import IO
 
+from ...codecs.errors import WeightBusError
 from .episode import Episode, from_line
 
 GOODBYE_SECONDS = 5.0  # for a worker to finish its episode and leave, before it is killed
 COMPLAINT_BYTES = 2_000  # how much of a dead worker's stderr is repeated
 
 
-class WorkerDied(RuntimeError):  # noqa: N818 - it names what happened
+class WorkerDied(WeightBusError):  # noqa: N818 - it names what happened
     """A worker process ended that nobody had ended."""
 
 

@@ -19,7 +19,7 @@ from .tally import Tally, version_of
 REFRESH_SECONDS = 0.125  # between two drawings on a terminal
 LINE_SECONDS = 1.0  # between two plain lines
 EVENTS_SHOWN = 5
-WIDTH = 78
+WIDTH = 76  # with a margin of 2, a terminal of 80 columns
 SPARK = "▁▂▃▄▅▆▇█"
 STATE_STYLES = {"live": "green", "stuck": "yellow", "lost": "red"}
 

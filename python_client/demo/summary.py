@@ -19,7 +19,7 @@ def summary(report: Report) -> RenderableType:
 
 
 def _workers(report: Report) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("worker", style="bold")
     table.add_column("state")
     for title in ("version", "lag", "applied", "skipped", "episodes", "mean return"):

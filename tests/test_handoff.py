@@ -1,0 +1,135 @@
+"""Two threads meet: versions that are ready, and what else a user must learn."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from weightbus.bus.errors import ApplyError, ClosedError, RefusedError
+from weightbus.bus.handoff import Handoff
+from weightbus.bus.limits import MODELS_MAX
+from weightbus.bus.staging import StagedVersion
+from weightbus.codecs.layout import Layout
+
+SECONDS = 10.0  # far more than anything here takes
+
+
+def staged(model: str, version: int) -> StagedVersion:
+    layout = Layout.plan([("w", "U8", (1,))])
+    return StagedVersion(model, 1, version, layout, np.zeros(1, np.uint8), "0" * 64)
+
+
+def rejected(version: int, model: str = "a") -> ApplyError:
+    return ApplyError("no", model=model, epoch=1, version=version, code="layout-mismatch")
+
+
+def test_a_newer_version_takes_the_place_of_an_older() -> None:
+    handoff, one, two = Handoff(), staged("a", 1), staged("a", 2)
+    assert handoff.put(one) is None
+    assert handoff.put(two) is one
+    assert handoff.take(0) is two
+    assert handoff.take(0) is None
+
+
+def test_models_take_turns() -> None:
+    handoff = Handoff()
+    handoff.put(staged("a", 1))
+    handoff.put(staged("b", 1))
+    handoff.put(staged("a", 2))
+    taken = [handoff.take(0) for _ in range(2)]
+    assert [(s.model, s.version) for s in taken if s is not None] == [("b", 1), ("a", 2)]
+
+
+def test_whoever_waits_is_woken() -> None:
+    handoff, version = Handoff(), staged("a", 1)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(handoff.take, SECONDS)
+        handoff.put(version)
+        assert waiting.result(SECONDS) is version
+
+
+def test_what_is_put_back_is_there_again_unless_a_newer_one_is() -> None:
+    handoff, one, two = Handoff(), staged("a", 1), staged("a", 2)
+    assert handoff.put_back(one)
+    assert handoff.take(0) is one
+    handoff.put(two)
+    assert not handoff.put_back(one)
+    assert handoff.take(0) is two
+
+
+def test_a_rejection_is_raised_once_for_each_version() -> None:
+    handoff = Handoff()
+    handoff.reject(rejected(1))
+    handoff.reject(rejected(1))
+    handoff.reject(rejected(2))
+    for version in (1, 2):
+        with pytest.raises(ApplyError) as caught:
+            handoff.take(0)
+        assert caught.value.version == version
+    assert handoff.take(0) is None
+
+
+def test_a_version_goes_before_a_rejection() -> None:
+    handoff = Handoff()
+    handoff.reject(rejected(1))
+    handoff.put(staged("a", 2))
+    assert handoff.take(0) is not None
+
+
+def test_rejections_do_not_pile_up() -> None:
+    handoff = Handoff()
+    for version in range(3 * MODELS_MAX):
+        handoff.reject(rejected(version))
+    with pytest.raises(ApplyError) as caught:
+        handoff.take(0)
+    assert caught.value.version == 2 * MODELS_MAX, "the oldest are forgotten"
+
+
+def test_a_refusal_is_raised_until_the_worker_is_let_in() -> None:
+    handoff = Handoff()
+    handoff.refuse(RefusedError("taken", "name-taken"))
+    for _ in range(2):
+        with pytest.raises(RefusedError):
+            handoff.take(0)
+    with pytest.raises(RefusedError):
+        handoff.wait_joined(0)
+    handoff.join(7)
+    assert handoff.take(0) is None
+    assert handoff.wait_joined(0)
+
+
+def test_what_was_ready_can_be_taken_after_the_end() -> None:
+    handoff = Handoff()
+    handoff.put(staged("a", 1))
+    handoff.close(ClosedError("close() was called"))
+    assert handoff.take(0) is not None
+    for _ in range(2):
+        with pytest.raises(ClosedError, match=r"close\(\) was called"):
+            handoff.take(SECONDS)
+
+
+def test_the_end_wakes_everybody() -> None:
+    handoff = Handoff()
+    started = threading.Barrier(3)
+
+    def wait(how: Callable[[float], object]) -> None:
+        started.wait(SECONDS)
+        with pytest.raises(ClosedError):
+            how(SECONDS)
+
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(wait, how) for how in (handoff.take, handoff.wait_joined)]
+        started.wait(SECONDS)
+        handoff.close(RuntimeError("gone"))
+        for future in waiting:
+            future.result(SECONDS)
+    assert handoff.wait_closed(0)
+
+
+def test_nobody_waits_beyond_their_time() -> None:
+    handoff = Handoff()
+    assert handoff.take(0.01) is None
+    assert not handoff.wait_joined(0.01)
+    assert not handoff.wait_closed(0.01)

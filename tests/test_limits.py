@@ -1,0 +1,127 @@
+"""The bounds fit together: each is a promise that another one relies on."""
+
+import pytest
+
+from weightbus.bus import sockets
+from weightbus.bus.limits import (
+    ARENAS_MAX,
+    BUFFERS_MAX,
+    CHUNKS_MAX,
+    FETCH_CHUNKS_MAX,
+    HEADER_BYTES_MAX,
+    INTEGER_MAX,
+    MESSAGE_BYTES_MAX,
+    MODELS_MAX,
+    PROGRESS_CHUNKS,
+    STAGING_BYTES_MAX,
+    TEXT_MAX,
+    WINDOW_CHUNKS,
+    WORKERS_MAX,
+    Timing,
+)
+from weightbus.bus.messages import (
+    Announce,
+    Failed,
+    Hello,
+    Message,
+    Pong,
+    Refuse,
+    Running,
+    Welcome,
+    encode,
+)
+from weightbus.bus.push import BURST_CHUNKS
+from weightbus.codecs.chunks import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
+from weightbus.codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
+
+NAMES = [f"{i:0128d}" for i in range(MODELS_MAX)]  # the longest there are
+# What takes most bytes of JSON for a character of text.
+WORST = "\x01" * TEXT_MAX
+
+LARGEST: list[Message] = [
+    Hello(
+        name=NAMES[0],
+        instance="f" * 32,
+        models={n: Running(INTEGER_MAX, INTEGER_MAX, "f" * 64) for n in NAMES},
+        epoch=INTEGER_MAX,
+        features=NAMES,
+        pid=INTEGER_MAX,
+    ),
+    Welcome(
+        epoch=INTEGER_MAX,
+        data=WORST,
+        ping_ms=3_600_000,
+        lost_ms=36_000_000,
+        models=dict.fromkeys(NAMES, INTEGER_MAX),
+    ),
+    Pong(token=INTEGER_MAX, epoch=INTEGER_MAX, models=dict.fromkeys(NAMES, INTEGER_MAX)),
+    Failed(model=NAMES[0], epoch=INTEGER_MAX, version=INTEGER_MAX, code=NAMES[0], text=WORST),
+    Refuse(code=NAMES[0], text=WORST, model=NAMES[0], version=INTEGER_MAX),
+    Announce(
+        model=NAMES[0],
+        epoch=INTEGER_MAX,
+        version=INTEGER_MAX,
+        layout="f" * 64,
+        layout_bytes=LAYOUT_BYTES_MAX,
+        nbytes=INTEGER_MAX,
+        chunk_bytes=CHUNK_BYTES_MAX,
+        commit="together",
+        acknowledge="applied",
+        encoding=NAMES[0],
+        encryption=NAMES[0],
+    ),
+]
+
+
+@pytest.mark.parametrize("message", LARGEST, ids=lambda m: type(m).__name__)
+def test_the_largest_headers_fit(message: Message) -> None:
+    assert len(encode(message)) <= HEADER_BYTES_MAX
+
+
+def test_a_message_holds_any_payload_and_its_header() -> None:
+    assert MESSAGE_BYTES_MAX >= HEADER_BYTES_MAX + LAYOUT_BYTES_MAX
+    assert MESSAGE_BYTES_MAX >= HEADER_BYTES_MAX + CHUNK_BYTES_MAX
+    assert CHUNK_BYTES_MIN <= CHUNK_BYTES_DEFAULT <= CHUNK_BYTES_MAX
+
+
+def test_the_largest_version_can_be_cut_and_counted() -> None:
+    assert CHUNKS_MAX * CHUNK_BYTES_DEFAULT >= STAGING_BYTES_MAX
+    assert CHUNKS_MAX * CHUNK_BYTES_MAX <= INTEGER_MAX
+
+
+def test_windows_nest() -> None:
+    assert WINDOW_CHUNKS <= FETCH_CHUNKS_MAX, "a window can be asked for at once"
+    assert 2 * PROGRESS_CHUNKS <= WINDOW_CHUNKS, "progress is reported before a push must wait"
+    assert BURST_CHUNKS <= WINDOW_CHUNKS
+    # PUB's queue counts messages: a window of chunks, one more that a report has let out, and the
+    # announcement, end and beacons of the models.
+    assert 2 * WINDOW_CHUNKS + MODELS_MAX // 2 <= sockets.PUB_QUEUE
+    assert WINDOW_CHUNKS <= sockets.SUB_QUEUE
+    assert FETCH_CHUNKS_MAX <= sockets.ROUTER_QUEUE
+
+
+def test_one_is_complete_while_another_arrives() -> None:
+    assert BUFFERS_MAX == 2
+    assert ARENAS_MAX > BUFFERS_MAX
+    assert WORKERS_MAX > 0
+
+
+@pytest.mark.parametrize("ping", [0.01, 1.0, 60.0])
+def test_timing_is_ordered(ping: float) -> None:
+    timing = Timing(ping=ping, lost_after=2 * ping)
+    assert timing.quiet <= timing.ping < timing.lost_after
+    assert timing.hello_retry <= timing.ping
+    assert timing.patience <= timing.patience_max
+    assert timing.quiet <= timing.patience
+    assert timing.stuck_after == timing.lost_after
+
+
+@pytest.mark.parametrize(("ping", "lost_after"), [(0, 1), (-1, 1), (1, 1.9), (1, 0)])
+def test_timing_without_two_chances_is_refused(ping: float, lost_after: float) -> None:
+    with pytest.raises(ValueError, match="two chances to be heard"):
+        Timing(ping=ping, lost_after=lost_after)
+
+
+def test_heartbeats_outlast_a_chunk_on_a_slow_link() -> None:
+    assert sockets.HEARTBEAT_TIMEOUT_MS * 40 >= CHUNK_BYTES_DEFAULT  # 40 bytes per ms
+    assert sockets.HEARTBEAT_MS < sockets.HEARTBEAT_TIMEOUT_MS
