@@ -39,6 +39,12 @@ from .messages import (
 from .staging import Buffers, SharedMemory, StagedVersion, StaleError
 from .transfer import Transfer
 
+
+def another_host(_shared: Shared, _nbytes: int) -> SharedMemory | None:
+    """Open no shared memory: the publisher's is not of this host."""
+    return None
+
+
 Key = tuple[int, int]
 Phase = Literal["staged", "applying"]
 Accepts = Callable[[str, Layout], str]
@@ -64,7 +70,12 @@ class Slot:
     """
 
     def __init__(
-        self, model: str, accepts: Accepts, bytes_max: int, timing: Timing, opens: Opens
+        self,
+        model: str,
+        accepts: Accepts,
+        bytes_max: int,
+        timing: Timing,
+        opens: Opens = another_host,
     ) -> None:
         self.model = model
         self.timing = timing
@@ -116,7 +127,7 @@ class Slot:
         return [Send(fetch)]
 
     def announced(
-        self, announce: Announce, layout: Buffer | None, now: float, *, pushed: bool
+        self, announce: Announce, layout: Buffer | None, now: float, *, pushed: bool = True
     ) -> list[Effect]:
         """A version exists; its chunks may follow if the announcement itself was pushed."""
         key = (announce.epoch, announce.version)
@@ -306,7 +317,8 @@ class Slot:
         self.arriving = None
         epoch, version = transfer.key
         digest = transfer.digest or ""
-        say = transfer.announce.acknowledge == "staged"
+        announce = transfer.announce
+        say = announce.acknowledge == "staged" or announce.commit == "together"
         staged = StagedVersion(
             self.model, epoch, version, transfer.layout, transfer.buffer, digest, say_staged=say
         )
@@ -410,12 +422,12 @@ class Slot:
         self._taken = key
         return []
 
-    def applied(self, key: Key, digest: str, now: float) -> list[Effect]:
-        """A version was applied: it runs here, and its bytes hash to this (if they were hashed)."""
+    def applied(self, key: Key, now: float, digest: str = "") -> list[Effect]:
+        """A version was applied: it runs here. `digest`, if it was hashed only then."""
         staged = self._returned(key)
         if staged is None:
             return []
-        self.running = Running(staged.epoch, staged.version, digest)
+        self.running = Running(staged.epoch, staged.version, digest or staged.digest)
         return [self._say_applied(self.running), *self._resume(now)]
 
     def failed(self, key: Key, text: str, now: float) -> list[Effect]:

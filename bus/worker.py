@@ -32,7 +32,7 @@ from .messages import (
     data_topic,
     from_publisher,
 )
-from .slot import Accepts, Key, Opens, Slot
+from .slot import Accepts, Key, Opens, Slot, another_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class WorkerMachine:
         accepts: Accepts,
         bytes_max: int = STAGING_BYTES_MAX,
         timing: Timing | None = None,
-        opens: Opens = lambda _shared, _nbytes: None,
+        opens: Opens = another_host,
     ) -> None:
         self.identity = identity
         self.timing = timing or Timing()
@@ -247,9 +247,9 @@ class WorkerMachine:
         """Somebody has begun to apply a version that was ready."""
         return self.slots[model].taken(key)
 
-    def applied(self, model: str, key: Key, digest: str, now: float) -> list[Effect]:
-        """A version that was ready runs now; its bytes hash to this, if they were hashed."""
-        effects = self.slots[model].applied(key, digest, now)
+    def applied(self, model: str, key: Key, now: float, digest: str = "") -> list[Effect]:
+        """A version that was ready runs now. `digest`, if it was hashed only then."""
+        effects = self.slots[model].applied(key, now, digest)
         if self.inside and self.applied_epoch > self.epoch:
             effects += self._hello(now)  # it came from a later publisher than the one we follow
         return effects

@@ -57,7 +57,7 @@ class WorkerLoop:
     def applied(self, staged: StagedVersion, digest: str) -> None:
         """A version was applied; its bytes hash to this, if they were hashed."""
         model, key = staged.model, staged.key
-        self._work.append(lambda now: self._machine.applied(model, key, digest, now))
+        self._work.append(lambda now: self._machine.applied(model, key, now, digest))
         self._sockets.wake()
 
     def stale(self, staged: StagedVersion) -> None:

@@ -18,6 +18,7 @@ from ..bus.handoff import Handoff
 from ..bus.limits import MODELS_MAX, STAGING_BYTES_MAX, Timing
 from ..bus.messages import check_name
 from ..bus.segment import Views
+from ..bus.slot import another_host
 from ..bus.sockets import WorkerSockets
 from ..bus.staging import StagedVersion, StaleError
 from ..bus.worker import Identity, WorkerMachine
@@ -114,7 +115,7 @@ class Subscriber:
         identity = Identity(
             self.name, secrets.token_hex(16), CLIENT, socket.gethostname(), os.getpid()
         )
-        opens = Views().open if shared_memory else lambda _shared, _nbytes: None
+        opens = Views().open if shared_memory else another_host
         machine = WorkerMachine(identity, self._targets, self._fault, bytes_max, timing, opens)
         self._loop = WorkerLoop(machine, WorkerSockets(address), self._handoff)
 

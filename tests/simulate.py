@@ -159,7 +159,7 @@ class Worker:
         digest = staged.digest
         if staged.hash_chunks:
             digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
-        return self.machine.applied(staged.model, staged.key, digest, now)
+        return self.machine.applied(staged.model, staged.key, now, digest)
 
     def leave(self) -> None:
         """Close as a user does, with a goodbye."""
