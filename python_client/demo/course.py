@@ -84,12 +84,10 @@ class Course:
 
         learner = Learner()
         self._wait_for_workers(START_SECONDS)
-        self._publish_and_wait(learner)
+        self._settle(self._publisher.publish(MODEL, learner.policy, timeout=START_SECONDS))
         self._learn(learner, self._first_episodes())
         now = self._now()
-        with contextlib.suppress(WorkersMissingError):  # the report will say who is missing
-            self._wait_for_workers(PUBLISH_SECONDS)
-        self._publish_and_wait(learner)
+        self._publish_the_last(learner)
         for future in self._open:
             self.tally.published(future.result(2 * PUBLISH_SECONDS))
         status = self._publisher.workers()
@@ -163,11 +161,17 @@ class Course:
         )
         self._version += 1
 
-    def _publish_and_wait(self, learner: "Learner") -> None:
+    def _publish_the_last(self, learner: "Learner") -> None:
+        """Publish to everybody, and wait; whoever does not get there is for the report to name."""
+        with contextlib.suppress(WorkersMissingError):
+            self._wait_for_workers(PUBLISH_SECONDS)
         try:
             receipt = self._publisher.publish(MODEL, learner.policy, timeout=PUBLISH_SECONDS)
-        except PublishError as error:  # the report will say who does not have it
+        except PublishError as error:
             receipt = error.receipt
+        self._settle(receipt)
+
+    def _settle(self, receipt: Receipt) -> None:
         self._version = receipt.version
         self.tally.published(receipt)
 

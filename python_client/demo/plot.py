@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
 from .accident import Accident
 from .policy import RETURN_MAX
@@ -27,11 +28,13 @@ def save_plot(path: Path, tally: Tally, accident: Accident | None) -> None:
     lower.scatter(*_columns(tally.latencies), s=9, color=ORANGE, alpha=0.7, lw=0)
     lower.set_ylabel("publish latency (ms)")
     lower.set_xlabel("version")
+    lower.set_yscale("log")  # the first version takes ten times as long as the rest
+    lower.yaxis.set_major_formatter(ScalarFormatter())
     latency = tally.latency()
     if latency is not None:
         lower.axhline(latency.p50, color=ORANGE, lw=1, label=f"median {latency.p50:.1f} ms")
         lower.axhline(latency.p95, color=ORANGE, lw=1, ls=":", label=f"p95 {latency.p95:.1f} ms")
-        lower.set_ylim(0, 1.3 * latency.max)
+        lower.set_ylim(latency.p50 / 4, 4 * latency.max)
     for axes in (upper, lower):
         _dress(axes, accident)
     upper.set_title(

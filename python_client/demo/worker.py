@@ -73,11 +73,14 @@ def run(address: str, name: str, seed: int) -> None:
     """Play until stdin ends."""
     ended, luck, weights = _stdin_ended(), random.Random(seed), numpy_weights()  # noqa: S311
     env = gymnasium.make("CartPole-v1", disable_env_checker=True)
-    with Subscriber(address, {MODEL: weights}, name=name).start() as bus:
-        while not ended.is_set() and bus.wait_for_version(MODEL, timeout=0.1) is None:
-            pass
-        with contextlib.suppress(BrokenPipeError):
-            while not ended.is_set():
+    with (
+        contextlib.suppress(BrokenPipeError),
+        Subscriber(address, {MODEL: weights}, name=name).start() as bus,
+    ):
+        while not ended.is_set():
+            if bus.error is not None:
+                raise bus.error  # the trainer will repeat it to the user
+            if bus.wait_for_version(MODEL, timeout=0.1) is not None:
                 sys.stdout.buffer.write(to_line(play(env, weights, bus, luck)))
                 sys.stdout.buffer.flush()
 

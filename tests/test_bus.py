@@ -1,0 +1,634 @@
+"""Publishers and subscribers over real sockets: every kind of weights, every way to publish."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from tensordict import TensorDict
+from torch import nn
+
+from weightbus import (
+    AddressError,
+    ApplyError,
+    ClosedError,
+    Publisher,
+    PublishError,
+    StateError,
+    Subscriber,
+    UnknownWorkerError,
+    Update,
+    WorkersMissingError,
+)
+
+SECONDS = 30.0  # far more than anything here takes
+
+
+class Bus:
+    """Makes publishers and subscribers, and closes them."""
+
+    def __init__(self) -> None:
+        self.made: list[Publisher | Subscriber] = []
+
+    def publisher(self, **options: Any) -> Publisher:
+        self.made.append(made := Publisher(**options))
+        return made
+
+    def subscriber(self, publisher: Publisher | str, target: object, **options: Any) -> Subscriber:
+        """Return a subscriber that has joined, if its publisher is there."""
+        address = publisher if isinstance(publisher, str) else publisher.address
+        models = options.pop("models", {"m": target})
+        self.made.append(made := Subscriber(address, models, **options))
+        if isinstance(publisher, Publisher):
+            assert made.wait_joined(SECONDS)
+        return made
+
+    def close(self) -> None:
+        for one in reversed(self.made):  # so that every goodbye is heard
+            one.close()
+
+
+@pytest.fixture(name="bus")
+def _bus() -> Iterator[Bus]:
+    bus = Bus()
+    yield bus
+    bus.close()
+
+
+def both(
+    publisher: Publisher, subscriber: Subscriber, weights: object, **options: Any
+) -> tuple[Any, Update]:
+    """Publish, and apply in this thread; return what either side says."""
+    future: Future[Any] = publisher.publish_async("m", weights, **options)
+    update = subscriber.receive(SECONDS)
+    assert update is not None
+    return future.result(SECONDS), update
+
+
+def arrays(value: float, size: int = 1000) -> dict[str, np.ndarray[Any, Any]]:
+    return {"w": np.full(size, value, np.float32)}
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
+
+
+# Kinds of weights.
+
+
+def test_a_module_is_overwritten_in_place(bus: Bus) -> None:
+    torch.manual_seed(0)
+    source, target = network(), network()
+    target[0].weight.requires_grad_(False)  # type: ignore[index] # pyright: ignore
+    before = {k: (p.data_ptr(), p.requires_grad) for k, p in target.named_parameters()}
+    publisher = bus.publisher()
+    receipt, update = both(publisher, bus.subscriber(publisher, target, name="w"), source)
+    assert receipt.in_state("applied") == ["w"]
+    assert (update.version, update.epoch) == (receipt.version, receipt.epoch)
+    assert update.digest == receipt.digest
+    for name, tensor in source.state_dict().items():
+        assert torch.equal(tensor, target.state_dict()[name]), name
+    after = {k: (p.data_ptr(), p.requires_grad) for k, p in target.named_parameters()}
+    assert after == before
+
+
+def test_a_tensordict(bus: Bus) -> None:
+    source = TensorDict({"a": {"w": torch.arange(6.0).reshape(2, 3)}, "b": torch.ones(2)})
+    target = source.clone().zero_()
+    publisher = bus.publisher()
+    both(publisher, bus.subscriber(publisher, target), source)
+    assert (target == source).all()
+
+
+def test_a_mapping_of_tensors(bus: Bus) -> None:
+    source = {"w": torch.arange(6.0), "nested": {"b": torch.ones(2)}}
+    target = {"w": torch.zeros(6), "nested": {"b": torch.zeros(2)}}
+    publisher = bus.publisher()
+    both(publisher, bus.subscriber(publisher, target), source)
+    assert torch.equal(target["w"], source["w"])  # type: ignore[arg-type] # pyright: ignore
+
+
+def test_from_numpy_to_torch_and_to_a_file(bus: Bus, tmp_path: Path) -> None:
+    source = {"w": np.arange(6.0, dtype=np.float32), "empty": np.zeros((0, 3), np.float32)}
+    target = {"w": torch.zeros(6), "empty": torch.zeros(0, 3)}
+    publisher = bus.publisher()
+    one = bus.subscriber(publisher, target, name="tensors")
+    other = bus.subscriber(publisher, tmp_path / "m.safetensors", name="file").start()
+    receipt, _ = both(publisher, one, source)
+    assert receipt.in_state("applied") == ["file", "tensors"]
+    assert target["w"].tolist() == source["w"].tolist()
+    saved = load_file(tmp_path / "m.safetensors")
+    assert np.array_equal(saved["w"], source["w"])
+    assert saved["empty"].shape == (0, 3)
+    assert other.version("m") == receipt.version
+    assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.float64,
+        np.int64,
+        np.bool_,
+        np.uint8,
+        ml_dtypes.bfloat16,
+        ml_dtypes.float8_e4m3fn,
+        ml_dtypes.float8_e5m2,
+    ],
+    ids=lambda d: np.dtype(d).name,
+)
+def test_every_bit_of_a_dtype(bus: Bus, dtype: Any) -> None:
+    size = np.dtype(dtype).itemsize
+    bits = np.random.default_rng(0).integers(0, 256, 512 * size, np.uint8)
+    source = {"w": (bits & 1 if dtype is np.bool_ else bits).view(dtype)}
+    target = {"w": np.zeros(512, dtype)}
+    publisher = bus.publisher()
+    both(publisher, bus.subscriber(publisher, target), source)
+    assert target["w"].tobytes() == source["w"].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.int64])
+def test_every_bit_of_a_torch_dtype(bus: Bus, dtype: torch.dtype) -> None:
+    raw = torch.randint(0, 2 if dtype is torch.bool else 256, (512,), dtype=torch.uint8)
+    source, target = {"w": raw.view(dtype)}, {"w": torch.zeros(512, dtype=torch.uint8).view(dtype)}
+    if dtype is torch.int64:
+        target = {"w": torch.zeros(64, dtype=dtype)}
+    publisher = bus.publisher()
+    both(publisher, bus.subscriber(publisher, target), source)
+    assert torch.equal(target["w"].view(torch.uint8), source["w"].view(torch.uint8))
+
+
+def test_nan_payloads_arrive_unharmed(bus: Bus) -> None:
+    source = {"w": np.array([0x7FC00001, 0xFFC12345, 0x7F800001], np.uint32).view(np.float32)}
+    target = arrays(0.0, 3)
+    publisher = bus.publisher()
+    both(publisher, bus.subscriber(publisher, target), source)
+    assert target["w"].tobytes() == source["w"].tobytes()
+
+
+def test_tied_weights_travel_once_and_stay_tied(bus: Bus) -> None:
+    def tied() -> nn.Module:
+        module = nn.ModuleDict({"embed": nn.Embedding(50, 8), "head": nn.Linear(8, 50, bias=False)})
+        module["head"].weight = module["embed"].weight  # pyright: ignore
+        return module
+
+    source, target = tied(), tied()
+    publisher = bus.publisher()
+    receipt, _ = both(publisher, bus.subscriber(publisher, target), source)
+    assert receipt.nbytes == 50 * 8 * 4
+    state = target.state_dict()
+    assert torch.equal(state["head.weight"], source.state_dict()["embed.weight"])
+    assert state["head.weight"].data_ptr() == state["embed.weight"].data_ptr()
+
+
+def test_many_chunks_and_a_ragged_last_one(bus: Bus) -> None:
+    source = {"w": np.random.default_rng(1).integers(0, 256, 300_001, np.uint8)}
+    target = {"w": np.zeros(300_001, np.uint8)}
+    publisher = bus.publisher(chunk_bytes=1000)
+    both(publisher, bus.subscriber(publisher, target), source)
+    assert np.array_equal(target["w"], source["w"])
+
+
+# Ways to publish.
+
+
+def test_versions_count_up_and_each_is_applied(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target, name="w")
+    for version in range(1, 6):
+        receipt, update = both(publisher, subscriber, arrays(version))
+        assert (receipt.version, update.version) == (version, version)
+        assert target["w"].min() == target["w"].max() == version
+    assert publisher.workers()["w"].running == {"m": (publisher.epoch, 5)}
+
+
+def test_a_targeted_publish_changes_its_workers_only(bus: Bus) -> None:
+    publisher, one, two = bus.publisher(), arrays(0), arrays(0)
+    first = bus.subscriber(publisher, one, name="one")
+    second = bus.subscriber(publisher, two, name="two")
+    receipt, _ = both(publisher, first, arrays(7), workers=["one"])
+    assert list(receipt.workers) == ["one"]
+    assert second.receive(0) is None
+    assert (one["w"][0], two["w"][0]) == (7, 0)
+    with pytest.raises(UnknownWorkerError, match="no worker named three has joined"):
+        publisher.publish("m", arrays(8), workers=["one", "three"])
+
+
+def test_together_waits_for_all_and_commits_all(bus: Bus) -> None:
+    publisher, one, two = bus.publisher(), arrays(0), arrays(0)
+    first = bus.subscriber(publisher, one)
+    second = bus.subscriber(publisher, two).start()
+    receipt, _ = both(publisher, first, arrays(3), commit="together")
+    assert receipt.in_state("applied") == sorted([first.name, second.name])
+    assert (one["w"][0], two["w"][0]) == (3, 3)
+
+
+def test_together_aborts_everywhere_if_one_cannot(bus: Bus) -> None:
+    publisher, one, two = bus.publisher(), arrays(0), arrays(0, 5)
+    bus.subscriber(publisher, one, name="fits").start()
+    bus.subscriber(publisher, two, name="other-shape").start()
+    with pytest.raises(PublishError, match="shape") as caught:
+        publisher.publish("m", arrays(3), commit="together", timeout=SECONDS)
+    assert caught.value.receipt.in_state("failed") == ["other-shape"]
+    assert one["w"][0] == 0
+    receipt = publisher.publish("m", arrays(4), commit="together", require=1, timeout=SECONDS)
+    assert receipt.in_state("failed") + receipt.in_state("behind") == ["other-shape"]
+    assert one["w"][0] == 4
+
+
+def test_a_quorum_is_enough(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    idle = bus.subscriber(publisher, arrays(0), name="idle")
+    bus.subscriber(publisher, target, name="quick").start()
+    receipt = publisher.publish("m", arrays(1), require=1, timeout=SECONDS)
+    assert receipt.in_state("applied") == ["quick"]
+    assert receipt.in_state("behind", "staged") == [idle.name]
+    assert idle.version("m") == 0
+
+
+def test_staged_is_enough_if_asked_for(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target, name="w")
+    receipt = publisher.publish("m", arrays(1), wait="staged", timeout=SECONDS)
+    assert receipt.in_state("staged") == ["w"]
+    assert target["w"][0] == 0
+    assert subscriber.receive(SECONDS) is not None
+    assert target["w"][0] == 1
+
+
+def test_waiting_for_nothing_returns_at_once(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target, name="w")
+    assert publisher.publish("m", arrays(1), wait="none").in_state("behind") == ["w"]
+    assert subscriber.receive(SECONDS) is not None
+
+
+def test_the_snapshot_is_what_arrives_though_training_goes_on(bus: Bus) -> None:
+    publisher, target = bus.publisher(chunk_bytes=4096), arrays(0, 1_000_000)
+    subscriber = bus.subscriber(publisher, target)
+    source = arrays(1, 1_000_000)
+    future = publisher.publish_async("m", source)
+    source["w"][:] = 2
+    assert subscriber.receive(SECONDS) is not None
+    assert target["w"].min() == target["w"].max() == 1
+    assert future.result(SECONDS).version == 1
+
+
+def test_the_latest_overtakes_what_is_on_its_way(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    bus.subscriber(publisher, target).start()
+    futures = [publisher.publish_async("m", arrays(value)) for value in range(1, 30)]
+    receipts = [future.result(SECONDS) for future in futures]
+    assert receipts[-1].in_state("applied")
+    assert target["w"][0] == 29
+
+
+def test_many_models_on_one_bus(bus: Bus) -> None:
+    publisher = bus.publisher()
+    targets = {name: arrays(0) for name in ("actor", "critic", "x.y-z_0")}
+    all_, some = dict(targets), {"critic": arrays(0)}
+    bus.subscriber(publisher, None, models=all_, name="all").start()
+    bus.subscriber(publisher, None, models=some, name="some").start()
+    for value, name in enumerate(targets, 1):
+        receipt = publisher.publish(name, arrays(value), timeout=SECONDS)
+        assert sorted(receipt.workers) == (["all", "some"] if name == "critic" else ["all"])
+    assert [t["w"][0] for t in targets.values()] == [1, 2, 3]
+    assert some["critic"]["w"][0] == 2
+
+
+def test_whoever_joins_late_gets_the_latest(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    assert publisher.publish("m", arrays(1)).workers == {}
+    publisher.publish("m", arrays(2))
+    update = bus.subscriber(publisher, target).receive(SECONDS)
+    assert update is not None
+    assert update.version == 2
+    assert target["w"][0] == 2
+
+
+def test_a_subscriber_may_come_first(bus: Bus) -> None:
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
+        target = arrays(0)
+        subscriber = bus.subscriber(address, target)
+        assert subscriber.receive(0) is None
+    publisher = bus.publisher(address=address, data="tcp://127.0.0.1:0")
+    publisher.wait_for_workers(1, SECONDS)
+    both(publisher, subscriber, arrays(5))
+    assert target["w"][0] == 5
+
+
+def test_fifty_subscribers_in_one_process(bus: Bus) -> None:
+    publisher = bus.publisher()
+    targets = [arrays(0) for _ in range(50)]
+    for number, target in enumerate(targets):
+        options: dict[str, Any] = {"name": f"w{number}"}
+        bus.made.append(Subscriber(publisher.address, {"m": target}, **options).start())
+    publisher.wait_for_workers(50, SECONDS, "m")
+    for value in (1, 2):
+        receipt = publisher.publish("m", arrays(value), timeout=SECONDS)
+        assert len(receipt.in_state("applied")) == 50
+        assert {float(t["w"][-1]) for t in targets} == {value}
+
+
+def test_two_publishers_in_one_process(bus: Bus) -> None:
+    publishers, targets = [bus.publisher(), bus.publisher()], [arrays(0), arrays(0)]
+    assert publishers[0].address != publishers[1].address
+    for publisher, target in zip(publishers, targets, strict=True):
+        bus.subscriber(publisher, target).start()
+    for value, publisher in enumerate(publishers, 1):
+        publisher.publish("m", arrays(value), timeout=SECONDS)
+    assert [t["w"][0] for t in targets] == [1, 2]
+
+
+def test_a_hook_runs_before_first_use_and_may_read(bus: Bus) -> None:
+    publisher, target, seen = bus.publisher(), arrays(0), list[tuple[int, float]]()
+
+    def hook(update: Update) -> None:
+        assert subscriber.version("m") == update.version - 1, "not in use yet"
+        with subscriber.reading(timeout=0):
+            seen.append((update.version, float(target["w"][0])))
+
+    subscriber = bus.subscriber(publisher, target, on_commit=hook)
+    both(publisher, subscriber, arrays(1))
+    both(publisher, subscriber, arrays(2))
+    assert seen == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_hook_that_raises_is_heard_and_the_weights_are_in(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+
+    def hook(_update: Update) -> None:
+        raise KeyError("mine")
+
+    subscriber = bus.subscriber(publisher, target, name="w", on_commit=hook)
+    future = publisher.publish_async("m", arrays(1))
+    with pytest.raises(KeyError, match="mine"):
+        subscriber.receive(SECONDS)
+    assert future.result(SECONDS).in_state("applied") == ["w"]
+    assert (target["w"][0], subscriber.version("m")) == (1, 1)
+
+
+# Reading.
+
+
+def test_nothing_changes_inside_reading(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0, 100_000)
+    subscriber = bus.subscriber(publisher, target).start()
+    done = threading.Event()
+
+    def forward() -> int:
+        torn = 0
+        while not done.is_set():
+            with subscriber.reading():
+                torn += len({float(target["w"][0]), float(target["w"][-1])}) - 1
+        return torn
+
+    results: list[int] = []
+    threads = [threading.Thread(target=lambda: results.append(forward())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for value in range(1, 21):
+            publisher.publish("m", arrays(value, 100_000), timeout=SECONDS)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(SECONDS)
+    assert results == [0, 0]
+
+
+def test_a_version_waits_for_a_slow_reader(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target)
+    reading, leave = threading.Event(), threading.Event()
+
+    def forward() -> None:
+        with subscriber.reading():
+            reading.set()
+            leave.wait(SECONDS)
+
+    thread = threading.Thread(target=forward)
+    thread.start()
+    assert reading.wait(SECONDS)
+    publisher.publish("m", arrays(1), wait="staged", timeout=SECONDS)
+    for _ in range(3):
+        assert subscriber.receive(0) is None, "it is in use"
+    assert target["w"][0] == 0
+    leave.set()
+    thread.join(SECONDS)
+    assert subscriber.receive(SECONDS) is not None, "and was not lost"
+    assert target["w"][0] == 1
+
+
+def test_receive_inside_reading(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target)
+    publisher.publish("m", arrays(1), wait="staged", timeout=SECONDS)
+    with subscriber.reading(), pytest.raises(RuntimeError, match="leave the reading block"):
+        subscriber.receive(SECONDS)
+    assert subscriber.receive(SECONDS) is not None, "nothing was lost"
+
+
+# Weights that do not fit.
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "says"),
+    [
+        ({"w": np.zeros(3)}, {"v": np.zeros(3)}, "w: published as F64"),
+        ({"w": np.zeros(3)}, {"w": np.zeros(4)}, "shape [3] published, [4] here"),
+        ({"w": np.zeros(3)}, {"w": np.zeros(3, np.float32)}, "dtype F64 published, F32 here"),
+        (
+            {"w": np.zeros(3, ml_dtypes.bfloat16)},
+            {"w": np.zeros(3, np.float32)},
+            "dtype BF16 published, F32 here",
+        ),
+    ],
+    ids=["name", "shape", "dtype", "bf16"],
+)
+def test_what_does_not_fit_is_named_on_both_sides(
+    bus: Bus, source: dict[str, Any], target: dict[str, Any], says: str
+) -> None:
+    publisher = bus.publisher()
+    subscriber = bus.subscriber(publisher, target, name="w")
+    with pytest.raises(PublishError) as caught:
+        publisher.publish("m", source, timeout=SECONDS)
+    assert says in str(caught.value)
+    assert "layout-mismatch" in caught.value.receipt.workers["w"].detail
+    with pytest.raises(ApplyError) as refused:
+        subscriber.receive(SECONDS)
+    assert says in str(refused.value)
+    assert (refused.value.model, refused.value.version) == ("m", 1)
+
+
+def test_a_cast_is_made_if_allowed(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0, 3)
+    source = {"w": np.array([1, 2, 3], ml_dtypes.bfloat16)}
+    both(publisher, bus.subscriber(publisher, target, cast=True), source)
+    assert target["w"].tolist() == [1, 2, 3]
+
+
+def test_names_that_one_side_lacks_are_passed_over_if_not_strict(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0, 3) | {"mine": np.ones(2)}
+    source = arrays(1, 3) | {"yours": np.ones(2)}
+    both(publisher, bus.subscriber(publisher, target, strict=False), source)
+    assert target["w"].tolist() == [1, 1, 1]
+
+
+def test_an_apply_that_fails_leaves_the_old_weights_bit_for_bit(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target, name="w")
+    both(publisher, subscriber, arrays(1))
+    publisher.publish("m", arrays(2), wait="staged", timeout=SECONDS)
+    old = target["w"]
+    target["w"] = np.zeros(3, np.float32)  # the user's doing, after the layout was accepted
+    with pytest.raises(ApplyError, match="could not be applied"):
+        subscriber.receive(SECONDS)
+    assert old.min() == old.max() == 1
+    assert subscriber.version("m") == 1
+    target["w"] = old
+    both(publisher, subscriber, arrays(3))
+    assert old[0] == 3
+
+
+def test_too_large_a_model_is_refused(bus: Bus) -> None:
+    publisher = bus.publisher()
+    bus.subscriber(publisher, arrays(0), name="w", bytes_max=3999)
+    with pytest.raises(PublishError, match=r"too-large: 4000 bytes; .* at most 3999"):
+        publisher.publish("m", arrays(1), timeout=SECONDS)
+
+
+def test_what_cannot_travel_publishes_nothing(bus: Bus) -> None:
+    publisher = bus.publisher()
+    with pytest.raises(StateError):
+        publisher.publish("m", {"w": np.array(["text"])})
+    assert publisher.publish("m", arrays(1)).version == 1
+
+
+# Addresses.
+
+
+def test_an_address_in_use_says_so(bus: Bus) -> None:
+    publisher = bus.publisher()
+    with pytest.raises(AddressError, match="is in use by another process"):
+        bus.publisher(address=publisher.address)
+    with pytest.raises(AddressError, match=r"pass another data="):
+        bus.publisher(data=publisher.data_address)
+
+
+def test_any_port_means_any_port_for_data_too(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port beside a free one need not be free."""
+    from weightbus.bus import endpoints
+
+    taken = bus.publisher().address
+    beside: Callable[[str], str] = endpoints.beside
+    monkeypatch.setattr(
+        endpoints, "beside", lambda control: beside(control) if control.endswith(":0") else taken
+    )
+    publisher, target = bus.publisher(address="tcp://127.0.0.1:0"), arrays(0)
+    both(publisher, bus.subscriber(publisher, target), arrays(1))
+    assert target["w"][0] == 1
+
+
+def test_ipc(bus: Bus, tmp_path: Path) -> None:
+    publisher, target = bus.publisher(address=f"ipc://{tmp_path}/bus"), arrays(0)
+    assert publisher.data_address == f"ipc://{tmp_path}/bus.data"
+    both(publisher, bus.subscriber(publisher, target), arrays(1))
+    assert target["w"][0] == 1
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6")
+def test_ipv6(bus: Bus) -> None:
+    publisher, target = bus.publisher(address="tcp://[::1]:0"), arrays(0)
+    both(publisher, bus.subscriber(publisher, target), arrays(1))
+    assert target["w"][0] == 1
+
+
+def test_every_interface(bus: Bus) -> None:
+    publisher, target = bus.publisher(address="tcp://*:0"), arrays(0)
+    address = publisher.address.replace("0.0.0.0", "127.0.0.1")  # noqa: S104 - it is replaced
+    subscriber = bus.subscriber(address, target)
+    publisher.wait_for_workers(1, SECONDS)
+    both(publisher, subscriber, arrays(1))
+    assert target["w"][0] == 1
+
+
+# Coroutines.
+
+
+def test_coroutines(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(publisher, target, name="w")
+
+    async def exchange() -> None:
+        receipt, update = await asyncio.gather(
+            publisher.publish_awaitable("m", arrays(1)), subscriber.receive_awaitable(SECONDS)
+        )
+        assert receipt.in_state("applied") == ["w"]
+        assert update is not None
+        with pytest.raises(PublishError):
+            await publisher.publish_awaitable("m", arrays(2), timeout=0.1)
+
+    asyncio.run(exchange())
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"require": -1}, "a number of workers from 0"),
+        ({"require": True}, "a number of workers from 0"),
+        ({"require": "most"}, "a number of workers from 0"),
+        ({"timeout": 0}, "above 0 seconds"),
+        ({"model": "no/slashes"}, "a name is 1 to 128"),
+        ({"workers": [], "require": 1}, "for 0 workers only"),
+    ],
+)
+def test_mistakes_in_a_publish_are_explained(
+    bus: Bus, arguments: dict[str, Any], says: str
+) -> None:
+    told: dict[str, Any] = {"model": "m"} | arguments
+    with pytest.raises(ValueError, match=says):
+        bus.publisher().publish(told.pop("model"), arrays(1), **told)
+
+
+def test_missing_workers_are_counted_and_named(bus: Bus) -> None:
+    publisher = bus.publisher()
+    bus.subscriber(publisher, arrays(0), name="only")
+    with pytest.raises(WorkersMissingError, match=r"1 of 2 workers joined within 0.1 s \(only\)"):
+        publisher.wait_for_workers(2, 0.1)
+    with pytest.raises(WorkersMissingError, match="0 of 1 workers that want 'other'"):
+        publisher.wait_for_workers(1, 0.1, "other")
+
+
+def test_no_workers_is_no_failure(bus: Bus) -> None:
+    receipt = bus.publisher().publish("m", arrays(1))
+    assert receipt.workers == {}
+
+
+def test_a_subscriber_that_applies_in_the_background_is_not_received_from(bus: Bus) -> None:
+    subscriber = bus.subscriber(bus.publisher(), arrays(0)).start()
+    with pytest.raises(ClosedError, match=r"in the background since start\(\)"):
+        subscriber.receive(0)

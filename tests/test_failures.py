@@ -1,0 +1,573 @@
+"""What breaks stays where it is: real processes that are killed, stopped, late, or strangers."""
+
+import contextlib
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from weightbus import (
+    ClosedError,
+    Publisher,
+    PublishError,
+    RefusedError,
+    Subscriber,
+    Timing,
+    UnknownWorkerError,
+)
+from weightbus.bus.effects import Effect
+from weightbus.bus.messages import Hello, Ping, Refuse, Welcome, encode, from_publisher
+from weightbus.bus.publication import Publication
+from weightbus.bus.publisher import PublisherMachine
+from weightbus.tests.bus_process import checksum, model
+
+SECONDS = 60.0  # far more than anything here takes
+QUICK = Timing(ping=0.2, lost_after=2.0)
+QUICK_FACTS = {"ping": QUICK.ping, "lost_after": QUICK.lost_after}
+SMALL = 10_000
+SCRIPT = Path(__file__).with_name("bus_process.py")
+
+
+class Process:
+    """A process of `bus_process.py`, and what it tells."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.popen = subprocess.Popen(  # noqa: S603 - our own script
+            [sys.executable, str(SCRIPT), json.dumps(facts)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self._lines.put(json.loads(line))
+        self._lines.put(None)
+
+    def wait(self, event: str, **facts: Any) -> dict[str, Any]:
+        """Return the next line that says this; others are passed over."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            told = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            assert told is not None, f"the process ended before it told {event} {facts}"
+            if {"event": event, **facts}.items() <= told.items():
+                return told
+
+    def say(self, line: object) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(f"{line}\n")
+        self.popen.stdin.flush()
+
+    def signal(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.popen.kill()
+        self.popen.wait(SECONDS)
+        self._reader.join(SECONDS)
+        for stream in (self.popen.stdin, self.popen.stdout):
+            with contextlib.suppress(OSError):
+                stream.close()  # type: ignore[union-attr] # pyright: ignore
+
+
+class Scene:
+    """Starts processes, publishers and subscribers, and ends them all."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+
+    def worker(self, publisher: Publisher | str, name: str, **facts: Any) -> Process:
+        """Start a worker; it has its address, but need not have joined."""
+        address = publisher if isinstance(publisher, str) else publisher.address
+        told: dict[str, Any] = {"role": "worker", "nbytes": SMALL, **QUICK_FACTS}
+        process = Process(**told | {"address": address, "name": name} | facts)
+        self._stack.callback(process.end)
+        return process
+
+    def leader(self, **facts: Any) -> Process:
+        told: dict[str, Any] = {"role": "publisher", "nbytes": SMALL, **QUICK_FACTS}
+        process = Process(**told | facts)
+        self._stack.callback(process.end)
+        return process
+
+    def publisher(self, **options: Any) -> Publisher:
+        told: dict[str, Any] = {"timing": QUICK} | options
+        return self._stack.enter_context(Publisher(**told))
+
+    def subscriber(self, publisher: Publisher | str, target: object, **options: Any) -> Subscriber:
+        address = publisher if isinstance(publisher, str) else publisher.address
+        told: dict[str, Any] = {"timing": QUICK} | options
+        return self._stack.enter_context(Subscriber(address, {"m": target}, **told))
+
+    def dealer(self, publisher: Publisher) -> "zmq.Socket[bytes]":
+        """Return a bare socket that is connected to a publisher."""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._stack.callback(context.term)
+        bare = context.socket(zmq.DEALER)
+        self._stack.callback(bare.close, 0)
+        bare.setsockopt(zmq.RCVTIMEO, int(SECONDS * 1000))
+        bare.setsockopt(zmq.SNDTIMEO, int(SECONDS * 1000))
+        bare.connect(publisher.address)
+        return bare
+
+    def end(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture(name="scene")
+def _scene() -> Iterator[Scene]:
+    scene = Scene()
+    yield scene
+    scene.end()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until something that another process does has come true."""
+    deadline = time.monotonic() + SECONDS
+    tick = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"it never came true that {what}"
+        tick.wait(0.005)
+
+
+# Workers that die, stop and come back.
+
+
+def test_a_worker_killed_in_the_middle_costs_nobody_else(scene: Scene) -> None:
+    nbytes = 8_000_000
+    publisher = scene.publisher(chunk_bytes=1000)  # so many that it takes a while
+    workers = {n: scene.worker(publisher, n, nbytes=nbytes) for n in ("w0", "w1", "w2")}
+    publisher.wait_for_workers(3, SECONDS)
+    publisher.publish("m", model(nbytes, 1), timeout=SECONDS)
+    future = publisher.publish_async("m", model(nbytes, 2), timeout=SECONDS)
+
+    def in_the_middle() -> bool:
+        phase = publisher.workers()["w1"].phase.get("m", "")
+        return "receiving version 2" in phase and ", 0 of" not in phase
+
+    until(in_the_middle, "w1 receives")
+    workers["w1"].signal(signal.SIGKILL)
+    for name in ("w0", "w2"):
+        assert workers[name].wait("applied", version=2)["checksum"] == checksum(model(nbytes, 2))
+    with pytest.raises(PublishError, match="applied by 2 of 3 workers") as caught:
+        future.result(SECONDS)
+    receipt = caught.value.receipt
+    assert receipt.in_state("applied") == ["w0", "w2"]
+    assert receipt.workers["w1"].state == "lost"
+    assert re.search(
+        r"silent for .* while receiving version 2, \d+ of 8000 chunks", receipt.workers["w1"].detail
+    )
+    assert receipt.seconds < SECONDS / 2, "long before the deadline"
+    assert publisher.workers()["w1"].state == "lost"
+    receipt = publisher.publish("m", model(nbytes, 3), timeout=SECONDS)
+    assert receipt.in_state("applied") == sorted(receipt.workers) == ["w0", "w2"]
+
+
+def test_a_worker_may_come_back_with_its_name(scene: Scene) -> None:
+    publisher = scene.publisher()
+    first = scene.worker(publisher, "w")
+    publisher.wait_for_workers(1, SECONDS)
+    publisher.publish("m", model(SMALL, 1), timeout=SECONDS)
+    first.signal(signal.SIGKILL)
+    second = scene.worker(publisher, "w")
+    assert second.wait("applied")["checksum"] == checksum(model(SMALL, 1))
+    until(lambda: publisher.workers()["w"].pid == second.popen.pid, "the name passed on")
+    receipt = publisher.publish("m", model(SMALL, 2), timeout=SECONDS)
+    assert receipt.in_state("applied") == ["w"]
+
+
+def test_a_stopped_worker_slows_nobody_and_catches_up(scene: Scene) -> None:
+    publisher = scene.publisher(timing=Timing(ping=0.2, lost_after=SECONDS))
+    quick, stopped = scene.worker(publisher, "quick"), scene.worker(publisher, "stopped")
+    publisher.wait_for_workers(2, SECONDS)
+    publisher.publish("m", model(SMALL, 1), timeout=SECONDS)
+    stopped.wait("applied", version=1)
+    stopped.signal(signal.SIGSTOP)
+    try:
+        futures = [publisher.publish_async("m", model(SMALL, v)) for v in range(2, 12)]
+        quick.wait("applied", version=11)
+        assert not any(future.done() for future in futures), "the stopped one is waited for"
+        receipt = publisher.publish("m", model(SMALL, 12), require=1, timeout=SECONDS)
+        assert receipt.in_state("applied") == ["quick"]
+    finally:
+        stopped.signal(signal.SIGCONT)
+    assert stopped.wait("applied", version=12)["checksum"] == checksum(model(SMALL, 12))
+    assert futures[-1].result(SECONDS).in_state("applied", "skipped") == ["quick", "stopped"]
+
+
+def test_a_worker_that_answers_without_progress_is_stuck(scene: Scene) -> None:
+    publisher = scene.publisher(timing=Timing(ping=0.1, lost_after=0.5))
+    idle = scene.subscriber(publisher, model(SMALL, 0), name="idle", timing=Timing(ping=0.1))
+    publisher.wait_for_workers(1, SECONDS)
+    future = publisher.publish_async("m", model(SMALL, 1), timeout=SECONDS)
+    until(lambda: publisher.workers()["idle"].state == "stuck", "it is stuck")
+    assert "staged version 1" in publisher.workers()["idle"].phase["m"]
+    assert idle.receive(SECONDS) is not None
+    assert future.result(SECONDS).in_state("applied") == ["idle"]
+    until(lambda: publisher.workers()["idle"].state == "live", "it is live again")
+
+
+def test_a_worker_that_leaves_in_the_middle_is_lost_at_once(scene: Scene) -> None:
+    publisher = scene.publisher(timing=Timing(ping=1.0, lost_after=SECONDS))
+    leaving = scene.subscriber(publisher, model(SMALL, 0), name="leaving")
+    publisher.wait_for_workers(1, SECONDS)
+    future = publisher.publish_async("m", model(SMALL, 1), timeout=SECONDS)
+    leaving.close()
+    with pytest.raises(PublishError, match=r"leaving lost after .*: it said goodbye"):
+        future.result(SECONDS)
+    assert publisher.workers() == {}
+
+
+# Publishers that die and come back.
+
+
+def test_workers_outlive_their_publisher_and_follow_the_next(scene: Scene) -> None:
+    first = scene.leader(workers=2)
+    told = first.wait("ready")
+    workers = [scene.worker(told["address"], name) for name in ("w0", "w1")]
+    first.say(1)
+    epoch = first.wait("published", applied=["w0", "w1"])["epoch"]
+    first.signal(signal.SIGKILL)
+    first.popen.wait(SECONDS)
+    second = scene.leader(workers=2, address=told["address"], data=told["data"])
+    second.wait("ready")
+    second.say(2)
+    published = second.wait("published", applied=["w0", "w1"])
+    assert published["epoch"] > epoch
+    assert published["version"] == 1
+    for worker in workers:
+        assert worker.wait("applied", epoch=epoch)["checksum"] == checksum(model(SMALL, 1))
+        later = worker.wait("applied", epoch=published["epoch"])
+        assert later["checksum"] == checksum(model(SMALL, 2))
+
+
+def test_the_weights_stay_while_nobody_publishes(scene: Scene) -> None:
+    target = model(SMALL, 0)
+    first = Publisher(timing=QUICK)
+    subscriber = scene.subscriber(first, target).start()
+    first.wait_for_workers(1, SECONDS)
+    first.publish("m", model(SMALL, 1), timeout=SECONDS)
+    first.close()
+    assert checksum(target) == checksum(model(SMALL, 1))
+    assert subscriber.version("m") == 1
+    second = scene.publisher(address=first.address, data=first.data_address)
+    second.wait_for_workers(1, SECONDS)
+    assert second.workers()[subscriber.name].running == {"m": (first.epoch, 1)}
+    second.publish("m", model(SMALL, 2), timeout=SECONDS)
+    assert checksum(target) == checksum(model(SMALL, 2))
+
+
+def test_an_older_epoch_is_refused_and_says_so(scene: Scene) -> None:
+    target = model(SMALL, 0)
+    first = Publisher(timing=QUICK, epoch=50)
+    subscriber = scene.subscriber(first, target)
+    first.wait_for_workers(1, SECONDS)
+    first.publish_async("m", model(SMALL, 1))
+    assert subscriber.receive(SECONDS) is not None
+    first.close()
+    older = scene.publisher(address=first.address, data=first.data_address, epoch=49, timing=QUICK)
+    older.publish("m", model(SMALL, 9))
+    with pytest.raises(RefusedError, match="another publisher has taken over") as caught:
+        subscriber.receive(SECONDS)
+    assert caught.value.code == "stale-epoch"
+    assert checksum(target) == checksum(model(SMALL, 1))
+    older.close()
+    newer = scene.publisher(address=first.address, data=first.data_address, epoch=51)
+    newer.publish("m", model(SMALL, 2))
+
+    def follows() -> bool:
+        with contextlib.suppress(RefusedError):  # it takes a moment until it is let in
+            return subscriber.receive(0.1) is not None
+        return False
+
+    until(follows, "it follows the newer publisher")
+    assert checksum(target) == checksum(model(SMALL, 2))
+
+
+# Names and strangers.
+
+
+def test_two_workers_with_one_name(scene: Scene) -> None:
+    publisher = scene.publisher(timing=Timing(ping=0.2, lost_after=SECONDS))
+    target = model(SMALL, 0)
+    first = scene.subscriber(publisher, target, name="w").start()
+    publisher.wait_for_workers(1, SECONDS)
+    second = scene.subscriber(publisher, model(SMALL, 0), name="w")
+    with pytest.raises(RefusedError, match="give this one another name") as caught:
+        second.receive(SECONDS)
+    assert caught.value.code == "name-taken"
+    with pytest.raises(RefusedError):
+        second.wait_joined(SECONDS)
+    assert publisher.publish("m", model(SMALL, 1), timeout=SECONDS).in_state("applied") == ["w"]
+    assert checksum(target) == checksum(model(SMALL, 1))
+    first.close()
+
+    def let_in() -> bool:
+        with contextlib.suppress(RefusedError):  # until the name is free
+            return second.wait_joined(SECONDS)
+        return False
+
+    until(let_in, "the second has the name")
+
+
+def test_a_stranger_that_speaks_garbage_is_refused_and_harms_nobody(scene: Scene) -> None:
+    publisher = scene.publisher()
+    scene.subscriber(publisher, model(SMALL, 0), name="w").start()
+    publisher.wait_for_workers(1, SECONDS)
+    stranger = scene.dealer(publisher)
+    garbage = [[b""], [b"{}"], [b"\xff" * 100], [b'{"wbp":2,"type":"bye"}'], [b"x"] * 50]
+    garbage += [[b'{"wbp":1,"type":"hello"}'], [b" " * 70_000], [encode(Ping()), b"payload"]]
+    for frames in garbage:
+        stranger.send_multipart(frames)
+        message, _ = from_publisher(stranger.recv_multipart())
+        assert isinstance(message, Refuse)
+        assert message.code in ("malformed", "protocol-version")
+    stranger.send(encode(Ping()))
+    refusal, _ = from_publisher(stranger.recv_multipart())
+    assert isinstance(refusal, Refuse)
+    assert refusal.code == "unknown-worker"
+    assert publisher.publish("m", model(SMALL, 1), timeout=SECONDS).in_state("applied") == ["w"]
+
+
+def test_bytes_that_are_not_even_zeromq_harm_nobody(scene: Scene) -> None:
+    publisher = scene.publisher()
+    scene.subscriber(publisher, model(SMALL, 0), name="w").start()
+    publisher.wait_for_workers(1, SECONDS)
+    for endpoint in (publisher.address, publisher.data_address):
+        host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
+        for junk in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\xff" * 10_000,
+            b"",
+            b"\xff\0\0\0\0\0\0\0\1\x7f\3",
+        ):
+            with socket.create_connection((host, int(port)), SECONDS) as stream:
+                stream.sendall(junk)
+    assert publisher.publish("m", model(SMALL, 1), timeout=SECONDS).in_state("applied") == ["w"]
+
+
+def test_a_message_beyond_every_limit_ends_its_connection_only(scene: Scene) -> None:
+    publisher = scene.publisher()
+    scene.subscriber(publisher, model(SMALL, 0), name="w").start()
+    publisher.wait_for_workers(1, SECONDS)
+    stranger = scene.dealer(publisher)
+    stranger.send(bytes(1_000_000))
+    stranger.send(encode(Hello(name="s", instance="0" * 32, models={"m": None})))
+    assert publisher.publish("m", model(SMALL, 1), workers=["w"], timeout=SECONDS).in_state(
+        "applied"
+    ) == ["w"]
+
+
+def test_a_publisher_that_speaks_garbage_harms_no_worker(scene: Scene) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router, target = context.socket(zmq.ROUTER), model(SMALL, 3)
+    router.setsockopt(zmq.RCVTIMEO, int(SECONDS * 1000))
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    address = f"tcp://127.0.0.1:{port}"
+    try:
+        subscriber = scene.subscriber(address, target)
+        identity, hello = router.recv_multipart()
+        assert b'"hello"' in hello
+        for frames in ([b""], [b"{}"], [b"\xff" * 99], [b"[" * 9999], [b"x"] * 9):
+            router.send_multipart([identity, *frames])
+        welcome = Welcome(epoch=1, data="nowhere", ping_ms=1, lost_ms=2, models={"m": 1})
+        router.send_multipart([identity, encode(welcome)])
+        assert subscriber.wait_joined(SECONDS)
+        router.send_multipart([identity, encode(Ping(token=7))])
+        while b'"pong"' not in router.recv_multipart()[1]:
+            pass
+        assert subscriber.receive(0) is None
+    finally:
+        router.close(0)
+        context.term()
+    assert checksum(target) == checksum(model(SMALL, 3))
+
+
+# Bytes that get lost.
+
+
+def test_what_is_dropped_on_the_way_is_fetched(scene: Scene) -> None:
+    nbytes = 64 * 2**20 + 1
+    publisher = scene.publisher(queue=1, chunk_bytes=2**18, timing=Timing())
+    workers = [
+        scene.worker(publisher, f"w{i}", nbytes=nbytes, ping=1.0, lost_after=5.0) for i in (0, 1)
+    ]
+    publisher.wait_for_workers(2, SECONDS)
+    for value in (1, 2):
+        receipt = publisher.publish("m", model(nbytes, value), timeout=SECONDS)
+        assert receipt.in_state("applied") == ["w0", "w1"]
+        assert receipt.nbytes == nbytes
+        for worker in workers:
+            told = worker.wait("applied", version=value)
+            assert told["checksum"] == checksum(model(nbytes, value))
+
+
+@pytest.mark.slow
+def test_a_large_model_needs_no_more_than_two_copies_on_either_side(scene: Scene) -> None:
+    nbytes = 512 * 2**20
+    leader = scene.leader(nbytes=nbytes, ping=1.0, lost_after=20.0)
+    worker = scene.worker(leader.wait("ready")["address"], "w", nbytes=nbytes, lost_after=20.0)
+    before = worker.wait("ready")["memory"]
+    leader.say(1)
+    assert leader.wait("published")["applied"] == ["w"]
+    told = worker.wait("applied")
+    # The target itself is one copy, untouched before; the staging area is the other.
+    assert told["memory"] - before < 2.1 * nbytes
+    with open(f"/proc/{leader.popen.pid}/status") as status:
+        peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    assert peak < 2.1 * nbytes + 200 * 2**20, "the trainer's own copy, and one snapshot"
+
+
+# Closing.
+
+
+def test_closing_answers_what_is_open(scene: Scene) -> None:
+    publisher = scene.publisher()
+    scene.subscriber(publisher, model(SMALL, 0), name="idle")
+    publisher.wait_for_workers(1, SECONDS)
+    futures = [
+        publisher.publish_async("m", model(SMALL, 1), timeout=SECONDS),
+        publisher.publish_async("m", model(SMALL, 2), commit="together", timeout=SECONDS),
+    ]
+    publisher.close()
+    for future in futures:
+        with pytest.raises(PublishError):
+            future.result(SECONDS)
+    publisher.close()
+
+
+def test_nothing_can_be_asked_of_a_closed_publisher(scene: Scene) -> None:
+    publisher = scene.publisher()
+    publisher.close()
+    for call in (
+        lambda: publisher.publish("m", model(SMALL, 1)),
+        lambda: publisher.publish("m", model(SMALL, 1), workers=["w"]),
+        publisher.workers,
+        lambda: publisher.wait_for_workers(1, SECONDS),
+    ):
+        with pytest.raises(ClosedError, match="this publisher is closed"):
+            call()
+
+
+def test_nothing_comes_to_a_closed_subscriber(scene: Scene) -> None:
+    publisher = scene.publisher()
+    subscriber = scene.subscriber(publisher, model(SMALL, 0))
+    waiting = threading.Thread(target=subscriber.close)
+    waiting.start()
+    with pytest.raises(ClosedError, match=r"close\(\) was called"):
+        subscriber.receive(SECONDS)
+    waiting.join(SECONDS)
+    subscriber.close()
+
+
+def test_when_the_publishers_thread_dies_everybody_is_told(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = scene.publisher()
+    scene.subscriber(publisher, model(SMALL, 0))
+    publisher.wait_for_workers(1, SECONDS)
+    future = publisher.publish_async("m", model(SMALL, 1), timeout=SECONDS)
+
+    def fail(_machine: PublisherMachine, _now: float) -> list[Effect]:
+        raise RuntimeError("struck by lightning")
+
+    monkeypatch.setattr(PublisherMachine, "tick", fail)
+    with pytest.raises(ClosedError, match="struck by lightning"):
+        future.result(SECONDS)
+    with pytest.raises(ClosedError, match="struck by lightning"):
+        publisher.publish("m", model(SMALL, 2))
+    with pytest.raises(ClosedError, match="struck by lightning"):
+        publisher.wait_for_workers(5, SECONDS)
+
+
+def test_when_the_subscribers_thread_dies_receive_says_so(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weightbus.bus.worker import WorkerMachine
+
+    subscriber = scene.subscriber(scene.publisher(), model(SMALL, 0))
+
+    def fail(_machine: WorkerMachine, _now: float) -> list[Effect]:
+        raise RuntimeError("struck by lightning")
+
+    monkeypatch.setattr(WorkerMachine, "tick", fail)
+    with pytest.raises(ClosedError, match="struck by lightning"):
+        subscriber.receive(SECONDS)
+
+
+def test_a_call_cancelled_at_any_moment(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher = scene.publisher()
+    started, cancelled = threading.Event(), threading.Event()
+
+    def publish(_machine: PublisherMachine, _what: Publication, _now: float) -> list[Effect]:
+        started.set()
+        cancelled.wait(SECONDS)
+        raise UnknownWorkerError("it left a moment ago")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PublisherMachine, "publish", publish)
+        future = publisher.publish_async("m", model(SMALL, 1))
+        assert started.wait(SECONDS)
+        assert future.cancel()
+        cancelled.set()
+    with pytest.raises(CancelledError):
+        future.result(0)
+    assert publisher.publish("m", model(SMALL, 1)).workers == {}, "the thread lives"
+
+
+# Forking.
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_neither_side_survives_a_fork(scene: Scene) -> None:
+    publisher = scene.publisher()
+    subscriber = scene.subscriber(publisher, model(SMALL, 0), name="w").start()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # no assertion here: pytest must not go on in this process
+        said: list[str] = []
+        for call in (
+            lambda: publisher.publish("m", model(SMALL, 1)),
+            lambda: subscriber.receive(0),
+        ):
+            try:
+                call()
+            except ClosedError as error:
+                said.append(str(error))
+        publisher.close()
+        subscriber.close()
+        os.write(writing, json.dumps(said).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = json.loads(pipe.read())
+    os.waitpid(child, 0)
+    assert len(said) == 2
+    assert all("do not survive a fork" in text for text in said)
+    publisher.wait_for_workers(1, SECONDS)
+    assert publisher.publish("m", model(SMALL, 1), timeout=SECONDS).in_state("applied") == ["w"]
+
+
+def test_names_drawn_for_workers_differ(scene: Scene) -> None:
+    publisher = scene.publisher()
+    subscribers = [scene.subscriber(publisher, model(SMALL, 0)) for _ in range(3)]
+    publisher.wait_for_workers(3, SECONDS)
+    assert set(publisher.workers()) == {s.name for s in subscribers}
