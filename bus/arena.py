@@ -7,18 +7,21 @@ chunks only, so that it can always be taken back; a version that is still being 
 up last, and never the latest one unless it is being replaced.
 """
 
+import logging
 import threading
 import time
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
 from ..codecs.state import State, Writer
 from .limits import ARENAS_MAX
+from .messages import Shared
+from .segment import Segment
 from .version import Version
+
+log = logging.getLogger("weightbus.publisher")
 
 PATIENCE = 1.0  # seconds that sockets get to let go of a version, or the machine to take one in
 REUSE_PATIENCE = 0.05  # seconds of it that are spent before another arena is made
@@ -28,25 +31,52 @@ LOOK = 0.005  # seconds between two looks at versions that were handed over a mo
 _RANK = {"old": 1, "targeted": 2, "latest": 3, "pending": 4}
 
 
-@dataclass(slots=True, eq=False)
 class Arena:
-    """A block of memory and the version in it."""
+    """A block of memory and the version in it.
 
-    data: NDArray[np.uint8]
-    version: Version | None = None
-    writer: Writer | None = None  # of the layout that was written last
+    Args:
+        nbytes: Its size.
+        share: Whether workers on this host may read it; it is private if there is no way.
+    """
+
+    def __init__(self, nbytes: int, *, share: bool) -> None:
+        self.version: Version | None = None
+        self._segment = _segment(nbytes) if share else None
+        self.data = np.empty(nbytes, np.uint8) if self._segment is None else self._segment.data
+        self._writer: Writer | None = None
 
     def write(self, state: State, layout: Layout) -> None:
         """Copy a state into the memory."""
-        known = self.writer.section if self.writer is not None else None
-        if known is None or known.layout is not layout or known.data is not self.data:
-            self.writer = Writer(layout, self.data)
-        self.writer.write(state)  # type: ignore[union-attr] # set just above
+        if self._writer is None or self._writer.section.layout is not layout:
+            self._writer = Writer(layout, self.data)
+        self._writer.write(state)
+
+    @property
+    def shared(self) -> Shared | None:
+        """Where workers on this host find the memory."""
+        return self._segment.shared if self._segment is not None else None
+
+    def release(self, version: Version) -> None:
+        """The version in it has its number: let workers read it."""
+        if self._segment is not None:
+            self._segment.release(version.model, version.epoch, version.version)
 
     @property
     def free(self) -> bool:
-        """Whether it may be overwritten."""
+        """Whether neither the publisher nor its sockets need it."""
         return self.version is None or not (self.version.alive or self.version.in_hands)
+
+    def claim(self) -> bool:
+        """Take it to be overwritten; False if a worker is copying from it this moment."""
+        return self._segment is None or self._segment.claim()
+
+
+def _segment(nbytes: int) -> Segment | None:
+    try:
+        return Segment(nbytes)
+    except OSError as error:
+        log.warning("no shared memory (%s): workers on this host use the network too", error)
+        return None
 
 
 class Arenas:
@@ -56,10 +86,14 @@ class Arenas:
         model: Its name.
         chunk_bytes: Bytes of a chunk.
         patience: Seconds to wait for memory that is in use.
+        share: Whether workers on this host may read it.
     """
 
-    def __init__(self, model: str, chunk_bytes: int, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, model: str, chunk_bytes: int, patience: float = PATIENCE, *, share: bool = False
+    ) -> None:
         self._model, self._chunk_bytes, self._patience = model, chunk_bytes, patience
+        self._share = share
         self._arenas: list[Arena] = []
         self._released = threading.Condition()
 
@@ -77,12 +111,16 @@ class Arenas:
         Raises:
             WeightBusError: All arenas stayed in use.
         """
-        self._arenas = [a for a in self._arenas if not a.free or a.data.nbytes == layout.nbytes]
-        arena = self._reuse(replaces_latest) or self._grow(layout.nbytes)
-        if arena is None:
+        arena = self._reuse(layout.nbytes, replaces_latest)
+        if arena is None and len(self._arenas) >= ARENAS_MAX:
             arena = self._evict(replaces_latest)
-        if arena.data.nbytes != layout.nbytes:
-            arena.data = np.empty(layout.nbytes, np.uint8)
+            if arena.data.nbytes != layout.nbytes or not arena.claim():
+                self._arenas.remove(arena)
+                arena = None
+        if arena is None:
+            arena = Arena(layout.nbytes, share=self._share)
+            self._arenas.append(arena)
+            arena.claim()
         copied = self._arenas.index(arena) >= ARENAS_MAX - 1
         arena.version = Version(
             self._model,
@@ -90,12 +128,14 @@ class Arenas:
             arena.data,
             self._chunk_bytes,
             copied=copied,
+            shared=arena.shared,
+            on_number=arena.release,
             on_release=self._notify,
         )
         return arena.version, arena
 
-    def _reuse(self, replaces_latest: bool) -> Arena | None:
-        for arena in self._arenas:
+    def _reuse(self, nbytes: int, replaces_latest: bool) -> Arena | None:
+        for arena in list(self._arenas):
             version = arena.version
             if version is not None and version.alive:
                 idle = version.role == "latest" and not version.receivers
@@ -104,14 +144,10 @@ class Arenas:
                 version.retire()
                 self._wait(arena, time.monotonic() + min(REUSE_PATIENCE, self._patience))
             if arena.free:
-                return arena
+                if arena.data.nbytes == nbytes and arena.claim():
+                    return arena
+                self._arenas.remove(arena)  # of no use, or left to the worker that copies from it
         return None
-
-    def _grow(self, nbytes: int) -> Arena | None:
-        if len(self._arenas) >= ARENAS_MAX:
-            return None
-        self._arenas.append(Arena(np.empty(nbytes, np.uint8)))
-        return self._arenas[-1]
 
     def _evict(self, replaces_latest: bool) -> Arena:
         deadline = time.monotonic() + self._patience

@@ -28,7 +28,7 @@ class Shelf:
     def number(self, version: Version, epoch: int) -> None:
         """Take a new version in and number it."""
         self._count += 1
-        version.epoch, version.version = epoch, self._count
+        version.number(epoch, self._count)
         self._versions[version.version] = version
 
     def get(self, number: int) -> Version | None:
@@ -36,13 +36,17 @@ class Shelf:
         version = self._versions.get(number)
         return version if version is not None and version.alive else None
 
+    def had(self, number: int) -> bool:
+        """Return whether there ever was a version of this number."""
+        return 1 <= number <= self._count
+
     def known_digest(self, number: int) -> str | None:
         """Return a version's digest.
 
         None: nobody can have this version; there is none, or its memory was used for another before
         anybody was told the digest. Empty: it is too long ago to say.
         """
-        if not 1 <= number <= self._count:
+        if not self.had(number):
             return None
         version = self._versions.get(number)
         if version is not None:

@@ -14,7 +14,9 @@ CHUNKS_MAX = 2**20  # chunks in a version: what a worker keeps a byte and a chec
 FETCH_CHUNKS_MAX = 64  # chunks in one fetch: what one small message may make a publisher send
 MODELS_MAX = 64  # models of one worker, so that a hello with the longest names fits a header
 WORKERS_MAX = 10_000  # workers of one publisher: its roster is memory that peers can claim
-TEXT_MAX = 4096  # characters of a reason, an address or a client's description
+FEATURES_MAX = 64  # features that one side can name
+LABEL_MAX = 256  # characters of a client's description or a host, which reasons may repeat
+TEXT_MAX = 4096  # characters of a reason or an address
 STAGING_BYTES_MAX = 64 * 2**30  # bytes of one version that a worker takes unless told otherwise
 
 WINDOW_CHUNKS = 16  # chunks that a worker asks for, or a push runs ahead, before an answer

@@ -17,12 +17,15 @@ import msgspec
 
 from ..codecs.chunks import CHUNK_BYTES_MAX
 from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
+from ..codecs.layout import PREFIX_BYTES
 from .errors import ProtocolError
 from .limits import (
     CHUNKS_MAX,
+    FEATURES_MAX,
     FETCH_CHUNKS_MAX,
     HEADER_BYTES_MAX,
     INTEGER_MAX,
+    LABEL_MAX,
     MODELS_MAX,
     TEXT_MAX,
 )
@@ -33,13 +36,15 @@ NAME_PATTERN: Final = r"^[A-Za-z0-9._-]{1,128}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
 Hex64 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
 Hex32 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=INTEGER_MAX)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=CHUNKS_MAX)]
 Crc = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Models = Annotated[dict[Name, Count], msgspec.Meta(max_length=MODELS_MAX)]  # version by model
-Features = Annotated[list[Name], msgspec.Meta(max_length=64)]
+Features = Annotated[list[Name], msgspec.Meta(max_length=FEATURES_MAX)]
+Label = Annotated[str, msgspec.Meta(max_length=LABEL_MAX)]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -50,12 +55,25 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_
     wbp: int = 0
 
 
+class Shared(msgspec.Struct, frozen=True):
+    """Where a version lies in the memory of the publisher's host."""
+
+    path: Text
+    token: Hex32
+
+
+class Number(msgspec.Struct, frozen=True):
+    """All that is read of a header of another protocol number."""
+
+    wbp: int = 0
+
+
 class Running(msgspec.Struct, frozen=True):
-    """A version that a worker runs, and what its bytes hash to."""
+    """A version that a worker runs, and what its bytes hash to (empty: it did not hash them)."""
 
     epoch: Count
     version: Positive
-    digest: Hex64
+    digest: Digest
 
 
 # Worker to publisher.
@@ -69,8 +87,8 @@ class Hello(Message, tag="hello", frozen=True, kw_only=True):
     models: Annotated[dict[Name, Running | None], msgspec.Meta(max_length=MODELS_MAX)]
     epoch: Count = 0
     features: Features = []
-    client: Text = ""
-    host: Text = ""
+    client: Label = ""
+    host: Label = ""
     pid: Count = 0
 
 
@@ -105,12 +123,12 @@ class Staged(Message, tag="staged", frozen=True, kw_only=True):
 
 
 class Applied(Message, tag="applied", frozen=True, kw_only=True):
-    """This worker now runs the version."""
+    """This worker now runs the version; an empty digest says that it was not hashed."""
 
     model: Name
     epoch: Count
     version: Positive
-    digest: Hex64
+    digest: Digest
 
 
 class Failed(Message, tag="failed", frozen=True, kw_only=True):
@@ -131,10 +149,11 @@ class Bye(Message, tag="bye", frozen=True, kw_only=True):
 
 
 class Ping(Message, tag="ping", frozen=True, kw_only=True):
-    """Are you there? A worker adds whether published messages reach it."""
+    """Are you there? A worker adds whether published messages and shared memory reach it."""
 
     token: Count = 0
     subscribed: bool = False
+    shared: bool = False
 
 
 class Pong(Message, tag="pong", frozen=True, kw_only=True):
@@ -156,6 +175,7 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
     ping_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
     lost_ms: Annotated[int, msgspec.Meta(ge=2, le=36_000_000)]
     models: Models
+    shared: Shared | None = None
     features: Features = []
 
 
@@ -166,13 +186,15 @@ class Announce(Message, tag="announce", frozen=True, kw_only=True):
     epoch: Count
     version: Positive
     layout: Hex64
-    layout_bytes: Annotated[int, msgspec.Meta(ge=10, le=LAYOUT_BYTES_MAX)]
+    layout_bytes: Annotated[int, msgspec.Meta(ge=10, le=LAYOUT_BYTES_MAX + PREFIX_BYTES)]
     nbytes: Count
     chunk_bytes: Annotated[int, msgspec.Meta(ge=1, le=CHUNK_BYTES_MAX)]
     commit: Literal["auto", "together"]
     acknowledge: Literal["applied", "staged"]
     encoding: Name
     encryption: Name | None = None
+    shared: Shared | None = None
+    hash: bool = False
 
 
 class Chunk(Message, tag="chunk", frozen=True, kw_only=True):
@@ -226,6 +248,7 @@ class Refuse(Message, tag="refuse", frozen=True, kw_only=True):
     code: Name
     text: Text
     model: Name | None = None
+    epoch: Count = 0
     version: Count = 0
 
 
@@ -240,6 +263,7 @@ _CONTROL_TOPIC: Final = re.compile(rb"([A-Za-z0-9._-]{1,128})/ctl\Z")
 _M = TypeVar("_M", bound=Message)
 
 _ENCODER = msgspec.json.Encoder()
+_NUMBER: msgspec.json.Decoder[Number] = msgspec.json.Decoder(Number)
 _FROM_WORKER: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)
 _FROM_PUBLISHER: msgspec.json.Decoder[PublisherMessage] = msgspec.json.Decoder(PublisherMessage)
 
@@ -279,11 +303,10 @@ def _decode(
     try:
         message = decoder.decode(frames[0])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        _check_number(frames[0])  # a header of another number may well look strange
         raise ProtocolError(f"not a header of WBP/1: {error}"[:TEXT_MAX]) from None
     if message.wbp != WBP:
-        raise ProtocolError(
-            f"protocol number {message.wbp}; this side speaks {WBP}", code="protocol-version"
-        )
+        _check_number(frames[0])
     low, high = PAYLOADS.get(type(message), (0, 0))
     if not low <= len(frames) - 1 <= high:
         raise ProtocolError(
@@ -291,6 +314,18 @@ def _decode(
             f"{low} to {high} are allowed"
         )
     return message, frames[1:]
+
+
+def _check_number(header: Buffer) -> None:
+    """Raise a ProtocolError of its own kind if the header is one of another protocol number."""
+    try:
+        number = _NUMBER.decode(header).wbp
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+    if number != WBP:
+        raise ProtocolError(
+            f"protocol number {number}; this side speaks {WBP}", code="protocol-version"
+        )
 
 
 def control_topic(model: str) -> bytes:

@@ -64,17 +64,18 @@ class Publication:
     commit: CommitMode
     started: float
     deadline: float
+    hash: bool = False  # workers that read shared memory hash what they read
     decision: Decision = "open"
     resolved: bool = False
     superseded: bool = False
     targets: dict[str, Target] = field(default_factory=dict[str, Target])
-    _done: frozenset[State] = field(init=False)
+    done: frozenset[State] = field(init=False)  # the states that count as there
 
     def __post_init__(self) -> None:
         done: set[State] = {"applied", "skipped"}
         if self.wait == "staged":
             done.add("staged")
-        self._done = frozenset(done)
+        self.done = frozenset(done)
 
     def move(self, name: str, state: State, now: float, detail: str = "") -> None:
         """Note what a worker did; a worker that is no target changes nothing."""
@@ -103,9 +104,9 @@ class Publication:
 
     def verdict(self, now: float) -> bool | None:
         """Return whether the publish achieved what it required; None while that is open."""
-        done = self._count(self._done)
+        done = self._count(self.done)
         unfinished: frozenset[State] = frozenset({"behind", "staged"})
-        open_ = self._count(unfinished - self._done)
+        open_ = self._count(unfinished - self.done)
         over = open_ == 0 or now >= self.deadline or self.superseded
         if self.commit == "together" and self.decision == "abort":
             return False

@@ -38,6 +38,7 @@ from .messages import (
     Progress,
     Refuse,
     Running,
+    Shared,
     Staged,
     Welcome,
     control_topic,
@@ -57,9 +58,17 @@ class PublisherMachine:
         epoch: Its incarnation; workers refuse a lower one than they have applied from.
         data_endpoint: Where PUB is, as workers are told.
         timing: How long it waits.
+        shared: A segment by which workers find out that they are on the same host.
     """
 
-    def __init__(self, epoch: int, data_endpoint: str, timing: Timing | None = None) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        data_endpoint: str,
+        timing: Timing | None = None,
+        shared: Shared | None = None,
+    ) -> None:
+        self.shared = shared
         self.epoch = epoch
         self.data_endpoint = data_endpoint
         self.timing = timing or Timing()
@@ -100,9 +109,7 @@ class PublisherMachine:
         effects = self._heard(peer, now)
         try:
             return effects + self._handlers[type(message)](peer, message, now)
-        except (
-            Retired
-        ):  # the version was replaced this very moment; the worker will hear of the new
+        except Retired:  # it was replaced this very moment; the worker will hear of the new one
             return effects
 
     def unreachable(self, identity: bytes, now: float) -> list[Effect]:
@@ -164,19 +171,20 @@ class PublisherMachine:
     def _announce(self, publication: Publication, peers: list[Peer], now: float) -> list[Effect]:
         version, effects = publication.version, list[Effect]()
         broadcast = publication.workers is None
+        if publication.hash:
+            version.digest()
         announce = announcement(version, publication)
         shelf = self.catalog[version.model]
         alone = [p for p in peers if not (p.lost or (broadcast and p.subscribed))]
+        networked = [p for p in peers if p.subscribed and not (p.shared and version.shared)]
         if broadcast:
             layout = version.layout.header if version.layout.id != shelf.announced_layout else None
             shelf.announced_layout = version.layout.id
             effects.append(Broadcast(control_topic(version.model), announce, layout))
             self._pushes = [p for p in self._pushes if p.version.model != version.model]
-            if len(alone) < len(peers):
+            if networked:
                 self._pushes.append(Push(version, now, self.timing.quiet))
-        for peer in alone:
-            effects += [Send(announce, to=peer.identity), Send(end_of(version), to=peer.identity)]
-        return effects
+        return effects + [Send(announce, to=peer.identity) for peer in alone]
 
     @property
     def pushing(self) -> bool:
@@ -286,7 +294,7 @@ class PublisherMachine:
         peer.running = {
             model: running
             for model, running in peer.hello.models.items()
-            if running is not None and self._known_digest(model, running) in ("", running.digest)
+            if running is not None and self._plausible(model, running)
         }
         for publication in self._publications.values():
             publication.move(peer.name, "behind", now)
@@ -298,6 +306,7 @@ class PublisherMachine:
             ping_ms=max(1, round(self.timing.ping * 1000)),
             lost_ms=max(2, round(self.timing.lost_after * 1000)),
             models=self._latest(peer),
+            shared=self.shared,
         )
         return [Send(welcome, to=peer.identity), *effects]
 
@@ -339,7 +348,7 @@ class PublisherMachine:
         return effects
 
     def _ping(self, peer: Peer, message: Ping, _now: float) -> list[Effect]:
-        peer.subscribed = message.subscribed
+        peer.subscribed, peer.shared = message.subscribed, message.shared
         pong = Pong(token=message.token, epoch=self.epoch, models=self._latest(peer))
         return [Send(pong, to=peer.identity)]
 
@@ -357,28 +366,35 @@ class PublisherMachine:
             if shelf is None or version is None:
                 return self._gone(peer, fetch, shelf)
             if fetch.count == 0:
-                return self._describe(peer, version, fetch.layout)
+                end = fetch.version > 0 and not fetch.layout  # asked for by one who has all chunks
+                return self._describe(peer, version, layout=fetch.layout, end=end)
             return self._chunks(peer, version, fetch, now)
         except Retired:
             return self._gone(peer, fetch, shelf)
 
     def _gone(self, peer: Peer, fetch: Fetch, shelf: Shelf | None) -> list[Effect]:
         text = f"version {fetch.version} of epoch {fetch.epoch} is not to be had here"
-        refuse = Refuse(code="gone", text=text, model=fetch.model, version=fetch.version)
+        refuse = Refuse(
+            code="gone", text=text, model=fetch.model, epoch=fetch.epoch, version=fetch.version
+        )
         effects: list[Effect] = [Send(refuse, to=peer.identity)]
         latest = shelf.latest_for(peer.name) if shelf else None
         if latest is not None and (latest.key != (fetch.epoch, fetch.version)):
             with contextlib.suppress(Retired):  # being replaced now: the new one will be announced
-                effects += self._describe(peer, latest, layout=False)
+                effects += self._describe(peer, latest)
         return effects
 
-    def _describe(self, peer: Peer, version: Version, layout: bool) -> list[Effect]:
+    def _describe(
+        self, peer: Peer, version: Version, *, layout: bool = False, end: bool = False
+    ) -> list[Effect]:
+        """Announce a version to one worker; add the end unless it reads shared memory."""
         header = version.layout.header if layout else None
         announce = announcement(version, self._undecided(version))
-        return [
-            Send(announce, header, to=peer.identity),
-            Send(end_of(version), to=peer.identity),
-        ]
+        version.receivers.add(peer.name)
+        effects: list[Effect] = [Send(announce, header, to=peer.identity)]
+        if end or not (peer.shared and version.shared):
+            effects.append(Send(end_of(version), to=peer.identity))
+        return effects
 
     def _undecided(self, version: Version) -> Publication | None:
         for publication in self._publications.values():
@@ -388,12 +404,18 @@ class PublisherMachine:
 
     def _chunks(self, peer: Peer, version: Version, fetch: Fetch, now: float) -> list[Effect]:
         last = fetch.first + fetch.count
-        if last > version.plan.count:
+        if last > version.plan.count or fetch.version != version.version:
             text = (
                 f"chunks {fetch.first} to {last - 1} of version {version.version}, which has "
                 f"{version.plan.count}"
             )
-            refuse = Refuse(code="range", text=text, model=fetch.model, version=fetch.version)
+            refuse = Refuse(
+                code="range",
+                text=text,
+                model=fetch.model,
+                epoch=fetch.epoch,
+                version=fetch.version,
+            )
             return [Send(refuse, to=peer.identity)]
         version.receivers.add(peer.name)
         self._note(peer, fetch.model, fetch.version, "receiving", None, now)
@@ -438,14 +460,13 @@ class PublisherMachine:
 
     def _staged(self, peer: Peer, message: Staged, now: float) -> list[Effect]:
         if not self._mine(message):
-            text = "a version of another epoch"
-            return [self._abort(peer, message, text)]
+            return []
         shelf = self.catalog[message.model]
         version = shelf.get(message.version)
         if version is None:
             return [self._abort(peer, message, "the version was aborted or superseded")]
         if version.digest() != message.digest:
-            return self._wrong_digest(peer, message, version.digest())
+            return self._wrong_digest(peer, message)
         self._note(peer, message.model, message.version, "staged", None, now)
         shelf.left(peer.name, older_than=message.version + 1)
         effects: list[Effect] = []
@@ -463,11 +484,10 @@ class PublisherMachine:
 
     def _applied(self, peer: Peer, message: Applied, now: float) -> list[Effect]:
         running = Running(message.epoch, message.version, message.digest)
-        known = self._known_digest(message.model, running)
-        if known is None or message.model not in peer.hello.models:
+        if message.model not in peer.hello.models:
             return []
-        if known not in ("", message.digest):
-            return self._wrong_digest(peer, message, known)
+        if not self._plausible(message.model, running):
+            return self._wrong_digest(peer, message)
         if peer.runs(message.model) >= (message.epoch, message.version):
             return []
         peer.running[message.model] = running
@@ -479,16 +499,18 @@ class PublisherMachine:
         self.catalog[message.model].left(peer.name, older_than=message.version + 1)
         return self._arrived(peer, message.model, now)
 
-    def _known_digest(self, model: str, running: Running) -> str | None:
-        """Return the digest of a version that a worker claims to run.
+    def _plausible(self, model: str, running: Running) -> bool:
+        """Return whether a worker may run what it says it runs.
 
-        None: nobody can have such a version, so the claim is wrong. Empty: it cannot be checked,
-        because it is of an older epoch or too long ago.
+        It may if that is of an older epoch, or too long ago to say, or there is such a version and
+        the worker did not hash it, or it reports the digest of that version.
         """
-        if running.epoch != self.epoch:
-            return "" if running.epoch < self.epoch else None
         shelf = self.catalog.get(model)
-        return shelf.known_digest(running.version) if shelf else None
+        if running.epoch != self.epoch or shelf is None:
+            return running.epoch < self.epoch
+        if not running.digest:
+            return shelf.had(running.version)
+        return shelf.known_digest(running.version) in ("", running.digest)
 
     def _arrived(self, peer: Peer, model: str, now: float) -> list[Effect]:
         """A worker runs a version: move every publish of that version and of older ones."""
@@ -504,11 +526,13 @@ class PublisherMachine:
             effects += self._settle(publication, now)
         return effects
 
-    def _wrong_digest(self, peer: Peer, message: Staged | Applied, published: str) -> list[Effect]:
+    def _wrong_digest(self, peer: Peer, message: Staged | Applied) -> list[Effect]:
         """A worker's bytes are not the published ones; it must never count as done."""
+        shelf = self.catalog.get(message.model)
+        published = shelf.known_digest(message.version) if shelf is not None else None
         text = (
             f"worker {peer.name} reports digest {message.digest} for version {message.version} of "
-            f"{message.model}; published was {published}"
+            f"{message.model}; published was {published or 'no such version'}"
         )
         return [Notice("wrong-digest", text, peer.name)]
 
@@ -575,7 +599,7 @@ class PublisherMachine:
         model = publication.version.model
         for target in publication.targets.values():
             peer = self.roster.by_name(target.name)
-            if target.state in ("behind", "staged") and peer is not None:
+            if target.state not in publication.done and peer is not None and not target.detail:
                 incoming = peer.incoming.get(model)
                 doing = self._phase(model, incoming, now) if incoming else "nothing heard of it yet"
                 target.detail = f"{doing}; last heard {now - peer.heard_at:.1f} s ago"
@@ -603,6 +627,8 @@ def announcement(version: Version, publication: Publication | None) -> Announce:
         commit="together" if together else "auto",
         acknowledge="staged" if staged else "applied",
         encoding="raw",
+        shared=version.shared,
+        hash=publication is not None and publication.hash,
     )
 
 

@@ -38,6 +38,7 @@ class Peer:
     running: dict[str, Running]
     incoming: dict[str, Incoming] = field(default_factory=dict[str, Incoming])
     subscribed: bool = False  # published messages are known to reach it
+    shared: bool = False  # it reads shared memory of this host
     lost: bool = False
     contested_at: float | None = None  # when another instance asked for its name
 
@@ -99,6 +100,9 @@ class Roster:
         in. `contested`: ask the peer returned for a sign of life. `taken`, `full`: refuse.
         """
         peer = self._by_name.get(hello.name)
+        other = self._by_identity.get(identity)
+        if other is not None and other.name != hello.name:
+            self.remove(other)  # one connection is one worker: it has changed its name
         if peer is not None and peer.instance == hello.instance:
             self._by_identity.pop(peer.identity, None)
             peer.identity, peer.hello, peer.heard_at = identity, hello, now

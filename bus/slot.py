@@ -13,6 +13,7 @@ never complete any.
 import math
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal
 
 from ..codecs.errors import LayoutError
@@ -31,22 +32,28 @@ from .messages import (
     Fetch,
     Progress,
     Running,
+    Shared,
     Staged,
     data_topic,
 )
-from .staging import Buffers, StagedVersion
+from .staging import Buffers, SharedMemory, StagedVersion, StaleError
 from .transfer import Transfer
+
+
+def another_host(_shared: Shared, _nbytes: int) -> SharedMemory | None:
+    """Open no shared memory: the publisher's is not of this host."""
+    return None
+
 
 Key = tuple[int, int]
 Phase = Literal["staged", "applying"]
 Accepts = Callable[[str, Layout], str]
+Opens = Callable[[Shared, int], SharedMemory | None]
 
 RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
-TRANSIENT = {
-    "digest-mismatch",
-    "layout-invalid",
-    "unsupported",
-}  # bytes were damaged: the next beacon tries again
+# What may be otherwise next time, since bytes were damaged or memory was short: the next beacon
+# tries again.
+TRANSIENT = {"digest-mismatch", "layout-invalid", "no-memory", "unsupported"}
 REJECTED_KEPT = 8  # versions remembered that could not be taken here
 LAYOUTS_KEPT = 4  # layouts remembered, so that a model that alternates sends none again
 
@@ -59,16 +66,25 @@ class Slot:
         accepts: Says why a layout cannot be applied here; nothing if it can.
         bytes_max: The largest version to stage, in bytes.
         timing: How long to wait.
+        opens: Opens a segment of shared memory; None if it is not of this host.
     """
 
-    def __init__(self, model: str, accepts: Accepts, bytes_max: int, timing: Timing) -> None:
+    def __init__(
+        self,
+        model: str,
+        accepts: Accepts,
+        bytes_max: int,
+        timing: Timing,
+        opens: Opens = another_host,
+    ) -> None:
         self.model = model
         self.timing = timing
         self.running: Running | None = None
         self.arriving: Transfer | None = None
         self.undecided: StagedVersion | None = None  # staged together, waiting for the commit
         self.ready: dict[Key, StagedVersion] = {}  # given out to be applied
-        self._accepts, self._bytes_max = accepts, bytes_max
+        self._accepts, self._bytes_max, self._opens = accepts, bytes_max, opens
+        self.shared = False  # versions are read from shared memory: nothing needs to be pushed
         self._buffers = Buffers()
         self._layouts: dict[str, Layout] = {}
         self._accepted: set[str] = set()  # ids of layouts among them that can be applied here
@@ -110,8 +126,10 @@ class Slot:
         fetch = Fetch(model=self.model, epoch=epoch, version=0, layout=waits_for_layout)
         return [Send(fetch)]
 
-    def announced(self, announce: Announce, layout: Buffer | None, now: float) -> list[Effect]:
-        """A version exists."""
+    def announced(
+        self, announce: Announce, layout: Buffer | None, now: float, *, pushed: bool = True
+    ) -> list[Effect]:
+        """A version exists; its chunks may follow if the announcement itself was pushed."""
         key = (announce.epoch, announce.version)
         if layout is not None:
             failed = self._learn(announce, layout)
@@ -129,10 +147,16 @@ class Slot:
                 return []
             if self.catching_up and key != self.arriving.key:
                 return []
-        return self._begin(announce, now)
+        effects = self._begin(announce, now)
+        if self.arriving is not None and (self.shared or not pushed):
+            self.arriving.pull()
+            effects += self._pull(self.arriving, now)
+        return effects
 
     def _learn(self, announce: Announce, header: Buffer) -> str:
         """Remember a layout; return what is wrong with it, if anything."""
+        if len(header) != announce.layout_bytes:
+            return f"the layout has {len(header)} bytes, announced were {announce.layout_bytes}"
         try:
             layout = Layout.parse(bytes(header))
         except LayoutError as error:
@@ -159,6 +183,9 @@ class Slot:
             )
             self._asked_at = now
             return [Send(fetch)]
+        memory = self._opens(announce.shared, announce.nbytes) if announce.shared else None
+        if memory is not None and announce.acknowledge == "applied":
+            return self._drop_arriving(now) + self._point(announce, layout, memory)
         effects = self._abandon()
         try:
             buffer = self._buffers.take(announce.nbytes)
@@ -170,7 +197,28 @@ class Slot:
             return effects  # `_resume` begins when one is given back
         self._waiting = self._failure = None
         self.arriving = Transfer(announce, layout, buffer, now, self.timing)
+        if memory is not None:
+            stamp = (self.model, announce.epoch, announce.version)
+            with suppress(StaleError), memory.reading(*stamp):
+                self.arriving.read(memory.data)
         return effects
+
+    def _point(self, announce: Announce, layout: Layout, memory: SharedMemory) -> list[Effect]:
+        """The version is whole in shared memory: it can be applied from there."""
+        self._waiting = self._failure = None
+        self._forget_undecided()
+        staged = StagedVersion(
+            self.model,
+            announce.epoch,
+            announce.version,
+            layout,
+            memory.data,
+            digest="",
+            shared=memory,
+            hash_chunks=announce.chunk_bytes if announce.hash else 0,
+        )
+        self.ready[staged.key] = staged
+        return [Ready(staged)]
 
     def _abandon(self) -> list[Effect]:
         """A newer version replaces the one arriving; the next is finished, whatever comes."""
@@ -178,7 +226,7 @@ class Slot:
             return []
         self._buffers.give_back(self.arriving.buffer)
         self.arriving = None
-        if self.catching_up:
+        if self.catching_up or self.shared:
             return []
         self.catching_up = True
         return [Subscribe(data_topic(self.model), on=False)]
@@ -269,17 +317,26 @@ class Slot:
         self.arriving = None
         epoch, version = transfer.key
         digest = transfer.digest or ""
-        staged = StagedVersion(self.model, epoch, version, transfer.layout, transfer.buffer, digest)
+        announce = transfer.announce
+        say = announce.acknowledge == "staged" or announce.commit == "together"
+        staged = StagedVersion(
+            self.model, epoch, version, transfer.layout, transfer.buffer, digest, say_staged=say
+        )
         return self._stage(staged, transfer.announce) + self._caught_up(epoch, now)
 
     def _stage(self, staged: StagedVersion, announce: Announce) -> list[Effect]:
         effects: list[Effect] = []
-        if announce.acknowledge == "staged" or announce.commit == "together":
+        if staged.say_staged:
             effects.append(self._say_staged(staged))
-        if self.undecided is not None:  # a newer one is whole: the older will not be waited for
-            self._buffers.give_back(self.undecided.data)
+        self._forget_undecided()
         self.undecided = staged
         return effects if announce.commit == "together" else effects + self._commit()
+
+    def _forget_undecided(self) -> None:
+        """A newer version is whole, or this one will not be committed."""
+        if self.undecided is not None:
+            self._buffers.give_back(self.undecided.data)
+            self.undecided = None
 
     def _commit(self) -> list[Effect]:
         staged, self.undecided = self.undecided, None
@@ -293,7 +350,10 @@ class Slot:
         if not self.catching_up:
             return []
         self.catching_up = False
-        return [Subscribe(data_topic(self.model), on=True), *self._ask_latest(epoch, now)]
+        return [
+            Subscribe(data_topic(self.model), on=not self.shared),
+            *self._ask_latest(epoch, now),
+        ]
 
     def committed(self, commit: Commit) -> list[Effect]:
         """The version that is staged here may be applied."""
@@ -307,19 +367,20 @@ class Slot:
         """The version must not be applied; drop what there is of it."""
         key = (abort.epoch, abort.version)
         if self.undecided is not None and self.undecided.key == key:
-            self._buffers.give_back(self.undecided.data)
-            self.undecided = None
+            self._forget_undecided()
         if self.arriving is not None and self.arriving.key == key:
             return self._drop_arriving(now)
         return []
 
-    def gone(self, version: int, now: float) -> list[Effect]:
+    def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
         """The publisher no longer has a version."""
+        if self.arriving is not None and epoch not in (0, self.arriving.key[0]):
+            return []  # a late word of an older publisher
         if self._waiting is not None and version in (0, self._waiting.version):
             self._waiting = None
         if self.arriving is not None and self.arriving.key[1] == version:
-            epoch = self.arriving.key[0]
-            return self._drop_arriving(now) + self._ask_latest(epoch, now)
+            asked = self.arriving.key[0]
+            return self._drop_arriving(now) + self._ask_latest(asked, now)
         return []
 
     def _drop_arriving(self, now: float) -> list[Effect]:
@@ -334,8 +395,7 @@ class Slot:
         """The publisher has let this worker in (again), and has this version for it."""
         effects: list[Effect] = []
         if self.undecided is not None and self.undecided.epoch != epoch:
-            self._buffers.give_back(self.undecided.data)
-            self.undecided = None
+            self._forget_undecided()
         self._waiting = None
         self._rejected.clear()
         if self.arriving is not None and self.arriving.key[0] != epoch:
@@ -343,8 +403,8 @@ class Slot:
         elif self.arriving is not None:
             self.arriving.reconnected(now)
         self._asked_at = -math.inf
-        if self.undecided is not None:
-            effects.append(self._say_staged(self.undecided))
+        held = [*self.ready.values(), *([self.undecided] if self.undecided is not None else [])]
+        effects += [self._say_staged(staged) for staged in held if staged.say_staged]
         return effects + self.hear_of(epoch, version, now)
 
     def _say_staged(self, staged: StagedVersion) -> Effect:
@@ -362,12 +422,12 @@ class Slot:
         self._taken = key
         return []
 
-    def applied(self, key: Key, now: float) -> list[Effect]:
-        """A version was applied: it runs here."""
+    def applied(self, key: Key, now: float, digest: str = "") -> list[Effect]:
+        """A version was applied: it runs here. `digest`, if it was hashed only then."""
         staged = self._returned(key)
         if staged is None:
             return []
-        self.running = Running(staged.epoch, staged.version, staged.digest)
+        self.running = Running(staged.epoch, staged.version, digest or staged.digest)
         return [self._say_applied(self.running), *self._resume(now)]
 
     def failed(self, key: Key, text: str, now: float) -> list[Effect]:
@@ -378,13 +438,21 @@ class Slot:
         self._rejected.append(key)
         return [self._fail(key, "apply", text), *self._resume(now)]
 
+    def stale(self, key: Key, now: float) -> list[Effect]:
+        """A version was gone from shared memory before it could be copied: ask for the latest."""
+        staged = self._returned(key)
+        if staged is None:
+            return []
+        self._asked_at = -math.inf
+        return self._ask_latest(staged.epoch, now)
+
     def dropped(self, key: Key, now: float) -> list[Effect]:
         """A version was replaced by a newer one before anybody applied it."""
         return self._resume(now) if self._returned(key) is not None else []
 
     def _returned(self, key: Key) -> StagedVersion | None:
         staged = self.ready.pop(key, None)
-        if staged is not None:
+        if staged is not None and staged.shared is None:
             self._buffers.give_back(staged.data)
         return staged
 
@@ -414,8 +482,8 @@ class Slot:
         effects: list[Effect] = []
         if self.arriving is not None:
             effects.append(Send(self._progress(self.arriving)))
-        if self.undecided is not None:
-            effects.append(self._say_staged(self.undecided))
+        held = [*self.ready.values(), *([self.undecided] if self.undecided is not None else [])]
+        effects += [self._say_staged(staged) for staged in held if staged.say_staged]
         if self.running is not None:
             effects.append(self._say_applied(self.running))
         if self._failure is not None:

@@ -5,7 +5,9 @@ version that is arriving. They are kept and used again, so that a steady stream 
 no fresh memory.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +16,35 @@ from ..codecs.layout import Layout
 from .limits import BUFFERS_MAX
 
 
+class StaleError(Exception):
+    """Shared memory holds another version by now, or is being filled."""
+
+
+class SharedMemory(Protocol):
+    """A segment of the publisher's, on this host (`segment.View`)."""
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The data section, read-only."""
+        ...
+
+    def reading(self, model: str, epoch: int, version: int) -> AbstractContextManager[None]:
+        """Hold it while copying; raises StaleError if it holds another version."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedVersion:
-    """A version, whole and verified.
+    """A version, whole and verified, in a buffer of ours or in shared memory.
 
     Attributes:
         model, epoch, version: Its name and number.
         layout: Where each tensor lies.
         data: The data section, `layout.nbytes` bytes; valid until it is applied or dropped.
-        digest: What the bytes hash to.
+        digest: What the bytes hash to; empty on the shared road, where nothing hashes them.
+        say_staged: The publisher wants to know that it is staged, before it is applied.
+        shared: The segment, if `data` lies in one.
+        hash_chunks: On the shared road: hash the bytes, in chunks of this size; 0: do not.
     """
 
     model: str
@@ -31,6 +53,19 @@ class StagedVersion:
     layout: Layout
     data: NDArray[np.uint8]
     digest: str
+    say_staged: bool = False
+    shared: SharedMemory | None = None
+    hash_chunks: int = 0
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Hold the bytes while copying from them.
+
+        Raises:
+            StaleError: They are another version's by now.
+        """
+        if self.shared is None:
+            return nullcontext()
+        return self.shared.reading(self.model, self.epoch, self.version)
 
     @property
     def key(self) -> tuple[int, int]:

@@ -95,6 +95,19 @@ class Transfer:
         """Take the digest of the whole: no more chunks will be pushed."""
         self.digest, self._pulling = digest, True
 
+    def read(self, data: NDArray[np.uint8]) -> None:
+        """Take every chunk from memory that holds the whole version."""
+        for index in range(self.plan.count):
+            begin, end = self.plan.span(index)
+            np.copyto(self.buffer[begin:end], data[begin:end])
+            self._states[index] = HERE
+            self._crcs[index] = crc32c(self.buffer[begin:end])
+        self.here, self._asked, self._cursor = self.plan.count, 0, self.plan.count
+
+    def pull(self) -> None:
+        """Nothing will be pushed: fetch at once."""
+        self._pulling = True
+
     def wants(self, now: float) -> Iterator[tuple[int, int]]:
         """Yield what to fetch now, as (first, count); (0, 0) asks for announcement and `end`."""
         silent = now - self._heard_at

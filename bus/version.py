@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..codecs.checksum import crc32c, digest
 from ..codecs.chunks import ChunkPlan
 from ..codecs.layout import Layout
+from .messages import Shared
 
 Role = Literal["latest", "targeted", "pending", "old"]
 
@@ -31,7 +32,9 @@ class Version:
         layout: Where each tensor lies.
         data: The data section, `layout.nbytes` bytes; must not change until `retire()`.
         chunk_bytes: Bytes of a chunk (the last may be shorter).
+        shared: Where workers on this host find the data, if they can.
         copied: Give out copies of chunks, so that nobody can hold on to the memory.
+        on_number: Called once the version is numbered.
         on_release: Called, in any thread, when the version is retired and in nobody's hands.
 
     Attributes:
@@ -48,19 +51,28 @@ class Version:
         chunk_bytes: int,
         *,
         copied: bool = False,
+        shared: Shared | None = None,
+        on_number: "Callable[[Version], None] | None" = None,
         on_release: Callable[[], None] | None = None,
     ) -> None:
         self.model, self.epoch, self.version = model, 0, 0
         self.layout = layout
+        self.shared = shared
         self.plan = ChunkPlan(layout.nbytes, chunk_bytes)
         # A view of our own: sockets that send from it keep it alive, and only it.
         self._owner: NDArray[np.uint8] | None = data.view()
         self._in_hands = weakref.ref(self._owner, lambda _: on_release() if on_release else None)
-        self._copied = copied
+        self._copied, self._on_number = copied, on_number
         self._crcs: list[int | None] = [None] * self.plan.count
         self._digest: str | None = None
         self.receivers: set[str] = set()
         self.role: Role = "pending"
+
+    def number(self, epoch: int, version: int) -> None:
+        """Give the version its number; whoever was told where it is may read it now."""
+        self.epoch, self.version = epoch, version
+        if self._on_number is not None:
+            self._on_number(self)
 
     @property
     def key(self) -> tuple[int, int]:

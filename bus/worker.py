@@ -32,7 +32,7 @@ from .messages import (
     data_topic,
     from_publisher,
 )
-from .slot import Accepts, Key, Slot
+from .slot import Accepts, Key, Opens, Slot, another_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class WorkerMachine:
         models: The models that it wants.
         accepts: Says why a layout cannot be applied; nothing if it can.
         bytes_max: The largest version to stage, in bytes.
+        opens: Opens shared memory of the publisher's host; None where it is another host's.
         timing: How long it waits. It pings more often if the publisher's welcome says so.
     """
 
@@ -70,10 +71,13 @@ class WorkerMachine:
         accepts: Accepts,
         bytes_max: int = STAGING_BYTES_MAX,
         timing: Timing | None = None,
+        opens: Opens = another_host,
     ) -> None:
         self.identity = identity
         self.timing = timing or Timing()
-        self.slots = {m: Slot(m, accepts, bytes_max, self.timing) for m in models}
+        self.slots = {m: Slot(m, accepts, bytes_max, self.timing, opens) for m in models}
+        self.shared = False  # the publisher is on this host, and its memory can be read
+        self._opens = opens
         self.inside = False
         self.epoch = 0
         self.malformed = 0  # messages dropped because they broke the protocol
@@ -84,7 +88,6 @@ class WorkerMachine:
         self._pinged_at = 0.0
         self._ping_every = self.timing.ping
         self._handlers: dict[type[Message], Callable[..., list[Effect]]] = {
-            Announce: self._announce,
             End: self._end,
             Commit: self._commit,
             Abort: self._abort,
@@ -106,7 +109,7 @@ class WorkerMachine:
         effects: list[Effect] = []
         if not self._subscribed:  # the first one proves that the subscription has arrived
             self._subscribed = True
-            effects.append(Send(Ping(subscribed=True)))
+            effects.append(Send(Ping(subscribed=True, shared=self.shared)))
         return effects + self._receive(frames[1:], now, pushed=True)
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
@@ -127,15 +130,20 @@ class WorkerMachine:
             # The publisher restarted, or our welcome was damaged: only hello settles who is right.
             return self._hello(now) if self.may_say_hello(now) else []
         self._heard_at = now
+        if isinstance(message, Announce):
+            return self._announce(message, payloads, now, pushed=pushed)
         if isinstance(message, Chunk):
             slot = self.slots.get(message.model)
             return slot.chunk(message, payloads[0], now, pushed=pushed) if slot else []
         handler = self._handlers.get(type(message))
         return handler(message, payloads, now) if handler else []
 
-    def _announce(self, message: Announce, payloads: Sequence[Buffer], now: float) -> list[Effect]:
+    def _announce(
+        self, message: Announce, payloads: Sequence[Buffer], now: float, *, pushed: bool
+    ) -> list[Effect]:
         slot = self.slots.get(message.model)
-        return slot.announced(message, payloads[0] if payloads else None, now) if slot else []
+        layout = payloads[0] if payloads else None
+        return slot.announced(message, layout, now, pushed=pushed) if slot else []
 
     def _end(self, message: End, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
         slot = self.slots.get(message.model)
@@ -154,10 +162,13 @@ class WorkerMachine:
         return slot.hear_of(message.epoch, message.version, now) if slot else []
 
     def _pong(self, pong: Pong, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        return self._hear_of(pong.epoch, pong.models, now)
+
+    def _hear_of(self, epoch: int, models: dict[str, int], now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for model, version in pong.models.items():
+        for model, version in models.items():
             if model in self.slots:
-                effects += self.slots[model].hear_of(pong.epoch, version, now)
+                effects += self.slots[model].hear_of(epoch, version, now)
         return effects
 
     def _refuse(self, refuse: Refuse, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
@@ -166,7 +177,7 @@ class WorkerMachine:
                 self.inside = False
                 return self._hello(now) if self.may_say_hello(now) else []
             case "gone" | "range" if refuse.model in self.slots:
-                return self.slots[refuse.model].gone(refuse.version, now)
+                return self.slots[refuse.model].gone(refuse.epoch, refuse.version, now)
             case "name-taken" | "stale-epoch" | "limit" | "protocol-version":
                 self.inside = False
                 return [Refused(refuse.code, refuse.text)]
@@ -204,17 +215,21 @@ class WorkerMachine:
                 f"later epoch {self.applied_epoch}: connect it to the newer publisher"
             )
             return [Refused("stale-epoch", text)]
+        if self.inside and welcome.epoch == self.epoch:
+            return self._hear_of(welcome.epoch, welcome.models, now)  # the answer to a second hello
         self.inside, self.epoch, self._heard_at = True, welcome.epoch, now
         self._ping_every = min(self.timing.ping, welcome.ping_ms / 1000)
         effects: list[Effect] = [Joined(welcome.epoch)]
         self._subscribed = False
+        self.shared = welcome.shared is not None and self._opens(welcome.shared, 0) is not None
         if welcome.data != self._data:
             self._data = welcome.data
             effects.append(Connect(welcome.data))
         for model, slot in self.slots.items():
             effects.append(Subscribe(control_topic(model), on=True))
-            if not slot.catching_up:
-                effects.append(Subscribe(data_topic(model), on=True))
+            slot.shared = self.shared
+            on = not (slot.catching_up or self.shared)
+            effects.append(Subscribe(data_topic(model), on=on))
             effects += slot.reconnected(welcome.epoch, welcome.models.get(model, 0), now)
         return effects
 
@@ -232,9 +247,16 @@ class WorkerMachine:
         """Somebody has begun to apply a version that was ready."""
         return self.slots[model].taken(key)
 
-    def applied(self, model: str, key: Key, now: float) -> list[Effect]:
-        """A version that was ready runs now."""
-        return self.slots[model].applied(key, now)
+    def applied(self, model: str, key: Key, now: float, digest: str = "") -> list[Effect]:
+        """A version that was ready runs now. `digest`, if it was hashed only then."""
+        effects = self.slots[model].applied(key, now, digest)
+        if self.inside and self.applied_epoch > self.epoch:
+            effects += self._hello(now)  # it came from a later publisher than the one we follow
+        return effects
+
+    def stale(self, model: str, key: Key, now: float) -> list[Effect]:
+        """A version that was ready is gone from shared memory."""
+        return self.slots[model].stale(key, now)
 
     def failed(self, model: str, key: Key, text: str, now: float) -> list[Effect]:
         """A version that was ready could not be applied."""
@@ -258,7 +280,7 @@ class WorkerMachine:
             effects += slot.tick(now)
         if now - self._pinged_at >= self._ping_every:
             self._pinged_at = now
-            effects.append(Send(Ping(subscribed=self._subscribed)))
+            effects.append(Send(Ping(subscribed=self._subscribed, shared=self.shared)))
             for slot in self.slots.values():
                 effects += slot.repeat()
         return effects

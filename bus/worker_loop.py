@@ -54,9 +54,15 @@ class WorkerLoop:
             self._work.append(lambda now: self._machine.dropped(staged.model, staged.key, now))
             self._sockets.wake()
 
-    def applied(self, staged: StagedVersion) -> None:
-        """A version was applied."""
-        self._work.append(lambda now: self._machine.applied(staged.model, staged.key, now))
+    def applied(self, staged: StagedVersion, digest: str) -> None:
+        """A version was applied; its bytes hash to this, if they were hashed."""
+        model, key = staged.model, staged.key
+        self._work.append(lambda now: self._machine.applied(model, key, now, digest))
+        self._sockets.wake()
+
+    def stale(self, staged: StagedVersion) -> None:
+        """A version was gone from shared memory before it could be applied."""
+        self._work.append(lambda now: self._machine.stale(staged.model, staged.key, now))
         self._sockets.wake()
 
     def failed(self, staged: StagedVersion, text: str) -> None:

@@ -37,3 +37,10 @@ def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:
     """
     packed = struct.pack(f"<Q{len(crcs)}I", chunk_bytes, *crcs)
     return hashlib.sha256(bytes.fromhex(layout_id) + packed).hexdigest()
+
+
+def digest_of(layout_id: str, data: "Memory", chunk_bytes: int) -> str:
+    """Return the digest of a whole data section."""
+    view = memoryview(data).cast("B")
+    parts = (view[i : i + chunk_bytes] for i in range(0, len(view), chunk_bytes))
+    return digest(layout_id, chunk_bytes, [crc32c(part) for part in parts])

@@ -14,15 +14,17 @@ from typing import Literal, TypeVar
 from ..bus import endpoints
 from ..bus.arena import Arenas
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
-from ..bus.limits import INTEGER_MAX, Timing
+from ..bus.limits import CHUNKS_MAX, INTEGER_MAX, Timing
 from ..bus.messages import check_name
 from ..bus.publication import CommitMode, Publication, Wait
 from ..bus.publisher import PublisherMachine
 from ..bus.publisher_loop import PublisherLoop
 from ..bus.receipt import Receipt
 from ..bus.roster import WorkerStatus
+from ..bus.segment import probe
 from ..bus.sockets import PUB_QUEUE, PublisherSockets
 from ..codecs.chunks import CHUNK_BYTES_DEFAULT, ChunkPlan
+from ..codecs.errors import StateError
 from ..codecs.layout import Layout
 from ..codecs.state import state_of
 
@@ -35,9 +37,9 @@ ANSWER_SECONDS = 5.0  # beyond its deadline, what a call allows the background t
 class _Model:
     """What a publisher keeps of one model: its memory, and the layout it had last."""
 
-    def __init__(self, name: str, chunk_bytes: int) -> None:
+    def __init__(self, name: str, chunk_bytes: int, *, share: bool) -> None:
         self.lock = threading.Lock()  # one snapshot at a time
-        self.arenas = Arenas(name, chunk_bytes)
+        self.arenas = Arenas(name, chunk_bytes, share=share)
         self.layout: Layout | None = None
 
 
@@ -53,6 +55,7 @@ class Publisher:
             applied from. None: milliseconds since 1970, so that a restart is always higher.
         chunk_bytes: Bytes of a chunk.
         queue: Messages held for a slow worker before pushed ones are dropped (it fetches them).
+        shared_memory: Let workers of this user on this host read versions from memory.
         timing: How long to wait for signs of life.
 
     Raises:
@@ -70,6 +73,7 @@ class Publisher:
         epoch: int | None = None,
         chunk_bytes: int = CHUNK_BYTES_DEFAULT,
         queue: int = PUB_QUEUE,
+        shared_memory: bool = True,
         timing: Timing | None = None,
     ) -> None:
         ChunkPlan(0, chunk_bytes)  # refuses a size out of bounds
@@ -80,7 +84,11 @@ class Publisher:
         self.address = sockets.address
         self.data_address = sockets.data_address
         told = advertise or endpoints.advertised(self.address, self.data_address)
-        self._machine = PublisherMachine(epoch, told, timing)
+        self._probe = (
+            probe() if shared_memory else None
+        )  # kept, since it is gone with its last user
+        shared = self._probe.shared if self._probe is not None else None
+        self._machine = PublisherMachine(epoch, told, timing, shared)
         self._chunk_bytes = chunk_bytes
         self._models: dict[str, _Model] = {}
         self._ids = itertools.count(1)
@@ -104,6 +112,7 @@ class Publisher:
         require: Require = "all",
         wait: Wait = "applied",
         commit: CommitMode = "auto",
+        verify: bool = False,
         timeout: float = 60.0,
     ) -> Receipt:
         """Publish a new version of a model and wait until the workers have it.
@@ -119,6 +128,8 @@ class Publisher:
                 the worker's next safe point); or "none", which returns at once.
             commit: "auto": each worker applies as soon as it can. "together": none applies before
                 `require` workers have staged; if too few do in time, none applies at all.
+            verify: Have workers that read shared memory hash what they read, too. (What comes over
+                the network is always verified.) It costs about as much as the copy.
             timeout: Seconds for all of this.
 
         Returns:
@@ -139,6 +150,7 @@ class Publisher:
             require=require,
             wait=wait,
             commit=commit,
+            verify=verify,
             timeout=timeout,
         )
         left = started + timeout - time.monotonic()
@@ -153,6 +165,7 @@ class Publisher:
         require: Require = "all",
         wait: Wait = "applied",
         commit: CommitMode = "auto",
+        verify: bool = False,
         timeout: float = 60.0,
     ) -> "Future[Receipt]":
         """Publish, and return a future of the receipt as soon as the weights are copied.
@@ -170,10 +183,12 @@ class Publisher:
             raise ValueError(f"timeout={timeout}: give the workers a time above 0 seconds")
         if names:
             self._check_known(names)
-        kept = self._models.setdefault(model, _Model(model, self._chunk_bytes))
+        share = self._probe is not None
+        kept = self._models.setdefault(model, _Model(model, self._chunk_bytes, share=share))
         with kept.lock:
             state = state_of(weights)
             layout = kept.layout = state.layout(kept.layout)
+            _check_chunks(layout.nbytes, self._chunk_bytes)
             version, arena = kept.arenas.take(
                 layout, replaces_latest=names is None and commit == "auto"
             )
@@ -191,6 +206,7 @@ class Publisher:
                 commit=commit,
                 started=started,
                 deadline=started + timeout,
+                hash=verify,
             )
             return self._loop.submit(publication)
 
@@ -203,6 +219,7 @@ class Publisher:
         require: Require = "all",
         wait: Wait = "applied",
         commit: CommitMode = "auto",
+        verify: bool = False,
         timeout: float = 60.0,
     ) -> Receipt:
         """Publish from a coroutine. Arguments, result and errors are those of `publish`.
@@ -217,6 +234,7 @@ class Publisher:
                 require=require,
                 wait=wait,
                 commit=commit,
+                verify=verify,
                 timeout=timeout,
             )
         )
@@ -282,6 +300,14 @@ class Publisher:
                 f"no worker named {', '.join(sorted(unknown))} has joined; known are "
                 f"{', '.join(sorted(known)) or 'none'}: check the name, or wait_for_workers() first"
             )
+
+
+def _check_chunks(nbytes: int, chunk_bytes: int) -> None:
+    if nbytes > CHUNKS_MAX * chunk_bytes:
+        raise StateError(
+            f"{nbytes} bytes in chunks of {chunk_bytes} are more than {CHUNKS_MAX} chunks; give "
+            f"the Publisher chunk_bytes of at least {-(-nbytes // CHUNKS_MAX)}"
+        )
 
 
 def _needed(require: object, names: tuple[str, ...] | None) -> int | None:

@@ -17,10 +17,13 @@ from ..bus.errors import ApplyError, ClosedError, RefusedError
 from ..bus.handoff import Handoff
 from ..bus.limits import MODELS_MAX, STAGING_BYTES_MAX, Timing
 from ..bus.messages import check_name
+from ..bus.segment import Views
+from ..bus.slot import another_host
 from ..bus.sockets import WorkerSockets
-from ..bus.staging import StagedVersion
+from ..bus.staging import StagedVersion, StaleError
 from ..bus.worker import Identity, WorkerMachine
 from ..bus.worker_loop import WorkerLoop
+from ..codecs.checksum import digest_of
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
 from .reading import InUseError, ReadingLock
@@ -38,7 +41,8 @@ class Update:
     Attributes:
         model, epoch, version: Its name and number.
         nbytes: Bytes of its tensors.
-        digest: What its bytes hash to, as the publisher was told.
+        digest: What its bytes hash to, as the publisher was told; empty if it was read from shared
+            memory and nobody asked for it.
         seconds: How long the copy into the target took.
     """
 
@@ -65,6 +69,9 @@ class Subscriber:
         on_commit: Called with each `Update` after it is applied and before it is first used, in the
             thread that applied it.
         bytes_max: The largest version to accept, in bytes.
+        shared_memory: Read versions from the publisher's memory where it is on this host. They are
+            then neither sent nor hashed, and staged nowhere: the copy into the model is the only
+            one. A generation stamp and a lock see to it that a version is never torn.
         timing: How long to wait for signs of life.
 
     Raises:
@@ -85,6 +92,7 @@ class Subscriber:
         cast: bool = False,
         on_commit: Callable[[Update], None] | None = None,
         bytes_max: int = STAGING_BYTES_MAX,
+        shared_memory: bool = True,
         timing: Timing | None = None,
     ) -> None:
         if not 1 <= len(models) <= MODELS_MAX:
@@ -107,7 +115,8 @@ class Subscriber:
         identity = Identity(
             self.name, secrets.token_hex(16), CLIENT, socket.gethostname(), os.getpid()
         )
-        machine = WorkerMachine(identity, self._targets, self._fault, bytes_max, timing)
+        opens = Views().open if shared_memory else another_host
+        machine = WorkerMachine(identity, self._targets, self._fault, bytes_max, timing, opens)
         self._loop = WorkerLoop(machine, WorkerSockets(address), self._handoff)
 
     def __repr__(self) -> str:
@@ -142,21 +151,30 @@ class Subscriber:
     def _receive(self, timeout: float) -> Update | None:
         self._lock.check_not_reading()
         deadline = time.monotonic() + timeout
-        staged = self._handoff.take(timeout)
-        if staged is None:
-            return None
-        try:
-            with self._lock.writing(max(0.0, deadline - time.monotonic())):
-                return self._apply(staged)
-        except InUseError:  # somebody is reading and does not leave: later, then
-            self._loop.put_back(staged)
-            return None
+        while True:
+            staged = self._handoff.take(max(0.0, deadline - time.monotonic()))
+            if staged is None:
+                return None
+            try:
+                with self._lock.writing(max(0.0, deadline - time.monotonic())):
+                    return self._apply(staged)
+            except InUseError:  # somebody is reading and does not leave: later, then
+                self._loop.put_back(staged)
+                return None
+            except StaleError:  # a newer version took its place in shared memory: wait for that
+                self._loop.stale(staged)
 
     def _apply(self, staged: StagedVersion) -> Update:
         self._loop.taken(staged)
         before = time.perf_counter()
+        digest = staged.digest
         try:
-            self._targets[staged.model].apply(staged)
+            with staged.reading():
+                self._targets[staged.model].apply(staged)
+                if staged.hash_chunks:
+                    digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
+        except StaleError:
+            raise
         except Exception as error:
             self._loop.failed(staged, f"{type(error).__name__}: {error}")
             raise ApplyError(
@@ -171,14 +189,14 @@ class Subscriber:
             staged.epoch,
             staged.version,
             staged.layout.nbytes,
-            staged.digest,
+            digest,
             time.perf_counter() - before,
         )
         try:
             if self._on_commit is not None:
                 self._on_commit(update)
         finally:  # the weights are in, whatever the hook thinks of it
-            self._loop.applied(staged)
+            self._loop.applied(staged, digest)
             with self._applied:
                 self._running[staged.model] = update
                 self._applied.notify_all()

@@ -14,6 +14,8 @@ from ..bus.staging import StagedVersion
 from ..codecs.apply import Reader, check
 from ..codecs.layout import Layout, trimmed
 
+READERS_MAX = 4  # readers kept: two staging buffers, or the arenas of a publisher on this host
+
 
 class Target(Protocol):
     """What a version can be applied to."""
@@ -38,7 +40,7 @@ class MemoryTarget:
 
     def __init__(self, target: object, *, strict: bool, cast: bool) -> None:
         self._target, self._strict, self._cast = target, strict, cast
-        self._readers: dict[int, Reader] = {}  # by staging buffer
+        self._readers: list[tuple[StagedVersion, Reader]] = []  # of the buffers used lately
 
     def fault(self, layout: Layout) -> str:
         """Name the tensors that differ."""
@@ -47,14 +49,18 @@ class MemoryTarget:
 
     def apply(self, staged: StagedVersion) -> None:
         """Copy every tensor to its place."""
-        reader = self._readers.get(id(staged.data))
-        known = reader.section if reader is not None else None
-        if known is None or known.layout is not staged.layout or known.data is not staged.data:
-            if len(self._readers) > 1:
-                self._readers.clear()
-            reader = self._readers[id(staged.data)] = Reader(staged.layout, staged.data)
-        assert reader is not None  # noqa: S101 - either found or made
+        reader = self._reader(staged)
         reader.copy_into(self._target, strict=self._strict, cast=self._cast)
+
+    def _reader(self, staged: StagedVersion) -> Reader:
+        """Return a reader of this layout in this buffer, the one used before if there is one."""
+        for known, reader in self._readers:
+            if known.data is staged.data and known.layout is staged.layout:
+                return reader
+        reader = Reader(staged.layout, staged.data)
+        if reader.section.aligned():  # else its views are copies, of this version alone
+            self._readers = [*self._readers[1 - READERS_MAX :], (staged, reader)]
+        return reader
 
 
 class FileTarget:

@@ -18,10 +18,12 @@ import multiprocessing
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weightbus.bus.arena import Arenas
 from weightbus.bus.effects import (
@@ -36,12 +38,13 @@ from weightbus.bus.effects import (
 )
 from weightbus.bus.errors import ProtocolError, UnknownWorkerError
 from weightbus.bus.limits import ARENAS_MAX, STAGING_BYTES_MAX, Timing
-from weightbus.bus.messages import Buffer, Message, encode, from_worker
+from weightbus.bus.messages import Buffer, Message, Shared, encode, from_worker
 from weightbus.bus.publication import Publication
 from weightbus.bus.publisher import PublisherMachine
-from weightbus.bus.staging import StagedVersion
+from weightbus.bus.staging import StagedVersion, StaleError
 from weightbus.bus.version import Version
 from weightbus.bus.worker import Identity, WorkerMachine
+from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
 from weightbus.tests.invariants import Invariants
@@ -89,6 +92,20 @@ class Faults:
         )
 
 
+class Memory:
+    """A segment of shared memory: an arena's bytes, and what they are."""
+
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self.data = data
+        self.stamp = ("", 0, 0)
+
+    @contextmanager
+    def reading(self, model: str, epoch: int, version: int) -> Generator[None]:
+        if (model, epoch, version) != self.stamp:
+            raise StaleError
+        yield
+
+
 class Worker:
     """One worker process: the machine, and a user who applies when it pleases.
 
@@ -102,6 +119,7 @@ class Worker:
         self.incarnation = 0
         self.alive = False
         self.rate = sim.rng.choice(sim.faults.rates)
+        self.local = sim.rng.random() < 0.4  # on the publisher's host
         self.picky = sim.rng.random() < 0.15
         self.bytes_max = sim.rng.choice([STAGING_BYTES_MAX] * 6 + [SIZES[-1] - 1])
 
@@ -112,7 +130,7 @@ class Worker:
         identity = Identity(self.name, instance)
         models = ["a", "b"] if self.name == "w0" else ["a"]
         self.machine = WorkerMachine(
-            identity, models, self.objection, self.bytes_max, self.sim.timing
+            identity, models, self.objection, self.bytes_max, self.sim.timing, self.open
         )
         self.topics: set[bytes] = set()
         self.connected = False
@@ -121,11 +139,27 @@ class Worker:
         self.applying: set[str] = set()
         self.sim.every_tick(self.incarnation, self, self.tick)
 
+    def open(self, shared: Shared, nbytes: int) -> Memory | None:
+        memory = self.sim.memories.get(shared.token) if self.local else None
+        return memory if memory is not None and memory.data.nbytes == nbytes else None
+
     def objection(self, _model: str, layout: Layout) -> str:
         return "one byte is no model" if self.picky and layout.nbytes == 1 else ""
 
     def takes(self, layout: Layout) -> bool:
         return layout.nbytes <= self.bytes_max and not self.objection("", layout)
+
+    def copy(self, staged: StagedVersion, before: tuple[int, int]) -> list[Effect]:
+        now = self.sim.now
+        try:
+            with staged.reading():
+                self.sim.invariants.on_apply(self.name, before, staged)
+        except StaleError:
+            return self.machine.stale(staged.model, staged.key, now)
+        digest = staged.digest
+        if staged.hash_chunks:
+            digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
+        return self.machine.applied(staged.model, staged.key, now, digest)
 
     def leave(self) -> None:
         """Close as a user does, with a goodbye."""
@@ -189,8 +223,7 @@ class Worker:
         else:
             running = self.machine.slots[staged.model].running
             before = (running.epoch, running.version) if running else (0, 0)
-            self.sim.invariants.on_apply(self.name, before, staged)
-            effects = self.machine.applied(staged.model, staged.key, self.sim.now)
+            effects = self.copy(staged, before)
         self.perform(effects)
         if staged.model in self.ready and staged.model not in self.applying:
             self.apply_later(staged.model)
@@ -222,7 +255,8 @@ class Publisher:
         while epoch in sim.epochs:
             epoch += 1
         sim.epochs.add(epoch)
-        self.machine = PublisherMachine(epoch, "tcp://data", sim.timing)
+        probe = sim.share(np.empty(0, np.uint8))
+        self.machine = PublisherMachine(epoch, "tcp://data", sim.timing, probe)
         self.arenas: dict[str, Arenas] = {}
         self.open = {}
         self.peers: dict[bytes, tuple[Worker, int]] = {}
@@ -278,6 +312,8 @@ class Publisher:
         assert len(arenas) <= ARENAS_MAX
         data = arena.data
         data[:] = np.frombuffer(rng.randbytes(size), np.uint8)
+        shared = sim.share(data)
+        version.shared = shared if rng.random() < 0.9 else None
         publication = Publication(
             id=next(sim.ids),
             version=version,
@@ -285,6 +321,7 @@ class Publisher:
             require=rng.choice([None, None, 0, 1, 2]),
             wait=rng.choice(["applied", "applied", "staged", "none"]),
             commit="together" if together else "auto",
+            hash=rng.random() < 0.2,
             started=sim.now,
             deadline=sim.now + rng.choice([0.5, 3.0, 10.0]),
         )
@@ -300,6 +337,9 @@ class Publisher:
             del self.open[publication.id]
             publication.version.retire()
             return
+        version = publication.version
+        if version.shared is not None:
+            self.sim.memories[version.shared.token].stamp = (version.model, *version.key)
         self.sim.invariants.on_publish(publication, data)
         self.perform(effects)
         self.pump()
@@ -318,6 +358,7 @@ class Simulation:
         self.spoiled: set[tuple[str, str, int, int]] = set()  # users failed to apply these
         self.ids = itertools.count()
         self.epochs: set[int] = set()
+        self.memories: dict[str, Memory] = {}
         self.chaotic = True
         self.events = 0
         self._order = itertools.count()
@@ -333,6 +374,15 @@ class Simulation:
             self.workers.append(Worker(self, "w0", "impostor"))
             self.later(self.rng.uniform(0.0, CHAOS), self._restart, self.workers[-1])
         self.publisher = Publisher(self)
+
+    def share(self, data: NDArray[np.uint8]) -> Shared:
+        """Return where workers find these bytes; what was there before is stale."""
+        token = next((t for t, m in self.memories.items() if m.data is data), None)
+        if token is None:
+            token = f"{len(self.memories):032x}"
+            self.memories[token] = Memory(data)
+        self.memories[token].stamp = ("", 0, 0)
+        return Shared("/proc/1/fd/1", token)
 
     # Time.
 

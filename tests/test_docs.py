@@ -35,7 +35,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
         pytest.skip(f"{page.name} has no Python blocks")
     script = tmp_path / "page.py"
     script.write_text("\n".join(code))
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603 - our own pages
         [sys.executable, script], capture_output=True, text=True, timeout=100, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,7 @@ def test_shell_lines_name_what_exists(line: str) -> None:
             assert words[1] in targets
         case "weightbus":
             asked = [sys.executable, "-m", "weightbus", words[1], "--help"]
-            done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=60)  # noqa: S603
             assert done.returncode == 0, done.stderr
             options = [word.split("=")[0] for word in words if word.startswith("--")]
             assert [option for option in options if option not in done.stdout] == []

@@ -153,7 +153,8 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def test_a_worker_killed_in_the_middle_costs_nobody_else(scene: Scene) -> None:
     nbytes = 8_000_000
-    publisher = scene.publisher(chunk_bytes=1000)  # so many that it takes a while
+    # Over the network, and in so many chunks that it takes a while.
+    publisher = scene.publisher(chunk_bytes=1000, shared_memory=False)
     workers = {n: scene.worker(publisher, n, nbytes=nbytes) for n in ("w0", "w1", "w2")}
     publisher.wait_for_workers(3, SECONDS)
     publisher.publish("m", model(nbytes, 1), timeout=SECONDS)

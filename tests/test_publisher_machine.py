@@ -159,7 +159,7 @@ def test_a_report_of_a_version_that_never_was_counts_for_nothing() -> None:
     effects = bench.say("w0", report(Applied, version, version=2))
     effects += bench.say("w0", report(Applied, version, epoch=EPOCH + 1))
     effects += bench.say("w0", report(Applied, version, model="b"))
-    assert effects == []
+    assert all(isinstance(effect, Notice) for effect in effects)
     assert bench.machine.status(bench.now)[0].running == {}
 
 

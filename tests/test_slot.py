@@ -462,7 +462,7 @@ def test_what_was_not_ready_cannot_have_been_applied() -> None:
 def test_what_is_gone_is_given_up_and_the_latest_asked_for() -> None:
     bench = Bench()
     bench.announce(version(1))
-    effects = bench.slot.gone(1, bench.now)
+    effects = bench.slot.gone(EPOCH, 1, bench.now)
     assert bench.slot.arriving is None
     assert sent(effects, Fetch)[0].version == 0
 

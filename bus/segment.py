@@ -1,0 +1,180 @@
+"""Memory that workers on the same host read directly: the shared road.
+
+A publisher's arena is a `memfd`: memory with a file descriptor but no name. A worker of the same
+user opens it through `/proc/<pid>/fd/<fd>`, read-only, and proves that it is on that host by
+finding the token that the publisher announced. Nothing needs cleaning up: the kernel frees the
+memory when the last process that maps it is gone, however it ended.
+
+    0       8       24      32        40       48              4096
+    ├───────┼───────┼───────┼─────────┼────────┼─────── ··· ────┼──────────────┤
+    │ magic │ token │ epoch │ version │ length │ model, zeros   │ data section │
+    └───────┴───────┴───────┴─────────┴────────┴────────────────┴──────────────┘
+                      u64     u64       u64 (little-endian), of the model's id
+
+Nothing torn is possible: the publisher fills a segment under an exclusive `flock` and the worker
+copies under a shared one, so neither ever waits for the other. A segment that a worker holds (even
+one that was stopped in the middle of its copy) is not overwritten but left to it, and the kernel
+ends the hold of a worker that dies. The stamp (epoch, version, model) tells what is in it, zeros
+while it is being filled: a worker that finds another one than was announced came too late, and asks
+for the latest version.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import stat
+import struct
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .messages import Shared
+from .staging import StaleError
+
+MAGIC = b"WBPSHM1\0"
+HEADER_BYTES = 4096  # one page, so that the data section begins on one
+MODEL_BYTES = 128  # the longest id of a model
+STAMP_END = 48 + MODEL_BYTES
+_PATH = re.compile(r"/proc/\d{1,10}/fd/\d{1,10}\Z")
+VIEWS_MAX = 8  # segments that a worker keeps mapped: a few models, each with a few arenas
+
+
+class Segment:
+    """A segment of this process, which others may read.
+
+    Args:
+        nbytes: Bytes of the data section.
+
+    Raises:
+        OSError: There is no memory for it, or this system has no such thing.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no memfd_create")
+        self._fd = os.memfd_create("weightbus", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.fchmod(self._fd, 0o600)
+            os.posix_fallocate(self._fd, 0, HEADER_BYTES + nbytes)  # all of it now, or an error
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)  # readers can rely on the size
+            self._memory = mmap.mmap(self._fd, HEADER_BYTES + nbytes)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.token = secrets.token_hex(16)
+        self._memory[:24] = MAGIC + bytes.fromhex(self.token)
+        self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
+
+    def claim(self) -> bool:
+        """Take the segment for a new fill; False if a worker is copying from it."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self._memory[24:STAMP_END] = bytes(STAMP_END - 24)
+        return True
+
+    def release(self, model: str, epoch: int, version: int) -> None:
+        """The fill is whole: stamp it, and let workers copy."""
+        self._memory[24:STAMP_END] = _stamp(model, epoch, version)
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    @property
+    def shared(self) -> Shared:
+        """Where others find it."""
+        path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        return Shared(path=path, token=self.token)
+
+    def __del__(self) -> None:
+        fd, self._fd = getattr(self, "_fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class View:
+    """Another process's segment, read-only.
+
+    Raises:
+        OSError: There is no such segment on this host, or it is not ours to read.
+    """
+
+    def __init__(self, shared: Shared, nbytes: int) -> None:
+        if _PATH.match(shared.path) is None:
+            raise OSError(f"{shared.path!r} is no path of a segment")
+        self._fd = os.open(shared.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != HEADER_BYTES + nbytes:
+            raise OSError(f"{shared.path} is no segment of {nbytes} bytes")
+        self._memory = mmap.mmap(self._fd, HEADER_BYTES + nbytes, prot=mmap.PROT_READ)
+        if self._memory[:24] != MAGIC + bytes.fromhex(shared.token):
+            raise OSError(f"{shared.path} is the memory of somebody else")
+        self.token = shared.token
+        self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
+
+    @contextmanager
+    def reading(self, model: str, epoch: int, version: int) -> Generator[None]:
+        """Hold the segment while copying from it.
+
+        Raises:
+            StaleError: It holds something else than this version.
+        """
+        stamp = _stamp(model, epoch, version)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StaleError from None
+        try:
+            self._check(stamp)
+            yield
+            self._check(stamp)
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _check(self, stamp: bytes) -> None:
+        if self._memory[24:STAMP_END] != stamp:
+            raise StaleError
+
+    def __del__(self) -> None:
+        fd, self._fd = getattr(self, "_fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Views:
+    """The segments that a worker has opened, so that each is mapped once."""
+
+    def __init__(self) -> None:
+        self._views: dict[str, View] = {}
+
+    def open(self, shared: Shared, nbytes: int) -> View | None:
+        """Return a segment of this host; None if it is not to be had."""
+        known = self._views.get(shared.token)
+        if known is not None and known.data.nbytes == nbytes:
+            return known
+        try:
+            view = View(shared, nbytes)
+        except (OSError, ValueError):
+            return None
+        while len(self._views) >= VIEWS_MAX:
+            del self._views[next(iter(self._views))]
+        self._views[shared.token] = view
+        return view
+
+
+def probe() -> Segment | None:
+    """Return an empty segment, by which workers find out that they are on this host."""
+    try:
+        segment = Segment(0)
+    except OSError:
+        return None
+    return segment
+
+
+def _stamp(model: str, epoch: int, version: int) -> bytes:
+    name = model.encode()
+    return struct.pack("<QQQ", epoch, version, len(name)) + name.ljust(MODEL_BYTES, b"\0")

@@ -1,0 +1,194 @@
+"""Shared memory: proven to be of this host, never torn, gone with its last user."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import weightbus
+from weightbus.bus.arena import Arenas
+from weightbus.bus.messages import Shared
+from weightbus.bus.segment import HEADER_BYTES, Segment, View, Views
+from weightbus.bus.staging import StaleError
+from weightbus.codecs.layout import Layout
+
+NBYTES = 1 << 16
+
+
+def filled(value: int, version: int = 1) -> Segment:
+    segment = Segment(NBYTES)
+    assert segment.claim()
+    segment.data[:] = value
+    segment.release("policy", 7, version)
+    return segment
+
+
+def test_a_view_shows_what_was_filled_in() -> None:
+    segment = filled(3)
+    view = View(segment.shared, NBYTES)
+    with view.reading("policy", 7, 1):
+        assert (view.data == 3).all()
+    with pytest.raises(ValueError, match="read-only"):
+        view.data[0] = 1
+
+
+@pytest.mark.parametrize("stamp", [("policy", 7, 2), ("policy", 8, 1), ("other", 7, 1)])
+def test_another_version_is_stale(stamp: tuple[str, int, int]) -> None:
+    segment = filled(3)
+    with pytest.raises(StaleError), View(segment.shared, NBYTES).reading(*stamp):
+        pytest.fail("it was given out")
+
+
+def test_a_segment_that_is_being_filled_is_stale_and_one_that_is_read_is_not_overwritten() -> None:
+    segment = filled(3)
+    view = View(segment.shared, NBYTES)
+    with view.reading("policy", 7, 1):
+        assert not segment.claim()
+        assert (view.data == 3).all()
+    assert segment.claim()
+    with pytest.raises(StaleError), view.reading("policy", 7, 1):
+        pytest.fail("it was given out")
+    segment.release("policy", 7, 2)
+    with view.reading("policy", 7, 2):
+        pass
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/passwd", "/proc/self/fd/0", "/proc/1/fd/../../etc/passwd", "/proc/99999999/fd/3", ""],
+)
+def test_other_paths_are_not_opened(path: str) -> None:
+    assert Views().open(Shared(path, "0" * 32), NBYTES) is None
+
+
+def test_another_token_or_size_is_not_ours() -> None:
+    segment = filled(3)
+    shared = segment.shared
+    assert Views().open(Shared(shared.path, "0" * 32), NBYTES) is None
+    assert Views().open(shared, NBYTES + 1) is None
+    assert Views().open(shared, NBYTES) is not None
+
+
+def test_a_pipe_is_not_opened_and_does_not_block() -> None:
+    reading, writing = os.pipe()
+    try:
+        path = f"/proc/{os.getpid()}/fd/{reading}"
+        assert Views().open(Shared(path, "0" * 32), NBYTES) is None
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_only_this_user_may_read_and_nobody_may_resize() -> None:
+    segment = filled(3)
+    path = segment.shared.path
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    with open(path, "r+b") as file, pytest.raises(PermissionError):
+        file.truncate(HEADER_BYTES)
+
+
+@contextlib.contextmanager
+def reader(segment: Segment) -> Iterator["subprocess.Popen[str]"]:
+    """A process that holds the segment and waits."""
+    code = (
+        "import sys\n"
+        "from weightbus.bus.messages import Shared\n"
+        "from weightbus.bus.segment import View\n"
+        f"view = View(Shared({segment.shared.path!r}, {segment.token!r}), {NBYTES})\n"
+        "with view.reading('policy', 7, 1):\n"
+        "    print('holding', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "    print(set(view.data.tolist()), flush=True)\n"
+    )
+    process = subprocess.Popen(  # noqa: S603 - our own code
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "holding\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_reader_that_is_killed_lets_go() -> None:
+    segment = filled(3)
+    with reader(segment) as process:
+        assert not segment.claim()
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        assert segment.claim()
+
+
+def test_a_stopped_reader_keeps_its_version_while_others_get_newer_ones() -> None:
+    layout = Layout.plan([("w", "U8", (NBYTES,))])
+    arenas = Arenas("policy", 1 << 20, share=True)
+    version, arena = arenas.take(layout, replaces_latest=True)
+    arena.data[:] = 3
+    version.number(7, 1)
+    segment = arena._segment  # noqa: SLF001 - to point a reader at it
+    assert segment is not None
+    with reader(segment) as process:
+        process.send_signal(signal.SIGSTOP)
+        for number in range(2, 6):
+            version.role = "latest"
+            version, newer = arenas.take(layout, replaces_latest=True)
+            assert newer.data is not arena.data
+            newer.data[:] = number
+            version.number(7, number)
+        process.send_signal(signal.SIGCONT)
+        out, _ = process.communicate("go\n", timeout=30)
+        assert out.strip() == "{3}"
+    assert len(arenas) == 1
+
+
+def test_one_copy_and_nothing_on_the_network() -> None:
+    source = {"w": np.arange(1 << 20, dtype=np.float32)}
+    target = {"w": np.zeros(1 << 20, np.float32)}
+    with (
+        weightbus.Publisher() as publisher,
+        weightbus.Subscriber(publisher.address, {"policy": target}, name="w0").start(),
+    ):
+        publisher.wait_for_workers(1, timeout=30)
+        for verify in (False, True):
+            receipt = publisher.publish("policy", source, verify=verify)
+            assert receipt.workers["w0"].state == "applied"
+            assert bool(receipt.digest) == verify  # nothing was hashed unless asked for
+            assert np.array_equal(target["w"], source["w"])
+            source["w"] += 1.0
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_either_side_can_decline(here: bool) -> None:
+    target = {"w": np.zeros(1 << 18, np.float32)}
+    with (
+        weightbus.Publisher(shared_memory=here) as publisher,
+        weightbus.Subscriber(
+            publisher.address, {"policy": target}, name="w0", shared_memory=not here
+        ).start(),
+    ):
+        publisher.wait_for_workers(1, timeout=30)
+        receipt = publisher.publish("policy", {"w": np.ones(1 << 18, np.float32)})
+        assert receipt.digest
+        assert (target["w"] == 1).all()
+
+
+def test_no_shared_memory_means_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(_name: str, _flags: int) -> int:
+        raise OSError("none left")
+
+    monkeypatch.setattr(os, "memfd_create", nothing)
+    target = {"w": np.zeros(1 << 18, np.float32)}
+    with (
+        weightbus.Publisher() as publisher,
+        weightbus.Subscriber(publisher.address, {"policy": target}, name="w0").start(),
+    ):
+        publisher.wait_for_workers(1, timeout=30)
+        publisher.publish("policy", {"w": np.ones(1 << 18, np.float32)})
+        assert (target["w"] == 1).all()
