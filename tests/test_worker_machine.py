@@ -1,0 +1,231 @@
+"""How a worker joins, whom it follows, and when it starts over."""
+
+import pytest
+
+from weightbus.bus.effects import Connect, Effect, Joined, Notice, Refused, Send, Subscribe
+from weightbus.bus.limits import Timing
+from weightbus.bus.messages import (
+    Announce,
+    Applied,
+    Beacon,
+    Bye,
+    Commit,
+    Fetch,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Refuse,
+    Running,
+    Welcome,
+    encode,
+)
+from weightbus.bus.worker import Identity, WorkerMachine
+from weightbus.codecs.layout import Layout
+
+EPOCH = 7
+LAYOUT = Layout.plan([("w", "U8", (4,))])
+
+
+class Bench:
+    """A worker of two models, and what it is told."""
+
+    def __init__(self, *, inside: bool = True) -> None:
+        self.machine = WorkerMachine(
+            Identity("w", "a" * 32, "client", "host", 5),
+            ["a", "b"],
+            lambda _m, _l: "",
+            100,
+            Timing(),
+        )
+        self.now = 100.0
+        if inside:
+            self.machine.connected(self.now)
+            self.tell(welcome())
+
+    def tell(self, message: Message) -> list[Effect]:
+        return self.machine.receive([encode(message)], self.now)
+
+    def publish(self, message: Message, topic: bytes = b"a/ctl") -> list[Effect]:
+        return self.machine.receive_published([topic, encode(message)], self.now)
+
+
+def welcome(epoch: int = EPOCH, data: str = "tcp://d:1", version: int = 0) -> Welcome:
+    models = {"a": version} if version else {}
+    return Welcome(epoch=epoch, data=data, ping_ms=1000, lost_ms=5000, models=models)
+
+
+def announce(epoch: int = EPOCH, model: str = "a") -> Announce:
+    return Announce(
+        model=model,
+        epoch=epoch,
+        version=1,
+        layout=LAYOUT.id,
+        layout_bytes=len(LAYOUT.header),
+        nbytes=4,
+        chunk_bytes=4,
+        commit="auto",
+        acknowledge="applied",
+        encoding="raw",
+    )
+
+
+def sent(effects: list[Effect], kind: type[Message]) -> list[Message]:
+    return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def test_hello_says_who_and_what_it_runs() -> None:
+    bench = Bench(inside=False)
+    running = Running(3, 9, "f" * 64)
+    bench.machine.slots["b"].running = running
+    [hello] = sent(bench.machine.connected(bench.now), Hello)
+    assert hello == Hello(
+        name="w",
+        instance="a" * 32,
+        models={"a": None, "b": running},
+        epoch=3,
+        client="client",
+        host="host",
+        pid=5,
+    )
+
+
+def test_hello_is_said_again_but_not_all_the_time() -> None:
+    bench = Bench(inside=False)
+    assert bench.machine.connected(100.0)
+    assert not bench.machine.connected(100.24)
+    assert bench.machine.connected(100.25)
+    bench.tell(welcome())
+    assert not bench.machine.connected(200.0), "it is inside"
+
+
+def test_a_welcome_connects_subscribes_and_asks_for_what_is_missing() -> None:
+    bench = Bench(inside=False)
+    effects = bench.tell(welcome(version=4))
+    assert Joined(EPOCH) in effects
+    assert Connect("tcp://d:1") in effects
+    topics = {e.topic for e in effects if isinstance(e, Subscribe) and e.on}
+    assert topics == {b"a/ctl", b"a/dat", b"b/ctl", b"b/dat"}
+    assert sent(effects, Fetch) == [Fetch(model="a", epoch=EPOCH, version=0)]
+
+
+def test_the_same_data_address_is_not_connected_to_twice() -> None:
+    bench = Bench()
+    assert not [e for e in bench.tell(welcome(EPOCH + 1)) if isinstance(e, Connect)]
+    again = bench.tell(welcome(EPOCH + 1, "tcp://d:2"))
+    assert Connect("tcp://d:2") in again
+
+
+def test_the_first_published_message_proves_the_subscription() -> None:
+    bench = Bench()
+    beacon = Beacon(model="a", epoch=EPOCH, version=0)
+    assert sent(bench.publish(beacon), Ping) == [Ping(subscribed=True)]
+    assert not sent(bench.publish(beacon), Ping)
+    bench.tell(welcome())
+    assert sent(bench.publish(beacon), Ping), "of every session"
+
+
+def test_a_welcome_is_not_taken_from_the_data_channel() -> None:
+    bench = Bench()
+    bench.publish(welcome(EPOCH + 5))
+    assert bench.machine.epoch == EPOCH
+
+
+@pytest.mark.parametrize("epoch", [EPOCH - 1, EPOCH + 1])
+def test_another_epoch_is_answered_with_hello_and_nothing_else(epoch: int) -> None:
+    bench = Bench()
+    bench.now += 1.0
+    for message in (
+        announce(epoch),
+        Beacon(model="a", epoch=epoch, version=3),
+        Commit(model="a", epoch=epoch, version=1, digest="0" * 64),
+        Pong(epoch=epoch, models={"a": 3}),
+    ):
+        bench.now += 1.0
+        assert [type(e.message) for e in bench.tell(message) if isinstance(e, Send)] == [Hello]
+    assert bench.machine.slots["a"].arriving is None
+    assert bench.machine.epoch == EPOCH, "only a welcome settles it"
+
+
+def test_a_publisher_of_an_earlier_epoch_than_what_runs_is_not_followed() -> None:
+    bench = Bench(inside=False)
+    bench.machine.slots["a"].running = Running(EPOCH + 1, 1, "f" * 64)
+    [refused] = bench.tell(welcome(EPOCH))
+    assert isinstance(refused, Refused)
+    assert refused.code == "stale-epoch"
+    assert not bench.machine.inside
+    assert Joined(EPOCH + 1) in bench.tell(welcome(EPOCH + 1)), "the same epoch is fine"
+
+
+@pytest.mark.parametrize("code", ["name-taken", "stale-epoch", "limit", "protocol-version"])
+def test_a_refusal_ends_the_session_and_is_told(code: str) -> None:
+    bench = Bench()
+    assert Refused(code, "why") in bench.tell(Refuse(code=code, text="why"))
+    assert not bench.machine.inside
+    bench.now += 1.0
+    assert sent(bench.machine.connected(bench.now), Hello), "it goes on asking"
+
+
+def test_a_publisher_that_forgot_us_is_greeted_at_once() -> None:
+    bench = Bench()
+    bench.now += 1.0
+    assert sent(bench.tell(Refuse(code="unknown-worker", text="")), Hello)
+    assert not bench.machine.inside
+
+
+def test_a_refusal_that_is_not_known_is_for_the_operator() -> None:
+    bench = Bench()
+    assert bench.tell(Refuse(code="of-the-future", text="why")) == [Notice("of-the-future", "why")]
+    assert bench.machine.inside
+
+
+def test_silence_is_loss() -> None:
+    bench = Bench()
+    bench.machine.tick(104.9)
+    assert bench.machine.inside
+    assert Notice("lost", "the publisher is silent") in bench.machine.tick(105.0)
+    assert not bench.machine.inside
+
+
+def test_any_word_of_the_publisher_is_a_sign_of_life() -> None:
+    bench = Bench()
+    bench.now = 104.0
+    bench.tell(Pong(epoch=EPOCH))
+    bench.machine.tick(108.9)
+    assert bench.machine.inside
+
+
+def test_pings_go_out_and_reports_with_them() -> None:
+    bench = Bench()
+    bench.machine.slots["a"].running = Running(EPOCH, 1, "f" * 64)
+    first = bench.machine.tick(100.0)
+    assert sent(first, Ping) == [Ping(subscribed=False)]
+    assert sent(first, Applied)
+    assert not bench.machine.tick(100.9)
+    assert sent(bench.machine.tick(101.0), Ping)
+
+
+def test_a_ping_is_answered_wherever_one_is() -> None:
+    for inside in (True, False):
+        assert Bench(inside=inside).tell(Ping(token=3)) == [Send(Pong(token=3))]
+
+
+def test_models_that_are_not_wanted_are_passed_over() -> None:
+    bench = Bench()
+    assert not bench.tell(announce(model="c"))
+    assert not bench.tell(Beacon(model="c", epoch=EPOCH, version=3))
+    assert not bench.tell(Pong(epoch=EPOCH, models={"c": 3}))
+
+
+def test_outside_nothing_is_begun() -> None:
+    bench = Bench(inside=False)
+    assert not bench.tell(announce(epoch=0))
+    assert not bench.publish(announce(epoch=0))
+    assert not bench.machine.tick(bench.now)
+
+
+def test_goodbye_is_said_even_before_the_welcome() -> None:
+    """The hello may have been heard: the publisher would wait for a worker that is gone."""
+    bench = Bench(inside=False)
+    bench.machine.connected(bench.now)
+    assert bench.machine.close() == [Send(Bye())]
