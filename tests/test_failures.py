@@ -407,7 +407,7 @@ def test_a_publisher_that_speaks_garbage_harms_no_worker(scene: Scene) -> None:
 
 def test_what_is_dropped_on_the_way_is_fetched(scene: Scene) -> None:
     nbytes = 64 * 2**20 + 1
-    publisher = scene.publisher(queue=1, chunk_bytes=2**18, timing=Timing())
+    publisher = scene.publisher(queue=1, chunk_bytes=2**18, timing=Timing(), shared_memory=False)
     workers = [
         scene.worker(publisher, f"w{i}", nbytes=nbytes, ping=1.0, lost_after=5.0) for i in (0, 1)
     ]
