@@ -5,7 +5,7 @@ a path                                                               written, th
 """
 
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -85,7 +85,9 @@ class FileTarget:
     def apply(self, staged: StagedVersion) -> None:
         """Write the version beside the file, then rename it over the file."""
         folder, name = self._path.parent, self._path.name
-        handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+        # Not by `tempfile`, whose files nobody else may read: others are to load this one.
+        temporary = folder / f".{name}.{secrets.token_hex(8)}"
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(staged.layout.header)
@@ -94,7 +96,7 @@ class FileTarget:
                 os.fsync(file.fileno())
             os.replace(temporary, self._path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 
