@@ -17,6 +17,8 @@ import numpy as np
 
 from weightbus import ApplyError, Publisher, PublishError, RefusedError, Subscriber, Timing
 
+OPTIONS = ("address", "data", "epoch", "shared_memory")  # of a publisher, passed on as they are
+
 
 def tell(event: str, **facts: Any) -> None:
     """Print one line for whoever started this process."""
@@ -62,7 +64,7 @@ def work(told: dict[str, Any]) -> None:
 def lead(told: dict[str, Any]) -> None:
     """Be a publisher until the standard input ends."""
     timing = Timing(ping=told.get("ping", 1.0), lost_after=told.get("lost_after", 5.0))
-    options = {key: told[key] for key in ("address", "data", "epoch") if key in told}
+    options = {key: told[key] for key in OPTIONS if key in told}
     with Publisher(**options, timing=timing) as publisher:
         tell("ready", address=publisher.address, data=publisher.data_address, pid=os.getpid())
         publisher.wait_for_workers(told.get("workers", 1), 60.0, "m")

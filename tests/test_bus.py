@@ -35,10 +35,12 @@ SECONDS = 30.0  # far more than anything here takes
 class Bus:
     """Makes publishers and subscribers, and closes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared_memory: bool) -> None:
         self.made: list[Publisher | Subscriber] = []
+        self.shared_memory = shared_memory
 
     def publisher(self, **options: Any) -> Publisher:
+        options.setdefault("shared_memory", self.shared_memory)
         self.made.append(made := Publisher(**options))
         return made
 
@@ -56,9 +58,9 @@ class Bus:
             one.close()
 
 
-@pytest.fixture(name="bus")
-def _bus() -> Iterator[Bus]:
-    bus = Bus()
+@pytest.fixture(name="bus", params=[False, True], ids=["network", "shared memory"])
+def _bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
+    bus = Bus(shared_memory=request.param)
     yield bus
     bus.close()
 
@@ -130,6 +132,13 @@ def test_from_numpy_to_torch_and_to_a_file(bus: Bus, tmp_path: Path) -> None:
     assert saved["empty"].shape == (0, 3)
     assert other.version("m") == receipt.version
     assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_a_file_can_be_read_by_whom_the_umask_lets(bus: Bus, tmp_path: Path) -> None:
+    publisher, path = bus.publisher(), tmp_path / "m.safetensors"
+    both(publisher, bus.subscriber(publisher, path), arrays(1))
+    (tmp_path / "other").touch()
+    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 @pytest.mark.parametrize(

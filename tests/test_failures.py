@@ -422,9 +422,12 @@ def test_what_is_dropped_on_the_way_is_fetched(scene: Scene) -> None:
 
 
 @pytest.mark.slow
-def test_a_large_model_needs_no_more_than_two_copies_on_either_side(scene: Scene) -> None:
+@pytest.mark.parametrize("shared", [False, True], ids=["network", "shared memory"])
+def test_a_large_model_needs_no_more_than_two_copies_on_either_side(
+    scene: Scene, shared: bool
+) -> None:
     nbytes = 512 * 2**20
-    leader = scene.leader(nbytes=nbytes, ping=1.0, lost_after=20.0)
+    leader = scene.leader(nbytes=nbytes, ping=1.0, lost_after=20.0, shared_memory=shared)
     worker = scene.worker(leader.wait("ready")["address"], "w", nbytes=nbytes, lost_after=20.0)
     before = worker.wait("ready")["memory"]
     leader.say(1)

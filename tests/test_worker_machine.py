@@ -112,17 +112,23 @@ def test_a_welcome_connects_subscribes_and_asks_for_what_is_missing() -> None:
 def test_the_same_data_address_is_not_connected_to_twice() -> None:
     bench = Bench()
     assert not [e for e in bench.tell(welcome(EPOCH + 1)) if isinstance(e, Connect)]
-    again = bench.tell(welcome(EPOCH + 1, "tcp://d:2"))
+    again = bench.tell(welcome(EPOCH + 2, "tcp://d:2"))
     assert Connect("tcp://d:2") in again
+
+
+def test_a_second_welcome_of_one_session_only_tells_the_news() -> None:
+    bench = Bench()
+    effects = bench.tell(welcome(version=4))
+    assert effects == [Send(Fetch(model="a", epoch=EPOCH, version=0))]
 
 
 def test_the_first_published_message_proves_the_subscription() -> None:
     bench = Bench()
-    beacon = Beacon(model="a", epoch=EPOCH, version=0)
-    assert sent(bench.publish(beacon), Ping) == [Ping(subscribed=True)]
-    assert not sent(bench.publish(beacon), Ping)
-    bench.tell(welcome())
-    assert sent(bench.publish(beacon), Ping), "of every session"
+    for epoch in (EPOCH, EPOCH + 1):
+        bench.tell(welcome(epoch))
+        beacon = Beacon(model="a", epoch=epoch, version=0)
+        assert sent(bench.publish(beacon), Ping) == [Ping(subscribed=True)], "of every session"
+        assert not sent(bench.publish(beacon), Ping)
 
 
 def test_a_welcome_is_not_taken_from_the_data_channel() -> None:
