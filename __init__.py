@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from .bus.limits import Timing
     from .bus.receipt import Receipt, WorkerReceipt
-    from .bus.roster import WorkerStatus
+    from .bus.status import WorkerStatus
     from .codecs.errors import LayoutError, StateError, WeightBusError
     from .python_client.publisher import Publisher
     from .python_client.subscriber import Subscriber, Update
@@ -67,7 +67,7 @@ _HOMES = {
     "Update": "python_client.subscriber",
     "WeightBusError": "codecs.errors",
     "WorkerReceipt": "bus.receipt",
-    "WorkerStatus": "bus.roster",
+    "WorkerStatus": "bus.status",
     "WorkersMissingError": "bus.errors",
 }
 

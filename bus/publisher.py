@@ -16,19 +16,16 @@ Nothing here assumes that the publisher is a trainer or that a worker is a leaf.
 import contextlib
 from collections.abc import Callable, Sequence
 
-from .catalog import Catalog, Shelf
-from .effects import Broadcast, Effect, Notice, Resolve, Send
+from .calls import Calls
+from .catalog import Catalog
+from .effects import Broadcast, Effect, Notice, Send
 from .errors import ProtocolError, UnknownWorkerError
 from .limits import INTEGER_MAX, Timing
 from .messages import (
-    Abort,
-    Announce,
     Applied,
     Beacon,
     Buffer,
     Bye,
-    Chunk,
-    Commit,
     Failed,
     Fetch,
     Hello,
@@ -45,9 +42,11 @@ from .messages import (
     from_worker,
     model_of,
 )
+from .offers import abort_of, announcement, chunk_of, commit_of, end_of, refusal_of
 from .publication import Publication, Target
-from .push import Push, end_of
-from .roster import Incoming, Peer, Roster, WorkerStatus
+from .push import Push
+from .roster import Incoming, Peer, Roster
+from .status import WorkerStatus, phase_of, status_of
 from .version import Retired, Version
 
 
@@ -75,7 +74,7 @@ class PublisherMachine:
         self.roster = Roster(self.timing.lost_after)
         self.catalog = Catalog()
         self.malformed = 0  # messages dropped because they broke the protocol
-        self._publications: dict[int, Publication] = {}
+        self._calls = Calls(self.roster, self.catalog, self.timing)
         self._pushes: list[Push] = []
         self._beacon_at = 0.0
         self._handlers: dict[type[Message], Callable[..., list[Effect]]] = {
@@ -135,11 +134,7 @@ class PublisherMachine:
         version, workers = publication.version, publication.workers
         peers = self._targets(version.model, workers)
         shelf = self.catalog[version.model]
-        effects: list[Effect] = []
-        for other in list(self._publications.values()):
-            if other.version is shelf.pending:
-                other.superseded = True
-                effects += self._settle(other, now)
+        effects = self._calls.supersede(shelf.pending, now)
         shelf.number(version, self.epoch)
         publication.targets = {p.name: Target(p.name) for p in peers}
         version.receivers = {p.name for p in peers if not p.lost}
@@ -151,9 +146,9 @@ class PublisherMachine:
             shelf.prune()
         else:
             shelf.settle(version, None if workers is None else frozenset(workers))
-        self._publications[publication.id] = publication
+        self._calls.add(publication)
         effects += self._announce(publication, peers, now)
-        return effects + self._settle(publication, now)
+        return effects + self._calls.settle(publication, now)
 
     def _targets(self, model: str, workers: Sequence[str] | None) -> list[Peer]:
         if workers is None:
@@ -195,8 +190,9 @@ class PublisherMachine:
         """Return the next chunks to publish."""
         effects: list[Effect] = []
         for push in self._pushes:
-            effects += push.step(now)
-        self._pushes = [push for push in self._pushes if not push.done]
+            if push.version.alive:  # it may have been aborted meanwhile
+                effects += push.step(now)
+        self._pushes = [push for push in self._pushes if push.version.alive and not push.done]
         return effects
 
     # Time.
@@ -210,46 +206,18 @@ class PublisherMachine:
             self._beacon_at = now + self.timing.ping
             effects += [self._beacon(s.model) for s in self.catalog if s.latest and s.latest.alive]
         effects += self.push(now)
-        for publication in list(self._publications.values()):
-            effects += self._settle(publication, now)
+        effects += self._calls.settle_all(now)
         for shelf in self.catalog:
             shelf.prune()
         return effects
 
     def close(self, now: float) -> list[Effect]:
         """Resolve every call that is still open, as it stands."""
-        effects: list[Effect] = []
-        for publication in list(self._publications.values()):
-            publication.deadline = now
-            effects += self._settle(publication, now)
-        return effects
+        return self._calls.close(now)
 
     def status(self, now: float) -> tuple[WorkerStatus, ...]:
         """Return who is there, and who runs which version."""
-        return tuple(self._status(peer, now) for peer in self.roster)
-
-    def _status(self, peer: Peer, now: float) -> WorkerStatus:
-        slow = [i for i in peer.incoming.values() if now - i.since >= self.timing.stuck_after]
-        return WorkerStatus(
-            name=peer.name,
-            state="lost" if peer.lost else "stuck" if slow else "live",
-            models=tuple(peer.hello.models),
-            running={m: (r.epoch, r.version) for m, r in peer.running.items()},
-            phase={m: self._phase(m, i, now) for m, i in peer.incoming.items()},
-            silent_s=now - peer.heard_at,
-            client=peer.hello.client,
-            host=peer.hello.host,
-            pid=peer.hello.pid,
-        )
-
-    def _phase(self, model: str, incoming: Incoming, now: float) -> str:
-        text = f"{incoming.phase} version {incoming.version}"
-        if incoming.phase == "receiving":
-            version = self.catalog[model].get(incoming.version)
-            count = f" of {version.plan.count}" if version is not None else ""
-            text += f", {incoming.chunks}{count} chunks here"
-        idle = now - incoming.since
-        return text + (f", no progress for {idle:.1f} s" if idle >= self.timing.quiet else "")
+        return tuple(status_of(peer, self.catalog, self.timing, now) for peer in self.roster)
 
     # Joining and leaving.
 
@@ -296,10 +264,9 @@ class PublisherMachine:
             for model, running in peer.hello.models.items()
             if running is not None and self._plausible(model, running)
         }
-        for publication in self._publications.values():
-            publication.move(peer.name, "behind", now)
+        self._calls.returned(peer, now)
         for model in peer.running:
-            effects += self._arrived(peer, model, now)
+            effects += self._calls.arrived(peer, model, now)
         welcome = Welcome(
             epoch=self.epoch,
             data=self.data_endpoint,
@@ -325,22 +292,20 @@ class PublisherMachine:
         if not peer.lost:
             return []
         peer.lost = False
-        for publication in self._publications.values():
-            publication.move(peer.name, "behind", now)
+        self._calls.returned(peer, now)
         return [Notice("returned", f"worker {peer.name} answers again", peer.name)]
 
     def _lose(self, peer: Peer, now: float, why: str) -> list[Effect]:
-        phases = "; ".join(self._phase(m, i, now) for m, i in peer.incoming.items())
+        phases = "; ".join(
+            phase_of(m, i, self.catalog, self.timing, now) for m, i in peer.incoming.items()
+        )
         detail = why + (f" while {phases}" if phases else "")
         peer.lost, peer.subscribed = True, False
         for shelf in self.catalog:
             shelf.forget(peer.name)
-        effects: list[Effect] = [Notice("lost", f"worker {peer.name} is lost: {detail}", peer.name)]
-        for publication in list(self._publications.values()):
-            publication.move(peer.name, "lost", now, detail)
-            effects += self._settle(publication, now)
         peer.incoming.clear()
-        return effects
+        notice = Notice("lost", f"worker {peer.name} is lost: {detail}", peer.name)
+        return [notice, *self._calls.lost(peer, detail, now)]
 
     def _bye(self, peer: Peer, _message: Bye, now: float) -> list[Effect]:
         effects = self._lose(peer, now, "it said goodbye")
@@ -358,28 +323,30 @@ class PublisherMachine:
     # Giving versions out.
 
     def _fetch(self, peer: Peer, fetch: Fetch, now: float) -> list[Effect]:
-        shelf = self.catalog.get(fetch.model)
-        version = shelf.get(fetch.version) if shelf and fetch.epoch == self.epoch else None
-        if version is None and shelf and fetch.version == 0 and fetch.epoch == self.epoch:
+        shelf = self.catalog.get(fetch.model) if fetch.epoch == self.epoch else None
+        version = shelf.get(fetch.version) if shelf else None
+        if version is None and shelf and fetch.version == 0:
             version = shelf.latest_for(peer.name)
+        code, text = refusal_of(fetch, version)
         try:
-            if shelf is None or version is None:
-                return self._gone(peer, fetch, shelf)
-            if fetch.count == 0:
-                end = fetch.version > 0 and not fetch.layout  # asked for by one who has all chunks
-                return self._describe(peer, version, layout=fetch.layout, end=end)
-            return self._chunks(peer, version, fetch, now)
+            if version is None or code:
+                return self._turn_down(peer, fetch, code, text)
+            if fetch.count:
+                return self._give(peer, version, fetch, now)
+            end = fetch.version > 0 and not fetch.layout  # asked for by one who has all chunks
+            return self._describe(peer, version, layout=fetch.layout, end=end)
         except Retired:
-            return self._gone(peer, fetch, shelf)
+            return self._turn_down(peer, fetch, *refusal_of(fetch, None))
 
-    def _gone(self, peer: Peer, fetch: Fetch, shelf: Shelf | None) -> list[Effect]:
-        text = f"version {fetch.version} of epoch {fetch.epoch} is not to be had here"
+    def _turn_down(self, peer: Peer, fetch: Fetch, code: str, text: str) -> list[Effect]:
+        """Refuse a fetch; if what it asked for is gone, say what there is instead."""
         refuse = Refuse(
-            code="gone", text=text, model=fetch.model, epoch=fetch.epoch, version=fetch.version
+            code=code, text=text, model=fetch.model, epoch=fetch.epoch, version=fetch.version
         )
         effects: list[Effect] = [Send(refuse, to=peer.identity)]
-        latest = shelf.latest_for(peer.name) if shelf else None
-        if latest is not None and (latest.key != (fetch.epoch, fetch.version)):
+        shelf = self.catalog.get(fetch.model)
+        latest = shelf.latest_for(peer.name) if shelf and code == "gone" else None
+        if latest is not None and latest.key != (fetch.epoch, fetch.version):
             with contextlib.suppress(Retired):  # being replaced now: the new one will be announced
                 effects += self._describe(peer, latest)
         return effects
@@ -389,44 +356,18 @@ class PublisherMachine:
     ) -> list[Effect]:
         """Announce a version to one worker; add the end unless it reads shared memory."""
         header = version.layout.header if layout else None
-        announce = announcement(version, self._undecided(version))
+        announce = announcement(version, self._calls.undecided(version))
         version.receivers.add(peer.name)
         effects: list[Effect] = [Send(announce, header, to=peer.identity)]
         if end or not (peer.shared and version.shared):
             effects.append(Send(end_of(version), to=peer.identity))
         return effects
 
-    def _undecided(self, version: Version) -> Publication | None:
-        for publication in self._publications.values():
-            if publication.version is version and publication.decision != "commit":
-                return publication
-        return None
-
-    def _chunks(self, peer: Peer, version: Version, fetch: Fetch, now: float) -> list[Effect]:
-        last = fetch.first + fetch.count
-        if last > version.plan.count or fetch.version != version.version:
-            text = (
-                f"chunks {fetch.first} to {last - 1} of version {version.version}, which has "
-                f"{version.plan.count}"
-            )
-            refuse = Refuse(
-                code="range",
-                text=text,
-                model=fetch.model,
-                epoch=fetch.epoch,
-                version=fetch.version,
-            )
-            return [Send(refuse, to=peer.identity)]
+    def _give(self, peer: Peer, version: Version, fetch: Fetch, now: float) -> list[Effect]:
         version.receivers.add(peer.name)
         self._note(peer, fetch.model, fetch.version, "receiving", None, now)
-        effects: list[Effect] = []
-        for index in range(fetch.first, last):
-            crc, payload = version.chunk(index)
-            chunk = Chunk(
-                model=fetch.model, epoch=fetch.epoch, version=fetch.version, index=index, crc=crc
-            )
-            effects.append(Send(chunk, payload, to=peer.identity))
-        return effects
+        indexes = range(fetch.first, fetch.first + fetch.count)
+        return [Send(*chunk_of(version, index), to=peer.identity) for index in indexes]
 
     # What workers report.
 
@@ -464,23 +405,17 @@ class PublisherMachine:
         shelf = self.catalog[message.model]
         version = shelf.get(message.version)
         if version is None:
-            return [self._abort(peer, message, "the version was aborted or superseded")]
+            text = "the version was aborted or superseded"
+            abort = abort_of(message.model, message.epoch, message.version, text)
+            return [Send(abort, to=peer.identity)]
         if version.digest() != message.digest:
             return self._wrong_digest(peer, message)
         self._note(peer, message.model, message.version, "staged", None, now)
         shelf.left(peer.name, older_than=message.version + 1)
-        effects: list[Effect] = []
-        for publication in list(self._publications.values()):
-            if publication.version is version:
-                publication.move(peer.name, "staged", now)
-                effects += self._settle(publication, now)
+        effects = self._calls.staged(peer, version, now)
         if version is not shelf.pending and version.alive:
             effects.append(Send(commit_of(version), to=peer.identity))
         return effects
-
-    def _abort(self, peer: Peer, message: Staged, text: str) -> Effect:
-        abort = Abort(model=message.model, epoch=message.epoch, version=message.version, text=text)
-        return Send(abort, to=peer.identity)
 
     def _applied(self, peer: Peer, message: Applied, now: float) -> list[Effect]:
         running = Running(message.epoch, message.version, message.digest)
@@ -497,7 +432,7 @@ class PublisherMachine:
         if incoming is not None and incoming.version <= message.version:
             del peer.incoming[message.model]
         self.catalog[message.model].left(peer.name, older_than=message.version + 1)
-        return self._arrived(peer, message.model, now)
+        return self._calls.arrived(peer, message.model, now)
 
     def _plausible(self, model: str, running: Running) -> bool:
         """Return whether a worker may run what it says it runs.
@@ -512,20 +447,6 @@ class PublisherMachine:
             return shelf.had(running.version)
         return shelf.known_digest(running.version) in ("", running.digest)
 
-    def _arrived(self, peer: Peer, model: str, now: float) -> list[Effect]:
-        """A worker runs a version: move every publish of that version and of older ones."""
-        runs, effects = peer.runs(model), list[Effect]()
-        for publication in list(self._publications.values()):
-            version = publication.version
-            if version.model != model or version.key > runs:
-                continue
-            if version.key == runs:
-                publication.move(peer.name, "applied", now)
-            elif version.key < runs:
-                publication.move(peer.name, "skipped", now, f"it runs version {runs[1]}")
-            effects += self._settle(publication, now)
-        return effects
-
     def _wrong_digest(self, peer: Peer, message: Staged | Applied) -> list[Effect]:
         """A worker's bytes are not the published ones; it must never count as done."""
         shelf = self.catalog.get(message.model)
@@ -539,70 +460,11 @@ class PublisherMachine:
     def _failed(self, peer: Peer, message: Failed, now: float) -> list[Effect]:
         if not self._mine(message):
             return []
-        shelf, effects = self.catalog[message.model], list[Effect]()
-        shelf.left(peer.name, older_than=message.version + 1)
-        for publication in list(self._publications.values()):
-            v = publication.version
-            if (v.model, v.version) == (message.model, message.version):
-                fresh = publication.targets.get(peer.name)
-                if fresh is not None and fresh.state in ("behind", "staged"):
-                    detail = f"{message.code}: {message.text}"
-                    text = f"worker {peer.name} failed version {v.version} of {v.model}: {detail}"
-                    effects.append(Notice("failed", text, peer.name))
-                    publication.move(peer.name, "failed", now, detail)
-                effects += self._settle(publication, now)
+        self.catalog[message.model].left(peer.name, older_than=message.version + 1)
         incoming = peer.incoming.get(message.model)
         if incoming is not None and incoming.version == message.version:
             del peer.incoming[message.model]
-        return effects
-
-    # Deciding and resolving.
-
-    def _settle(self, publication: Publication, now: float) -> list[Effect]:
-        """Commit or abort if that is due, and resolve the call if it is over."""
-        effects: list[Effect] = []
-        if publication.decision == "open" and publication.decide(now) != "open":
-            effects += self._decided(publication)
-        achieved = publication.verdict(now)
-        if achieved is not None and not publication.resolved:
-            publication.resolved = True
-            self._explain(publication, now)
-            receipt = publication.receipt(now, publication.version.known_digest)
-            effects.append(Resolve(publication.id, receipt, achieved))
-        if publication.resolved and (
-            publication.commit == "auto" or publication.decision != "open"
-        ):
-            self._publications.pop(publication.id, None)
-        return effects
-
-    def _decided(self, publication: Publication) -> list[Effect]:
-        version = publication.version
-        shelf = self.catalog[version.model]
-        peers = [
-            p
-            for n in publication.targets
-            if (p := self.roster.by_name(n)) is not None and not p.lost
-        ]
-        if publication.decision == "commit":
-            targets = None if publication.workers is None else frozenset(publication.workers)
-            shelf.settle(version, targets)
-            staged = [p for p in peers if publication.targets[p.name].state == "staged"]
-            return [Send(commit_of(version), to=p.identity) for p in staged]
-        shelf.drop(version)
-        self._pushes = [p for p in self._pushes if p.version is not version]
-        text = "superseded by a newer publish" if publication.superseded else "not enough staged"
-        abort = Abort(model=version.model, epoch=version.epoch, version=version.version, text=text)
-        return [Send(abort, to=p.identity) for p in peers]
-
-    def _explain(self, publication: Publication, now: float) -> None:
-        """Say of every target that is not there yet what it is doing."""
-        model = publication.version.model
-        for target in publication.targets.values():
-            peer = self.roster.by_name(target.name)
-            if target.state not in publication.done and peer is not None and not target.detail:
-                incoming = peer.incoming.get(model)
-                doing = self._phase(model, incoming, now) if incoming else "nothing heard of it yet"
-                target.detail = f"{doing}; last heard {now - peer.heard_at:.1f} s ago"
+        return self._calls.failed(peer, message, now)
 
     def _beacon(self, model: str) -> Broadcast:
         shelf = self.catalog.get(model)
@@ -610,33 +472,6 @@ class PublisherMachine:
         version = latest.version if latest is not None and latest.alive else 0
         beacon = Beacon(model=model, epoch=self.epoch, version=version)
         return Broadcast(control_topic(model), beacon)
-
-
-def announcement(version: Version, publication: Publication | None) -> Announce:
-    """Return the announcement of a version; a committed one is for everybody to apply at once."""
-    together = publication is not None and publication.commit == "together"
-    staged = publication is not None and (together or publication.wait == "staged")
-    return Announce(
-        model=version.model,
-        epoch=version.epoch,
-        version=version.version,
-        layout=version.layout.id,
-        layout_bytes=len(version.layout.header),
-        nbytes=version.layout.nbytes,
-        chunk_bytes=version.plan.chunk_bytes,
-        commit="together" if together else "auto",
-        acknowledge="staged" if staged else "applied",
-        encoding="raw",
-        shared=version.shared,
-        hash=publication is not None and publication.hash,
-    )
-
-
-def commit_of(version: Version) -> Commit:
-    """Return the message that lets workers apply a version."""
-    return Commit(
-        model=version.model, epoch=version.epoch, version=version.version, digest=version.digest()
-    )
 
 
 def _name_taken(peer: Peer) -> str:

@@ -18,8 +18,8 @@ from .messages import encode
 from .publication import Publication
 from .publisher import PublisherMachine
 from .receipt import Receipt
-from .roster import WorkerStatus
 from .sockets import PublisherSockets
+from .status import WorkerStatus
 
 log = logging.getLogger("weightbus.publisher")
 

@@ -8,7 +8,8 @@ When nobody reports anything for a while the push ends early: pulling always wor
 
 from .effects import Broadcast, Effect
 from .limits import WINDOW_CHUNKS
-from .messages import Chunk, End, control_topic, data_topic
+from .messages import control_topic, data_topic
+from .offers import chunk_of, end_of
 from .version import Retired, Version
 
 BURST_CHUNKS = 8  # pushed before other work gets a turn
@@ -44,9 +45,7 @@ class Push:
         stalled = now - self._moved_at >= self._patience
         try:
             for index in range(self.next, min(self.next + BURST_CHUNKS, self._limit())):
-                crc, payload = v.chunk(index)
-                chunk = Chunk(model=v.model, epoch=v.epoch, version=v.version, index=index, crc=crc)
-                effects.append(Broadcast(data_topic(v.model), chunk, payload))
+                effects.append(Broadcast(data_topic(v.model), *chunk_of(v, index)))
                 self.next, self._moved_at = index + 1, now
             if self.next == v.plan.count or stalled:
                 self.done = True
@@ -54,10 +53,3 @@ class Push:
         except Retired:
             self.done = True
         return effects
-
-
-def end_of(version: Version) -> End:
-    """Return the message that closes a version."""
-    return End(
-        model=version.model, epoch=version.epoch, version=version.version, digest=version.digest()
-    )

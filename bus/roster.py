@@ -48,32 +48,6 @@ class Peer:
         return (running.epoch, running.version) if running else (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """One worker, as an operator sees it.
-
-    Attributes:
-        name: Its name.
-        state: `live`, `stuck` (it answers, but makes no progress) or `lost`.
-        models: The models that it wants.
-        running: By model, the (epoch, version) that it runs.
-        phase: By model, what it is doing with a newer version, such as "receiving 3 of 8 chunks of
-            version 5"; empty when idle.
-        silent_s: Seconds since it was last heard.
-        client, host, pid: What it says it is.
-    """
-
-    name: str
-    state: Literal["live", "stuck", "lost"]
-    models: tuple[str, ...]
-    running: dict[str, tuple[int, int]]
-    phase: dict[str, str]
-    silent_s: float
-    client: str
-    host: str
-    pid: int
-
-
 class Roster:
     """The workers of one publisher."""
 

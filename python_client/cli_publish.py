@@ -13,7 +13,7 @@ from ..bus import endpoints
 from ..bus.errors import AddressError, ClosedError, PublishError, WorkersMissingError
 from ..bus.messages import check_name
 from ..bus.receipt import Receipt
-from ..bus.roster import WorkerStatus
+from ..bus.status import WorkerStatus
 from .checkpoint import Checkpoint, Progress, open_checkpoint, stamp_of
 from .cli_outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
 from .cli_screen import DIM, STATE_STYLES, Bars, Screen, counted, size, table

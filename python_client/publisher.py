@@ -20,9 +20,9 @@ from ..bus.publication import CommitMode, Publication, Wait
 from ..bus.publisher import PublisherMachine
 from ..bus.publisher_loop import PublisherLoop
 from ..bus.receipt import Receipt
-from ..bus.roster import WorkerStatus
 from ..bus.segment import probe
 from ..bus.sockets import PUB_QUEUE, PublisherSockets
+from ..bus.status import WorkerStatus
 from ..codecs.chunks import CHUNK_BYTES_DEFAULT, ChunkPlan
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout

@@ -38,9 +38,9 @@ from weightbus.bus.messages import (
     from_publisher,
     from_worker,
 )
+from weightbus.bus.offers import end_of
 from weightbus.bus.publication import Publication
 from weightbus.bus.publisher import PublisherMachine
-from weightbus.bus.push import end_of
 from weightbus.bus.staging import Buffers
 from weightbus.bus.version import Version
 from weightbus.bus.worker import Identity, WorkerMachine

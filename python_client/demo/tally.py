@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...bus.receipt import Receipt
-from ...bus.roster import WorkerStatus
+from ...bus.status import WorkerStatus
 from .episode import Episode
 from .policy import MODEL
 
