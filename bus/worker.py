@@ -225,6 +225,8 @@ class WorkerMachine:
         if welcome.data != self._data:
             self._data = welcome.data
             effects.append(Connect(welcome.data))
+        if self.shared:  # before anything is pushed or hashed for us
+            effects.append(Send(Ping(subscribed=False, shared=True)))
         for model, slot in self.slots.items():
             effects.append(Subscribe(control_topic(model), on=True))
             slot.shared = self.shared
