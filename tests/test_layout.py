@@ -44,8 +44,9 @@ IMPURE = {"asyncio", "multiprocessing", "random", "select", "socket", "threading
 FORBIDDEN_CALLS = {"send_pyobj", "recv_pyobj", "torch.load", "torch.save"}
 
 FACE = [
+    "AddressError",
     "ApplyError",
-    "FencedError",
+    "ClosedError",
     "LayoutError",
     "ProtocolError",
     "PublishError",
@@ -54,9 +55,13 @@ FACE = [
     "RefusedError",
     "StateError",
     "Subscriber",
+    "Timing",
+    "UnknownWorkerError",
     "Update",
     "WeightBusError",
     "WorkerReceipt",
+    "WorkerStatus",
+    "WorkersMissingError",
     "__version__",
 ]
 
