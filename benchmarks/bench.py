@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from weightbus.benchmarks import contender, plots, report
+from weightbus.benchmarks.bus import ROADS
 from weightbus.benchmarks.comparison import Comparison, Plan, compare
 from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.model import Shape
@@ -77,13 +78,17 @@ def _names(text: str) -> list[str]:
     unknown = set(text.split(",")) - set(known)
     if unknown:
         raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; there are {', '.join(known)}")
-    return [name for name in known if name in {contender.LIMIT, *text.split(",")}]
+    wanted = {*text.split(","), *(contender.load(name).LIMIT for name in text.split(","))}
+    return [name for name in known if name in wanted]
 
 
-def measure_costs(shape: Shape) -> dict[str, Any]:
-    """Measure memory and pauses, in a process of its own."""
-    with Process("costs", "costs", shape.text) as process:
-        return process.answer(COSTS_SECONDS)
+def measure_costs(shape: Shape) -> list[dict[str, Any]]:
+    """Measure memory and pauses on either road, each in a process of its own."""
+    costs: list[dict[str, Any]] = []
+    for road in ROADS:
+        with Process("costs", "costs", shape.text, road) as process:
+            costs.append(process.answer(COSTS_SECONDS))
+    return costs
 
 
 def main(words: list[str]) -> int:
@@ -96,13 +101,14 @@ def main(words: list[str]) -> int:
     comparisons: list[Comparison] = []
     try:
         with console.status("") as status:
-            for each in plans(arguments):
-                comparison = compare(each, arguments.contenders, status.update)
+            for planned in plans(arguments):
+                comparison = compare(planned, arguments.contenders, status.update)
                 report.print_comparison(comparison, console)
                 comparisons.append(comparison)
             status.update("memory and pauses")
             costs = measure_costs(arguments.costs)
-        report.print_costs(costs, console)
+        for each in costs:
+            report.print_costs(each, console)
     except ProcessError as error:
         console.print(f"[red]{error}[/red]", highlight=False)
         return 1

@@ -18,8 +18,8 @@ from .process import Process
 
 WARM_UP = 2  # rounds that are not counted: first versions touch fresh memory on both sides
 PUBLISH_SECONDS = 120.0
-PROCESS_BYTES = 300 * 2**20  # what a process with torch takes before any model
-COPIES = 2.5  # of the model in each process, for the estimate of what fits
+PROCESS_BYTES = 150 * 2**20  # what a process takes before any model, with torch or without
+COPIES = 2  # of the model in each process, for the estimate of what fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,14 @@ class Result:
         first: Seconds of its very first publish.
         rounds: Seconds of every publish that counts, by round.
         seconds: Their spread.
+        limit: What it is held against.
         ratio: Of its median in a round to that of the limit in the same round.
     """
 
     name: str
     title: str
     kind: str
+    limit: str
     first: float = 0.0
     rounds: list[list[float]] = field(default_factory=list[list[float]])
     seconds: Spread = Spread(0.0, 0.0, 0.0)
@@ -113,6 +115,7 @@ class Comparison:
                     "name": r.name,
                     "title": r.title,
                     "kind": r.kind,
+                    "limit": r.limit,
                     "correct": True,  # or there would be no result: each round was checked
                     "first": r.first,
                     "rounds": r.rounds,
@@ -157,13 +160,13 @@ def compare(plan: Plan, names: Sequence[str], say: Callable[[str], None]) -> Com
                 elif number >= 0:
                     results[name].rounds.append(answer["seconds"])
     for result in results.values():
-        result.summarise(results[contender.LIMIT])
+        result.summarise(results[result.limit])
     return Comparison(plan, list(results.values()))
 
 
 def _introduced(name: str, host: Process) -> Result:
     answer = host.answer(START_SECONDS + 10)
-    return Result(name, answer["title"], answer["kind"])
+    return Result(name, answer["title"], answer["kind"], contender.load(name).LIMIT)
 
 
 def _turns(names: Sequence[str], number: int) -> list[str]:

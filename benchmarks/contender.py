@@ -3,6 +3,7 @@
 Each file in `contenders/` is one contender and holds both of its sides:
 
     NEEDS     packages without which it is left out (they need not be weightbus's own)
+    LIMIT     the contender that it is held against: nobody can do better on the same road
     create()  returns the publisher's side
     work()    is the worker's side: applies versions to `model` for ever, says "ready" once
 
@@ -19,7 +20,7 @@ from .fleet import Worker
 from .model import Model
 
 FOLDER = Path(__file__).with_name("contenders")
-LIMIT = "raw_tcp"  # what all others are held against
+LIMITS = ("raw_tcp", "shared_memory")  # what others are held against: one for each road
 
 Kind = Literal["limit", "weightbus", "peer"]
 
@@ -54,6 +55,7 @@ class Module(Protocol):
     """A file in `contenders/`."""
 
     NEEDS: tuple[str, ...]
+    LIMIT: str
     create: Callable[[], Contender]
     work: Callable[[Worker], None]
 
@@ -64,7 +66,8 @@ def load(name: str) -> Module:
 
 
 def names() -> list[str]:
-    """Return the contenders that can run here, what all are held against first."""
+    """Return the contenders that can run here, road by road, the limit of each road first."""
     found = sorted(path.stem for path in FOLDER.glob("*.py"))
-    found.sort(key=lambda name: name != LIMIT)
-    return [n for n in found if all(importlib.util.find_spec(need) for need in load(n).NEEDS)]
+    there = [n for n in found if all(importlib.util.find_spec(need) for need in load(n).NEEDS)]
+    there.sort(key=lambda name: (LIMITS.index(load(name).LIMIT), name not in LIMITS))
+    return there

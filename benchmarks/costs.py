@@ -1,7 +1,7 @@
 """What a publish of weightbus costs besides time: memory on both sides, and who is kept waiting.
 
-Run as `python -m weightbus.benchmarks.costs SHAPE`, a fresh publisher process with one worker, so
-that nothing else is in the memory that is counted. Prints one line of JSON.
+Run as `python -m weightbus.benchmarks.costs SHAPE ROAD`: a fresh publisher process with one worker,
+so that nothing else is in the memory that is counted. Prints one line of JSON.
 """
 
 import statistics
@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from . import memory
-from .contenders.weightbus_receive import MODEL, Bus
+from .bus import MODEL, Bus, Road
 from .fleet import START_SECONDS
 from .model import Model, Shape
 from .process import Answers
@@ -19,14 +19,15 @@ VERSIONS = 10
 ASYNC_ROUNDS = 7
 
 
-def measure(shape: Shape) -> dict[str, Any]:
+def measure(shape: Shape, road: Road) -> dict[str, Any]:
     """Publish ten versions to one worker and count."""
     model = Model(shape, zeros=False)
-    bus = Bus("weightbus", "weightbus_receive")
+    bus = Bus("weightbus", "weightbus_receive", road)
     bus.start(1, model)
     try:
         return {
             "shape": shape.text,
+            "road": road,
             "bytes": shape.nbytes,
             **_versions(bus, model),
             **_pauses(bus),
@@ -106,4 +107,6 @@ def summary(costs: dict[str, Any]) -> list[tuple[str, str]]:
 
 if __name__ == "__main__":
     answers = Answers({})
-    answers.say(measure(Shape.parse(sys.argv[1])))
+    answers.say(
+        measure(Shape.parse(sys.argv[1]), "shared" if sys.argv[2] == "shared" else "network")
+    )

@@ -27,6 +27,7 @@ class Worker:
         model: What versions are to be applied to.
         told: What the publisher's side wants it to know, such as an address.
         pauses: Seconds that each apply took, where the contender knows.
+        roads: The ways that versions came by, where there are several.
         ready: To be set when versions can be published to this worker.
     """
 
@@ -34,6 +35,7 @@ class Worker:
     model: Model
     told: dict[str, Any]
     pauses: list[float] = field(default_factory=list[float])
+    roads: set[str] = field(default_factory=set[str])
     ready: threading.Event = field(default_factory=threading.Event)
 
 

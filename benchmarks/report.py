@@ -23,7 +23,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         return
     table = Table(title=f"{of}, {plan.rounds} rounds of {plan.burst}", title_justify="left")
     table.add_column("", no_wrap=True)
-    for heading in ("ms (quartiles)", "x raw TCP (quartiles)", "GB/s", "first, ms"):
+    for heading in ("ms (quartiles)", "x its limit (quartiles)", "GB/s", "first, ms"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in comparison.results:
         table.add_row(*_row(result, plan.shape.nbytes * plan.workers))
@@ -52,7 +52,7 @@ def _number(value: float) -> str:
 def print_costs(costs: dict[str, Any], console: Console) -> None:
     """Print what a publish costs besides time."""
     table = Table(
-        title=f"weightbus, one publish of {costs['shape'].partition('/')[0]} to one worker",
+        title=f"weightbus, {costs['road']}, {costs['shape'].partition('/')[0]} to one worker",
         title_justify="left",
         show_header=False,
     )

@@ -51,6 +51,10 @@ class Questions:
         pauses, self._worker.pauses[:] = list(self._worker.pauses), []
         return {"pauses": pauses}
 
+    def roads(self) -> Answer:
+        """Tell which ways versions came by."""
+        return {"roads": sorted(self._worker.roads)}
+
 
 def main(name: str, shape: str, index: str, told: str) -> None:
     """Work until the parent closes our standard input."""
@@ -63,6 +67,7 @@ def main(name: str, shape: str, index: str, told: str) -> None:
             "memory": asked.memory,
             "memcpy": asked.memcpy,
             "pauses": asked.pauses,
+            "roads": asked.roads,
         }
     ).serve_beside()
     load(name).work(worker)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from weightbus.benchmarks import contender, plots
+from weightbus.benchmarks.bus import ROADS, Bus, WrongRoad
 from weightbus.benchmarks.comparison import Spread
 from weightbus.benchmarks.fleet import WrongBytes
 from weightbus.benchmarks.model import Model, Shape
@@ -46,14 +47,16 @@ def test_every_contender_has_every_round(results: dict[str, Any]) -> None:
         assert result["seconds"]["low"] <= result["seconds"]["median"] <= result["seconds"]["high"]
 
 
-def test_the_limit_is_held_against_itself(results: dict[str, Any]) -> None:
-    limit = results["comparisons"][0]["results"][0]
-    assert limit["name"] == contender.LIMIT
-    assert limit["ratio"] == {"median": 1.0, "low": 1.0, "high": 1.0}
+def test_limits_are_held_against_themselves(results: dict[str, Any]) -> None:
+    limits = [r for r in results["comparisons"][0]["results"] if r["name"] == r["limit"]]
+    assert [limit["name"] for limit in limits] == list(contender.LIMITS)
+    for limit in limits:
+        assert limit["ratio"] == {"median": 1.0, "low": 1.0, "high": 1.0}
 
 
-def test_costs_are_complete(results: dict[str, Any]) -> None:
-    costs = results["costs"]
+@pytest.mark.parametrize("road", ROADS)
+def test_costs_are_complete(results: dict[str, Any], road: str) -> None:
+    (costs,) = [c for c in results["costs"] if c["road"] == road]
     assert len(costs["version_seconds"]) == 10
     assert set(costs["extra_memory"]) == {"first", "last"}
     for measured in ("apply_seconds", "worker_memcpy_seconds", "async_seconds"):
@@ -85,6 +88,20 @@ def test_wrong_bytes_are_noticed(name: str) -> None:
             measured.check()
     finally:
         measured.stop()
+
+
+def test_a_version_that_came_by_another_road_is_noticed() -> None:
+    model = Model(Shape.parse(TINY), zeros=False)
+    bus = Bus("over the network", "weightbus_receive", "network")
+    bus.start(1, model)
+    try:
+        bus.publish_once()
+        bus.check()
+        bus._road = "shared"  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(WrongRoad, match="worker 0 had versions by"):
+            bus.check()
+    finally:
+        bus.stop()
 
 
 def test_a_stale_or_misplaced_tensor_changes_the_digest() -> None:

@@ -15,6 +15,7 @@ from ..fleet import START_SECONDS, Fleet, Worker
 from ..model import Model
 
 NEEDS: tuple[str, ...] = ("zmq",)
+LIMIT = "raw_tcp"
 CHUNK = 2**20
 ANSWER_MS = 60_000
 
@@ -22,7 +23,7 @@ ANSWER_MS = 60_000
 class BareZmq:
     """The publisher's side."""
 
-    title = "bare ZeroMQ"
+    title = "TCP: bare ZeroMQ"
     kind: Kind = "limit"
 
     def start(self, workers: int, model: Model) -> None:

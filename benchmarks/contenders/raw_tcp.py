@@ -16,6 +16,7 @@ from ..fleet import START_SECONDS, Fleet, Worker
 from ..model import Model
 
 NEEDS: tuple[str, ...] = ()
+LIMIT = "raw_tcp"
 SEND_BUFFER = 2**18  # bytes; of those from 128 KiB to 4 MiB the fastest, by up to a half
 RECEIVE = 2**18  # bytes taken at once, while they are in the cache
 
@@ -23,7 +24,7 @@ RECEIVE = 2**18  # bytes taken at once, while they are in the cache
 class RawTcp:
     """The publisher's side."""
 
-    title = "raw TCP"
+    title = "TCP: raw"
     kind: Kind = "limit"
 
     def start(self, workers: int, model: Model) -> None:

@@ -14,13 +14,14 @@ from ..fleet import START_SECONDS, Fleet, Worker
 from ..model import Model
 
 NEEDS: tuple[str, ...] = ()
+LIMIT = "shared_memory"
 FOLDER = "/dev/shm"  # noqa: S108 - this folder is memory, which a temporary one may not be
 
 
 class Copies:
     """The publisher's side. Filling the shared memory is not timed; the workers' copies are."""
 
-    title = "shared memcpy"
+    title = "shared: memcpy"
     kind: Kind = "limit"
 
     def start(self, workers: int, model: Model) -> None:

@@ -1,16 +1,17 @@
-"""weightbus, applied by a background thread of the worker after `start()`."""
+"""weightbus over TCP, applied by a background thread of the worker after `start()`."""
 
 import threading
 
+from ..bus import Bus, subscriber
 from ..fleet import Worker
-from .weightbus_receive import Bus, subscriber
 
 NEEDS: tuple[str, ...] = ("torch",)
+LIMIT = "raw_tcp"
 
 
 def create() -> Bus:
     """Return the publisher's side."""
-    return Bus("weightbus, start()", "weightbus_background")
+    return Bus("TCP: weightbus, start()", "weightbus_background", "network")
 
 
 def work(worker: Worker) -> None:

@@ -1,0 +1,107 @@
+"""Both sides of weightbus as a contender, over either of its roads.
+
+Workers on the publisher's host take the shared road unless one side declines it. Each contender
+names its road, and every version proves which one it took: what came over the network was hashed,
+what was read from shared memory was not. So no number can stand under the wrong name.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from weightbus import Publisher, Subscriber, Update
+
+from .contender import Kind
+from .fleet import START_SECONDS, Fleet, Worker
+from .model import Model
+
+MODEL = "policy"
+FOREVER = 86_400.0
+ROADS = ("network", "shared")
+
+Road = Literal["network", "shared"]
+
+
+class WrongRoad(Exception):  # noqa: N818 - the road is wrong, and that is what happened
+    """A version came another way than the one that is measured."""
+
+
+class Bus:
+    """The publisher's side: applied whole and in place, and every worker answers.
+
+    Args:
+        title: What it is called in tables.
+        module: The module whose `work` the workers run.
+        road: How the bytes are to travel.
+    """
+
+    kind: Kind = "weightbus"
+
+    def __init__(self, title: str, module: str, road: Road) -> None:
+        self.title = title
+        self._module, self._road = module, road
+
+    def start(self, workers: int, model: Model) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self._model, self._workers, self._tensors = model, workers, model.tensors
+        self.publisher = Publisher(shared_memory=self._road == "shared")
+        told = {"address": self.publisher.address, "road": self._road}
+        self.fleet = Fleet(self._module, workers, model.shape, told)
+        self.fleet.wait_ready()
+        self.publisher.wait_for_workers(workers, START_SECONDS, MODEL)
+
+    def publish_once(self) -> float:
+        before = time.perf_counter()
+        receipt = self.publisher.publish(MODEL, self._tensors)
+        seconds = time.perf_counter() - before
+        if len(receipt.in_state("applied")) != self._workers:
+            raise RuntimeError(f"not applied by {self._workers} workers: {receipt}")
+        return seconds
+
+    def check(self) -> None:
+        self.fleet.check(self._model)
+        for index, answer in enumerate(self.fleet.ask("roads")):
+            if answer["roads"] != [self._road]:
+                raise WrongRoad(
+                    f"worker {index} had versions by {answer['roads']}, but {self._road!r} is "
+                    "measured"
+                )
+
+    def stop(self) -> None:
+        self.fleet.stop()
+        self.publisher.close()
+
+
+def subscriber(worker: Worker) -> Subscriber:
+    """Return a subscriber that has joined."""
+    import torch
+
+    torch.set_num_threads(1)
+    made = Subscriber(
+        worker.told["address"],
+        {MODEL: worker.model.tensors},
+        name=f"worker-{worker.index}",
+        shared_memory=worker.told["road"] == "shared",
+        on_commit=_noting(worker),
+    )
+    if not made.wait_joined(START_SECONDS):
+        raise TimeoutError("the publisher has not let this worker in")
+    return made
+
+
+def _noting(worker: Worker) -> Callable[[Update], None]:
+    def note(update: Update) -> None:
+        worker.pauses.append(update.seconds)
+        worker.roads.add("network" if update.digest else "shared")
+
+    return note
+
+
+def receive_for_ever(worker: Worker) -> None:
+    """Apply versions in this thread."""
+    with subscriber(worker) as receiving:
+        worker.ready.set()
+        while True:
+            receiving.receive(FOREVER)
