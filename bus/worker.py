@@ -79,7 +79,7 @@ class WorkerMachine:
         self.shared = False  # the publisher is on this host, and its memory can be read
         self._opens = opens
         self.inside = False
-        self.epoch = 0
+        self.epoch: int = 0
         self.malformed = 0  # messages dropped because they broke the protocol
         self._data = ""
         self._subscribed = False

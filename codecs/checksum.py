@@ -41,6 +41,6 @@ def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:
 
 def digest_of(layout_id: str, data: "Memory", chunk_bytes: int) -> str:
     """Return the digest of a whole data section."""
-    view = memoryview(data).cast("B")
+    view = memoryview(cast("Buffer", data)).cast("B")
     parts = (view[i : i + chunk_bytes] for i in range(0, len(view), chunk_bytes))
     return digest(layout_id, chunk_bytes, [crc32c(part) for part in parts])

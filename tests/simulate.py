@@ -97,7 +97,7 @@ class Memory:
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self.data = data
-        self.stamp = ("", 0, 0)
+        self.stamp: tuple[str, int, int] = ("", 0, 0)
 
     @contextmanager
     def reading(self, model: str, epoch: int, version: int) -> Generator[None]:

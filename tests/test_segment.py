@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import numpy as np
 import pytest
@@ -93,13 +93,13 @@ def test_only_this_user_may_read_and_nobody_may_resize() -> None:
 
 
 @contextlib.contextmanager
-def reader(segment: Segment) -> Iterator["subprocess.Popen[str]"]:
+def reader(shared: Shared) -> Generator["subprocess.Popen[str]"]:
     """A process that holds the segment and waits."""
     code = (
         "import sys\n"
         "from weightbus.bus.messages import Shared\n"
         "from weightbus.bus.segment import View\n"
-        f"view = View(Shared({segment.shared.path!r}, {segment.token!r}), {NBYTES})\n"
+        f"view = View(Shared({shared.path!r}, {shared.token!r}), {NBYTES})\n"
         "with view.reading('policy', 7, 1):\n"
         "    print('holding', flush=True)\n"
         "    sys.stdin.readline()\n"
@@ -119,7 +119,7 @@ def reader(segment: Segment) -> Iterator["subprocess.Popen[str]"]:
 
 def test_a_reader_that_is_killed_lets_go() -> None:
     segment = filled(3)
-    with reader(segment) as process:
+    with reader(segment.shared) as process:
         assert not segment.claim()
         process.send_signal(signal.SIGKILL)
         process.wait(30)
@@ -132,9 +132,8 @@ def test_a_stopped_reader_keeps_its_version_while_others_get_newer_ones() -> Non
     version, arena = arenas.take(layout, replaces_latest=True)
     arena.data[:] = 3
     version.number(7, 1)
-    segment = arena._segment  # noqa: SLF001 - to point a reader at it
-    assert segment is not None
-    with reader(segment) as process:
+    assert arena.shared is not None
+    with reader(arena.shared) as process:
         process.send_signal(signal.SIGSTOP)
         for number in range(2, 6):
             version.role = "latest"
