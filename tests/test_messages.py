@@ -40,9 +40,11 @@ DECODERS: list[tuple[Decoder, tuple[type[Message], ...]]] = [
 BOTH = pytest.mark.parametrize(("decode", "types"), DECODERS, ids=["worker", "publisher"])
 LETTERS = string.ascii_letters + string.digits + "._-"
 NAMES = st.text(LETTERS, min_size=1, max_size=8) | st.text(LETTERS, min_size=120, max_size=128)
+HEX64 = st.binary(min_size=32, max_size=32).map(bytes.hex)
 PATTERNS = {  # what `from_regex` would draw, in a tenth of its time
     NAME_PATTERN: NAMES,
-    r"^[0-9a-f]{64}\Z": st.binary(min_size=32, max_size=32).map(bytes.hex),
+    r"^[0-9a-f]{64}\Z": HEX64,
+    r"^([0-9a-f]{64})?\Z": HEX64 | st.just(""),
     r"^[0-9a-f]{32}\Z": st.binary(min_size=16, max_size=16).map(bytes.hex),
 }
 
@@ -161,13 +163,25 @@ def test_the_largest_messages_fit_a_header() -> None:
         models=dict.fromkeys(names, running),
         epoch=2**53 - 1,
         features=names,
+        client="\U0001f69a" * 256,
+        host="\U0001f69a" * 256,
+        pid=2**53 - 1,
+    )
+    welcome = messages.Welcome(
+        epoch=2**53 - 1,
+        data="\U0001f69a" * 4096,
+        ping_ms=1,
+        lost_ms=2,
+        models=dict.fromkeys(names, 2**53 - 1),
+        shared=messages.Shared("\U0001f69a" * 4096, "f" * 32),
+        features=names,
     )
     pong = messages.Pong(token=2**53 - 1, epoch=2**53 - 1, models=dict.fromkeys(names, 2**53 - 1))
     failed = messages.Failed(
         model=names[0], epoch=1, version=1, code=names[1], text="\U0001f69a" * 4096
     )
     assert from_worker([encode(hello)])[0] == msgspec.structs.replace(hello, wbp=1)
-    for message in (hello, pong, failed):
+    for message in (hello, welcome, pong, failed):
         assert len(encode(message)) <= HEADER_BYTES_MAX
 
 

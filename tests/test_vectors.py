@@ -1,11 +1,14 @@
 """This implementation agrees with the golden vectors, which any client in any language must."""
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +17,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from weightbus.bus.errors import ProtocolError
-from weightbus.bus.messages import Buffer, Message, encode, from_publisher, from_worker
+from weightbus.bus.messages import Buffer, Message, Shared, encode, from_publisher, from_worker
+from weightbus.bus.segment import Segment, Views
+from weightbus.bus.staging import StaleError
 from weightbus.codecs.checksum import crc32c, digest
 from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.errors import LayoutError
@@ -180,3 +185,48 @@ def test_versions(case: Case) -> None:
     for text, payload in zip(headers, [[header], *([p] for p in pieces), []], strict=True):
         message, _ = from_publisher([text.encode(), *payload])
         assert json.loads(encode(message)) == json.loads(text)
+
+
+@contextlib.contextmanager
+def memory(data: bytes) -> Iterator[str]:
+    """Put bytes where a publisher puts its segments; give the path."""
+    fd = os.memfd_create("vector", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(fd, data)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        yield f"/proc/{os.getpid()}/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+SEGMENTS = table("segments.json")
+
+
+def found(case: Case) -> Case:
+    """Return what a worker finds in a segment, as the vectors write it."""
+    with memory((VECTORS / case["file"]).read_bytes()) as path:
+        view = Views().open(Shared(path, case["token"]), case["nbytes"])
+        if view is None:
+            return {"error": "segment"}
+        try:
+            with view.reading(**case["version"]) if case["version"] else contextlib.nullcontext():
+                return {"ok": {"data": view.data.tobytes().hex()}}
+        except StaleError:
+            return {"error": "stale"}
+
+
+@pytest.mark.parametrize("case", SEGMENTS, ids=named)
+def test_segments(case: Case) -> None:
+    assert found(case) == case["expect"]
+
+
+@pytest.mark.parametrize("case", [c for c in SEGMENTS if "ok" in c["expect"]], ids=named)
+def test_segments_are_written_so(case: Case) -> None:
+    wanted = (VECTORS / case["file"]).read_bytes()
+    segment = Segment(case["nbytes"])
+    assert segment.claim()
+    segment.data[:] = bytearray.fromhex(case["expect"]["ok"]["data"])
+    if case["version"]:
+        segment.release(**case["version"])
+    written = Path(segment.shared.path).read_bytes()
+    assert written == wanted.replace(bytes.fromhex(case["token"]), bytes.fromhex(segment.token))

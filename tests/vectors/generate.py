@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from weightbus.tests.vectors import layout_cases, message_cases, sum_cases
+from weightbus.tests.vectors import layout_cases, message_cases, segment_cases, sum_cases
 from weightbus.tests.vectors.parts import Json
 
 HERE = Path(__file__).parent
@@ -68,6 +68,12 @@ def files() -> dict[str, bytes]:
         for case in sum_cases.version_cases()
     ]
     out.table("versions.json", cases=versions)
+    segments = [
+        {**case, "file": out.keep(data, name)}
+        for case in segment_cases.segment_cases()
+        for name, data in [case["file"]]
+    ]
+    out.table("segments.json", cases=segments)
     return out.contents
 
 

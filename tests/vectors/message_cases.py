@@ -20,6 +20,11 @@ OF_VERSION: dict[str, Field] = {
     "version": ("positive", REQUIRED),
 }
 WITH_DIGEST: dict[str, Field] = {**OF_VERSION, "digest": ("hex64", REQUIRED)}
+PING: dict[str, Field] = {
+    "token": ("count", 0),
+    "subscribed": ("boolean", False),
+    "shared": ("boolean", False),
+}
 
 FROM_WORKER: dict[str, dict[str, Field]] = {
     "hello": {
@@ -28,8 +33,8 @@ FROM_WORKER: dict[str, dict[str, Field]] = {
         "models": ("running", REQUIRED),
         "epoch": ("count", 0),
         "features": ("names", []),
-        "client": ("text", ""),
-        "host": ("text", ""),
+        "client": ("label", ""),
+        "host": ("label", ""),
         "pid": ("count", 0),
     },
     "fetch": {
@@ -42,10 +47,10 @@ FROM_WORKER: dict[str, dict[str, Field]] = {
     },
     "progress": {**OF_VERSION, "chunks": ("count", REQUIRED), "phase": ("phase", "receiving")},
     "staged": WITH_DIGEST,
-    "applied": WITH_DIGEST,
+    "applied": {**OF_VERSION, "digest": ("digest", REQUIRED)},
     "failed": {**OF_VERSION, "code": ("name", REQUIRED), "text": ("text", REQUIRED)},
     "bye": {},
-    "ping": {"token": ("count", 0), "subscribed": ("boolean", False)},
+    "ping": PING,
     "pong": {"token": ("count", 0), "epoch": ("count", 0), "models": ("versions", {})},
 }
 FROM_PUBLISHER: dict[str, dict[str, Field]] = {
@@ -55,6 +60,7 @@ FROM_PUBLISHER: dict[str, dict[str, Field]] = {
         "ping_ms": ("ping_ms", REQUIRED),
         "lost_ms": ("lost_ms", REQUIRED),
         "models": ("versions", REQUIRED),
+        "shared": ("shared", None),
         "features": ("names", []),
     },
     "announce": {
@@ -67,6 +73,8 @@ FROM_PUBLISHER: dict[str, dict[str, Field]] = {
         "acknowledge": ("acknowledge", REQUIRED),
         "encoding": ("name", REQUIRED),
         "encryption": ("optional_name", None),
+        "shared": ("shared", None),
+        "hash": ("boolean", False),
     },
     "chunk": {**OF_VERSION, "index": ("index", REQUIRED), "crc": ("crc", REQUIRED)},
     "end": WITH_DIGEST,
@@ -81,9 +89,10 @@ FROM_PUBLISHER: dict[str, dict[str, Field]] = {
         "code": ("name", REQUIRED),
         "text": ("text", REQUIRED),
         "model": ("optional_name", None),
+        "epoch": ("count", 0),
         "version": ("count", 0),
     },
-    "ping": FROM_WORKER["ping"],
+    "ping": PING,
     "pong": FROM_WORKER["pong"],
 }
 DIRECTIONS = {"from_worker": FROM_WORKER, "from_publisher": FROM_PUBLISHER}
@@ -96,16 +105,20 @@ INTEGERS: dict[str, tuple[int, int]] = {  # by kind: the least and the greatest
     "crc": (0, 2**32 - 1),
     "ping_ms": (1, 3_600_000),
     "lost_ms": (2, 36_000_000),
-    "layout_bytes": (10, 100_000_000),
+    "layout_bytes": (10, 100_000_008),
     "chunk_bytes": (1, 2**26),
 }
 RUNNING = {"epoch": 1, "version": 2, "digest": DIGEST}
+SHARED = {"path": "/proc/4711/fd/12", "token": "00ff" * 8}
 SAMPLES: dict[str, object] = {
     "name": "policy",
     "optional_name": "aes-256-gcm",
     "text": "a reason \u00fcber \U0001f69a",
+    "label": "my-client/1.0 \u00fcber \U0001f69a",
     "hex32": "00ff" * 8,
     "hex64": DIGEST,
+    "digest": DIGEST,
+    "shared": SHARED,
     "running": {"policy": RUNNING, "critic": None},
     "versions": {"policy": 7, "critic": 0},
     "names": ["a", "b.c"],
@@ -115,12 +128,27 @@ SAMPLES: dict[str, object] = {
     "acknowledge": "staged",
 }
 BAD_NAMES = ["", "a" * 129, "a b", "a/b", "a\n", "\u00fc", "a\u0000"]
+BAD_HEX64: list[object] = ["00" * 31, "00" * 33, "zz" * 32, "AB" * 32, DIGEST + "\n", 0]
 BAD_VALUES: dict[str, list[object]] = {
     "name": [*BAD_NAMES, 1, None, ["a"]],
     "optional_name": ["", "a b", 1],
     "text": ["x" * 4097, 1, None],
+    "label": ["x" * 257, 1, None],
     "hex32": ["00" * 15, "00" * 17, "0G" * 16, "AB" * 16, 0],
-    "hex64": ["00" * 31, "00" * 33, "zz" * 32, "AB" * 32, DIGEST + "\n", 0],
+    "hex64": [*BAD_HEX64, ""],
+    "digest": [*BAD_HEX64, "\n", None],
+    "shared": [
+        SHARED["path"],
+        [SHARED["path"], SHARED["token"]],
+        False,
+        {},
+        {"path": SHARED["path"]},
+        {"token": SHARED["token"]},
+        {**SHARED, "path": "x" * 4097},
+        {**SHARED, "path": None},
+        {**SHARED, "token": "00" * 15},
+        {**SHARED, "token": "AB" * 16},
+    ],
     "running": [
         ["policy"],
         {"a b": None},
@@ -145,12 +173,20 @@ BAD_VALUES: dict[str, list[object]] = {
     "commit": ["later", "", 1, None],
     "acknowledge": ["applying", "", 1, None],
 }
-LARGEST: dict[str, object] = {
-    "name": "Az09._-" + "x" * 121,
-    "text": "\u00e9" * 4096,
-    "running": {f"m{i}": RUNNING for i in range(64)},
-    "versions": {f"m{i}": INTEGER_MAX for i in range(64)},
-    "names": [f"f{i}" for i in range(64)],
+NAME_LARGEST = "Az09._-" + "x" * 121
+EXTREMES: dict[str, dict[str, object]] = {  # by kind: what may just be, and what it is called
+    "name": {"largest": NAME_LARGEST},
+    "optional_name": {"largest": NAME_LARGEST, "null": None},
+    "text": {"largest": "\u00e9" * 4096, "empty": ""},
+    "label": {"largest": "\u00e9" * 256, "empty": ""},
+    "digest": {"empty": ""},
+    "shared": {"largest": {**SHARED, "path": "\u00e9" * 4096}, "null": None},
+    "running": {
+        "largest": {f"m{i}": RUNNING for i in range(64)},
+        "not hashed": {"policy": {**RUNNING, "digest": ""}},
+    },
+    "versions": {"largest": {f"m{i}": INTEGER_MAX for i in range(64)}},
+    "names": {"largest": [f"f{i}" for i in range(64)]},
 }
 
 
@@ -207,6 +243,9 @@ def cases() -> Iterator[Json]:
             yield from _valid(direction, kind, fields)
             yield from _broken(direction, kind, fields)
     yield from _headers()
+    yield from _tolerated()
+    yield from _numbers()
+    yield from _nested()
 
 
 def _valid(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Json]:
@@ -225,11 +264,10 @@ def _valid(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Json
     header = message(kind, fields, full=False)
     payloads = payload_of(kind, optional=False)
     for field, (value_kind, _) in fields.items():
-        values = [LARGEST[value_kind]] if value_kind in LARGEST else []
-        for value in [*values, *INTEGERS.get(value_kind, ())]:
+        values = {str(i): i for i in INTEGERS.get(value_kind, ())} | EXTREMES.get(value_kind, {})
+        for shown, value in values.items():
             changed = {**header, field: value}
             expect = ok(changed, fields, len(payloads))
-            shown = value if isinstance(value, int) else "largest"
             name = f"{direction} {kind} {field} {shown}"
             yield case(name, direction, [text_of(changed), *payloads], expect)
 
@@ -257,17 +295,22 @@ def _broken(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Jso
         yield case(f"{direction} {kind} without payload", direction, [text_of(header)], MALFORMED)
 
 
-PING = {"type": "ping", "token": 0, "subscribed": False}
 EMPTY_FETCH: Json = {"wbp": 1, "type": "fetch", "model": "m", "epoch": 1, "version": 0}
+PING_HEADER = b'{"wbp":1,"type":"ping"}'
+PING_READ: Json = {
+    "ok": {"type": "ping", "token": 0, "subscribed": False, "shared": False},
+    "payloads": 0,
+}
+
+
+def _full() -> bytes:
+    """Return a header of the greatest length."""
+    return PING_HEADER[:-1] + b',"x":"' + b"x" * (65536 - len(PING_HEADER) - 7) + b'"}'
 
 
 def _headers() -> Iterator[Json]:
     """Yield what concerns the header as such, whatever it says."""
-    ping = b'{"wbp":1,"type":"ping"}'
-    good: Json = {"ok": PING, "payloads": 0}
-    either: Json = {**good, **MALFORMED}
-    deep = b'{"wbp":1,"type":"ping","x":' + b"[" * 30_000 + b"]" * 30_000 + b"}"
-    full = ping[:-1] + b',"x":"' + b"x" * (65536 - len(ping) - 7) + b'"}'
+    ping = PING_HEADER
     malformed: dict[str, bytes] = {
         "not JSON": b"ping",
         "an empty header": b"",
@@ -289,7 +332,7 @@ def _headers() -> Iterator[Json]:
         "a type in capitals": b'{"wbp":1,"type":"PING"}',
         "a protocol number in a string": b'{"wbp":"1","type":"ping"}',
         "a protocol number that is true": b'{"wbp":true,"type":"ping"}',
-        "a header of 65537 bytes": full[:-2] + b'x"}',
+        "a header of 65537 bytes": _full()[:-2] + b'x"}',
     }
     for name, header in malformed.items():
         yield case(f"header: {name}", "from_worker", [header], MALFORMED)
@@ -302,18 +345,18 @@ def _headers() -> Iterator[Json]:
     yield case("header: a welcome from a worker", "from_worker", [welcome], MALFORMED)
     fetch = text_of(EMPTY_FETCH)
     yield case("header: a fetch from a publisher", "from_publisher", [fetch], MALFORMED)
-    wrong: Json = {"error": "protocol-version"}
-    for number in (2, 0, 99):
-        frames = [text_of({"wbp": number, "type": "ping"})]
-        yield case(f"header: protocol number {number}", "from_worker", frames, wrong)
-    yield case("header: no protocol number", "from_worker", [b'{"type":"ping"}'], wrong)
+
+
+def _tolerated() -> Iterator[Json]:
+    """Yield headers that look odd: some are right, of some either reading is."""
     for name, header in {
         "white space around": b' \r\n\t{ "wbp" : 1 , "type" : "ping" }\n',
         "fields in another order": b'{"type":"ping","wbp":1}',
         "escapes": rb'{"wbp":1,"type":"p\u0069ng"}',
-        "a header of 65536 bytes": full,
+        "a header of 65536 bytes": _full(),
     }.items():
-        yield case(f"header: {name}", "from_worker", [header], good)
+        yield case(f"header: {name}", "from_worker", [header], PING_READ)
+    deep = PING_HEADER[:-1] + b',"x":' + b"[" * 30_000 + b"]" * 30_000 + b"}"
     for name, header in {
         "nested 30000 deep": deep,
         "an unknown field that is not UTF-8": b'{"wbp":1,"type":"ping","x":"\xff"}',
@@ -323,4 +366,45 @@ def _headers() -> Iterator[Json]:
         "minus zero": b'{"wbp":1,"type":"ping","token":-0}',
     }.items():
         note = "a sender must not do this; a receiver may read it or refuse it, but must go on"
-        yield case(f"header: {name}", "from_worker", [header], either, note)
+        yield case(f"header: {name}", "from_worker", [header], {**PING_READ, **MALFORMED}, note)
+
+
+def _numbers() -> Iterator[Json]:
+    """Yield headers of other protocols, which may look strange in every other respect."""
+    headers = {f"protocol number {n}": text_of({"wbp": n, "type": "ping"}) for n in (2, 0, 99)}
+    headers |= {
+        "no protocol number": b'{"type":"ping"}',
+        "an empty object": b"{}",
+        "a new type of another protocol": b'{"wbp":2,"type":"new"}',
+        "a new type without a protocol number": b'{"type":"new"}',
+        "no type, of another protocol": b'{"wbp":2}',
+        "a type that is a number, of another protocol": b'{"type":1,"wbp":2}',
+        "a missing field, of another protocol": b'{"wbp":2,"type":"fetch"}',
+        "a field of another type, of another protocol": b'{"wbp":2,"type":"ping","token":"x"}',
+    }
+    wrong: Json = {"error": "protocol-version"}
+    for name, header in headers.items():
+        yield case(f"header: {name}", "from_worker", [header], wrong)
+        yield case(f"header: {name}, from a publisher", "from_publisher", [header], wrong)
+    frames = [headers["protocol number 2"], b"abc"]
+    yield case("header: a payload too many, of another protocol", "from_worker", frames, wrong)
+
+
+def _nested() -> Iterator[Json]:
+    """Yield unknown fields inside the objects that a header holds."""
+    for kind, field, value in (
+        ("announce", "shared", {"zukunft": [1], **SHARED, "Path": 1}),
+        ("welcome", "shared", {"zukunft": [1], **SHARED, "Path": 1}),
+    ):
+        yield _with_more("from_publisher", kind, {field: value}, {field: SHARED})
+    more = {"policy": {"zukunft": None, **RUNNING, "Digest": 1}}
+    yield _with_more("from_worker", "hello", {"models": more}, {"models": {"policy": RUNNING}})
+
+
+def _with_more(direction: str, kind: str, sent: Json, read: Json) -> Json:
+    """Return a case whose unknown fields stand inside a value."""
+    fields = DIRECTIONS[direction][kind]
+    header = message(kind, fields, full=False)
+    expect = ok({**header, **read}, fields, 0)
+    name = f"{direction} {kind} {next(iter(sent))} with unknown fields inside"
+    return case(name, direction, [text_of({**header, **sent})], expect)
