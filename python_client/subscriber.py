@@ -196,10 +196,11 @@ class Subscriber:
             if self._on_commit is not None:
                 self._on_commit(update)
         finally:  # the weights are in, whatever the hook thinks of it
-            self._loop.applied(staged, digest)
+            # Here first, then at the publisher: whoever waits for its receipt must find it here.
             with self._applied:
                 self._running[staged.model] = update
                 self._applied.notify_all()
+            self._loop.applied(staged, digest)
         return update
 
     async def receive_awaitable(self, timeout: float) -> Update | None:
