@@ -28,8 +28,9 @@ from weightbus import (
     Update,
     WorkersMissingError,
 )
+from weightbus.bus.worker_loop import WorkerLoop
 
-SECONDS = 30.0  # far more than anything here takes
+SECONDS = 60.0  # far more than anything here takes
 
 
 class Bus:
@@ -386,6 +387,22 @@ def test_a_hook_that_raises_is_heard_and_the_weights_are_in(bus: Bus) -> None:
         subscriber.receive(SECONDS)
     assert future.result(SECONDS).in_state("applied") == ["w"]
     assert (target["w"][0], subscriber.version("m")) == (1, 1)
+
+
+def test_what_the_publisher_is_told_can_be_seen_here_before(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, seen = bus.publisher(), list[int]()
+    subscriber = bus.subscriber(publisher, arrays(0))
+    tell = WorkerLoop.applied
+
+    def applied(loop: WorkerLoop, *arguments: Any) -> None:
+        seen.append(subscriber.version("m"))
+        tell(loop, *arguments)
+
+    monkeypatch.setattr(WorkerLoop, "applied", applied)
+    both(publisher, subscriber, arrays(1))
+    assert seen == [1]
 
 
 # Reading.
