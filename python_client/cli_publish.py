@@ -1,6 +1,5 @@
 """`weightbus publish`: a checkpoint's weights, to all workers that come for them."""
 
-import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import wait
@@ -23,8 +22,6 @@ from .watch import Watch
 LOOK_SECONDS = 0.1  # between two looks at what the workers are doing
 BARS_MAX = 8  # workers that get a bar each; of more, one bar says what all of them have
 GRACE_SECONDS = 10.0  # beyond its deadline, what a publish gets before its thread counts as dead
-
-_CHUNKS = re.compile(r"(\d+) of (\d+) chunks")  # in a phase such as "receiving …, 3 of 8 chunks"
 
 
 @dataclass(frozen=True)
@@ -200,9 +197,9 @@ def _move(
             continue
         was = before.get(name)
         phase = worker.phase.get(model, "")
-        chunks = _CHUNKS.search(phase)
-        if chunks:
-            done[name] = nbytes * int(chunks[1]) // max(1, int(chunks[2]))
+        if model in worker.progress:
+            here, count = worker.progress[model]
+            done[name] = nbytes * here // max(1, count)
         else:
             fresh = was is None or worker.running.get(model) != was.running.get(model)
             done[name] = nbytes if phase or fresh else 0
