@@ -438,13 +438,14 @@ class PublisherMachine:
         """Return whether a worker may run what it says it runs.
 
         It may if that is of an older epoch, or too long ago to say, or there is such a version and
-        the worker did not hash it, or it reports the digest of that version.
+        it reports its digest. None need be reported of a version that lay in shared memory.
         """
         shelf = self.catalog.get(model)
         if running.epoch != self.epoch or shelf is None:
             return running.epoch < self.epoch
         if not running.digest:
-            return shelf.had(running.version)
+            version = shelf.get(running.version)
+            return shelf.had(running.version) and (version is None or version.shared is not None)
         return shelf.known_digest(running.version) in ("", running.digest)
 
     def _wrong_digest(self, peer: Peer, message: Staged | Applied) -> list[Effect]:

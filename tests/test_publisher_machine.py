@@ -143,6 +143,14 @@ def test_a_report_of_other_bytes_counts_for_nothing(
     assert not answer.receipt.in_state("applied", "staged")
 
 
+def test_what_came_over_the_network_must_have_been_hashed() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    effects = bench.say("w0", report(Applied, version, digest=""))
+    assert resolved(effects) is None
+    assert [e.kind for e in effects if isinstance(e, Notice)] == ["wrong-digest"]
+
+
 def test_a_hello_that_claims_other_bytes_counts_for_nothing() -> None:
     bench = Bench("w0")
     version, _ = bench.publish()
