@@ -172,7 +172,10 @@ def _send(
     """Publish, showing how far every worker is; return the receipt, and why it falls short."""
     with screen.bars() as bars:
         before = publisher.workers()
-        future = publisher.publish_async(order.model, checkpoint.arrays(), timeout=timeout)
+        # Verified on every road, since whoever moves files wants to compare digests.
+        future = publisher.publish_async(
+            order.model, checkpoint.arrays(), verify=True, timeout=timeout
+        )
         give_up = time.monotonic() + timeout + GRACE_SECONDS
         while not wait([future], LOOK_SECONDS).done:
             _move(bars, order.model, checkpoint.nbytes, before, publisher.workers())
