@@ -5,15 +5,23 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
 import msgspec
 import pytest
 
-from weightbus.bus import limits, messages, slot
+from weightbus.bus import limits, messages, offers, segment, slot
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.limits import Timing
-from weightbus.bus.messages import PAYLOADS, Message, Running, from_publisher, from_worker
+from weightbus.bus.messages import (
+    PAYLOADS,
+    Message,
+    Running,
+    Shared,
+    from_publisher,
+    from_worker,
+)
 from weightbus.codecs import chunks, layout
 from weightbus.codecs.dtypes import DTYPES
 
@@ -71,9 +79,9 @@ def described(kind: msgspec.inspect.Type) -> tuple[str, str]:
         case msgspec.inspect.StrType(pattern=messages.NAME_PATTERN):
             return "string", "name"
         case msgspec.inspect.StrType(pattern=str(pattern)):
-            digits = re.fullmatch(r"\^\[0-9a-f\]\{(\d+)\}\\Z", pattern)
+            digits = re.fullmatch(r"\^(\()?\[0-9a-f\]\{(\d+)\}(?(1)\)\?)\\Z", pattern)
             assert digits is not None, pattern
-            return "string", f"{digits[1]} hex digits"
+            return "string", f"{digits[2]} hex digits" + (" or empty" if digits[1] else "")
         case msgspec.inspect.StrType(max_length=int(longest)):
             return "string", f"at most {longest} characters"
         case msgspec.inspect.BoolType():
@@ -84,12 +92,12 @@ def described(kind: msgspec.inspect.Type) -> tuple[str, str]:
             json_type, bounds = described(inner)
             return f"{json_type} or null", bounds
         case msgspec.inspect.StructType(cls=cls):
-            return "running", cls.__name__.lower()
+            return "object", cls.__name__.lower()
         case msgspec.inspect.ListType(item_type=item, max_length=longest):
             return "array", f"at most {longest}: {described(item)[1]}"
         case msgspec.inspect.DictType(key_type=key, value_type=value, max_length=longest):
             json_type, bounds = described(value)
-            entry = json_type if json_type.startswith("running") else bounds
+            entry = bounds + (" or null" if json_type.endswith(" or null") else "")
             return "object", f"at most {longest}: {described(key)[1]} → {entry}"
         case other:
             raise AssertionError(f"say here how the document writes {other}")
@@ -141,8 +149,10 @@ def test_the_table_of_a_message_is_what_the_code_checks(kind: str) -> None:
     assert [row[:4] for row in table(f"`{kind}`")] == fields
 
 
-def test_the_table_of_running_is_what_the_code_checks() -> None:
-    assert [row[:4] for row in table("The object `running`")] == fields_of(Running)
+@pytest.mark.parametrize("kind", [Running, Shared])
+def test_the_table_of_an_object_is_what_the_code_checks(kind: type[msgspec.Struct]) -> None:
+    title = f"The object `{kind.__name__.lower()}`"
+    assert [row[:4] for row in table(title)] == fields_of(kind)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -186,7 +196,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     code = {n: v for n, v in vars(limits).items() if n.isupper() and isinstance(v, int)}
     code |= {n: v for n, v in vars(chunks).items() if n.startswith("CHUNK_BYTES")}
     code |= {n: getattr(layout, n) for n in ("TENSORS_MAX", "RANK_MAX", "NAME_BYTES_MAX")}
-    rows = table("11. Limits", 0) + table("11. Limits", 1)
+    rows = table("12. Limits", 0) + table("12. Limits", 1)
     assert {unquoted(row[0]): number(row[1]) for row in rows} == code
     assert all(row[2] for row in rows), "a limit without a reason"
 
@@ -206,8 +216,21 @@ def test_numbers_in_the_rules_are_those_of_the_code() -> None:
     assert f"1 to {layout.NAME_BYTES_MAX} bytes" in rules
 
 
+def test_the_header_of_a_segment_is_that_of_the_code() -> None:
+    rows = table("10.1 A segment")
+    sizes = [number(row[1]) for row in rows[:-1]]
+    assert [number(row[0]) for row in rows] == [sum(sizes[:i]) for i in range(len(rows))]
+    assert sum(sizes) == segment.HEADER_BYTES
+    assert f"`{segment.MAGIC.hex(' ')}`" in rows[0][2]
+    assert number(rows[5][1]) == segment.MODEL_BYTES
+    text = " ".join(section("10. The shared road").split())
+    assert f"Bytes 24 to {segment.STAMP_END - 1} are the *stamp*" in text
+    assert f"exactly {segment.HEADER_BYTES} + `nbytes` bytes" in text
+    assert f"the Python implementation keeps {segment.VIEWS_MAX}" in text
+
+
 def test_the_timers_are_those_of_the_code() -> None:
-    rows = table("10. Timers and liveness")
+    rows = table("11. Timers and liveness")
     assert {unquoted(row[0]): float(row[1]) for row in rows} == vars(Timing())
 
 
@@ -250,29 +273,35 @@ def constants(nodes: list[ast.expr]) -> set[str]:
     return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
 
 
+def returned_codes(module: ModuleType) -> set[str]:
+    """Return the codes that a module's functions return as a pair of code and words."""
+    assert module.__file__ is not None
+    codes: set[str] = set()
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
+            codes |= constants(node.value.elts[:1])
+    return codes - {""}
+
+
 def refuse_codes() -> set[str]:
     made = [*calls("Refuse"), *calls("ProtocolError")]
     codes = constants([k.value for call in made for k in call.keywords if k.arg == "code"])
-    return codes | {ProtocolError("").code}
+    return codes | {ProtocolError("").code} | returned_codes(offers)
 
 
 def failed_codes() -> set[str]:
-    """Return the codes that slot.py passes on, or returns as a pair of code and words."""
-    codes = constants([c.args[1] for c in (*calls("_reject"), *calls("_fail")) if len(c.args) > 2])
-    for node in ast.walk(ast.parse(Path(slot.__file__).read_text())):
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
-            codes |= constants(node.value.elts[:1])
-    return codes
+    passed = [c.args[1] for c in (*calls("_reject"), *calls("_fail")) if len(c.args) > 2]
+    return constants(passed) | returned_codes(slot)
 
 
 def test_the_codes_of_refuse_are_those_of_the_code() -> None:
     codes = refuse_codes()
     assert len(codes) > 5
-    assert {unquoted(row[0]) for row in table("12. Codes", 0)} == codes
+    assert {unquoted(row[0]) for row in table("13. Codes", 0)} == codes
 
 
 def test_the_codes_of_failed_are_those_of_the_code() -> None:
-    rows = table("12. Codes", 1)
+    rows = table("13. Codes", 1)
     assert {unquoted(row[0]) for row in rows} == failed_codes()
     assert {unquoted(row[0]) for row in rows if row[1] == "yes"} == slot.TRANSIENT
 
@@ -289,7 +318,7 @@ def test_links_within_the_document_lead_somewhere() -> None:
 
 
 def test_rules_are_numbered_in_order_and_referred_to_rightly() -> None:
-    for letter in "WPL":
+    for letter in "WPLS":
         defined = re.findall(rf"^(?:- \*\*|\| )({letter}\d+)(?:\*\*| \|)", DOCUMENT, re.MULTILINE)
         assert defined == [f"{letter}{n + 1}" for n in range(len(defined))]
         assert defined

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -188,7 +188,7 @@ def test_versions(case: Case) -> None:
 
 
 @contextlib.contextmanager
-def memory(data: bytes) -> Iterator[str]:
+def memory(data: bytes) -> Generator[str]:
     """Put bytes where a publisher puts its segments; give the path."""
     fd = os.memfd_create("vector", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
