@@ -16,6 +16,7 @@ from weightbus.bus.messages import (
     Abort,
     Announce,
     Applied,
+    Beacon,
     Chunk,
     Commit,
     End,
@@ -177,6 +178,45 @@ def test_a_worker_of_an_older_epoch_is_believed_what_it_runs() -> None:
     [welcome] = sent(bench.say("w0", hello("w0", models={"a": old}, epoch=EPOCH - 1)), Welcome)
     assert isinstance(welcome, Welcome)
     assert bench.machine.status(0.0)[0].running == {"a": (EPOCH - 1, 99)}
+
+
+@pytest.mark.parametrize("kind", [Staged, Failed])
+def test_a_report_of_another_epoch_says_nothing_of_this_one(kind: Callable[..., Message]) -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(wait="staged")
+    more = {"code": "apply", "text": "no room"} if kind is Failed else {}
+    effects = bench.say("w0", report(kind, version, epoch=EPOCH - 1, **more))
+    assert resolved(effects) is None
+    answer = resolved(bench.say("w0", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+
+
+def test_a_late_report_does_not_take_the_roster_back() -> None:
+    bench = Bench("w0")
+    old, _ = bench.publish()
+    report_of_old = report(Applied, old)
+    new, _ = bench.publish()
+    bench.say("w0", report(Applied, new))
+    bench.say("w0", report_of_old)
+    assert bench.machine.status(bench.now)[0].running == {"a": new.key}
+
+
+def test_memory_is_not_kept_for_the_lost() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    assert version.receivers == {"w0"}
+    bench.pass_time(5.0)
+    assert version.receivers == set()
+
+
+def test_the_latest_is_told_of_at_every_ping() -> None:
+    bench = Bench("w0")
+    bench.publish()
+    bench.publish()
+    for _ in range(3):
+        assert sent(bench.pass_time(1.0), Beacon) == [Beacon(model="a", epoch=EPOCH, version=2)]
+        assert not sent(bench.pass_time(0.1), Beacon)
 
 
 def test_a_failure_names_the_worker_and_why() -> None:

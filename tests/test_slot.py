@@ -493,3 +493,11 @@ def test_what_is_staged_is_said_again_to_the_same_epoch() -> None:
     bench, v = Bench(), version(1)
     bench.deliver(v, commit="together")
     assert sent(bench.slot.reconnected(EPOCH, 0, bench.now), Staged)
+
+
+def test_what_is_staged_is_repeated_until_it_is_decided() -> None:
+    bench, v = Bench(), version(1)
+    bench.deliver(v, commit="together")
+    assert sent(bench.slot.repeat(), Staged)[0].digest == v.digest()
+    bench.slot.aborted(abort(v), bench.now)
+    assert not sent(bench.slot.repeat(), Staged)
