@@ -38,6 +38,12 @@ class Calls:
                 return publication
         return None
 
+    def must_hash(self, model: str, version: int) -> bool:
+        """Return whether an open call wants workers to hash a version."""
+        return any(
+            p.hash and (p.version.model, p.version.version) == (model, version) for p in self
+        )
+
     # What happens.
 
     def supersede(self, pending: Version | None, now: float) -> list[Effect]:

@@ -438,12 +438,15 @@ class PublisherMachine:
         """Return whether a worker may run what it says it runs.
 
         It may if that is of an older epoch, or too long ago to say, or there is such a version and
-        it reports its digest. None need be reported of a version that lay in shared memory.
+        it reports its digest. None need be reported of a version that lay in shared memory, unless
+        the caller asked for it.
         """
         shelf = self.catalog.get(model)
         if running.epoch != self.epoch or shelf is None:
             return running.epoch < self.epoch
         if not running.digest:
+            if self._calls.must_hash(model, running.version):
+                return False
             version = shelf.get(running.version)
             return shelf.had(running.version) and (version is None or version.shared is not None)
         return shelf.known_digest(running.version) in ("", running.digest)

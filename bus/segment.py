@@ -26,6 +26,7 @@ import re
 import secrets
 import stat
 import struct
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -39,7 +40,7 @@ MAGIC = b"WBPSHM1\0"
 HEADER_BYTES = 4096  # one page, so that the data section begins on one
 MODEL_BYTES = 128  # the longest id of a model
 STAMP_END = 48 + MODEL_BYTES
-_PATH = re.compile(r"/proc/\d{1,10}/fd/\d{1,10}\Z")
+_PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}\Z")
 VIEWS_MAX = 8  # segments that a worker keeps mapped: a few models, each with a few arenas
 
 
@@ -110,11 +111,15 @@ class View:
         found = os.fstat(self._fd)
         if not stat.S_ISREG(found.st_mode) or found.st_size != HEADER_BYTES + nbytes:
             raise OSError(f"{shared.path} is no segment of {nbytes} bytes")
+        if not fcntl.fcntl(self._fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise OSError(f"{shared.path} could be cut short while it is read")
         self._memory = mmap.mmap(self._fd, HEADER_BYTES + nbytes, prot=mmap.PROT_READ)
         if self._memory[:24] != MAGIC + bytes.fromhex(shared.token):
             raise OSError(f"{shared.path} is the memory of somebody else")
         self.token = shared.token
         self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
+        self._lock = threading.Lock()
+        self._holders = 0  # the kernel's lock is one for all threads that use this descriptor
 
     @contextmanager
     def reading(self, model: str, epoch: int, version: int) -> Generator[None]:
@@ -124,16 +129,28 @@ class View:
             StaleError: It holds something else than this version.
         """
         stamp = _stamp(model, epoch, version)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StaleError from None
+        self._hold()
         try:
             self._check(stamp)
             yield
             self._check(stamp)
         finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self._let_go()
+
+    def _hold(self) -> None:
+        with self._lock:
+            if self._holders == 0:
+                try:
+                    fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise StaleError from None
+            self._holders += 1
+
+    def _let_go(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _check(self, stamp: bytes) -> None:
         if self._memory[24:STAMP_END] != stamp:

@@ -95,6 +95,10 @@ class Slot:
         self.catching_up = False  # finishing one version, whatever is announced
         self._failure: Failed | None = None  # the last one, until another version is begun
         self._taken: Key = (0, 0)  # is being applied
+        self._stale: Key = (
+            0,
+            0,
+        )  # was not to be had from shared memory: fetch it, if it is offered
         self._asked_at = -math.inf  # when the latest announcement was asked for
 
     @property
@@ -183,8 +187,11 @@ class Slot:
             )
             self._asked_at = now
             return [Send(fetch)]
-        memory = self._opens(announce.shared, announce.nbytes) if announce.shared else None
-        if memory is not None and announce.acknowledge == "applied":
+        stale = (announce.epoch, announce.version) == self._stale
+        shared = None if stale else announce.shared
+        memory = self._opens(shared, announce.nbytes) if shared is not None else None
+        at_once = announce.acknowledge == "applied" and announce.commit == "auto"
+        if memory is not None and at_once:
             return self._drop_arriving(now) + self._point(announce, layout, memory)
         effects = self._abandon()
         try:
@@ -226,10 +233,10 @@ class Slot:
             return []
         self._buffers.give_back(self.arriving.buffer)
         self.arriving = None
-        if self.catching_up or self.shared:
+        if self.catching_up:
             return []
         self.catching_up = True
-        return [Subscribe(data_topic(self.model), on=False)]
+        return [] if self.shared else [Subscribe(data_topic(self.model), on=False)]
 
     def _unsupported(self, announce: Announce) -> tuple[str, str] | None:
         if announce.encoding != "raw" or announce.encryption is not None:
@@ -443,7 +450,7 @@ class Slot:
         staged = self._returned(key)
         if staged is None:
             return []
-        self._asked_at = -math.inf
+        self._stale, self._asked_at = key, -math.inf
         return self._ask_latest(staged.epoch, now)
 
     def dropped(self, key: Key, now: float) -> list[Effect]:

@@ -176,7 +176,7 @@ class WorkerMachine:
             case "unknown-worker":
                 self.inside = False
                 return self._hello(now) if self.may_say_hello(now) else []
-            case "gone" | "range" if refuse.model in self.slots:
+            case "gone" | "range" if self.inside and refuse.model in self.slots:
                 return self.slots[refuse.model].gone(refuse.epoch, refuse.version, now)
             case "name-taken" | "stale-epoch" | "limit" | "protocol-version":
                 self.inside = False

@@ -44,6 +44,18 @@ def test_another_version_is_stale(stamp: tuple[str, int, int]) -> None:
         pytest.fail("it was given out")
 
 
+def test_a_view_that_is_held_twice_is_held_until_both_let_go() -> None:
+    segment = filled(3)
+    view = View(segment.shared, NBYTES)
+    with view.reading("policy", 7, 1):
+        with view.reading("policy", 7, 1):
+            pass
+        with pytest.raises(StaleError), view.reading("policy", 7, 2):
+            pytest.fail("it was given out")
+        assert not segment.claim()
+    assert segment.claim()
+
+
 def test_a_segment_that_is_being_filled_is_stale_and_one_that_is_read_is_not_overwritten() -> None:
     segment = filled(3)
     view = View(segment.shared, NBYTES)
