@@ -53,6 +53,7 @@ TICK = 0.1  # seconds of virtual time between two ticks of a machine
 CHAOS = 12.0  # seconds of faults
 HEALING = 90.0  # seconds after them in which everybody must catch up
 SETTLED = 3.0  # seconds without faults after which catching up is checked
+EVENTS_MAX = 100_000  # in one run; a sound one takes a few thousand
 CHUNK = 16  # bytes
 SIZES = (0, 1, 40, 40, 640, 640, 1600)  # bytes of a model
 
@@ -403,6 +404,7 @@ class Simulation:
         while self._agenda and self._agenda[0][0] <= end and not done():
             self.now, _, act, args = heapq.heappop(self._agenda)
             self.events += 1
+            assert self.events < EVENTS_MAX, "the machines never come to rest"
             act(*args)
         self.now = max(self.now, min(end, self.now if done() else end))
 
