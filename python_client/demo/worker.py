@@ -75,7 +75,8 @@ def run(address: str, name: str, seed: int) -> None:
     env = gymnasium.make("CartPole-v1", disable_env_checker=True)
     with (
         contextlib.suppress(BrokenPipeError),
-        Subscriber(address, {MODEL: weights}, name=name).start() as bus,
+        # Over TCP, as from another host: shared memory would have nothing to show here.
+        Subscriber(address, {MODEL: weights}, name=name, shared_memory=False).start() as bus,
     ):
         while not ended.is_set():
             if bus.error is not None:
