@@ -85,7 +85,7 @@ class Shelf:
         self.prune()
 
     def forget(self, worker: str) -> None:
-        """A worker is gone for good or has gone past older versions."""
+        """A worker is lost: keep no version for its sake."""
         for version in self._versions.values():
             version.receivers.discard(worker)
 
