@@ -1,0 +1,127 @@
+"""The destination of a receiver: where versions are applied, all of one or nothing, and announced.
+
+An adapter hands over what it received, in one of two ways. One that only has a layout and bytes
+calls `deliver()`, which does everything. One whose own machinery decides when to apply (the bus)
+calls `fault()`, then `write()`, then `commit()`, and keeps readers away itself.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from ...bus.errors import ApplyError
+from ...codecs.apply import Reader
+from ...codecs.layout import Layout, trimmed
+from ...codecs.numpy_tensors import Memory
+from ..reading import ReadingLock
+from ..subscriber import Update
+from .arrivals import Arrivals
+from .strategy import WeightStrategy
+from .subject import Subject, log
+
+
+class Destination:
+    """The model of one receiver.
+
+    Args:
+        subject: The model.
+        strategy: Which names it goes by.
+        strict: Whether both sides must have the same names.
+        cast: Whether values may be converted to the model's dtypes.
+    """
+
+    def __init__(
+        self, subject: Subject, strategy: WeightStrategy, *, strict: bool, cast: bool
+    ) -> None:
+        self.subject, self.strategy = subject, strategy
+        self.arrivals = Arrivals()
+        self._strict, self._cast = strict, cast
+        self._lock = ReadingLock()
+
+    # For an adapter that receives layouts and bytes.
+
+    def deliver(
+        self, epoch: int, version: int, layout: Layout, data: Memory, *, timeout: float
+    ) -> Update:
+        """Validate a version, apply it in place, announce it.
+
+        Args:
+            epoch, version: Its number.
+            layout: Where each tensor lies.
+            data: The data section, `layout.nbytes` bytes.
+            timeout: Seconds to wait for readers (`reading()`) to leave.
+
+        Raises:
+            ApplyError: It cannot be applied; the model is as it was. The text says why.
+        """
+        started = time.perf_counter()
+        model = self.subject.model_id or ""
+        try:
+            with self._lock.writing(timeout):
+                self.write(Reader(layout, data))
+                seconds = time.perf_counter() - started
+                update = Update(model, epoch, version, layout.nbytes, "", seconds)
+                self.commit(update)
+        except Exception as error:
+            raise ApplyError(
+                f"{model} version {version} could not be applied: {error}",
+                model=model,
+                epoch=epoch,
+                version=version,
+                code="apply",
+            ) from error
+        return update
+
+    def reading(self, timeout: float | None = None) -> AbstractContextManager[None]:
+        """Return a context in which `deliver` waits."""
+        return self._lock.reading(timeout)
+
+    # For an adapter that decides by itself when to apply.
+
+    def fault(self, layout: Layout) -> str:
+        """Say why a layout cannot be applied; nothing if it can. Changes nothing."""
+        return "\n".join(trimmed(list(self._faults(layout))))
+
+    def write(self, reader: Reader) -> None:
+        """Copy a version into the model.
+
+        Raises:
+            StateError: It does not fit, and the model was not touched; the text says how.
+        """
+        self.strategy.write(reader, self.model(), strict=self._strict, cast=self._cast)
+
+    def commit(self, update: Update) -> None:
+        """Tell the context, and whoever waits in `receive()`, that a version was applied."""
+        try:
+            self.subject.cascade(self.weights())
+        except Exception:  # the weights are in; what the context makes of them is its own affair
+            log.exception(
+                "%s version %d is applied, but the collector could not be told",
+                update.model,
+                update.version,
+            )
+        self.arrivals.put(update)
+
+    def _faults(self, layout: Layout) -> Sequence[str]:
+        return self.strategy.faults(layout, self.model(), strict=self._strict, cast=self._cast)
+
+    # The model itself.
+
+    def model(self) -> object:
+        """Return the model.
+
+        Raises:
+            ValueError: There is none.
+        """
+        model = self.subject.model()
+        if model is None:
+            raise ValueError("No model registered")
+        return model
+
+    def weights(self) -> object:
+        """Return the model's present weights, which share its memory."""
+        return self.strategy.extract_weights(self.model())
+
+    def unfilled(self) -> bool:
+        """Tell whether the model is on the meta device: without values before its first version."""
+        return self.subject.model() is not None and self.strategy.on_meta(self.model())

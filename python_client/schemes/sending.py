@@ -1,0 +1,123 @@
+"""Sending: one send at a time over an engine, its deadline, its receipt, its errors.
+
+idle ── start() ──> on its way ── finish() ──> idle
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+
+from ...bus.errors import ClosedError, PublishError
+from ...bus.receipt import Receipt
+from .engine import ANSWER_SECONDS, Engine, Weights
+
+Prepared = Weights | Mapping[int, Weights]  # the same for all, or each worker its own
+
+
+class Sending:
+    """What one sender has on its way, and what became of its last send."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.receipt: Receipt | None = None
+        self._futures: list[Future[Receipt]] = []
+        self._deadline = 0.0
+
+    @property
+    def pending(self) -> bool:
+        """Whether a send is on its way that nobody has waited for."""
+        return bool(self._futures)
+
+    def start(self, weights: Prepared, workers: Sequence[int] | None, timeout: float) -> None:
+        """Send; return as soon as the trainer may change its weights.
+
+        Raises:
+            ValueError: A worker does not exist; nothing was sent.
+            StateError: The weights cannot travel; nothing was sent.
+        """
+        if timeout <= 0:
+            raise ValueError(f"timeout={timeout}: give the workers a time above 0 seconds")
+        self._deadline = time.monotonic() + timeout
+        self._check_known(workers)
+        if isinstance(weights, Weights):
+            self._futures = [self.engine.send(weights, workers, timeout=timeout)]
+            return
+        chosen = [*weights] if workers is None else [*workers]
+        self._check_known(chosen)
+        if missing := [str(i) for i in chosen if i not in weights]:
+            raise ValueError(f"no weights given for worker {', '.join(missing)}")
+        for worker in chosen:
+            weights[worker].state()  # all must be able to travel before the first one does
+        self._futures = [
+            self.engine.send(weights[worker], [worker], timeout=timeout) for worker in chosen
+        ]
+
+    def finish(self, timeout: float | None = None) -> Receipt:
+        """Wait until the send is over.
+
+        Raises:
+            PublishError: Not every worker has the weights; it names them and carries the receipt.
+            TimeoutError: It is still on its way after `timeout` seconds. Wait again.
+        """
+        limit = self._deadline + ANSWER_SECONDS
+        until = limit if timeout is None else min(limit, time.monotonic() + timeout)
+        receipts: list[Receipt] = []
+        try:
+            for future in self._futures:
+                receipts.append(_receipt(future, max(0.0, until - time.monotonic())))
+        except FutureTimeout:
+            if until < limit:
+                raise TimeoutError(f"the send is still on its way after {timeout} s") from None
+            self._futures = []
+            raise ClosedError("the engine has not answered long after the deadline") from None
+        except BaseException:
+            self._futures = []
+            raise
+        self._futures = []
+        self.receipt = merged(receipts)
+        check(self.receipt)
+        return self.receipt
+
+    def _check_known(self, workers: Sequence[int] | None) -> None:
+        known = self.engine.workers()
+        if workers is None and not known:
+            raise RuntimeError("No transports available.")
+        for worker in workers or ():
+            if worker not in known:
+                raise ValueError(f"Worker {worker} not registered")
+
+
+def check(receipt: Receipt) -> None:
+    """Raise PublishError unless every worker has the version, or a newer one."""
+    total, done = len(receipt.workers), receipt.in_state("applied", "skipped")
+    if len(done) < total:
+        rest = "; ".join(f"worker {w}" for n, w in sorted(receipt.workers.items()) if n not in done)
+        raise PublishError(
+            f"{receipt.model} version {receipt.version}: {len(done)} of {total} workers have it. "
+            f"{rest}. The others can still be sent to.",
+            receipt,
+        )
+
+
+def merged(receipts: Sequence[Receipt]) -> Receipt:
+    """Return one receipt for several that were sent in one call; its version is the last one."""
+    last = receipts[-1]
+    if len(receipts) == 1:
+        return last
+    return Receipt(
+        model=last.model,
+        epoch=last.epoch,
+        version=last.version,
+        nbytes=sum(r.nbytes for r in receipts),
+        seconds=max(r.seconds for r in receipts),
+        digest="",
+        workers={name: w for r in receipts for name, w in r.workers.items()},
+    )
+
+
+def _receipt(future: "Future[Receipt]", timeout: float) -> Receipt:
+    try:
+        return future.result(timeout)
+    except PublishError as error:  # an engine may also raise what it has to report
+        return error.receipt
