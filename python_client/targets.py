@@ -101,9 +101,11 @@ class FileTarget:
 
 
 def targets_of(models: Mapping[str, object], *, strict: bool, cast: bool) -> dict[str, Target]:
-    """Return the target of each model that a user named."""
+    """Return the target of each model that a user named; one that is a target already is taken."""
     return {
-        model: FileTarget(Path(target))
+        model: target
+        if isinstance(target, MemoryTarget | FileTarget)
+        else FileTarget(Path(target))
         if isinstance(target, str | Path)
         else MemoryTarget(target, strict=strict, cast=cast)
         for model, target in models.items()

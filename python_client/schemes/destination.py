@@ -114,6 +114,8 @@ class Destination:
             ValueError: There is none.
         """
         model = self.subject.model()
+        if model is None and self.subject.forsaken:
+            raise ValueError("Context has been garbage collected")
         if model is None:
             raise ValueError("No model registered")
         return model

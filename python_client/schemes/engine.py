@@ -91,15 +91,15 @@ class Engine(Protocol):
 class Reception(Protocol):
     """What takes weights in: the receiver's side."""
 
-    def connect(self, timeout: float) -> None:
-        """Take up work, at `connect()`. It must not wait for the sender."""
+    def connect(self, worker_idx: int | None, timeout: float) -> None:
+        """Take up work as this worker, at `connect()`. It must not wait for the sender."""
         ...
 
     def receive(self, timeout: float) -> Update | None:
-        """Apply the newest version here and now, where the scheme does not do so in background.
+        """Return the newest update that was not returned before; None if none comes in time.
 
-        Returns:
-            What was applied; None if nothing came within `timeout` seconds.
+        One that applies in the background, or when it is called, has applied it before
+        (`destination.arrivals.take(timeout)`); one that polls applies it here and now.
         """
         ...
 

@@ -7,11 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Literal
 
 from ...bus.errors import ClosedError, PublishError
 from ...bus.receipt import Receipt
 from .engine import ANSWER_SECONDS, Engine, Weights
 
+SendCall = Literal["send", "send_async"]
 Prepared = Weights | Mapping[int, Weights]  # the same for all, or each worker its own
 
 
@@ -28,6 +30,29 @@ class Sending:
     def pending(self) -> bool:
         """Whether a send is on its way that nobody has waited for."""
         return bool(self._futures)
+
+    def wait(self, timeout: float | None = None) -> Receipt:
+        """Wait for what `send_async` has started; errors are those of `finish`.
+
+        Raises:
+            RuntimeError: Nothing is on its way.
+        """
+        if not self.pending:
+            raise RuntimeError("No async send is pending. Call send_async() first.")
+        return self.finish(timeout)
+
+    def check_idle(self, call: SendCall) -> None:
+        """Raise RuntimeError if a send is on its way that nobody has waited for."""
+        if not self.pending:
+            return
+        if call == "send":
+            raise RuntimeError(
+                "Cannot call send() while an async send is pending. Call wait_async() first."
+            )
+        raise RuntimeError(
+            "Cannot call send_async() again while a previous send is pending. "
+            "Call wait_async() first."
+        )
 
     def start(self, weights: Prepared, workers: Sequence[int] | None, timeout: float) -> None:
         """Send; return as soon as the trainer may change its weights.

@@ -3,19 +3,44 @@
     tensordict   every parameter and every buffer, also those that are not persistent
     state_dict   what state_dict() holds (adapters of PEFT merged)
 
-Both carry the extra state of every submodule that has some, as `<path>._extra_state` or, where it
-is a mapping, as `<path>._extra_state.<key>`. Tied tensors travel once. A model may also be a
-TensorDict or a mapping of names to tensors or arrays; then its own names count.
+Both carry the extra state of every submodule that has some (module_state.py). Tied tensors travel
+once. A model may also be a TensorDict or a mapping of names to tensors or arrays, and then goes by
+its own names; anything else (a random policy, say) has no weights.
 """
 
-from collections.abc import Sequence
-from typing import Literal, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from ...codecs.apply import Reader
-from ...codecs.layout import Layout
-from ...codecs.state import Leaf
+import numpy as np
+
+from ...codecs.apply import Reader, check
+from ...codecs.errors import StateError
+from ...codecs.layout import Layout, difference, trimmed
+from ...codecs.state import (
+    Leaf,
+    is_module,
+    is_tensor,
+    named_leaves,
+    signature,
+    state_of,
+    write_into,
+)
+from .subject import log
+
+if TYPE_CHECKING:
+    from .module_state import ModuleState
 
 Format = Literal["tensordict", "state_dict"]
+
+# TorchRL calls extra state so in a TensorDict; torch does not in a state_dict.
+EXTRA_KEY, EXTRA_NAME = "__extra_state__", "_extra_state"
+
+
+class DestinationError(StateError, KeyError):
+    """Weights do not fit the model that they were to be applied to; it was not touched."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class WeightStrategy:
@@ -31,3 +56,194 @@ class WeightStrategy:
         if extract_as not in ("tensordict", "state_dict"):
             raise ValueError(f"extract_as must be 'tensordict' or 'state_dict', got {extract_as}")
         self.extract_as: Format = extract_as
+
+    def __repr__(self) -> str:
+        return f"WeightStrategy({self.extract_as!r})"
+
+    def __str__(self) -> str:
+        return self.extract_as
+
+    def __eq__(self, other: object) -> bool:
+        mine = other.extract_as if isinstance(other, WeightStrategy) else other
+        return self.extract_as == mine
+
+    def __hash__(self) -> int:
+        return hash(self.extract_as)
+
+    def extract_weights(self, source: Any) -> Any:
+        """Return the weights of a model: a TensorDict or a dict, which share its memory."""
+        tensors = self.tensors_of(source)
+        return tensors if self.extract_as == "state_dict" else nested(tensors)
+
+    def apply_weights(
+        self, destination: Any, weights: Any, inplace: bool = True, *, strict: bool = True
+    ) -> None:
+        """Apply weights to a model: all of them, or none and an exception.
+
+        Args:
+            destination: An `nn.Module`, a TensorDict, or a mapping of tensors or arrays.
+            weights: What `extract_weights` returns, or a module; None: nothing happens.
+            inplace: Write into the tensors that are there; else a module is given new ones.
+            strict: Whether both sides must have the same names.
+
+        Raises:
+            DestinationError: They do not fit; the text says how.
+            ValueError: They are no weights.
+        """
+        if weights is None:
+            return
+        if not is_module(weights) and not has_names(weights):
+            raise ValueError(
+                f"Unsupported weights type: {type(weights)}. Must be dict or TensorDictBase."
+            )
+        if not inplace and isinstance(destination, dict):
+            raise ValueError("Cannot update state_dict out of place")
+        state = state_of(self.tensors_of(weights))
+        layout = state.layout()
+        data = np.empty(layout.nbytes, np.uint8)  # a copy, so that both sides may share memory
+        write_into(state, layout, data)
+        self.write(Reader(layout, data), destination, strict=strict, cast=True, inplace=inplace)
+
+    # What schemes use.
+
+    def tensors_of(self, source: object) -> dict[str, Leaf]:
+        """Return the tensors of a source by dotted name; they share its memory."""
+        if is_module(source):
+            from . import module_state
+
+            if self.extract_as == "state_dict":
+                return cast("dict[str, Leaf]", module_state.state_dict_of(source))
+            parts = module_state.by_tensors(source)
+            return {**parts.tensors, **module_state.extra_of(parts.parts)}
+        if not has_names(source):
+            log.warning("a %s has no weights that could be sent", type(source).__name__)
+            return {}
+        leaves = named_leaves(source)
+        if any(EXTRA_KEY in name for name in leaves):
+            leaves = {name.replace(EXTRA_KEY, EXTRA_NAME): leaf for name, leaf in leaves.items()}
+        return leaves
+
+    def faults(self, layout: Layout, model: object, *, strict: bool, cast: bool) -> list[str]:
+        """Tell in lines why a layout cannot be applied to a model; no lines if it can."""
+        if not is_module(model):
+            return check(layout, _collection(model), strict=strict, cast=cast)
+        return _module_faults(layout, self._state(model), strict=strict, cast=cast)
+
+    def write(
+        self, reader: Reader, model: object, *, strict: bool, cast: bool, inplace: bool = True
+    ) -> None:
+        """Copy a version into a model.
+
+        Raises:
+            DestinationError: It does not fit; the model was not touched.
+        """
+        layout = reader.section.layout
+        if lines := self.faults(layout, model, strict=strict, cast=cast):
+            raise DestinationError("Error updating destination: " + "\n".join(trimmed(lines)))
+        if not is_module(model):
+            reader.copy_into(_collection(model), strict=strict, cast=cast)
+            return
+        from ...codecs.torch_modules import materialise
+        from . import module_state
+
+        if self.on_meta(model):
+            materialise(model)
+        elif not inplace:
+            module_state.replace_tensors(model)
+        state = self._state(model)
+        published = reader.section.tensors
+        extra = {
+            name: published[layout.by_name(name).name]
+            for name in layout.names()
+            if state.part_of(name) is not None
+        }
+        # First, since it runs the user's code, which may raise while nothing is written yet.
+        module_state.put_extra(state.parts, extra, state)
+        reader.copy_into(state.tensors, strict=False, cast=cast)
+
+    def on_meta(self, model: object) -> bool:
+        """Tell whether a model has tensors without memory, which its first version must fill."""
+        if not is_module(model):
+            return False
+        return any(t.is_meta for t in (*model.parameters(), *model.buffers()))
+
+    def _state(self, module: Any) -> "ModuleState":
+        from . import module_state
+
+        by = {"tensordict": module_state.by_tensors, "state_dict": module_state.by_state_dict}
+        return by[self.extract_as](module)
+
+
+def strategy_named(name: Format) -> WeightStrategy:
+    """Return the strategy of a name.
+
+    Raises:
+        ValueError: There is no such strategy.
+    """
+    if name not in ("tensordict", "state_dict"):
+        raise ValueError(f"Unknown strategy: {name}. Must be 'tensordict' or 'state_dict'.")
+    return WeightStrategy(name)
+
+
+def nested(tensors: Mapping[str, Leaf]) -> Any:
+    """Return named tensors as a TensorDict; as they are where tensordict is not installed."""
+    try:
+        from tensordict import TensorDict
+    except ImportError:
+        return dict(tensors)
+    tree: dict[str, Any] = {}
+    for name, leaf in tensors.items():
+        *path, last = name.split(".")
+        node = tree
+        for key in path:
+            node = node.setdefault(EXTRA_KEY if key == EXTRA_NAME else key, {})
+        node[EXTRA_KEY if last == EXTRA_NAME else last] = leaf
+    return TensorDict(tree, batch_size=[])
+
+
+def _module_faults(layout: Layout, state: "ModuleState", *, strict: bool, cast: bool) -> list[str]:
+    from ...codecs.torch_tensors import target_fault
+
+    published = {n: s for n, s in layout.signatures.items() if state.part_of(n) is None}
+    lines = list(state.faults)
+    got: dict[str, Any] = {}
+    for name, tensor in state.tensors.items():
+        if name not in published and tensor.is_meta:
+            lines.append(f"{name}: on the meta device, and nothing was published to fill it with")
+        elif name not in published and (name in state.optional or not strict):
+            continue
+        else:
+            try:
+                got[name] = signature(name, tensor)
+            except StateError as error:
+                published.pop(name, None)
+                lines.append(str(error))
+                continue
+            if not tensor.is_meta and (fault := target_fault(name, tensor)):
+                lines.append(fault)
+    sent = {state.part_of(name) for name in layout.names()}
+    lines += [
+        f"{name}: extra state here, not published"
+        for name, part in state.parts.items()
+        if strict and name not in sent and _has_extra(part)
+    ]
+    return lines + difference(published, got, cast=cast, strict=strict)
+
+
+def _has_extra(part: Any) -> bool:
+    from .module_state import extra_of
+
+    return bool(extra_of({EXTRA_NAME: part}))
+
+
+def _collection(model: object) -> object:
+    """Return a model whose tensors have names; one without weights as an empty mapping."""
+    empty: dict[str, Leaf] = {}
+    return model if has_names(model) else empty
+
+
+def has_names(value: object) -> bool:
+    """Tell a mapping or a TensorDict from everything else."""
+    return isinstance(value, Mapping) or (
+        hasattr(value, "batch_size") and hasattr(value, "items") and not is_tensor(value)
+    )

@@ -33,6 +33,11 @@ class Subject:
         self._context = _nothing if context is None else weakref.ref(context)
 
     @property
+    def forsaken(self) -> bool:
+        """Whether there was a context, which is gone."""
+        return self._context is not _nothing and self._context() is None
+
+    @property
     def given(self) -> object | None:
         """The model, if it was given as it is."""
         return self._model

@@ -1,0 +1,229 @@
+"""Transports: the way to one worker, or from the sender, as both vintages of the API know it.
+
+A transport is a view of an engine or of a receiving scheme; it holds nothing that they do not.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ...bus.receipt import Receipt
+from .engine import Engine, Weights
+from .sending import Sending, merged
+
+Prepare = Callable[[Any, str | None], Weights]
+
+
+class TransportBackend(Protocol):
+    """What moves the weights of one worker."""
+
+    def send_weights(self, *weights: Any) -> None:
+        """Send weights, given as `(weights)` or, in the older vintage, `(model_id, weights)`."""
+        ...
+
+    def receive_weights(
+        self,
+        timeout: float | None = None,
+        *,
+        weights: Any = None,
+        model: Any = None,
+        strategy: Any = None,
+    ) -> Any | None:
+        """Receive and apply weights; None if none came in time."""
+        ...
+
+
+class WorkerTransport:
+    """The way to one worker, on the sender's side.
+
+    Args:
+        engine: What carries the weights.
+        worker: The worker's id there.
+        prepare: Makes `Weights` of whatever a user gives, and a model id if one is given.
+        timeout: Seconds that a send may take.
+    """
+
+    def __init__(self, engine: Engine, worker: int, prepare: Prepare, timeout: float) -> None:
+        self.worker = worker
+        self._prepare, self._timeout = prepare, timeout
+        self._sending = Sending(engine)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} to worker {self.worker}>"
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What became of the last send."""
+        return self._sending.receipt
+
+    def send_weights(self, *weights: Any) -> None:
+        """Send `(weights)` or `(model_id, weights)` and wait until they are applied.
+
+        Raises:
+            PublishError: They were not; it says why.
+        """
+        self.send_weights_async(*weights)
+        self.wait_ack()
+
+    def send_weights_async(self, *weights: Any) -> None:
+        """Send, and return as soon as the trainer may change its weights."""
+        *model_id, given = weights
+        prepared = self._prepare(given, model_id[0] if model_id else None)
+        self._sending.start(prepared, [self.worker], self._timeout)
+
+    def wait_ack(self, timeout: float | None = None) -> None:
+        """Wait until what was sent last is applied.
+
+        Raises:
+            RuntimeError: Nothing was sent.
+            PublishError: It was not applied; it says why.
+        """
+        if not self._sending.pending:
+            raise RuntimeError("No pending future. Did you call send_weights_async?")
+        self._sending.finish(timeout)
+
+    def post(self, weights: Weights, timeout: float) -> "Future[Receipt]":
+        """Send what is prepared; for an engine over transports."""
+        return self._sending.engine.send(weights, [self.worker], timeout=timeout)
+
+    def receive_weights(
+        self,
+        timeout: float | None = None,
+        *,
+        weights: Any = None,
+        model: Any = None,
+        strategy: Any = None,
+    ) -> Any | None:
+        """Nothing arrives at a sender: None."""
+        del timeout, weights, model, strategy
+
+    def check_connection(self) -> bool:
+        """Tell whether the worker exists."""
+        return self.worker in self._sending.engine.workers()
+
+    def setup_connection_and_weights_on_sender(self) -> None:
+        """Nothing is left to do: `connect()` of the scheme has done it."""
+
+    def versions(self) -> Mapping[int, int]:
+        """Return the version that the worker is known to run, under its id."""
+        known = self._sending.engine.versions()
+        return {self.worker: known[self.worker]} if self.worker in known else {}
+
+
+class ReceivingSide(Protocol):
+    """What a transport needs of a receiving scheme."""
+
+    @property
+    def model_id(self) -> str | None:
+        """The id of its model."""
+        ...
+
+    def receive(self, timeout: float | None = None) -> Any | None:
+        """Return the newest weights that were applied since the last call."""
+        ...
+
+
+class ReceiverTransport:
+    """The way from the sender, on a receiver.
+
+    Args:
+        scheme: The receiving scheme.
+        named: Whether `receive_weights` returns `(model_id, weights)`, as the older vintage does.
+    """
+
+    def __init__(self, scheme: ReceivingSide, *, named: bool = False) -> None:
+        self._scheme, self._named = scheme, named
+
+    def send_weights(self, *weights: Any) -> None:
+        """Nothing can be sent from a receiver.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        del weights
+        raise RuntimeError("send_weights() called on a receiver side.")
+
+    def receive_weights(
+        self,
+        timeout: float | None = None,
+        *,
+        weights: Any = None,
+        model: Any = None,
+        strategy: Any = None,
+    ) -> Any | None:
+        """Return what was applied since the last call; None if nothing came in time."""
+        del weights, model, strategy  # the scheme knows them
+        received = self._scheme.receive(timeout)
+        return (
+            (self._scheme.model_id, received) if self._named and received is not None else received
+        )
+
+    def send_ack(self, message: str = "updated") -> None:
+        """Nothing is left to do: a version is acknowledged when it is applied."""
+        del message
+
+    def check_connection(self) -> bool:
+        """Tell whether the receiver is there."""
+        return True
+
+
+class TransportsEngine:
+    """An engine over transports that were made one by one (`scheme.create_transport`)."""
+
+    def __init__(self, transports: Mapping[int, WorkerTransport]) -> None:
+        self._transports = transports
+
+    def workers(self) -> Sequence[int]:
+        """Return the ids that the transports were registered under."""
+        return sorted(self._transports)
+
+    def send(
+        self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
+    ) -> "Future[Receipt]":
+        """Send through each transport; see `Engine.send`."""
+        chosen = self.workers() if workers is None else workers
+        futures = {w: self._transports[w].post(weights, timeout) for w in chosen}
+        return _gathered(futures, {w: self._transports[w].worker for w in chosen})
+
+    def greet(self, weights: Weights | None, *, timeout: float) -> None:
+        """Nothing is left to do: transports are connected when they are made."""
+        del weights, timeout
+
+    def versions(self) -> Mapping[int, int]:
+        """Return the version that each worker is known to run."""
+        return {
+            worker: version
+            for worker, transport in self._transports.items()
+            for version in transport.versions().values()
+        }
+
+    def close(self) -> None:
+        """Transports belong to whoever made them."""
+
+
+def _gathered(
+    futures: Mapping[int, "Future[Receipt]"], own: Mapping[int, int]
+) -> "Future[Receipt]":
+    """Return one future of many receipts, each worker under the id that it has here."""
+    whole: Future[Receipt] = Future()
+    open_ = set(futures)
+
+    def one_is_done(worker: int) -> None:
+        open_.discard(worker)
+        if not open_ and not whole.done():
+            try:
+                whole.set_result(merged([_renamed(f.result(), own[w], w) for w, f in parts]))
+            except Exception as error:
+                whole.set_exception(error)
+
+    parts = sorted(futures.items())
+    for worker, future in parts:
+        future.add_done_callback(lambda _, worker=worker: one_is_done(worker))
+    return whole
+
+
+def _renamed(receipt: Receipt, old: int, new: int) -> Receipt:
+    workers = {n: w for n, w in receipt.workers.items() if n != str(old)}
+    workers[str(new)] = replace(receipt.workers[str(old)], name=str(new))
+    return replace(receipt, workers=workers)
