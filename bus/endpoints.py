@@ -63,3 +63,17 @@ def resolve(data: str, control: str) -> str:
             f"{control!r} names no host; give the publisher an address to advertise"
         )
     return f"tcp://{used['host']}:{match['port']}"
+
+
+def host_and_port(endpoint: str) -> tuple[str, int]:
+    """Return the host and port of a TCP endpoint that `check` has passed."""
+    match = _TCP.match(endpoint)
+    if match is None or match["port"] == "*":
+        raise AddressError(f"{endpoint!r} cannot be connected to: it names no host and port")
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def ipc_path(endpoint: str) -> str | None:
+    """Return the path of an IPC endpoint; None for any other."""
+    match = _IPC.match(endpoint)
+    return match["path"] if match else None

@@ -37,7 +37,7 @@ from .messages import (
     data_topic,
 )
 from .staging import Buffers, SharedMemory, StagedVersion, StaleError
-from .transfer import Transfer
+from .transfer import Lease, Transfer
 
 
 def another_host(_shared: Shared, _nbytes: int) -> SharedMemory | None:
@@ -231,7 +231,7 @@ class Slot:
         """A newer version replaces the one arriving; the next is finished, whatever comes."""
         if self.arriving is None:
             return []
-        self._buffers.give_back(self.arriving.buffer)
+        self._release(self.arriving)
         self.arriving = None
         if self.catching_up:
             return []
@@ -278,6 +278,13 @@ class Slot:
         )
         return Send(self._failure)
 
+    def place(self, chunk: Chunk, size: int) -> Lease | None:
+        """Say where a chunk's payload belongs that is about to be received; None: nowhere."""
+        transfer = self.arriving
+        if transfer is None or transfer.key != (chunk.epoch, chunk.version):
+            return None
+        return transfer.lend(chunk.index, size)
+
     def chunk(self, chunk: Chunk, payload: Buffer, now: float, *, pushed: bool) -> list[Effect]:
         """A piece of a version."""
         transfer = self.arriving
@@ -316,7 +323,7 @@ class Slot:
         if not transfer.verify():
             if transfer.restarts < RESTARTS_MAX:
                 return []  # the next tick fetches it anew
-            self._buffers.give_back(transfer.buffer)
+            self._release(transfer)
             self.arriving = None
             text = f"the whole did not match its digest, {transfer.restarts} times"
             rejected = self._reject(transfer.announce, "digest-mismatch", text)
@@ -394,9 +401,14 @@ class Slot:
         if self.arriving is None:
             return []
         epoch = self.arriving.key[0]
-        self._buffers.give_back(self.arriving.buffer)
+        self._release(self.arriving)
         self.arriving = self._waiting = None
         return self._caught_up(epoch, now)
+
+    def _release(self, transfer: Transfer) -> None:
+        """A transfer is over before it is whole: its buffer may serve another."""
+        transfer.revoke()
+        self._buffers.give_back(transfer.buffer)
 
     def reconnected(self, epoch: int, version: int, now: float) -> list[Effect]:
         """The publisher has let this worker in (again), and has this version for it."""

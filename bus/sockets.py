@@ -1,4 +1,7 @@
-"""The ZeroMQ sockets of either side. No other module of the package imports zmq.
+"""The sockets of either side. No other module of the package imports zmq.
+
+A worker's data connection is not libzmq's but our own (`subscription.py`), which speaks the same
+protocol and receives faster.
 
 Each object belongs to one thread, but for `wake`, which any thread may call. Nothing here blocks
 but `poll`, and that for at most the time given.
@@ -8,6 +11,7 @@ import contextlib
 import errno
 import math
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,13 +21,16 @@ from . import endpoints
 from .errors import AddressError
 from .limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from .messages import Buffer
+from .subscription import Subscription
+from .zmtp import Place
 
 LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowledgement) gets this
 HEARTBEAT_MS = 5_000  # ZeroMQ's own pings, which free the queues of peers that are gone
 HEARTBEAT_TIMEOUT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
 PUB_QUEUE = 64  # messages per subscriber before PUB drops; four windows of chunks
-SUB_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
+DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
+SEND_BUFFER = 2**20  # bytes; what the kernel would choose falls out of the cache on one host
 ROUTER_QUEUE = 1_000  # messages per worker; workers keep less than a window outstanding
 
 
@@ -33,45 +40,37 @@ class Activity:
 
     control: bool
     data: bool
-    writable: bool
+    writable: bool = False
 
 
 class _Sockets:
-    """What both sides have: a context, a control socket, a data socket, and a bell."""
+    """What both sides have: a context, a control socket, and a bell."""
 
-    def __init__(self, control: int, data: int) -> None:
+    def __init__(self, control: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._control = self._context.socket(control)
-        self._data = self._context.socket(data)
-        for s in (self._control, self._data):
-            s.setsockopt(zmq.LINGER, LINGER_MS)
-            s.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-            s.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-            s.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-            s.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        self._control = self._socket(control)
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
         self._rope.setblocking(False)
         self._poller = zmq.Poller()
         self._poller.register(self._bell, zmq.POLLIN)
         self._poller.register(self._control, zmq.POLLIN)
-        self._poller.register(self._data, zmq.POLLIN)
-        self._wants_write = False
 
-    def poll(self, seconds: float, *, writable: bool = False) -> Activity:
-        """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
-        if writable != self._wants_write:
-            self._wants_write = writable
-            self._poller.modify(self._control, zmq.POLLIN | (zmq.POLLOUT if writable else 0))
-        found = dict(self._poller.poll(math.ceil(max(0.0, seconds) * 1000)))
-        if self._bell.fileno() in found or self._bell in found:
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+        s = self._context.socket(kind)
+        s.setsockopt(zmq.LINGER, LINGER_MS)
+        s.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        s.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        s.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        s.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        return s
+
+    def _poll(self, seconds: float) -> dict[object, int]:
+        """Wait for something to arrive or for `wake`; return what was found at which socket."""
+        found: dict[object, int] = dict(self._poller.poll(math.ceil(max(0.0, seconds) * 1000)))
+        if self._bell.fileno() in found:
             self._silence()
-        control = found.get(self._control, 0)
-        return Activity(
-            control=bool(control & zmq.POLLIN),
-            data=self._data in found,
-            writable=bool(control & zmq.POLLOUT),
-        )
+        return found
 
     def _silence(self) -> None:
         try:
@@ -87,9 +86,7 @@ class _Sockets:
 
     def close(self) -> None:
         """Close everything; what is on its way gets a moment."""
-        self._control.close()
-        self._data.close()
-        self._context.term()
+        self._context.destroy()
         self._bell.close()
         self._rope.close()
 
@@ -114,7 +111,9 @@ class PublisherSockets(_Sockets):
 
     def __init__(self, address: str, data: str | None, queue: int = PUB_QUEUE) -> None:
         endpoints.check(address)
-        super().__init__(zmq.ROUTER, zmq.XPUB)
+        super().__init__(zmq.ROUTER)
+        self._data = self._socket(zmq.XPUB)
+        self._poller.register(self._data, zmq.POLLIN)
         try:
             self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a worker is gone
             self._control.setsockopt(zmq.MAXMSGSIZE, 2 * HEADER_BYTES_MAX)
@@ -124,6 +123,7 @@ class PublisherSockets(_Sockets):
             )  # every subscription is a worker that listens
             self._data.setsockopt(zmq.MAXMSGSIZE, 2 * HEADER_BYTES_MAX)
             self._data.setsockopt(zmq.SNDHWM, queue)
+            self._data.setsockopt(zmq.SNDBUF, SEND_BUFFER)
             self.address = self._bind(self._control, address, "address")
             self.data_address = self._bind_data(address, data)
         except BaseException:
@@ -150,6 +150,11 @@ class PublisherSockets(_Sockets):
                 ) from None
             raise AddressError(f"cannot bind {parameter} {endpoint}: {error.strerror}") from None
         return s.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def poll(self, seconds: float) -> Activity:
+        """Wait for something to arrive, or for `wake`."""
+        found = self._poll(seconds)
+        return Activity(control=self._control in found, data=self._data in found)
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return the identity and the frames of the next control message, if there is one."""
@@ -186,28 +191,56 @@ class PublisherSockets(_Sockets):
 
 
 class WorkerSockets(_Sockets):
-    """A connected DEALER (control) and a SUB (data) that connects once the publisher says where.
+    """A connected DEALER (control) and a `Subscription`, once the publisher says where.
+
+    Args:
+        address: The publisher's ROUTER.
+        place: Where payloads of published messages go, see `zmtp.Stream`.
 
     Raises:
         AddressError: The address makes no sense.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, place: Place) -> None:
         self.address = endpoints.check(address)
-        super().__init__(zmq.DEALER, zmq.SUB)
-        self._data_address = ""
-        self._topics: set[bytes] = set()
+        super().__init__(zmq.DEALER)
+        self._data = Subscription(place, self.wake)
+        self._watched: tuple[int, bool] | None = None
+        self._wants_write = False
         try:
             self._control.setsockopt(zmq.IMMEDIATE, 1)  # say nothing to nobody: it would pile up
-            self._control.setsockopt(zmq.RCVHWM, SUB_QUEUE)
-            self._data.setsockopt(zmq.RCVHWM, SUB_QUEUE)
-            for s in (self._control, self._data):
-                s.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+            self._control.setsockopt(zmq.RCVHWM, DEALER_QUEUE)
+            self._control.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
             self._control.setsockopt(zmq.IPV6, int("[" in address))
             self._control.connect(address)
         except zmq.ZMQError as error:
             self.close()
             raise AddressError(f"cannot connect to {address}: {error.strerror}") from None
+
+    def poll(self, seconds: float, *, writable: bool = False) -> Activity:
+        """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
+        if writable != self._wants_write:
+            self._wants_write = writable
+            self._poller.modify(self._control, zmq.POLLIN | (zmq.POLLOUT if writable else 0))
+        self._watch(self._data.attend(time.monotonic()))
+        found = self._poll(seconds)
+        control = found.get(self._control, 0)
+        return Activity(
+            control=bool(control & zmq.POLLIN),
+            data=self._watched is not None and self._watched[0] in found,
+            writable=bool(control & zmq.POLLOUT),
+        )
+
+    def _watch(self, wanted: tuple[int, bool] | None) -> None:
+        """Have the poller look at the data connection, if there is one."""
+        if wanted == self._watched:
+            return
+        if self._watched is not None and (wanted is None or wanted[0] != self._watched[0]):
+            self._poller.unregister(self._watched[0])
+        if wanted is not None:
+            descriptor, unsent = wanted
+            self._poller.register(descriptor, zmq.POLLIN | (zmq.POLLOUT if unsent else 0))
+        self._watched = wanted
 
     def receive(self) -> Sequence[Buffer] | None:
         """Return the frames of the next control message, if there is one."""
@@ -215,7 +248,7 @@ class WorkerSockets(_Sockets):
 
     def receive_published(self) -> Sequence[Buffer] | None:
         """Return the frames of the next published message, topic first, if there is one."""
-        return self._receive(self._data)
+        return self._data.receive(time.monotonic())
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send to the publisher; lost while nobody is there."""
@@ -228,24 +261,13 @@ class WorkerSockets(_Sockets):
         Raises:
             AddressError: It cannot be connected to.
         """
-        endpoint = endpoints.resolve(endpoint, self.address)
-        if endpoint == self._data_address:
-            return
-        if self._data_address:
-            self._data.disconnect(self._data_address)
-            self._data_address = ""
-        self._data.setsockopt(zmq.IPV6, int("[" in endpoint))
-        try:
-            self._data.connect(endpoint)
-        except zmq.ZMQError as error:
-            raise AddressError(f"cannot connect to data at {endpoint}: {error.strerror}") from None
-        self._data_address = endpoint
+        self._data.connect(endpoints.resolve(endpoint, self.address))
 
     def subscribe(self, topic: bytes, on: bool) -> None:
         """Ask for a topic, or no longer; asking twice is asking once."""
-        if on and topic not in self._topics:
-            self._topics.add(topic)
-            self._data.setsockopt(zmq.SUBSCRIBE, topic)
-        elif not on and topic in self._topics:
-            self._topics.discard(topic)
-            self._data.setsockopt(zmq.UNSUBSCRIBE, topic)
+        self._data.subscribe(topic, on=on)
+
+    def close(self) -> None:
+        """Close everything; what is on its way gets a moment."""
+        self._data.close()
+        super().close()

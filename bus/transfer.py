@@ -1,10 +1,14 @@
 """One version arriving chunk by chunk, pushed and fetched in any order.
 
-Theory of operation: each chunk is in one of three states, one byte each.
+Theory of operation: each chunk is in one of four states, one byte each.
 
     MISSING ──fetch──> ASKED ──┐
-       │                       ├──> HERE
-       └───────push────────────┘
+       │                 │     ├──> HERE
+       ├─────push────────┼─────┤
+       └─────lend────────┴─> LENT ──damaged, cut off──> MISSING
+
+A chunk is lent while its bytes are being received straight into their place: whatever else comes
+of it meanwhile is ignored, since nobody may write there twice.
 
 Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
 fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing has
@@ -12,7 +16,7 @@ arrived for a while. At most a window of chunks is ASKED; an answer that does no
 turns all ASKED back to MISSING, and the patience doubles until something arrives.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +27,41 @@ from ..codecs.layout import Layout
 from .limits import WINDOW_CHUNKS, Timing
 from .messages import Announce, Buffer
 
-MISSING, ASKED, HERE = 0, 1, 2
+MISSING, ASKED, HERE, LENT = 0, 1, 2, 3
 DAMAGED_MAX = 16  # damaged chunks that are asked for again at once, before patience decides
+
+
+def _nothing() -> None:
+    """Nobody minds."""
+
+
+class Lease:
+    """Memory into which a payload is being received, piece by piece.
+
+    Args:
+        view: The memory.
+        on_cancel: Called when the payload will never be complete.
+    """
+
+    def __init__(self, view: memoryview, on_cancel: Callable[[], None] = _nothing) -> None:
+        self.view = view
+        self.live = True  # else the memory serves another purpose by now: keep out
+        self.count = 0  # bytes that are here
+        self.crc = 0  # of these, computed while they are in the cache
+        self._on_cancel = on_cancel
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go."""
+        return self.view[self.count :]
+
+    def received(self, count: int) -> None:
+        """Take note of so many bytes in `room()`."""
+        begin, self.count = self.count, self.count + count
+        self.crc = crc32c(self.view[begin : self.count], self.crc)
+
+    def cancel(self) -> None:
+        """The rest will never come."""
+        self._on_cancel()
 
 
 class Transfer:
@@ -63,6 +100,8 @@ class Transfer:
         self._patience = timing.patience
         self._gap = 0.0  # seconds between two chunks, the longest lately
         self._end_asked = False
+        self._lease: Lease | None = None  # of the chunk that is LENT
+        self._lent = (0, 0)  # which chunk, and how much of it was here when we looked last
         self._pulling = False  # nothing more will be pushed, as far as we can tell
 
     @property
@@ -76,20 +115,51 @@ class Transfer:
             return False
         if pushed:
             self._pushed = max(self._pushed, index + 1)
-        if self._states[index] == HERE:
+        lease = self._lease
+        if lease is not None and payload is lease.view and index == self._lent[0]:
+            self.revoke()
+            if lease.count != len(lease.view) or lease.crc != crc:
+                self._reject(index)
+                return False
+        elif self._states[index] in (HERE, LENT):
             return False
-        begin, end = self.plan.span(index)
-        if len(payload) != end - begin or crc32c(payload) != crc:
-            self._reject(index)
-            return False
-        np.copyto(self.buffer[begin:end], np.frombuffer(payload, np.uint8))
-        if self._states[index] == ASKED:
-            self._asked -= 1
+        else:
+            begin, end = self.plan.span(index)
+            if len(payload) != end - begin or crc32c(payload) != crc:
+                self._reject(index)
+                return False
+            np.copyto(self.buffer[begin:end], np.frombuffer(payload, np.uint8))
+            self._asked -= self._states[index] == ASKED
         self._states[index] = HERE
         self._crcs[index] = crc
         self.here += 1
         self._hear(now)
         return True
+
+    def lend(self, index: int, size: int) -> Lease | None:
+        """Return the place of a chunk of this size, to receive it there; None if it has none.
+
+        `add` takes it once it is complete, and must be given the lease's own view as payload.
+        """
+        if index >= self.plan.count or self._states[index] in (HERE, LENT):
+            return None
+        begin, end = self.plan.span(index)
+        if size != end - begin:
+            return None
+        self.revoke()
+        self._asked -= self._states[index] == ASKED
+        self._states[index], self._lent = LENT, (index, 0)
+        self._lease = Lease(memoryview(self.buffer)[begin:end], self.revoke)
+        return self._lease
+
+    def revoke(self) -> None:
+        """Nobody may write into the buffer any more."""
+        if self._lease is None:
+            return
+        self._lease.live, self._lease = False, None
+        index, _ = self._lent
+        self._states[index] = MISSING
+        self._cursor = min(self._cursor, index)
 
     def end(self, digest: str) -> None:
         """Take the digest of the whole: no more chunks will be pushed."""
@@ -97,6 +167,7 @@ class Transfer:
 
     def read(self, data: NDArray[np.uint8]) -> None:
         """Take every chunk from memory that holds the whole version."""
+        self.revoke()
         for index in range(self.plan.count):
             begin, end = self.plan.span(index)
             np.copyto(self.buffer[begin:end], data[begin:end])
@@ -110,6 +181,8 @@ class Transfer:
 
     def wants(self, now: float) -> Iterator[tuple[int, int]]:
         """Yield what to fetch now, as (first, count); (0, 0) asks for announcement and `end`."""
+        if self._lease is not None and self._lease.count > self._lent[1]:
+            self._lent, self._heard_at = (self._lent[0], self._lease.count), now
         silent = now - self._heard_at
         if silent >= self._timing.quiet:
             self._pulling = True

@@ -33,6 +33,7 @@ from .messages import (
     from_publisher,
 )
 from .slot import Accepts, Key, Opens, Slot, another_host
+from .transfer import Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,24 @@ class WorkerMachine:
             self._subscribed = True
             effects.append(Send(Ping(subscribed=True, shared=self.shared)))
         return effects + self._receive(frames[1:], now, pushed=True)
+
+    def place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
+        """Say where the payload of a published message belongs, of which topic and header are here.
+
+        None: nowhere; the message is then to be received with an empty payload.
+        """
+        try:
+            message, _ = from_publisher([frames[1], b""])
+        except ProtocolError:
+            return None
+        if not self.inside or not isinstance(message, Announce | Chunk):
+            return None
+        slot = self.slots.get(message.model) if message.epoch == self.epoch else None
+        if slot is None:
+            return None
+        if isinstance(message, Chunk):
+            return slot.place(message, size)
+        return Lease(memoryview(bytearray(size))) if size == message.layout_bytes else None
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
         try:

@@ -117,7 +117,7 @@ class Subscriber:
         )
         opens = Views().open if shared_memory else another_host
         machine = WorkerMachine(identity, self._targets, self._fault, bytes_max, timing, opens)
-        self._loop = WorkerLoop(machine, WorkerSockets(address), self._handoff)
+        self._loop = WorkerLoop(machine, WorkerSockets(address, machine.place), self._handoff)
 
     def __repr__(self) -> str:
         return f"<Subscriber {self.name} of {self.address}: {', '.join(self._targets)}>"

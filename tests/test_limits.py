@@ -96,7 +96,7 @@ def test_windows_nest() -> None:
     # PUB's queue counts messages: a window of chunks, one more that a report has let out, and the
     # announcement, end and beacons of the models.
     assert 2 * WINDOW_CHUNKS + MODELS_MAX // 2 <= sockets.PUB_QUEUE
-    assert WINDOW_CHUNKS <= sockets.SUB_QUEUE
+    assert WINDOW_CHUNKS <= sockets.DEALER_QUEUE
     assert FETCH_CHUNKS_MAX <= sockets.ROUTER_QUEUE
 
 

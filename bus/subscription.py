@@ -1,0 +1,184 @@
+"""The worker's data connection: dialled in the background, read straight to where bytes belong.
+
+It belongs to one thread, which never waits here: a helper thread looks up the host and connects,
+and rings a bell when it is done. A connection that breaks or falls silent is dialled again.
+"""
+
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from . import endpoints
+from .errors import AddressError
+from .messages import Buffer
+from .zmtp import Place, Stream, ZmtpError
+
+DIAL_SECONDS = 5.0  # for the host's address and the connection
+REDIAL_SECONDS, REDIAL_MAX_SECONDS = 0.05, 1.0  # between two attempts; doubles
+SILENCE_SECONDS = 30.0  # a publisher pings and sends beacons far more often than that
+RECEIVE_BYTES = 2**18  # taken at once, while they are in the cache for the checksum
+IPC_PATH_MAX = 107  # bytes that fit an address of the kernel
+
+
+class Subscription:
+    """Messages of some topics from one publisher.
+
+    Args:
+        place: Where payloads go, see `zmtp.Stream`.
+        wake: Rings the bell of the thread that owns this; called by the thread that dials.
+    """
+
+    def __init__(self, place: Place, wake: Callable[[], None]) -> None:
+        self._place, self._wake = place, wake
+        self._endpoint = ""
+        self._topics: set[bytes] = set()
+        self._socket: socket.socket | None = None
+        self._stream = Stream(place)
+        self._arrived: deque[list[Buffer]] = deque()
+        self._dialled: deque[tuple[str, socket.socket | None]] = deque()
+        self._dialling = self._closed = False
+        self._dial_at = 0.0
+        self._pause = REDIAL_SECONDS
+        self._heard_at = 0.0
+
+    def connect(self, endpoint: str) -> None:
+        """Take messages from this endpoint, in place of any before.
+
+        Raises:
+            AddressError: It cannot be an address.
+        """
+        path = endpoints.ipc_path(endpoint)
+        if path is not None and len(path.encode()) > IPC_PATH_MAX:
+            raise AddressError(
+                f"cannot connect to data at {endpoint}: a path has at most {IPC_PATH_MAX} bytes"
+            )
+        if endpoint != self._endpoint:
+            self._hang_up()
+            self._endpoint, self._dial_at, self._pause = endpoint, 0.0, REDIAL_SECONDS
+
+    def subscribe(self, topic: bytes, *, on: bool) -> None:
+        """Ask for a topic, or no longer; asking twice is asking once."""
+        if (topic in self._topics) != on:
+            (self._topics.add if on else self._topics.discard)(topic)
+            self._stream.subscribe(topic, on=on)
+
+    def attend(self, now: float) -> tuple[int, bool] | None:
+        """Do what is due; return the descriptor to watch and whether to write to it."""
+        while self._dialled:
+            self._adopt(*self._dialled.popleft(), now)
+        if self._socket is not None and now - self._heard_at >= SILENCE_SECONDS:
+            self._hang_up()
+        if self._socket is None:
+            if self._endpoint and not self._dialling and now >= self._dial_at:
+                self._dialling = True
+                self._dial_at, self._pause = (
+                    now + self._pause,
+                    min(2 * self._pause, REDIAL_MAX_SECONDS),
+                )
+                arguments = (self._endpoint,)
+                threading.Thread(
+                    target=self._dial, args=arguments, name="weightbus-dial", daemon=True
+                ).start()
+            return None
+        self._write()
+        # The socket is gone if writing failed; the next call dials.
+        return None if self._socket is None else (self._socket.fileno(), self._unsent)
+
+    @property
+    def _unsent(self) -> bool:
+        return bool(self._stream.outgoing)
+
+    def receive(self, now: float) -> Sequence[Buffer] | None:
+        """Return the frames of the next message, topic first, if there is one."""
+        while not self._arrived:
+            if self._socket is None:
+                return None
+            try:
+                count = self._socket.recv_into(self._stream.room()[:RECEIVE_BYTES])
+                if not count:
+                    raise ConnectionResetError("the publisher has closed the connection")
+                self._heard_at, self._pause = now, REDIAL_SECONDS
+                self._arrived.extend(self._stream.received(count))
+            except BlockingIOError:
+                return None
+            except (OSError, ZmtpError):
+                self._hang_up()
+                return None
+            if self._unsent:
+                self._write()
+        return self._arrived.popleft()
+
+    def close(self) -> None:
+        """Hang up for good."""
+        self._closed = True
+        self._endpoint = ""
+        self._hang_up()
+        while self._dialled:
+            _, found = self._dialled.popleft()
+            if found is not None:
+                found.close()
+
+    # Connecting.
+
+    def _dial(self, endpoint: str) -> None:
+        """Connect. (In a thread of its own.)"""
+        found: socket.socket | None = None
+        with contextlib.suppress(OSError, UnicodeError):
+            found = _connected(endpoint)
+        self._dialled.append((endpoint, found))
+        if self._closed:
+            self.close()
+        else:
+            self._wake()
+
+    def _adopt(self, endpoint: str, found: socket.socket | None, now: float) -> None:
+        self._dialling = False
+        if found is None:
+            return
+        if endpoint != self._endpoint or self._socket is not None:
+            found.close()
+            return
+        found.setblocking(False)
+        self._socket, self._heard_at = found, now
+        self._stream = Stream(self._place)
+        for topic in self._topics:
+            self._stream.subscribe(topic, on=True)
+
+    def _write(self) -> None:
+        if self._socket is None or not self._unsent:
+            return
+        try:
+            sent = self._socket.send(self._stream.outgoing)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._hang_up()
+            return
+        del self._stream.outgoing[:sent]
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._stream.close()
+        self._stream = Stream(self._place)
+        for topic in self._topics:
+            self._stream.subscribe(topic, on=True)
+        self._arrived.clear()
+
+
+def _connected(endpoint: str) -> socket.socket:
+    path = endpoints.ipc_path(endpoint)
+    if path is None:
+        return socket.create_connection(endpoints.host_and_port(endpoint), DIAL_SECONDS)
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        found.settimeout(DIAL_SECONDS)
+        # A path that begins with @ is a name outside of the file system, as ZeroMQ has it.
+        found.connect("\0" + path[1:] if path.startswith("@") else path)
+    except BaseException:
+        found.close()
+        raise
+    return found

@@ -1,0 +1,217 @@
+"""The subscriber's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
+
+libzmq receives each message into memory of its own: fresh pages to touch, a hand-over between
+threads, and a copy to where the bytes belong, which together cost more than the network does. So
+the worker reads published messages itself, and the bulk of a payload goes from the kernel straight
+to its place. Feed what arrives into `room()` and `received()`; send what is in `outgoing`.
+
+    greeting (64 bytes) ──> READY ──> messages and commands
+
+    a frame:  ┌───────┬──────────────┬──── ··· ────┐   flags: 1 more follow, 2 long size, 4 command
+              │ flags │ size, 1 or 8 │    body     │
+              └───────┴──────────────┴──── ··· ────┘
+    a message: topic, header, at most one payload
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+from .limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+from .messages import Buffer
+from .transfer import Lease
+
+MORE, LONG, COMMAND = 1, 2, 4
+SCRATCH_BYTES: Final = 8192  # read ahead; of a payload, at most so much is copied twice
+PAYLOAD: Final = 2  # the index of a message's payload, after topic and header
+FRAMES_MAX: Final = 8  # of a message; a later protocol may have more than one payload
+GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY: Final = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB\x08Identity\x00\x00\x00\x00"
+
+Place = Callable[[Sequence[Buffer], int], Lease | None]
+State = Literal["greeting", "ready", "open"]
+
+
+class ZmtpError(Exception):
+    """The other side does not speak ZMTP 3, or breaks its rules: the connection is of no use."""
+
+
+class Stream:
+    """One connection.
+
+    Args:
+        place: Given the topic and header of a message, and the size of its payload, says where the
+            payload goes; None: nowhere, it is read and forgotten.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.outgoing = bytearray(GREETING)
+        self.state: State = "greeting"
+        self._place = place
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._have = 0  # bytes in the scratch
+        self._frames: list[Buffer] = []  # of the message that is arriving
+        self._body: _Body | None = None  # a frame too long for the scratch
+        self._topics: set[bytes] = set()
+
+    def subscribe(self, topic: bytes, *, on: bool) -> None:
+        """Ask for a topic, or no longer."""
+        (self._topics.add if on else self._topics.discard)(topic)
+        if self.state == "open":
+            self._send(bytes([on]) + topic)
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go."""
+        if self._body is not None:
+            return self._body.room(self._scratch)
+        return self._scratch[self._have :]
+
+    def received(self, count: int) -> list[list[Buffer]]:
+        """Take note of so many bytes in `room()`; return the messages that are now complete.
+
+        Raises:
+            ZmtpError: Close the connection.
+        """
+        messages: list[list[Buffer]] = []
+        if self._body is not None:
+            if not self._body.received(count):
+                return messages
+            self._frame(self._body.flags, self._body.whole(), messages)
+            self._body = None
+            return messages
+        self._have += count
+        at = 0
+        while (size := self._parse(at, messages)) > 0:
+            at += size
+        self._scratch[: self._have - at] = bytes(self._scratch[at : self._have])
+        self._have -= at
+        return messages
+
+    def close(self) -> None:
+        """The connection is gone, perhaps in the middle of a payload."""
+        if self._body is not None:
+            self._body.forget()
+
+    # Taking bytes apart.
+
+    def _parse(self, at: int, messages: list[list[Buffer]]) -> int:
+        """Take what begins at `at` in the scratch; return its size, 0 if more must come first."""
+        bytes_ = self._scratch[at : self._have]
+        if self.state == "greeting":
+            return self._greet(bytes_)
+        if len(bytes_) < 2:
+            return 0
+        flags, head = bytes_[0], 9 if bytes_[0] & LONG else 2
+        if flags > MORE | LONG | COMMAND or len(bytes_) < head:
+            return self._malformed(flags)
+        size = int.from_bytes(bytes_[1:head], "big")
+        end = head + size
+        if end <= len(bytes_):
+            self._frame(flags, bytes(bytes_[head:end]), messages)
+            return end
+        if end <= SCRATCH_BYTES and not self._is_payload(flags):
+            return 0
+        self._body = self._begin(flags, size)
+        self._body.take(bytes_[head:])
+        return len(bytes_)
+
+    def _malformed(self, flags: int) -> int:
+        if flags > MORE | LONG | COMMAND:
+            raise ZmtpError(f"a frame with flags {flags:#x}")
+        return 0
+
+    def _greet(self, bytes_: memoryview) -> int:
+        if len(bytes_) < len(GREETING):
+            return 0
+        if bytes_[0] != 0xFF or bytes_[9] != 0x7F or bytes_[10] < 3:
+            raise ZmtpError("the other side does not speak ZMTP 3")
+        mechanism = bytes(bytes_[12:32]).rstrip(b"\0")
+        if mechanism != b"NULL":
+            raise ZmtpError(f"the other side asks for {mechanism.decode('latin1')} security")
+        self.state = "ready"
+        self._send(READY, COMMAND)
+        return len(GREETING)
+
+    def _is_payload(self, flags: int) -> bool:
+        return not flags & COMMAND and len(self._frames) >= PAYLOAD
+
+    def _begin(self, flags: int, size: int) -> "_Body":
+        """Find a place for a frame that the scratch does not hold."""
+        payload = self._is_payload(flags)
+        if size > (MESSAGE_BYTES_MAX if payload else HEADER_BYTES_MAX):
+            raise ZmtpError(f"a frame of {size} bytes")
+        if not payload:
+            lease: Lease | None = Lease(memoryview(bytearray(size)))
+        elif len(self._frames) == PAYLOAD:
+            lease = self._place(self._frames, size)
+        else:
+            lease = None
+        return _Body(flags, size, lease)
+
+    def _frame(self, flags: int, body: Buffer, messages: list[list[Buffer]]) -> None:
+        if flags & COMMAND:
+            self._command(bytes(body))
+            return
+        if self.state != "open":
+            raise ZmtpError("a message before READY")
+        if len(self._frames) >= FRAMES_MAX:
+            raise ZmtpError(f"a message of more than {FRAMES_MAX} frames")
+        self._frames.append(body)
+        if not flags & MORE:
+            messages.append(self._frames)
+            self._frames = []
+
+    def _command(self, body: bytes) -> None:
+        name, rest = body[1 : 1 + body[0]], body[1 + body[0] :]
+        if name == b"READY" and self.state == "ready":
+            self.state = "open"
+            for topic in sorted(self._topics):
+                self._send(b"\1" + topic)
+        elif name == b"PING":
+            self._send(b"\x04PONG" + rest[2:18], COMMAND)
+        elif name == b"ERROR":
+            raise ZmtpError(f"the other side says: {rest[1:].decode('latin1')}")
+
+    def _send(self, body: bytes, flags: int = 0) -> None:
+        self.outgoing += bytes([flags, len(body)]) + body
+
+
+class _Body:
+    """A frame too long for the scratch, on its way to its place."""
+
+    def __init__(self, flags: int, size: int, lease: Lease | None) -> None:
+        self.flags = flags
+        self._left, self._lease = size, lease
+
+    def take(self, bytes_: memoryview) -> None:
+        """Take the part that was read ahead."""
+        lease = self._place()
+        if lease is not None:
+            lease.room()[: len(bytes_)] = bytes_
+        self.received(len(bytes_))
+
+    def room(self, scratch: memoryview) -> memoryview:
+        """Return where the next bytes go; the scratch, if nobody wants them."""
+        lease = self._place()
+        return lease.room() if lease is not None else scratch[: self._left]
+
+    def received(self, count: int) -> bool:
+        """Take note of so many bytes; return whether the frame is complete."""
+        self._left -= count
+        lease = self._place()
+        if lease is not None:
+            lease.received(count)
+        return self._left == 0
+
+    def whole(self) -> Buffer:
+        """Return the body; nothing of it if nobody wants it any more."""
+        lease = self._place()
+        return lease.view if lease is not None else b""
+
+    def forget(self) -> None:
+        """It will never be complete."""
+        lease = self._place()
+        if lease is not None:
+            lease.cancel()
+
+    def _place(self) -> Lease | None:
+        return self._lease if self._lease is not None and self._lease.live else None
