@@ -23,6 +23,28 @@ if TYPE_CHECKING:
     from .bus.status import WorkerStatus
     from .codecs.errors import LayoutError, StateError, WeightBusError
     from .python_client.publisher import Publisher
+    from .python_client.schemes.backends import register_weight_sync_backend
+    from .python_client.schemes.bus_schemes import (
+        MultiProcessWeightSyncScheme,
+        SharedMemWeightSyncScheme,
+        ZMQWeightSyncScheme,
+    )
+    from .python_client.schemes.no_sync import NoWeightSyncScheme
+    from .python_client.schemes.ray_actors import RayTransport, RayWeightSyncScheme
+    from .python_client.schemes.ray_module import (
+        RayActorTransport,
+        RayModuleTransformReceiver,
+        RayModuleTransformScheme,
+        RayModuleTransformSender,
+    )
+    from .python_client.schemes.ray_updater import RayWeightUpdater
+    from .python_client.schemes.receiver import WeightReceiver
+    from .python_client.schemes.scheme import WeightSyncScheme
+    from .python_client.schemes.sender import WeightSender
+    from .python_client.schemes.strategy import WeightStrategy
+    from .python_client.schemes.torch_rpc import RPCTransport, RPCWeightSyncScheme
+    from .python_client.schemes.transport import TransportBackend
+    from .python_client.schemes.updater import WeightUpdaterBase
     from .python_client.subscriber import Subscriber, Update
 
 __version__ = "0.1.0"
@@ -32,21 +54,41 @@ __all__ = [
     "ApplyError",
     "ClosedError",
     "LayoutError",
+    "MultiProcessWeightSyncScheme",
+    "NoWeightSyncScheme",
     "ProtocolError",
     "PublishError",
     "Publisher",
+    "RPCTransport",
+    "RPCWeightSyncScheme",
+    "RayActorTransport",
+    "RayModuleTransformReceiver",
+    "RayModuleTransformScheme",
+    "RayModuleTransformSender",
+    "RayTransport",
+    "RayWeightSyncScheme",
+    "RayWeightUpdater",
     "Receipt",
     "RefusedError",
+    "SharedMemWeightSyncScheme",
     "StateError",
     "Subscriber",
     "Timing",
+    "TransportBackend",
     "UnknownWorkerError",
     "Update",
     "WeightBusError",
+    "WeightReceiver",
+    "WeightSender",
+    "WeightStrategy",
+    "WeightSyncScheme",
+    "WeightUpdaterBase",
     "WorkerReceipt",
     "WorkerStatus",
     "WorkersMissingError",
+    "ZMQWeightSyncScheme",
     "__version__",
+    "register_weight_sync_backend",
 ]
 
 # Where each public name lives.
@@ -55,20 +97,40 @@ _HOMES = {
     "ApplyError": "bus.errors",
     "ClosedError": "bus.errors",
     "LayoutError": "codecs.errors",
+    "MultiProcessWeightSyncScheme": "python_client.schemes.bus_schemes",
+    "NoWeightSyncScheme": "python_client.schemes.no_sync",
     "ProtocolError": "bus.errors",
     "PublishError": "bus.errors",
     "Publisher": "python_client.publisher",
+    "RPCTransport": "python_client.schemes.torch_rpc",
+    "RPCWeightSyncScheme": "python_client.schemes.torch_rpc",
+    "RayActorTransport": "python_client.schemes.ray_module",
+    "RayModuleTransformReceiver": "python_client.schemes.ray_module",
+    "RayModuleTransformScheme": "python_client.schemes.ray_module",
+    "RayModuleTransformSender": "python_client.schemes.ray_module",
+    "RayTransport": "python_client.schemes.ray_actors",
+    "RayWeightSyncScheme": "python_client.schemes.ray_actors",
+    "RayWeightUpdater": "python_client.schemes.ray_updater",
     "Receipt": "bus.receipt",
     "RefusedError": "bus.errors",
+    "SharedMemWeightSyncScheme": "python_client.schemes.bus_schemes",
     "StateError": "codecs.errors",
     "Subscriber": "python_client.subscriber",
     "Timing": "bus.limits",
+    "TransportBackend": "python_client.schemes.transport",
     "UnknownWorkerError": "bus.errors",
     "Update": "python_client.subscriber",
     "WeightBusError": "codecs.errors",
+    "WeightReceiver": "python_client.schemes.receiver",
+    "WeightSender": "python_client.schemes.sender",
+    "WeightStrategy": "python_client.schemes.strategy",
+    "WeightSyncScheme": "python_client.schemes.scheme",
+    "WeightUpdaterBase": "python_client.schemes.updater",
     "WorkerReceipt": "bus.receipt",
     "WorkerStatus": "bus.status",
     "WorkersMissingError": "bus.errors",
+    "ZMQWeightSyncScheme": "python_client.schemes.bus_schemes",
+    "register_weight_sync_backend": "python_client.schemes.backends",
 }
 
 

@@ -7,7 +7,7 @@ SharedMemWeightSyncScheme      the same, by shared memory
 
 import json
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ...bus.limits import Timing
 from ..publisher import Publisher
@@ -102,7 +102,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         self,
         destination: Destination,
         *,
-        background: bool,
+        background: bool = True,
         pipe: Pipe | None = None,
         **others: Any,
     ) -> Reception:
@@ -244,15 +244,14 @@ def _check_sources(
             raise ValueError(
                 "model_id, weights, and model cannot be provided if params_map is provided"
             )
-        excluded = ("devices", "device_map_fn", "num_workers")
-        other = "params_map"
+        other, excluded = "params_map", ["devices", "device_map_fn", "num_workers"]
         if context is not None:
             raise ValueError("context cannot be provided if params_map is provided")
     elif context is not None:
         if model_id is None:
             raise ValueError("model_id must be provided if context is provided")
-        excluded = ("devices", "model", "weights", "device_map_fn", "num_workers")
         other = "context"
+        excluded = ["devices", "model", "weights", "device_map_fn", "num_workers"]
     else:
         if not given & {"model", "weights", "devices", "num_workers", "pipes"} and count is None:
             raise ValueError(
@@ -280,4 +279,4 @@ def _read(pipe: Pipe, timeout: float) -> dict[str, Any]:
     told: Any = json.loads(pipe.recv_bytes())
     if not isinstance(told, dict) or not {"weightbus", "worker"} <= told.keys():
         raise ValueError("something else than the sender's address came down the pipe first")
-    return told
+    return cast("dict[str, Any]", told)

@@ -1,6 +1,6 @@
 """The sender of one model, in the older vintage of the API: a view of its scheme."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...bus.receipt import Receipt
 from .sending import SendCall, Sending
@@ -29,7 +29,8 @@ class WeightSender:
 
     def register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
         """Add a worker, given by what `scheme.create_transport` takes."""
-        self._transports[worker_idx] = self._scheme.create_transport(pipe_or_context)
+        transport = self._scheme.create_transport(pipe_or_context)
+        self._transports[worker_idx] = cast("WorkerTransport", transport)
 
     def send(
         self,

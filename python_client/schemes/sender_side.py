@@ -1,7 +1,7 @@
 """The sender's side of a scheme: what is sent, to whom, and by when."""
 
 from collections.abc import Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, cast
 
 from ...codecs.errors import WeightBusError
 from .engine import Engine, Weights
@@ -213,9 +213,12 @@ class SenderSide(Roles):
             return getattr(context, "_fallback_policy", None) if model_id == POLICY else None
 
 
-def _is_per_worker(weights: object) -> bool:
+def _is_per_worker(weights: Any) -> bool:
     """Tell `{worker id: weights}` from the weights of one model."""
-    return isinstance(weights, Mapping) and bool(weights) and all(type(k) is int for k in weights)
+    keys: list[object] = (
+        [*cast("Mapping[object, Any]", weights)] if isinstance(weights, Mapping) else []
+    )
+    return bool(keys) and all(type(key) is int for key in keys)
 
 
 def _ids(worker_ids: int | Sequence[int] | None) -> list[int] | None:

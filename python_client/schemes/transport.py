@@ -6,6 +6,7 @@ A transport is a view of an engine or of a receiving scheme; it holds nothing th
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from ...bus.receipt import Receipt
@@ -97,6 +98,7 @@ class WorkerTransport:
     ) -> Any | None:
         """Nothing arrives at a sender: None."""
         del timeout, weights, model, strategy
+        return None
 
     def check_connection(self) -> bool:
         """Tell whether the worker exists."""
@@ -209,7 +211,7 @@ def _gathered(
     whole: Future[Receipt] = Future()
     open_ = set(futures)
 
-    def one_is_done(worker: int) -> None:
+    def one_is_done(worker: int, _done: "Future[Receipt]") -> None:
         open_.discard(worker)
         if not open_ and not whole.done():
             try:
@@ -219,7 +221,7 @@ def _gathered(
 
     parts = sorted(futures.items())
     for worker, future in parts:
-        future.add_done_callback(lambda _, worker=worker: one_is_done(worker))
+        future.add_done_callback(partial(one_is_done, worker))
     return whole
 
 
