@@ -45,14 +45,14 @@ class Shipment:
 def gather(
     shipment: Shipment,
     calls: Mapping[str, "Future[Answer]"],
-    explain: Callable[[BaseException], Answer],
+    explain: Callable[[str, BaseException], Answer],
 ) -> "Future[Receipt]":
     """Return a future of what the workers answer, by name; it resolves by the deadline.
 
     Args:
         shipment: What was sent.
         calls: By worker name, its answer to come.
-        explain: Says what it means that a call raised: the worker is lost, say, and why.
+        explain: Says what it means that the call of a worker raised: that it is lost, say.
 
     The future never raises: what became of each worker stands in the receipt.
     """
@@ -64,7 +64,7 @@ class _Gathering:
         self,
         shipment: Shipment,
         calls: Mapping[str, "Future[Answer]"],
-        explain: Callable[[BaseException], Answer],
+        explain: Callable[[str, BaseException], Answer],
     ) -> None:
         self.receipt: Future[Receipt] = Future()
         self.receipt.set_running_or_notify_cancel()  # so that nobody can cancel it
@@ -82,7 +82,7 @@ class _Gathering:
 
     def _answered(self, name: str, call: "Future[Answer]") -> None:
         error = call.exception()
-        state, detail = call.result() if error is None else self._explain(error)
+        state, detail = call.result() if error is None else self._explain(name, error)
         with self._lock:
             seconds = None if state == "behind" else time.monotonic() - self._shipment.started
             self._rows[name] = WorkerReceipt(name, state, seconds, detail)

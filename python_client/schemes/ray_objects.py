@@ -51,7 +51,8 @@ class Store:
             self._buffer = np.empty(layout.nbytes, np.uint8)
             self._writer, self._layout = Writer(layout, self._buffer), layout
         self._writer.write(state)
-        return StoredVersion(ray.put((layout.header, self._buffer)), layout.nbytes)
+        put = cast("Any", ray).put
+        return StoredVersion(put((layout.header, self._buffer)), layout.nbytes)
 
 
 def call(actor: Any, function: Callable[..., Answer], *args: Any) -> "Future[Answer]":
@@ -62,13 +63,15 @@ def call(actor: Any, function: Callable[..., Answer], *args: Any) -> "Future[Ans
     return cast("Future[Answer]", actor.__ray_call__.remote(function, *args).future())
 
 
-def explain(error: BaseException) -> Answer:
+def explain(actor: Any, error: BaseException) -> Answer:
     """Say what it means that a call to an actor raised."""
     from ray.exceptions import RayActorError, RayTaskError
 
+    task_error: Any = RayTaskError
+
     if isinstance(error, RayActorError):
-        return "lost", " ".join(str(error).split("The actor is dead because")[0].split())
-    if isinstance(error, RayTaskError):
-        cause = cast("BaseException", error.cause)
-        return "failed", f"{type(cause).__name__}: {cause}"
-    return "failed", f"{type(error).__name__}: {error}"
+        words = str(error).split("\tclass_name:")[0]  # Ray goes on for a page
+        return "lost", f"{actor!r}: {' '.join(words.split())}"
+    if isinstance(error, task_error):
+        error = cast("Any", error).cause
+    return "failed", f"{actor!r}: {type(error).__name__}: {error}"

@@ -1,0 +1,160 @@
+"""A small Ray cluster for the tests, and the classes whose instances live in its actors."""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+import ray
+import torch
+from torch import nn
+
+SECONDS = 20.0  # what anything here may take on a busy machine
+
+
+@contextmanager
+def cluster() -> Generator[None]:
+    """Run Ray on this machine, and leave no process of it behind."""
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes a token into the home directory
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=200 * 2**20,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+        started = set(psutil.Process().children(recursive=True)) - before
+        try:
+            yield
+        finally:
+            started |= set(psutil.Process().children(recursive=True)) - before
+            ray.shutdown()
+    _, alive = psutil.wait_procs(started, timeout=SECONDS)
+    assert not alive, "Ray left processes behind"
+
+
+def model(value: float = 0.0, *, features: int = 4) -> nn.Module:
+    """Return a small network, every parameter of which has one value."""
+    network = nn.Sequential(nn.Linear(features, 3), nn.BatchNorm1d(3))
+    with torch.no_grad():
+        for tensor in (*network.parameters(), *network.buffers()):
+            tensor.fill_(value)
+    return network
+
+
+def values(network: nn.Module) -> set[float]:
+    """Return the distinct values of all parameters and floating buffers."""
+    floating = (t for t in network.state_dict().values() if t.is_floating_point())
+    return {v for tensor in floating for v in tensor.flatten().tolist()}
+
+
+class Rollout:
+    """A user's own worker: it knows neither weightbus nor TorchRL."""
+
+    def __init__(self, features: int = 4) -> None:
+        self.policy = model(features=features)
+        self.kinds: list[str] = []  # of weights that it was given, in order
+
+    def reset(self) -> None:
+        self.policy.load_state_dict(model().state_dict())
+        self.kinds.clear()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def values(self) -> set[float]:
+        return values(self.policy)
+
+    def received(self) -> list[str]:
+        return self.kinds
+
+
+class Updatable(Rollout):
+    """One that takes weights by the documented method."""
+
+    def update_policy_weights_(self, policy_or_weights: Any) -> None:
+        self.kinds.append(type(policy_or_weights).__name__)
+        flat = (
+            policy_or_weights
+            if isinstance(policy_or_weights, dict)
+            else policy_or_weights.flatten_keys(".").to_dict()
+        )
+        self.policy.load_state_dict(flat)
+
+
+class Receiver(Rollout):
+    """One whose weights come by a scheme."""
+
+    def __init__(self, features: int = 4) -> None:
+        super().__init__(features)
+        self.second = model()
+        self.schemes: dict[str, Any] = {}
+
+    def reset(self) -> None:
+        for scheme in self.schemes.values():
+            scheme.shutdown()
+        self.schemes.clear()
+        self.policy = model()
+        super().reset()
+
+    def become(self, scheme: Any, model_id: str = "policy", **kwargs: Any) -> None:
+        """Become a receiver, but do not connect yet."""
+        own = {"policy": self.policy, "second": self.second}[model_id]
+        scheme.init_on_receiver(model_id=model_id, model=own, **kwargs)
+        self.schemes[model_id] = scheme
+
+    def connect(self, model_id: str = "policy") -> None:
+        self.schemes[model_id].connect()
+
+    def values_of(self, model_id: str) -> set[float]:
+        return values({"policy": self.policy, "second": self.second}[model_id])
+
+    def poll(self) -> bool:
+        return self.schemes["policy"].receive(timeout=0.0) is not None
+
+    def become_worker(self, scheme: Any) -> None:
+        """Become a receiver in the older way."""
+        scheme.init_on_worker("policy", model=self.policy)
+        self.schemes["policy"] = scheme
+
+    def hollow(self) -> None:
+        """Put the policy on the meta device."""
+        self.policy = model().to("meta")
+
+    def train(self) -> None:
+        """Overwrite the policy in place."""
+        self.policy.load_state_dict(model(7.0).state_dict())
+
+
+class Host(Rollout):
+    """What TorchRL's ModuleTransform is: it hosts a module."""
+
+    @property
+    def module(self) -> nn.Module:
+        return self.policy
+
+    def _update_weights_tensordict(self, params: Any) -> None:
+        self.kinds.append(type(params).__name__)
+        params.to_module(self.policy)
+
+    def _update_weights_state_dict(self, state_dict: Any) -> None:
+        self.kinds.append(type(state_dict).__name__)
+        self.policy.load_state_dict(state_dict)
+
+
+class HookedHost(Host):
+    """One that takes a scheme, as TorchRL's does."""
+
+    def _init_weight_sync_scheme(self, scheme: Any, model_id: str) -> None:
+        scheme.init_on_receiver(model_id=model_id, context=self)
+        scheme.connect()
+        self.scheme = scheme
+
+
+def start(cls: type, *args: Any) -> Any:
+    """Start an actor of a class."""
+    return ray.remote(num_cpus=0)(cls).remote(*args)
