@@ -1,4 +1,4 @@
-"""Measure weightbus beside its limits, in one run: `python benchmarks/bench.py`.
+"""Measure weightbus beside its limits and its peers: `python benchmarks/bench.py`.
 
 Every contender has processes of its own, all of a comparison are alive together and take turns,
 every round's bytes are checked, and what counts are the ratios. `docs/PERFORMANCE.md` explains how
@@ -13,39 +13,32 @@ from typing import Any
 
 from rich.console import Console
 
-from weightbus.benchmarks import contender, plots, report
+from weightbus.benchmarks import cases, contender, plots, report
 from weightbus.benchmarks.bus import ROADS
 from weightbus.benchmarks.comparison import Comparison, Plan, compare
 from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.model import Shape
 from weightbus.benchmarks.process import Process, ProcessError
 
-SIZES = ("256KiB/20", "16MiB/40", "200MiB/100")
-FULL = ("512MiB/200",)
-WORKERS = (1, 2, 4)
-QUICK = (("256KiB/20", 1), ("256KiB/20", 4), ("16MiB/40", 1), ("200MiB/100", 1), ("200MiB/100", 2))
 COSTS = "200MiB/100"
 COSTS_SECONDS = 300.0
-WIDTH = 100  # characters
-
-# By size up to so many bytes: rounds, and publishes in a row in each. Small ones vary more.
-EFFORT = ((2**20, 30, 5), (2**26, 15, 2), (2**40, 9, 1))
+WIDTH = 110  # characters
 
 
-def plan(shape: Shape, workers: int, rounds: int | None) -> Plan:
-    """Return how often to measure a size."""
-    for nbytes, usual, burst in EFFORT:
-        if shape.nbytes <= nbytes:
-            return Plan(shape, workers, rounds or usual, burst)
-    raise ValueError(f"{shape.text} is more than can be measured here")
-
-
-def plans(arguments: argparse.Namespace) -> list[Plan]:
-    """Return what the user wants measured."""
+def plans(arguments: argparse.Namespace) -> list[tuple[Plan, list[str]]]:
+    """Return what the user wants measured, and which peers with it."""
+    chosen, rounds = arguments.contenders, arguments.rounds
+    peers = [name for name in chosen if contender.kind(name) == "peer"]
     if arguments.quick:
-        return [plan(Shape.parse(s), w, arguments.rounds or 7) for s, w in QUICK]
-    sizes = arguments.sizes or [Shape.parse(s) for s in (*SIZES, *(FULL * arguments.full))]
-    return [plan(s, w, arguments.rounds) for s in sizes for w in arguments.workers]
+        few = [name for name in peers if name in cases.QUICK_PEERS]
+        return [(each, few) for each in cases.quick(rounds)]
+    sizes = arguments.sizes or [Shape.parse(s) for s in cases.SIZES]
+    sizes += [Shape.parse(s) for s in cases.FULL * arguments.full]
+    planned = [(cases.plan(s, w, rounds), peers) for s in sizes for w in arguments.workers]
+    if arguments.sizes is None or arguments.counts:
+        few = [name for name in peers if name in cases.COUNT_PEERS]
+        planned += [(each, few) for each in cases.counts(rounds)]
+    return planned
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -54,10 +47,11 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer cases, under two minutes")
     parser.add_argument("--full", action="store_true", help="512 MiB as well")
     parser.add_argument("--sizes", type=_shapes, help="such as 256KiB/20,200MiB/100")
-    parser.add_argument("--workers", type=_integers, default=list(WORKERS), help="such as 1,2,4")
+    parser.add_argument("--counts", action="store_true", help="10 MiB in 1 to 10,000 tensors")
+    parser.add_argument("--workers", type=_integers, default=list(cases.WORKERS), help="as 1,2,4")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison")
     parser.add_argument(
-        "--contenders", type=_names, default=contender.names(), help="such as weightbus_receive"
+        "--contenders", type=_names, default=contender.names(), help="such as ray_put,gloo_flat"
     )
     parser.add_argument("--costs", type=Shape.parse, default=Shape.parse(COSTS), help="a size")
     parser.add_argument("--json", type=Path, help="write all results to this file")
@@ -74,11 +68,14 @@ def _integers(text: str) -> list[int]:
 
 
 def _names(text: str) -> list[str]:
-    known = contender.names()
-    unknown = set(text.split(",")) - set(known)
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; there are {', '.join(known)}")
-    wanted = {*text.split(","), *(contender.load(name).LIMIT for name in text.split(","))}
+    """Return the contenders named, with the limits and weightbus that peers are held against."""
+    known, wanted = contender.names(), set(text.split(","))
+    if wanted - set(known):
+        unknown = ", ".join(sorted(wanted - set(known)))
+        raise argparse.ArgumentTypeError(f"no {unknown} here; there are {', '.join(known)}")
+    for name in list(wanted):
+        limit = contender.load(name).LIMIT
+        wanted |= {limit, contender.RIVALS[limit]} if contender.kind(name) == "peer" else {limit}
     return [name for name in known if name in wanted]
 
 
@@ -91,6 +88,19 @@ def measure_costs(shape: Shape) -> list[dict[str, Any]]:
     return costs
 
 
+def measure(arguments: argparse.Namespace, console: Console) -> list[Comparison]:
+    """Run all comparisons and print each as soon as it is there."""
+    base = [name for name in arguments.contenders if contender.kind(name) != "peer"]
+    done: list[Comparison] = []
+    with console.status("") as status:
+        for planned, peers in plans(arguments):
+            comparisons = compare(planned, base, status.update, peers)
+            report.print_comparison(comparisons[0], console)
+            report.print_peers(comparisons[1:], console)
+            done += comparisons
+    return done
+
+
 def main(words: list[str]) -> int:
     """Measure and report; return the exit status."""
     arguments = parse(words)
@@ -98,20 +108,18 @@ def main(words: list[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     machine = describe()
     report.print_machine(machine, console)
-    comparisons: list[Comparison] = []
+    report.print_left_out(
+        {name: contender.missing(name) for name in contender.all_names()}, console
+    )
     try:
-        with console.status("") as status:
-            for planned in plans(arguments):
-                comparison = compare(planned, arguments.contenders, status.update)
-                report.print_comparison(comparison, console)
-                comparisons.append(comparison)
-            status.update("memory and pauses")
+        comparisons = measure(arguments, console)
+        with console.status("memory and pauses"):
             costs = measure_costs(arguments.costs)
-        for each in costs:
-            report.print_costs(each, console)
     except ProcessError as error:
         console.print(f"[red]{error}[/red]", highlight=False)
         return 1
+    for each in costs:
+        report.print_costs(each, console)
     results: dict[str, Any] = {
         "machine": machine,
         "comparisons": [c.as_json() for c in comparisons],

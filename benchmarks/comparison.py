@@ -3,15 +3,19 @@
 Times drift on a shared machine, and by more than contenders differ. So each round holds every
 contender against the limit measured in that same round, and what is reported is the median of
 those ratios beside the median of the times.
+
+Limits and weightbus are compared first. Then each peer has a comparison of its own, alone with the
+limits and weightbus, as peers that are all alive at once color each other's results.
 """
 
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from . import contender, memory
+from .contender import LIMITS, RIVALS
 from .fleet import START_SECONDS
 from .model import Shape
 from .process import Process
@@ -66,11 +70,10 @@ class Result:
 
     Attributes:
         name, title, kind: The contender.
-        first: Seconds of its very first publish.
-        rounds: Seconds of every publish that counts, by round.
-        seconds: Their spread.
         limit: What it is held against.
-        ratio: Of its median in a round to that of the limit in the same round.
+        first: Seconds of its very first publish; 0 if that was in an earlier comparison.
+        rounds: Seconds of every publish that counts, by round.
+        cpu: Processor seconds of the publisher's process for the same.
     """
 
     name: str
@@ -79,27 +82,49 @@ class Result:
     limit: str
     first: float = 0.0
     rounds: list[list[float]] = field(default_factory=list[list[float]])
-    seconds: Spread = Spread(0.0, 0.0, 0.0)
-    ratio: Spread = Spread(0.0, 0.0, 0.0)
+    cpu: list[list[float]] = field(default_factory=list[list[float]])
 
-    def summarise(self, limit: "Result") -> None:
-        """Compute the spreads once all rounds are there."""
-        self.seconds = Spread.of([seconds for burst in self.rounds for seconds in burst])
-        self.ratio = Spread.of(
-            [
-                statistics.median(mine) / statistics.median(its)
-                for mine, its in zip(self.rounds, limit.rounds, strict=True)
-            ]
-        )
+    @property
+    def seconds(self) -> Spread:
+        """The spread of all publishes."""
+        return Spread.of([seconds for burst in self.rounds for seconds in burst])
+
+    def over(self, other: "Result") -> Spread:
+        """Return the spread of the ratios to another, round by round."""
+        return over(self.rounds, other.rounds)
+
+
+def over(some: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> Spread:
+    """Return the spread of the ratios of medians, round by round."""
+    return Spread.of(
+        [
+            statistics.median(mine) / statistics.median(its)
+            for mine, its in zip(some, others, strict=True)
+        ]
+    )
 
 
 @dataclass
 class Comparison:
-    """All results of one plan; none, and why, if it was left out."""
+    """All results of one plan; none, and why, if it was left out.
+
+    Attributes:
+        peer: The peer whose comparison it is; empty if it is of limits and weightbus alone.
+    """
 
     plan: Plan
-    results: list[Result] = field(default_factory=list[Result])
+    results: dict[str, Result] = field(default_factory=dict[str, Result])
+    peer: str = ""
     left_out: str = ""
+
+    def over_limit(self, result: Result) -> Spread:
+        """Return the spread of a contender's ratios to its limit."""
+        return result.over(self.results[result.limit])
+
+    def over_rival(self, result: Result) -> Spread | None:
+        """Return the spread of a peer's ratios to weightbus on its road, if that took part."""
+        rival = self.results.get(RIVALS[result.limit])
+        return None if rival is None or result.kind != "peer" else result.over(rival)
 
     def as_json(self) -> dict[str, Any]:
         """Return what a file of results holds of it."""
@@ -109,64 +134,84 @@ class Comparison:
             "bytes": plan.shape.nbytes,
             "tensors": plan.shape.tensors,
             "workers": plan.workers,
+            "peer": self.peer,
             "left_out": self.left_out,
-            "results": [
-                {
-                    "name": r.name,
-                    "title": r.title,
-                    "kind": r.kind,
-                    "limit": r.limit,
-                    "correct": True,  # or there would be no result: each round was checked
-                    "first": r.first,
-                    "rounds": r.rounds,
-                    "seconds": vars_of(r.seconds),
-                    "ratio": vars_of(r.ratio),
-                    "gb_per_s": plan.shape.nbytes * plan.workers / r.seconds.median / 1e9,
-                }
-                for r in self.results
-            ],
+            "results": [self._as_json(result) for result in self.results.values()],
+        }
+
+    def _as_json(self, r: Result) -> dict[str, Any]:
+        rival = self.over_rival(r)
+        return {
+            "name": r.name,
+            "title": r.title,
+            "kind": r.kind,
+            "limit": r.limit,
+            "correct": True,  # or there would be no result: each round was checked
+            "first": r.first,
+            "rounds": r.rounds,
+            "cpu": r.cpu,
+            "seconds": asdict(r.seconds),
+            "ratio": asdict(self.over_limit(r)),
+            "over_weightbus": None if rival is None else asdict(rival),
+            "gb_per_s": self.plan.shape.nbytes * self.plan.workers / r.seconds.median / 1e9,
         }
 
 
-def vars_of(spread: Spread) -> dict[str, float]:
-    """Return a spread as JSON has it."""
-    return {"median": spread.median, "low": spread.low, "high": spread.high}
-
-
-def compare(plan: Plan, names: Sequence[str], say: Callable[[str], None]) -> Comparison:
-    """Run one comparison.
+def compare(
+    plan: Plan, names: Sequence[str], say: Callable[[str], None], peers: Sequence[str] = ()
+) -> list[Comparison]:
+    """Compare contenders, then each peer with those of them that it is held against.
 
     Raises:
         ProcessError: A contender failed, or its workers held other bytes than were published.
     """
-    needed, there = plan.bytes_needed(len(names)), memory.available()
+    needed, there = plan.bytes_needed(len(names) + bool(peers)), memory.available()
     if needed > there:
         why = f"needs about {needed / 2**30:.0f} GiB of memory, {there / 2**30:.0f} are free"
-        return Comparison(plan, left_out=why)
+        return [Comparison(plan, left_out=why)]
     with ExitStack() as stack:
-        hosts = {
-            name: stack.enter_context(
-                Process(f"{name} publisher", "host", name, plan.shape.text, str(plan.workers))
-            )
-            for name in names
-        }
-        results = {name: _introduced(name, host) for name, host in hosts.items()}
-        for number in range(-WARM_UP, plan.rounds):
-            say(f"{plan.shape.text}, {plan.workers} workers: round {number + 1} of {plan.rounds}")
-            for name in _turns(names, number):
-                answer = hosts[name].ask(f"publish {plan.burst}", PUBLISH_SECONDS * plan.burst)
-                if number == -WARM_UP:
-                    results[name].first = answer["seconds"][0]
-                elif number >= 0:
-                    results[name].rounds.append(answer["seconds"])
-    for result in results.values():
-        result.summarise(results[result.limit])
-    return Comparison(plan, list(results.values()))
+        hosts = {name: stack.enter_context(host(name, plan)) for name in names}
+        titles = {name: introduced(name, each) for name, each in hosts.items()}
+        comparisons = [Comparison(plan, _played(plan, hosts, titles, say))]
+        beside = {n: each for n, each in hosts.items() if n in (*LIMITS, *RIVALS.values())}
+        for peer in peers:
+            with host(peer, plan) as guest:
+                titles[peer] = introduced(peer, guest)
+                results = _played(plan, {**beside, peer: guest}, titles, say)
+                comparisons.append(Comparison(plan, results, peer))
+    return comparisons
 
 
-def _introduced(name: str, host: Process) -> Result:
+def host(name: str, plan: Plan) -> Process:
+    """Start the publisher process of a contender, which starts the workers."""
+    return Process(f"{name} publisher", "host", name, plan.shape.text, str(plan.workers))
+
+
+def introduced(name: str, host: Process) -> Result:
+    """Wait until a contender is ready; return a result without numbers."""
     answer = host.answer(START_SECONDS + 10)
     return Result(name, answer["title"], answer["kind"], contender.load(name).LIMIT)
+
+
+def _played(
+    plan: Plan, hosts: dict[str, Process], empty: dict[str, Result], say: Callable[[str], None]
+) -> dict[str, Result]:
+    """Let contenders take turns; return their results."""
+    results = {name: replace(empty[name], rounds=[], cpu=[]) for name in hosts}
+    names = list(hosts)
+    for number in range(-WARM_UP, plan.rounds):
+        say(
+            f"{plan.shape.text}, {plan.workers} workers, {names[-1]}: "
+            f"round {number + 1} of {plan.rounds}"
+        )
+        for name in _turns(names, number):
+            answer = hosts[name].ask(f"publish {plan.burst}", PUBLISH_SECONDS * plan.burst)
+            if number >= 0:
+                results[name].rounds.append(answer["seconds"])
+                results[name].cpu.append(answer["cpu"])
+            elif not empty[name].first:
+                empty[name].first = results[name].first = answer["seconds"][0]
+    return results
 
 
 def _turns(names: Sequence[str], number: int) -> list[str]:

@@ -3,15 +3,20 @@
 Each file in `contenders/` is one contender and holds both of its sides:
 
     NEEDS     packages without which it is left out (they need not be weightbus's own)
-    LIMIT     the contender that it is held against: nobody can do better on the same road
+    PROGRAMS  programs without which it is left out, if it needs any
+    LIMIT     the contender that it is held against: what its road costs, whoever drives
     create()  returns the publisher's side
     work()    is the worker's side: applies versions to `model` for ever, says "ready" once
+              (unless the system starts workers of its own)
+
+It imports what it needs where it needs it, so that this list can be read without it.
 
 Another system is added by adding a file there.
 """
 
 import importlib
 import importlib.util
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol, cast
@@ -20,9 +25,11 @@ from .fleet import Worker
 from .model import Model
 
 FOLDER = Path(__file__).with_name("contenders")
-LIMITS = ("raw_tcp", "shared_memory")  # what others are held against: one for each road
+LIMITS = ("raw_tcp", "fill_copy")  # what others are held against: one for each road
 
 Kind = Literal["limit", "weightbus", "peer"]
+KINDS: tuple[Kind, ...] = ("limit", "weightbus", "peer")
+RIVALS = {"raw_tcp": "weightbus_receive", "fill_copy": "weightbus_shared"}  # on each road
 
 
 class Contender(Protocol):
@@ -65,9 +72,28 @@ def load(name: str) -> Module:
     return cast("Module", importlib.import_module(f"weightbus.benchmarks.contenders.{name}"))
 
 
-def names() -> list[str]:
-    """Return the contenders that can run here, road by road, the limit of each road first."""
+def missing(name: str) -> list[str]:
+    """Return the packages and programs that a contender lacks here."""
+    module = load(name)
+    programs: tuple[str, ...] = getattr(module, "PROGRAMS", ())
+    return [
+        *(f"package {need}" for need in module.NEEDS if importlib.util.find_spec(need) is None),
+        *(f"program {need}" for need in programs if shutil.which(need) is None),
+    ]
+
+
+def all_names() -> list[str]:
+    """Return all contenders: the limits, weightbus, the peers; road by road, its limit first."""
     found = sorted(path.stem for path in FOLDER.glob("*.py"))
-    there = [n for n in found if all(importlib.util.find_spec(need) for need in load(n).NEEDS)]
-    there.sort(key=lambda name: (LIMITS.index(load(name).LIMIT), name not in LIMITS))
-    return there
+    found.sort(key=lambda n: (KINDS.index(kind(n)), LIMITS.index(load(n).LIMIT), n not in LIMITS))
+    return found
+
+
+def kind(name: str) -> Kind:
+    """Return what a contender is."""
+    return load(name).create().kind
+
+
+def names(*kinds: Kind) -> list[str]:
+    """Return the contenders of these kinds (all, if none is named) that can run here."""
+    return [n for n in all_names() if not missing(n) and (not kinds or kind(n) in kinds)]

@@ -3,12 +3,12 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from .model import Model, Shape
-from .process import Answer, Process
+from .process import Answer, Conversation, Process, Spawned
 
 START_SECONDS = 120.0  # a busy host takes its time to import frameworks, in many processes at once
 ANSWER_SECONDS = 60.0
@@ -26,6 +26,7 @@ class Worker:
         index: Which of the workers it is, from 0.
         model: What versions are to be applied to.
         told: What the publisher's side wants it to know, such as an address.
+        inherited: What only a process's birth can hand over, where a contender needs that.
         pauses: Seconds that each apply took, where the contender knows.
         roads: The ways that versions came by, where there are several.
         ready: To be set when versions can be published to this worker.
@@ -34,9 +35,25 @@ class Worker:
     index: int
     model: Model
     told: dict[str, Any]
+    inherited: Any = None
     pauses: list[float] = field(default_factory=list[float])
     roads: set[str] = field(default_factory=set[str])
     ready: threading.Event = field(default_factory=threading.Event)
+
+    def for_ever(self) -> NoReturn:
+        """Leave the work to other threads; the process ends when the publisher's side does."""
+        while True:
+            threading.Event().wait()
+
+
+def compare(digests: Sequence[int], model: Model) -> None:
+    """Raise `WrongBytes` unless each worker's bytes hash to what the model's do."""
+    expected = model.digest()
+    for index, digest in enumerate(digests):
+        if digest != expected:
+            raise WrongBytes(
+                f"worker {index} holds bytes of CRC-32C {digest:08x}; published were {expected:08x}"
+            )
 
 
 class Fleet:
@@ -48,6 +65,8 @@ class Fleet:
         shape: Of the model that each of them holds.
         told: What they are told.
         environment: Variables that they get.
+        inherit: What can only be handed over at birth, such as multiprocessing's queues: the
+            workers are spawned by multiprocessing then.
     """
 
     def __init__(
@@ -57,19 +76,18 @@ class Fleet:
         shape: Shape,
         told: dict[str, Any],
         environment: dict[str, str] | None = None,
+        inherit: object = None,
     ) -> None:
-        self._processes = [
-            Process(
-                f"worker {index} of {contender}",
-                "worker",
-                contender,
-                shape.text,
-                str(index),
-                json.dumps(told),
-                environment=environment,
-            )
-            for index in range(workers)
-        ]
+        def start(index: int) -> Conversation:
+            name = f"worker {index} of {contender}"
+            about = (contender, shape.text, str(index), json.dumps(told))
+            if inherit is None:
+                return Process(name, "worker", *about, environment=environment)
+            from .worker import spawned  # which imports this module
+
+            return Spawned(name, spawned, about, inherit)
+
+        self.processes = [start(index) for index in range(workers)]
 
     def wait_ready(self) -> None:
         """Wait until every worker says that it can be published to."""
@@ -77,26 +95,20 @@ class Fleet:
 
     def ask(self, question: str, timeout: float = ANSWER_SECONDS) -> list[Answer]:
         """Ask all workers the same and return their answers in order."""
-        for process in self._processes:
+        for process in self.processes:
             process.tell(question)
         return list(self._answers(timeout))
 
     def _answers(self, timeout: float) -> Iterator[Answer]:
         deadline = time.monotonic() + timeout
-        for process in self._processes:
+        for process in self.processes:
             yield process.answer(max(0.0, deadline - time.monotonic()))
 
     def check(self, model: Model) -> None:
         """Raise `WrongBytes` unless every worker's bytes are the model's."""
-        expected = model.digest()
-        for index, answer in enumerate(self.ask("digest")):
-            if answer["digest"] != expected:
-                raise WrongBytes(
-                    f"worker {index} holds bytes of CRC-32C {answer['digest']:08x}; published were "
-                    f"{expected:08x}"
-                )
+        compare([answer["digest"] for answer in self.ask("digest")], model)
 
     def stop(self) -> None:
         """End all of them."""
-        for process in self._processes:
+        for process in self.processes:
             process.stop()

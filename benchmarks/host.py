@@ -6,6 +6,7 @@ do not disturb each other.
 
 import functools
 import sys
+import time
 
 from .contender import Contender, load
 from .model import Model, Shape
@@ -17,20 +18,32 @@ BURSTS = (1, 2, 5, 10)  # how many publishes one question may ask for
 def publish(contender: Contender, model: Model, times: int) -> Answer:
     """Publish so many versions, one after the other, then compare every worker's bytes."""
     seconds: list[float] = []
+    cpu: list[float] = []
     for _ in range(times):
         model.advance()
+        before = time.process_time()
         seconds.append(contender.publish_once())
+        cpu.append(time.process_time() - before)
     contender.check()
-    return {"seconds": seconds}
+    return {"seconds": seconds, "cpu": cpu}
+
+
+def stray(contender: Contender, model: Model) -> Answer:
+    """Change the model without a publish and compare: raises, or the comparison is worth nothing.
+
+    It would also not raise if the workers used the publisher's own memory.
+    """
+    model.advance()
+    contender.check()
+    return {}
 
 
 def main(name: str, shape: str, workers: str) -> None:
     """Serve until the parent closes our standard input."""
     model = Model(Shape.parse(shape), zeros=False)
     contender = load(name).create()
-    answers = Answers(
-        {f"publish {n}": functools.partial(publish, contender, model, n) for n in BURSTS}
-    )
+    questions = {f"publish {n}": functools.partial(publish, contender, model, n) for n in BURSTS}
+    answers = Answers({**questions, "stray": functools.partial(stray, contender, model)})
     try:
         contender.start(int(workers), model)
     except Exception as error:

@@ -5,6 +5,7 @@ tensors are allocated one by one, as those of a real model are.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +96,12 @@ class Model:
 
     def copy_to(self, other: "Model") -> None:
         """Copy all tensors: the memcpy that other times are held against."""
+        other.take(self.arrays)
+
+    def take(self, arrays: Mapping[str, Array]) -> None:
+        """Copy the values of other arrays of the same names."""
         for name, array in self.arrays.items():
-            np.copyto(other.arrays[name], array)
+            np.copyto(array, arrays[name])
 
     def rest_on(self, flat: NDArray[Any]) -> None:
         """Let the tensors be parts of one block of bytes, for whoever receives into a block."""

@@ -1,11 +1,12 @@
 """Results as tables for a person."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from .comparison import Comparison, Result, Spread
+from .comparison import Comparison, Plan, Result, Spread
 from .costs import summary
 
 
@@ -14,30 +15,59 @@ def print_machine(machine: dict[str, str], console: Console) -> None:
     console.print(", ".join(f"{name} {value}" for name, value in machine.items()), highlight=False)
 
 
+def print_left_out(missing: dict[str, list[str]], console: Console) -> None:
+    """Print which contenders cannot run here, and what they lack."""
+    for name, needs in missing.items():
+        if needs:
+            console.print(f"left out: {name}, which needs {', '.join(needs)}", highlight=False)
+
+
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print one comparison, or why there is none."""
     plan = comparison.plan
-    of = f"{plan.shape.label} in {plan.shape.tensors} tensors to {plan.workers} worker(s)"
     if comparison.left_out:
-        console.print(f"{of}: left out, {comparison.left_out}")
+        console.print(f"{_what(plan)}: left out, {comparison.left_out}")
         return
-    table = Table(title=f"{of}, {plan.rounds} rounds of {plan.burst}", title_justify="left")
-    table.add_column("", no_wrap=True)
-    for heading in ("ms (quartiles)", "x its limit (quartiles)", "GB/s", "first, ms"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for result in comparison.results:
-        table.add_row(*_row(result, plan.shape.nbytes * plan.workers))
+    table = _table(f"{_what(plan)}, {plan.rounds} rounds of {plan.burst}", "GB/s", "first, ms")
+    for result in comparison.results.values():
+        table.add_row(*_row(comparison, result), *_rest(result, plan))
     console.print(table)
 
 
-def _row(result: Result, nbytes: int) -> list[str]:
-    return [
-        result.title,
-        _spread(result.seconds, 1e3),
-        _spread(result.ratio, 1.0),
-        f"{nbytes / result.seconds.median / 1e9:.2f}",
-        _number(result.first * 1e3),
-    ]
+def print_peers(comparisons: Sequence[Comparison], console: Console) -> None:
+    """Print the peers of one plan, each of which was alone with the limits and weightbus."""
+    if not comparisons:
+        return
+    plan = comparisons[0].plan
+    table = _table(f"{_what(plan)}: peers", "x weightbus", "GB/s", "first, ms")
+    for comparison in comparisons:
+        result = comparison.results[comparison.peer]
+        rival = comparison.over_rival(result)
+        ahead = "" if rival is None else _spread(rival, 1.0)
+        table.add_row(*_row(comparison, result), ahead, *_rest(result, plan))
+    console.print(table)
+
+
+def _what(plan: Plan) -> str:
+    return f"{plan.shape.label} in {plan.shape.tensors} tensors to {plan.workers} worker(s)"
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("", no_wrap=True)
+    for heading in ("ms (quartiles)", "x its limit", *headings):
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _row(comparison: Comparison, result: Result) -> list[str]:
+    over = comparison.over_limit(result)
+    return [result.title, _spread(result.seconds, 1e3), _spread(over, 1.0)]
+
+
+def _rest(result: Result, plan: Plan) -> list[str]:
+    nbytes = plan.shape.nbytes * plan.workers
+    return [f"{nbytes / result.seconds.median / 1e9:.2f}", _number(result.first * 1e3)]
 
 
 def _spread(spread: Spread, scale: float) -> str:

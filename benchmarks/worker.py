@@ -7,6 +7,8 @@ the bytes hash to and what they cost.
 import json
 import sys
 import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 from . import memory
 from .contender import load
@@ -58,19 +60,36 @@ class Questions:
 
 def main(name: str, shape: str, index: str, told: str) -> None:
     """Work until the parent closes our standard input."""
-    worker = Worker(int(index), Model(Shape.parse(shape), zeros=True), json.loads(told))
-    asked = Questions(worker)
-    Answers(
-        {
-            "ready": asked.ready,
-            "digest": asked.digest,
-            "memory": asked.memory,
-            "memcpy": asked.memcpy,
-            "pauses": asked.pauses,
-            "roads": asked.roads,
-        }
-    ).serve_beside()
+    worker = _worker(shape, index, told)
+    Answers(_questions(worker)).serve_beside()
     load(name).work(worker)
+
+
+def spawned(
+    about: tuple[str, str, str, str], inherited: object, questions: Connection, answers: Connection
+) -> None:
+    """Do the same in a process that multiprocessing has spawned."""
+    name, *rest = about
+    worker = _worker(*rest)
+    worker.inherited = inherited
+    Answers(_questions(worker), questions.fileno(), answers.fileno()).serve_beside()
+    load(name).work(worker)
+
+
+def _worker(shape: str, index: str, told: str) -> Worker:
+    return Worker(int(index), Model(Shape.parse(shape), zeros=True), json.loads(told))
+
+
+def _questions(worker: Worker) -> dict[str, Callable[[], Answer]]:
+    asked = Questions(worker)
+    return {
+        "ready": asked.ready,
+        "digest": asked.digest,
+        "memory": asked.memory,
+        "memcpy": asked.memcpy,
+        "pauses": asked.pauses,
+        "roads": asked.roads,
+    }
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The benchmark measures what it says: results are complete, and of bytes that arrived."""
 
 import json
+import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +12,16 @@ import pytest
 
 from weightbus.benchmarks import contender, plots
 from weightbus.benchmarks.bus import ROADS, Bus, WrongRoad
-from weightbus.benchmarks.comparison import Spread
+from weightbus.benchmarks.comparison import Plan, Spread, host, introduced
 from weightbus.benchmarks.fleet import WrongBytes
 from weightbus.benchmarks.model import Model, Shape
+from weightbus.benchmarks.process import ProcessError
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = "64KiB/5"
+PEERS = [name for name in contender.all_names() if contender.kind(name) == "peer"]
+HOST_SECONDS = 60.0
+BENCHED = [*contender.names("limit", "weightbus"), "zmq_pickle"]
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +29,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run the whole benchmark once, in its smallest form."""
     file = tmp_path_factory.mktemp("bench") / "results.json"
     words = ["--sizes", TINY, "--workers", "1", "--rounds", "2", "--costs", TINY]
+    words += ["--contenders", ",".join(BENCHED)]
     done = subprocess.run(  # noqa: S603 - our own script and arguments
         [sys.executable, "benchmarks/bench.py", *words, "--json", str(file)],
         cwd=ROOT,
@@ -37,14 +44,37 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_contender_has_every_round(results: dict[str, Any]) -> None:
-    (comparison,) = results["comparisons"]
-    assert (comparison["bytes"], comparison["tensors"], comparison["workers"]) == (65536, 5, 1)
-    assert [r["name"] for r in comparison["results"]] == contender.names()
-    for result in comparison["results"]:
-        assert len(result["rounds"]) == 2
-        assert result["correct"]
-        assert all(seconds > 0 for burst in result["rounds"] for seconds in burst)
-        assert result["seconds"]["low"] <= result["seconds"]["median"] <= result["seconds"]["high"]
+    base, with_peer = results["comparisons"]
+    assert [r["name"] for r in base["results"]] == BENCHED[:-1]
+    assert {r["name"] for r in with_peer["results"]} == {
+        *contender.LIMITS,
+        *contender.RIVALS.values(),
+        "zmq_pickle",
+    }
+    for comparison in (base, with_peer):
+        assert (comparison["bytes"], comparison["tensors"], comparison["workers"]) == (65536, 5, 1)
+        for result in comparison["results"]:
+            assert len(result["rounds"]) == len(result["cpu"]) == 2
+            assert result["correct"]
+            assert result["first"] > 0
+            assert all(seconds > 0 for burst in result["rounds"] for seconds in burst)
+            spread = result["seconds"]
+            assert spread["low"] <= spread["median"] <= spread["high"]
+
+
+def test_a_peer_is_held_against_weightbus_in_its_own_comparison(results: dict[str, Any]) -> None:
+    base, with_peer = results["comparisons"]
+    assert (base["peer"], with_peer["peer"]) == ("", "zmq_pickle")
+    by_name = {r["name"]: r for r in with_peer["results"]}
+    ratios = [
+        statistics.median(mine) / statistics.median(its)
+        for mine, its in zip(
+            by_name["zmq_pickle"]["rounds"], by_name["weightbus_receive"]["rounds"], strict=True
+        )
+    ]
+    measured = by_name["zmq_pickle"]["over_weightbus"]["median"]
+    assert measured == pytest.approx(statistics.median(ratios))
+    assert by_name["weightbus_receive"]["over_weightbus"] is None
 
 
 def test_limits_are_held_against_themselves(results: dict[str, Any]) -> None:
@@ -74,7 +104,7 @@ def test_pictures_are_drawn(results: dict[str, Any], tmp_path: Path) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", contender.names())
+@pytest.mark.parametrize("name", contender.names("limit", "weightbus"))
 def test_wrong_bytes_are_noticed(name: str) -> None:
     model = Model(Shape.parse(TINY), zeros=False)
     measured = contender.load(name).create()
@@ -88,6 +118,25 @@ def test_wrong_bytes_are_noticed(name: str) -> None:
             measured.check()
     finally:
         measured.stop()
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_publishes_to_two_workers_that_are_isolated(name: str) -> None:
+    if lacks := contender.missing(name):
+        pytest.skip(f"{name} is not tested: it needs {', '.join(lacks)}")
+    with host(name, Plan(Shape.parse(TINY), workers=2, rounds=1, burst=2)) as publisher:
+        assert introduced(name, publisher).kind == "peer"
+        answer = publisher.ask("publish 2", HOST_SECONDS)  # which compares every byte
+        assert len(answer["seconds"]) == 2
+        with pytest.raises(ProcessError, match="WrongBytes: worker 0 holds"):
+            publisher.ask("stray", HOST_SECONDS)
+
+
+def test_what_a_contender_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(contender.load("redis_values"), "NEEDS", ("no_such_package",))
+    assert contender.missing("redis_values") == ["package no_such_package", "program redis-server"]
+    assert "redis_values" not in contender.names()
 
 
 def test_a_version_that_came_by_another_road_is_noticed() -> None:

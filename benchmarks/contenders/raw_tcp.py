@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from ..contender import Kind
-from ..fleet import START_SECONDS, Fleet, Worker
+from ..fleet import Fleet, Worker
+from ..line import Line, Lines
 from ..model import Model
 
 NEEDS: tuple[str, ...] = ()
@@ -30,13 +31,10 @@ class RawTcp:
     def start(self, workers: int, model: Model) -> None:
         self._model = model
         self._flat = np.ones(model.shape.nbytes, np.uint8)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.settimeout(START_SECONDS)
-            told = {"port": listener.getsockname()[1]}
-            self._fleet = Fleet("raw_tcp", workers, model.shape, told)
-            self._connections = [listener.accept()[0] for _ in range(workers)]
-        for connection in self._connections:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._lines = Lines()
+        self._fleet = Fleet("raw_tcp", workers, model.shape, {"port": self._lines.port})
+        self._lines.accept(workers)
+        for connection in self._lines.connections:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         self._senders = ThreadPoolExecutor(workers)
         self._fleet.wait_ready()
@@ -44,13 +42,11 @@ class RawTcp:
     def publish_once(self) -> float:
         self._model.write_to(self._flat)
         before = time.perf_counter()
-        if len(self._connections) == 1:
-            self._send(self._connections[0])
+        if len(self._lines.connections) == 1:
+            self._send(self._lines.connections[0])
         else:
-            list(self._senders.map(self._send, self._connections))
-        for connection in self._connections:
-            if connection.recv(1) != b"!":
-                raise ConnectionError("a receiver is gone")
+            list(self._senders.map(self._send, self._lines.connections))
+        self._lines.wait()
         return time.perf_counter() - before
 
     def _send(self, connection: socket.socket) -> None:
@@ -62,8 +58,7 @@ class RawTcp:
     def stop(self) -> None:
         self._fleet.stop()
         self._senders.shutdown()
-        for connection in self._connections:
-            connection.close()
+        self._lines.close()
 
 
 def create() -> RawTcp:
@@ -75,14 +70,14 @@ def work(worker: Worker) -> None:
     """Receive into one block, whose parts are the tensors."""
     flat = np.ones(worker.model.shape.nbytes, np.uint8)
     worker.model.rest_on(flat)
-    with socket.create_connection(("127.0.0.1", worker.told["port"])) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with Line(worker.told["port"]) as line:
         worker.ready.set()
         while True:
             at = 0
             while at < flat.nbytes:
-                count = connection.recv_into(flat[at : at + RECEIVE])  # type: ignore[arg-type] # a buffer
+                into = flat[at : at + RECEIVE]
+                count = line.connection.recv_into(into)  # type: ignore[arg-type] # a buffer
                 if not count:
                     return
                 at += count
-            connection.sendall(b"!")
+            line.done()

@@ -1,7 +1,5 @@
 """weightbus over TCP, applied by a background thread of the worker after `start()`."""
 
-import threading
-
 from ..bus import Bus, subscriber
 from ..fleet import Worker
 
@@ -18,4 +16,4 @@ def work(worker: Worker) -> None:
     """Leave it to the background."""
     with subscriber(worker).start():
         worker.ready.set()
-        threading.Event().wait()
+        worker.for_ever()

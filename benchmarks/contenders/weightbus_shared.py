@@ -3,7 +3,7 @@
 from ..bus import Bus, receive_for_ever
 
 NEEDS: tuple[str, ...] = ("torch",)
-LIMIT = "shared_memory"
+LIMIT = "fill_copy"
 
 
 def create() -> Bus:

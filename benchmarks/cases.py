@@ -1,0 +1,36 @@
+"""Which models are published to how many workers, and how often."""
+
+from .comparison import Plan
+from .model import Shape
+
+SIZES = ("256KiB/20", "16MiB/40", "200MiB/100")
+FULL = ("512MiB/200",)
+WORKERS = (1, 2, 4)
+QUICK = (("256KiB/20", 1), ("256KiB/20", 4), ("200MiB/100", 1), ("200MiB/100", 2))
+QUICK_ROUNDS = 7
+QUICK_PEERS = ("gloo_flat", "torchrl_shared", "ray_put")
+
+COUNTED = 10 * 2**20  # bytes of the models that differ in their number of tensors alone
+COUNTS = tuple(f"10MiB/{count}" for count in (1, 10, 100, 1000, 10_000))
+COUNT_PEERS = ("gloo_flat", "gloo_tensors", "torchrl_shared", "zmq_pickle", "ray_put")
+
+# By size up to so many bytes: rounds, and publishes in a row in each. Small ones vary more.
+EFFORT = ((2**20, 30, 5), (2**26, 15, 2), (2**40, 9, 1))
+
+
+def plan(shape: Shape, workers: int, rounds: int | None = None) -> Plan:
+    """Return how often to measure a size."""
+    for nbytes, usual, burst in EFFORT:
+        if shape.nbytes <= nbytes:
+            return Plan(shape, workers, rounds or usual, burst)
+    raise ValueError(f"{shape.text} is more than can be measured here")
+
+
+def quick(rounds: int | None) -> list[Plan]:
+    """Return few cases."""
+    return [plan(Shape.parse(text), workers, rounds or QUICK_ROUNDS) for text, workers in QUICK]
+
+
+def counts(rounds: int | None) -> list[Plan]:
+    """Return a model in ever more tensors, to one worker."""
+    return [plan(Shape.parse(text), 1, rounds) for text in COUNTS]
