@@ -153,7 +153,9 @@ class SenderSide(Roles):
     def own_sending(self) -> Sending:
         """Return what is being sent by this scheme, connecting it first if need be."""
         if self.initialized_on_sender and not self._session.connected:
-            self._connect_sender(None, self.timeout)
+            self._session.connected = (
+                True  # senders of the older vintage send nothing by themselves
+            )
         return self._connected()
 
     def _weights_of(self, weights: Any, model_id: str | None) -> Weights:

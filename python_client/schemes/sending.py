@@ -11,6 +11,7 @@ from typing import Literal
 
 from ...bus.errors import ClosedError, PublishError
 from ...bus.receipt import Receipt
+from .each import receipt_of, send_each
 from .engine import ANSWER_SECONDS, Engine, Weights
 
 SendCall = Literal["send", "send_async"]
@@ -23,13 +24,13 @@ class Sending:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.receipt: Receipt | None = None
-        self._futures: list[Future[Receipt]] = []
+        self._future: Future[Receipt] | None = None
         self._deadline = 0.0
 
     @property
     def pending(self) -> bool:
         """Whether a send is on its way that nobody has waited for."""
-        return bool(self._futures)
+        return self._future is not None
 
     def wait(self, timeout: float | None = None) -> Receipt:
         """Wait for what `send_async` has started; errors are those of `finish`.
@@ -66,17 +67,13 @@ class Sending:
         self._deadline = time.monotonic() + timeout
         self._check_known(workers)
         if isinstance(weights, Weights):
-            self._futures = [self.engine.send(weights, workers, timeout=timeout)]
+            self._future = self.engine.send(weights, workers, timeout=timeout)
             return
         chosen = [*weights] if workers is None else [*workers]
         self._check_known(chosen)
         if missing := [str(i) for i in chosen if i not in weights]:
             raise ValueError(f"no weights given for worker {', '.join(missing)}")
-        for worker in chosen:
-            weights[worker].state()  # all must be able to travel before the first one does
-        self._futures = [
-            self.engine.send(weights[worker], [worker], timeout=timeout) for worker in chosen
-        ]
+        self._future = send_each(self.engine, {w: weights[w] for w in chosen}, timeout)
 
     def finish(self, timeout: float | None = None) -> Receipt:
         """Wait until the send is over.
@@ -87,22 +84,22 @@ class Sending:
         """
         limit = self._deadline + ANSWER_SECONDS
         until = limit if timeout is None else min(limit, time.monotonic() + timeout)
-        receipts: list[Receipt] = []
+        future = self._future
+        if future is None:
+            raise RuntimeError("nothing is being sent; start() first")
         try:
-            for future in self._futures:
-                receipts.append(_receipt(future, max(0.0, until - time.monotonic())))
+            receipt = receipt_of(future, max(0.0, until - time.monotonic()))
         except FutureTimeout:
-            if until < limit:
+            if not future.done() and until < limit:
                 raise TimeoutError(f"the send is still on its way after {timeout} s") from None
-            self._futures = []
+            self._future = None
             raise ClosedError("the engine has not answered long after the deadline") from None
         except BaseException:
-            self._futures = []
+            self._future = None
             raise
-        self._futures = []
-        self.receipt = merged(receipts)
-        check(self.receipt)
-        return self.receipt
+        self._future, self.receipt = None, receipt
+        check(receipt)
+        return receipt
 
     def _check_known(self, workers: Sequence[int] | None) -> None:
         known = self.engine.workers()
@@ -123,26 +120,3 @@ def check(receipt: Receipt) -> None:
             f"{rest}. The others can still be sent to.",
             receipt,
         )
-
-
-def merged(receipts: Sequence[Receipt]) -> Receipt:
-    """Return one receipt for several that were sent in one call; its version is the last one."""
-    last = receipts[-1]
-    if len(receipts) == 1:
-        return last
-    return Receipt(
-        model=last.model,
-        epoch=last.epoch,
-        version=last.version,
-        nbytes=sum(r.nbytes for r in receipts),
-        seconds=max(r.seconds for r in receipts),
-        digest="",
-        workers={name: w for r in receipts for name, w in r.workers.items()},
-    )
-
-
-def _receipt(future: "Future[Receipt]", timeout: float) -> Receipt:
-    try:
-        return future.result(timeout)
-    except PublishError as error:  # an engine may also raise what it has to report
-        return error.receipt

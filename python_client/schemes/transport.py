@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from ...bus.receipt import Receipt
+from .each import merged
 from .engine import Engine, Weights
-from .sending import Sending, merged
+from .sending import Sending
 
 Prepare = Callable[[Any, str | None], Weights]
 

@@ -1,0 +1,529 @@
+"""The schemes over the bus do what they promise: between real processes, and within one."""
+
+import multiprocessing
+import os
+import pickle  # as multiprocessing does it with a scheme that is handed to a worker
+import signal
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from weightbus import (
+    MultiProcessWeightSyncScheme,
+    PublishError,
+    SharedMemWeightSyncScheme,
+    StateError,
+    Timing,
+    WeightSyncScheme,
+    ZMQWeightSyncScheme,
+)
+from weightbus.tests.scheme_worker import Net, fill, values, work
+
+SCHEMES = [ZMQWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme]
+QUICK = Timing(ping=0.2, lost_after=1.0)
+
+
+class Worker:
+    """A worker process that answers over a pipe."""
+
+    def __init__(self, context: BaseContext, scheme: WeightSyncScheme, **told: Any) -> None:
+        self.pipe, theirs = context.Pipe()
+        self.process: Any = context.Process(  # type: ignore[attr-defined]  # pyright: ignore
+            target=work, args=(scheme, theirs, told), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    def told(self) -> Any:
+        """Return what it says next."""
+        assert self.pipe.poll(60.0), "the worker says nothing"
+        return self.pipe.recv()
+
+    def ask(self, command: str) -> Any:
+        """Tell it to do something; return what it answers."""
+        self.pipe.send(command)
+        return self.told()
+
+    def end(self) -> None:
+        """End it, whatever state it is in."""
+        if self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(10.0)
+        self.pipe.close()
+
+
+@contextmanager
+def processes(
+    scheme: WeightSyncScheme, *each: dict[str, Any], method: str = "spawn"
+) -> Generator[list[Worker]]:
+    """Start a worker for each; connect the sender; wait until they are all connected."""
+    context = multiprocessing.get_context(method)
+    workers: list[Worker] = []
+    try:
+        for worker_idx, told in enumerate(each):
+            workers.append(Worker(context, scheme, **{"worker_idx": worker_idx, **told}))
+        if not scheme.synchronized_on_sender:
+            scheme.connect()
+        yield workers
+    finally:
+        for worker in workers:
+            worker.end()
+        scheme.shutdown()
+
+
+@contextmanager
+def one_process(
+    workers: int = 2, *, sender: WeightSyncScheme | None = None, first: int = 0, **settings: Any
+) -> Generator[tuple[WeightSyncScheme, Net, list[WeightSyncScheme], list[Net]]]:
+    """A sender and its receivers, all here."""
+    sender = sender or ZMQWeightSyncScheme(liveness=QUICK, **settings)
+    net = Net()
+    fill(net, 1.0)
+    sender.init_on_sender(model_id="policy", model=net, num_workers=workers)
+    receivers: list[WeightSyncScheme] = []
+    nets = [Net() for _ in range(workers)]
+    for worker_idx, target in enumerate(nets):
+        receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
+        receiver.init_on_receiver(model_id="policy", model=target, worker_idx=worker_idx + first)
+        receiver.connect()
+        receivers.append(receiver)
+    sender.connect()
+    try:
+        yield sender, net, receivers, nets
+    finally:
+        for scheme in (*receivers, sender):
+            scheme.shutdown()
+
+
+# Between processes.
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_spawned_workers_get_the_first_weights_and_every_send(kind: type[Any]) -> None:
+    scheme, net = kind(liveness=QUICK), Net()
+    fill(net, 1.0)
+    scheme.init_on_sender(model_id="policy", model=net, num_workers=2)
+    with processes(scheme, {"meta": True}, {}) as (meta, real):
+        assert meta.told() == {1.0}
+        assert real.told() == "connected"
+        fill(net, 2.0)
+        assert meta.ask("values") == {1.0}, "in-place training reached a worker without a send"
+        scheme.send(timeout=30.0)
+        assert scheme.receipt is not None
+        assert scheme.receipt.in_state("applied") == ["0", "1"]
+        assert meta.ask("values") == real.ask("values") == {2.0}
+        scheme.send(fill(Net(), 3.0), worker_ids=1)
+        assert (meta.ask("values"), real.ask("values")) == ({2.0}, {3.0})
+        assert scheme.versions() == {0: 2, 1: 3}
+        scheme.send({0: fill(Net(), 5.0), 1: fill(Net(), 6.0)})
+        assert (meta.ask("values"), real.ask("values")) == ({5.0}, {6.0})
+
+
+def test_a_forked_copy_becomes_a_receiver() -> None:
+    scheme, net = ZMQWeightSyncScheme(liveness=QUICK), Net()
+    fill(net, 1.0)
+    scheme.init_on_sender(model_id="policy", model=net, num_workers=1)
+    with processes(scheme, {"meta": True}, method="fork") as (worker,):
+        assert worker.told() == {1.0}
+        fill(net, 2.0)
+        scheme.send()
+        assert worker.ask("values") == {2.0}
+
+
+def test_a_worker_that_cannot_apply_is_named_and_the_others_go_on() -> None:
+    scheme, net = ZMQWeightSyncScheme(liveness=QUICK), Net()
+    fill(net, 1.0)
+    scheme.init_on_sender(model_id="policy", model=net, num_workers=2)
+    with processes(scheme, {}, {"width": 5}) as (good, odd):
+        assert good.told() == odd.told() == "connected"
+        with pytest.raises(PublishError, match=r"1 of 2 .*worker 1 failed.*(?s:.*)first\.bias"):
+            scheme.send(fill(net, 2.0), timeout=20.0)
+        assert good.ask("values") == {2.0}
+        scheme.send(fill(net, 3.0), worker_ids=[0])
+        assert good.ask("values") == {3.0}
+        assert 2.0 not in odd.ask("values")
+
+
+def test_a_killed_and_a_stopped_worker_are_named_in_time_and_may_come_back() -> None:
+    scheme, net = ZMQWeightSyncScheme(liveness=QUICK), Net()
+    fill(net, 1.0)
+    scheme.init_on_sender(model_id="policy", model=net, num_workers=3)
+    with processes(scheme, {}, {}, {}) as workers:
+        good, stopped, killed = workers
+        for worker in workers:
+            assert worker.told() == "connected"
+        scheme.send()
+        os.kill(killed.process.pid, signal.SIGKILL)
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        started = time.monotonic()
+        with pytest.raises(PublishError, match=r"1 of 3 .*worker 1 .*worker 2 lost") as caught:
+            scheme.send(fill(net, 2.0), timeout=4.0)
+        assert time.monotonic() - started < 8.0
+        assert caught.value.receipt is scheme.receipt
+        assert good.ask("values") == {2.0}
+        started = time.monotonic()
+        scheme.send(fill(net, 3.0), worker_ids=0)
+        assert time.monotonic() - started < 3.0, "a dead worker holds up the living"
+        assert good.ask("values") == {3.0}
+        os.kill(stopped.process.pid, signal.SIGCONT)
+        again = Worker(multiprocessing.get_context("spawn"), scheme, worker_idx=2, meta=True)
+        workers.append(again)
+        assert again.told() == {2.0}, "a worker that joins gets the latest version for all"
+        scheme.send(fill(net, 4.0), timeout=30.0)
+        assert stopped.ask("values") == again.ask("values") == {4.0}
+
+
+def test_older_vintage_over_pipes() -> None:
+    context = multiprocessing.get_context("spawn")
+    ends = [context.Pipe() for _ in range(2)]
+    scheme, net = MultiProcessWeightSyncScheme(liveness=QUICK), Net()
+    plain = pickle.loads(pickle.dumps(scheme))  # noqa: S301 - it has never seen the sender
+    scheme.init_on_sender("policy", model=net, pipes=[ours for ours, _ in ends])
+    workers = [Worker(context, plain, older=theirs) for _, theirs in ends]
+    sender = scheme.get_sender()
+    try:
+        assert [w.told() for w in workers] == ["connected"] * 2
+        fill(net, 4.0)
+        sender.send_async(timeout=30.0)
+        fill(net, 0.0)  # too late to be seen
+        assert [w.ask("older receive") for w in workers] == [{4.0}] * 2
+        sender.wait_async()
+        for worker in workers:
+            worker.pipe.send("older receive")
+        sender.update_weights(fill(Net(), 5.0))
+        assert [w.told() for w in workers] == [{5.0}] * 2
+        assert sender.receipt is not None
+        assert sender.receipt.in_state("applied") == ["0", "1"]
+    finally:
+        for worker in workers:
+            worker.end()
+        scheme.shutdown()
+
+
+# Within one.
+
+
+def test_memory_and_ties_stay_and_ids_are_checked() -> None:
+    with one_process() as (sender, net, _, nets):
+        before = [p.data_ptr() for p in nets[0].parameters()]
+        sender.send(fill(net, 2.0))
+        assert values(nets[0]) == values(nets[1]) == {2.0}
+        assert [p.data_ptr() for p in nets[0].parameters()] == before
+        with pytest.raises(ValueError, match="Worker 5 not registered"):
+            sender.send(fill(net, 3.0), worker_ids=[0, 5])
+        with pytest.raises(ValueError, match="no weights given for worker 1"):
+            sender.send({0: net}, worker_ids=[0, 1])
+        with pytest.raises(ValueError, match="above 0 seconds"):
+            sender.send(timeout=0)
+        with pytest.raises(StateError, match="a object cannot travel"):
+            sender.send({"first.weight": object()})
+        assert values(nets[0]) == {2.0}
+
+
+def test_a_send_that_nobody_has_waited_for_is_not_forgotten() -> None:
+    with one_process() as (sender, net, _, nets):
+        with pytest.raises(RuntimeError, match=r"No async send is pending\. Call send_async"):
+            sender.wait_async()
+        sender.send_async(fill(net, 2.0))
+        fill(net, 7.0)
+        with pytest.raises(RuntimeError, match=r"Cannot call send\(\) while an async send"):
+            sender.send()
+        with pytest.raises(RuntimeError, match=r"Cannot call send_async\(\) again while"):
+            sender.send_async()
+        sender.wait_async()
+        assert values(nets[0]) == values(nets[1]) == {2.0}
+        sender.send()
+        assert values(nets[0]) == {7.0}
+
+
+def test_reading_keeps_weights_still() -> None:
+    with one_process(1) as (sender, net, (receiver,), (target,)):
+        sender.send()
+        with receiver.reading():
+            sender.send_async(fill(net, 2.0))
+            with pytest.raises(TimeoutError, match=r"still on its way after 0\.3 s"):
+                sender.wait_async(timeout=0.3)
+            assert values(target) == {1.0}
+        sender.wait_async()
+        assert values(target) == {2.0}
+
+
+def test_poll_mode_applies_where_receive_is_called() -> None:
+    with one_process(1, background=False) as (sender, net, (receiver,), (target,)):
+        assert receiver.receive(10.0) is not None  # the first weights
+        assert receiver.receive(timeout=0.0) is None
+        sender.send_async(fill(net, 2.0))
+        with pytest.raises(TimeoutError):
+            sender.wait_async(timeout=0.3)
+        assert values(target) == {1.0}
+        received = receiver.receive(10.0)
+        assert received is not None
+        assert received["first", "weight"].data_ptr() == target.first.weight.data_ptr()
+        sender.wait_async()
+        assert values(target) == {2.0}
+
+
+def test_receive_in_the_background_returns_each_update_once() -> None:
+    with one_process(1) as (sender, net, (receiver,), _):
+        sender.send(fill(net, 2.0))
+        assert receiver.receive(10.0) is not None
+        assert receiver.receive(0.0) is None
+
+
+def test_a_worker_that_has_left_is_named() -> None:
+    with one_process(2) as (sender, net, receivers, nets):
+        sender.send()
+        receivers[1].shutdown()
+        with pytest.raises(PublishError, match=r"1 of 2 .*worker 1 lost"):
+            sender.send(fill(net, 2.0), timeout=2.0)
+        assert values(nets[0]) == {2.0}
+
+
+def test_missing_workers_are_waited_for_until_the_deadline() -> None:
+    sender, net = ZMQWeightSyncScheme(num_workers=2), fill(Net(), 1.0)
+    targets = [Net(), Net()]
+    sender.init_on_sender("policy", model=net)
+    sender.connect()
+    receivers = [pickle.loads(pickle.dumps(sender)) for _ in range(2)]  # noqa: S301
+    try:
+        with pytest.raises(PublishError, match=r"0 of 2 .*worker 0 behind: it has not joined"):
+            sender.send(timeout=0.5)
+        thread = threading.Thread(target=lambda: sender.send(fill(net, 2.0), timeout=30.0))
+        thread.start()
+        for worker_idx, receiver in enumerate(receivers):
+            receiver.init_on_receiver(model_id="policy", model=targets[worker_idx])
+            receiver.connect(worker_idx=worker_idx)
+        thread.join(30.0)
+        assert [values(target) for target in targets] == [{2.0}] * 2
+        assert sender.receipt is not None
+        assert sender.receipt.in_state("applied") == ["0", "1"]
+        assert sender.versions() == {0: 3, 1: 3}
+    finally:
+        for scheme in (*receivers, sender):
+            scheme.shutdown()
+
+
+def test_receivers_that_count_from_one() -> None:
+    with one_process(2, first=1) as (sender, net, _, nets):
+        sender.send()
+        assert sender.versions() == {0: 2, 1: 2}
+        sender.send(fill(net, 2.0), worker_ids=0)
+        assert (values(nets[0]), values(nets[1])) == ({2.0}, {1.0})
+        assert sender.receipt is not None
+        assert sender.receipt.in_state("applied") == ["0"]
+
+
+def test_any_number_of_workers_may_join() -> None:
+    sender, net = ZMQWeightSyncScheme(), fill(Net(), 1.0)
+    sender.init_on_sender(model_id="policy", model=net)
+    sender.connect()
+    try:
+        with pytest.raises(RuntimeError, match=r"No transports available\."):
+            sender.send()
+        receiver, target = pickle.loads(pickle.dumps(sender)), Net()  # noqa: S301
+        receiver.init_on_receiver(model_id="policy", model=target, worker_idx=7)
+        receiver.connect()
+        assert receiver.receive(20.0) is not None, "the first weights wait for whoever joins"
+        sender.send(fill(net, 2.0))
+        assert sender.versions() == {7: 2}
+        assert list(sender.sender_transports) == [7]
+        receiver.shutdown()
+    finally:
+        sender.shutdown()
+
+
+class Holder:
+    """A context that is told of every update."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.env = nn.Module()
+        self.env.transform = [fill(Net(), 0.0)]
+        self.updates: list[tuple[str, set[float]]] = []
+        self.versions = 0
+        vars(self).update(parts)
+
+    def update_policy_weights_(self, *, model_id: str, policy_or_weights: Any) -> None:
+        """Note what an update brings."""
+        found = {float(v) for t in policy_or_weights.values(True, True) for v in t.unique()}
+        self.updates.append((model_id, found))
+
+    def increment_version(self) -> None:
+        """Note that there was one."""
+        self.versions += 1
+
+
+@pytest.mark.parametrize(
+    ("model_id", "told"), [("policy", [("policy", {2.0})]), ("env.transform[0]", [])]
+)
+def test_models_are_found_in_contexts_which_are_told(model_id: str, told: list[Any]) -> None:
+    ours, theirs = Holder(policy=fill(Net(), 2.0)), Holder(policy=Net())
+    fill(ours.env.transform[0], 2.0)
+    sender = ZMQWeightSyncScheme(num_workers=1)
+    sender.init_on_sender(model_id=model_id, context=ours)
+    sender.connect(weights={})
+    receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
+    receiver.init_on_receiver(model_id=model_id, context=theirs, worker_idx=0)
+    receiver.connect()
+    try:
+        with pytest.raises(PublishError):  # nothing is no state of this model
+            sender.send({}, timeout=20.0)
+        sender.send()
+        target = theirs.policy if model_id == "policy" else theirs.env.transform[0]
+        assert values(target) == {2.0}
+        assert theirs.updates == told
+        assert theirs.versions == (not told)
+        assert sender.receipt is not None
+        assert sender.receipt.model == model_id
+        sender.send("policy", timeout=20.0)  # by the path of another model
+        assert values(target) == {2.0}
+    finally:
+        receiver.shutdown()
+        sender.shutdown()
+
+
+def test_a_context_that_fails_does_not_undo_an_update(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Holder):
+        def update_policy_weights_(self, *, model_id: str, policy_or_weights: Any) -> None:
+            del policy_or_weights
+            raise KeyError(model_id)
+
+    context = Failing(policy=Net())
+    with one_process(1) as (sender, net, (receiver,), (target,)):
+        receiver.context = context
+        sender.send(fill(net, 2.0))
+        assert values(target) == {2.0}
+    assert "the collector could not be told" in caplog.text
+
+
+def test_a_model_on_the_meta_device_is_not_waited_for_for_ever() -> None:
+    sender = ZMQWeightSyncScheme(timeout=0.3)
+    sender.init_on_sender(model_id="policy", num_workers=1)
+    sender.connect()  # without weights
+    receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
+    with torch.device("meta"):
+        net = Net()
+    receiver.init_on_receiver(model_id="policy", model=net, worker_idx=0)
+    with pytest.raises(TimeoutError, match="meta device, and no weights came within"):
+        receiver.connect()
+    assert not receiver.synchronized_on_receiver
+    receiver.shutdown()
+    sender.shutdown()
+
+
+def test_transports_of_both_vintages() -> None:
+    with one_process(2) as (sender, net, (receiver, _), nets):
+        sender.send()
+        one: Any = sender.sender_transports[1]
+        one.send_weights(fill(net, 2.0))
+        one.send_weights("policy", fill(net, 3.0))
+        assert (values(nets[0]), values(nets[1])) == ({1.0}, {3.0})
+        assert one.check_connection()
+        assert one.receive_weights() is None
+        with pytest.raises(RuntimeError, match="No pending future"):
+            one.wait_ack()
+        assert receiver.receiver_transport is not None
+        assert receiver.receiver_transport.receive_weights(10.0) is not None
+        older: Any = receiver.create_transport("pipe")
+        assert older.receive_weights(timeout=0.0) is None
+        sender.send(fill(net, 4.0))
+        assert older.receive_weights(timeout=10.0)[0] == "policy"
+        with pytest.raises(RuntimeError, match="on a receiver side"):
+            older.send_weights({})
+
+
+def test_a_transport_made_of_a_pipe_reaches_one_worker() -> None:
+    scheme = MultiProcessWeightSyncScheme(liveness=QUICK)
+    ours, theirs = multiprocessing.Pipe()
+    sender = scheme.create_sender()
+    sender.register_worker(3, ours)
+    receiver, target = MultiProcessWeightSyncScheme(liveness=QUICK), Net()
+    receiver.init_on_worker("policy", model=target, pipe=theirs)
+    got: list[bool] = []
+    thread = threading.Thread(target=lambda: got.append(receiver.get_receiver().receive(20.0)))
+    thread.start()
+    try:
+        sender.send(fill(Net(), 2.0), worker_ids=3)
+        thread.join(20.0)
+        assert got == [True]
+        assert values(target) == {2.0}
+        assert sender.receipt is not None
+        assert sender.receipt.in_state("applied") == ["3"]
+        with pytest.raises(ValueError, match="Worker 0 not registered"):
+            sender.send(Net(), worker_ids=0)
+    finally:
+        receiver.shutdown()
+        scheme.shutdown()
+
+
+def test_a_pipe_that_says_something_else() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    ours.send_bytes(b'{"other": 1}')
+    scheme = MultiProcessWeightSyncScheme(timeout=0.2)
+    with pytest.raises(ValueError, match="something else than the sender's address"):
+        scheme.init_on_worker("policy", model=Net(), pipe=theirs)
+    with pytest.raises(TimeoutError, match="no address came down the pipe"):
+        scheme.init_on_worker("policy", model=Net(), pipe=theirs)
+    with pytest.raises(ValueError, match="pipe must be provided via context or kwargs"):
+        scheme.init_on_worker("policy", model=Net())
+    assert not scheme.initialized_on_receiver
+
+
+def test_not_waiting_is_a_setting_of_the_schemes_of_one_host() -> None:
+    sender = MultiProcessWeightSyncScheme(sync=False)
+    with one_process(2, sender=sender) as (_, net, _, nets):
+        sender.send(fill(net, 2.0))
+        sender.send(fill(net, 3.0))  # waits for the one before
+        assert sender.receipt is not None
+        sender.wait_async()
+        assert values(nets[0]) == values(nets[1]) == {3.0}
+
+
+def test_registered_weights_are_sent_when_a_send_does_not_say() -> None:
+    weights = {"a": torch.ones(2)}
+    scheme = SharedMemWeightSyncScheme({"policy": weights}, auto_register=False)
+    with pytest.raises(RuntimeError, match=r"Re-registering weights is not supported\."):
+        scheme.register_shared_weights("policy", weights)
+    target = {"a": torch.zeros(2)}
+    scheme.init_on_sender("policy", num_workers=1)
+    receiver = pickle.loads(pickle.dumps(scheme))  # noqa: S301
+    receiver.init_on_receiver(model_id="policy", model=target, worker_idx=0)
+    receiver.connect()
+    scheme.connect()
+    scheme.send()
+    assert target["a"].tolist() == [1.0, 1.0]
+    receiver.shutdown()
+    scheme.init_on_sender("other", num_workers=1)
+    with pytest.raises(KeyError, match="'other' is not registered"):
+        scheme.connect()
+    scheme.shutdown()
+
+
+def test_whatever_is_dropped_is_closed() -> None:
+    before = {t.name for t in threading.enumerate()}
+    with one_process(1) as (sender, _, receivers, _):
+        address = getattr(sender, "address", "")
+        sender.send()
+    del sender, receivers
+    again = ZMQWeightSyncScheme(address)  # the port is free again
+    again.init_on_sender("policy", model=Net())
+    del again  # never shut down
+    assert {t.name for t in threading.enumerate()} == before
+
+
+def test_a_scheme_may_be_used_again_after_its_shutdown() -> None:
+    with one_process(1) as (sender, net, _, _):
+        sender.shutdown()
+        sender.shutdown()
+        assert not sender.initialized_on_sender
+        with pytest.raises(RuntimeError, match="Must be initialized on sender before sending"):
+            sender.send(net)
+        sender.init_on_sender("policy", model=net)
+        assert sender.initialized_on_sender
+        assert not sender.synchronized_on_sender
