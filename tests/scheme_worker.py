@@ -4,12 +4,14 @@ The worker does what it is told over a pipe, by the name of one of the functions
 """
 
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from weightbus import WeightSyncScheme
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class Statistics(nn.Module):
@@ -34,6 +36,9 @@ class Statistics(nn.Module):
 class Net(nn.Module):
     """Parameters, a tied one, buffers of both kinds, and extra state below the root."""
 
+    kept: torch.Tensor
+    passing: torch.Tensor
+
     def __init__(self, width: int = 3) -> None:
         super().__init__()
         self.first = nn.Linear(width, width)
@@ -44,7 +49,7 @@ class Net(nn.Module):
         self.statistics = Statistics()
 
 
-def fill(net: nn.Module, value: float) -> nn.Module:
+def fill(net: Model, value: float) -> Model:
     """Set everything in a net to one value, in place."""
     with torch.no_grad():
         for tensor in (*net.parameters(), *net.buffers()):

@@ -9,11 +9,11 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from weightbus import (
     MultiProcessWeightSyncScheme,
@@ -342,12 +342,11 @@ def test_any_number_of_workers_may_join() -> None:
 class Holder:
     """A context that is told of every update."""
 
-    def __init__(self, **parts: Any) -> None:
-        self.env = nn.Module()
-        self.env.transform = [fill(Net(), 0.0)]
+    def __init__(self, policy: Net) -> None:
+        self.policy = policy
+        self.env = SimpleNamespace(transform=[Net()])
         self.updates: list[tuple[str, set[float]]] = []
         self.versions = 0
-        vars(self).update(parts)
 
     def update_policy_weights_(self, *, model_id: str, policy_or_weights: Any) -> None:
         """Note what an update brings."""

@@ -127,6 +127,7 @@ def test_extra_state_that_refuses_leaves_everything_as_it_was() -> None:
     fill(target, 1.0)
     source = copy.deepcopy(target)
     fill(source, 2.0)
+    assert isinstance(source.later, Refusing)
     source.later.state["count"].fill_(2)
     with pytest.raises(RuntimeError, match="not this one"):
         WeightStrategy().apply_weights(target, source)

@@ -84,11 +84,14 @@ def model_in(context: object, model_id: str) -> object:
     """
     try:
         model = resolve(context, model_id)
-    except AttributeError:
+    except AttributeError as nowhere:
         get_model = getattr(context, "get_model", None)
         if get_model is None:
             raise
-        model = get_model(model_id)
+        try:
+            model = get_model(model_id)
+        except KeyError:
+            raise nowhere from None
     if model is None:
         raise AttributeError(f"Model {model_id} was `None` in context {context}")
     return model

@@ -17,6 +17,7 @@ from .calls import CallScheme
 from .delivery import deliver
 from .engine import Engine
 from .gathering import Answer
+from .strategy import Format
 from .transport import TransportBackend, WorkerTransport
 
 BUFFERS_MAX = 2  # buffers kept for reuse: one for the next version while one is on its way
@@ -31,9 +32,14 @@ class RPCWeightSyncScheme(CallScheme):
     ids or `WorkerInfo`s; their places in this list are the worker ids), or from a context, or
     keywords, like TorchRL's: `collector_infos`, `collector_rrefs` and `collector_class`.
 
+    The strategy is "state_dict" unless one is given, as the documentation of the original has it.
+
     A worker calls `init_on_receiver` and `connect`. Where it does not, its collector's
     `update_policy_weights_` is called.
     """
+
+    def __init__(self, strategy: Format = "state_dict", **settings: Any) -> None:
+        super().__init__(strategy, **settings)
 
     def _make_engine(self, **kwargs: Any) -> Engine:
         def given(name: str) -> Any:
