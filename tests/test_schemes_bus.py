@@ -352,6 +352,8 @@ class Holder:
         """Note what an update brings."""
         found = {float(v) for t in policy_or_weights.values(True, True) for v in t.unique()}
         self.updates.append((model_id, found))
+        names = {".".join(k) for k in policy_or_weights.keys(True, True) if isinstance(k, tuple)}
+        assert names == {f"{n}.{k}" for n in ("first", "second") for k in ("weight", "bias")}
 
     def increment_version(self) -> None:
         """Note that there was one."""

@@ -93,7 +93,7 @@ class Destination:
     def commit(self, update: Update) -> None:
         """Tell the context, and whoever waits in `receive()`, that a version was applied."""
         try:
-            self.subject.cascade(self.weights())
+            self.subject.cascade(lambda: self.strategy.tensors_as_td(self.model()))
         except Exception:  # the weights are in; what the context makes of them is its own affair
             log.exception(
                 "%s version %d is applied, but the collector could not be told",

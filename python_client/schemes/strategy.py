@@ -28,6 +28,8 @@ from ...codecs.state import (
 from .subject import log
 
 if TYPE_CHECKING:
+    import torch
+
     from .module_state import ModuleState
 
 Format = Literal["tensordict", "state_dict"]
@@ -123,6 +125,17 @@ class WeightStrategy:
             leaves = {name.replace(EXTRA_KEY, EXTRA_NAME): leaf for name, leaf in leaves.items()}
         return leaves
 
+    def tensors_as_td(self, model: object) -> Any:
+        """Return a model's parameters and buffers as a TensorDict, without extra state.
+
+        TorchRL's collectors copy it into the parameters and buffers of theirs, name by name.
+        """
+        if not is_module(model):
+            return nested(self.tensors_of(model))
+        from . import module_state
+
+        return nested(module_state.by_tensors(model).tensors)
+
     def faults(self, layout: Layout, model: object, *, strict: bool, cast: bool) -> list[str]:
         """Tell in lines why a layout cannot be applied to a model; no lines if it can."""
         if not is_module(model):
@@ -185,7 +198,7 @@ def strategy_named(name: Format) -> WeightStrategy:
     return WeightStrategy(name)
 
 
-def nested(tensors: Mapping[str, Leaf]) -> Any:
+def nested(tensors: "Mapping[str, Leaf] | Mapping[str, torch.Tensor]") -> Any:
     """Return named tensors as a TensorDict; as they are where tensordict is not installed."""
     try:
         from tensordict import TensorDict

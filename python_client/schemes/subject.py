@@ -59,7 +59,7 @@ class Subject:
             return None
         return model_in(context, self.model_id)
 
-    def cascade(self, weights: object) -> None:
+    def cascade(self, weights: Callable[[], object]) -> None:
         """Tell the context that its model has new weights, as TorchRL's collectors expect.
 
         A collector counts versions and passes weights on to collectors inside it. It can do so for
@@ -71,7 +71,7 @@ class Subject:
             return
         schemes: object = getattr(context, "_weight_sync_schemes", None)
         if model_id == POLICY or (isinstance(schemes, dict) and model_id in schemes):
-            update(model_id=model_id, policy_or_weights=weights)
+            update(model_id=model_id, policy_or_weights=weights())
         elif (increment := getattr(context, "increment_version", None)) is not None:
             increment()
 
