@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any, cast
 
+from ...bus.errors import PublishError
 from ...codecs.errors import WeightBusError
 from .engine import Engine, Weights
 from .roles import Roles
@@ -67,6 +68,8 @@ class SenderSide(Roles):
             self._session.connected = True
             try:
                 engine.greet(self._first_weights(weights), timeout=timeout)
+            except PublishError:
+                raise  # some worker was not reached; the others can be sent to
             except BaseException:
                 self._session.connected = False
                 raise

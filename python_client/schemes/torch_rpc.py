@@ -1,26 +1,20 @@
-"""`RPCWeightSyncScheme`: weights by `torch.distributed.rpc`, as one flat tensor per version."""
+"""`RPCWeightSyncScheme`: weights to the workers of a `torch.distributed.rpc` group."""
 
-import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch.distributed import rpc
 
-from ...codecs.layout import Layout
-from ...codecs.numpy_tensors import Bytes
-from ...codecs.state import State, Writer
+from ...codecs.state import State
 from .call_reception import Delivery, Letter
 from .calls import CallScheme
 from .delivery import deliver
 from .engine import Engine
 from .gathering import Answer
+from .rpc_buffers import Outbox, Parcel, Staging
 from .strategy import Format
 from .transport import TransportBackend, WorkerTransport
-
-BUFFERS_MAX = 2  # buffers kept for reuse: one for the next version while one is on its way
 
 _TIMED_OUT = "RPC ran for more than set timeout"  # how torch begins to say so
 
@@ -106,24 +100,25 @@ def _peer(given: Any) -> tuple[Any, Any]:
     return given, None
 
 
+_staging = Staging()  # of this process, where it is a worker
+
+
 class _Road:
     """RPCs to some workers of the group."""
 
     def __init__(self, peers: list[tuple[Any, Any]]) -> None:
         self._peers = peers
-        self._buffers = _Buffers()
+        self._outbox = Outbox()
 
     def workers(self) -> int:
         return len(self._peers)
 
-    def pack(self, state: State) -> "_Parcel":
-        return self._buffers.fill(state)
+    def pack(self, state: State) -> Parcel:
+        return self._outbox.pack(state)
 
-    def call(
-        self, worker: int, parcel: "_Parcel", letter: Letter, timeout: float
-    ) -> "Future[Answer]":
+    def call(self, worker: int, parcel: Parcel, letter: Letter, timeout: float) -> "Future[Answer]":
         peer, rref = self._peers[worker]
-        arguments = (letter, parcel.layout.header, parcel.tensor, rref)
+        arguments = (letter, parcel.layout.header, parcel.pieces, rref)
         start = cast("Any", rpc).rpc_async
         return _promised(start(peer, _deliver, args=arguments, timeout=timeout))
 
@@ -135,10 +130,14 @@ class _Road:
         return "lost", f"RPC worker {name} cannot be reached: {error}"
 
 
-def _deliver(letter: Letter, header: bytes, tensor: torch.Tensor, rref: Any) -> Answer:
+def _deliver(letter: Letter, header: bytes, pieces: list[torch.Tensor], rref: Any) -> Answer:
     """Take a version in. (Runs in the worker, in a thread of the RPC agent.)"""
-    delivery = Delivery.of(letter, header, tensor.numpy(), waits=True)
-    return deliver(delivery, lambda: None if rref is None else rref.local_value())
+    data = _staging.join(pieces)
+    delivery = Delivery.of(letter, header, data, waits=True)
+    answer = deliver(delivery, lambda: None if rref is None else rref.local_value())
+    if answer[0] != "staged":  # then somebody holds on to it
+        _staging.free(data)
+    return answer
 
 
 def _promised(future: Any) -> "Future[Answer]":
@@ -153,53 +152,3 @@ def _promised(future: Any) -> "Future[Answer]":
 
     future.add_done_callback(done)
     return promised
-
-
-# The buffers.
-
-
-@dataclass
-class _Parcel:
-    """A version in one flat tensor, which RPCs read while they are on their way."""
-
-    layout: Layout
-    tensor: torch.Tensor
-    writer: Writer
-    buffers: "_Buffers"
-
-    @property
-    def nbytes(self) -> int:
-        return self.layout.nbytes
-
-    def done(self, *, clean: bool) -> None:
-        if clean:  # else an RPC that was given up may still be sending it: let it be freed
-            self.buffers.free(self)
-
-
-class _Buffers:
-    """Flat tensors that are not on their way, kept since new memory costs more than the copy."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._layout: Layout | None = None
-        self._free: list[_Parcel] = []
-
-    def fill(self, state: State) -> _Parcel:
-        """Return a snapshot of a state, in a buffer that no RPC is reading."""
-        with self._lock:
-            layout = state.layout(self._layout)
-            if layout is not self._layout:
-                self._layout, self._free = layout, []
-            parcel = self._free.pop() if self._free else None
-        if parcel is None:
-            data: Bytes = np.empty(layout.nbytes, np.uint8)
-            tensor = torch.as_tensor(data)  # shares its memory
-            parcel = _Parcel(layout, tensor, Writer(layout, data), self)
-        parcel.writer.write(state)
-        return parcel
-
-    def free(self, parcel: _Parcel) -> None:
-        """Take a buffer back."""
-        with self._lock:
-            if parcel.layout is self._layout and len(self._free) < BUFFERS_MAX:
-                self._free.append(parcel)

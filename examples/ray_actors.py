@@ -1,0 +1,44 @@
+"""Ray actors of your own, and one scheme that keeps their policies up to date.
+
+python examples/ray_actors.py
+"""
+
+import ray
+import torch
+from torch import nn
+
+from weightbus.python_client.schemes.ray_actors import RayWeightSyncScheme
+
+
+class Rollout:
+    """Any class will do; this one runs a policy."""
+
+    def __init__(self, scheme: RayWeightSyncScheme, index: int) -> None:
+        self.policy, self.scheme = nn.Linear(4, 1, bias=False), scheme
+        scheme.init_on_receiver(model_id="policy", model=self.policy, worker_idx=index)
+        scheme.connect()
+
+    def act(self) -> float:
+        return self.policy(torch.ones(4)).item()
+
+
+def main() -> None:
+    """Train (so to speak) and send; every actor then acts by the new weights."""
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    policy = nn.Linear(4, 1, bias=False)
+    scheme = RayWeightSyncScheme()
+    actors = [ray.remote(num_cpus=1)(Rollout).remote(scheme, i) for i in range(2)]
+    scheme.init_on_sender(model_id="policy", remote_collectors=actors, model=policy)
+    scheme.connect()  # the first weights are there when it returns
+    for step in range(3):
+        with torch.no_grad():
+            policy.weight.fill_(step)
+        scheme.send()  # returns when every actor has them; an actor that died is named
+        acts = ray.get([actor.act.remote() for actor in actors])
+        for worker, version in scheme.versions().items():
+            print(f"worker {worker} runs version {version} and acts {acts[worker]}")
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Plain PyTorch with RPC: one trainer, two workers, and one scheme between them.
+
+python examples/rpc_plain_pytorch.py
+"""
+
+import tempfile
+
+import torch
+from torch import multiprocessing, nn
+from torch.distributed import rpc
+
+from weightbus.python_client.schemes.torch_rpc import RPCWeightSyncScheme
+
+WORKERS = ["worker1", "worker2"]
+policy = nn.Linear(4, 1, bias=False)  # each process has its own
+scheme = RPCWeightSyncScheme()
+
+
+def act() -> float:
+    """Run the policy. (Called in a worker, by the trainer.)"""
+    with scheme.reading():  # new weights wait until this is over
+        return policy(torch.ones(4)).item()
+
+
+def process(rank: int, folder: str) -> None:
+    """Be the trainer (rank 0) or a worker."""
+    meeting = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/meeting")
+    name = ["trainer", *WORKERS][rank]
+    rpc.init_rpc(name, rank=rank, world_size=3, rpc_backend_options=meeting)
+    if rank > 0:
+        scheme.init_on_receiver(model_id="policy", model=policy, worker_idx=rank - 1)
+        scheme.connect()
+    else:
+        scheme.init_on_sender(model_id="policy", workers=WORKERS, model=policy)
+        scheme.connect()
+        for step in range(3):
+            nn.init.constant_(policy.weight, step)
+            scheme.send()  # returns when every worker has them; one that died is named
+            acts = [rpc.rpc_sync(worker, act) for worker in WORKERS]
+            for worker, version in scheme.versions().items():
+                print(f"{WORKERS[worker]} runs version {version} and acts {acts[worker]}")
+    rpc.shutdown()  # waits for the others
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(process, args=(folder,), nprocs=3)
