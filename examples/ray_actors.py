@@ -3,6 +3,8 @@
 python examples/ray_actors.py
 """
 
+from typing import Any
+
 import ray
 import torch
 from torch import nn
@@ -27,7 +29,7 @@ def main() -> None:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     policy = nn.Linear(4, 1, bias=False)
     scheme = RayWeightSyncScheme()
-    actors = [ray.remote(num_cpus=1)(Rollout).remote(scheme, i) for i in range(2)]
+    actors: list[Any] = [ray.remote(num_cpus=1)(Rollout).remote(scheme, i) for i in range(2)]
     scheme.init_on_sender(model_id="policy", remote_collectors=actors, model=policy)
     scheme.connect()  # the first weights are there when it returns
     for step in range(3):

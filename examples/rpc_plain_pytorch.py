@@ -6,8 +6,9 @@ python examples/rpc_plain_pytorch.py
 import tempfile
 
 import torch
-from torch import multiprocessing, nn
+from torch import nn
 from torch.distributed import rpc
+from torch.multiprocessing.spawn import spawn
 
 from weightbus.python_client.schemes.torch_rpc import RPCWeightSyncScheme
 
@@ -44,4 +45,4 @@ def process(rank: int, folder: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(process, args=(folder,), nprocs=3)
+        spawn(process, args=(folder,), nprocs=3)

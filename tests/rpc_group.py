@@ -17,7 +17,7 @@ from torch.distributed import rpc
 
 from weightbus.tests.ray_cluster import SECONDS, model, values
 
-_models: dict[str, nn.Module] = {}
+models: dict[str, nn.Module] = {}
 _schemes: dict[str, Any] = {}
 _over = threading.Event()
 
@@ -85,20 +85,20 @@ def build(features: int = 4, *, meta: bool = False) -> None:
     for scheme in _schemes.values():
         scheme.shutdown()
     _schemes.clear()
-    _models["policy"], _models["second"] = model(features=features), model()
+    models["policy"], models["second"] = model(features=features), model()
     if meta:
-        _models["policy"] = model().to("meta")
+        models["policy"] = model().to("meta")
 
 
 def become(scheme: Any, worker: int | None, model_id: str = "policy") -> None:
     """Become a receiver, but do not connect yet."""
-    scheme.init_on_receiver(model_id=model_id, model=_models[model_id], worker_idx=worker)
+    scheme.init_on_receiver(model_id=model_id, model=models[model_id], worker_idx=worker)
     _schemes[model_id] = scheme
 
 
 def become_worker(scheme: Any) -> None:
     """Become a receiver in the older way, which polls."""
-    scheme.init_on_worker("policy", model=_models["policy"])
+    scheme.init_on_worker("policy", model=models["policy"])
     _schemes["policy"] = scheme
 
 
@@ -111,11 +111,11 @@ def poll(timeout: float) -> bool:
 
 
 def train(value: float) -> None:
-    _models["policy"].load_state_dict(model(value).state_dict())
+    models["policy"].load_state_dict(model(value).state_dict())
 
 
 def values_of(model_id: str) -> set[float]:
-    return values(_models[model_id])
+    return values(models[model_id])
 
 
 def read_for(seconds: float, started: str) -> None:

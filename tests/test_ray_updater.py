@@ -25,7 +25,8 @@ def pair() -> Generator[list[Any]]:
 
 def weights(value: float = 1.0, *, features: int = 4) -> TensorDict:
     """Return what a trainer gives the updater: the model's parameters and buffers."""
-    return TensorDict.from_module(model(value, features=features)).data
+    module: Any = TensorDict.from_module(model(value, features=features))
+    return module.data
 
 
 def seen(actors: list[Any]) -> list[set[float]]:
@@ -43,7 +44,7 @@ def actors(pair: list[Any]) -> list[Any]:
 
 
 def test_a_push_is_there_when_it_returns(actors: list[Any]) -> None:
-    own = weights(1.0)
+    own: Any = weights(1.0)
     updater = RayWeightUpdater(own, actors)
     updater.push_weights()
     assert seen(actors) == [{1.0}, {1.0}]
@@ -148,7 +149,8 @@ def test_a_dead_actor_is_named_and_the_others_are_served(actors: list[Any]) -> N
     updater = RayWeightUpdater(weights(), actors, timeout=SECONDS)
     hooks: list[str] = []
     updater.register_post_hook(lambda: hooks.append("called"))
-    os.kill(ray.get(actors[0].pid.remote(), timeout=SECONDS), signal.SIGKILL)
+    pid: Any = ray.get(actors[0].pid.remote(), timeout=SECONDS)
+    os.kill(pid, signal.SIGKILL)
     with pytest.raises(PublishError, match=r"worker 0 lost.*died") as caught:
         updater.push_weights()
     assert caught.value.receipt is updater.receipt
@@ -163,7 +165,7 @@ def test_a_dead_actor_is_named_and_the_others_are_served(actors: list[Any]) -> N
 
 def test_an_actor_that_is_stopped_holds_a_push_up_until_its_deadline(actors: list[Any]) -> None:
     updater = RayWeightUpdater(weights(), actors, timeout=2.0)
-    pid = ray.get(actors[1].pid.remote(), timeout=SECONDS)
+    pid: Any = ray.get(actors[1].pid.remote(), timeout=SECONDS)
     updater.push_weights()
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -231,7 +233,7 @@ def test_subclasses_say_how_to_sync() -> None:
     with pytest.raises(TypeError, match=r"policy_or_weights must be None, .* got .*int"):
         updater.push_weights(3)
     assert updater.all_worker_ids() is None
-    assert updater.init(1, key=2) is None
+    updater.init(1, key=2)
     assert Local.from_policy(network) is None
 
 

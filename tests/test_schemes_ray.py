@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import ray
+import ray.cloudpickle
 import torch
-from ray import cloudpickle
 
 from weightbus.bus.errors import PublishError
 from weightbus.python_client.schemes.ray_actors import RayTransport, RayWeightSyncScheme
@@ -242,7 +242,8 @@ def test_the_older_vintage(actors: list[Any]) -> None:
 
 def test_a_scheme_travels_in_any_state(actors: list[Any]) -> None:
     scheme = connected(actors, model(1.0))
-    copy = cloudpickle.loads(cloudpickle.dumps(scheme))
+    pickler: Any = ray.cloudpickle
+    copy = pickler.loads(pickler.dumps(scheme))
     assert not copy.initialized_on_sender
     copy.init_on_sender(model_id="policy", remote_collectors=actors, model=model(2.0))
     copy.connect()
@@ -289,7 +290,8 @@ def test_a_hosted_module_is_given_weights_by_the_actors_method(strategy: Any) ->
 def test_a_transform_that_was_given_the_scheme_becomes_a_receiver() -> None:
     actor = start(HookedHost)
     scheme = RayModuleTransformScheme(timeout=SECONDS)
-    scheme._set_transform(Transform(actor))  # noqa: SLF001
+    remember: Any = scheme._set_transform  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    remember(Transform(actor))
     scheme.init_on_sender()
     scheme.connect()
     scheme.send(model(1.0))

@@ -90,13 +90,13 @@ def test_weights_may_change_as_soon_as_an_async_send_returns(workers: Group) -> 
 
 
 def _become_large(scheme: Any, worker: int) -> None:
-    rpc_group._models["policy"] = nn.Linear(1000, 1000)  # noqa: SLF001
+    rpc_group.models["policy"] = nn.Linear(1000, 1000)
     rpc_group.become(scheme, worker)
     rpc_group.connect()
 
 
 def _large() -> tuple[float, float]:
-    weight = rpc_group._models["policy"].get_parameter("weight")  # noqa: SLF001
+    weight = rpc_group.models["policy"].get_parameter("weight")
     return float(weight.min()), float(weight.max())
 
 

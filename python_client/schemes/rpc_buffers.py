@@ -55,7 +55,8 @@ class Outbox:
                 self._free = []
             self._writer.write(state)
             flat = torch.as_tensor(self._writer.section.data)
-            parts = flat.split(PIECE_BYTES) if layout.nbytes else ()
+            begins = range(0, layout.nbytes, PIECE_BYTES)
+            parts = [flat[begin : begin + PIECE_BYTES] for begin in begins]
             if not self._free:
                 # Each in memory of its own: of views, RPC makes copies again for every worker.
                 return Parcel(layout, [part.clone() for part in parts], self)

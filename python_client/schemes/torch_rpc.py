@@ -95,8 +95,8 @@ class RPCTransport(WorkerTransport):
 def _peer(given: Any) -> tuple[Any, Any]:
     """Return a worker and the reference to its collector, of which the first alone may be given."""
     if issubclass(type(given), tuple) and not hasattr(given, "name"):  # a WorkerInfo has a name
-        info, rref, *_ = *given, None
-        return info, rref
+        parts = [*given, None]
+        return parts[0], parts[1]
     return given, None
 
 

@@ -7,7 +7,7 @@ import abc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from ...bus.errors import PublishError
 
@@ -21,7 +21,7 @@ class WeightUpdaterBase(abc.ABC):
     _post_hooks: list[Callable[[], Any]] | None = None
     _collector: "weakref.ref[Any] | None" = None
 
-    def __new__(cls, *_args: Any, **_kwargs: Any) -> "WeightUpdaterBase":
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """Make one that TorchRL's collectors accept, if TorchRL is there."""
         _meet_torchrl()
         return super().__new__(cls)
