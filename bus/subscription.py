@@ -19,6 +19,7 @@ DIAL_SECONDS = 5.0  # for the host's address and the connection
 REDIAL_SECONDS, REDIAL_MAX_SECONDS = 0.05, 1.0  # between two attempts; doubles
 SILENCE_SECONDS = 30.0  # a publisher pings and sends beacons far more often than that
 RECEIVE_BYTES = 2**18  # taken at once, while they are in the cache for the checksum
+LOW_WATER_BYTES = 2**17  # of a payload, that must be here before we are woken to take them
 IPC_PATH_MAX = 107  # bytes that fit an address of the kernel
 
 
@@ -42,6 +43,7 @@ class Subscription:
         self._dial_at = 0.0
         self._pause = REDIAL_SECONDS
         self._heard_at = 0.0
+        self._expected = 1
 
     def connect(self, endpoint: str) -> None:
         """Take messages from this endpoint, in place of any before.
@@ -102,6 +104,7 @@ class Subscription:
                 self._heard_at, self._pause = now, REDIAL_SECONDS
                 self._arrived.extend(self._stream.received(count))
             except BlockingIOError:
+                self._expect(min(self._stream.missing, LOW_WATER_BYTES))
                 return None
             except (OSError, ZmtpError):
                 self._hang_up()
@@ -109,6 +112,12 @@ class Subscription:
             if self._unsent:
                 self._write()
         return self._arrived.popleft()
+
+    def _expect(self, count: int) -> None:
+        """Sleep until so many bytes are here, rather than be woken for each packet."""
+        if count != self._expected and self._socket is not None:
+            self._expected = count
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def close(self) -> None:
         """Hang up for good."""
@@ -141,7 +150,7 @@ class Subscription:
             found.close()
             return
         found.setblocking(False)
-        self._socket, self._heard_at = found, now
+        self._socket, self._heard_at, self._expected = found, now, 1
         self._stream = Stream(self._place)
         for topic in self._topics:
             self._stream.subscribe(topic, on=True)

@@ -65,6 +65,11 @@ class Stream:
             return self._body.room(self._scratch)
         return self._scratch[self._have :]
 
+    @property
+    def missing(self) -> int:
+        """How many bytes must come before anything can be done with them, at least 1."""
+        return self._body.missing if self._body is not None else 1
+
     def received(self, count: int) -> list[list[Buffer]]:
         """Take note of so many bytes in `room()`; return the messages that are now complete.
 
@@ -176,11 +181,11 @@ class Stream:
 
 
 class _Body:
-    """A frame too long for the scratch, on its way to its place."""
+    """A frame too long for the scratch, on its way to its place; `missing` bytes are to come."""
 
     def __init__(self, flags: int, size: int, lease: Lease | None) -> None:
         self.flags = flags
-        self._left, self._lease = size, lease
+        self.missing, self._lease = size, lease
 
     def take(self, bytes_: memoryview) -> None:
         """Take the part that was read ahead."""
@@ -192,15 +197,15 @@ class _Body:
     def room(self, scratch: memoryview) -> memoryview:
         """Return where the next bytes go; the scratch, if nobody wants them."""
         lease = self._place()
-        return lease.room() if lease is not None else scratch[: self._left]
+        return lease.room() if lease is not None else scratch[: self.missing]
 
     def received(self, count: int) -> bool:
         """Take note of so many bytes; return whether the frame is complete."""
-        self._left -= count
+        self.missing -= count
         lease = self._place()
         if lease is not None:
             lease.received(count)
-        return self._left == 0
+        return self.missing == 0
 
     def whole(self) -> Buffer:
         """Return the body; nothing of it if nobody wants it any more."""

@@ -9,6 +9,7 @@ import numpy as np
 from . import numpy_tensors
 from .errors import LayoutError
 from .layout import Layout
+from .outline import Leaf
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +46,10 @@ class Section:
 
         views = torch_tensors.views(self.layout.tensors, self.data)
         return {spec.name: view for spec, view in zip(self.layout.tensors, views, strict=True)}
+
+    def like(self, name: str, leaf: Leaf) -> Leaf:
+        """Return a tensor of the kind of `leaf`, which decides who copies."""
+        return self.arrays[name] if isinstance(leaf, np.ndarray) else self.tensors[name]
 
     def aligned(self) -> bool:
         """Tell whether every view shares the buffer's memory, so that writing into it counts."""

@@ -7,62 +7,118 @@ elements (tied weights) become aliases of the first of them in sorted order, as 
 """
 
 import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
 from . import numpy_tensors
+from .copies import Copies
 from .errors import LayoutError, StateError
 from .layout import METADATA, Layout, Signature
+from .outline import Leaf, Outline, outline_of
 from .section import Section
 
 if TYPE_CHECKING:
     import torch
-
-Leaf: TypeAlias = "torch.Tensor | numpy_tensors.Array"
 
 DEPTH_MAX = 64  # levels of nesting; a mapping that contains itself ends here
 WANTED = "an nn.Module, a TensorDict, or a mapping of names to torch tensors or numpy arrays"
 
 
 @dataclass
-class State:
-    """Unique tensors by name, sorted, and the other names of those that are tied."""
+class Form:
+    """What of a state is the same from version to version: everything but values.
 
-    tensors: dict[str, Leaf]
+    Attributes:
+        signatures: The dtype and shape of every tensor, aliases excluded, sorted by name.
+        aliases: The other names of those that are tied.
+        places: Where each of the tensors stands among the leaves of the state.
+        outline: Tells whether it still holds; None if only a long look does.
+    """
+
+    signatures: dict[str, Signature]
     aliases: dict[str, str]
-    signatures: dict[str, Signature]  # the dtype and shape of every tensor, aliases excluded
+    places: list[int]
+    outline: Outline | None
+    known: Layout | None = None  # one that fits
 
     @cached_property
-    def _planned(self) -> Layout:
+    def planned(self) -> Layout:
+        """The layout of such a state."""
         entries = ((name, dtype, shape) for name, (dtype, shape) in self.signatures.items())
         try:
             return Layout.plan(entries, self.aliases)
         except LayoutError as error:
             raise StateError(f"this state cannot travel: {error}") from error
 
-    def layout(self, previous: Layout | None = None) -> Layout:
-        """Return the layout of this state; `previous` itself, which is much faster, if it fits."""
-        if previous is not None and self.fits(previous):
-            return previous
-        return self._planned
-
     def fits(self, layout: Layout) -> bool:
         """Tell whether the layout is one of exactly these tensors and aliases."""
         return self.signatures == layout.own_signatures and self.aliases == layout.aliases
 
 
-def state_of(source: object) -> State:
+@dataclass
+class State:
+    """A form, and the tensors that have it, some of them perhaps under several names."""
+
+    form: Form
+    leaves: Sequence[Leaf]
+
+    @property
+    def values(self) -> list[Leaf]:
+        """The unique tensors, sorted by name."""
+        return [self.leaves[place] for place in self.form.places]
+
+    @property
+    def tensors(self) -> dict[str, Leaf]:
+        """The unique tensors by name, sorted."""
+        return dict(zip(self.form.signatures, self.values, strict=True))
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """The other names of those that are tied."""
+        return self.form.aliases
+
+    @property
+    def signatures(self) -> dict[str, Signature]:
+        """The dtype and shape of every tensor, aliases excluded."""
+        return self.form.signatures
+
+    def layout(self, previous: Layout | None = None) -> Layout:
+        """Return the layout of this state; `previous` itself, which is much faster, if it fits."""
+        if previous is None or previous is self.form.known:
+            return previous or self.form.planned
+        self.form.known = previous if self.fits(previous) else self.form.planned
+        return self.form.known
+
+    def fits(self, layout: Layout) -> bool:
+        """Tell whether the layout is one of exactly these tensors and aliases."""
+        return self.form.fits(layout)
+
+
+def state_of(source: object, form: Form | None = None) -> State:
     """Return the state of a module, TensorDict or mapping; it shares the source's memory.
+
+    Args:
+        source: The weights.
+        form: Of the state before this; if it still holds, that saves most of the work.
 
     Raises:
         StateError: Something in it cannot travel. The text names it, and says what can.
     """
+    outline = outline_at_once(source)
+    if form is not None and outline is not None and outline.same(form.outline):
+        return State(form, outline.leaves)
     leaves = named_leaves(source)
-    state = State({}, {}, {})
+    if outline is None and not is_module(source):
+        outline = outline_of(tuple(leaves), list(leaves.values()))
+        if form is not None and outline is not None and outline.same(form.outline):
+            return State(form, outline.leaves)
+    unique: dict[str, Leaf] = {}
+    signatures: dict[str, Signature] = {}
+    aliases: dict[str, str] = {}
     kept: dict[Hashable, str] = {}
     for name in sorted(leaves):
         leaf = leaves[name]
@@ -70,14 +126,43 @@ def state_of(source: object) -> State:
             raise StateError(
                 f"{name}: on the meta device, so it has no values to send; load the model first"
             )
-        form = signature(name, leaf)
+        signatures[name] = signature(name, leaf)
         same = identity(leaf)
         if same is None or (first := kept.setdefault(same, name)) == name:
-            state.tensors[name] = leaf
-            state.signatures[name] = form
+            unique[name] = leaf
         else:
-            state.aliases[name] = first
-    return state
+            aliases[name] = first
+            del signatures[name]
+    places = _places(unique, leaves, outline) if outline is not None else None
+    if outline is None or places is None:
+        return State(Form(signatures, aliases, [*range(len(unique))], None), [*unique.values()])
+    return State(Form(signatures, aliases, places, outline.bare()), outline.leaves)
+
+
+def outline_at_once(source: object) -> Outline | None:
+    """Return the outline of a source if that can be had without taking it apart."""
+    if is_module(source):
+        from . import torch_modules
+
+        return torch_modules.outline(source)
+    if type(source) is not dict:
+        return None
+    flat = cast("dict[str, Any]", source)
+    return outline_of(tuple(flat), list(flat.values()))
+
+
+def _places(
+    unique: Mapping[str, Leaf], leaves: Mapping[str, Leaf], outline: Outline
+) -> list[int] | None:
+    """Return where each tensor stands in the outline; None if one does not."""
+    if len(outline.key) == len(leaves) and list(outline.key) == list(leaves):
+        order = {name: place for place, name in enumerate(leaves)}
+        return [order[name] for name in unique]
+    # A module's outline has its own parameters; its state may have been made up of others.
+    found = {identity(leaf): place for place, leaf in enumerate(outline.leaves)}
+    found.pop(None, None)
+    places = [found.get(identity(leaf)) for leaf in unique.values()]
+    return None if None in places else cast("list[int]", places)
 
 
 class Writer:
@@ -90,6 +175,9 @@ class Writer:
                 "a state can only be written into a writable buffer that is aligned to 8 bytes, by "
                 "a layout that was planned here"
             )
+        self._form: Form | None = None
+        self._copies = Copies((), ())
+        self._views: list[Leaf] = []
 
     def write(self, state: State) -> None:
         """Copy every tensor's bytes to its place, bit for bit.
@@ -97,20 +185,18 @@ class Writer:
         Raises:
             StateError: The state has other tensors than the layout; nothing was written.
         """
-        if not state.fits(self.section.layout):
-            raise StateError(
-                f"the state has other tensors than {self.section.layout!r}; plan its layout anew"
-            )
-        arrays = {n: x for n, x in state.tensors.items() if isinstance(x, np.ndarray)}
-        tensors = {n: x for n, x in state.tensors.items() if not isinstance(x, np.ndarray)}
-        if arrays:
-            views = self.section.arrays
-            numpy_tensors.copy([views[name] for name in arrays], list(arrays.values()))
-        if tensors:
-            from . import torch_tensors
-
-            places = self.section.tensors
-            torch_tensors.copy([places[name] for name in tensors], list(tensors.values()))
+        values = state.values
+        if state.form is not self._form:
+            if not state.fits(self.section.layout):
+                raise StateError(
+                    f"the state has other tensors than {self.section.layout!r}; plan its layout "
+                    "anew"
+                )
+            self._views = [self.section.like(name, leaf) for name, leaf in state.tensors.items()]
+            self._copies = Copies(self._views, values)
+            # A form without an outline says nothing of the memory: look again next time.
+            self._form = state.form if state.form.outline is not None else None
+        self._copies.run(self._views, values)
 
 
 def write_into(state: State, layout: Layout, data: numpy_tensors.Memory) -> None:

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from .outline import Outline, outline_of
 from .torch_tensors import is_one_block
 
 EXTRA_STATE = "_extra_state"  # the last part of its name in every state_dict()
@@ -47,6 +48,35 @@ def parts_of(module: nn.Module) -> ModuleParts:
         else:
             tensors[name] = value
     return ModuleParts(tensors, extra, faults)
+
+
+def outline(module: nn.Module) -> Outline | None:
+    """Return a module's outline; None if its `state_dict()` may say something else every time."""
+    key: list[object] = []
+    leaves: list[torch.Tensor] = []
+    for part in module.modules():
+        if _has_a_mind_of_its_own(part):
+            return None
+        inside = vars(part)
+        key += (part, *inside["_modules"], *inside["_modules"].values())
+        key.append(len(inside["_non_persistent_buffers_set"]))
+        for name, tensor in (*inside["_parameters"].items(), *inside["_buffers"].items()):
+            key += (name, tensor is None)
+            if tensor is not None:
+                leaves.append(tensor)
+    return outline_of(key, leaves)
+
+
+def _has_a_mind_of_its_own(part: nn.Module) -> bool:
+    kind, inside = type(part), vars(part)
+    return bool(
+        inside["_state_dict_hooks"]
+        or inside["_state_dict_pre_hooks"]
+        or kind.state_dict is not nn.Module.state_dict
+        or kind._save_to_state_dict is not nn.Module._save_to_state_dict  # noqa: SLF001
+        or kind.get_extra_state is not nn.Module.get_extra_state
+        or kind.set_extra_state is not nn.Module.set_extra_state
+    )
 
 
 def materialise(module: nn.Module) -> None:

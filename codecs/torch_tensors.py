@@ -4,7 +4,8 @@ Imported only where a torch object is at hand, so that a numpy-only process need
 """
 
 import ctypes
-from collections.abc import Hashable, Iterable
+import operator
+from collections.abc import Hashable, Iterable, Sequence
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -15,6 +16,8 @@ from .layout import Signature, TensorSpec
 from .numpy_tensors import Bytes
 
 PLAIN = {torch.Tensor, torch.nn.Parameter}
+
+_SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
 
 def signature(name: str, tensor: torch.Tensor) -> Signature:
@@ -55,6 +58,27 @@ def identity(tensor: torch.Tensor) -> Hashable | None:
     return *where, tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
+def marks(tensors: Sequence[torch.Tensor]) -> Sequence[object] | None:
+    """Return what tells plain tensors that were exchanged or reshaped; None if some have none."""
+    # Four lists and not one of tuples, since ten thousand tensors are nothing unusual.
+    try:
+        addresses = [*map(torch.Tensor.data_ptr, tensors)]
+        contiguous = [*map(torch.Tensor.is_contiguous, tensors)]
+        return [addresses, [*map(_SHAPE, tensors)], contiguous, [*map(_DTYPE, tensors)]]
+    except RuntimeError:  # sparse, nested and the like
+        return None
+
+
+def bare(tensor: torch.Tensor) -> bool:
+    """Tell whether the bytes in memory, one after the other, are what the tensor holds."""
+    return (
+        tensor.device.type == "cpu"
+        and is_one_block(tensor)
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+    )
+
+
 def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
     """Return each tensor's part of the data section as a tensor that shares its memory.
 
@@ -86,6 +110,11 @@ def copy(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     # Inference mode rather than no_grad, since a target may hold tensors that were made in it.
     with torch.inference_mode():
         torch._foreach_copy_(destinations, sources)  # pyright: ignore
+
+
+def changed(tensors: list[torch.Tensor]) -> None:
+    """Say that memory was written to, so that a backward pass that needs the old values fails."""
+    torch.autograd.graph.increment_version(tensors)
 
 
 def target_fault(name: str, tensor: torch.Tensor) -> str | None:

@@ -26,7 +26,7 @@ from ..bus.status import WorkerStatus
 from ..codecs.chunks import CHUNK_BYTES_DEFAULT, ChunkPlan
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout
-from ..codecs.state import state_of
+from ..codecs.state import Form, state_of
 
 T = TypeVar("T")
 Require = Literal["all"] | int  # all workers, or this many
@@ -35,11 +35,12 @@ ANSWER_SECONDS = 5.0  # beyond its deadline, what a call allows the background t
 
 
 class _Model:
-    """What a publisher keeps of one model: its memory, and the layout it had last."""
+    """What a publisher keeps of one model: its memory, and the form and layout it had last."""
 
     def __init__(self, name: str, chunk_bytes: int, *, share: bool) -> None:
         self.lock = threading.Lock()  # one snapshot at a time
         self.arenas = Arenas(name, chunk_bytes, share=share)
+        self.form: Form | None = None
         self.layout: Layout | None = None
 
 
@@ -186,7 +187,8 @@ class Publisher:
         share = self._probe is not None
         kept = self._models.setdefault(model, _Model(model, self._chunk_bytes, share=share))
         with kept.lock:
-            state = state_of(weights)
+            state = state_of(weights, kept.form)
+            kept.form = state.form
             layout = kept.layout = state.layout(kept.layout)
             _check_chunks(layout.nbytes, self._chunk_bytes)
             version, arena = kept.arenas.take(
