@@ -42,8 +42,10 @@ from weightbus.bus.messages import Buffer, Message, Shared, encode, from_worker
 from weightbus.bus.publication import Publication
 from weightbus.bus.publisher import PublisherMachine
 from weightbus.bus.staging import StagedVersion, StaleError
+from weightbus.bus.transfer import Lease
 from weightbus.bus.version import Version
 from weightbus.bus.worker import Identity, WorkerMachine
+from weightbus.bus.zmtp import PAYLOAD
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
@@ -507,8 +509,45 @@ class Simulation:
             return
         if self.trace:
             print(f"{self.now:8.3f} publisher -> {worker.process} {bytes(frames[pushed][:160])!r}")
+        if pushed and len(frames) > PAYLOAD and self.rng.random() < 0.7:
+            self._lend(worker, frames)
+            return
         receive = worker.machine.receive_published if pushed else worker.machine.receive
         worker.perform(receive([bytes(frame) for frame in frames], self.now))
+
+    def _lend(self, worker: Worker, frames: Frames) -> None:
+        """Let a payload arrive straight in its place, the beginning now and the rest later."""
+        machine, payload = worker.machine, bytes(frames[PAYLOAD])
+        lease = machine.place(frames[:PAYLOAD], len(payload))
+        count = self.rng.randrange(len(payload) + 1)
+        if lease is not None:
+            lease.room()[:count] = payload[:count]
+            lease.received(count)
+        self.later(self.rng.random() * 0.3, self._lent, worker, machine, lease, frames, count)
+
+    def _lent(
+        self,
+        worker: Worker,
+        machine: WorkerMachine,
+        lease: Lease | None,
+        frames: Frames,
+        count: int,
+    ) -> None:
+        """The rest of a payload is here, unless the connection broke."""
+        if worker.machine is not machine or not worker.alive:
+            return
+        live = lease is not None and lease.live
+        if self.chaotic and self.rng.random() < 0.1:
+            if lease is not None and live:
+                lease.cancel()
+            return
+        if lease is not None and live:
+            rest = bytes(frames[PAYLOAD])[count:]
+            lease.room()[: len(rest)] = rest
+            lease.received(len(rest))
+        whole = lease.view if lease is not None and live else b""
+        message = [*map(bytes, frames[:PAYLOAD]), whole]
+        worker.perform(machine.receive_published(message, self.now))
 
     def subscribed(self, topic: bytes) -> None:
         self.later(0.001, self._subscribed, topic)
