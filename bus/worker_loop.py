@@ -39,10 +39,18 @@ class WorkerLoop:
         self._machine, self._sockets, self._handoff = machine, sockets, handoff
         self._work: deque[Callable[[float], list[Effect]]] = deque()
         self._stopping = False
+        self._at_once: Callable[[StagedVersion], bool] | None = None
         self._thread = threading.Thread(target=self._run, name="weightbus-worker", daemon=True)
         self._thread.start()
 
     # For any thread.
+
+    def apply_by(self, at_once: Callable[[StagedVersion], bool]) -> None:
+        """Offer each version that is ready to this first, in the worker's thread.
+
+        It must not take long; it returns False for what is to be left for other threads.
+        """
+        self._at_once = at_once
 
     def taken(self, staged: StagedVersion) -> None:
         """A version is about to be applied. (No hurry: it only serves those who ask.)"""
@@ -51,30 +59,35 @@ class WorkerLoop:
     def put_back(self, staged: StagedVersion) -> None:
         """A version was not applied after all, for now: leave it again unless a newer one came."""
         if not self._handoff.put_back(staged):
-            self._work.append(lambda now: self._machine.dropped(staged.model, staged.key, now))
-            self._sockets.wake()
+            self.dropped(staged)
+
+    def dropped(self, staged: StagedVersion) -> None:
+        """A version will not be applied, since a newer one was."""
+        self._hand_over(lambda now: self._machine.dropped(staged.model, staged.key, now))
 
     def applied(self, staged: StagedVersion, digest: str) -> None:
         """A version was applied; its bytes hash to this, if they were hashed."""
         model, key = staged.model, staged.key
-        self._work.append(lambda now: self._machine.applied(model, key, now, digest))
-        self._sockets.wake()
+        self._hand_over(lambda now: self._machine.applied(model, key, now, digest))
 
     def stale(self, staged: StagedVersion) -> None:
         """A version was gone from shared memory before it could be applied."""
-        self._work.append(lambda now: self._machine.stale(staged.model, staged.key, now))
-        self._sockets.wake()
+        self._hand_over(lambda now: self._machine.stale(staged.model, staged.key, now))
 
     def failed(self, staged: StagedVersion, text: str) -> None:
         """A version could not be applied."""
-        self._work.append(lambda now: self._machine.failed(staged.model, staged.key, text, now))
-        self._sockets.wake()
+        self._hand_over(lambda now: self._machine.failed(staged.model, staged.key, text, now))
 
     def close(self, timeout: float = 10.0) -> None:
         """Say goodbye and end the thread."""
         self._stopping = True
         self._sockets.wake()
         self._thread.join(timeout)
+
+    def _hand_over(self, work: Callable[[float], list[Effect]]) -> None:
+        self._work.append(work)
+        if threading.current_thread() is not self._thread:
+            self._sockets.wake()
 
     # For the thread itself.
 
@@ -164,6 +177,8 @@ class WorkerLoop:
                     raise AssertionError(f"a worker does not {effect}")
 
     def _leave(self, staged: StagedVersion) -> None:
+        if self._at_once is not None and self._at_once(staged):
+            return
         older = self._handoff.put(staged)
         if older is not None:
             now = time.monotonic()

@@ -32,6 +32,7 @@ from .targets import targets_of
 log = logging.getLogger("weightbus.subscriber")
 
 CLIENT = "weightbus-python/0.1.0"
+AT_ONCE_BYTES = 2**20  # copied within a fraction of a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +158,20 @@ class Subscriber:
                 return None
             try:
                 with self._lock.writing(max(0.0, deadline - time.monotonic())):
-                    return self._apply(staged)
+                    update = self._apply(staged)
+                if update is not None:
+                    return update
             except InUseError:  # somebody is reading and does not leave: later, then
                 self._loop.put_back(staged)
                 return None
             except StaleError:  # a newer version took its place in shared memory: wait for that
                 self._loop.stale(staged)
 
-    def _apply(self, staged: StagedVersion) -> Update:
+    def _apply(self, staged: StagedVersion) -> Update | None:
+        running = self._running.get(staged.model)
+        if running is not None and (running.epoch, running.version) >= staged.key:
+            self._loop.dropped(staged)  # another thread was faster, with a newer one
+            return None
         self._loop.taken(staged)
         before = time.perf_counter()
         digest = staged.digest
@@ -218,11 +225,28 @@ class Subscriber:
         What goes wrong is logged and kept in `error`; the weights then stay as they were.
         """
         self._check_usable()
+        if self._on_commit is None:  # a hook may take its time
+            self._loop.apply_by(self._apply_at_once)
         self._background = threading.Thread(
             target=self._apply_all, name="weightbus-apply", daemon=True
         )
         self._background.start()
         return self
+
+    def _apply_at_once(self, staged: StagedVersion) -> bool:
+        """Apply a small version in the worker's thread: to wake another would take longer."""
+        if staged.layout.nbytes > AT_ONCE_BYTES:
+            return False
+        try:
+            with self._lock.writing(0.0):
+                self._apply(staged)
+        except InUseError:
+            return False
+        except StaleError:
+            self._loop.stale(staged)
+        except Exception as error:
+            self._note(error)
+        return True
 
     def _apply_all(self) -> None:
         while True:
