@@ -31,6 +31,7 @@ RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
 PUB_QUEUE = 64  # messages per subscriber before PUB drops; four windows of chunks
 DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
 SEND_BUFFER = 2**20  # bytes; what the kernel would choose falls out of the cache on one host
+COPY_BYTES = 3 * 2**17  # below this a copy costs less than to be told when libzmq is done with it
 ROUTER_QUEUE = 1_000  # messages per worker; workers keep less than a window outstanding
 
 
@@ -123,6 +124,7 @@ class PublisherSockets(_Sockets):
             )  # every subscription is a worker that listens
             self._data.setsockopt(zmq.MAXMSGSIZE, 2 * HEADER_BYTES_MAX)
             self._data.setsockopt(zmq.SNDHWM, queue)
+            self._data.copy_threshold = COPY_BYTES
             self._data.setsockopt(zmq.SNDBUF, SEND_BUFFER)
             self.address = self._bind(self._control, address, "address")
             self.data_address = self._bind_data(address, data)
