@@ -20,7 +20,6 @@ from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.model import Shape
 from weightbus.benchmarks.process import Process, ProcessError
 
-COSTS = "200MiB/100"
 COSTS_SECONDS = 300.0
 WIDTH = 110  # characters
 
@@ -53,7 +52,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--contenders", type=_names, default=contender.names(), help="such as ray_put,gloo_flat"
     )
-    parser.add_argument("--costs", type=Shape.parse, default=Shape.parse(COSTS), help="a size")
+    parser.add_argument("--costs", type=Shape.parse, help="a size")
     parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--plots", type=Path, help="write pictures into this folder")
     return parser.parse_args(words)
@@ -114,7 +113,8 @@ def main(words: list[str]) -> int:
     try:
         comparisons = measure(arguments, console)
         with console.status("memory and pauses"):
-            costs = measure_costs(arguments.costs)
+            usual = cases.QUICK_COSTS if arguments.quick else cases.COSTS
+            costs = measure_costs(arguments.costs or Shape.parse(usual))
     except ProcessError as error:
         console.print(f"[red]{error}[/red]", highlight=False)
         return 1

@@ -14,16 +14,21 @@ from weightbus import Publisher, Subscriber, Update
 from .contender import Kind
 from .fleet import START_SECONDS, Fleet, Worker
 from .model import Model
+from .shelf import reach
 
 MODEL = "policy"
 FOREVER = 86_400.0
-ROADS = ("network", "shared")
-
 Road = Literal["network", "shared"]
+ROADS: tuple[Road, ...] = ("network", "shared")
 
 
 class WrongRoad(Exception):  # noqa: N818 - the road is wrong, and that is what happened
     """A version came another way than the one that is measured."""
+
+
+def road_of(text: str) -> Road:
+    """Return the road of that name."""
+    return next(road for road in ROADS if road == text)
 
 
 class Bus:
@@ -33,13 +38,14 @@ class Bus:
         title: What it is called in tables.
         module: The module whose `work` the workers run.
         road: How the bytes are to travel.
+        file: Shared memory in which one worker's tensors are to lie, if somebody watches them.
     """
 
     kind: Kind = "weightbus"
 
-    def __init__(self, title: str, module: str, road: Road) -> None:
+    def __init__(self, title: str, module: str, road: Road, file: str = "") -> None:
         self.title = title
-        self._module, self._road = module, road
+        self._module, self._road, self._file = module, road, file
 
     def start(self, workers: int, model: Model) -> None:
         import torch
@@ -47,7 +53,7 @@ class Bus:
         torch.set_num_threads(1)
         self._model, self._workers, self._tensors = model, workers, model.tensors
         self.publisher = Publisher(shared_memory=self._road == "shared")
-        told = {"address": self.publisher.address, "road": self._road}
+        told = {"address": self.publisher.address, "road": self._road, "file": self._file}
         self.fleet = Fleet(self._module, workers, model.shape, told)
         self.fleet.wait_ready()
         self.publisher.wait_for_workers(workers, START_SECONDS, MODEL)
@@ -79,6 +85,10 @@ def subscriber(worker: Worker) -> Subscriber:
     import torch
 
     torch.set_num_threads(1)
+    if file := worker.told["file"]:
+        flat = reach(file, worker.model.shape.nbytes)
+        flat[:] = 0  # touched, as the memory of a model in use is
+        worker.model.rest_on(flat)
     made = Subscriber(
         worker.told["address"],
         {MODEL: worker.model.tensors},

@@ -172,12 +172,12 @@ def compare(
     with ExitStack() as stack:
         hosts = {name: stack.enter_context(host(name, plan)) for name in names}
         titles = {name: introduced(name, each) for name, each in hosts.items()}
-        comparisons = [Comparison(plan, _played(plan, hosts, titles, say))]
+        comparisons = [Comparison(plan, played(plan, hosts, titles, say))]
         beside = {n: each for n, each in hosts.items() if n in (*LIMITS, *RIVALS.values())}
         for peer in peers:
             with host(peer, plan) as guest:
                 titles[peer] = introduced(peer, guest)
-                results = _played(plan, {**beside, peer: guest}, titles, say)
+                results = played(plan, {**beside, peer: guest}, titles, say)
                 comparisons.append(Comparison(plan, results, peer))
     return comparisons
 
@@ -193,7 +193,7 @@ def introduced(name: str, host: Process) -> Result:
     return Result(name, answer["title"], answer["kind"], contender.load(name).LIMIT)
 
 
-def _played(
+def played(
     plan: Plan, hosts: dict[str, Process], empty: dict[str, Result], say: Callable[[str], None]
 ) -> dict[str, Result]:
     """Let contenders take turns; return their results."""

@@ -10,10 +10,11 @@ import time
 from typing import Any
 
 from . import memory
-from .bus import MODEL, Bus, Road
+from .bus import MODEL, Bus, Road, road_of
 from .fleet import START_SECONDS
 from .model import Model, Shape
-from .process import Answers
+from .process import Answers, Process
+from .shelf import shelf
 
 VERSIONS = 10
 ASYNC_ROUNDS = 7
@@ -22,39 +23,45 @@ ASYNC_ROUNDS = 7
 def measure(shape: Shape, road: Road) -> dict[str, Any]:
     """Publish ten versions to one worker and count."""
     model = Model(shape, zeros=False)
-    bus = Bus("weightbus", "weightbus_receive", road)
-    bus.start(1, model)
-    try:
-        return {
-            "shape": shape.text,
-            "road": road,
-            "bytes": shape.nbytes,
-            **_versions(bus, model),
-            **_pauses(bus),
-            **_returns(bus, model),
-        }
-    finally:
-        bus.stop()
+    with shelf(shape.nbytes) as file, Process("watcher", "watcher", file, shape.text) as watcher:
+        bus = Bus("weightbus", "weightbus_receive", road, file)
+        bus.start(1, model)
+        try:
+            return {
+                "shape": shape.text,
+                "road": road,
+                "bytes": shape.nbytes,
+                **_versions(bus, model),
+                **_pauses(bus),
+                **_seen(bus, model, watcher),
+                **_returns(bus, model),
+            }
+        finally:
+            bus.stop()
 
 
 def _versions(bus: Bus, model: Model) -> dict[str, Any]:
     """Publish; count the memory of the first version and of the last."""
     (worker_base,) = bus.fleet.ask("memory")
+    pid = bus.fleet.processes[0].pid
+    private_base = memory.private(pid)
     memory.reset_peak()
     base = memory.resident()
     seconds: list[float] = []
     extra: dict[str, dict[str, float]] = {}
-    for version in range(1, VERSIONS + 1):
-        model.advance()
-        seconds.append(bus.publish_once())
-        if version in (1, VERSIONS):
-            (worker,) = bus.fleet.ask("memory")
-            extra["first" if version == 1 else "last"] = {
-                "publisher": (memory.peak() - base) / model.shape.nbytes,
-                "worker": (worker["peak"] - worker_base["resident"]) / model.shape.nbytes,
-            }
+    with memory.PrivatePeak(pid) as worker_private:
+        for version in range(1, VERSIONS + 1):
+            model.advance()
+            seconds.append(bus.publish_once())
+            if version in (1, VERSIONS):
+                (worker,) = bus.fleet.ask("memory")
+                extra["first" if version == 1 else "last"] = {
+                    "publisher": memory.peak() - base,
+                    "worker": worker["peak"] - worker_base["resident"],
+                    "worker_private": worker_private.nbytes - private_base,
+                }
     bus.check()
-    return {"version_seconds": seconds, "extra_memory": extra}
+    return {"version_seconds": seconds, "extra_bytes": extra}
 
 
 def _pauses(bus: Bus) -> dict[str, Any]:
@@ -62,6 +69,19 @@ def _pauses(bus: Bus) -> dict[str, Any]:
     (applies,) = bus.fleet.ask("pauses")
     copies = [bus.fleet.ask("memcpy")[0]["seconds"] for _ in range(VERSIONS)]
     return {"apply_seconds": applies["pauses"][1:], "worker_memcpy_seconds": copies[1:]}
+
+
+def _seen(bus: Bus, model: Model, watcher: Process) -> dict[str, Any]:
+    """Watch the worker's tensors change, in turns with plain copies into the same memory."""
+    seen: list[float] = []
+    copies: list[float] = []
+    for _ in range(ASYNC_ROUNDS):
+        watcher.ask("arm", START_SECONDS)
+        model.advance()
+        bus.publish_once()
+        seen.append(watcher.ask("seen", START_SECONDS)["seconds"])
+        copies.append(bus.fleet.ask("memcpy")[0]["seconds"])
+    return {"seen_seconds": seen[1:], "seen_memcpy_seconds": copies[1:]}
 
 
 def _returns(bus: Bus, model: Model) -> dict[str, Any]:
@@ -84,12 +104,13 @@ def _returns(bus: Bus, model: Model) -> dict[str, Any]:
 
 def summary(costs: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of the table."""
-    seconds, extra = costs["version_seconds"], costs["extra_memory"]
+    seconds, extra = costs["version_seconds"], costs["extra_bytes"]
     applies, copies = costs["apply_seconds"], costs["worker_memcpy_seconds"]
+    seen, beside = costs["seen_seconds"], costs["seen_memcpy_seconds"]
     returned, copied = costs["async_seconds"], costs["publisher_memcpy_seconds"]
 
     def memory_of(side: str) -> str:
-        first, last = extra["first"][side], extra["last"][side]
+        first, last = (extra[when][side] / costs["bytes"] for when in ("first", "last"))
         return f"{first:.2f} x the model for one version, {last:.2f} x after {VERSIONS}"
 
     def over(some: list[float], others: list[float]) -> str:
@@ -99,14 +120,14 @@ def summary(costs: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("peak memory beyond the model, publisher", memory_of("publisher")),
         ("peak memory beyond the model, worker", memory_of("worker")),
+        ("the same, its own pages only (no shared ones)", memory_of("worker_private")),
         ("first publish over the tenth", f"{seconds[0] / seconds[-1]:.1f} x"),
         ("the trainer's pause: publish_async returns", over(returned, copied)),
         ("the worker's pause: Update.seconds", over(applies, copies)),
+        ("the worker's pause: first change seen to last", over(seen, beside)),
     ]
 
 
 if __name__ == "__main__":
     answers = Answers({})
-    answers.say(
-        measure(Shape.parse(sys.argv[1]), "shared" if sys.argv[2] == "shared" else "network")
-    )
+    answers.say(measure(Shape.parse(sys.argv[1]), road_of(sys.argv[2])))

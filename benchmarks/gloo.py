@@ -18,6 +18,10 @@ ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo"}  # or it looks the host's name up, wh
 START = timedelta(seconds=START_SECONDS)
 FOREVER = timedelta(days=1)
 
+# What a broadcast raises in the others when one process ends, as they do one by one. Their lines
+# close then, and a publisher that was waiting says so.
+BROKEN_OFF = (RuntimeError,)
+
 
 class Gloo(ABC):
     """The publisher's side, rank 0; how the tensors are broadcast is for the contender to say."""

@@ -41,11 +41,12 @@ class Questions:
         return answer
 
     def memcpy(self) -> Answer:
-        """Time a plain copy of the model."""
+        """Time a plain copy of the same values into the model."""
         if self._scratch is None:
             self._scratch = Model(self._worker.model.shape, zeros=True)
-        before = time.perf_counter()
         self._worker.model.copy_to(self._scratch)
+        before = time.perf_counter()
+        self._scratch.copy_to(self._worker.model)
         return {"seconds": time.perf_counter() - before}
 
     def pauses(self) -> Answer:

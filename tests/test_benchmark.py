@@ -5,17 +5,21 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from weightbus.benchmarks import contender, plots
+from weightbus.benchmarks import contender, plots, rows, stopped
 from weightbus.benchmarks.bus import ROADS, Bus, WrongRoad
 from weightbus.benchmarks.comparison import Plan, Spread, host, introduced
 from weightbus.benchmarks.fleet import WrongBytes
+from weightbus.benchmarks.goals import GOALS, Better, Line
 from weightbus.benchmarks.model import Model, Shape
-from weightbus.benchmarks.process import ProcessError
+from weightbus.benchmarks.process import Process, ProcessError
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = "64KiB/5"
@@ -88,8 +92,14 @@ def test_limits_are_held_against_themselves(results: dict[str, Any]) -> None:
 def test_costs_are_complete(results: dict[str, Any], road: str) -> None:
     (costs,) = [c for c in results["costs"] if c["road"] == road]
     assert len(costs["version_seconds"]) == 10
-    assert set(costs["extra_memory"]) == {"first", "last"}
-    for measured in ("apply_seconds", "worker_memcpy_seconds", "async_seconds"):
+    assert set(costs["extra_bytes"]) == {"first", "last"}
+    for measured in (
+        "apply_seconds",
+        "worker_memcpy_seconds",
+        "seen_seconds",
+        "seen_memcpy_seconds",
+        "async_seconds",
+    ):
         assert costs[measured]
         assert all(seconds > 0 for seconds in costs[measured])
 
@@ -120,16 +130,26 @@ def test_wrong_bytes_are_noticed(name: str) -> None:
         measured.stop()
 
 
+@pytest.fixture(scope="module")
+def publishers() -> Iterator[dict[str, Process]]:
+    """All peers with two workers each, started at once, as most of it is waiting for imports."""
+    tiny = Plan(Shape.parse(TINY), workers=2, rounds=1, burst=2)
+    with ExitStack() as stack:
+        yield {n: stack.enter_context(host(n, tiny)) for n in PEERS if not contender.missing(n)}
+
+
 @pytest.mark.parametrize("name", PEERS)
-def test_a_peer_publishes_to_two_workers_that_are_isolated(name: str) -> None:
+def test_a_peer_publishes_to_two_workers_that_are_isolated(
+    name: str, publishers: dict[str, Process]
+) -> None:
     if lacks := contender.missing(name):
         pytest.skip(f"{name} is not tested: it needs {', '.join(lacks)}")
-    with host(name, Plan(Shape.parse(TINY), workers=2, rounds=1, burst=2)) as publisher:
-        assert introduced(name, publisher).kind == "peer"
-        answer = publisher.ask("publish 2", HOST_SECONDS)  # which compares every byte
-        assert len(answer["seconds"]) == 2
-        with pytest.raises(ProcessError, match="WrongBytes: worker 0 holds"):
-            publisher.ask("stray", HOST_SECONDS)
+    publisher = publishers[name]
+    assert introduced(name, publisher).kind == "peer"
+    answer = publisher.ask("publish 2", HOST_SECONDS)  # which compares every byte
+    assert len(answer["seconds"]) == 2
+    with pytest.raises(ProcessError, match="WrongBytes: worker 0 holds"):
+        publisher.ask("stray", HOST_SECONDS)
 
 
 def test_what_a_contender_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +181,61 @@ def test_a_stale_or_misplaced_tensor_changes_the_digest() -> None:
     assert model.digest() != other.digest()
     model.advance()
     assert model.digest() != Model(Shape.parse(TINY), zeros=False).digest()
+
+
+def test_targets_are_measured_and_judged(tmp_path: Path) -> None:
+    file = tmp_path / "targets.json"
+    words = ["--rows", "tcp,memory,pause", "--workers", "1", "--rounds", "1", "--starts", "1"]
+    words += ["--model", TINY, "--json", str(file)]
+    done = subprocess.run(  # noqa: S603 - our own script and arguments
+        [sys.executable, "benchmarks/targets.py", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr  # a model this small has no chance
+    lines = json.loads(file.read_text())["lines"]
+    counted = Counter(line["row"] for line in lines)
+    assert counted == {"tcp": 1, "memory": 4, "pause": 2}
+    for line in lines:
+        assert line["measured"]["low"] <= line["measured"]["median"] <= line["measured"]["high"]
+    assert "MISSED" in {line["verdict"] for line in lines if line["row"] == "tcp"}
+
+
+def test_a_stopped_worker_goes_on_after_each_publish() -> None:
+    measured = stopped.measure(Shape.parse(TINY), "shared", workers=1, rounds=2)
+    assert len(measured["calm"]) == len(measured["stopped"]) == 2
+    assert all(seconds > 0 for seconds in (*measured["calm"], *measured["stopped"]))
+
+
+@pytest.mark.parametrize(
+    ("better", "median", "verdict"),
+    [
+        ("less", 1.1, "reached"),
+        ("less", 1.2, "met"),
+        ("less", 1.6, "MISSED"),
+        ("more", 1.5, "reached"),
+        ("more", 1.2, "met"),
+        ("more", 1.0, "MISSED"),
+    ],
+)
+def test_a_target_is_judged_by_its_median(better: Better, median: float, verdict: str) -> None:
+    must, reach = (1.5, 1.1) if better == "less" else (1.1, 1.5)
+    spread = Spread(median, 0.0, 9.0)
+    assert Line("row", "what", 1, spread, must, reach, better).verdict == verdict
+
+
+def test_a_target_without_a_bound_that_must_be_kept_is_never_missed() -> None:
+    line = Line("row", "what", 1, Spread(0.9, 0.9, 0.9), None, 1.0, "more")
+    assert line.verdict == "not reached"
+
+
+def test_every_target_names_contenders_that_there_are() -> None:
+    named = {name for goal in GOALS for name in (goal.mine, goal.other)}
+    assert named <= set(contender.all_names())
+    assert set(PEERS) == rows.PEERS
 
 
 @pytest.mark.parametrize("text", ["", "12", "200MB/3", "1KiB/0", "1KiB/257", "0KiB/1"])

@@ -4,8 +4,10 @@ All broadcasts are begun before the first is waited for, which is faster than on
 In place means that a version which breaks off leaves a torn model.
 """
 
+from contextlib import suppress
+
 from ..fleet import Worker
-from ..gloo import Gloo, join
+from ..gloo import BROKEN_OFF, Gloo, join
 from ..model import Model
 
 NEEDS: tuple[str, ...] = ("torch",)
@@ -38,7 +40,7 @@ def _broadcast_all(model: Model) -> None:
 
 def work(worker: Worker) -> None:
     """Receive each tensor where it belongs."""
-    with join(worker) as line:
+    with suppress(*BROKEN_OFF), join(worker) as line:
         while True:
             _broadcast_all(worker.model)
             line.done()

@@ -1,0 +1,153 @@
+"""What weightbus is to achieve: one line for each number, with the bound it must keep to."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from .comparison import Spread
+
+Better = Literal["less", "more"]
+Shapes = Literal["model", "small"]
+
+PEERS_TCP = (
+    "gloo_flat",
+    "gloo_tensors",
+    "redis_values",
+    "torch_rpc",
+    "zmq_buffers",
+    "zmq_pickle",
+    "zmq_torch_save",
+)
+PEERS_SHARED = ("ray_put", "torchrl_process", "torchrl_shared")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One number, measured, beside what it must be and what would be good.
+
+    Attributes:
+        row: The row of the table that it belongs to.
+        what: What was measured.
+        workers: To how many workers.
+        measured: Median and quartiles, over rounds or starts.
+        must, reach: The bounds; None where there is no such bound.
+        better: Whether less or more is better.
+        unit: What is counted: a ratio, or MiB.
+    """
+
+    row: str
+    what: str
+    workers: int
+    measured: Spread
+    must: float | None
+    reach: float | None
+    better: Better = "less"
+    unit: Literal["x", "MiB"] = "x"
+
+    @property
+    def verdict(self) -> str:
+        """Which of its bounds the median keeps to."""
+        if self.reach is not None and self._keeps(self.reach):
+            return "reached"
+        if self.must is None:
+            return "not reached"
+        return "met" if self._keeps(self.must) else "MISSED"
+
+    def _keeps(self, bound: float) -> bool:
+        median = self.measured.median
+        return median <= bound if self.better == "less" else median >= bound
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what a file of results holds of it."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A ratio of two contenders' times, from one comparison.
+
+    Attributes:
+        row, what: As in `Line`.
+        shape: Which of the models.
+        workers: To how many workers.
+        mine, other: The contenders; the ratio is of the first to the second.
+        better, must, reach: As in `Line`.
+    """
+
+    row: str
+    what: str
+    shape: Shapes
+    workers: int
+    mine: str
+    other: str
+    better: Better
+    must: float | None
+    reach: float | None
+
+
+Bounds = tuple[float, float, float]  # for 1, 2 and 4 workers
+WORKERS = (1, 2, 4)
+
+
+def _model(
+    row: str, what: str, ratio: tuple[str, str], better: Better, must: Bounds, reach: Bounds
+) -> Iterator[Goal]:
+    for n, least, good in zip(WORKERS, must, reach, strict=True):
+        yield Goal(row, what, "model", n, *ratio, better, least, good)
+
+
+def _small() -> Iterator[Goal]:
+    for road in ("receive", "shared"):
+        mine = f"weightbus_{road}"
+        yield Goal(
+            "small", f"small, {mine} over bare PUB", "small", 4, mine, "bare_zmq", "less", 2.0, 1.3
+        )
+    for peers, rival in (
+        (PEERS_TCP, "weightbus_receive"),
+        (PEERS_SHARED, "weightbus_shared"),
+    ):
+        for peer in peers:
+            what = f"small, faster than {peer} by"
+            yield Goal("small", what, "small", 4, peer, rival, "more", None, 1.0)
+
+
+def _faster(row: str, peer: str, must: Bounds, reach: Bounds) -> Iterator[Goal]:
+    rival = "weightbus_shared" if peer in PEERS_SHARED else "weightbus_receive"
+    what = f"{rival}, faster than {peer} by"
+    return _model(row, what, (peer, rival), "more", must, reach)
+
+
+GOALS: tuple[Goal, ...] = (
+    *_model(
+        "shared",
+        "shared memory over fill + copy",
+        ("weightbus_shared", "fill_copy"),
+        "less",
+        (1.10, 1.10, 1.10),
+        (0.75, 0.90, 0.90),
+    ),
+    *_faster("ray", "ray_put", (1.05, 1.15, 1.05), (1.5, 1.4, 1.3)),
+    Goal(
+        "ray",
+        "weightbus_shared, faster than torchrl_shared by",
+        "model",
+        1,
+        "torchrl_shared",
+        "weightbus_shared",
+        "more",
+        None,
+        1.0,
+    ),
+    *_model(
+        "tcp",
+        "TCP over raw TCP",
+        ("weightbus_receive", "raw_tcp"),
+        "less",
+        (1.40, 1.40, 1.40),
+        (1.15, 1.15, 1.15),
+    ),
+    *_faster("gloo", "gloo_flat", (1.2, 1.2, 1.2), (1.5, 1.5, 1.5)),
+    *_faster("gloo", "gloo_tensors", (0.8, 1.1, 0.95), (1.0, 1.4, 1.2)),
+    *_faster("pickle", "zmq_pickle", (5.0, 5.0, 5.0), (6.0, 6.0, 6.0)),
+    *_small(),
+)
