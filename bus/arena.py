@@ -11,14 +11,13 @@ import logging
 import threading
 import time
 
-import numpy as np
-
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
 from ..codecs.state import State, Writer
 from .limits import ARENAS_MAX
 from .messages import Shared
 from .segment import Segment
+from .staging import memory_of
 from .version import Version
 
 log = logging.getLogger("weightbus.publisher")
@@ -42,7 +41,7 @@ class Arena:
     def __init__(self, nbytes: int, *, share: bool) -> None:
         self.version: Version | None = None
         self._segment = _segment(nbytes) if share else None
-        self.data = np.empty(nbytes, np.uint8) if self._segment is None else self._segment.data
+        self.data = memory_of(nbytes, touched=True) if self._segment is None else self._segment.data
         self._writer: Writer | None = None
 
     def write(self, state: State, layout: Layout) -> None:
@@ -99,6 +98,11 @@ class Arenas:
 
     def __len__(self) -> int:
         return len(self._arenas)
+
+    def reserve(self, nbytes: int) -> None:
+        """Make an arena of this size now, so that the first version need not wait for it."""
+        if not self._arenas:
+            self._arenas.append(Arena(nbytes, share=self._share))
 
     def take(self, layout: Layout, *, replaces_latest: bool) -> tuple[Version, Arena]:
         """Return a new version and its arena, which is to be written before it is published.

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .messages import Shared
-from .staging import StaleError
+from .staging import POPULATE, StaleError
 
 MAGIC = b"WBPSHM1\0"
 HEADER_BYTES = 4096  # one page, so that the data section begins on one
@@ -63,7 +63,8 @@ class Segment:
             os.posix_fallocate(self._fd, 0, HEADER_BYTES + nbytes)  # all of it now, or an error
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)  # readers can rely on the size
-            self._memory = mmap.mmap(self._fd, HEADER_BYTES + nbytes)
+            flags = mmap.MAP_SHARED | POPULATE
+            self._memory = mmap.mmap(self._fd, HEADER_BYTES + nbytes, flags=flags)
         except BaseException:
             os.close(self._fd)
             raise

@@ -405,6 +405,11 @@ class Slot:
         self.arriving = self._waiting = None
         return self._caught_up(epoch, now)
 
+    def expect(self, nbytes: int) -> None:
+        """Versions will come over the network, probably of this size: have a buffer for them."""
+        if not self.shared and nbytes <= self._bytes_max:
+            self._buffers.reserve(nbytes)
+
     def _release(self, transfer: Transfer) -> None:
         """A transfer is over before it is whole: its buffer may serve another."""
         transfer.revoke()

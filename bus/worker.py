@@ -7,7 +7,7 @@ staged or runs stays as it is, and hello is said again and again: a publisher th
 its workers coming back on their own.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .effects import Connect, Effect, Joined, Notice, Refused, Send, Subscribe
@@ -62,6 +62,7 @@ class WorkerMachine:
         accepts: Says why a layout cannot be applied; nothing if it can.
         bytes_max: The largest version to stage, in bytes.
         opens: Opens shared memory of the publisher's host; None where it is another host's.
+        sizes: By model, the bytes of the versions that are expected, where that is known.
         timing: How long it waits. It pings more often if the publisher's welcome says so.
     """
 
@@ -73,8 +74,10 @@ class WorkerMachine:
         bytes_max: int = STAGING_BYTES_MAX,
         timing: Timing | None = None,
         opens: Opens = another_host,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         self.identity = identity
+        self._sizes = sizes or {}
         self.timing = timing or Timing()
         self.slots = {m: Slot(m, accepts, bytes_max, self.timing, opens) for m in models}
         self.shared = False  # the publisher is on this host, and its memory can be read
@@ -251,6 +254,7 @@ class WorkerMachine:
             slot.shared = self.shared
             on = not (slot.catching_up or self.shared)
             effects.append(Subscribe(data_topic(model), on=on))
+            slot.expect(self._sizes.get(model, 0))
             effects += slot.reconnected(welcome.epoch, welcome.models.get(model, 0), now)
         return effects
 

@@ -26,7 +26,7 @@ from ..bus.status import WorkerStatus
 from ..codecs.chunks import CHUNK_BYTES_DEFAULT, ChunkPlan
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout
-from ..codecs.state import Form, state_of
+from ..codecs.state import Form, State, state_of
 
 T = TypeVar("T")
 Require = Literal["all"] | int  # all workers, or this many
@@ -42,6 +42,12 @@ class _Model:
         self.arenas = Arenas(name, chunk_bytes, share=share)
         self.form: Form | None = None
         self.layout: Layout | None = None
+
+    def describe(self, weights: object) -> tuple[State, Layout]:
+        """Return the state of some weights and its layout, the ones before if nothing changed."""
+        state = state_of(weights, self.form)
+        self.form, self.layout = state.form, state.layout(self.layout)
+        return state, self.layout
 
 
 class Publisher:
@@ -103,6 +109,26 @@ class Publisher:
     def epoch(self) -> int:
         """This publisher's incarnation."""
         return self._machine.epoch
+
+    def prepare(self, model: str, weights: object) -> None:
+        """Do now what the first publish of a model would have to do once; publish nothing.
+
+        It describes the weights and takes memory for a copy of them. The first publish is then as
+        fast as those after it.
+
+        Args:
+            model: The model's id.
+            weights: What will be published, or anything of the same names, shapes and dtypes.
+
+        Raises:
+            StateError: The weights cannot travel.
+        """
+        self._check_process()
+        kept = self._model(model)
+        with kept.lock:
+            _, layout = kept.describe(weights)
+            _check_chunks(layout.nbytes, self._chunk_bytes)
+            kept.arenas.reserve(layout.nbytes)
 
     def publish(
         self,
@@ -177,19 +203,15 @@ class Publisher:
         """
         started = time.monotonic()
         self._check_process()
-        check_name(model, "model")
         names = None if workers is None else tuple(dict.fromkeys(workers))
         needed = _needed(require, names)
         if timeout <= 0:
             raise ValueError(f"timeout={timeout}: give the workers a time above 0 seconds")
         if names:
             self._check_known(names)
-        share = self._probe is not None
-        kept = self._models.setdefault(model, _Model(model, self._chunk_bytes, share=share))
+        kept = self._model(model)
         with kept.lock:
-            state = state_of(weights, kept.form)
-            kept.form = state.form
-            layout = kept.layout = state.layout(kept.layout)
+            state, layout = kept.describe(weights)
             _check_chunks(layout.nbytes, self._chunk_bytes)
             version, arena = kept.arenas.take(
                 layout, replaces_latest=names is None and commit == "auto"
@@ -286,6 +308,11 @@ class Publisher:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _model(self, name: str) -> _Model:
+        check_name(name, "model")
+        share = self._probe is not None
+        return self._models.setdefault(name, _Model(name, self._chunk_bytes, share=share))
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

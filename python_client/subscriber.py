@@ -117,7 +117,10 @@ class Subscriber:
             self.name, secrets.token_hex(16), CLIENT, socket.gethostname(), os.getpid()
         )
         opens = Views().open if shared_memory else another_host
-        machine = WorkerMachine(identity, self._targets, self._fault, bytes_max, timing, opens)
+        sizes = {model: target.nbytes for model, target in self._targets.items()}
+        machine = WorkerMachine(
+            identity, self._targets, self._fault, bytes_max, timing, opens, sizes
+        )
         self._loop = WorkerLoop(machine, WorkerSockets(address, machine.place), self._handoff)
 
     def __repr__(self) -> str:

@@ -12,7 +12,9 @@ from typing import Protocol
 
 from ..bus.staging import StagedVersion
 from ..codecs.apply import Reader, check
+from ..codecs.errors import StateError
 from ..codecs.layout import Layout, trimmed
+from ..codecs.state import state_of
 
 READERS_MAX = 4  # readers kept: two staging buffers, or the arenas of a publisher on this host
 
@@ -26,6 +28,11 @@ class Target(Protocol):
 
     def apply(self, staged: StagedVersion) -> None:
         """Apply a version: all of it, or nothing and an exception."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the versions that fit; 0 if that is not known."""
         ...
 
 
@@ -46,6 +53,14 @@ class MemoryTarget:
         """Name the tensors that differ."""
         lines = check(layout, self._target, strict=self._strict, cast=self._cast)
         return "\n".join(trimmed(lines))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors, each once; 0 if they could not be published themselves."""
+        try:
+            return state_of(self._target).layout().nbytes
+        except StateError:  # on the meta device, for instance
+            return 0
 
     def apply(self, staged: StagedVersion) -> None:
         """Copy every tensor to its place."""
@@ -81,6 +96,11 @@ class FileTarget:
         """Any layout can be written."""
         del layout
         return ""
+
+    @property
+    def nbytes(self) -> int:
+        """Nobody knows."""
+        return 0
 
     def apply(self, staged: StagedVersion) -> None:
         """Write the version beside the file, then rename it over the file."""

@@ -1,5 +1,7 @@
 """The latest version wins, nothing torn is given out, and two buffers are enough."""
 
+import errno
+import mmap
 from typing import Any
 
 import numpy as np
@@ -217,11 +219,11 @@ def test_a_target_that_objects_is_quoted_in_so_many_words() -> None:
 def test_no_memory_is_a_refusal_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, v = Bench(), version(1)
 
-    def exhausted(_nbytes: int, _dtype: object) -> None:
-        raise MemoryError
+    def exhausted(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(np, "empty", exhausted)
+        patch.setattr(mmap, "mmap", exhausted)
         [failed] = sent(bench.announce(v), Failed)
     assert failed.code == "no-memory"
     assert bench.slot.arriving is None
