@@ -166,7 +166,8 @@ class Stream:
             self._frames = []
 
     def _command(self, body: bytes) -> None:
-        name, rest = body[1 : 1 + body[0]], body[1 + body[0] :]
+        size = 1 + body[0] if body else 0
+        name, rest = body[1:size], body[size:]
         if name == b"READY" and self.state == "ready":
             self.state = "open"
             for topic in sorted(self._topics):

@@ -658,3 +658,32 @@ def test_a_subscriber_that_applies_in_the_background_is_not_received_from(bus: B
     subscriber = bus.subscriber(bus.publisher(), arrays(0)).start()
     with pytest.raises(ClosedError, match=r"in the background since start\(\)"):
         subscriber.receive(0)
+
+
+def test_prepare_publishes_nothing_and_takes_the_memory(bus: Bus) -> None:
+    model, target = {"w": torch.rand(1000)}, {"w": torch.zeros(1000)}
+    publisher = bus.publisher()
+    publisher.prepare("m", model)
+    with pytest.raises(StateError):
+        publisher.prepare("other", {"w": torch.rand(3, device="meta")})
+    subscriber = bus.subscriber(publisher, target)
+    assert subscriber.receive(0) is None
+    receipt, update = both(publisher, subscriber, model)
+    assert (receipt.version, update.version) == (1, 1)
+    assert torch.equal(target["w"], model["w"])
+
+
+def test_small_versions_in_a_row_are_applied_in_order_in_the_background(bus: Bus) -> None:
+    """Those that find the weights in use are left to another thread, which must not go back."""
+    target = {"w": torch.zeros(100)}
+    publisher = bus.publisher()
+    worker = bus.subscriber(publisher, target).start()
+    seen: list[int] = []
+    for version in range(1, 101):
+        with worker.reading():
+            seen.append(worker.version("m"))
+            publisher.publish("m", {"w": torch.full((100,), float(version))}, wait="none")
+    receipt = publisher.publish("m", {"w": torch.full((100,), 101.0)}, timeout=SECONDS)
+    assert receipt.in_state("applied") == [worker.name]
+    assert seen == sorted(seen)
+    assert target["w"].tolist() == [101.0] * 100

@@ -3,11 +3,13 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from weightbus.bus.errors import AddressError
 from weightbus.bus.sockets import PublisherSockets, WorkerSockets
+from weightbus.bus.transfer import Lease
 
 SECONDS = 30.0  # far more than anything here takes
 
@@ -68,3 +70,43 @@ def test_whoever_is_gone_is_reported_so(pair: tuple[PublisherSockets, WorkerSock
     assert [bytes(frame) for frame in frames] == [b"hello"]
     assert publisher.send(identity, [b"welcome"])
     assert not publisher.send(b"nobody", [b"welcome"])
+
+
+def test_a_payload_arrives_in_its_place_and_survives_a_restart_of_the_publisher() -> None:
+    payload = bytes(range(256)) * 4096
+    places: list[Lease] = []
+
+    def place(_frames: object, size: int) -> Lease:
+        places.append(Lease(memoryview(bytearray(size))))
+        return places[-1]
+
+    with contextlib.ExitStack() as stack:
+        publisher = PublisherSockets("tcp://127.0.0.1:0", None)
+        worker = WorkerSockets(publisher.address, place)
+        stack.callback(worker.close)
+        worker.subscribe(b"a/dat", on=True)
+        worker.connect_data(publisher.data_address)
+        assert heard(publisher, worker) == (True, b"a/dat")
+        publisher.broadcast([b"a/dat", b"{}", payload])
+        assert published(worker) == [b"a/dat", b"{}", payload]
+        assert bytes(places[0].view) == payload
+        address, data = publisher.address, publisher.data_address
+        publisher.close()
+        again = PublisherSockets(address, data)
+        stack.callback(again.close)
+        assert heard(again, worker) == (True, b"a/dat"), "it has dialled again"
+        again.broadcast([b"a/dat", b"{}", b"short"])
+        assert published(worker) == [b"a/dat", b"{}", b"short"]
+
+
+def test_data_comes_over_ipc_too(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        publisher = PublisherSockets(f"ipc://{tmp_path}/bus", None)
+        stack.callback(publisher.close)
+        worker = WorkerSockets(publisher.address, lambda _frames, _size: None)
+        stack.callback(worker.close)
+        worker.subscribe(b"a/ctl", on=True)
+        worker.connect_data(publisher.data_address)
+        assert heard(publisher, worker) == (True, b"a/ctl")
+        publisher.broadcast([b"a/ctl", b"{}"])
+        assert published(worker) == [b"a/ctl", b"{}"]

@@ -258,3 +258,54 @@ def test_any_order_and_any_loss_end_whole(chunks: int, seed: int, loss: float) -
         now += 0.5
     assert road.transfer.verify()
     assert np.array_equal(road.buffer, road.data)
+
+
+def test_a_lent_chunk_is_taken_where_it_lies() -> None:
+    road = Road(3)
+    lease = road.transfer.lend(1, len(road.pieces[1]))
+    assert lease is not None
+    lease.room()[:5] = road.pieces[1][:5]
+    lease.received(5)
+    assert not road.add(1, 0.0), "the same chunk by another way is ignored meanwhile"
+    lease.room()[:] = road.pieces[1][5:]
+    lease.received(len(road.pieces[1]) - 5)
+    assert road.transfer.add(1, crc32c(road.pieces[1]), lease.view, 0.0, pushed=True)
+    assert bytes(road.buffer[CHUNK : 2 * CHUNK]) == road.pieces[1]
+    assert road.transfer.lend(1, len(road.pieces[1])) is None, "it is here"
+    assert road.transfer.lend(2, CHUNK) is None, "the last one is shorter"
+    assert road.transfer.lend(3, CHUNK) is None, "there is none"
+
+
+@pytest.mark.parametrize("how", ["damaged", "short", "cut off"])
+def test_a_lent_chunk_that_fails_is_fetched(how: str) -> None:
+    road = Road(3)
+    road.transfer.end(road.digest)
+    assert road.wants(0.0) == [0, 1, 2]
+    lease = road.transfer.lend(1, len(road.pieces[1]))
+    assert lease is not None
+    lease.room()[:] = bytes(CHUNK)
+    lease.received(CHUNK if how == "damaged" else 3)
+    if how == "cut off":
+        lease.cancel()
+    else:
+        crc = crc32c(road.pieces[1])
+        assert not road.transfer.add(1, crc, lease.view, 0.0, pushed=True)
+    assert not lease.live
+    assert road.wants(0.0) == [1]
+
+
+def test_a_place_that_is_lent_again_is_taken_from_the_first() -> None:
+    road = Road(3)
+    first, second = road.transfer.lend(0, CHUNK), road.transfer.lend(1, CHUNK)
+    assert first is not None
+    assert second is not None
+    assert (first.live, second.live) == (False, True)
+
+
+def test_bytes_that_are_trickling_in_are_not_silence() -> None:
+    road = Road(3)
+    lease = road.transfer.lend(0, CHUNK)
+    assert lease is not None
+    for tenth in range(1, 9):
+        lease.received(1)
+        assert road.wants(tenth * TIMING.quiet) == []
