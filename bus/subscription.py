@@ -79,14 +79,11 @@ class Subscription:
                     now + self._pause,
                     min(2 * self._pause, REDIAL_MAX_SECONDS),
                 )
-                arguments = (self._endpoint,)
                 threading.Thread(
-                    target=self._dial, args=arguments, name="weightbus-dial", daemon=True
+                    target=self._dial, args=(self._endpoint,), name="weightbus-dial", daemon=True
                 ).start()
             return None
-        self._write()
-        # The socket is gone if writing failed; the next call dials.
-        return None if self._socket is None else (self._socket.fileno(), self._unsent)
+        return (self._socket.fileno(), self._unsent) if self._write(self._socket) else None
 
     @property
     def _unsent(self) -> bool:
@@ -110,7 +107,7 @@ class Subscription:
                 self._hang_up()
                 return None
             if self._unsent:
-                self._write()
+                self._write(self._socket)
         return self._arrived.popleft()
 
     def _expect(self, count: int) -> None:
@@ -155,17 +152,17 @@ class Subscription:
         for topic in self._topics:
             self._stream.subscribe(topic, on=True)
 
-    def _write(self) -> None:
-        if self._socket is None or not self._unsent:
-            return
+    def _write(self, connection: socket.socket) -> bool:
+        """Send what is to be sent; return False if the connection turns out to be gone."""
         try:
-            sent = self._socket.send(self._stream.outgoing)
+            if self._unsent:
+                del self._stream.outgoing[: connection.send(self._stream.outgoing)]
         except BlockingIOError:
-            return
+            pass
         except OSError:
             self._hang_up()
-            return
-        del self._stream.outgoing[:sent]
+            return False
+        return True
 
     def _hang_up(self) -> None:
         if self._socket is not None:

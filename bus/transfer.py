@@ -149,7 +149,7 @@ class Transfer:
         self.revoke()
         self._asked -= self._states[index] == ASKED
         self._states[index], self._lent = LENT, (index, 0)
-        self._lease = Lease(memoryview(self.buffer)[begin:end], self.revoke)
+        self._lease = Lease(self.buffer.data[begin:end], self.revoke)
         return self._lease
 
     def revoke(self) -> None:

@@ -81,4 +81,4 @@ def _memory(leaf: Leaf) -> tuple[int, int] | None:
 
 def _view(address: int, nbytes: int) -> memoryview:
     memory = (ctypes.c_uint8 * nbytes).from_address(address)
-    return memoryview(np.ctypeslib.as_array(memory))  # numpy's bytes can be assigned to
+    return np.ctypeslib.as_array(memory).data  # numpy's bytes can be assigned to

@@ -10,6 +10,7 @@ from torch import nn
 from .outline import Outline, outline_of
 from .torch_tensors import is_one_block
 
+_OVERRIDDEN = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state")
 EXTRA_STATE = "_extra_state"  # the last part of its name in every state_dict()
 
 
@@ -69,14 +70,8 @@ def outline(module: nn.Module) -> Outline | None:
 
 def _has_a_mind_of_its_own(part: nn.Module) -> bool:
     kind, inside = type(part), vars(part)
-    return bool(
-        inside["_state_dict_hooks"]
-        or inside["_state_dict_pre_hooks"]
-        or kind.state_dict is not nn.Module.state_dict
-        or kind._save_to_state_dict is not nn.Module._save_to_state_dict  # noqa: SLF001
-        or kind.get_extra_state is not nn.Module.get_extra_state
-        or kind.set_extra_state is not nn.Module.set_extra_state
-    )
+    hooks = inside["_state_dict_hooks"] or inside["_state_dict_pre_hooks"]
+    return bool(hooks) or any(getattr(kind, n) is not getattr(nn.Module, n) for n in _OVERRIDDEN)
 
 
 def materialise(module: nn.Module) -> None:

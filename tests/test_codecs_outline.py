@@ -21,7 +21,7 @@ Change = Callable[[Any], object]
 def model() -> nn.Module:
     torch.manual_seed(1)
     made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 20_000))
-    made.get_submodule("0").get_parameter("weight").requires_grad_(requires_grad=False)
+    made.get_submodule("0").get_parameter("weight").requires_grad_(False)
     return made
 
 

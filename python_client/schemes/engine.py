@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...bus.receipt import Receipt
-from ...codecs.state import Leaf, State, state_of
+from ...codecs.outline import Leaf
+from ...codecs.state import State, state_of
 from ..subscriber import Update
 
 TIMEOUT = 60.0  # seconds that a call waits unless it is told otherwise

@@ -16,8 +16,8 @@ import numpy as np
 from ...codecs.apply import Reader, check
 from ...codecs.errors import StateError
 from ...codecs.layout import Layout, difference, trimmed
+from ...codecs.outline import Leaf
 from ...codecs.state import (
-    Leaf,
     is_module,
     is_tensor,
     named_leaves,
