@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from weightbus import WeightStrategy
+from weightbus.python_client.schemes.module_state import take_out_of_shared_memory
 from weightbus.python_client.schemes.strategy import DestinationError
 from weightbus.tests.scheme_worker import Net, Statistics, fill, values
 
@@ -211,3 +212,22 @@ def test_what_has_no_weights() -> None:
     with pytest.raises(ValueError, match="Unsupported weights type"):
         WeightStrategy().apply_weights(target, 3)
     assert values(target) == {1.0}
+
+
+def test_a_model_in_shared_memory_gets_memory_of_its_own_and_stays_tied() -> None:
+    net = nn.Module()
+    whole = torch.arange(8.0).share_memory_()
+    net.first = nn.Parameter(whole[2:6].view(2, 2).t())
+    net.second = nn.Parameter(whole[4:8], requires_grad=False)  # overlaps with the first
+    net.register_buffer("unshared", torch.ones(2))
+    kept, before = net.first, (net.first.detach().clone(), net.second.detach().clone())
+    unshared = net.get_buffer("unshared").data_ptr()
+    take_out_of_shared_memory(net)
+    whole.fill_(-1.0)
+    assert net.first is kept
+    assert torch.equal(net.first, before[0])
+    assert torch.equal(net.second, before[1])
+    with torch.no_grad():
+        net.second[0] = 9.0
+    assert net.first[0, 1] == 9.0, "they are one memory no more"
+    assert net.get_buffer("unshared").data_ptr() == unshared

@@ -13,6 +13,7 @@ from ...bus.errors import ApplyError
 from ...codecs.apply import Reader
 from ...codecs.layout import Layout, trimmed
 from ...codecs.numpy_tensors import Memory
+from ...codecs.state import is_module
 from ..reading import ReadingLock
 from ..subscriber import Update
 from .arrivals import Arrivals
@@ -119,6 +120,18 @@ class Destination:
         if model is None:
             raise ValueError("No model registered")
         return model
+
+    def part_from_sender(self) -> None:
+        """Give the model memory of its own, where it has the sender's.
+
+        Tensors that are handed to a process of torch's multiprocessing stay in the memory of the
+        process that hands them over.
+        """
+        model = self.subject.model()
+        if is_module(model):
+            from .module_state import take_out_of_shared_memory
+
+            take_out_of_shared_memory(model)
 
     def weights(self) -> object:
         """Return the model's present weights, which share its memory."""

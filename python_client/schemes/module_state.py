@@ -126,6 +126,24 @@ def replace_tensors(module: nn.Module) -> None:
             setattr(part, name, made[old])
 
 
+def take_out_of_shared_memory(module: nn.Module) -> None:
+    """Give tensors in shared memory memory of their own, with the same values, tied ones in common.
+
+    Parameters and buffers stay the same objects.
+    """
+    own: dict[int, torch.Tensor] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.device.type != "cpu" or not cast("Any", tensor).is_shared():
+            continue
+        shared = tensor.untyped_storage()
+        if shared.data_ptr() not in own:
+            whole = torch.empty(0, dtype=torch.uint8).set_(shared)
+            own[shared.data_ptr()] = whole.clone()
+        storage = own[shared.data_ptr()].untyped_storage()
+        place = tensor.storage_offset(), tensor.size(), tensor.stride()
+        tensor.data = torch.empty(0, dtype=tensor.dtype).set_(storage, *place)
+
+
 def _parts(module: nn.Module) -> dict[str, nn.Module]:
     modules = cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=False))
     return {

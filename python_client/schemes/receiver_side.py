@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from ...bus.errors import ApplyError
 from .destination import Destination
 from .engine import Reception
 from .roles import Roles
+from .subject import log
 
 
 class ReceiverSide(Roles):
@@ -47,6 +49,8 @@ class ReceiverSide(Roles):
                 `background` (instead of the scheme's own), and whatever the means of transport
                 needs.
         """
+        if context is None and self._here().side is None:
+            context = self.context  # servers set it first
         session = self._begin("receiver", model_id, context, kwargs.pop("model", None))
         session.worker_idx = kwargs.pop("worker_idx", None)
         background = kwargs.pop("background", None)
@@ -54,6 +58,8 @@ class ReceiverSide(Roles):
             self._subject, self._strategy, strict=self.strict, cast=self.cast
         )
         try:
+            if context is not None and self._is_child_of_sender:
+                session.destination.part_from_sender()
             session.reception = self._make_reception(
                 session.destination,
                 context=context,
@@ -80,13 +86,20 @@ class ReceiverSide(Roles):
         Raises:
             RuntimeError: This is no connected receiver.
             ApplyError: A version does not fit; the weights are as they were (background=False).
+                With a context this is logged instead, so that a server that polls goes on serving.
         """
         session = self._here()
         if session.reception is None or session.destination is None:
             raise RuntimeError("Must be initialized on receiver before receiving weights")
         if not session.connected:
             raise RuntimeError("Must be synchronized on receiver before receiving weights")
-        update = session.reception.receive(self.timeout if timeout is None else timeout)
+        try:
+            update = session.reception.receive(self.timeout if timeout is None else timeout)
+        except ApplyError as error:
+            if self.context is None:
+                raise
+            log.error("worker %s goes on with the weights that it has: %s", self.worker_idx, error)
+            return None
         return None if update is None else session.destination.weights()
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:

@@ -5,6 +5,7 @@ pickled is the configuration, so that a scheme that is sent to a worker, or fork
 anew there and can become a receiver.
 """
 
+import multiprocessing
 import os
 import weakref
 from collections.abc import Mapping
@@ -49,6 +50,7 @@ class Roles:
         self.strategy_str: Format = strategy
         self._strategy = strategy_named(strategy)
         self.timeout, self.strict, self.cast, self.background = timeout, strict, cast, background
+        self._pickled_in: int | None = None
         self._start_anew()
 
     def __repr__(self) -> str:
@@ -223,9 +225,16 @@ class Roles:
         self._close()
         self._renew(Session())
 
+    @property
+    def _is_child_of_sender(self) -> bool:
+        """Whether the process that this was pickled in has started this one."""
+        parent = multiprocessing.parent_process()
+        return parent is not None and parent.pid == self._pickled_in
+
     def __getstate__(self) -> dict[str, Any]:
         own = {"_session", "_subject", "_pid", "_close"}
-        return {k: v for k, v in vars(self).items() if k not in own} | {"model_id": self.model_id}
+        kept = {k: v for k, v in vars(self).items() if k not in own}
+        return kept | {"model_id": self.model_id, "_pickled_in": os.getpid()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         model_id = state.pop("model_id")

@@ -220,9 +220,10 @@ class SenderSide(Roles):
 
 def _is_per_worker(weights: Any) -> bool:
     """Tell `{worker id: weights}` from the weights of one model."""
-    keys: list[object] = (
-        [*cast("Mapping[object, Any]", weights)] if isinstance(weights, Mapping) else []
-    )
+    if not isinstance(weights, Mapping):
+        return False
+    # By `keys()`, since a TensorDict is a mapping that iterates over its batch.
+    keys = [*cast("Mapping[object, Any]", weights).keys()]
     return bool(keys) and all(type(key) is int for key in keys)
 
 

@@ -64,15 +64,18 @@ class Subject:
 
         A collector counts versions and passes weights on to collectors inside it. It can do so for
         its policy and for models that it has schemes for; of another it only counts the version.
+        A context that counts no versions, like an inference server, is told of every model.
         """
         context, model_id = self.context, self.model_id or POLICY
         update = getattr(context, "update_policy_weights_", None)
         if update is None:
             return
         schemes: object = getattr(context, "_weight_sync_schemes", None)
-        if model_id == POLICY or (isinstance(schemes, dict) and model_id in schemes):
+        increment = getattr(context, "increment_version", None)
+        knows = model_id == POLICY or (isinstance(schemes, dict) and model_id in schemes)
+        if knows or increment is None:
             update(model_id=model_id, policy_or_weights=weights())
-        elif (increment := getattr(context, "increment_version", None)) is not None:
+        else:
             increment()
 
 

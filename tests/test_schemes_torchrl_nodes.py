@@ -1,0 +1,82 @@
+"""TorchRL's collectors of nodes take the schemes as their own."""
+
+import multiprocessing
+import re
+import socket
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("torchrl")
+
+from weightbus.tests import torchrl_story as story
+
+SECONDS = 60.0  # what one part of a story may take on a busy machine
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]
+
+
+@contextmanager
+def told(make: Any, make_scheme: Any) -> Generator[Connection]:
+    """Have a story told by another process, which ends with all that it started."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=story.tell, args=(make, make_scheme, free_ports(2), theirs)
+    )
+    process.start()
+    theirs.close()
+    teller = psutil.Process(process.pid)
+    try:
+        yield ours
+    finally:
+        running = [*teller.children(recursive=True), teller] if process.is_alive() else []
+        for one in running:
+            one.kill()
+        process.join(SECONDS)
+        ours.close()
+
+
+def next_of(pipe: Connection) -> dict[str, Any]:
+    assert pipe.poll(SECONDS), "nothing more is told"
+    return pipe.recv()
+
+
+STORIES = [
+    pytest.param(story.nodes, story.zmq_scheme, "kill", id="distributed-zmq"),
+    pytest.param(story.rpc, story.rpc_scheme, "kill", id="rpc-rpc"),
+    pytest.param(story.rpc, story.zmq_scheme, "shut down", id="rpc-zmq"),
+]
+
+
+@pytest.mark.parametrize(("make", "make_scheme", "end"), STORIES)
+def test_a_collector_of_nodes_runs_with_a_scheme(make: Any, make_scheme: Any, end: str) -> None:
+    with told(make, make_scheme) as pipe:
+        seen = next_of(pipe)
+        wrong = seen.pop("wrong")
+        assert seen == {
+            "accepted": True,
+            "at the start": {0: {1.0}, 1: {1.0}},
+            "trained in place": {0: {1.0}, 1: {1.0}},
+            "sent": {0: {2.0}, 1: {2.0}},
+            "applied": ["0", "1"],
+            "sent to 1": {0: {2.0}, 1: {3.0}},
+            "versions": {0: 2, 1: 3},
+            "the trainer has": 2.0,
+            "sent what does not fit": {0: {2.0}, 1: {3.0}},
+        }
+        assert re.search(r"(?s)worker 0 failed.*module\.wrong.*worker 1 failed", wrong), wrong
+        pipe.send(end)
+        ended = next_of(pipe)
+        if end == "kill":
+            assert "worker 1 lost" in ended["killed"]
+            assert ended["applied"] == ["0"]
+        else:
+            assert ended == {"initialized": False, "threads": []}
