@@ -1,9 +1,11 @@
 """Every code block of the README and the guides runs as it stands.
 
-Python blocks of one page run in order in one process. Shell blocks are checked for commands that
+Python blocks of one page run in order in one process; of a `diff`, what remains when it is applied.
+Shell blocks are checked for commands that
 exist: `make` targets against the Makefile, `weightbus` lines against the command line's own parser.
 """
 
+import ast
 import re
 import shlex
 import subprocess
@@ -22,6 +24,19 @@ def blocks(page: Path, *languages: str) -> list[str]:
     return [match["code"] for match in found if match["language"] in languages]
 
 
+def python_of(page: Path) -> str:
+    """Return the code of a page, with the new side of its differences."""
+    return "\n".join(side(block, "-") for block in blocks(page, "python", "py", "diff"))
+
+
+def side(block: str, without: str) -> str:
+    """Return a block as it is; of a difference, the side that has not the lines so marked."""
+    lines = block.splitlines()
+    if any(line[:1] not in ("+", "-", " ", "") for line in lines):
+        return block
+    return "\n".join(line[1:] for line in lines if line[:1] != without)
+
+
 def shell_lines() -> list[str]:
     code = [block for page in PAGES for block in blocks(page, "sh", "bash", "console")]
     lines = [line.removeprefix("$ ") for block in code for line in block.splitlines()]
@@ -30,13 +45,14 @@ def shell_lines() -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
-    code = blocks(page, "python", "py")
+    code = python_of(page)
     if not code:
         pytest.skip(f"{page.name} has no Python blocks")
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(code))
+    (tmp_path / "page.py").write_text(code)
+    # Not as a script, which processes that the page spawns would run again.
+    run = "exec(compile(open('page.py').read(), 'page.py', 'exec'))"
     done = subprocess.run(  # noqa: S603 - our own pages
-        [sys.executable, script], capture_output=True, text=True, timeout=100, cwd=tmp_path
+        [sys.executable, "-c", run], capture_output=True, text=True, timeout=100, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
 
@@ -62,8 +78,14 @@ def test_shell_lines_name_what_exists(line: str) -> None:
             pytest.fail(f"nothing here checks {other!r}: {line}")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_old_sides_of_differences_are_python(page: Path) -> None:
+    for block in blocks(page, "diff"):
+        ast.parse(side(block, "+"))
+
+
 def test_every_block_is_checked() -> None:
-    known = {"python", "py", "sh", "bash", "console", ""}
+    known = {"python", "py", "diff", "sh", "bash", "console", ""}
     for page in PAGES:
         for match in BLOCK.finditer(page.read_text()):
             assert match["language"] in known, f"{page.name}: a block of {match['language']}"
