@@ -67,7 +67,6 @@ def threads() -> list[str]:
 
 ECHOES = [partial(Echo, 0), partial(Echo, 1)]
 COLLECTORS = [
-    pytest.param(collectors.MultiSyncCollector, ZMQWeightSyncScheme, id="sync-zmq"),
     pytest.param(
         collectors.MultiSyncCollector,
         partial(MultiProcessWeightSyncScheme, "state_dict"),
