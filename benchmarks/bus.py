@@ -11,6 +11,7 @@ from typing import Literal
 
 from weightbus import Publisher, Subscriber, Update
 
+from . import memory
 from .contender import Kind
 from .fleet import START_SECONDS, Fleet, Worker
 from .model import Model
@@ -52,10 +53,12 @@ class Bus:
 
         torch.set_num_threads(1)
         self._model, self._workers, self._tensors = model, workers, model.tensors
+        self.resident_before = memory.resident()
         self.publisher = Publisher(shared_memory=self._road == "shared")
         told = {"address": self.publisher.address, "road": self._road, "file": self._file}
         self.fleet = Fleet(self._module, workers, model.shape, told)
         self.fleet.wait_ready()
+        self.publisher.prepare(MODEL, self._tensors)
         self.publisher.wait_for_workers(workers, START_SECONDS, MODEL)
 
     def publish_once(self) -> float:
@@ -80,8 +83,8 @@ class Bus:
         self.publisher.close()
 
 
-def subscriber(worker: Worker) -> Subscriber:
-    """Return a subscriber that has joined."""
+def subscriber(worker: Worker, *, hook: bool = True) -> Subscriber:
+    """Return a subscriber that has joined; with `hook`, it notes each version that it applies."""
     import torch
 
     torch.set_num_threads(1)
@@ -89,12 +92,13 @@ def subscriber(worker: Worker) -> Subscriber:
         flat = reach(file, worker.model.shape.nbytes)
         flat[:] = 0  # touched, as the memory of a model in use is
         worker.model.rest_on(flat)
+    worker.resident_before, worker.private_before = memory.resident(), memory.private()
     made = Subscriber(
         worker.told["address"],
         {MODEL: worker.model.tensors},
         name=f"worker-{worker.index}",
         shared_memory=worker.told["road"] == "shared",
-        on_commit=_noting(worker),
+        on_commit=_noting(worker) if hook else None,
     )
     if not made.wait_joined(START_SECONDS):
         raise TimeoutError("the publisher has not let this worker in")
@@ -104,9 +108,27 @@ def subscriber(worker: Worker) -> Subscriber:
 def _noting(worker: Worker) -> Callable[[Update], None]:
     def note(update: Update) -> None:
         worker.pauses.append(update.seconds)
-        worker.roads.add("network" if update.digest else "shared")
+        worker.roads.add(_road(update))
 
     return note
+
+
+def _road(update: Update) -> Road:
+    return "network" if update.digest else "shared"
+
+
+def apply_for_ever(worker: Worker) -> None:
+    """Leave it to the background, without a hook, which has to run in a thread of its own."""
+    with subscriber(worker, hook=False) as receiving:
+        receiving.start()
+
+        def latest() -> set[str]:
+            update = receiving.update(MODEL)
+            return {_road(update)} if update is not None else set()
+
+        worker.latest_road = latest
+        worker.ready.set()
+        worker.for_ever()
 
 
 def receive_for_ever(worker: Worker) -> None:

@@ -42,11 +42,9 @@ def measure(shape: Shape, road: Road) -> dict[str, Any]:
 
 def _versions(bus: Bus, model: Model) -> dict[str, Any]:
     """Publish; count the memory of the first version and of the last."""
-    (worker_base,) = bus.fleet.ask("memory")
+    bus.fleet.ask("memory")  # which makes it forget the peak
     pid = bus.fleet.processes[0].pid
-    private_base = memory.private(pid)
     memory.reset_peak()
-    base = memory.resident()
     seconds: list[float] = []
     extra: dict[str, dict[str, float]] = {}
     with memory.PrivatePeak(pid) as worker_private:
@@ -56,9 +54,9 @@ def _versions(bus: Bus, model: Model) -> dict[str, Any]:
             if version in (1, VERSIONS):
                 (worker,) = bus.fleet.ask("memory")
                 extra["first" if version == 1 else "last"] = {
-                    "publisher": memory.peak() - base,
-                    "worker": worker["peak"] - worker_base["resident"],
-                    "worker_private": worker_private.nbytes - private_base,
+                    "publisher": memory.peak() - bus.resident_before,
+                    "worker": worker["peak"] - worker["before"],
+                    "worker_private": worker_private.nbytes - worker["private_before"],
                 }
     bus.check()
     return {"version_seconds": seconds, "extra_bytes": extra}

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -29,6 +29,8 @@ class Worker:
         inherited: What only a process's birth can hand over, where a contender needs that.
         pauses: Seconds that each apply took, where the contender knows.
         roads: The ways that versions came by, where there are several.
+        resident_before, private_before: Bytes in memory before it had anything to do with the bus.
+        latest_road: Says which way the latest came by, for those that cannot note each.
         ready: To be set when versions can be published to this worker.
     """
 
@@ -38,6 +40,9 @@ class Worker:
     inherited: Any = None
     pauses: list[float] = field(default_factory=list[float])
     roads: set[str] = field(default_factory=set[str])
+    latest_road: Callable[[], set[str]] | None = None
+    resident_before: int = 0
+    private_before: int = 0
     ready: threading.Event = field(default_factory=threading.Event)
 
     def for_ever(self) -> NoReturn:

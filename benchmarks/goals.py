@@ -97,8 +97,8 @@ def _model(
 
 
 def _small() -> Iterator[Goal]:
-    for road in ("receive", "shared"):
-        mine = f"weightbus_{road}"
+    mines = ("weightbus_receive", "weightbus_background")
+    for mine in (*mines, "weightbus_shared", "weightbus_shared_background"):
         yield Goal(
             "small", f"small, {mine} over bare PUB", "small", 4, mine, "bare_zmq", "less", 2.0, 1.3
         )

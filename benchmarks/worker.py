@@ -36,7 +36,12 @@ class Questions:
 
     def memory(self) -> Answer:
         """Tell the memory in use, and the most since this was asked last."""
-        answer = {"resident": memory.resident(), "peak": memory.peak()}
+        answer = {
+            "resident": memory.resident(),
+            "peak": memory.peak(),
+            "before": self._worker.resident_before,
+            "private_before": self._worker.private_before,
+        }
         memory.reset_peak()
         return answer
 
@@ -56,7 +61,8 @@ class Questions:
 
     def roads(self) -> Answer:
         """Tell which ways versions came by."""
-        return {"roads": sorted(self._worker.roads)}
+        latest = self._worker.latest_road
+        return {"roads": sorted(self._worker.roads | (latest() if latest else set()))}
 
 
 def main(name: str, shape: str, index: str, told: str) -> None:

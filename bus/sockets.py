@@ -91,11 +91,6 @@ class _Sockets:
         self._bell.close()
         self._rope.close()
 
-    def _receive(self, s: "zmq.Socket[bytes]") -> list[memoryview] | None:
-        try:
-            return [frame.buffer for frame in s.recv_multipart(zmq.NOBLOCK, copy=False)]
-        except zmq.Again:
-            return None
 
 
 class PublisherSockets(_Sockets):
@@ -160,16 +155,13 @@ class PublisherSockets(_Sockets):
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return the identity and the frames of the next control message, if there is one."""
-        frames = self._receive(self._control)
-        return None if frames is None else (bytes(frames[0]), frames[1:])
+        frames = _receive(self._control)
+        return None if frames is None else (frames[0], frames[1:])
 
     def receive_subscription(self) -> tuple[bool, bytes] | None:
         """Return the next subscription: whether somebody subscribed (or left), and the topic."""
-        frames = self._receive(self._data)
-        if frames is None:
-            return None
-        message = bytes(frames[0])
-        return message[:1] == b"\1", message[1:]
+        frames = _receive(self._data)
+        return None if frames is None else (frames[0][:1] == b"\1", frames[0][1:])
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
         """Send to one worker; return False if its connection is gone.
@@ -246,7 +238,11 @@ class WorkerSockets(_Sockets):
 
     def receive(self) -> Sequence[Buffer] | None:
         """Return the frames of the next control message, if there is one."""
-        return self._receive(self._control)
+        try:
+            frames = self._control.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return [frame.buffer for frame in frames]
 
     def receive_published(self) -> Sequence[Buffer] | None:
         """Return the frames of the next published message, topic first, if there is one."""
@@ -273,3 +269,11 @@ class WorkerSockets(_Sockets):
         """Close everything; what is on its way gets a moment."""
         self._data.close()
         super().close()
+
+
+def _receive(s: "zmq.Socket[bytes]") -> list[bytes] | None:
+    """Return the next message of a socket that gets none but small ones."""
+    try:
+        return s.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None

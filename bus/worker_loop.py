@@ -178,6 +178,7 @@ class WorkerLoop:
 
     def _leave(self, staged: StagedVersion) -> None:
         if self._at_once is not None and self._at_once(staged):
+            self._do_work(time.monotonic())  # what became of it
             return
         older = self._handoff.put(staged)
         if older is not None:

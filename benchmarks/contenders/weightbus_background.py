@@ -1,7 +1,6 @@
-"""weightbus over TCP, applied by a background thread of the worker after `start()`."""
+"""weightbus over TCP, applied in the background of the worker after `start()`."""
 
-from ..bus import Bus, subscriber
-from ..fleet import Worker
+from ..bus import Bus, apply_for_ever
 
 NEEDS: tuple[str, ...] = ("torch",)
 LIMIT = "raw_tcp"
@@ -12,8 +11,4 @@ def create() -> Bus:
     return Bus("TCP: weightbus, start()", "weightbus_background", "network")
 
 
-def work(worker: Worker) -> None:
-    """Leave it to the background."""
-    with subscriber(worker).start():
-        worker.ready.set()
-        worker.for_ever()
+work = apply_for_ever
