@@ -5,7 +5,7 @@ SEEDS ?= 1000
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test check bench sim clean
+.PHONY: demo test check bench targets sim clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -21,6 +21,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py
+
+targets: $(STAMP)
+	$(BIN)/python benchmarks/targets.py
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)

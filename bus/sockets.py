@@ -92,7 +92,6 @@ class _Sockets:
         self._rope.close()
 
 
-
 class PublisherSockets(_Sockets):
     """A bound ROUTER (control) and a bound XPUB (data).
 
