@@ -121,10 +121,7 @@ class Subscription:
         self._closed = True
         self._endpoint = ""
         self._hang_up()
-        while self._dialled:
-            _, found = self._dialled.popleft()
-            if found is not None:
-                found.close()
+        self._forget_dialled()
 
     # Connecting.
 
@@ -134,10 +131,17 @@ class Subscription:
         with contextlib.suppress(OSError, UnicodeError):
             found = _connected(endpoint)
         self._dialled.append((endpoint, found))
+        self._wake()
         if self._closed:
-            self.close()
-        else:
-            self._wake()
+            self._forget_dialled()
+
+    def _forget_dialled(self) -> None:
+        """Close what nobody will adopt. (Called by either thread, whichever comes last.)"""
+        with contextlib.suppress(IndexError):
+            while True:
+                _, found = self._dialled.popleft()
+                if found is not None:
+                    found.close()
 
     def _adopt(self, endpoint: str, found: socket.socket | None, now: float) -> None:
         self._dialling = False
