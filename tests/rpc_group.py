@@ -102,6 +102,24 @@ def become_worker(scheme: Any) -> None:
     _schemes["policy"] = scheme
 
 
+def become_large(scheme: Any, worker: int) -> None:
+    """Become a connected receiver of a model of 4 MB."""
+    models["policy"] = nn.Linear(1000, 1000)
+    become(scheme, worker)
+    connect()
+
+
+def extremes() -> tuple[float, float]:
+    """Return the least and the largest of the policy's weights."""
+    weight = models["policy"].get_parameter("weight")
+    return float(weight.min()), float(weight.max())
+
+
+def build_hollow() -> None:
+    """Have a policy on the meta device."""
+    build(meta=True)
+
+
 def connect(model_id: str = "policy") -> None:
     _schemes[model_id].connect()
 

@@ -77,7 +77,7 @@ def test_weights_may_change_as_soon_as_an_async_send_returns(workers: Group) -> 
     scheme = RPCWeightSyncScheme(timeout=SECONDS, strict=False)
     scheme.init_on_sender(model_id="policy", workers=workers.names, model=trained)
     for worker in range(2):
-        workers.call(worker, _become_large, scheme, worker)
+        workers.call(worker, rpc_group.become_large, scheme, worker)
     scheme.connect()
     for value in range(1, 20):
         with torch.no_grad():
@@ -86,18 +86,7 @@ def test_weights_may_change_as_soon_as_an_async_send_returns(workers: Group) -> 
             trained.weight.fill_(-1)
         scheme.wait_async()
         for worker in range(2):
-            assert workers.call(worker, _large) == (value, value)
-
-
-def _become_large(scheme: Any, worker: int) -> None:
-    rpc_group.models["policy"] = nn.Linear(1000, 1000)
-    rpc_group.become(scheme, worker)
-    rpc_group.connect()
-
-
-def _large() -> tuple[float, float]:
-    weight = rpc_group.models["policy"].get_parameter("weight")
-    return float(weight.min()), float(weight.max())
+            assert workers.call(worker, rpc_group.extremes) == (value, value)
 
 
 def test_weights_that_do_not_fit_change_nothing(workers: Group) -> None:
@@ -175,17 +164,13 @@ def test_a_model_without_memory_waits_for_its_first_weights(workers: Group) -> N
     scheme.init_on_sender(model_id="policy", workers=workers.names, model=model(1.0))
     connecting: list[Any] = []
     for worker, name in enumerate(workers.names):
-        workers.call(worker, _hollow)
+        workers.call(worker, rpc_group.build_hollow)
         workers.call(worker, rpc_group.become, scheme, worker)
         connecting.append(rpc.rpc_async(name, rpc_group.connect, timeout=SECONDS))
     scheme.connect()
     for future in connecting:
         future.wait()
     assert workers.values() == [{1.0}, {1.0}]
-
-
-def _hollow() -> None:
-    rpc_group.build(meta=True)
 
 
 def test_nothing_is_applied_while_the_weights_are_read(workers: Group, tmp_path: Path) -> None:

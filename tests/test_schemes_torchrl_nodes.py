@@ -1,10 +1,11 @@
 """TorchRL's collectors of nodes take the schemes as their own."""
 
+import contextlib
 import multiprocessing
 import re
 import socket
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,7 +25,7 @@ def free_ports(count: int) -> list[int]:
         return [server.getsockname()[1] for server in servers]
 
 
-@contextmanager
+@contextlib.contextmanager
 def told(make: Any, make_scheme: Any) -> Generator[Connection]:
     """Have a story told by another process, which ends with all that it started."""
     ours, theirs = multiprocessing.Pipe()
@@ -39,7 +40,8 @@ def told(make: Any, make_scheme: Any) -> Generator[Connection]:
     finally:
         running = [*teller.children(recursive=True), teller] if process.is_alive() else []
         for one in running:
-            one.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it was ending already
+                one.kill()
         process.join(SECONDS)
         ours.close()
 
