@@ -35,6 +35,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @contextmanager
 def demo(*arguments: object) -> Generator["subprocess.Popen[str]"]:
     """Run the demo in a process of its own, which is ended at the end of the block."""
+    # Tests that a shell runs in the background ignore SIGINT, and so would the demo.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "weightbus", "demo", "--json", *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -42,6 +44,7 @@ def demo(*arguments: object) -> Generator["subprocess.Popen[str]"]:
         text=True,
         start_new_session=True,  # a Ctrl-C to it is not one to the tests
     )
+    signal.signal(signal.SIGINT, before)
     try:
         yield process
     finally:
