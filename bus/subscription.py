@@ -5,6 +5,7 @@ and rings a bell when it is done. A connection that breaks or falls silent is di
 """
 
 import contextlib
+import logging
 import socket
 import threading
 from collections import deque
@@ -14,6 +15,8 @@ from . import endpoints
 from .errors import AddressError
 from .messages import Buffer
 from .zmtp import Place, Stream, ZmtpError
+
+log = logging.getLogger("weightbus.worker")
 
 DIAL_SECONDS = 5.0  # for the host's address and the connection
 REDIAL_SECONDS, REDIAL_MAX_SECONDS = 0.05, 1.0  # between two attempts; doubles
@@ -98,14 +101,20 @@ class Subscription:
                 count = self._socket.recv_into(self._stream.room()[:RECEIVE_BYTES])
                 if not count:
                     raise ConnectionResetError("the publisher has closed the connection")
-                self._heard_at, self._pause = now, REDIAL_SECONDS
+                self._heard_at = now
                 self._arrived.extend(self._stream.received(count))
             except BlockingIOError:
                 self._expect(min(self._stream.missing, LOW_WATER_BYTES))
                 return None
-            except (OSError, ZmtpError):
+            except ZmtpError as error:
+                log.warning("no pushed data from %s: %s", self._endpoint, error)
                 self._hang_up()
                 return None
+            except OSError:
+                self._hang_up()
+                return None
+            if self._stream.state == "open":
+                self._pause = REDIAL_SECONDS
             if self._unsent:
                 self._write(self._socket)
         return self._arrived.popleft()
