@@ -503,3 +503,20 @@ def test_what_is_staged_is_repeated_until_it_is_decided() -> None:
     assert sent(bench.slot.repeat(), Staged)[0].digest == v.digest()
     bench.slot.aborted(abort(v), bench.now)
     assert not sent(bench.slot.repeat(), Staged)
+
+
+@pytest.mark.parametrize("end", ["newer", "abort"])
+def test_memory_that_is_lent_is_taken_back_with_the_version_it_was_for(end: str) -> None:
+    """Its buffer may serve another version at once; nobody may go on writing into it."""
+    bench, v = Bench(), version(1)
+    bench.announce(v)
+    crc, payload = v.chunk(0)
+    chunk = Chunk(model="a", epoch=v.epoch, version=v.version, index=0, crc=crc)
+    lease = bench.slot.place(chunk, len(payload))
+    assert lease is not None
+    if end == "newer":
+        bench.announce(version(2))
+    else:
+        bench.slot.aborted(abort(v), bench.now)
+    assert not lease.live
+    assert bench.slot.place(chunk, len(payload)) is None
