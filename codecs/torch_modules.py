@@ -10,6 +10,7 @@ from torch import nn
 from .outline import Outline, outline_of
 from .torch_tensors import is_one_block
 
+_CONTENTS = ("_modules", "_parameters", "_buffers")
 _OVERRIDDEN = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state")
 EXTRA_STATE = "_extra_state"  # the last part of its name in every state_dict()
 
@@ -70,6 +71,8 @@ def outline(module: nn.Module) -> Outline | None:
 
 def _has_a_mind_of_its_own(part: nn.Module) -> bool:
     kind, inside = type(part), vars(part)
+    if not all(isinstance(inside.get(name), dict) for name in _CONTENTS):
+        return True  # a script module keeps them elsewhere
     hooks = inside["_state_dict_hooks"] or inside["_state_dict_pre_hooks"]
     return bool(hooks) or any(getattr(kind, n) is not getattr(nn.Module, n) for n in _OVERRIDDEN)
 

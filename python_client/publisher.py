@@ -311,6 +311,8 @@ class Publisher:
 
     def _model(self, name: str) -> _Model:
         check_name(name, "model")
+        if name in self._models:
+            return self._models[name]
         share = self._probe is not None
         return self._models.setdefault(name, _Model(name, self._chunk_bytes, share=share))
 

@@ -168,6 +168,20 @@ def refusal(act: Callable[[], None]) -> str:
     return ""
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_module_that_keeps_its_tensors_elsewhere_is_looked_at_each_time() -> None:
+    source, target = torch.jit.script(nn.Linear(2, 2)), torch.jit.script(nn.Linear(2, 2))
+    state = state_of(source)
+    assert state_of(source, state.form).tensors.keys() == state.tensors.keys()
+    layout = state.layout()
+    data = np.zeros(layout.nbytes, np.uint8)
+    Writer(layout, data).write(state)
+    reader = Reader(layout, data)
+    for _ in range(2):
+        reader.copy_into(target)
+    assert torch.equal(target.weight, source.weight)
+
+
 def test_the_model_is_not_kept_alive() -> None:
     source = {"small": torch.rand(3), "large": torch.rand(100_000)}
     alive = [weakref.ref(tensor) for tensor in source.values()]
