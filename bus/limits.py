@@ -20,6 +20,7 @@ TEXT_MAX = 4096  # characters of a reason or an address
 STAGING_BYTES_MAX = 64 * 2**30  # bytes of one version that a worker takes unless told otherwise
 
 WINDOW_CHUNKS = 16  # chunks that a worker asks for, or a push runs ahead, before an answer
+WHOLE_BYTES_MAX = 2**18  # of a version that travels with its announcement, to all who hear that
 PROGRESS_CHUNKS = 4  # chunks between two reports of progress: a quarter of the window
 ARENAS_MAX = 3  # copies of a model that a publisher holds at most while old ones are in use
 BUFFERS_MAX = 2  # staging buffers of a worker: one complete, one arriving

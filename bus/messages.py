@@ -62,6 +62,13 @@ class Shared(msgspec.Struct, frozen=True):
     token: Hex32
 
 
+class Whole(msgspec.Struct, frozen=True):
+    """A version of one chunk that travels with its announcement."""
+
+    crc: Crc
+    digest: Hex64
+
+
 class Number(msgspec.Struct, frozen=True):
     """All that is read of a header of another protocol number."""
 
@@ -180,7 +187,7 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
 
 
 class Announce(Message, tag="announce", frozen=True, kw_only=True):
-    """A version exists. The layout may follow as payload."""
+    """A version exists. The layout may follow as payload, or else, with `whole`, all its data."""
 
     model: Name
     epoch: Count
@@ -195,6 +202,7 @@ class Announce(Message, tag="announce", frozen=True, kw_only=True):
     encryption: Name | None = None
     shared: Shared | None = None
     hash: bool = False
+    whole: Whole | None = None
 
 
 class Chunk(Message, tag="chunk", frozen=True, kw_only=True):
@@ -308,6 +316,8 @@ def _decode(
     if message.wbp != WBP:
         _check_number(frames[0])
     low, high = PAYLOADS.get(type(message), (0, 0))
+    if isinstance(message, Announce) and message.whole is not None:
+        low = high
     if not low <= len(frames) - 1 <= high:
         raise ProtocolError(
             f"{type(message).__name__.lower()} with {len(frames) - 1} payload frames; "

@@ -1,6 +1,8 @@
 """What a publisher says of a version: the messages that announce, close and commit it."""
 
-from .messages import Abort, Announce, Chunk, Commit, End, Fetch
+import msgspec
+
+from .messages import Abort, Announce, Chunk, Commit, End, Fetch, Whole
 from .publication import Publication
 from .version import Version
 
@@ -23,6 +25,13 @@ def announcement(version: Version, publication: Publication | None) -> Announce:
         shared=version.shared,
         hash=publication is not None and publication.hash,
     )
+
+
+def whole_of(version: Version, announce: Announce) -> tuple[Announce, memoryview]:
+    """Return the announcement of a version of one chunk that takes it along, and its payload."""
+    crc, payload = version.chunk(0)
+    whole = Whole(crc=crc, digest=version.digest())
+    return msgspec.structs.replace(announce, whole=whole), payload
 
 
 def commit_of(version: Version) -> Commit:

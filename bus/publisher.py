@@ -20,8 +20,9 @@ from .calls import Calls
 from .catalog import Catalog
 from .effects import Broadcast, Effect, Notice, Send
 from .errors import ProtocolError, UnknownWorkerError
-from .limits import INTEGER_MAX, Timing
+from .limits import INTEGER_MAX, WHOLE_BYTES_MAX, Timing
 from .messages import (
+    Announce,
     Applied,
     Beacon,
     Buffer,
@@ -42,7 +43,7 @@ from .messages import (
     from_worker,
     model_of,
 )
-from .offers import abort_of, announcement, chunk_of, commit_of, end_of, refusal_of
+from .offers import abort_of, announcement, chunk_of, commit_of, end_of, refusal_of, whole_of
 from .publication import Publication, Target
 from .push import Push
 from .roster import Incoming, Peer, Roster
@@ -169,17 +170,26 @@ class PublisherMachine:
         if publication.hash:
             version.digest()
         announce = announcement(version, publication)
-        shelf = self.catalog[version.model]
         alone = [p for p in peers if not (p.lost or (broadcast and p.subscribed))]
         networked = [p for p in peers if p.subscribed and not (p.shared and version.shared)]
         if broadcast:
-            layout = version.layout.header if version.layout.id != shelf.announced_layout else None
-            shelf.announced_layout = version.layout.id
-            effects.append(Broadcast(control_topic(version.model), announce, layout))
-            self._pushes = [p for p in self._pushes if p.version.model != version.model]
-            if networked:
-                self._pushes.append(Push(version, now, self.timing.quiet))
+            effects.append(self._publish(version, announce, now, push=bool(networked)))
         return effects + [Send(announce, to=peer.identity) for peer in alone]
+
+    def _publish(
+        self, version: Version, announce: Announce, now: float, *, push: bool
+    ) -> Broadcast:
+        """Announce a version to all; begin to push it, unless it is so small that it goes along."""
+        shelf, topic = self.catalog[version.model], control_topic(version.model)
+        self._pushes = [p for p in self._pushes if p.version.model != version.model]
+        known = version.layout.id == shelf.announced_layout
+        shelf.announced_layout = version.layout.id
+        if push and known and 0 < version.layout.nbytes <= WHOLE_BYTES_MAX:
+            if version.plan.count == 1:
+                return Broadcast(topic, *whole_of(version, announce))
+        if push:
+            self._pushes.append(Push(version, now, self.timing.quiet))
+        return Broadcast(topic, announce, None if known else version.layout.header)
 
     @property
     def pushing(self) -> bool:

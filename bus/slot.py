@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
+import msgspec
+
 from ..codecs.errors import LayoutError
 from ..codecs.layout import Layout
 from .effects import Effect, Ready, Rejected, Send, Subscribe
@@ -34,6 +36,7 @@ from .messages import (
     Running,
     Shared,
     Staged,
+    Whole,
     data_topic,
 )
 from .staging import Buffers, SharedMemory, StagedVersion, StaleError
@@ -156,6 +159,17 @@ class Slot:
             self.arriving.pull()
             effects += self._pull(self.arriving, now)
         return effects
+
+    def announced_whole(
+        self, announce: Announce, whole: Whole, payload: Buffer, now: float
+    ) -> list[Effect]:
+        """A version exists, and this is all of it: announcement, chunk and end in one."""
+        model, epoch, version = self.model, announce.epoch, announce.version
+        chunk = Chunk(model=model, epoch=epoch, version=version, index=0, crc=whole.crc)
+        end = End(model=model, epoch=epoch, version=version, digest=whole.digest)
+        effects = self.announced(msgspec.structs.replace(announce, whole=None), None, now)
+        effects += self.chunk(chunk, payload, now, pushed=True)
+        return effects + self.end(end, now)
 
     def _learn(self, announce: Announce, header: Buffer) -> str:
         """Remember a layout; return what is wrong with it, if anything."""

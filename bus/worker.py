@@ -132,7 +132,8 @@ class WorkerMachine:
             return None
         if isinstance(message, Chunk):
             return slot.place(message, size)
-        return Lease(memoryview(bytearray(size))) if size == message.layout_bytes else None
+        expected = message.layout_bytes if message.whole is None else message.nbytes
+        return Lease(memoryview(bytearray(size))) if size == expected else None
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
         try:
@@ -164,8 +165,12 @@ class WorkerMachine:
         self, message: Announce, payloads: Sequence[Buffer], now: float, *, pushed: bool
     ) -> list[Effect]:
         slot = self.slots.get(message.model)
-        layout = payloads[0] if payloads else None
-        return slot.announced(message, layout, now, pushed=pushed) if slot else []
+        payload = payloads[0] if payloads else None
+        if slot is None:
+            return []
+        if message.whole is None or payload is None:
+            return slot.announced(message, payload, now, pushed=pushed)
+        return slot.announced_whole(message, message.whole, payload, now)
 
     def _end(self, message: End, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
         slot = self.slots.get(message.model)

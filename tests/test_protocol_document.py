@@ -19,6 +19,7 @@ from weightbus.bus.messages import (
     Message,
     Running,
     Shared,
+    Whole,
     from_publisher,
     from_worker,
 )
@@ -149,7 +150,7 @@ def test_the_table_of_a_message_is_what_the_code_checks(kind: str) -> None:
     assert [row[:4] for row in table(f"`{kind}`")] == fields
 
 
-@pytest.mark.parametrize("kind", [Running, Shared])
+@pytest.mark.parametrize("kind", [Running, Shared, Whole])
 def test_the_table_of_an_object_is_what_the_code_checks(kind: type[msgspec.Struct]) -> None:
     title = f"The object `{kind.__name__.lower()}`"
     assert [row[:4] for row in table(title)] == fields_of(kind)

@@ -75,6 +75,7 @@ FROM_PUBLISHER: dict[str, dict[str, Field]] = {
         "encryption": ("optional_name", None),
         "shared": ("shared", None),
         "hash": ("boolean", False),
+        "whole": ("whole", None),
     },
     "chunk": {**OF_VERSION, "index": ("index", REQUIRED), "crc": ("crc", REQUIRED)},
     "end": WITH_DIGEST,
@@ -110,6 +111,7 @@ INTEGERS: dict[str, tuple[int, int]] = {  # by kind: the least and the greatest
 }
 RUNNING = {"epoch": 1, "version": 2, "digest": DIGEST}
 SHARED = {"path": "/proc/4711/fd/12", "token": "00ff" * 8}
+WHOLE = {"crc": 7, "digest": DIGEST}
 SAMPLES: dict[str, object] = {
     "name": "policy",
     "optional_name": "aes-256-gcm",
@@ -119,6 +121,7 @@ SAMPLES: dict[str, object] = {
     "hex64": DIGEST,
     "digest": DIGEST,
     "shared": SHARED,
+    "whole": WHOLE,
     "running": {"policy": RUNNING, "critic": None},
     "versions": {"policy": 7, "critic": 0},
     "names": ["a", "b.c"],
@@ -148,6 +151,18 @@ BAD_VALUES: dict[str, list[object]] = {
         {**SHARED, "path": None},
         {**SHARED, "token": "00" * 15},
         {**SHARED, "token": "AB" * 16},
+    ],
+    "whole": [
+        DIGEST,
+        True,
+        {},
+        {"crc": 7},
+        {"digest": DIGEST},
+        {**WHOLE, "crc": 2**32},
+        {**WHOLE, "crc": -1},
+        {**WHOLE, "crc": "7"},
+        {**WHOLE, "digest": ""},
+        {**WHOLE, "digest": None},
     ],
     "running": [
         ["policy"],
@@ -181,6 +196,7 @@ EXTREMES: dict[str, dict[str, object]] = {  # by kind: what may just be, and wha
     "label": {"largest": "\u00e9" * 256, "empty": ""},
     "digest": {"empty": ""},
     "shared": {"largest": {**SHARED, "path": "\u00e9" * 4096}, "null": None},
+    "whole": {"null": None},
     "running": {
         "largest": {f"m{i}": RUNNING for i in range(64)},
         "not hashed": {"policy": {**RUNNING, "digest": ""}},
@@ -284,8 +300,9 @@ def _broken(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Jso
         if value_kind in INTEGERS:
             least, greatest = INTEGERS[value_kind]
             bad = [least - 1, greatest + 1, least + 0.5, str(least), True, None]
+        frames_after = [LAYOUT] if value_kind == "whole" else payloads
         for number, value in enumerate(bad):
-            frames = [text_of({**header, field: value}), *payloads]
+            frames = [text_of({**header, field: value}), *frames_after]
             name = f"{direction} {kind} bad {field} {number}"
             yield case(name, direction, frames, MALFORMED)
     most = 1 if kind in ("announce", "chunk") else 0
@@ -293,6 +310,11 @@ def _broken(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Jso
     yield case(f"{direction} {kind} one payload too many", direction, frames, MALFORMED)
     if kind == "chunk":
         yield case(f"{direction} {kind} without payload", direction, [text_of(header)], MALFORMED)
+    if kind == "announce":
+        whole = text_of({**header, "whole": WHOLE})
+        yield case(f"{direction} {kind} whole without payload", direction, [whole], MALFORMED)
+        frames = [whole, b"abc", b"abc"]
+        yield case(f"{direction} {kind} whole, two payloads", direction, frames, MALFORMED)
 
 
 EMPTY_FETCH: Json = {"wbp": 1, "type": "fetch", "model": "m", "epoch": 1, "version": 0}
@@ -397,6 +419,14 @@ def _nested() -> Iterator[Json]:
         ("welcome", "shared", {"zukunft": [1], **SHARED, "Path": 1}),
     ):
         yield _with_more("from_publisher", kind, {field: value}, {field: SHARED})
+    whole = {"zukunft": {}, **WHOLE, "Crc": "x"}
+    fields = FROM_PUBLISHER["announce"]
+    header = message("announce", fields, full=False)
+    read = ok({**header, "whole": WHOLE}, fields, 1)
+    frames = [text_of({**header, "whole": whole}), b"\0\1\2"]
+    yield case(
+        "from_publisher announce whole with unknown fields inside", "from_publisher", frames, read
+    )
     more = {"policy": {"zukunft": None, **RUNNING, "Digest": 1}}
     yield _with_more("from_worker", "hello", {"models": more}, {"models": {"policy": RUNNING}})
 
