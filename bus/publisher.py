@@ -184,9 +184,9 @@ class PublisherMachine:
         self._pushes = [p for p in self._pushes if p.version.model != version.model]
         known = version.layout.id == shelf.announced_layout
         shelf.announced_layout = version.layout.id
-        if push and known and 0 < version.layout.nbytes <= WHOLE_BYTES_MAX:
-            if version.plan.count == 1:
-                return Broadcast(topic, *whole_of(version, announce))
+        small = version.plan.count == 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
+        if push and known and small:
+            return Broadcast(topic, *whole_of(version, announce))
         if push:
             self._pushes.append(Push(version, now, self.timing.quiet))
         return Broadcast(topic, announce, None if known else version.layout.header)

@@ -11,7 +11,7 @@ from weightbus.bus import roster
 from weightbus.bus.arena import Arenas
 from weightbus.bus.effects import Broadcast, Effect, Notice, Resolve, Send
 from weightbus.bus.errors import UnknownWorkerError
-from weightbus.bus.limits import WINDOW_CHUNKS, Timing
+from weightbus.bus.limits import WHOLE_BYTES_MAX, WINDOW_CHUNKS, Timing
 from weightbus.bus.messages import (
     Abort,
     Announce,
@@ -30,6 +30,7 @@ from weightbus.bus.messages import (
     Running,
     Staged,
     Welcome,
+    Whole,
     encode,
 )
 from weightbus.bus.publication import Publication
@@ -526,3 +527,50 @@ def test_strangers_are_asked_to_say_hello() -> None:
     [refuse] = sent(bench.say("w0", Ping()), Refuse)
     assert isinstance(refuse, Refuse)
     assert refuse.code == "unknown-worker"
+
+
+def published(effects: list[Effect]) -> Broadcast:
+    [broadcast] = [e for e in effects if isinstance(e, Broadcast)]
+    return broadcast
+
+
+def test_a_small_version_goes_out_whole_once_its_layout_is_known() -> None:
+    bench = Bench("w")
+    _, effects = bench.publish(CHUNK)
+    first = published(effects)
+    assert isinstance(first.message, Announce)
+    assert first.message.whole is None, "its payload is the layout"
+    bench.machine.push(bench.now)
+    version, effects = bench.publish(CHUNK)
+    second = published(effects)
+    assert isinstance(second.message, Announce)
+    assert second.message.whole == Whole(version.chunk(0)[0], version.digest())
+    assert second.payload == version.chunk(0)[1]
+    assert not bench.machine.pushing, "it is out"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "listening"),
+    [(CHUNK + 1, True), (0, True), (CHUNK, False)],
+    ids=["two chunks", "no bytes", "nobody listens"],
+)
+def test_other_versions_do_not_go_out_whole(nbytes: int, listening: bool) -> None:
+    bench = Bench("w", listening=listening)
+    bench.publish(nbytes)
+    _, effects = bench.publish(nbytes)
+    message = published(effects).message
+    assert isinstance(message, Announce)
+    assert message.whole is None
+
+
+def test_a_version_of_one_large_chunk_does_not_go_out_whole() -> None:
+    bench = Bench("w")
+    bench.arenas = Arenas("a", 2 * WHOLE_BYTES_MAX)
+    whole: list[bool] = []
+    for nbytes in (WHOLE_BYTES_MAX, WHOLE_BYTES_MAX + 1):
+        bench.publish(nbytes)
+        _, effects = bench.publish(nbytes)
+        message = published(effects).message
+        assert isinstance(message, Announce)
+        whole.append(message.whole is not None)
+    assert whole == [True, False]

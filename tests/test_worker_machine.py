@@ -1,8 +1,18 @@
 """How a worker joins, whom it follows, and when it starts over."""
 
 import pytest
+from msgspec import structs
 
-from weightbus.bus.effects import Connect, Effect, Joined, Notice, Refused, Send, Subscribe
+from weightbus.bus.effects import (
+    Connect,
+    Effect,
+    Joined,
+    Notice,
+    Ready,
+    Refused,
+    Send,
+    Subscribe,
+)
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
     Announce,
@@ -18,9 +28,11 @@ from weightbus.bus.messages import (
     Refuse,
     Running,
     Welcome,
+    Whole,
     encode,
 )
 from weightbus.bus.worker import Identity, WorkerMachine
+from weightbus.codecs.checksum import crc32c, digest
 from weightbus.codecs.layout import Layout
 
 EPOCH = 7
@@ -46,8 +58,8 @@ class Bench:
     def tell(self, message: Message) -> list[Effect]:
         return self.machine.receive([encode(message)], self.now)
 
-    def publish(self, message: Message, topic: bytes = b"a/ctl") -> list[Effect]:
-        return self.machine.receive_published([topic, encode(message)], self.now)
+    def publish(self, message: Message, *payload: bytes, topic: bytes = b"a/ctl") -> list[Effect]:
+        return self.machine.receive_published([topic, encode(message), *payload], self.now)
 
 
 def welcome(epoch: int = EPOCH, data: str = "tcp://d:1", version: int = 0) -> Welcome:
@@ -235,3 +247,59 @@ def test_goodbye_is_said_even_before_the_welcome() -> None:
     bench = Bench(inside=False)
     bench.machine.connected(bench.now)
     assert bench.machine.close() == [Send(Bye())]
+
+
+DATA = b"\1\2\3\4"
+WHOLE = Whole(crc=crc32c(DATA), digest=digest(LAYOUT.id, 4, [crc32c(DATA)]))
+
+
+def whole(version: int, said: Whole = WHOLE) -> Announce:
+    return structs.replace(announce(), version=version, whole=said)
+
+
+def applied(bench: Bench, effects: list[Effect]) -> list[Message]:
+    """Apply what is ready; return the acknowledgements."""
+    reports: list[Message] = []
+    for effect in effects:
+        if isinstance(effect, Ready):
+            key = effect.staged.key
+            reports += sent(bench.machine.applied("a", key, bench.now), Applied)
+    return reports
+
+
+def test_a_version_that_comes_whole_is_ready_at_once() -> None:
+    bench = Bench()
+    bench.publish(announce(), LAYOUT.header)
+    applied(bench, bench.publish(whole(1), DATA))
+    effects = bench.publish(whole(2), DATA)
+    assert applied(bench, effects) == [
+        Applied(model="a", epoch=EPOCH, version=2, digest=WHOLE.digest)
+    ]
+    assert not sent(effects, Fetch)
+    assert not bench.publish(whole(2), DATA), "it is known"
+
+
+@pytest.mark.parametrize(
+    ("said", "data"),
+    [(Whole(crc=7, digest=WHOLE.digest), DATA), (WHOLE, DATA[:3]), (WHOLE, b"\1\2\3\5")],
+    ids=["another checksum", "too short", "damaged"],
+)
+def test_a_damaged_whole_version_is_fetched(said: Whole, data: bytes) -> None:
+    bench = Bench()
+    bench.publish(announce(), LAYOUT.header)
+    effects = bench.publish(whole(2, said), data)
+    assert not applied(bench, effects)
+    assert sent(effects, Fetch) == [Fetch(model="a", epoch=EPOCH, version=2, first=0, count=1)]
+
+
+def test_a_whole_version_of_unknown_layout_is_asked_for() -> None:
+    bench = Bench()
+    effects = bench.publish(whole(2), DATA)
+    assert sent(effects, Fetch) == [Fetch(model="a", epoch=EPOCH, version=2, layout=True)]
+
+
+def test_the_data_of_a_whole_version_has_a_place_if_its_length_is_right() -> None:
+    bench = Bench()
+    header = encode(whole(2))
+    assert bench.machine.place([b"a/ctl", header], len(DATA)) is not None
+    assert bench.machine.place([b"a/ctl", header], len(LAYOUT.header)) is None
