@@ -1,10 +1,12 @@
-"""A trainer without torch: fits a line, and publishes it once a second.
+"""A trainer without torch: fits a line to noisy data, and publishes it once a second.
 
 python examples/numpy_trainer.py tcp://0.0.0.0:5555 --seconds 60
 """
 
 import argparse
 import json
+import signal
+import sys
 import time
 
 import numpy as np
@@ -17,7 +19,8 @@ TRUTH = np.array([2.0, -1.0, 0.5], np.float32)
 def step(weights: dict[str, np.ndarray], rng: np.random.Generator) -> float:
     """Improve the weights in place on fresh data; return the mean squared error before."""
     x = rng.normal(size=(64, 3)).astype(np.float32)
-    error = x @ weights["slope"] + weights["offset"] - (x @ TRUTH + 3.0)
+    y = x @ TRUTH + 3.0 + rng.normal(scale=0.01, size=64).astype(np.float32)
+    error = x @ weights["slope"] + weights["offset"] - y
     weights["slope"] -= 0.1 * (x.T @ error / len(x))
     weights["offset"] -= 0.1 * error.mean()
     return float((error**2).mean())
@@ -27,19 +30,20 @@ def main() -> None:
     """Train and publish until the time is over."""
     parser = argparse.ArgumentParser(description="Fit a line and publish it.")
     parser.add_argument("address")
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="inf: until it is stopped")
     parser.add_argument("--workers", type=int, default=1, help="wait for so many before starting")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # closes the bus
     weights = {"slope": np.zeros(3, np.float32), "offset": np.zeros((), np.float32)}
-    rng, end = np.random.default_rng(0), time.monotonic() + options.seconds
+    rng, end = np.random.default_rng(), time.monotonic() + options.seconds
     with weightbus.Publisher(options.address) as publisher:
         publisher.wait_for_workers(options.workers, timeout=60)
         while time.monotonic() < end:
             loss = min(step(weights, rng) for _ in range(5))
             receipt = publisher.publish("line", weights, require=0, timeout=10)
             states = {w.name: w.state for w in receipt.workers.values()}
-            row = {"version": receipt.version, "loss": round(loss, 5), "workers": states}
-            print(json.dumps(row | {"digest": receipt.digest}), flush=True)
+            row = {"epoch": receipt.epoch, "version": receipt.version, "loss": round(loss, 5)}
+            print(json.dumps(row | {"workers": states, "digest": receipt.digest}), flush=True)
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
 
 

@@ -5,6 +5,8 @@ python examples/numpy_worker.py tcp://localhost:5555 --name w0
 
 import argparse
 import json
+import signal
+import sys
 
 import numpy as np
 
@@ -18,11 +20,12 @@ def main() -> None:
     parser.add_argument("--name")
     parser.add_argument("--patience", type=float, default=30.0, help="seconds without a version")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # says goodbye
     weights = {"slope": np.zeros(3, np.float32), "offset": np.zeros((), np.float32)}
     x = np.array([1.0, 2.0, 3.0], np.float32)
     with weightbus.Subscriber(options.address, {"line": weights}, name=options.name) as subscriber:
         while (update := subscriber.receive(timeout=options.patience)) is not None:
-            y = float(x @ weights["slope"] + weights["offset"])  # 4.5 when the fit is perfect
+            y = float(x @ weights["slope"] + weights["offset"])  # about 4.5 when the fit is good
             row = {"worker": subscriber.name, "version": update.version, "prediction": round(y, 4)}
             print(json.dumps(row | {"digest": update.digest}), flush=True)
 

@@ -1,11 +1,19 @@
 """The examples that run by themselves do, and print what every worker runs."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+import weightbus
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -29,6 +37,74 @@ def test_every_worker_of_a_torchrl_collector_runs_every_update() -> None:
             if step > 0:  # until then, what chance has put into the network
                 assert float(acted) == pytest.approx((step - 1) / 10, abs=0.005)
     assert lines[-1] == "now at version {0: 5, 1: 5} by worker"
+
+
+@pytest.mark.parametrize("name", ["numpy_worker.py", "jax_worker.py"])
+def test_a_worker_of_the_line_predicts_with_each_version(name: str) -> None:
+    with (
+        weightbus.Publisher("tcp://127.0.0.1:0", shared_memory=False) as publisher,
+        running(name, publisher.address, "--name", "w0") as worker,
+    ):
+        publisher.wait_for_workers(1, timeout=60)
+        weights = {"slope": np.array([2, -1, 0.5], np.float32), "offset": np.zeros((), np.float32)}
+        for offset in range(3):
+            weights["offset"][()] = offset
+            receipt = publisher.publish("line", weights, timeout=60)
+            assert rows(worker, 1) == [
+                {
+                    "worker": "w0",
+                    "version": receipt.version,
+                    "prediction": 1.5 + offset,
+                    "digest": receipt.digest,
+                }
+            ]
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(timeout=30) == 0
+        said_goodbye = publisher.publish("line", weights, timeout=60)
+        assert said_goodbye.workers == {}, "one that is only lost would still be waited for"
+
+
+@pytest.mark.parametrize("name", ["numpy_worker.py", "jax_worker.py"])
+def test_a_worker_of_the_line_leaves_when_nothing_comes(name: str) -> None:
+    with running(name, "tcp://127.0.0.1:1", "--patience", "0.2") as worker:
+        assert worker.wait(timeout=60) == 0
+        assert rows(worker, 1) == []
+
+
+def test_the_trainer_of_the_line_learns_it(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/bus"
+    weights = {"slope": np.zeros(3, np.float32), "offset": np.zeros((), np.float32)}
+    with (
+        weightbus.Subscriber(address, {"line": weights}, name="w0") as worker,
+        running("numpy_trainer.py", address, "--seconds", "inf") as trainer,
+    ):
+        worker.start()
+        first, second, third = rows(trainer, 3)
+        assert [row["version"] for row in (first, second, third)] == [1, 2, 3]
+        assert first["epoch"] == second["epoch"] == third["epoch"]
+        assert third["loss"] < second["loss"] < first["loss"]
+        assert all(row["workers"] == {"w0": "applied"} for row in (first, second, third))
+        trainer.send_signal(signal.SIGTERM)
+        assert trainer.wait(timeout=30) == 0
+    assert weights["offset"] > 0
+
+
+@contextmanager
+def running(name: str, *arguments: str) -> Generator["subprocess.Popen[str]"]:
+    """Run an example until the block ends."""
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def rows(process: "subprocess.Popen[str]", count: int) -> list[dict[str, Any]]:
+    """Return the next lines that it prints, fewer only if it ends."""
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(count)]
+    return [json.loads(line) for line in lines if line]
 
 
 def printed(name: str) -> list[str]:
