@@ -18,10 +18,10 @@ from typing import Literal
 
 import msgspec
 
-from ..codecs.errors import LayoutError
 from ..codecs.layout import Layout
+from .acceptance import Acceptance, Accepts
 from .effects import Effect, Ready, Rejected, Send, Subscribe
-from .limits import CHUNKS_MAX, PROGRESS_CHUNKS, TEXT_MAX, Timing
+from .limits import PROGRESS_CHUNKS, TEXT_MAX, Timing
 from .messages import (
     Abort,
     Announce,
@@ -50,7 +50,6 @@ def another_host(_shared: Shared, _nbytes: int) -> SharedMemory | None:
 
 Key = tuple[int, int]
 Phase = Literal["staged", "applying"]
-Accepts = Callable[[str, Layout], str]
 Opens = Callable[[Shared, int], SharedMemory | None]
 
 RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
@@ -58,7 +57,6 @@ RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before 
 # tries again.
 TRANSIENT = {"digest-mismatch", "layout-invalid", "no-memory", "unsupported"}
 REJECTED_KEPT = 8  # versions remembered that could not be taken here
-LAYOUTS_KEPT = 4  # layouts remembered, so that a model that alternates sends none again
 
 
 class Slot:
@@ -86,11 +84,10 @@ class Slot:
         self.arriving: Transfer | None = None
         self.undecided: StagedVersion | None = None  # staged together, waiting for the commit
         self.ready: dict[Key, StagedVersion] = {}  # given out to be applied
-        self._accepts, self._bytes_max, self._opens = accepts, bytes_max, opens
+        self._acceptance = Acceptance(model, accepts, bytes_max)
+        self._opens = opens
         self.shared = False  # versions are read from shared memory: nothing needs to be pushed
         self._buffers = Buffers()
-        self._layouts: dict[str, Layout] = {}
-        self._accepted: set[str] = set()  # ids of layouts among them that can be applied here
         self._waiting: Announce | None = None  # newer, but its layout or a buffer is missing
         # Could not be taken; not tried again. An older one still may be: what was rejected may
         # have been aborted, or meant for few, and the latest for all be one that was missed.
@@ -129,8 +126,9 @@ class Slot:
         if now - self._asked_at < self.timing.quiet:
             return []
         self._asked_at = now
-        waits_for_layout = self._waiting is not None and self._waiting.layout not in self._layouts
-        fetch = Fetch(model=self.model, epoch=epoch, version=0, layout=waits_for_layout)
+        waiting = self._waiting
+        layout = waiting is not None and self._acceptance.layout(waiting) is None
+        fetch = Fetch(model=self.model, epoch=epoch, version=0, layout=layout)
         return [Send(fetch)]
 
     def announced(
@@ -138,10 +136,9 @@ class Slot:
     ) -> list[Effect]:
         """A version exists; its chunks may follow if the announcement itself was pushed."""
         key = (announce.epoch, announce.version)
-        if layout is not None:
-            failed = self._learn(announce, layout)
-            if failed:
-                return self._reject(announce, "layout-invalid", failed)
+        fault = self._acceptance.learn(announce, layout) if layout is not None else None
+        if fault is not None:
+            return self._reject(announce, *fault)
         if self.undecided is not None and key == self.undecided.key and announce.commit == "auto":
             return self._commit()
         if key <= self._newest or key in self._rejected:
@@ -171,30 +168,13 @@ class Slot:
         effects += self.chunk(chunk, payload, now, pushed=True)
         return effects + self.end(end, now)
 
-    def _learn(self, announce: Announce, header: Buffer) -> str:
-        """Remember a layout; return what is wrong with it, if anything."""
-        if len(header) != announce.layout_bytes:
-            return f"the layout has {len(header)} bytes, announced were {announce.layout_bytes}"
-        try:
-            layout = Layout.parse(bytes(header))
-        except LayoutError as error:
-            return str(error)
-        if layout.id != announce.layout:
-            return f"the layout hashes to {layout.id}, announced was {announce.layout}"
-        while len(self._layouts) >= LAYOUTS_KEPT:
-            oldest = next(iter(self._layouts))
-            del self._layouts[oldest]
-            self._accepted.discard(oldest)
-        self._layouts[layout.id] = layout
-        return ""
-
     def _begin(self, announce: Announce, now: float) -> list[Effect]:
         """Start to receive a version, replacing an older one that is still arriving."""
         self._waiting = announce
-        layout = self._layouts.get(announce.layout)
-        problem = self._unsupported(announce) or self._mismatch(announce, layout)
-        if problem:
-            return self._reject(announce, *problem)
+        fault = self._acceptance.fault(announce)
+        if fault is not None:
+            return self._reject(announce, *fault)
+        layout = self._acceptance.layout(announce)
         if layout is None:
             fetch = Fetch(
                 model=self.model, epoch=announce.epoch, version=announce.version, layout=True
@@ -251,32 +231,6 @@ class Slot:
             return []
         self.catching_up = True
         return [] if self.shared else [Subscribe(data_topic(self.model), on=False)]
-
-    def _unsupported(self, announce: Announce) -> tuple[str, str] | None:
-        if announce.encoding != "raw" or announce.encryption is not None:
-            what = f"encoding {announce.encoding!r}, encryption {announce.encryption!r}"
-            return "unsupported", f"{what}; this worker takes 'raw' without encryption"
-        if announce.nbytes > self._bytes_max:
-            text = f"{announce.nbytes} bytes; this worker takes at most {self._bytes_max}"
-            return "too-large", f"{text}: raise its bytes_max if that is meant"
-        if announce.nbytes > CHUNKS_MAX * announce.chunk_bytes:
-            text = f"{announce.nbytes} bytes in chunks of {announce.chunk_bytes}"
-            return "too-many-chunks", f"{text} are more than {CHUNKS_MAX} chunks"
-        return None
-
-    def _mismatch(self, announce: Announce, layout: Layout | None) -> tuple[str, str] | None:
-        if layout is None:
-            return None
-        if layout.nbytes != announce.nbytes:
-            text = f"announced are {announce.nbytes} bytes, the layout holds {layout.nbytes}"
-            return "layout-invalid", text
-        if layout.id in self._accepted:
-            return None
-        problem = self._accepts(self.model, layout)
-        if problem:
-            return "layout-mismatch", problem
-        self._accepted.add(layout.id)
-        return None
 
     def _reject(self, announce: Announce, code: str, text: str) -> list[Effect]:
         if code not in TRANSIENT:
@@ -421,7 +375,7 @@ class Slot:
 
     def expect(self, nbytes: int) -> None:
         """Versions will come over the network, probably of this size: have a buffer for them."""
-        if not self.shared and nbytes <= self._bytes_max:
+        if not self.shared and nbytes <= self._acceptance.bytes_max:
             self._buffers.reserve(nbytes)
 
     def _release(self, transfer: Transfer) -> None:

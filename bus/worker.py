@@ -10,6 +10,7 @@ its workers coming back on their own.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from .acceptance import Accepts
 from .effects import Connect, Effect, Joined, Notice, Refused, Send, Subscribe
 from .errors import ProtocolError
 from .limits import STAGING_BYTES_MAX, Timing
@@ -32,7 +33,7 @@ from .messages import (
     data_topic,
     from_publisher,
 )
-from .slot import Accepts, Key, Opens, Slot, another_host
+from .slot import Key, Opens, Slot, another_host
 from .transfer import Lease
 
 

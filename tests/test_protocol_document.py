@@ -11,7 +11,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from weightbus.bus import limits, messages, offers, segment, slot
+from weightbus.bus import acceptance, limits, messages, offers, segment, slot
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
@@ -292,7 +292,7 @@ def refuse_codes() -> set[str]:
 
 def failed_codes() -> set[str]:
     passed = [c.args[1] for c in (*calls("_reject"), *calls("_fail")) if len(c.args) > 2]
-    return constants(passed) | returned_codes(slot)
+    return constants(passed) | returned_codes(acceptance)
 
 
 def test_the_codes_of_refuse_are_those_of_the_code() -> None:

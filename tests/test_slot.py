@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from weightbus.bus.acceptance import LAYOUTS_KEPT
 from weightbus.bus.effects import Effect, Ready, Rejected, Send, Subscribe
 from weightbus.bus.limits import CHUNKS_MAX, TEXT_MAX, Timing
 from weightbus.bus.messages import (
@@ -22,7 +23,7 @@ from weightbus.bus.messages import (
     Progress,
     Staged,
 )
-from weightbus.bus.slot import LAYOUTS_KEPT, RESTARTS_MAX, Slot
+from weightbus.bus.slot import RESTARTS_MAX, Slot
 from weightbus.bus.staging import Buffers, StagedVersion
 from weightbus.bus.version import Version
 from weightbus.codecs.layout import Layout

@@ -1,0 +1,81 @@
+"""What a worker makes sure of before it takes a version: that it can be read, and that it fits."""
+
+from collections.abc import Callable
+
+from ..codecs.errors import LayoutError
+from ..codecs.layout import Layout
+from .limits import CHUNKS_MAX
+from .messages import Announce, Buffer
+
+Accepts = Callable[[str, Layout], str]
+Fault = tuple[str, str]  # a code of `failed`, and what is wrong in words
+
+LAYOUTS_KEPT = 4  # layouts remembered, so that a model that alternates sends none again
+
+
+class Acceptance:
+    """The layouts that a worker knows of one model, and what it takes.
+
+    Args:
+        model: Its name.
+        accepts: Says why a layout cannot be applied here; nothing if it can.
+        bytes_max: The largest version to take, in bytes.
+    """
+
+    def __init__(self, model: str, accepts: Accepts, bytes_max: int) -> None:
+        self._model, self._accepts, self.bytes_max = model, accepts, bytes_max
+        self._layouts: dict[str, Layout] = {}
+        self._accepted: set[str] = set()  # ids of layouts among them that can be applied here
+
+    def layout(self, announce: Announce) -> Layout | None:
+        """Return the layout of an announced version, if it is known."""
+        return self._layouts.get(announce.layout)
+
+    def learn(self, announce: Announce, header: Buffer) -> Fault | None:
+        """Remember a layout that came with an announcement; return what is wrong with it."""
+        problem = self._learn(announce, header)
+        if problem:
+            return "layout-invalid", problem
+        return None
+
+    def _learn(self, announce: Announce, header: Buffer) -> str:
+        if len(header) != announce.layout_bytes:
+            return f"the layout has {len(header)} bytes, announced were {announce.layout_bytes}"
+        try:
+            layout = Layout.parse(bytes(header))
+        except LayoutError as error:
+            return str(error)
+        if layout.id != announce.layout:
+            return f"the layout hashes to {layout.id}, announced was {announce.layout}"
+        while len(self._layouts) >= LAYOUTS_KEPT:
+            oldest = next(iter(self._layouts))
+            del self._layouts[oldest]
+            self._accepted.discard(oldest)
+        self._layouts[layout.id] = layout
+        return ""
+
+    def fault(self, announce: Announce) -> Fault | None:
+        """Return why a version cannot be taken, as far as is known without its layout."""
+        if announce.encoding != "raw" or announce.encryption is not None:
+            what = f"encoding {announce.encoding!r}, encryption {announce.encryption!r}"
+            return "unsupported", f"{what}; this worker takes 'raw' without encryption"
+        if announce.nbytes > self.bytes_max:
+            text = f"{announce.nbytes} bytes; this worker takes at most {self.bytes_max}"
+            return "too-large", f"{text}: raise its bytes_max if that is meant"
+        if announce.nbytes > CHUNKS_MAX * announce.chunk_bytes:
+            text = f"{announce.nbytes} bytes in chunks of {announce.chunk_bytes}"
+            return "too-many-chunks", f"{text} are more than {CHUNKS_MAX} chunks"
+        layout = self.layout(announce)
+        return self._mismatch(announce, layout) if layout is not None else None
+
+    def _mismatch(self, announce: Announce, layout: Layout) -> Fault | None:
+        if layout.nbytes != announce.nbytes:
+            text = f"announced are {announce.nbytes} bytes, the layout holds {layout.nbytes}"
+            return "layout-invalid", text
+        if layout.id in self._accepted:
+            return None
+        problem = self._accepts(self._model, layout)
+        if problem:
+            return "layout-mismatch", problem
+        self._accepted.add(layout.id)
+        return None
