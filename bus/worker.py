@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .acceptance import Accepts
 from .effects import Connect, Effect, Joined, Notice, Refused, Send, Subscribe
 from .errors import ProtocolError
-from .limits import STAGING_BYTES_MAX, Timing
+from .limits import STAGING_BYTES_MAX, WHOLE_BYTES_MAX, Timing
 from .messages import (
     Abort,
     Announce,
@@ -86,6 +86,7 @@ class WorkerMachine:
         self.inside = False
         self.epoch: int = 0
         self.malformed = 0  # messages dropped because they broke the protocol
+        self._whole = bytearray(WHOLE_BYTES_MAX)  # the one that is being received, until it is read
         self._data = ""
         self._subscribed = False
         self._heard_at = 0.0
@@ -120,6 +121,7 @@ class WorkerMachine:
     def place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
         """Say where the payload of a published message belongs, of which topic and header are here.
 
+        The place is good until the next call: give the message to `receive_published` before.
         None: nowhere; the message is then to be received with an empty payload.
         """
         try:
@@ -133,8 +135,10 @@ class WorkerMachine:
             return None
         if isinstance(message, Chunk):
             return slot.place(message, size)
-        expected = message.layout_bytes if message.whole is None else message.nbytes
-        return Lease(memoryview(bytearray(size))) if size == expected else None
+        if message.whole is not None:
+            fits = size == message.nbytes <= WHOLE_BYTES_MAX
+            return Lease(memoryview(self._whole)[:size]) if fits else None
+        return Lease(memoryview(bytearray(size))) if size == message.layout_bytes else None
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
         try:
