@@ -278,8 +278,13 @@ class Subscriber:
         """
         return self._lock.reading(timeout)
 
-    def wait_for_version(self, model: str, version: int = 1, *, timeout: float) -> Update | None:
+    def wait_for_version(
+        self, model: str, version: int = 1, *, epoch: int = 0, timeout: float
+    ) -> Update | None:
         """Wait until a model runs this version or a newer one; None when the time is over.
+
+        A publisher that restarts counts from 1 again, in a later epoch: with `epoch` (that of a
+        receipt, say) versions of earlier ones do not count.
 
         Raises:
             KeyError: This subscriber does not have that model.
@@ -287,7 +292,10 @@ class Subscriber:
         self._targets[model]
 
         def there() -> bool:
-            return model in self._running and self._running[model].version >= version
+            running = self._running.get(model)
+            if running is None or not epoch:
+                return running is not None and running.version >= version
+            return (running.epoch, running.version) >= (epoch, version)
 
         with self._applied:
             return self._running[model] if self._applied.wait_for(there, timeout) else None

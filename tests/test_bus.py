@@ -338,6 +338,23 @@ def test_a_subscriber_may_come_first(bus: Bus) -> None:
     assert target["w"][0] == 5
 
 
+def test_waiting_for_a_version_of_the_publisher_that_took_over(bus: Bus) -> None:
+    old, target = bus.publisher(), arrays(0)
+    subscriber = bus.subscriber(old, target).start()
+    for value in (1, 2):
+        old.publish("m", arrays(value), timeout=SECONDS)
+    old.close()
+    new = bus.publisher(address=old.address, data=old.data_address)
+    assert subscriber.wait_for_version("m", 1, timeout=0) is not None, "version 2 of the old one"
+    assert subscriber.wait_for_version("m", 1, epoch=new.epoch, timeout=0) is None
+    new.wait_for_workers(1, SECONDS)
+    receipt = new.publish("m", arrays(3), timeout=SECONDS)
+    update = subscriber.wait_for_version("m", 1, epoch=receipt.epoch, timeout=SECONDS)
+    assert update is not None
+    assert (update.epoch, update.version) == (receipt.epoch, 1)
+    assert subscriber.wait_for_version("m", 2, epoch=receipt.epoch, timeout=0) is None
+
+
 def test_fifty_subscribers_in_one_process(bus: Bus) -> None:
     publisher = bus.publisher()
     targets = [arrays(0) for _ in range(50)]
