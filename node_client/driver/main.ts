@@ -1,0 +1,41 @@
+/**
+ * What the conformance suite drives (tests/conformance/README.md at the root says how).
+ *
+ *     driver vectors DIR
+ *     driver worker ADDRESS --name NAME --models m1,m2 [--in-place SPEC.json] [--no-tensors]
+ *         [--bytes-max N] [--network] [--seconds S]
+ */
+
+import { parseArgs } from "node:util";
+import { vectors } from "./vectors.js";
+import { worker } from "./worker.js";
+
+const { positionals, values } = parseArgs({
+  allowPositionals: true,
+  options: {
+    name: { type: "string" },
+    models: { type: "string" },
+    "in-place": { type: "string" },
+    "no-tensors": { type: "boolean", default: false },
+    "bytes-max": { type: "string" },
+    network: { type: "boolean", default: false }, // the only road that there is here
+    seconds: { type: "string", default: "120" },
+  },
+});
+
+const [command, argument] = positionals;
+if (command === "vectors" && argument !== undefined) {
+  for (const line of vectors(argument)) console.log(JSON.stringify(line));
+} else if (command === "worker" && argument !== undefined) {
+  await worker(argument, {
+    name: values.name,
+    models: (values.models ?? "").split(",").filter(Boolean),
+    inPlace: values["in-place"],
+    tensors: !values["no-tensors"],
+    bytesMax: values["bytes-max"] === undefined ? undefined : Number(values["bytes-max"]),
+    seconds: Number(values.seconds),
+  });
+} else {
+  console.error("usage: driver vectors DIR | driver worker ADDRESS --name NAME --models m1,m2");
+  process.exitCode = 2;
+}

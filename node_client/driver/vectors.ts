@@ -1,0 +1,123 @@
+/** Reads the golden vectors and says, for each case, what this client makes of it. */
+
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { crc32c, digest } from "../src/checksum.js";
+import { ChunkPlan } from "../src/chunks.js";
+import { LayoutError, ProtocolError } from "../src/errors.js";
+import { Layout } from "../src/layout.js";
+import { decode, encode, type Running, type WorkerMessage } from "../src/messages.js";
+
+export type Row = Record<string, unknown>;
+type Blob = { text?: string; hex?: string; file?: string };
+
+/** What the tables hold: each case has some of these. */
+interface Case extends Blob {
+  name?: string;
+  direction: string;
+  frames: Blob[];
+  header: Blob;
+  expect: { ok?: { models?: Record<string, Running | null> } };
+  nbytes: number;
+  chunk_bytes: number;
+  crcs: number[];
+  layout: string;
+  layout_bytes: number;
+}
+
+const SEGMENTS = "Node has no flock, so this client never takes the shared road";
+
+/** Yield a row for every case of every table in a folder, in their order. */
+export function* vectors(folder: string): Generator<Row> {
+  yield* rows(folder, "messages.json", "cases", (c) => message(folder, c));
+  yield* rows(folder, "layouts.json", "cases", (c) => layout(bytesOf(folder, c.header)));
+  yield* rows(folder, "chunks.json", "cases", chunks);
+  yield* rows(folder, "checksums.json", "crc32c", (c) => ({
+    crc: crc32c(bytesOf(folder, c)),
+  }));
+  yield* rows(folder, "checksums.json", "digests", (c) => ({
+    digest: digest(c.layout, c.chunk_bytes, c.crcs),
+  }));
+  yield* rows(folder, "versions.json", "cases", (c) => version(folder, c));
+  yield* rows(folder, "segments.json", "cases", () => ({ unsupported: SEGMENTS }));
+}
+
+function* rows(
+  folder: string,
+  file: string,
+  list: string,
+  result: (c: Case) => Row | null,
+): Generator<Row> {
+  const table = JSON.parse(readFileSync(join(folder, file), "utf8")) as Record<string, Case[]>;
+  for (const [index, c] of (table[list] ?? []).entries()) {
+    const name = c.name ?? String(index);
+    const found = result(c);
+    if (found !== null) yield { file, case: list === "cases" ? name : `${list}/${name}`, ...found };
+  }
+}
+
+function bytesOf(folder: string, { text, hex, file }: Blob): Buffer {
+  if (file !== undefined) return readFileSync(join(folder, file));
+  return text !== undefined ? Buffer.from(text) : Buffer.from(hex ?? "", "hex");
+}
+
+function message(folder: string, c: Case): Row | null {
+  if (c.direction === "from_worker") {
+    const fields = c.expect.ok;
+    if (fields === undefined) return null;
+    const models = fields.models && { models: new Map(Object.entries(fields.models)) };
+    return { header: encode({ ...fields, ...models } as WorkerMessage) };
+  }
+  const frames = c.frames.map((blob) => bytesOf(folder, blob));
+  return tried(() => {
+    const decoded = decode(frames);
+    return { ok: plain(decoded.message), payloads: decoded.payloads.length };
+  });
+}
+
+/** Return a message with objects in place of maps. */
+function plain(fields: object): Row {
+  const entries = Object.entries(fields);
+  return Object.fromEntries(
+    entries.map(([key, value]) => [key, value instanceof Map ? Object.fromEntries(value) : value]),
+  );
+}
+
+function layout(bytes: Uint8Array): Row {
+  return tried(() => {
+    const { id, nbytes, tensors, aliases, metadata } = Layout.parse(bytes);
+    return { ok: { id, nbytes, tensors, ...plain({ aliases, metadata }) } };
+  });
+}
+
+function chunks(c: Case): Row {
+  return tried(() => {
+    const plan = new ChunkPlan(c.nbytes, c.chunk_bytes);
+    const spans = Array.from({ length: plan.count }, (_, index) => plan.span(index));
+    return { ok: { count: plan.count, spans } };
+  });
+}
+
+function version(folder: string, c: Case): Row {
+  const bytes = bytesOf(folder, c);
+  const head = bytes.subarray(0, c.layout_bytes);
+  const data = bytes.subarray(c.layout_bytes);
+  const plan = new ChunkPlan(data.length, c.chunk_bytes);
+  const crcs = Array.from({ length: plan.count }, (_, i) => crc32c(data.subarray(...plan.span(i))));
+  return { digest: digest(Layout.parse(head).id, plan.chunkBytes, crcs) };
+}
+
+function tried(result: () => Row): Row {
+  try {
+    return result();
+  } catch (error) {
+    return { error: codeOf(error) };
+  }
+}
+
+function codeOf(error: unknown): string {
+  if (error instanceof ProtocolError) return error.code;
+  if (error instanceof LayoutError) return "layout-invalid";
+  if (error instanceof RangeError) return "chunk-bytes";
+  throw error;
+}

@@ -1,0 +1,65 @@
+/** A worker that tells on standard output what happens to it, one JSON line each. */
+
+import { readFileSync } from "node:fs";
+import { crc32c } from "../src/checksum.js";
+import { arrayType, type Dtype, tensorBytes } from "../src/dtypes.js";
+import { type Registered, type Tensor, type Update, Worker } from "../src/index.js";
+import { bytesOf } from "../src/tensor.js";
+
+export interface Options {
+  readonly name: string | undefined;
+  readonly models: readonly string[];
+  readonly inPlace: string | undefined;
+  readonly tensors: boolean;
+  readonly bytesMax: number | undefined;
+  readonly seconds: number;
+}
+
+/** Apply whatever comes until SIGTERM, or until the time is over. */
+export async function worker(address: string, options: Options): Promise<void> {
+  const { name, models, inPlace, bytesMax } = options;
+  const registered = inPlace === undefined ? {} : memory(JSON.parse(readFileSync(inPlace, "utf8")));
+  const targets = Object.fromEntries(models.map((m) => [m, registered[m] ?? "snapshot"] as const));
+  const worker = new Worker(address, { name, models: targets, bytesMax });
+  const stop = () => void worker.close();
+  process.once("SIGTERM", stop);
+  const timer = setTimeout(stop, options.seconds * 1000);
+  worker.on("joined", (epoch) => say({ event: "joined", epoch }));
+  worker.on("lost", () => say({ event: "lost" }));
+  worker.on("refused", ({ code, reason }) => say({ event: "refused", code, text: reason }));
+  worker.on("failed", ({ model, epoch, version, code, reason }) =>
+    say({ event: "failed", model, epoch, version, code, text: reason }),
+  );
+  worker.on("notice", (code, text) => console.error(`${code}: ${text}`));
+  for await (const update of worker) {
+    const { model, epoch, version, digest } = update;
+    const tensors = options.tensors ? { tensors: checksums(update) } : {};
+    say({ event: "applied", model, epoch, version, digest, ...tensors });
+  }
+  clearTimeout(timer);
+  process.off("SIGTERM", stop);
+}
+
+function say(row: object): void {
+  process.stdout.write(`${JSON.stringify(row)}\n`);
+}
+
+type Spec = Record<string, Record<string, { dtype: Dtype; shape: number[] }>>;
+
+/** Allocate memory for each tensor of each model. */
+function memory(spec: Spec): Record<string, Registered> {
+  const models = Object.entries(spec).map(([model, tensors]) => {
+    const own = Object.entries(tensors).map(([name, { dtype, shape }]) => {
+      const buffer = new ArrayBuffer(tensorBytes(dtype, shape));
+      return [name, { dtype, shape, data: new (arrayType(dtype))(buffer) } as Tensor] as const;
+    });
+    return [model, Object.fromEntries(own)] as const;
+  });
+  return Object.fromEntries(models);
+}
+
+/** Return the CRC-32C of every tensor's memory, each once: an alias has the memory of another. */
+function checksums({ tensors, metadata }: Update): Record<string, number> {
+  const rows = [...tensors].filter(([name]) => !tensors.has(metadata.get(name) ?? ""));
+  return Object.fromEntries(rows.map(([name, tensor]) => [name, crc32c(bytesOf(tensor))]));
+}

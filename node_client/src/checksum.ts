@@ -1,0 +1,25 @@
+/** CRC-32C of chunks, and the digest that proves a whole version. */
+
+import { createHash } from "node:crypto";
+import { crc32c as native } from "@node-rs/crc32";
+
+/** Return the CRC-32C of bytes, or go on from the `crc` of those before them. */
+export function crc32c(bytes: Uint8Array, crc = 0): number {
+  return native(bytes as Buffer, crc);
+}
+
+/** Return the SHA-256 of bytes as 64 hexadecimal digits. */
+export function sha256(bytes: Uint8Array): string {
+  return createHash("sha256").update(bytes).digest("hex");
+}
+
+/** Return the digest of a version (section 5.6 of the protocol). */
+export function digest(layout: string, chunkBytes: number, crcs: Iterable<number>): string {
+  const head = Buffer.alloc(40);
+  head.write(layout, "hex");
+  head.writeBigUInt64LE(BigInt(chunkBytes), 32);
+  const list = Uint32Array.from(crcs);
+  const tail = Buffer.alloc(4 * list.length);
+  for (const [index, crc] of list.entries()) tail.writeUInt32LE(crc, 4 * index);
+  return createHash("sha256").update(head).update(tail).digest("hex");
+}

@@ -1,0 +1,34 @@
+/** What a machine wants done. `loop.ts` does it; tests look at it. */
+
+import type { WorkerMessage } from "./messages.js";
+
+export type Effect =
+  /** Send a message to the publisher. */
+  | { readonly do: "send"; readonly message: WorkerMessage }
+  /** Take published messages from this endpoint, in place of any before. */
+  | { readonly do: "connect"; readonly endpoint: string }
+  /** Ask for a topic, or no longer. */
+  | { readonly do: "subscribe"; readonly topic: string; readonly on: boolean }
+  /** A version of a model waits to be applied. */
+  | { readonly do: "ready"; readonly model: string }
+  /** A version cannot be taken; the old one still runs. */
+  | {
+      readonly do: "rejected";
+      readonly model: string;
+      readonly epoch: number;
+      readonly version: number;
+      readonly code: string;
+      readonly text: string;
+    }
+  /** The publisher has let this worker in. */
+  | { readonly do: "joined"; readonly epoch: number }
+  /** The publisher is silent. */
+  | { readonly do: "lost" }
+  /** The publisher refuses this worker, which goes on asking. */
+  | { readonly do: "refused"; readonly code: string; readonly text: string }
+  /** The publisher says something that its user should know. */
+  | { readonly do: "notice"; readonly code: string; readonly text: string };
+
+export function send(message: WorkerMessage): Effect {
+  return { do: "send", message };
+}

@@ -1,0 +1,143 @@
+/**
+ * Kinds of header fields: how a JSON value becomes a field, or is refused.
+ *
+ * `read` returns undefined for whatever is of another type or out of bounds (JSON itself knows no
+ * undefined), so that tables of fields can be read as sentences: see `messages.ts`.
+ */
+
+import { FEATURES_MAX, INTEGER_MAX, LABEL_MAX, MODELS_MAX, TEXT_MAX } from "./limits.js";
+
+export interface Field<T> {
+  /** What the value must be, in words. */
+  readonly must: string;
+  readonly read: (value: unknown) => T | undefined;
+  /** The value of a field that is left out; required where there is none. */
+  readonly absent?: () => T;
+}
+
+export type Fields = Readonly<Record<string, Field<unknown>>>;
+export type Values<F extends Fields> = {
+  readonly [K in keyof F]: F[K] extends Field<infer T> ? T : never;
+};
+
+const NAME = /^[A-Za-z0-9._-]{1,128}$/;
+
+/** Whether a text may name a model or a worker. */
+export function isName(text: string): boolean {
+  return NAME.test(text);
+}
+
+function matching(must: string, pattern: RegExp): Field<string> {
+  return { must, read: (v) => (typeof v === "string" && pattern.test(v) ? v : undefined) };
+}
+
+export const name: Field<string> = {
+  must: "1 to 128 of the characters A-Z a-z 0-9 . _ -",
+  read: (v) => (typeof v === "string" && isName(v) ? v : undefined),
+};
+export const hex32 = matching("32 hex digits", /^[0-9a-f]{32}$/);
+export const hex64 = matching("64 hex digits", /^[0-9a-f]{64}$/);
+export const boolean: Field<boolean> = {
+  must: "true or false",
+  read: (v) => (typeof v === "boolean" ? v : undefined),
+};
+
+export function integer(least: number, greatest = INTEGER_MAX): Field<number> {
+  return {
+    must: `an integer from ${least} to ${greatest}`,
+    read: (v) =>
+      typeof v === "number" && Number.isSafeInteger(v) && least <= v && v <= greatest
+        ? v + 0 // never minus zero
+        : undefined,
+  };
+}
+
+export function text(codePointsMax: number): Field<string> {
+  return {
+    must: `a text of at most ${codePointsMax} characters`,
+    read: (v) => (typeof v === "string" && codePoints(v) <= codePointsMax ? v : undefined),
+  };
+}
+
+function codePoints(value: string): number {
+  let pairs = 0;
+  for (const _ of value.matchAll(/[\ud800-\udbff][\udc00-\udfff]/g)) pairs += 1;
+  return value.length - pairs;
+}
+
+export function oneOf<const T extends string>(...allowed: T[]): Field<T> {
+  return { must: `one of ${allowed.join(", ")}`, read: (v) => allowed.find((a) => a === v) };
+}
+
+/** The same field, or null. */
+export function nullable<T>(field: Field<T>): Field<T | null> {
+  return { must: `${field.must}, or null`, read: (v) => (v === null ? null : field.read(v)) };
+}
+
+/** The same field; it may be left out. */
+export function optional<T>(field: Field<T>, absent: () => T): Field<T> {
+  return { ...field, absent };
+}
+
+export const names: Field<readonly string[]> = {
+  must: `a list of at most ${FEATURES_MAX} names`,
+  read: (v) =>
+    Array.isArray(v) && v.length <= FEATURES_MAX && v.every((n) => name.read(n) !== undefined)
+      ? (v as string[])
+      : undefined,
+};
+
+/** An object whose keys are names, as a map: a name may be `__proto__`. */
+export function byName<T>(field: Field<T>): Field<ReadonlyMap<string, T>> {
+  return {
+    must: `an object of at most ${MODELS_MAX} names, each with ${field.must}`,
+    read: (v) => {
+      const entries = isObject(v) ? Object.entries(v) : null;
+      if (entries === null || entries.length > MODELS_MAX) return undefined;
+      const values = new Map<string, T>();
+      for (const [key, value] of entries) {
+        const read = isName(key) ? field.read(value) : undefined;
+        if (read === undefined) return undefined;
+        values.set(key, read);
+      }
+      return values;
+    },
+  };
+}
+
+/** An object with these fields, and perhaps others, which are ignored. */
+export function object<F extends Fields>(fields: F): Field<Values<F>> {
+  return {
+    must: `an object with ${Object.keys(fields).join(" and ")}`,
+    read: (v) => (isObject(v) ? readAll(fields, v, () => undefined) : undefined),
+  };
+}
+
+/** Read all fields of an object; `wrong` is told of the first that is missing or wrong. */
+export function readAll<F extends Fields>(
+  fields: F,
+  from: Readonly<Record<string, unknown>>,
+  wrong: (name: string, field: Field<unknown>) => undefined,
+): Values<F> | undefined {
+  const values: Record<string, unknown> = {};
+  for (const [key, field] of Object.entries(fields)) {
+    const value = Object.hasOwn(from, key) ? field.read(from[key]) : field.absent?.();
+    if (value === undefined) return wrong(key, field);
+    values[key] = value;
+  }
+  return values as Values<F>;
+}
+
+export function isObject(value: unknown): value is Record<string, unknown> {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+// The kinds that the protocol's tables speak of.
+
+export const count = integer(0);
+export const positive = integer(1);
+export const reason = text(TEXT_MAX);
+export const label = text(LABEL_MAX);
+export const digestOrEmpty = matching("64 hex digits or empty", /^([0-9a-f]{64})?$/);
+export const shared = object({ path: reason, token: hex32 });
+export const whole = object({ crc: integer(0, 2 ** 32 - 1), digest: hex64 });

@@ -1,0 +1,23 @@
+/** Receive model weights from a weightbus publisher, in place, verified and acknowledged. */
+
+export type { ArrayOf, Dtype, TypedArray } from "./dtypes.js";
+export {
+  AddressError,
+  ApplyError,
+  ClosedError,
+  RefusedError,
+  TimeoutError,
+  WeightbusError,
+} from "./errors.js";
+export { toFloat32 } from "./floats.js";
+export type { Running } from "./messages.js";
+export type { Registered } from "./target.js";
+export { type Tensor, tensor } from "./tensor.js";
+export type { Deadline } from "./waiters.js";
+export {
+  type State,
+  type Update,
+  Worker,
+  type WorkerEvents,
+  type WorkerOptions,
+} from "./worker.js";

@@ -1,0 +1,123 @@
+/**
+ * A layout: which tensors a version holds, and where each lies. It is a safetensors header.
+ *
+ *     0        8                      8+n
+ *     ├────────┼───────────────────────┼──────────────────────────────┤
+ *     │ n, u64 │ JSON of n bytes       │ data section: the tensors,   │
+ *     │ little │                       │ row-major, without gaps      │
+ *     └────────┴───────────────────────┴──────────────────────────────┘
+ *
+ * `Layout.parse` believes nothing (rules L1 to L8 of the protocol): it is what stands between a
+ * stranger's bytes and an array.
+ */
+
+import { sha256 } from "./checksum.js";
+import { BITS, type Dtype, isDtype, tensorBytes } from "./dtypes.js";
+import { LayoutError } from "./errors.js";
+import { type Entry, readHeader } from "./layout_json.js";
+import { LAYOUT_BYTES_MAX, NAME_BYTES_MAX, RANK_MAX } from "./limits.js";
+
+const PREFIX_BYTES = 8;
+
+/** One tensor, and the bytes of the data section that it owns. */
+export interface TensorSpec {
+  readonly name: string;
+  readonly dtype: Dtype;
+  readonly shape: readonly number[];
+  readonly begin: number;
+  readonly end: number;
+}
+
+/** A checked layout. */
+export class Layout {
+  private constructor(
+    /** SHA-256 of all its bytes. */
+    readonly id: string,
+    /** By position in the data section. */
+    readonly tensors: readonly TensorSpec[],
+    /** Other names of tensors: by alias, the name that it stands for. */
+    readonly aliases: ReadonlyMap<string, string>,
+    readonly metadata: ReadonlyMap<string, string>,
+    /** Bytes of the data section. */
+    readonly nbytes: number,
+    /** Every tensor by its name, and by its aliases. */
+    readonly byName: ReadonlyMap<string, TensorSpec>,
+  ) {}
+
+  /**
+   * Read a layout, its length prefix included.
+   *
+   * @throws LayoutError - and nothing else - if the bytes break a rule.
+   */
+  static parse(bytes: Uint8Array): Layout {
+    const { entries, metadata } = readHeader(jsonOf(bytes));
+    const tensors = place(entries);
+    const byName = new Map(tensors.map((tensor) => [tensor.name, tensor]));
+    const aliases = new Map<string, string>();
+    for (const [name, kept] of metadata) {
+      const tensor = byName.has(name) ? undefined : byName.get(kept);
+      if (tensor?.name !== kept) continue; // plain text, or an alias of an alias
+      checkName(name);
+      aliases.set(name, kept);
+    }
+    for (const [alias, kept] of aliases) byName.set(alias, byName.get(kept) as TensorSpec);
+    const nbytes = tensors.at(-1)?.end ?? 0;
+    return new Layout(sha256(bytes), tensors, aliases, metadata, nbytes, byName);
+  }
+}
+
+/** Return the JSON of a layout, whose length must be what the prefix says. */
+function jsonOf(bytes: Uint8Array): Uint8Array {
+  const buffer = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  const size = buffer.length < PREFIX_BYTES ? -1n : buffer.readBigUInt64LE();
+  if (size < 0n || size > LAYOUT_BYTES_MAX || buffer.length !== PREFIX_BYTES + Number(size)) {
+    throw new LayoutError(
+      `a layout of ${buffer.length} bytes; it must be 8 bytes with the length of its JSON, and ` +
+        `then that JSON, of at most ${LAYOUT_BYTES_MAX} bytes`,
+    );
+  }
+  return buffer.subarray(PREFIX_BYTES);
+}
+
+/** Order the tensors by where they lie, and check that they lie end to end. */
+function place(entries: ReadonlyMap<string, Entry>): TensorSpec[] {
+  const specs = [...entries].map(([name, entry]) => check(name, entry));
+  specs.sort((a, b) => a.begin - b.begin || a.end - b.end);
+  let at = 0;
+  for (const { name, begin, end } of specs) {
+    if (begin !== at) {
+      throw new LayoutError(`tensor ${show(name)} begins at ${begin}; it must begin at ${at}`);
+    }
+    at = end;
+  }
+  return specs;
+}
+
+function check(name: string, { dtype, shape, begin, end }: Entry): TensorSpec {
+  checkName(name);
+  if (!isDtype(dtype)) {
+    const known = Object.keys(BITS).join(", ");
+    throw new LayoutError(`tensor ${show(name)} has dtype ${show(dtype)}; known are ${known}`);
+  }
+  if (shape.length > RANK_MAX) {
+    throw new LayoutError(`tensor ${show(name)} has ${shape.length} dimensions of ${RANK_MAX}`);
+  }
+  const nbytes = tensorBytes(dtype, shape);
+  if (nbytes !== end - begin) {
+    throw new LayoutError(
+      `tensor ${show(name)}: bytes ${begin} to ${end} are not what ${dtype} [${shape}] fills` +
+        (Number.isNaN(nbytes) ? ", which is no number of bytes below 2^53 bits" : ""),
+    );
+  }
+  return { name, dtype, shape, begin, end };
+}
+
+function checkName(name: string): void {
+  const size = Buffer.byteLength(name);
+  if (size >= 1 && size <= NAME_BYTES_MAX) return;
+  throw new LayoutError(`the name ${show(name)} has ${size} bytes; 1 to ${NAME_BYTES_MAX} it may`);
+}
+
+function show(name: string): string {
+  return JSON.stringify(name.length > 40 ? `${name.slice(0, 40)}...` : name);
+}

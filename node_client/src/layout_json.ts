@@ -1,0 +1,192 @@
+/**
+ * Reads the JSON of a layout, and nothing else.
+ *
+ * `JSON.parse` keeps the last of two equal keys and reads `1.0`, `1e0` and `-0` as integers, so
+ * that two readers could see two models in the same bytes. A layout has one fixed shape, so this
+ * reads that shape alone: no recursion, one pass over the bytes, and any deviation is an error.
+ */
+
+import { isUtf8 } from "node:buffer";
+import { LayoutError } from "./errors.js";
+import { INTEGER_MAX, RANK_MAX, TENSORS_MAX } from "./limits.js";
+
+/** What a layout says of one tensor. */
+export interface Entry {
+  readonly dtype: string;
+  readonly shape: readonly number[];
+  readonly begin: number;
+  readonly end: number;
+}
+
+export interface Header {
+  readonly entries: Map<string, Entry>;
+  readonly metadata: Map<string, string>;
+}
+
+const METADATA = "__metadata__";
+const DIGITS_MAX = 16; // of 2^53 - 1
+const [QUOTE, COMMA, COLON, BACKSLASH] = [0x22, 0x2c, 0x3a, 0x5c];
+const [OPEN, CLOSE, OPEN_LIST, CLOSE_LIST] = [0x7b, 0x7d, 0x5b, 0x5d];
+const [ZERO, NINE, SPACE] = [0x30, 0x39, 0x20];
+
+/**
+ * Read `{"name": {"dtype": ..., "shape": [...], "data_offsets": [...]}, "__metadata__": {...}}`.
+ *
+ * @throws LayoutError - if the bytes are anything else.
+ */
+export function readHeader(json: Uint8Array): Header {
+  if (!isUtf8(json)) throw new LayoutError("the layout is not UTF-8");
+  if (json[0] !== OPEN) throw new LayoutError("the layout must begin with '{'");
+  const reader = new Reader(json);
+  const entries = new Map<string, Entry>();
+  let metadata: Map<string, string> | undefined;
+  reader.object((key) => {
+    if (entries.has(key) || (key === METADATA && metadata !== undefined)) reader.twice(key);
+    if (key === METADATA) metadata = readTexts(reader);
+    else entries.set(key, readEntry(reader));
+    if (entries.size > TENSORS_MAX) reader.fail(`more than ${TENSORS_MAX} tensors`);
+  });
+  reader.end();
+  return { entries, metadata: metadata ?? new Map() };
+}
+
+function readTexts(reader: Reader): Map<string, string> {
+  const texts = new Map<string, string>();
+  reader.object((key) => {
+    if (texts.has(key)) reader.twice(key);
+    texts.set(key, reader.string());
+  });
+  return texts;
+}
+
+function readEntry(reader: Reader): Entry {
+  let dtype: string | undefined;
+  let shape: number[] | undefined;
+  let offsets: number[] | undefined;
+  reader.object((key) => {
+    if (key === "dtype" && dtype === undefined) dtype = reader.string();
+    else if (key === "shape" && shape === undefined) shape = reader.integers(RANK_MAX);
+    else if (key === "data_offsets" && offsets === undefined) offsets = reader.integers(2);
+    else reader.fail(`a field ${JSON.stringify(key.slice(0, 40))} too many`);
+  });
+  const [begin, end] = offsets ?? [];
+  if (dtype === undefined || shape === undefined || begin === undefined || end === undefined) {
+    return reader.fail("a tensor without dtype, shape, or two data_offsets");
+  }
+  return { dtype, shape, begin, end };
+}
+
+/** A position in the bytes, and what may come there. */
+class Reader {
+  #at = 0;
+
+  constructor(readonly bytes: Uint8Array) {}
+
+  fail(what: string): never {
+    throw new LayoutError(`the layout is broken at byte ${this.#at} of its JSON: ${what}`);
+  }
+
+  twice(key: string): never {
+    return this.fail(`the key ${JSON.stringify(key.slice(0, 40))} stands twice`);
+  }
+
+  /** Read an object; `value` reads what stands behind each key. */
+  object(value: (key: string) => void): void {
+    this.#expect(OPEN, "'{'");
+    if (this.#take(CLOSE)) return;
+    do {
+      const key = this.string();
+      this.#expect(COLON, "':'");
+      value(key);
+    } while (this.#take(COMMA));
+    this.#expect(CLOSE, "',' or '}'");
+  }
+
+  /** Read an array of at most so many integers. */
+  integers(most: number): number[] {
+    const values: number[] = [];
+    this.#expect(OPEN_LIST, "'['");
+    if (this.#take(CLOSE_LIST)) return values;
+    do {
+      if (values.length === most) this.fail(`an array of more than ${most}`);
+      values.push(this.#integer());
+    } while (this.#take(COMMA));
+    this.#expect(CLOSE_LIST, "',' or ']'");
+    return values;
+  }
+
+  string(): string {
+    this.#expect(QUOTE, "'\"'");
+    const begin = this.#at;
+    let escaped = false;
+    for (;;) {
+      const byte = this.bytes[this.#at] ?? 0;
+      if (byte < SPACE) this.fail("a string without an end, or with a control character");
+      if (byte === QUOTE) break;
+      if (byte === BACKSLASH) {
+        escaped = true;
+        this.#at += 1;
+      }
+      this.#at += 1;
+    }
+    const { buffer, byteOffset } = this.bytes;
+    const body = Buffer.from(buffer, byteOffset + begin, this.#at - begin).toString();
+    this.#at += 1;
+    return escaped ? this.#unescape(body) : body;
+  }
+
+  /** Only white space may follow. */
+  end(): void {
+    this.#skip();
+    if (this.#at < this.bytes.length) this.fail("something behind the object");
+  }
+
+  #unescape(body: string): string {
+    try {
+      const text: string = JSON.parse(`"${body}"`);
+      if (text.isWellFormed()) return text;
+    } catch {} // no such escape
+    return this.fail("an escape that stands for no character");
+  }
+
+  #integer(): number {
+    this.#skip();
+    const begin = this.#at;
+    let value = 0;
+    for (let byte = this.#digit(); byte >= 0; byte = this.#digit()) {
+      value = 10 * value + byte;
+      this.#at += 1;
+      if (this.#at - begin > DIGITS_MAX) break;
+    }
+    const digits = this.#at - begin;
+    const padded = digits > 1 && this.bytes[begin] === ZERO;
+    if (digits === 0 || padded || value > INTEGER_MAX) {
+      this.fail("no integer from 0 to 2^53-1 without a sign");
+    }
+    return value; // a fraction or an exponent fails where ',' or ']' is expected
+  }
+
+  #digit(): number {
+    const byte = this.bytes[this.#at] ?? 0;
+    return byte >= ZERO && byte <= NINE ? byte - ZERO : -1;
+  }
+
+  #skip(): void {
+    for (;;) {
+      const byte = this.bytes[this.#at];
+      if (byte !== SPACE && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) return;
+      this.#at += 1;
+    }
+  }
+
+  #take(byte: number): boolean {
+    this.#skip();
+    if (this.bytes[this.#at] !== byte) return false;
+    this.#at += 1;
+    return true;
+  }
+
+  #expect(byte: number, shown: string): void {
+    if (!this.#take(byte)) this.fail(`${shown} is missing`);
+  }
+}

@@ -1,0 +1,57 @@
+/**
+ * Every bound of the protocol in one place; docs/PROTOCOL.md gives the reason for each.
+ *
+ * A peer may send anything. What it can make this side remember or allocate is bounded here.
+ */
+
+export const INTEGER_MAX = Number.MAX_SAFE_INTEGER; // 2^53 - 1
+export const HEADER_BYTES_MAX = 65_536;
+export const TEXT_MAX = 4096; // code points of a reason, an address, a path
+export const LABEL_MAX = 256; // code points of a client's description or a host
+export const FEATURES_MAX = 64;
+export const MODELS_MAX = 64;
+export const CHUNK_BYTES_MAX = 2 ** 26;
+export const CHUNKS_MAX = 2 ** 20;
+export const FETCH_CHUNKS_MAX = 64;
+export const LAYOUT_BYTES_MAX = 100_000_000; // the 8 bytes of its length come on top
+export const TENSORS_MAX = 1_000_000;
+export const RANK_MAX = 64;
+export const NAME_BYTES_MAX = 4096; // of a tensor's name
+export const MESSAGE_BYTES_MAX = LAYOUT_BYTES_MAX + HEADER_BYTES_MAX; // ZMQ_MAXMSGSIZE
+
+export const WINDOW_CHUNKS = 16; // asked for and not here yet, at most
+export const PROGRESS_CHUNKS = 4; // between two reports of progress: a quarter of the window
+export const BUFFERS_MAX = 2; // of a model: one version complete, one arriving
+export const STAGING_BYTES_MAX = 2 ** 36; // of one version, unless the user says otherwise
+
+/** How long a worker waits, in milliseconds (section 11 of the protocol). */
+export interface Timing {
+  /** Between two pings or repetitions of a report. */
+  readonly ping: number;
+  /** Silence after which the publisher is lost. */
+  readonly lostAfter: number;
+  /** Between two hellos while nobody answers. */
+  readonly helloRetry: number;
+  /** Silence after which no push is waited for any more. */
+  readonly quiet: number;
+  /** Silence after which a fetch is repeated; doubles each time, up to `patienceMax`. */
+  readonly patience: number;
+  readonly patienceMax: number;
+}
+
+export function timing(ping = 1000, lostAfter = 5 * ping): Timing {
+  if (!(ping > 0 && lostAfter >= 2 * ping)) {
+    throw new RangeError(
+      `ping ${ping} ms and lostAfter ${lostAfter} ms: both must be above zero, and lostAfter at ` +
+        "least twice ping, so that the publisher has two chances to be heard",
+    );
+  }
+  return {
+    ping,
+    lostAfter,
+    helloRetry: Math.min(ping, 250),
+    quiet: Math.min(ping, 250),
+    patience: ping,
+    patienceMax: 16 * ping,
+  };
+}

@@ -1,0 +1,121 @@
+/**
+ * The worker's loop: it owns the connections and the clock, moves frames, and lets the machine
+ * decide. It runs on the event loop of whoever made it.
+ */
+
+import { Control } from "./control.js";
+import type { Effect } from "./effects.js";
+import { dataDestination } from "./endpoints.js";
+import type { WorkerMachine } from "./machine.js";
+import { encode } from "./messages.js";
+import { Subscription } from "./subscription.js";
+
+const TICK_MS = 100; // between two looks at the clock when nothing happens
+
+/** Effects that are not for the connections. */
+export type Told = Exclude<Effect, { do: "send" | "connect" | "subscribe" }>;
+
+export interface LoopHandlers {
+  readonly told: (effect: Told) => void;
+  /** Something that does not happen has happened: nothing will come any more. */
+  readonly ended: (reason: unknown) => void;
+}
+
+export class WorkerLoop {
+  readonly #control: Control;
+  readonly #subscription: Subscription;
+  readonly #timer: NodeJS.Timeout;
+  #closed = false;
+
+  constructor(
+    readonly address: string,
+    readonly machine: WorkerMachine,
+    readonly handlers: LoopHandlers,
+  ) {
+    this.#control = new Control(address, {
+      message: (frames) => this.#guarded(() => machine.receive(frames, now())),
+      connected: () => this.#guarded(() => machine.connected(now())),
+    });
+    this.#subscription = new Subscription({
+      place: (frames, size) => machine.place(frames, size),
+      message: (frames) => this.#guarded(() => machine.receivePublished(frames, now())),
+      broken: (reason) => this.#notice(`the data connection broke: ${reason}`),
+    });
+    // Timers come before input in a turn of the event loop. After somebody has blocked it for long,
+    // what the publisher said meanwhile must be heard before it is called silent.
+    this.#timer = setInterval(() => setImmediate(() => this.#tick()), TICK_MS);
+    this.#control.run().catch((error) => this.#end(error));
+  }
+
+  /** Do what the machine wants done. */
+  perform(effects: readonly Effect[]): void {
+    for (const effect of effects) {
+      switch (effect.do) {
+        case "send":
+          this.#control.send(encode(effect.message));
+          break;
+        case "connect":
+          this.#connect(effect.endpoint);
+          break;
+        case "subscribe":
+          this.#subscription.subscribe(effect.topic, effect.on);
+          break;
+        default:
+          this.handlers.told(effect);
+      }
+    }
+  }
+
+  close(): void {
+    if (this.#closed) return;
+    this.perform(this.machine.close());
+    this.#stop();
+  }
+
+  #tick(): void {
+    this.#guarded(() => this.machine.tick(now()));
+    if (!this.#closed && !this.machine.inside && this.#control.connected) {
+      this.#guarded(() => this.machine.connected(now()));
+    }
+  }
+
+  #connect(endpoint: string): void {
+    try {
+      this.#subscription.connect(dataDestination(endpoint, this.address));
+    } catch (error) {
+      this.#notice((error as Error).message); // everything can still be fetched
+    }
+  }
+
+  #notice(text: string): void {
+    this.handlers.told({ do: "notice", code: "no-data", text });
+  }
+
+  /** Do what the machine says, whatever happens in it: an error must not vanish in a callback. */
+  #guarded(effects: () => Effect[]): void {
+    if (this.#closed) return;
+    try {
+      this.perform(effects());
+    } catch (error) {
+      this.#end(error);
+    }
+  }
+
+  #end(error: unknown): void {
+    if (this.#closed) return;
+    this.#stop();
+    this.handlers.ended(error);
+  }
+
+  #stop(): void {
+    this.#closed = true;
+    clearInterval(this.#timer);
+    this.#subscription.close();
+    this.#control.close();
+  }
+}
+
+/** Return a time in milliseconds that never goes back. */
+export function now(): number {
+  return performance.now();
+}

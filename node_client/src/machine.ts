@@ -1,0 +1,308 @@
+/**
+ * The worker's behaviour, without sockets or clocks.
+ *
+ *     outside ──hello, welcome──> inside ──silence, "unknown-worker", ...──> outside
+ *
+ * Inside, messages go to the slot of the model they speak of (`slot.ts`). Outside, everything that
+ * was staged or runs stays as it is, and hello is said again and again: a publisher that restarts
+ * finds its workers coming back on their own. Times are in milliseconds, of any clock that never
+ * goes back.
+ */
+
+import { type Effect, send } from "./effects.js";
+import { ProtocolError } from "./errors.js";
+import type { Layout } from "./layout.js";
+import type { Timing } from "./limits.js";
+import {
+  type Announce,
+  controlTopic,
+  type Decoded,
+  dataTopic,
+  decode,
+  type PublisherMessage,
+  type Refuse,
+  type Running,
+  type Welcome,
+} from "./messages.js";
+import { Slot } from "./slot.js";
+import type { StagedVersion } from "./staging.js";
+import { Lease } from "./transfer.js";
+
+/** Who a worker is. */
+export interface Identity {
+  /** One living worker per name and publisher. */
+  readonly name: string;
+  /** 32 hexadecimal digits, drawn anew at each start. */
+  readonly instance: string;
+  readonly client: string;
+  readonly host: string;
+  readonly pid: number;
+}
+
+export interface Model {
+  /** Says why a layout cannot be applied; nothing if it can. */
+  readonly fault: (layout: Layout) => string;
+  /** The bytes of the versions that are expected; 0 if nobody knows. */
+  readonly nbytes: number;
+}
+
+type Frames = readonly Uint8Array[];
+const NO_BYTES = new Uint8Array(0);
+
+export class WorkerMachine {
+  inside = false;
+  epoch = 0;
+  /** Messages dropped because they broke the protocol. */
+  malformed = 0;
+  readonly #slots = new Map<string, Slot>();
+  #data = "";
+  #subscribed = false;
+  #heardAt = 0;
+  #helloAt = Number.NEGATIVE_INFINITY;
+  #pingedAt = Number.NEGATIVE_INFINITY;
+  #pingEvery: number;
+
+  constructor(
+    readonly identity: Identity,
+    readonly models: ReadonlyMap<string, Model>,
+    readonly bytesMax: number,
+    readonly timing: Timing,
+  ) {
+    this.#pingEvery = timing.ping;
+    const fault = (name: string, layout: Layout) => models.get(name)?.fault(layout) ?? "";
+    for (const model of models.keys()) {
+      this.#slots.set(model, new Slot(model, fault, bytesMax, timing));
+    }
+  }
+
+  // What arrives.
+
+  /** Take a message of the control channel. What is malformed is dropped. */
+  receive(frames: Frames, now: number): Effect[] {
+    return this.#receive(frames, now, false);
+  }
+
+  /** Take a published message, its topic included. */
+  receivePublished(frames: Frames, now: number): Effect[] {
+    if (!this.inside) return [];
+    const effects: Effect[] = [];
+    if (!this.#subscribed) {
+      this.#subscribed = true; // the first one proves that the subscription has arrived
+      effects.push(send({ type: "ping", subscribed: true }));
+    }
+    return [...effects, ...this.#receive(frames.slice(1), now, true)];
+  }
+
+  /**
+   * Say where the payload of a published message belongs, of which topic and header are here.
+   *
+   * Null: nowhere; the message is then to be received with an empty payload.
+   */
+  place(frames: Frames, size: number): Lease | null {
+    const message = this.#decode([frames[1] ?? NO_BYTES, NO_BYTES], false)?.message;
+    if (!this.inside || (message?.type !== "announce" && message?.type !== "chunk")) return null;
+    const slot = message.epoch === this.epoch ? this.#slots.get(message.model) : undefined;
+    if (slot === undefined) return null;
+    if (message.type === "chunk") return slot.place(message, size);
+    const bytes = message.whole === null ? message.layout_bytes : message.nbytes;
+    return size === bytes && size <= this.bytesMax ? new Lease(new Uint8Array(size)) : null;
+  }
+
+  #decode(frames: Frames, counts: boolean): Decoded | null {
+    try {
+      return decode(frames);
+    } catch (error) {
+      if (!(error instanceof ProtocolError)) throw error;
+      if (counts) this.malformed += 1;
+      return null;
+    }
+  }
+
+  #receive(frames: Frames, now: number, pushed: boolean): Effect[] {
+    const decoded = this.#decode(frames, true);
+    if (decoded === null) return [];
+    const { message } = decoded;
+    if (message.type === "ping") return [send({ type: "pong", token: message.token })];
+    if (message.type === "welcome") return pushed ? [] : this.#welcome(message, now);
+    if (message.type === "refuse") return this.#refuse(message, now);
+    if (!this.inside) return [];
+    // The publisher restarted, or our welcome was damaged: only hello settles who is right.
+    if (message.epoch !== this.epoch) return this.hello(now);
+    this.#heardAt = now;
+    if (message.type === "pong") return this.#hearOf(message.models, now);
+    const slot = this.#slots.get(message.model);
+    return slot === undefined ? [] : speak(slot, decoded, now, pushed);
+  }
+
+  #hearOf(models: ReadonlyMap<string, number>, now: number): Effect[] {
+    return [...models].flatMap(([model, version]) => {
+      return this.#slots.get(model)?.hearOf({ epoch: this.epoch, version }, now) ?? [];
+    });
+  }
+
+  #refuse(refuse: Refuse, now: number): Effect[] {
+    const { code, text, model } = refuse;
+    this.#heardAt = now;
+    switch (code) {
+      case "unknown-worker":
+        this.inside = false;
+        return this.hello(now);
+      case "gone":
+      case "range": {
+        const slot = this.inside && model !== null ? this.#slots.get(model) : undefined;
+        return slot?.gone(refuse, now) ?? [{ do: "notice", code, text }];
+      }
+      case "name-taken":
+      case "stale-epoch":
+      case "limit":
+      case "protocol-version":
+        this.inside = false;
+        return [{ do: "refused", code, text }];
+      default:
+        return [{ do: "notice", code, text }];
+    }
+  }
+
+  // Joining.
+
+  /** The latest epoch whose weights run here: an older publisher is not to be followed. */
+  get appliedEpoch(): number {
+    return Math.max(0, ...[...this.#slots.values()].map((slot) => slot.running?.epoch ?? 0));
+  }
+
+  /** Say hello, unless that was done a moment ago. */
+  hello(now: number): Effect[] {
+    if (now - this.#helloAt < this.timing.helloRetry) return [];
+    this.#helloAt = now;
+    const models = new Map<string, Running | null>();
+    for (const [model, slot] of this.#slots) models.set(model, slot.running);
+    return [send({ type: "hello", ...this.identity, models, epoch: this.appliedEpoch })];
+  }
+
+  #welcome(welcome: Welcome, now: number): Effect[] {
+    if (welcome.epoch < this.appliedEpoch) {
+      const text =
+        `the publisher is of epoch ${welcome.epoch}, but this worker runs weights of the later ` +
+        `epoch ${this.appliedEpoch}: connect it to the newer publisher`;
+      return [{ do: "refused", code: "stale-epoch", text }];
+    }
+    this.#heardAt = now;
+    // The answer to a second hello:
+    if (this.inside && welcome.epoch === this.epoch) return this.#hearOf(welcome.models, now);
+    this.inside = true;
+    this.epoch = welcome.epoch;
+    this.#subscribed = false;
+    this.#pingEvery = Math.min(this.timing.ping, welcome.ping_ms);
+    const effects: Effect[] = [{ do: "joined", epoch: welcome.epoch }];
+    if (welcome.data !== this.#data) {
+      this.#data = welcome.data;
+      effects.push({ do: "connect", endpoint: welcome.data });
+    }
+    for (const slot of this.#slots.values()) effects.push(...this.#enter(slot, welcome, now));
+    return effects;
+  }
+
+  #enter(slot: Slot, welcome: Welcome, now: number): Effect[] {
+    const { model } = slot;
+    slot.expect(this.models.get(model)?.nbytes ?? 0);
+    const version = welcome.models.get(model) ?? 0;
+    return [
+      { do: "subscribe", topic: controlTopic(model), on: true },
+      { do: "subscribe", topic: dataTopic(model), on: !slot.catchingUp },
+      ...slot.reconnected({ epoch: welcome.epoch, version }, now),
+    ];
+  }
+
+  /** Somebody is at the other end of the control channel: say hello, if it is time. */
+  connected(now: number): Effect[] {
+    return this.inside ? [] : this.hello(now);
+  }
+
+  /** Say goodbye, even from outside: our hello may have been heard, its answer not yet. */
+  close(): Effect[] {
+    return [send({ type: "bye" })];
+  }
+
+  // What the user does.
+
+  /** Return what a model runs; null before its first version. */
+  running(model: string): Running | null {
+    return this.#slots.get(model)?.running ?? null;
+  }
+
+  /** Return the version of a model that waits to be applied. */
+  ready(model: string): StagedVersion | null {
+    return this.#slots.get(model)?.ready ?? null;
+  }
+
+  /** The version that was ready runs now. `keep`: its memory stays with the user. */
+  applied(model: string, now: number, keep = false): Effect[] {
+    const effects = this.#slots.get(model)?.applied(now, keep) ?? [];
+    // It came from a later publisher than the one we follow:
+    if (this.inside && this.appliedEpoch > this.epoch) effects.push(...this.hello(now));
+    return effects;
+  }
+
+  /** The version that was ready could not be applied. */
+  failed(model: string, text: string, now: number): Effect[] {
+    return this.#slots.get(model)?.failed(text, now) ?? [];
+  }
+
+  // Time.
+
+  /** Do what is due. */
+  tick(now: number): Effect[] {
+    if (!this.inside) return [];
+    if (now - this.#heardAt >= this.timing.lostAfter) {
+      this.inside = false;
+      return [{ do: "lost" }];
+    }
+    const slots = [...this.#slots.values()];
+    const effects = slots.flatMap((slot) => slot.tick(now));
+    if (now - this.#pingedAt < this.#pingEvery) return effects;
+    this.#pingedAt = now;
+    effects.push(send({ type: "ping", subscribed: this.#subscribed }));
+    return [...effects, ...slots.flatMap((slot) => slot.repeat())];
+  }
+}
+
+type OfModel = Exclude<PublisherMessage, { type: "ping" | "pong" | "welcome" | "refuse" }>;
+
+/** Tell a slot what the publisher said of its model. */
+function speak(slot: Slot, { message, payloads }: Decoded, now: number, pushed: boolean): Effect[] {
+  const said = message as OfModel;
+  switch (said.type) {
+    case "announce":
+      return said.whole === null
+        ? slot.announced(said, payloads[0], now, pushed)
+        : speakWhole(slot, said, payloads[0] ?? NO_BYTES, now, pushed);
+    case "chunk":
+      return slot.chunk(said, payloads[0] ?? NO_BYTES, now, pushed);
+    case "end":
+      return slot.end(said, now);
+    case "commit":
+      return slot.committed(said, now);
+    case "abort":
+      return slot.aborted(said, now);
+    case "beacon":
+      return slot.hearOf(said, now);
+  }
+}
+
+/** A version in one message: an announcement, its only chunk, and the end. */
+function speakWhole(
+  slot: Slot,
+  announce: Announce,
+  payload: Uint8Array,
+  now: number,
+  pushed: boolean,
+): Effect[] {
+  const { model, epoch, version, whole } = announce;
+  if (whole === null) return [];
+  const { crc, digest } = whole;
+  return [
+    ...slot.announced({ ...announce, whole: null }, undefined, now, pushed),
+    ...slot.chunk({ type: "chunk", model, epoch, version, index: 0, crc }, payload, now, pushed),
+    ...slot.end({ type: "end", model, epoch, version, digest }, now),
+  ];
+}

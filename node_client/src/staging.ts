@@ -1,0 +1,79 @@
+/**
+ * Where a version waits until it is whole: the buffers of one model, and what they then hold.
+ *
+ * There are at most two. One holds a version that is complete and waits to be applied, the other
+ * the version that is arriving. They are kept and used again: fresh memory costs more than the
+ * network, since the kernel has to find and clear each page of it.
+ */
+
+import type { Layout } from "./layout.js";
+import { BUFFERS_MAX } from "./limits.js";
+
+/** The order of versions: by epoch, then by number. */
+export interface Key {
+  readonly epoch: number;
+  readonly version: number;
+}
+
+export function newer(one: Key, other: Key): boolean {
+  return one.epoch > other.epoch || (one.epoch === other.epoch && one.version > other.version);
+}
+
+export function sameKey(one: Key | null, other: Key): boolean {
+  return one !== null && one.epoch === other.epoch && one.version === other.version;
+}
+
+/** A version, whole and verified. */
+export interface StagedVersion extends Key {
+  readonly model: string;
+  readonly layout: Layout;
+  /** The data section; valid until the version is applied or dropped. */
+  readonly data: Uint8Array;
+  readonly digest: string;
+  /** The publisher wants to know that it is staged, before it is applied. */
+  readonly sayStaged: boolean;
+}
+
+/** The staging buffers of one model. */
+export class Buffers {
+  readonly #free: Uint8Array[] = [];
+  #taken = 0;
+
+  /** Make a buffer of this size now and touch it, so that the first version is not slowed. */
+  reserve(nbytes: number): void {
+    if (nbytes === 0 || this.#taken > 0 || this.#free.length > 0) return;
+    try {
+      this.#free.push(new Uint8Array(nbytes).fill(1));
+    } catch (error) {
+      if (!(error instanceof RangeError)) throw error; // whoever asks for it then is told
+    }
+  }
+
+  /**
+   * Return a buffer of this size, one used before if possible; null if all are in use.
+   *
+   * @throws RangeError - if there is no memory for it.
+   */
+  take(nbytes: number): Uint8Array | null {
+    if (this.#taken >= BUFFERS_MAX) return null;
+    const fits = this.#free.findIndex((buffer) => buffer.length === nbytes);
+    let buffer = fits < 0 ? undefined : this.#free.splice(fits, 1)[0];
+    if (buffer === undefined) {
+      this.#free.length = 0; // the model has changed its size: the old memory will not fit again
+      buffer = new Uint8Array(nbytes);
+    }
+    this.#taken += 1;
+    return buffer;
+  }
+
+  /** Take a buffer back. */
+  giveBack(buffer: Uint8Array): void {
+    this.#taken -= 1;
+    this.#free.push(buffer);
+  }
+
+  /** A buffer stays with whoever has it: a snapshot's memory is the user's. */
+  forget(): void {
+    this.#taken -= 1;
+  }
+}

@@ -1,0 +1,111 @@
+/**
+ * The worker's data connection. One that breaks or falls silent is dialled again.
+ *
+ * All bytes of a connection come in one buffer, small enough to stay in the processor's cache until
+ * `zmtp.ts` has copied them to their places.
+ */
+
+import { connect, type Socket } from "node:net";
+import type { Destination } from "./endpoints.js";
+import type { Lease } from "./transfer.js";
+import { Stream } from "./zmtp.js";
+
+const RECEIVE_BYTES = 2 ** 18;
+const DIAL_MS = 5_000; // for the host's address and the connection
+const REDIAL_MS = 50; // between two attempts; doubles,
+const REDIAL_MAX_MS = 1_000; // up to this
+const SILENCE_MS = 30_000; // a publisher pings and sends beacons far more often than that
+
+export interface SubscriptionHandlers {
+  readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
+  readonly message: (frames: readonly Uint8Array[]) => void;
+  /** The connection is of no use, and why; it will be dialled again. */
+  readonly broken: (reason: string) => void;
+}
+
+/** Messages of some topics from one publisher. */
+export class Subscription {
+  readonly #topics = new Set<string>();
+  readonly #buffer = Buffer.allocUnsafeSlow(RECEIVE_BYTES);
+  #destination: Destination | null = null;
+  #socket: Socket | null = null;
+  #stream: Stream | null = null;
+  #redial: NodeJS.Timeout | undefined;
+  #pause = REDIAL_MS;
+
+  constructor(readonly handlers: SubscriptionHandlers) {}
+
+  /** Take messages from there, in place of anywhere else. */
+  connect(destination: Destination): void {
+    this.close();
+    this.#destination = destination;
+    this.#pause = REDIAL_MS;
+    this.#dial(destination);
+  }
+
+  /** Ask for a topic, or no longer; asking twice is asking once. */
+  subscribe(topic: string, on: boolean): void {
+    if (on) this.#topics.add(topic);
+    else this.#topics.delete(topic);
+    this.#stream?.subscribe(topic, on);
+  }
+
+  /** Hang up for good. */
+  close(): void {
+    this.#destination = null;
+    clearTimeout(this.#redial);
+    const socket = this.#socket;
+    this.#socket = null;
+    socket?.destroy();
+    this.#stream?.close();
+    this.#stream = null;
+  }
+
+  #dial(destination: Destination): void {
+    const socket: Socket = connect({
+      ...destination,
+      noDelay: true,
+      timeout: DIAL_MS,
+      onread: {
+        buffer: this.#buffer,
+        callback: (count, buffer) => this.#received(socket, buffer.subarray(0, count)),
+      },
+    });
+    this.#socket = socket;
+    socket.on("connect", () => {
+      socket.setTimeout(SILENCE_MS);
+      this.#open(socket);
+    });
+    socket.on("timeout", () => socket.destroy());
+    socket.on("error", () => {}); // `close` follows
+    socket.on("close", () => this.#closed(socket));
+  }
+
+  #open(socket: Socket): void {
+    this.#stream = new Stream({ ...this.handlers, send: (bytes) => socket.write(bytes) });
+    for (const topic of this.#topics) this.#stream.subscribe(topic, true);
+  }
+
+  #received(socket: Socket, bytes: Uint8Array): boolean {
+    if (socket !== this.#socket || this.#stream === null) return false;
+    try {
+      this.#stream.receive(bytes);
+      if (this.#stream?.state === "open") this.#pause = REDIAL_MS;
+      return true;
+    } catch (error) {
+      this.handlers.broken((error as Error).message);
+      socket.destroy();
+      return false;
+    }
+  }
+
+  #closed(socket: Socket): void {
+    const destination = this.#destination;
+    if (socket !== this.#socket || destination === null) return;
+    this.#socket = null;
+    this.#stream?.close();
+    this.#stream = null;
+    this.#redial = setTimeout(() => this.#dial(destination), this.#pause);
+    this.#pause = Math.min(2 * this.#pause, REDIAL_MAX_MS);
+  }
+}

@@ -1,0 +1,50 @@
+/** A tensor as JavaScript has it: a typed array with a shape and the name of its dtype. */
+
+import {
+  arrayType,
+  type Dtype,
+  isDtype,
+  naturalDtype,
+  type TypedArray,
+  tensorBytes,
+} from "./dtypes.js";
+
+/** Row-major and dense; `shape` is empty for a scalar. */
+export interface Tensor {
+  readonly dtype: Dtype;
+  readonly shape: readonly number[];
+  /** The elements; bits, where JavaScript has no such number (see `toFloat32`). */
+  readonly data: TypedArray;
+}
+
+/**
+ * Return a typed array as a tensor.
+ *
+ * Without a shape it has one dimension; without a dtype, that of the array: pass one for what
+ * travels as bits, such as `tensor(new Uint16Array(6), [2, 3], "BF16")`.
+ *
+ * @throws TypeError - if the array cannot hold the dtype, or is of another size than the shape.
+ */
+export function tensor(data: TypedArray, shape?: readonly number[], dtype?: Dtype): Tensor {
+  const own = dtype ?? naturalDtype(data);
+  if (own === undefined || !isDtype(own)) {
+    throw new TypeError(`${String(own ?? data?.constructor?.name)} holds no dtype of safetensors`);
+  }
+  if (!(data instanceof arrayType(own))) {
+    throw new TypeError(`${own} is held by ${arrayType(own).name}, not ${data.constructor.name}`);
+  }
+  const sizes = [...(shape ?? [data.length])];
+  if (!sizes.every((size) => Number.isSafeInteger(size) && size >= 0)) {
+    throw new TypeError(`shape [${sizes}]: sizes are integers that are not negative`);
+  }
+  const nbytes = tensorBytes(own, sizes);
+  if (nbytes !== data.byteLength) {
+    throw new TypeError(`${own} [${sizes}] has ${nbytes} bytes, the array ${data.byteLength}`);
+  }
+  return { dtype: own, shape: sizes, data };
+}
+
+/** Return the memory of a tensor as bytes. */
+export function bytesOf({ data }: Tensor): Uint8Array {
+  return new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
+}

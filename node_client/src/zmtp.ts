@@ -1,0 +1,206 @@
+/**
+ * The subscriber's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
+ *
+ * libzmq receives each message into fresh memory of its own, and hands it over between threads;
+ * both cost more than the network does. So published messages are read here, and each piece of a
+ * payload is copied once, from the socket's buffer to its place in the version.
+ *
+ *     greeting (64 bytes) ──> READY ──> messages and commands
+ *
+ *     a frame:  ┌───────┬──────────────┬──── ··· ────┐   flags: 1 more follow, 2 long size,
+ *               │ flags │ size, 1 or 8 │    body     │          4 command
+ *               └───────┴──────────────┴──── ··· ────┘
+ *     a message: topic, header, at most one payload
+ */
+
+import { HEADER_BYTES_MAX, MESSAGE_BYTES_MAX } from "./limits.js";
+import type { Lease } from "./transfer.js";
+
+const [MORE, LONG, COMMAND] = [1, 2, 4] as const;
+const GREETING_BYTES = 64;
+const HEAD_BYTES_MAX = 9; // of a frame: flags and a long size
+const PAYLOAD = 2; // the index of a message's payload, after topic and header
+const FRAMES_MAX = 8; // of a message; a later protocol may have more than one payload
+const NOTHING = Buffer.alloc(0);
+
+function greeting(): Buffer {
+  const bytes = Buffer.alloc(GREETING_BYTES);
+  bytes.write("ff00000000000000007f0300", "hex");
+  bytes.write("NULL", 12, "latin1");
+  return bytes;
+}
+const READY = Buffer.from("\x05READY\x0bSocket-Type\0\0\0\x03SUB\x08Identity\0\0\0\0", "latin1");
+
+/** The other side does not speak ZMTP 3, or breaks its rules: the connection is of no use. */
+export class ZmtpError extends Error {}
+
+export interface Handlers {
+  /** Send bytes to the other side. */
+  readonly send: (bytes: Uint8Array) => void;
+  /**
+   * Given topic and header of a message, and the size of its payload: where the payload goes. Null:
+   * nowhere, it is read and forgotten, and the message comes with an empty one.
+   */
+  readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
+  /** A message is complete: topic, header, and perhaps a payload. */
+  readonly message: (frames: readonly Uint8Array[]) => void;
+}
+
+/** A frame's body on its way: a small one is collected, a payload goes to its lease, if it has one. */
+interface Body {
+  readonly flags: number;
+  readonly memory: Buffer | null;
+  readonly lease: Lease | null;
+  missing: number;
+}
+
+/** One connection. */
+export class Stream {
+  state: "greeting" | "ready" | "open" = "greeting";
+  readonly #topics = new Set<string>();
+  readonly #head = Buffer.alloc(GREETING_BYTES); // a greeting or a frame's head, in pieces
+  #have = 0; // bytes of it that are here
+  #frames: Uint8Array[] = []; // of the message that is arriving
+  #body: Body | null = null;
+  #payload: Lease | null = null; // of the message that is arriving
+
+  constructor(readonly handlers: Handlers) {
+    handlers.send(greeting());
+  }
+
+  /** Ask for a topic, or no longer; asking twice is asking once. */
+  subscribe(topic: string, on: boolean): void {
+    if (this.#topics.has(topic) === on) return;
+    if (on) this.#topics.add(topic);
+    else this.#topics.delete(topic);
+    if (this.state === "open") this.#sendTopic(topic, on);
+  }
+
+  /**
+   * Take bytes that have arrived. They are not kept: what is needed of them is copied.
+   *
+   * @throws ZmtpError - close the connection.
+   */
+  receive(bytes: Uint8Array): void {
+    let at = 0;
+    while (at < bytes.length) {
+      at += this.#body === null ? this.#takeHead(bytes, at) : this.#takeBody(this.#body, bytes, at);
+    }
+  }
+
+  /** The connection is gone, perhaps in the middle of a payload. */
+  close(): void {
+    this.#payload?.cancel();
+    this.#payload = null;
+  }
+
+  // Each of these takes what it can of the bytes from `at`, and returns how many that were.
+
+  #takeHead(bytes: Uint8Array, at: number): number {
+    const wanted =
+      this.state === "greeting" ? GREETING_BYTES : this.#headBytes(bytes[at] as number);
+    const count = Math.min(wanted - this.#have, bytes.length - at);
+    this.#head.set(bytes.subarray(at, at + count), this.#have);
+    this.#have += count;
+    if (this.#have < wanted) return count; // of a size of 8 bytes, perhaps
+    this.#have = 0;
+    if (this.state === "greeting") this.#greet(this.#head);
+    else this.#begin(this.#head, wanted);
+    return count;
+  }
+
+  /** Return the length of a frame's head, whose flags are here, or are the next byte. */
+  #headBytes(next: number): number {
+    const flags = this.#have > 0 ? (this.#head[0] as number) : next;
+    if (flags > (MORE | LONG | COMMAND)) throw new ZmtpError(`a frame with flags ${flags}`);
+    return flags & LONG ? HEAD_BYTES_MAX : 2;
+  }
+
+  #greet(head: Buffer): void {
+    if (head[0] !== 0xff || head[9] !== 0x7f || (head[10] as number) < 3) {
+      throw new ZmtpError("the other side does not speak ZMTP 3");
+    }
+    const mechanism = head.toString("latin1", 12, 32).replace(/\0+$/, "");
+    if (mechanism !== "NULL") throw new ZmtpError(`the other side asks for ${mechanism} security`);
+    this.state = "ready";
+    this.#send(READY, COMMAND);
+  }
+
+  /** A frame begins: find a place for its body. */
+  #begin(head: Buffer, headBytes: number): void {
+    const flags = head[0] as number;
+    const size = headBytes === 2 ? (head[1] as number) : Number(head.readBigUInt64BE(1));
+    const payload = !(flags & COMMAND) && this.#frames.length >= PAYLOAD;
+    if (size > (payload ? MESSAGE_BYTES_MAX : HEADER_BYTES_MAX)) {
+      throw new ZmtpError(`a frame of ${size} bytes`);
+    }
+    if (!(flags & COMMAND)) this.#checkMessage();
+    const memory = payload ? null : Buffer.allocUnsafe(size);
+    this.#body = { flags, memory, lease: payload ? this.#lease(size) : null, missing: size };
+    if (size === 0) this.#complete(this.#body);
+  }
+
+  #checkMessage(): void {
+    if (this.state !== "open") throw new ZmtpError("a message before READY");
+    if (this.#frames.length >= FRAMES_MAX) {
+      throw new ZmtpError(`a message of more than ${FRAMES_MAX} frames`);
+    }
+  }
+
+  #lease(size: number): Lease | null {
+    if (size === 0 || this.#frames.length !== PAYLOAD) return null;
+    this.#payload = this.handlers.place(this.#frames, size);
+    return this.#payload;
+  }
+
+  #takeBody(body: Body, bytes: Uint8Array, at: number): number {
+    const count = Math.min(body.missing, bytes.length - at);
+    const piece = bytes.subarray(at, at + count);
+    if (body.memory !== null) body.memory.set(piece, body.memory.length - body.missing);
+    else if (body.lease?.live) body.lease.take(piece);
+    body.missing -= count;
+    if (body.missing === 0) this.#complete(body);
+    return count;
+  }
+
+  #complete({ flags, memory, lease }: Body): void {
+    this.#body = null;
+    if (flags & COMMAND) {
+      this.#command(memory ?? NOTHING);
+      return;
+    }
+    this.#frames.push(memory ?? (lease?.live ? lease.bytes : NOTHING));
+    if (flags & MORE) return;
+    const frames = this.#frames;
+    this.#frames = [];
+    this.handlers.message(frames);
+    this.close(); // a lease that nobody took, since the message was of no use
+  }
+
+  #command(body: Buffer): void {
+    const end = 1 + (body[0] ?? 0);
+    const name = body.toString("latin1", 1, end);
+    if (name === "READY" && this.state === "ready") {
+      this.state = "open";
+      for (const topic of this.#topics) this.#sendTopic(topic, true);
+    } else if (name === "PING") {
+      // After a time to live of two bytes comes a context of at most 16, which we send back.
+      const pong = Buffer.concat([
+        Buffer.from("\x04PONG", "latin1"),
+        body.subarray(end + 2, end + 18),
+      ]);
+      this.#send(pong, COMMAND);
+    } else if (name === "ERROR") {
+      throw new ZmtpError(`the other side says: ${body.toString("latin1", end + 1)}`);
+    }
+  }
+
+  #sendTopic(topic: string, on: boolean): void {
+    this.#send(Buffer.from(`${on ? "\x01" : "\0"}${topic}`, "latin1"));
+  }
+
+  /** Send a short frame: of a command, or of a message of one part. */
+  #send(body: Uint8Array, flags = 0): void {
+    this.handlers.send(Buffer.concat([Buffer.from([flags, body.length]), body]));
+  }
+}
