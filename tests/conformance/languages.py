@@ -1,0 +1,107 @@
+"""The languages: how a driver is built and found, and what a client declares it cannot do."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BUILD_SECONDS = 900.0
+LAST_LINES = 15
+
+
+class NotBuiltError(Exception):
+    """A driver could not be built."""
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """One row.
+
+    Attributes:
+        key: What it is called on the command line.
+        title: What it is called in tables.
+        folder: Where the client lies; empty: it needs no building.
+        tools: What its build needs on the path.
+        unsupported: By scenario, why the client cannot do it.
+    """
+
+    key: str
+    title: str
+    folder: str
+    tools: tuple[str, ...] = ()
+    unsupported: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def command(self) -> list[str]:
+        """The driver."""
+        if not self.folder:
+            return [sys.executable, str(Path(__file__).parent / "python_driver.py")]
+        return [str(ROOT / self.folder / "build" / "driver")]
+
+    def missing(self) -> str:
+        """Say what is missing for a build; nothing if all is there."""
+        if self.folder and not (ROOT / self.folder / "Makefile").is_file():
+            return f"there is no {self.folder}/Makefile"
+        lacking = [tool for tool in self.tools if shutil.which(tool) is None]
+        return f"not installed: {', '.join(lacking)}" if lacking else ""
+
+    def build(self) -> None:
+        """Build the driver.
+
+        Raises:
+            NotBuiltError: What the build said last.
+        """
+        if not self.folder:
+            return
+        try:
+            done = subprocess.run(  # noqa: S603 - a Makefile of ours
+                ["make", "-C", str(ROOT / self.folder), "driver"],  # noqa: S607
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=BUILD_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise NotBuiltError(
+                f"make driver took more than {BUILD_SECONDS:.0f} s in {self.folder}"
+            ) from None
+        if done.returncode:
+            words = "\n".join(done.stdout.splitlines()[-LAST_LINES:])
+            raise NotBuiltError(f"make driver failed in {self.folder}:\n{words}")
+        if not Path(self.command[0]).is_file():
+            raise NotBuiltError(f"make driver in {self.folder} has made no {self.command[0]}")
+
+
+NO_FLOCK = "Node has no flock, so its client takes the network alone"
+
+LANGUAGES = (
+    Language("python", "Python", ""),
+    Language("cpp", "C++", "cpp_client", ("make", "c++")),
+    Language(
+        "node",
+        "TypeScript",
+        "node_client",
+        ("make", "node", "npm"),
+        {"shared-road": NO_FLOCK, "shared-road-overtaken": NO_FLOCK},
+    ),
+    Language("rust", "Rust", "rust_client", ("make", "cargo")),
+    Language("go", "Go", "go_client", ("make", "go")),
+)
+
+
+def chosen(keys: str | None) -> list[Language]:
+    """Return the languages of these keys, separated by commas; all if there are none.
+
+    Raises:
+        ValueError: There is no such language.
+    """
+    if keys is None:
+        return list(LANGUAGES)
+    known = {language.key: language for language in LANGUAGES}
+    unknown = [key for key in keys.split(",") if key not in known]
+    if unknown:
+        raise ValueError(f"no language {', '.join(unknown)}; there are {', '.join(known)}")
+    return [known[key] for key in keys.split(",")]

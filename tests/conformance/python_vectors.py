@@ -1,0 +1,162 @@
+"""What the Python client makes of the golden vectors: `python_driver.py vectors DIR`."""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from weightbus.bus.errors import ProtocolError
+from weightbus.bus.messages import (
+    WBP,
+    Message,
+    Shared,
+    WorkerMessage,
+    encode,
+    from_publisher,
+)
+from weightbus.bus.segment import Views
+from weightbus.bus.staging import StaleError
+from weightbus.codecs.checksum import crc32c, digest
+from weightbus.codecs.chunks import ChunkPlan
+from weightbus.codecs.errors import LayoutError
+from weightbus.codecs.layout import Layout
+from weightbus.tests.conformance.python_sequences import play
+
+Case = dict[str, Any]
+Result = dict[str, Any] | None  # none: the case is no concern of a worker
+
+
+def blob(value: dict[str, str], folder: Path) -> bytes:
+    """Return bytes as the vectors write them."""
+    match value:
+        case {"text": text}:
+            return text.encode()
+        case {"hex": digits}:
+            return bytes.fromhex(digits)
+        case _:
+            return (folder / value["file"]).read_bytes()
+
+
+def results(folder: Path) -> Iterator[Case]:
+    """Yield one line for each case."""
+    for path in sorted(folder.glob("*.json")):
+        lists = {k: v for k, v in json.loads(path.read_text()).items() if k != "format"}
+        for key, cases in lists.items():
+            run = RUNS.get(f"{path.name} {key}")
+            for index, case in enumerate(cast("list[Case]", cases) if run else []):
+                name = str(case.get("name", index))
+                result = run(case, folder) if run else None
+                if result is not None:
+                    shown = name if len(lists) == 1 else f"{key}/{name}"
+                    yield {"file": path.name, "case": shown, **result}
+
+
+def _message(case: Case, folder: Path) -> Result:
+    expect = case["expect"]
+    if case["direction"] == "from_worker":
+        if "ok" not in expect:
+            return None
+        # As values of Python, the way a caller of the codec has them.
+        message = msgspec.convert({"wbp": WBP, **expect["ok"]}, cast("Any", WorkerMessage))
+        return {"header": encode(message).decode()}
+    try:
+        message, payloads = from_publisher([blob(frame, folder) for frame in case["frames"]])
+    except ProtocolError as error:
+        return {"error": error.code}
+    return {"ok": _plain(message), "payloads": len(payloads)}
+
+
+def _plain(message: Message) -> Case:
+    fields = {f: getattr(message, f) for f in message.__struct_fields__ if f != "wbp"}
+    return {"type": message.__struct_config__.tag, **msgspec.to_builtins(fields)}
+
+
+def _layout(case: Case, folder: Path) -> Result:
+    try:
+        layout = Layout.parse(blob(case["header"], folder))
+    except LayoutError:
+        return {"error": "layout-invalid"}
+    tensors = [
+        {"name": s.name, "dtype": s.dtype, "shape": [*s.shape], "begin": s.begin, "end": s.end}
+        for s in layout.tensors
+    ]
+    return {
+        "ok": {
+            "id": layout.id,
+            "nbytes": layout.nbytes,
+            "tensors": tensors,
+            "aliases": dict(layout.aliases),
+            "metadata": dict(layout.metadata),
+        }
+    }
+
+
+def _chunks(case: Case, _folder: Path) -> Result:
+    try:
+        plan = ChunkPlan(case["nbytes"], case["chunk_bytes"])
+    except ValueError:
+        return {"error": "chunk-bytes"}
+    return {"ok": {"count": plan.count, "spans": [list(plan.span(i)) for i in range(plan.count)]}}
+
+
+def _crc(case: Case, _folder: Path) -> Result:
+    return {"crc": crc32c(bytes.fromhex(case["hex"]))}
+
+
+def _digest(case: Case, _folder: Path) -> Result:
+    return {"digest": digest(case["layout"], case["chunk_bytes"], case["crcs"])}
+
+
+def _version(case: Case, folder: Path) -> Result:
+    file = (folder / case["file"]).read_bytes()
+    layout = Layout.parse(file[: case["layout_bytes"]])
+    data = file[case["layout_bytes"] :]
+    plan = ChunkPlan(layout.nbytes, case["chunk_bytes"])
+    spans = [plan.span(index) for index in range(plan.count)]
+    crcs = [crc32c(data[begin:end]) for begin, end in spans]
+    return {"digest": digest(layout.id, plan.chunk_bytes, crcs)}
+
+
+@contextlib.contextmanager
+def _memory(data: bytes) -> Generator[str]:
+    """Put bytes where a publisher puts its segments; give the path."""
+    fd = os.memfd_create("vector", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(fd, data)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        yield f"/proc/{os.getpid()}/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def _segment(case: Case, folder: Path) -> Result:
+    with _memory((folder / case["file"]).read_bytes()) as path:
+        view = Views().open(Shared(path, case["token"]), case["nbytes"])
+        if view is None:
+            return {"error": "segment"}
+        try:
+            with view.reading(**case["version"]) if case["version"] else contextlib.nullcontext():
+                return {"ok": {"data": view.data.tobytes().hex()}}
+        except StaleError:
+            return {"error": "stale"}
+
+
+def _sequence(case: Case, folder: Path) -> Result:
+    return {"steps": play(case, lambda frame: blob(frame, folder))}
+
+
+RUNS: dict[str, Callable[[Case, Path], Result]] = {
+    "messages.json cases": _message,
+    "layouts.json cases": _layout,
+    "chunks.json cases": _chunks,
+    "checksums.json crc32c": _crc,
+    "checksums.json digests": _digest,
+    "versions.json cases": _version,
+    "segments.json cases": _segment,
+    "sequences.json cases": _sequence,
+}

@@ -1,0 +1,181 @@
+"""Every client against every vector and every scenario: `python tests/conformance/run.py`.
+
+Prints a matrix, writes docs/CONFORMANCE.md if everything was run, and ends with status 1 if
+anything is red.
+"""
+
+import argparse
+import fnmatch
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from weightbus.tests.conformance import vectors
+from weightbus.tests.conformance.languages import LANGUAGES, Language, NotBuiltError, chosen
+from weightbus.tests.conformance.matrix import Cell, Matrix
+from weightbus.tests.conformance.scenarios import SCENARIOS, Scenario, run
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "CONFORMANCE.md"
+AT_ONCE = 3  # scenarios of one language: they wait for timers more than for processors
+SKIPPED = "skipped on this machine: "
+
+Row = tuple[str, str, Cell]  # section, row, cell
+
+
+def examine(language: Language, names: Sequence[str], seed: int, *, on_vectors: bool) -> list[Row]:
+    """Run one language; return its cells. (In a process of its own.)"""
+    rows: list[Row] = []
+    if on_vectors:
+        for file, count in vectors.judge(language.command).items():
+            rows.append(("vectors", file, cell_of(count)))
+    wanted = [s for s in SCENARIOS if s.name in names]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        cells = pool.map(lambda s: scenario_cell(s, language, seed), wanted)
+        rows += [("scenarios", s.name, cell) for s, cell in zip(wanted, cells, strict=True)]
+    return rows
+
+
+def scenario_cell(scenario: Scenario, language: Language, seed: int) -> Cell:
+    """Play one scenario."""
+    if scenario.name in language.unsupported:
+        return Cell("unsupported", reason=language.unsupported[scenario.name])
+    fault = run(scenario, language.command, seed)
+    return Cell("wrong", faults=(fault,)) if fault else Cell("right")
+
+
+def cell_of(count: vectors.Count) -> Cell:
+    """Return the cell of a table of vectors."""
+    total = count.right + len(count.unsupported) + len(count.faults)
+    text = str(count.right) if count.right == total else f"{count.right} of {total}"
+    if count.faults:
+        return Cell("wrong", text, faults=tuple(count.faults))
+    if count.unsupported:
+        return Cell("unsupported", text, "; ".join(dict.fromkeys(count.unsupported)))
+    return Cell("right", text)
+
+
+def build(languages: Sequence[Language], *, must: bool) -> tuple[list[Language], dict[str, Cell]]:
+    """Build the drivers; return the languages that can be run, and why the others cannot."""
+    able: list[Language] = []
+    others: dict[str, Cell] = {}
+    for language in languages:
+        lacking = language.missing()
+        try:
+            if not lacking:
+                language.build()
+                able.append(language)
+                continue
+        except NotBuiltError as error:
+            others[language.title] = Cell("wrong", faults=(str(error),))
+            continue
+        others[language.title] = (
+            Cell("wrong", faults=(lacking,)) if must else Cell("not run", reason=SKIPPED + lacking)
+        )
+    return able, others
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    keys = ",".join(language.key for language in LANGUAGES)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--languages", help=f"some of {keys}; else all")
+    parser.add_argument(
+        "--scenarios", help="names or patterns, such as lost-chunks,'damaged*'; then no vectors"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="decides what the network does")
+    parser.add_argument(
+        "--keep-going", action="store_true", help="go on with other languages after a red one"
+    )
+    parser.add_argument(
+        "--require-all", action="store_true", help="a missing toolchain is red (as where CI is set)"
+    )
+    parser.add_argument("--no-build", action="store_true", help="take the drivers that are there")
+    parser.add_argument("--jobs", type=int, default=2, help="languages at a time")
+    return parser.parse_args(words)
+
+
+def chosen_scenarios(patterns: str | None) -> list[str]:
+    """Return the names of the scenarios that are asked for."""
+    names = [scenario.name for scenario in SCENARIOS]
+    if patterns is None:
+        return names
+    wanted = [n for n in names if any(fnmatch.fnmatch(n, p) for p in patterns.split(","))]
+    if not wanted:
+        raise ValueError(f"no scenario {patterns}; there are {', '.join(names)}")
+    return wanted
+
+
+def examine_all(matrix: Matrix, languages: Sequence[Language], options: argparse.Namespace) -> None:
+    """Run the languages, some at a time, and fill the matrix."""
+    names = chosen_scenarios(options.scenarios)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+        futures: dict[Future[list[Row]], Language] = {
+            pool.submit(
+                examine, language, names, options.seed, on_vectors=options.scenarios is None
+            ): language
+            for language in languages
+        }
+        for future in as_completed(futures):
+            title = futures[future].title
+            rows = [] if future.cancelled() else future.result()
+            wrong = sum(cell.verdict == "wrong" for _, _, cell in rows)
+            if rows:
+                print(f"{title}: {len(rows)} rows, {wrong} red", flush=True)
+            for section, row, cell in rows:
+                matrix.add(section, row, title, cell)
+            if wrong and not options.keep_going:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+def in_order(matrix: Matrix) -> None:
+    """Order rows as they are listed, whichever language came first."""
+    matrix.vectors = dict(sorted(matrix.vectors.items()))
+    by_name = matrix.scenarios
+    matrix.scenarios = {s.name: by_name[s.name] for s in SCENARIOS if s.name in by_name}
+
+
+def complete(matrix: Matrix) -> bool:
+    """Return whether every language was run on everything."""
+    run_on = {language for _, language, cell in matrix.cells() if cell.verdict != "not run"}
+    return run_on == {language.title for language in LANGUAGES}
+
+
+def main(words: Sequence[str]) -> int:
+    """Run, report, and return the exit status."""
+    options = parse(words)
+    try:
+        languages = chosen(options.languages)
+        names = chosen_scenarios(options.scenarios)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    must = options.require_all or bool(os.environ.get("CI"))
+    able, others = (languages, {}) if options.no_build else build(languages, must=must)
+    matrix = Matrix(
+        [language.title for language in languages], titles={s.name: s.title for s in SCENARIOS}
+    )
+    examine_all(matrix, able, options)
+    for title, cell in others.items():
+        for name in names:
+            matrix.add("scenarios", name, title, cell)
+        for file in vectors.tables() if options.scenarios is None else ():
+            matrix.add("vectors", file, title, cell)
+    in_order(matrix)
+    print(matrix.plain())
+    for title, cell in others.items():
+        if cell.verdict == "not run":
+            print(f"!!! {title} was NOT RUN: {cell.reason}")
+    if options.scenarios is None and complete(matrix):
+        PAGE.write_text(matrix.page())
+        print(f"wrote {PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE}")
+    else:
+        print("docs/CONFORMANCE.md is left as it is: not everything was run")
+    return 1 if matrix.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""The scenarios in the order of the table, and running one."""
+
+import random
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weightbus.tests.conformance import decisions, faults, hostile, lives, publishing
+from weightbus.tests.conformance.driver import Fault
+from weightbus.tests.conformance.stage import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One scenario: its name, and what a worker must do in it."""
+
+    play: Callable[[Stage], None]
+
+    @property
+    def name(self) -> str:
+        """What it is called on the command line."""
+        return self.play.__name__.replace("_", "-")
+
+    @property
+    def title(self) -> str:
+        """What a worker does in it."""
+        return self.play.__doc__ or self.name
+
+
+SCENARIOS = tuple(
+    Scenario(play)
+    for play in (
+        publishing.join_and_push,
+        publishing.late_join,
+        publishing.before_the_publisher,
+        publishing.over_ipc,
+        publishing.several_models,
+        publishing.layout_changes,
+        publishing.every_shape_and_dtype,
+        publishing.large_version,
+        publishing.many_small_versions,
+        publishing.slow_worker,
+        publishing.in_place,
+        publishing.in_place_with_a_reader,
+        publishing.layout_mismatch,
+        publishing.too_large,
+        decisions.targeted,
+        decisions.staged_first,
+        decisions.together_committed,
+        decisions.commit_of_another_digest,
+        decisions.commits_lost,
+        decisions.together_aborted,
+        decisions.together_superseded,
+        lives.publisher_restart,
+        lives.publisher_restart_while_receiving,
+        lives.worker_restart,
+        lives.stale_publisher,
+        lives.name_taken,
+        lives.silent_publisher,
+        lives.publisher_forgets,
+        lives.goodbye,
+        faults.lost_chunks,
+        faults.damaged_chunks,
+        faults.damaged_headers,
+        faults.lost_messages,
+        faults.ends_and_announcements_lost,
+        faults.doubled_and_late,
+        faults.cut_while_receiving,
+        faults.no_data_channel,
+        faults.wrong_digest,
+        hostile.malformed_messages,
+        hostile.hostile_layouts,
+        hostile.other_epochs,
+        publishing.shared_road,
+        publishing.shared_road_overtaken,
+    )
+)
+
+
+def run(scenario: Scenario, command: Sequence[str], seed: int) -> str:
+    """Play a scenario with a driver; return what is wrong, nothing if all is right."""
+    chance = random.Random(f"{seed} {scenario.name}")
+    with (
+        tempfile.TemporaryDirectory(prefix="wbc") as folder,
+        Stage(command, chance, Path(folder)) as stage,
+    ):
+        try:
+            scenario.play(stage)
+            stage.check()
+            stage.stop()
+        except Fault as fault:
+            return str(fault) or "a fault without words"
+        except Exception:
+            return f"the scenario broke off: {traceback.format_exc(limit=-3)}"
+    return ""

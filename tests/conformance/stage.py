@@ -1,0 +1,193 @@
+"""What a scenario plays on: publishers behind the proxy, workers, and what must hold at its end."""
+
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from weightbus import Publisher, PublishError, Receipt, Timing
+from weightbus.tests.conformance.driver import WAIT_SECONDS, Driver, Fault, Options
+from weightbus.tests.conformance.ledger import Bytes, Ledger, Weights
+from weightbus.tests.conformance.proxy import Proxy, settled
+from weightbus.tests.conformance.rules import Which
+
+PING, LOST_AFTER = 0.2, 4.0  # seconds: the publisher's timers
+CHUNK_BYTES = 4096
+EPOCH = 1_000  # of the first publisher; each later one of a scenario takes the next
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A publish under way: its receipt is to come."""
+
+    future: "Future[Receipt]"
+    content: Bytes
+
+
+class Stage:
+    """One scenario's world.
+
+    Args:
+        command: The driver of the language.
+        chance: Decides everything that is left to chance.
+        folder: Where files go.
+    """
+
+    def __init__(self, command: Sequence[str], chance: random.Random, folder: Path) -> None:
+        self.chance, self.ledger = chance, Ledger()
+        self.proxy = Proxy()
+        self.drivers: list[Driver] = []
+        self.may_fail: set[str] = set()  # codes of `failed` that are in order
+        self.may_disagree = False  # the publisher's view need not be the workers'
+        self._command, self.folder = command, folder
+        self._publishers: list[Publisher] = []
+        self._told: list[Told] = []
+        self._epoch = EPOCH
+
+    # Publishers.
+
+    def open(self, *, epoch: int | None = None, **options: Any) -> Publisher:
+        """Start a publisher behind the proxy, in place of any before."""
+        if epoch is None:
+            self._epoch += 1
+        options = {
+            "chunk_bytes": CHUNK_BYTES,
+            "timing": Timing(ping=PING, lost_after=LOST_AFTER),
+            "advertise": f"tcp://*:{self.proxy.data_port}",
+            **options,
+        }
+        made = Publisher(epoch=self._epoch if epoch is None else epoch, **options)
+        self._publishers.append(made)
+        self.chunk_bytes: int = options["chunk_bytes"]
+        if made.address.startswith("tcp:"):
+            self.proxy.lead_to(made.address, made.data_address)
+        return made
+
+    @property
+    def publisher(self) -> Publisher:
+        """The latest publisher."""
+        return self._publishers[-1]
+
+    def close_publisher(self) -> None:
+        """End the latest publisher; the proxy leads nowhere until the next."""
+        self.settle()
+        self.publisher.close()
+
+    def publish(self, weights: Weights, model: str = "m", **options: Any) -> Receipt:
+        """Publish, wait until all that it is for have applied it, and note it.
+
+        Raises:
+            Fault: They have not.
+        """
+        receipt = self.outcome(weights, model, **options)
+        required = options.get("require", "all")
+        done = receipt.in_state("applied", "skipped", "staged")
+        if len(done) < (len(receipt.workers) if required == "all" else int(str(required))):
+            raise Fault(f"published, but: {receipt}")
+        return receipt
+
+    def outcome(self, weights: Weights, model: str = "m", **options: Any) -> Receipt:
+        """Publish, wait for the receipt, whatever it says, and note it."""
+        self.submit(weights, model, **options)
+        return self.settle()[-1]
+
+    def submit(self, weights: Weights, model: str = "m", **options: Any) -> "Future[Receipt]":
+        """Publish and do not wait; `settle` does."""
+        content = Bytes.of(weights, self.chunk_bytes)
+        options = {"timeout": WAIT_SECONDS, **options}
+        future = self.publisher.publish_async(model, weights, **options)
+        self._told.append(Told(future, content))
+        return future
+
+    def settle(self) -> list[Receipt]:
+        """Wait for all receipts that are to come, and note them."""
+        receipts: list[Receipt] = []
+        for told in self._told:
+            try:
+                receipt, achieved = told.future.result(2 * WAIT_SECONDS), True
+            except PublishError as error:
+                receipt, achieved = error.receipt, False
+            self.ledger.note(receipt, told.content, aborted=not achieved and self.aborts)
+            receipts.append(receipt)
+        self._told.clear()
+        return receipts
+
+    aborts = False  # whether a publish that does not achieve what it requires is aborted
+
+    # Workers.
+
+    def worker(
+        self, name: str = "w", *, address: str | None = None, join: bool = True, **options: Any
+    ) -> Driver:
+        """Start a worker; with `join`, wait until it is in and pushed messages reach it."""
+        made = Driver(
+            self._command, address or self.proxy.address, name, Options(**options), self.folder
+        )
+        self.drivers.append(made)
+        if join:
+            made.wait_event("joined")
+            if address is None and "data" in self.proxy.reachable:
+                self.wait_subscribed(name)
+        return made
+
+    def wait_subscribed(self, name: str) -> None:
+        """Wait until the publisher knows that pushed messages reach a worker."""
+        self.proxy.wait_answered(lambda p: p.worker == name and p.header.get("subscribed") is True)
+
+    def which(self, *types: str, **options: Any) -> Which:
+        """Return which messages a rule is about, with this scenario's chance."""
+        return Which(types, chance=self.chance, **options)
+
+    # The end.
+
+    def check(self) -> None:
+        """Heal the network, and check what must hold at the end of every scenario.
+
+        Raises:
+            Fault: What does not.
+        """
+        self.proxy.rules = []
+        self.settle()
+        settled(lambda: next(self.ledger.false_claims(self.drivers), ""))
+        if not self.may_disagree:
+            settled(lambda: next(self._disagreements(), ""))
+        for driver in self.drivers:
+            for fault in self.ledger.faults(driver):
+                raise Fault(f"{driver.name}: {fault}")
+            for event in driver.those("failed"):
+                if event["code"] not in self.may_fail:
+                    raise Fault(f"{driver.name} failed: {event}")
+
+    def _disagreements(self) -> Iterator[str]:
+        """Yield where the publisher's view of living workers is not theirs."""
+        seen = self.publisher.workers()
+        for driver in self.drivers:
+            status = seen.get(driver.name)
+            if not driver.alive or status is None:
+                continue
+            for model in driver.options.models:
+                mine, its = driver.last_applied(model), status.running.get(model)
+                if mine != its:
+                    yield f"{driver.name} runs {mine} of {model}, workers() says {its}"
+
+    def stop(self) -> None:
+        """See that every worker that lives ends on SIGTERM, as it should."""
+        for driver in self.drivers:
+            if driver.alive:
+                driver.stop()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for driver in self.drivers:
+            driver.close()
+        for publisher in self._publishers:
+            publisher.close()
+        self.proxy.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
