@@ -1,0 +1,80 @@
+package weightbus
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+)
+
+// BF16ToFloat32 converts a bfloat16: the upper half of a float32.
+func BF16ToFloat32(bits uint16) float32 { return math.Float32frombits(uint32(bits) << 16) }
+
+// F16ToFloat32 converts an IEEE half float.
+func F16ToFloat32(bits uint16) float32 { return small(uint32(bits), 5, 10, true) }
+
+// F8E5M2ToFloat32 converts a float8_e5m2: the upper half of an IEEE half float.
+func F8E5M2ToFloat32(bits uint8) float32 { return small(uint32(bits), 5, 2, true) }
+
+// F8E4M3ToFloat32 converts a float8_e4m3fn: no infinities, and one NaN for each sign.
+func F8E4M3ToFloat32(bits uint8) float32 {
+	if bits&0x7f == 0x7f {
+		return float32(math.NaN())
+	}
+	return small(uint32(bits), 4, 3, false)
+}
+
+// small converts a float of so many bits of exponent and mantissa. In the IEEE ones the largest
+// exponent means infinity, or NaN.
+func small(bits uint32, exponentBits, mantissaBits int, ieee bool) float32 {
+	mantissa := bits & (1<<mantissaBits - 1)
+	exponent := int(bits>>mantissaBits) & (1<<exponentBits - 1)
+	bias := 1<<(exponentBits-1) - 1
+	value := 0.0
+	switch {
+	case ieee && exponent == 1<<exponentBits-1 && mantissa == 0:
+		value = math.Inf(1)
+	case ieee && exponent == 1<<exponentBits-1:
+		value = math.NaN()
+	case exponent == 0:
+		value = math.Ldexp(float64(mantissa), 1-bias-mantissaBits)
+	default:
+		value = math.Ldexp(float64(mantissa|1<<mantissaBits), exponent-bias-mantissaBits)
+	}
+	if bits>>(exponentBits+mantissaBits) != 0 {
+		value = -value
+	}
+	return float32(value)
+}
+
+// Float32s returns the elements converted to float32, a new slice. The dtype must be a float of 64,
+// 32, 16 or 8 bits (F8_E4M3 or F8_E5M2).
+func (t Tensor) Float32s() ([]float32, error) {
+	width, convert := t.converter()
+	if convert == nil {
+		return nil, fmt.Errorf("a tensor of dtype %s is not converted to float32; use its Bytes", t.dtype)
+	}
+	values := make([]float32, len(t.bytes)/width)
+	for i := range values {
+		values[i] = convert(t.bytes[i*width:])
+	}
+	return values, nil
+}
+
+func (t Tensor) converter() (width int, convert func(b []byte) float32) {
+	word := binary.LittleEndian
+	switch t.dtype {
+	case "F64":
+		return 8, func(b []byte) float32 { return float32(math.Float64frombits(word.Uint64(b))) }
+	case "F32":
+		return 4, func(b []byte) float32 { return math.Float32frombits(word.Uint32(b)) }
+	case "F16":
+		return 2, func(b []byte) float32 { return F16ToFloat32(word.Uint16(b)) }
+	case "BF16":
+		return 2, func(b []byte) float32 { return BF16ToFloat32(word.Uint16(b)) }
+	case "F8_E4M3":
+		return 1, func(b []byte) float32 { return F8E4M3ToFloat32(b[0]) }
+	case "F8_E5M2":
+		return 1, func(b []byte) float32 { return F8E5M2ToFloat32(b[0]) }
+	}
+	return 0, nil
+}

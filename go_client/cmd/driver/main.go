@@ -1,0 +1,52 @@
+// The conformance driver: what tests of all languages drive in the same way.
+//
+//	driver vectors DIR
+//	driver worker ADDRESS --name NAME --models m1,m2 ...
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"sync"
+)
+
+func main() {
+	if len(os.Args) < 3 {
+		fmt.Fprintln(os.Stderr, "usage: driver vectors DIR | driver worker ADDRESS [OPTIONS]")
+		os.Exit(2)
+	}
+	var err error
+	switch os.Args[1] {
+	case "vectors":
+		err = vectors(os.Args[2])
+	case "worker":
+		err = worker(os.Args[2], os.Args[3:])
+	default:
+		err = fmt.Errorf("%q is neither vectors nor worker", os.Args[1])
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "driver:", err)
+		os.Exit(1)
+	}
+}
+
+type object map[string]interface{}
+
+var (
+	printing sync.Mutex
+	out      = bufio.NewWriter(os.Stdout)
+)
+
+// print writes one line, at once.
+func print(line object) {
+	printing.Lock()
+	defer printing.Unlock()
+	text, err := json.Marshal(line)
+	if err != nil {
+		panic(err)
+	}
+	_, _ = out.Write(append(text, '\n'))
+	_ = out.Flush()
+}

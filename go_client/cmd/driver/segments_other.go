@@ -1,0 +1,14 @@
+//go:build !linux
+
+package main
+
+func segments(t table) error {
+	var cases struct{ Cases []struct{ Name string } }
+	if err := t.read(&cases); err != nil {
+		return err
+	}
+	for i, c := range cases.Cases {
+		t.print(c.Name, i, object{"unsupported": "there is no shared road on this system"})
+	}
+	return nil
+}

@@ -1,0 +1,263 @@
+package main
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"weightbus/internal/wbp"
+)
+
+// vectors prints what becomes of every case of every table.
+func vectors(folder string) error {
+	for _, table := range []struct {
+		file string
+		run  func(t table) error
+	}{
+		{"messages.json", messages}, {"layouts.json", layouts}, {"chunks.json", chunks},
+		{"checksums.json", checksums}, {"versions.json", versions}, {"segments.json", segments},
+	} {
+		if err := table.run(tableOf(folder, table.file)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A table is one file of cases.
+type table struct{ folder, file string }
+
+func tableOf(folder, file string) table { return table{folder, file} }
+
+func (t table) read(into interface{}) error {
+	text, err := os.ReadFile(filepath.Join(t.folder, t.file))
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, into)
+}
+
+// print writes the result of a case; one without a name goes by its index.
+func (t table) print(name string, index int, result object) {
+	if name == "" {
+		name = strconv.Itoa(index)
+	}
+	result["file"], result["case"] = t.file, name
+	print(result)
+}
+
+// Bytes of a table: as text, as hexadecimal digits, or in a file.
+type source struct {
+	Text *string
+	Hex  *string
+	File *string
+}
+
+func (t table) bytes(s source) ([]byte, error) {
+	switch {
+	case s.Text != nil:
+		return []byte(*s.Text), nil
+	case s.Hex != nil:
+		return hex.DecodeString(*s.Hex)
+	case s.File != nil:
+		return os.ReadFile(filepath.Join(t.folder, *s.File))
+	}
+	return nil, errors.New("bytes are none of text, hex, file")
+}
+
+func messages(t table) error {
+	var cases struct {
+		Cases []struct {
+			Name      string
+			Direction string
+			Frames    []source
+			Expect    struct{ OK json.RawMessage }
+		}
+	}
+	if err := t.read(&cases); err != nil {
+		return err
+	}
+	for i, c := range cases.Cases {
+		if c.Direction == "from_worker" {
+			if c.Expect.OK != nil {
+				t.print(c.Name, i, encoded(c.Expect.OK))
+			}
+			continue
+		}
+		var frames [][]byte
+		for _, frame := range c.Frames {
+			bytes, err := t.bytes(frame)
+			if err != nil {
+				return err
+			}
+			frames = append(frames, bytes)
+		}
+		t.print(c.Name, i, decoded(frames))
+	}
+	return nil
+}
+
+func decoded(frames [][]byte) object {
+	if len(frames) == 0 {
+		return object{"error": "malformed"}
+	}
+	message, err := wbp.Decode(frames[0], len(frames)-1)
+	var broken *wbp.ProtocolError
+	if errors.As(err, &broken) {
+		return object{"error": string(broken.Code)}
+	}
+	fields := object{}
+	text, _ := json.Marshal(message)
+	_ = json.Unmarshal(text, &fields)
+	for name := range fields { // integers up to 2^53-1 would be printed as floats
+		fields[name] = rawField(text, name)
+	}
+	fields["type"] = message.Kind()
+	return object{"ok": fields, "payloads": len(frames) - 1}
+}
+
+func rawField(text []byte, name string) json.RawMessage {
+	raw := map[string]json.RawMessage{}
+	_ = json.Unmarshal(text, &raw)
+	return raw[name]
+}
+
+// encoded returns the header that is sent for these fields.
+func encoded(ok json.RawMessage) object {
+	var kind struct{ Type string }
+	_ = json.Unmarshal(ok, &kind)
+	message, known := map[string]wbp.Message{
+		"hello": &wbp.Hello{}, "fetch": &wbp.Fetch{}, "progress": &wbp.Progress{}, "staged": &wbp.Staged{},
+		"applied": &wbp.Applied{}, "failed": &wbp.Failed{}, "bye": &wbp.Bye{}, "ping": &wbp.Ping{}, "pong": &wbp.Pong{},
+	}[kind.Type]
+	if !known {
+		return object{"unsupported": "a worker sends no " + kind.Type}
+	}
+	if err := json.Unmarshal(ok, message); err != nil {
+		return object{"error": err.Error()}
+	}
+	return object{"header": string(wbp.Encode(message))}
+}
+
+func layouts(t table) error {
+	var cases struct {
+		Cases []struct {
+			Name   string
+			Header source
+		}
+	}
+	if err := t.read(&cases); err != nil {
+		return err
+	}
+	for i, c := range cases.Cases {
+		bytes, err := t.bytes(c.Header)
+		if err != nil {
+			return err
+		}
+		layout, err := wbp.ParseLayout(bytes)
+		if err != nil {
+			t.print(c.Name, i, object{"error": "layout-invalid"})
+			continue
+		}
+		tensors := []object{}
+		for _, s := range layout.Tensors {
+			tensors = append(tensors, object{"name": s.Name, "dtype": s.DType, "shape": s.Shape, "begin": s.Begin, "end": s.End})
+		}
+		t.print(c.Name, i, object{"ok": object{"id": layout.ID, "nbytes": layout.Bytes, "tensors": tensors,
+			"aliases": layout.Aliases, "metadata": layout.Metadata}})
+	}
+	return nil
+}
+
+func chunks(t table) error {
+	var cases struct {
+		Cases []struct {
+			Name       string
+			Bytes      int64 `json:"nbytes"`
+			ChunkBytes int64 `json:"chunk_bytes"`
+		}
+	}
+	if err := t.read(&cases); err != nil {
+		return err
+	}
+	for i, c := range cases.Cases {
+		plan, err := wbp.NewPlan(c.Bytes, c.ChunkBytes)
+		if err != nil {
+			t.print(c.Name, i, object{"error": "chunk-bytes"})
+			continue
+		}
+		spans := [][2]int64{}
+		for n := int64(0); n < plan.Count(); n++ {
+			begin, end := plan.Span(n)
+			spans = append(spans, [2]int64{begin, end})
+		}
+		t.print(c.Name, i, object{"ok": object{"count": plan.Count(), "spans": spans}})
+	}
+	return nil
+}
+
+func checksums(t table) error {
+	var lists struct {
+		CRC32C []struct {
+			Name string
+			Hex  string
+		}
+		Digests []struct {
+			Name       string
+			Layout     string
+			ChunkBytes int64 `json:"chunk_bytes"`
+			CRCs       []uint32
+		}
+	}
+	if err := t.read(&lists); err != nil {
+		return err
+	}
+	name := func(list, name string, index int) string {
+		if name == "" {
+			name = strconv.Itoa(index)
+		}
+		return list + "/" + name
+	}
+	for i, c := range lists.CRC32C {
+		bytes, err := hex.DecodeString(c.Hex)
+		if err != nil {
+			return err
+		}
+		t.print(name("crc32c", c.Name, i), i, object{"crc": wbp.CRC32C(bytes)})
+	}
+	for i, c := range lists.Digests {
+		t.print(name("digests", c.Name, i), i, object{"digest": wbp.Digest(c.Layout, c.ChunkBytes, c.CRCs)})
+	}
+	return nil
+}
+
+// versions parses each file as a version and hashes it from its bytes alone.
+func versions(t table) error {
+	var cases struct {
+		Cases []struct {
+			Name        string
+			File        string
+			LayoutBytes int64 `json:"layout_bytes"`
+			ChunkBytes  int64 `json:"chunk_bytes"`
+		}
+	}
+	if err := t.read(&cases); err != nil {
+		return err
+	}
+	for i, c := range cases.Cases {
+		bytes, err := os.ReadFile(filepath.Join(t.folder, c.File))
+		if err != nil {
+			return err
+		}
+		layout, err := wbp.ParseLayout(bytes[:c.LayoutBytes])
+		if err != nil {
+			t.print(c.Name, i, object{"error": err.Error()})
+			continue
+		}
+		t.print(c.Name, i, object{"digest": wbp.DigestOf(layout.ID, bytes[c.LayoutBytes:], c.ChunkBytes)})
+	}
+	return nil
+}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"weightbus"
+	"weightbus/internal/wbp"
+)
+
+// A spec is what --in-place gives of a tensor.
+type spec struct {
+	DType string
+	Shape []int
+}
+
+type settings struct {
+	models    []string
+	inPlace   map[string]map[string]spec
+	noTensors bool
+}
+
+// worker joins and applies whatever comes, until it is told to stop or the time is over.
+func worker(address string, arguments []string) error {
+	flags := flag.NewFlagSet("driver worker ADDRESS", flag.ContinueOnError)
+	name := flags.String("name", "", "what the worker is called")
+	models := flags.String("models", "", "the models it wants, separated by commas")
+	inPlace := flags.String("in-place", "", "a file with the tensors to register")
+	noTensors := flags.Bool("no-tensors", false, "leave out the checksums of tensors")
+	bytesMax := flags.Int64("bytes-max", 0, "the largest version to accept")
+	network := flags.Bool("network", false, "keep off the shared road")
+	seconds := flags.Float64("seconds", 120, "when to end")
+	if err := flags.Parse(arguments); err != nil {
+		return err
+	}
+	s := settings{models: strings.Split(*models, ","), noTensors: *noTensors}
+	if *inPlace != "" {
+		text, err := os.ReadFile(*inPlace)
+		if err != nil {
+			return err
+		}
+		if err := json.Unmarshal(text, &s.inPlace); err != nil {
+			return err
+		}
+	}
+	memory, err := s.memory()
+	if err != nil {
+		return err
+	}
+	w, err := weightbus.New(address, weightbus.Options{
+		Name: *name, Models: memory, BytesMax: *bytesMax, NetworkOnly: *network})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(*seconds*float64(time.Second)))
+	defer cancel()
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	s.run(ctx, w)
+	return nil
+}
+
+// memory allocates what is to be registered.
+func (s settings) memory() (map[string]weightbus.Tensors, error) {
+	models := map[string]weightbus.Tensors{}
+	for _, model := range s.models {
+		specs, registered := s.inPlace[model]
+		if !registered {
+			models[model] = nil
+			continue
+		}
+		tensors := weightbus.Tensors{}
+		for name, spec := range specs {
+			shape := make([]int64, len(spec.Shape))
+			for i, size := range spec.Shape {
+				shape[i] = int64(size)
+			}
+			size, ok := wbp.TensorBytes(spec.DType, shape)
+			if !ok {
+				return nil, fmt.Errorf("%s of %s: %s %v is no tensor", name, model, spec.DType, spec.Shape)
+			}
+			tensors[name] = weightbus.Bits(spec.DType, make([]byte, size), spec.Shape...)
+		}
+		models[model] = tensors
+	}
+	return models, nil
+}
+
+// run receives, watches the events, and reads registered models all the time.
+func (s settings) run(ctx context.Context, w *weightbus.Worker) {
+	var others sync.WaitGroup
+	others.Add(1)
+	go func() { defer others.Done(); watch(w.Events()) }()
+	for model := range s.inPlace {
+		others.Add(1)
+		go func(model string) { defer others.Done(); lookForTears(ctx, w, model) }(model)
+	}
+	for {
+		update, err := w.Receive(ctx)
+		var failed *weightbus.ApplyError
+		switch {
+		case err == nil:
+			s.applied(ctx, w, update)
+		case errors.As(err, &failed):
+			print(object{"event": "failed", "model": failed.Model, "epoch": failed.Epoch, "version": failed.Version,
+				"code": string(failed.Code), "text": failed.Text})
+		case ctx.Err() != nil || errors.Is(err, weightbus.ErrClosed):
+			_ = w.Close()
+			others.Wait()
+			return
+		}
+	}
+}
+
+// applied says what was applied, and the checksums of what a user would read.
+func (s settings) applied(ctx context.Context, w *weightbus.Worker, update weightbus.Update) {
+	line := object{"event": "applied", "model": update.Model, "epoch": update.Epoch, "version": update.Version,
+		"digest": update.Digest}
+	if !s.noTensors {
+		crcs := map[string]uint32{}
+		err := w.Read(ctx, update.Model, func(v weightbus.View) {
+			for _, name := range v.Names() {
+				t, _ := v.Tensor(name)
+				crcs[name] = wbp.CRC32C(t.Bytes())
+			}
+		})
+		if err != nil {
+			return // told to stop while it waited
+		}
+		line["tensors"] = crcs
+	}
+	print(line)
+}
+
+// watch prints sessions that begin and end; a refusal that is repeated, once.
+func watch(events <-chan weightbus.Event) {
+	var last weightbus.Event
+	for event := range events {
+		if event == last && event.Kind == weightbus.Refused {
+			continue
+		}
+		switch event.Kind {
+		case weightbus.Joined:
+			print(object{"event": "joined", "epoch": event.Epoch})
+		case weightbus.Lost:
+			print(object{"event": "lost"})
+		case weightbus.Refused:
+			print(object{"event": "refused", "code": string(event.Code), "text": event.Text})
+		default:
+			fmt.Fprintln(os.Stderr, event.Kind, event.Text)
+			continue
+		}
+		last = event
+	}
+}
+
+// lookForTears reads all tensors of a model again and again. Every byte of a version is the same.
+func lookForTears(ctx context.Context, w *weightbus.Worker, model string) {
+	for ctx.Err() == nil {
+		err := w.Read(ctx, model, func(v weightbus.View) {
+			first := -1
+			for _, name := range v.Names() {
+				t, _ := v.Tensor(name)
+				for _, b := range t.Bytes() {
+					if first < 0 {
+						first = int(b)
+					}
+					if int(b) != first {
+						print(object{"event": "torn", "model": model, "epoch": v.Epoch, "version": v.Version,
+							"tensor": name, "values": []int{first, int(b)}})
+						return
+					}
+				}
+			}
+		})
+		if err != nil {
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Millisecond): // nothing is there yet
+			}
+		}
+	}
+}

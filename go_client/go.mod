@@ -1,0 +1,3 @@
+module weightbus
+
+go 1.19

@@ -1,0 +1,185 @@
+// Package segment reads the publisher's memory where it is a process of the same user on the same
+// Linux host: the shared road (section 10 of the protocol).
+//
+//	0       8       24      32        40       48              4096
+//	├───────┼───────┼───────┼─────────┼────────┼─────── ··· ────┼──────────────┤
+//	│ magic │ token │ epoch │ version │ length │ model, zeros   │ data section │
+//	└───────┴───────┴───────┴─────────┴────────┴────────────────┴──────────────┘
+//	                  u64     u64       u64 (little-endian), of the model's id
+//
+// The publisher fills a segment under an exclusive flock and we copy under a shared one; neither
+// ever waits for the other. The stamp (epoch, version, model) says what is in it.
+package segment
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"sync"
+	"syscall"
+
+	"weightbus/internal/wbp"
+)
+
+const (
+	headerBytes = 4096
+	stampBegin  = 24
+	stampEnd    = 176
+	viewsMax    = 8 // segments kept mapped: a few models, each with a few arenas
+)
+
+var pathForm = regexp.MustCompile(`^/proc/[0-9]{1,10}/fd/[0-9]{1,10}$`)
+
+// A Cache keeps the segments that were opened lately, so that each is mapped once.
+type Cache struct {
+	mu    sync.Mutex
+	views []*view // the oldest first
+}
+
+// NewCache returns one that is empty.
+func NewCache() *Cache { return &Cache{} }
+
+// Open returns a segment of this host, to be released after use; nil if it is not to be had.
+func (c *Cache) Open(shared *wbp.Shared, size int64) wbp.Segment {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, v := range c.views {
+		if v.token == shared.Token && int64(len(v.data())) == size {
+			v.hold()
+			return v
+		}
+	}
+	if !pathForm.MatchString(shared.Path) {
+		return nil
+	}
+	v, err := open(shared, size)
+	if err != nil {
+		return nil // no such segment here: that is no error
+	}
+	if c.views = append(c.views, v); len(c.views) > viewsMax {
+		c.views[0].Release()
+		c.views = c.views[1:]
+	}
+	v.hold() // the first hold is the cache's
+	return v
+}
+
+// A view is another process's segment, mapped for reading.
+type view struct {
+	token  string
+	file   *os.File
+	memory []byte
+
+	mu      sync.Mutex
+	holds   int // of whoever may still use it
+	copying int // the kernel's lock is one for all who use this descriptor
+}
+
+// open maps a segment, and makes all the checks that tell it from anything else.
+func open(shared *wbp.Shared, size int64) (*view, error) {
+	file, err := os.OpenFile(shared.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // close-on-exec, as ever in Go
+	if err != nil {
+		return nil, err
+	}
+	v := &view{token: shared.Token, file: file, holds: 1}
+	if err := v.mapped(shared, size); err != nil {
+		v.unmap()
+		return nil, err
+	}
+	return v, nil
+}
+
+func (v *view) mapped(shared *wbp.Shared, size int64) error {
+	info, err := v.file.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() || size > wbp.IntegerMax-headerBytes || info.Size() != headerBytes+size {
+		return fmt.Errorf("%s is no segment of %d bytes", shared.Path, size)
+	}
+	if seals, err := sealsOf(v.file.Fd()); err != nil || seals&sealShrink == 0 {
+		return fmt.Errorf("%s could be cut short while it is read", shared.Path)
+	}
+	v.memory, err = syscall.Mmap(int(v.file.Fd()), 0, int(info.Size()), syscall.PROT_READ, syscall.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	token, err := hex.DecodeString(shared.Token)
+	if err != nil || string(v.memory[:stampBegin]) != "WBPSHM1\x00"+string(token) {
+		return errors.New("the memory of somebody else")
+	}
+	return nil
+}
+
+func (v *view) unmap() {
+	if v.memory != nil {
+		_ = syscall.Munmap(v.memory)
+	}
+	_ = v.file.Close()
+}
+
+func (v *view) data() []byte { return v.memory[headerBytes:] }
+
+func (v *view) hold() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.holds++
+}
+
+// Release gives the mapping back to the system once nobody holds it.
+func (v *view) Release() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.holds--; v.holds == 0 {
+		v.unmap()
+	}
+}
+
+// Copy calls copy with the data section, locked, if it is that of this version.
+func (v *view) Copy(model string, key wbp.Key, copy func(data []byte)) error {
+	if err := v.lock(); err != nil {
+		return wbp.ErrStale
+	}
+	defer v.unlock()
+	stamp := stampOf(model, key)
+	if string(v.memory[stampBegin:stampEnd]) != stamp {
+		return wbp.ErrStale
+	}
+	copy(v.data())
+	if string(v.memory[stampBegin:stampEnd]) != stamp {
+		return wbp.ErrStale
+	}
+	return nil
+}
+
+func (v *view) lock() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.copying == 0 {
+		if err := syscall.Flock(int(v.file.Fd()), syscall.LOCK_SH|syscall.LOCK_NB); err != nil {
+			return err
+		}
+	}
+	v.copying++
+	return nil
+}
+
+func (v *view) unlock() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.copying--; v.copying == 0 {
+		_ = syscall.Flock(int(v.file.Fd()), syscall.LOCK_UN)
+	}
+}
+
+func stampOf(model string, key wbp.Key) string {
+	stamp := make([]byte, stampEnd-stampBegin)
+	binary.LittleEndian.PutUint64(stamp, uint64(key.Epoch))
+	binary.LittleEndian.PutUint64(stamp[8:], uint64(key.Version))
+	binary.LittleEndian.PutUint64(stamp[16:], uint64(len(model)))
+	copy(stamp[24:], model)
+	return string(stamp)
+}

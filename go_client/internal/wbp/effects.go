@@ -1,0 +1,34 @@
+package wbp
+
+// An Effect is something that the machine wants done.
+type Effect interface{}
+
+type (
+	// Send is a message for the publisher.
+	Send struct{ Message Message }
+	// Connect asks for published messages from this endpoint, in place of any before.
+	Connect struct{ Endpoint string }
+	// Subscribe asks for a topic, or no longer.
+	Subscribe struct {
+		Topic string
+		On    bool
+	}
+	// Ready is a version that may be applied.
+	Ready struct{ Version *Version }
+	// Rejected says that a version cannot be taken; the old one still runs.
+	Rejected struct {
+		Model string
+		Key   Key
+		Code  Code
+		Text  string
+	}
+	// Joined says that the publisher has let this worker in.
+	Joined struct{ Epoch int64 }
+	// Lost says that the publisher is silent.
+	Lost struct{}
+	// Refused says that the publisher has something against this worker, or what it sent.
+	Refused struct {
+		Code Code
+		Text string
+	}
+)

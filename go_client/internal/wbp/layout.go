@@ -1,0 +1,215 @@
+package wbp
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"sort"
+	"unicode/utf8"
+)
+
+// A Spec is one tensor and the bytes of the data section that it owns.
+type Spec struct {
+	Name       string
+	DType      string
+	Shape      []int64
+	Begin, End int64
+}
+
+func (s *Spec) String() string { return fmt.Sprintf("%s %s", s.DType, ShapeText(s.Shape)) }
+
+// ShapeText writes a shape as people write it: [4, 3].
+func ShapeText(shape []int64) string {
+	text := "["
+	for i, size := range shape {
+		if i > 0 {
+			text += ", "
+		}
+		text += fmt.Sprint(size)
+	}
+	return text + "]"
+}
+
+// A Layout tells which tensors a version holds, and where each lies. It is a safetensors header:
+//
+//	0        8                      8+n
+//	├────────┼───────────────────────┼──────────────────────────────┤
+//	│ n, u64 │ JSON of n bytes       │ data section: the tensors,   │
+//	│ little │                       │ row-major, without gaps      │
+//	└────────┴───────────────────────┴──────────────────────────────┘
+//
+// It is only ever made by ParseLayout, which believes nothing: it is what stands between a
+// stranger's bytes and a slice.
+type Layout struct {
+	ID       string // SHA-256 of all its bytes
+	Bytes    int64  // of the data section
+	Tensors  []Spec // by position
+	Aliases  map[string]string
+	Metadata map[string]string
+	byName   map[string]*Spec // aliases included
+}
+
+// ByName returns the tensor that a name or an alias stands for, nil if there is none.
+func (l *Layout) ByName(name string) *Spec { return l.byName[name] }
+
+// ParseLayout reads a layout by rules L1 to L8 of the protocol.
+func ParseLayout(bytes []byte) (*Layout, error) {
+	if len(bytes) < 8 || uint64(len(bytes)-8) != binary.LittleEndian.Uint64(bytes) || len(bytes) > LayoutBytesMax {
+		return nil, fmt.Errorf("a layout of %d bytes: it must say its length less 8 in the first 8, and have "+
+			"at most %d", len(bytes), LayoutBytesMax)
+	}
+	text := bytes[8:]
+	if len(text) == 0 || text[0] != '{' || !utf8.Valid(text) {
+		return nil, fmt.Errorf("the layout must be UTF-8 that begins with '{'")
+	}
+	l := &Layout{Metadata: map[string]string{}, Aliases: map[string]string{}}
+	if err := l.read(&scanner{text: text}); err != nil {
+		return nil, err
+	}
+	if err := l.place(); err != nil {
+		return nil, err
+	}
+	if err := l.name(); err != nil {
+		return nil, err
+	}
+	id := sha256.Sum256(bytes)
+	l.ID = hex.EncodeToString(id[:])
+	return l, nil
+}
+
+// read takes the JSON apart.
+func (l *Layout) read(s *scanner) error {
+	seen := map[string]struct{}{}
+	err := s.object(func(key string) error {
+		if _, twice := seen[key]; twice {
+			return s.fail(fmt.Sprintf("%.40q stands twice", key))
+		}
+		seen[key] = struct{}{}
+		if key == "__metadata__" {
+			return l.readMetadata(s)
+		}
+		if len(l.Tensors) >= TensorsMax {
+			return s.fail(fmt.Sprintf("more than %d tensors", TensorsMax))
+		}
+		spec, err := readSpec(s, key)
+		l.Tensors = append(l.Tensors, spec)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return s.end()
+}
+
+func (l *Layout) readMetadata(s *scanner) error {
+	return s.object(func(key string) error {
+		if _, twice := l.Metadata[key]; twice {
+			return s.fail(fmt.Sprintf("%.40q stands twice", key))
+		}
+		text, err := s.string()
+		l.Metadata[key] = text
+		return err
+	})
+}
+
+// readSpec reads an entry: exactly dtype, shape and data_offsets, in any order.
+func readSpec(s *scanner, name string) (Spec, error) {
+	spec := Spec{Name: name, Shape: []int64{}}
+	var offsets []int64
+	seen := 0 // a bit for each field
+	field := func(bit int) error {
+		if seen&bit != 0 {
+			return s.fail("a field stands twice")
+		}
+		seen |= bit
+		return nil
+	}
+	err := s.object(func(key string) (err error) {
+		switch key {
+		case "dtype":
+			if err = field(1); err == nil {
+				spec.DType, err = s.string()
+			}
+		case "shape":
+			if err = field(2); err == nil {
+				spec.Shape, err = s.integers(RankMax)
+			}
+		case "data_offsets":
+			if err = field(4); err == nil {
+				offsets, err = s.integers(2)
+			}
+		default:
+			err = s.fail(fmt.Sprintf("unknown field %.40q", key))
+		}
+		return err
+	})
+	if err == nil && (seen != 7 || len(offsets) != 2) {
+		err = s.fail(fmt.Sprintf("tensor %.40q needs dtype, shape and two data_offsets", name))
+	}
+	if err != nil {
+		return spec, err
+	}
+	spec.Begin, spec.End = offsets[0], offsets[1]
+	return spec, nil
+}
+
+// integers reads an array of at most so many integers.
+func (s *scanner) integers(most int) ([]int64, error) {
+	list := []int64{}
+	err := s.array(func() error {
+		if len(list) >= most {
+			return s.fail(fmt.Sprintf("more than %d entries", most))
+		}
+		n, err := s.integer()
+		list = append(list, n)
+		return err
+	})
+	return list, err
+}
+
+// place sorts the tensors by where they lie, and makes sure that they cover the data without gaps.
+func (l *Layout) place() error {
+	sort.SliceStable(l.Tensors, func(i, j int) bool {
+		a, b := &l.Tensors[i], &l.Tensors[j]
+		return a.Begin < b.Begin || a.Begin == b.Begin && a.End < b.End
+	})
+	for i := range l.Tensors {
+		spec := &l.Tensors[i]
+		size, ok := TensorBytes(spec.DType, spec.Shape)
+		if !ok {
+			return fmt.Errorf("tensor %.40q: %.40q %s is no dtype and shape of a layout", spec.Name, spec.DType,
+				ShapeText(spec.Shape))
+		}
+		if spec.Begin != l.Bytes || spec.End-spec.Begin != size {
+			return fmt.Errorf("tensor %.40q (%s, %d bytes) claims bytes %d to %d; it must own %d to %d, since "+
+				"tensors lie end to end", spec.Name, spec, size, spec.Begin, spec.End, l.Bytes, l.Bytes+size)
+		}
+		l.Bytes = spec.End
+	}
+	return nil
+}
+
+// name fills the tables of names and aliases. An entry of the metadata is an alias exactly if its
+// value names a tensor and its key does not.
+func (l *Layout) name() error {
+	l.byName = make(map[string]*Spec, len(l.Tensors))
+	for i := range l.Tensors {
+		l.byName[l.Tensors[i].Name] = &l.Tensors[i]
+	}
+	for alias, kept := range l.Metadata {
+		_, isTensor := l.byName[alias]
+		if _, known := l.byName[kept]; known && !isTensor {
+			l.Aliases[alias] = kept
+		}
+	}
+	for alias, kept := range l.Aliases {
+		l.byName[alias] = l.byName[kept]
+	}
+	for name := range l.byName {
+		if len(name) < 1 || len(name) > NameBytesMax {
+			return fmt.Errorf("the name %.40q has %d bytes; a name has 1 to %d", name, len(name), NameBytesMax)
+		}
+	}
+	return nil
+}

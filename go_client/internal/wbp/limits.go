@@ -1,0 +1,50 @@
+// Package wbp is the worker's side of the weight bus protocol WBP/1 (docs/PROTOCOL.md), without
+// sockets, goroutines or clocks: what arrives goes in with the time, what is to be done comes out.
+package wbp
+
+import "time"
+
+// Bounds of the protocol. A peer may send anything; what it can make this side remember or
+// allocate is bounded here.
+const (
+	IntegerMax      = 1<<53 - 1       // the largest integer that every JSON library carries exactly
+	HeaderBytesMax  = 65536           // a header holds names and numbers; bulk travels in payload frames
+	DepthMax        = 32              // nesting that a reader of JSON follows; senders stop at 16
+	TextMax         = 4096            // characters of a reason, an address, a path
+	LabelMax        = 256             // characters of a client's description or a host
+	FeaturesMax     = 64              // features that one side can name
+	ModelsMax       = 64              // models of one worker, so that a hello fits a header
+	ChunkBytesMax   = 1 << 26         // one chunk is one message, held whole by either side
+	ChunksMax       = 1 << 20         // chunks of a version: a worker keeps a few bytes for each
+	LayoutBytesMax  = 100_000_000 + 8 // safetensors' own bound on a header, and the length before it
+	TensorsMax      = 1_000_000       // about what a header of that size can hold
+	RankMax         = 64              // numpy's bound on dimensions
+	NameBytesMax    = 4096            // of a tensor's name: far beyond any module path
+	MessageBytesMax = 100_065_536     // the largest frame that a worker accepts
+	WindowChunks    = 16              // chunks that a worker asks for before an answer
+	ProgressChunks  = 4               // chunks between two reports: a quarter of the window
+	BytesMaxDefault = 1 << 36         // bytes of one version that a worker takes unless told otherwise
+	BuffersMax      = 2               // staging buffers of a model: one complete, one arriving
+)
+
+// Timing is how long a worker waits (section 11 of the protocol).
+type Timing struct {
+	Ping        time.Duration // between two pings and repetitions
+	LostAfter   time.Duration // silence after which the publisher is lost
+	HelloRetry  time.Duration // between two hellos
+	Quiet       time.Duration // silence after which a push is no longer waited for
+	Patience    time.Duration // silence after which a fetch is repeated; doubles each time
+	PatienceMax time.Duration // its bound
+}
+
+// TimingOf returns the timers that follow from the ping interval; the defaults are TimingOf(1 s, 5 s).
+func TimingOf(ping, lostAfter time.Duration) Timing {
+	quick := 250 * time.Millisecond
+	if ping < quick {
+		quick = ping
+	}
+	return Timing{ping, lostAfter, quick, quick, ping, 16 * ping}
+}
+
+// never is a moment long before the start of any clock.
+const never = time.Duration(-1 << 61)

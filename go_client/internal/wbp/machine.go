@@ -1,0 +1,385 @@
+package wbp
+
+import (
+	"fmt"
+	"time"
+)
+
+// Identity is who a worker is.
+type Identity struct {
+	Name     string // one living worker per name and publisher
+	Instance string // 32 hexadecimal digits, drawn anew at each start
+	Client   string // program and version, for operators
+	Host     string
+	PID      int64
+}
+
+// A Model is what a machine must know of a model.
+type Model struct {
+	Accepts func(layout *Layout) string // says why a layout cannot be applied; "" if it can
+	Bytes   int64                       // of the versions that are expected, 0 if not known
+}
+
+// A Machine is one worker.
+//
+//	outside ──hello, welcome──> inside ──silence, "unknown-worker", another epoch──> outside
+//
+// Inside, messages go to the slot of the model they speak of. Outside, everything that was staged
+// or runs stays as it is, and hello is said again and again: a publisher that restarts finds its
+// workers coming back on their own.
+type Machine struct {
+	Malformed int // messages dropped because they broke the protocol
+
+	identity    Identity
+	timing      Timing
+	slots       map[string]*slot
+	models      map[string]Model
+	opens       Opens
+	inside      bool
+	epoch       int64
+	shared      bool // the publisher is on this host, and its memory can be read
+	data        string
+	subscribed  bool // published messages have reached us in this session
+	heardAt     time.Duration
+	saidHelloAt time.Duration
+	pingedAt    time.Duration
+	pingEvery   time.Duration
+}
+
+// NewMachine returns a worker that is outside. opens may be nil: the shared road is not taken.
+func NewMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *Machine {
+	m := &Machine{
+		identity: id, models: models, timing: timing, slots: map[string]*slot{}, opens: opens,
+		saidHelloAt: never, pingedAt: never, pingEvery: timing.Ping,
+	}
+	if opens == nil {
+		m.opens = func(*Shared, int64) Segment { return nil }
+	}
+	for name, model := range models {
+		m.slots[name] = newSlot(name, model.Accepts, bytesMax, &m.timing, m.opens)
+	}
+	return m
+}
+
+// Inside tells whether there is a session.
+func (m *Machine) Inside() bool { return m.inside }
+
+// What arrives.
+
+// Receive takes a message of the control channel. What is malformed is dropped.
+func (m *Machine) Receive(frames [][]byte, lease *Lease, now time.Duration) []Effect {
+	return m.receive(frames, lease, now, false)
+}
+
+// ReceivePublished takes a published message, its topic included.
+func (m *Machine) ReceivePublished(frames [][]byte, lease *Lease, now time.Duration) []Effect {
+	if !m.inside || len(frames) == 0 {
+		return nil
+	}
+	var effects []Effect
+	if !m.subscribed { // the first one proves that the subscription has arrived
+		m.subscribed = true
+		effects = append(effects, Send{&Ping{Subscribed: true, Shared: m.shared}})
+	}
+	return append(effects, m.receive(frames[1:], lease, now, true)...)
+}
+
+// Place says where a payload of this size belongs, of which the header is here; nil: nowhere, the
+// message is then to be received with an empty payload.
+func (m *Machine) Place(header []byte, size int) *Lease {
+	message, err := Decode(header, 1)
+	if err != nil || !m.inside {
+		return nil
+	}
+	switch message := message.(type) {
+	case *Chunk:
+		if s := m.slots[message.Model]; s != nil && message.Epoch == m.epoch {
+			return s.place(message, size)
+		}
+	case *Announce:
+		expected := message.LayoutBytes
+		if message.Whole != nil {
+			expected = message.Bytes
+		}
+		if m.slots[message.Model] != nil && message.Epoch == m.epoch && int64(size) == expected {
+			return &Lease{view: make([]byte, size)}
+		}
+	}
+	return nil
+}
+
+func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, pushed bool) []Effect {
+	if len(frames) == 0 {
+		m.Malformed++
+		return nil
+	}
+	message, err := Decode(frames[0], len(frames)-1)
+	if err != nil {
+		m.Malformed++
+		return nil
+	}
+	switch message := message.(type) {
+	case *Welcome:
+		if pushed {
+			return nil
+		}
+		return m.welcome(message, now)
+	case *Ping:
+		return []Effect{Send{&Pong{Token: message.Token, Models: map[string]int64{}}}}
+	case *Refuse:
+		m.heardAt = now
+		return m.refused(message, now)
+	}
+	epoch, model := subject(message)
+	switch {
+	case !m.inside:
+		return nil
+	case epoch != m.epoch:
+		// The publisher restarted, or our welcome was damaged: only hello settles who is right.
+		return m.helloIfDue(now)
+	}
+	m.heardAt = now
+	if pong, ok := message.(*Pong); ok {
+		return m.hearOf(pong.Models, now)
+	}
+	if s := m.slots[model]; s != nil {
+		return s.receive(message, frames[1:], lease, now, pushed || m.whole(message))
+	}
+	return nil
+}
+
+// whole tells whether a message is to be treated as published, whatever channel it came by.
+func (m *Machine) whole(message Message) bool {
+	a, ok := message.(*Announce)
+	return ok && a.Whole != nil
+}
+
+// subject returns of which epoch and model a message speaks.
+func subject(message Message) (epoch int64, model string) {
+	switch message := message.(type) {
+	case *Pong:
+		return message.Epoch, ""
+	case *Announce:
+		return message.Epoch, message.Model
+	case *Chunk:
+		return message.Epoch, message.Model
+	case *End:
+		return message.Epoch, message.Model
+	case *Commit:
+		return message.Epoch, message.Model
+	case *Abort:
+		return message.Epoch, message.Model
+	case *Beacon:
+		return message.Epoch, message.Model
+	}
+	panic(fmt.Sprintf("no publisher sends a %s", message.Kind()))
+}
+
+// receive takes a message of the session's epoch that speaks of this model.
+func (s *slot) receive(message Message, payloads [][]byte, lease *Lease, now time.Duration, pushed bool) []Effect {
+	switch message := message.(type) {
+	case *Announce:
+		if message.Whole != nil {
+			return s.announcedWhole(message, payloads[0], now)
+		}
+		var layout []byte
+		if len(payloads) > 0 {
+			if layout = payloads[0]; layout == nil {
+				layout = []byte{}
+			}
+		}
+		return s.announced(message, layout, pushed && !s.shared, now)
+	case *Chunk:
+		return s.chunk(message, payloads[0], lease, now, pushed)
+	case *End:
+		return s.end(message, now)
+	case *Commit:
+		return s.committed(message)
+	case *Abort:
+		return s.aborted(Key{message.Epoch, message.Version}, now)
+	case *Beacon:
+		return s.hearOf(Key{message.Epoch, message.Version}, now)
+	}
+	return nil
+}
+
+func (m *Machine) hearOf(versions map[string]int64, now time.Duration) []Effect {
+	var effects []Effect
+	for model, version := range versions {
+		if s := m.slots[model]; s != nil {
+			effects = append(effects, s.hearOf(Key{m.epoch, version}, now)...)
+		}
+	}
+	return effects
+}
+
+func (m *Machine) refused(r *Refuse, now time.Duration) []Effect {
+	switch r.Code {
+	case CodeUnknownWorker:
+		m.inside = false
+		return m.helloIfDue(now)
+	case CodeGone, CodeRange:
+		if m.inside && r.Model != nil && m.slots[*r.Model] != nil {
+			return m.slots[*r.Model].gone(r.Epoch, r.Version, now)
+		}
+		return nil
+	case CodeNameTaken, CodeStaleEpoch, CodeLimit, CodeProtocolVersion:
+		m.inside = false
+	}
+	return []Effect{Refused{r.Code, r.Text}}
+}
+
+// Joining.
+
+// appliedEpoch is the latest epoch whose weights run here: an older publisher is not to be followed.
+func (m *Machine) appliedEpoch() int64 {
+	var latest int64
+	for _, s := range m.slots {
+		if s.running != nil && s.running.Epoch > latest {
+			latest = s.running.Epoch
+		}
+	}
+	return latest
+}
+
+func (m *Machine) helloIfDue(now time.Duration) []Effect {
+	if now-m.saidHelloAt < m.timing.HelloRetry {
+		return nil
+	}
+	m.saidHelloAt = now
+	models := map[string]*Running{}
+	for name, s := range m.slots {
+		models[name] = s.running
+	}
+	id := m.identity
+	return []Effect{Send{&Hello{Name: id.Name, Instance: id.Instance, Models: models, Epoch: m.appliedEpoch(),
+		Client: id.Client, Host: id.Host, PID: id.PID}}}
+}
+
+func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
+	if latest := m.appliedEpoch(); w.Epoch < latest {
+		return []Effect{Refused{CodeStaleEpoch, fmt.Sprintf("the publisher is of epoch %d, but this worker runs "+
+			"weights of the later epoch %d: connect it to the newer publisher", w.Epoch, latest)}}
+	}
+	if m.inside && w.Epoch == m.epoch { // the answer to a second hello
+		m.heardAt = now
+		return m.hearOf(w.Models, now)
+	}
+	m.inside, m.epoch, m.heardAt, m.subscribed = true, w.Epoch, now, false
+	m.pingEvery = m.timing.Ping
+	if asked := time.Duration(w.PingMS) * time.Millisecond; asked < m.pingEvery {
+		m.pingEvery = asked
+	}
+	effects := []Effect{Joined{w.Epoch}}
+	m.shared = m.probe(w.Shared)
+	if w.Data != m.data {
+		m.data = w.Data
+		effects = append(effects, Connect{w.Data})
+	}
+	if m.shared { // before anything is pushed or hashed for us
+		effects = append(effects, Send{&Ping{Shared: true}})
+	}
+	for name, s := range m.slots {
+		s.shared = m.shared
+		effects = append(effects, Subscribe{ControlTopic(name), true},
+			Subscribe{DataTopic(name), !s.catchingUp && !m.shared})
+		s.expect(m.models[name].Bytes)
+		effects = append(effects, s.reconnected(Key{w.Epoch, w.Models[name]}, now)...)
+	}
+	return effects
+}
+
+// probe tells whether the publisher's memory can be read.
+func (m *Machine) probe(shared *Shared) bool {
+	if shared == nil {
+		return false
+	}
+	segment := m.opens(shared, 0)
+	if segment != nil {
+		segment.Release()
+	}
+	return segment != nil
+}
+
+// Connected says that there is a connection of the control channel. After a new one the publisher
+// knows nobody at its end: hello is said at once, and again while nobody answers.
+func (m *Machine) Connected(fresh bool, now time.Duration) []Effect {
+	if fresh {
+		m.inside, m.saidHelloAt = false, never
+	}
+	if m.inside {
+		return nil
+	}
+	return m.helloIfDue(now)
+}
+
+// Close says goodbye, even from outside: our hello may have been heard, its answer not yet.
+func (m *Machine) Close() []Effect { return []Effect{Send{&Bye{}}} }
+
+// Free gives the staging memory back. No version may be in use, and nothing else be called after it.
+func (m *Machine) Free() {
+	for _, s := range m.slots {
+		if s.arriving != nil {
+			s.releaseArriving()
+		}
+		s.forgetUndecided()
+		for key := range s.ready {
+			s.returned(key)
+		}
+		s.buffers.close()
+	}
+}
+
+// What the user does with a version that is ready.
+
+// Taken says that somebody has begun to apply it.
+func (m *Machine) Taken(v *Version) { m.slots[v.Model].taken = v.Key }
+
+// Applied says that it runs now; digest is that of its bytes, if anybody hashed them.
+func (m *Machine) Applied(v *Version, digest string, now time.Duration) []Effect {
+	effects := m.slots[v.Model].applied(v.Key, digest, now)
+	if m.inside && v.Key.Epoch > m.epoch { // it came from a later publisher than the one we follow
+		effects = append(effects, m.helloIfDue(now)...)
+	}
+	return effects
+}
+
+// Stale says that it is gone from shared memory.
+func (m *Machine) Stale(v *Version, now time.Duration) []Effect {
+	return m.slots[v.Model].gotStale(v.Key, now)
+}
+
+// Failed says that it could not be applied.
+func (m *Machine) Failed(v *Version, text string, now time.Duration) []Effect {
+	return m.slots[v.Model].failed(v.Key, text, now)
+}
+
+// Dropped says that it was replaced before anybody took it.
+func (m *Machine) Dropped(v *Version, now time.Duration) []Effect {
+	return m.slots[v.Model].dropped(v.Key, now)
+}
+
+// Time.
+
+// Tick does what is due.
+func (m *Machine) Tick(now time.Duration) []Effect {
+	if !m.inside {
+		return nil
+	}
+	if now-m.heardAt >= m.timing.LostAfter {
+		m.inside = false
+		return []Effect{Lost{}}
+	}
+	var effects []Effect
+	for _, s := range m.slots {
+		effects = append(effects, s.tick(now)...)
+	}
+	if now-m.pingedAt >= m.pingEvery {
+		m.pingedAt = now
+		effects = append(effects, Send{&Ping{Subscribed: m.subscribed, Shared: m.shared}})
+		for _, s := range m.slots {
+			effects = append(effects, s.repeat()...)
+		}
+	}
+	return effects
+}

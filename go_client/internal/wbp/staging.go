@@ -1,0 +1,110 @@
+package wbp
+
+import "errors"
+
+// ErrStale says that shared memory holds another version by now, or is being filled.
+var ErrStale = errors.New("the segment holds another version by now")
+
+// A Key orders versions: by epoch, then by version.
+type Key struct{ Epoch, Version int64 }
+
+// Newer tells whether a version is newer than another.
+func (k Key) Newer(other Key) bool {
+	return k.Epoch > other.Epoch || k.Epoch == other.Epoch && k.Version > other.Version
+}
+
+// Segment is shared memory of the publisher's, on this host.
+type Segment interface {
+	// Copy calls copy with the data section while nobody can overwrite it; ErrStale if it holds
+	// another version than this, before or after.
+	Copy(model string, key Key, copy func(data []byte)) error
+	// Release says that the segment will not be used again by whoever opened it.
+	Release()
+}
+
+// Opens opens a segment with a data section of this size; nil if it is not to be had.
+type Opens func(shared *Shared, size int64) Segment
+
+// A Version is whole and verified, in a buffer of ours or in shared memory, until it is applied
+// or dropped.
+type Version struct {
+	Model  string
+	Key    Key
+	Layout *Layout
+	Digest string // what its bytes hash to; empty on the shared road, where nothing hashes them
+
+	data      []byte
+	segment   Segment
+	sayStaged bool  // the publisher wants to know that it is staged, before it is applied
+	hash      int64 // on the shared road: hash the bytes, in chunks of this size; 0: do not
+}
+
+// Copy calls copy with the data section, and returns the digest of its bytes. The error is
+// ErrStale: what was copied is no version then.
+func (v *Version) Copy(copy func(data []byte)) (digest string, err error) {
+	if v.segment == nil {
+		copy(v.data)
+		return v.Digest, nil
+	}
+	err = v.segment.Copy(v.Model, v.Key, func(data []byte) {
+		copy(data)
+		if v.hash > 0 {
+			digest = DigestOf(v.Layout.ID, data, v.hash)
+		}
+	})
+	return digest, err
+}
+
+// buffers are the staging buffers of one model. They are kept and used again, so that a steady
+// stream of versions touches no fresh memory, and none of it is the garbage collector's.
+type buffers struct {
+	free  [][]byte
+	taken int
+}
+
+// reserve makes a buffer of this size now, so that the first version need not wait for it.
+func (b *buffers) reserve(size int64) {
+	if size == 0 || b.taken > 0 || len(b.free) > 0 {
+		return
+	}
+	if buffer, err := allocate(size, true); err == nil { // else whoever takes one is told
+		b.free = append(b.free, buffer)
+	}
+}
+
+// take returns a buffer of this size, one used before if possible; nil if all are in use.
+func (b *buffers) take(size int64) ([]byte, error) {
+	if b.taken >= BuffersMax {
+		return nil, nil
+	}
+	for i, buffer := range b.free {
+		if int64(len(buffer)) == size {
+			b.free = append(b.free[:i], b.free[i+1:]...)
+			b.taken++
+			return buffer, nil
+		}
+	}
+	for _, buffer := range b.free { // the model has changed its size: the old memory will not fit again
+		release(buffer)
+	}
+	b.free = nil
+	buffer, err := allocate(size, false)
+	if err == nil {
+		b.taken++
+	}
+	return buffer, err
+}
+
+// giveBack takes a buffer back.
+func (b *buffers) giveBack(buffer []byte) {
+	b.taken--
+	b.free = append(b.free, buffer)
+}
+
+// close gives all memory back to the system. Nobody may use a buffer afterwards.
+func (b *buffers) close() {
+	for _, buffer := range b.free {
+		release(buffer)
+	}
+	b.free = nil
+}

@@ -1,0 +1,292 @@
+package zmtp
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	dialTimeout  = 5 * time.Second // for the host's address and the connection
+	openTimeout  = 10 * time.Second
+	redialMin    = 50 * time.Millisecond // between two attempts; doubles
+	redialMax    = time.Second
+	pingEvery    = 5 * time.Second  // ZMTP's own pings, which free the queues of peers that are gone
+	silenceMax   = 30 * time.Second // longer than a chunk of 1 MiB takes at 40 kB/s
+	receiveBytes = 1 << 18          // taken at once, while they are in the cache for the checksum
+	lowWater     = 1 << 18          // of a payload, that must be here before we are woken to take them
+	outgoingMax  = 1 << 20          // bytes held for a peer that does not read
+)
+
+// An Owner has connections. Its lock guards all of their state: Opened, Place and Received are
+// called while it is held, and every method of a Connection must be, but for Close and Wait.
+type Owner struct {
+	Lock     sync.Locker
+	Opened   func()                                // messages can be sent
+	Place    func(frames [][]byte, size int) Place // see NewStream
+	Received func(m Message)                       // a message is complete
+	Closed   func(err error)                       // it broke, or could not be made; called without the lock
+}
+
+// A Connection reaches for an endpoint until it is closed: it dials, reads, and after a failure
+// dials again, with a pause that doubles up to a second.
+type Connection struct {
+	owner   Owner
+	kind    Kind
+	limits  Limits
+	network string
+	address string
+
+	stream  *Stream
+	conn    net.Conn // nil while there is none
+	topics  map[string]bool
+	heardAt time.Time
+	pinged  time.Time
+	since   time.Time
+	expect  int           // SO_RCVLOWAT as it is set
+	kick    chan struct{} // there is something to write
+	cancel  context.CancelFunc
+	done    chan struct{}
+}
+
+// Dial begins to reach for an endpoint (network "tcp" or "unix") and returns at once.
+func Dial(network, address string, kind Kind, limits Limits, owner Owner) *Connection {
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &Connection{
+		owner: owner, kind: kind, limits: limits, network: network, address: address,
+		topics: map[string]bool{}, kick: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
+	}
+	go c.run(ctx)
+	return c
+}
+
+// Open tells whether messages can be sent.
+func (c *Connection) Open() bool { return c.conn != nil && c.stream.Open() }
+
+// Send sends a message of one frame, and tells whether it is on its way. While nobody is there, or
+// if the peer has not read for long, it is not.
+func (c *Connection) Send(frame []byte) bool {
+	if !c.Open() || len(c.stream.Outgoing)+len(frame) > outgoingMax {
+		return false
+	}
+	c.stream.Send(frame)
+	c.flush()
+	return true
+}
+
+// Subscribe asks for a topic, or no longer, on this connection and those that follow it.
+func (c *Connection) Subscribe(topic string, on bool) {
+	c.topics[topic] = on
+	if c.conn != nil {
+		c.stream.Subscribe(topic, on)
+		c.flush()
+	}
+}
+
+// Tick sends pings when it is time, and gives up a connection that is silent.
+func (c *Connection) Tick(now time.Time) {
+	if c.conn == nil {
+		return
+	}
+	if now.Sub(c.heardAt) >= silenceMax || !c.stream.Open() && now.Sub(c.since) >= openTimeout {
+		_ = c.conn.Close()
+		return
+	}
+	if now.Sub(c.pinged) >= pingEvery {
+		c.pinged = now
+		c.stream.Ping(uint16(silenceMax / (100 * time.Millisecond)))
+		c.flush()
+	}
+}
+
+// Close ends the connection; what is still to be sent gets a moment.
+func (c *Connection) Close(linger time.Duration) {
+	deadline := time.Now().Add(linger)
+	for pause := 100 * time.Microsecond; c.unsent() && time.Now().Before(deadline); pause *= 2 {
+		time.Sleep(pause)
+	}
+	c.cancel()
+}
+
+// Stop ends the connection at once.
+func (c *Connection) Stop() { c.cancel() }
+
+// Wait returns when nothing of the connection is left.
+func (c *Connection) Wait() { <-c.done }
+
+func (c *Connection) unsent() bool {
+	c.owner.Lock.Lock()
+	defer c.owner.Lock.Unlock()
+	return c.Open() && len(c.stream.Outgoing) > 0
+}
+
+func (c *Connection) flush() {
+	select {
+	case c.kick <- struct{}{}:
+	default:
+	}
+}
+
+// run dials again and again.
+func (c *Connection) run(ctx context.Context) {
+	defer close(c.done)
+	dialer := net.Dialer{Timeout: dialTimeout}
+	for pause := redialMin; ctx.Err() == nil; {
+		conn, err := dialer.DialContext(ctx, c.network, c.address)
+		opened := false
+		if err == nil {
+			opened, err = c.serve(ctx, conn)
+		}
+		if opened {
+			pause = redialMin
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		c.owner.Closed(err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		if pause *= 2; pause > redialMax {
+			pause = redialMax
+		}
+	}
+}
+
+// serve uses one connection until it breaks.
+func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	raw, err := conn.(syscall.Conn).SyscallConn()
+	if err != nil {
+		_ = conn.Close()
+		return false, err
+	}
+	c.begin(conn)
+	var both sync.WaitGroup
+	both.Add(2)
+	go func() { defer both.Done(); c.write(ctx, conn) }()
+	go func() { defer both.Done(); <-ctx.Done(); _ = conn.Close() }()
+	err = c.read(raw)
+	opened = c.finish()
+	cancel()
+	both.Wait()
+	return opened, err
+}
+
+func (c *Connection) begin(conn net.Conn) {
+	c.owner.Lock.Lock()
+	defer c.owner.Lock.Unlock()
+	c.stream = NewStream(c.kind, c.limits, c.owner.Place)
+	for topic, on := range c.topics {
+		c.stream.Subscribe(topic, on)
+	}
+	now := time.Now()
+	c.conn, c.heardAt, c.pinged, c.since, c.expect = conn, now, now, now, 1
+	c.flush()
+}
+
+func (c *Connection) finish() (opened bool) {
+	c.owner.Lock.Lock()
+	defer c.owner.Lock.Unlock()
+	opened = c.stream.Open()
+	c.stream.Close()
+	c.conn = nil
+	return opened
+}
+
+// write sends what is to be sent.
+func (c *Connection) write(ctx context.Context, conn net.Conn) {
+	var spare []byte
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.kick:
+		}
+		c.owner.Lock.Lock()
+		out := c.stream.Outgoing
+		c.stream.Outgoing = spare[:0]
+		c.owner.Lock.Unlock()
+		_ = conn.SetWriteDeadline(time.Now().Add(silenceMax))
+		if _, err := conn.Write(out); err != nil {
+			_ = conn.Close() // the reader notices
+			return
+		}
+		spare = out
+	}
+}
+
+// read receives until the connection breaks. It waits without the owner's lock, and receives into
+// memory that belongs to others with it: so nobody can take that memory away in between.
+func (c *Connection) read(raw syscall.RawConn) error {
+	for {
+		var failed error
+		err := raw.Read(func(fd uintptr) bool {
+			c.owner.Lock.Lock()
+			defer c.owner.Lock.Unlock()
+			var again bool
+			again, failed = c.receive(int(fd))
+			return !again
+		})
+		if failed != nil {
+			return failed
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+var errClosed = errors.New("the other side has closed the connection")
+
+// receive takes what is there, once; wait says that there is nothing.
+func (c *Connection) receive(fd int) (wait bool, err error) {
+	room := c.stream.Room()
+	if len(room) > receiveBytes {
+		room = room[:receiveBytes]
+	}
+	n, err := syscall.Read(fd, room)
+	switch {
+	case err == syscall.EAGAIN:
+		c.expectBytes(fd, c.stream.Missing())
+		return true, nil
+	case err == syscall.EINTR:
+		return false, nil
+	case err != nil:
+		return false, err
+	case n == 0:
+		return false, errClosed
+	}
+	c.heardAt = time.Now()
+	wasOpen := c.stream.Open()
+	messages, err := c.stream.Received(n)
+	if !wasOpen && c.stream.Open() {
+		c.owner.Opened()
+	}
+	for _, m := range messages {
+		c.owner.Received(m)
+	}
+	if len(c.stream.Outgoing) > 0 {
+		c.flush()
+	}
+	if err == nil && len(c.stream.Outgoing) > 2*outgoingMax {
+		err = Error("the other side does not read")
+	}
+	return false, err
+}
+
+// expectBytes has the kernel wake us when so many bytes are here, rather than for each packet.
+func (c *Connection) expectBytes(fd, n int) {
+	if n > lowWater {
+		n = lowWater
+	}
+	if n != c.expect && c.network == "tcp" {
+		c.expect = n
+		_ = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_RCVLOWAT, n)
+	}
+}

@@ -1,0 +1,166 @@
+package weightbus
+
+import (
+	"sync"
+	"time"
+
+	"weightbus/internal/wbp"
+)
+
+const (
+	tick      = 100 * time.Millisecond // between two looks at the clock when nothing happens
+	eventsMax = 64                     // that wait for somebody to look; more are dropped
+)
+
+// A loop brings the machine and its transport together. Whoever holds its lock may use both, and
+// does not wait meanwhile: a connection that received something, the clock, or a user's goroutine
+// that has applied a version.
+type loop struct {
+	sync.Mutex
+	machine   *wbp.Machine
+	transport transport
+	handoff   *handoff
+	address   string
+	name      string
+	started   time.Time
+	events    chan Event
+	stop      chan struct{}
+	stopped   sync.WaitGroup
+	closed    bool
+}
+
+// run begins. connect makes the transport.
+func (l *loop) run(connect func(carried) transport) {
+	l.Lock()
+	l.transport = connect(l)
+	l.Unlock()
+	l.stopped.Add(1)
+	go l.tick()
+}
+
+// now is the machine's time.
+func (l *loop) now() time.Duration { return time.Since(l.started) }
+
+func (l *loop) tick() {
+	defer l.stopped.Done()
+	clock := time.NewTicker(tick)
+	defer clock.Stop()
+	for {
+		select {
+		case <-l.stop:
+			return
+		case now := <-clock.C:
+			l.Lock()
+			if l.transport.tick(now) {
+				l.perform(l.machine.Connected(false, l.now()))
+			}
+			l.perform(l.machine.Tick(l.now()))
+			l.Unlock()
+		}
+	}
+}
+
+// close says goodbye and ends everything but what users are applying.
+func (l *loop) close() {
+	close(l.stop)
+	l.stopped.Wait()
+	l.Lock()
+	l.perform(l.machine.Close())
+	l.closed = true
+	l.Unlock()
+	l.transport.close()
+	l.handoff.close()
+}
+
+// What the transport says.
+
+func (l *loop) connected() { l.perform(l.machine.Connected(true, l.now())) }
+
+func (l *loop) place(header []byte, size int) *wbp.Lease { return l.machine.Place(header, size) }
+
+func (l *loop) received(frames [][]byte, lease *wbp.Lease) {
+	l.perform(l.machine.Receive(frames, lease, l.now()))
+}
+
+func (l *loop) published(frames [][]byte, lease *wbp.Lease) {
+	l.perform(l.machine.ReceivePublished(frames, lease, l.now()))
+}
+
+func (l *loop) broke(err error) { l.tell(Event{Kind: Disconnected, Text: err.Error()}) }
+
+// What users say of a version.
+
+func (l *loop) taken(v *wbp.Version) {
+	l.Lock()
+	defer l.Unlock()
+	l.machine.Taken(v)
+}
+
+func (l *loop) applied(v *wbp.Version, digest string) {
+	l.Lock()
+	defer l.Unlock()
+	l.perform(l.machine.Applied(v, digest, l.now()))
+}
+
+func (l *loop) stale(v *wbp.Version) {
+	l.Lock()
+	defer l.Unlock()
+	l.perform(l.machine.Stale(v, l.now()))
+}
+
+func (l *loop) dropped(v *wbp.Version) {
+	l.Lock()
+	defer l.Unlock()
+	l.perform(l.machine.Dropped(v, l.now()))
+}
+
+// perform does what the machine wants done. The lock is held.
+func (l *loop) perform(effects []wbp.Effect) {
+	if l.closed {
+		return
+	}
+	for _, effect := range effects {
+		switch effect := effect.(type) {
+		case wbp.Send:
+			l.transport.send(wbp.Encode(effect.Message))
+		case wbp.Subscribe:
+			l.transport.subscribe(effect.Topic, effect.On)
+		case wbp.Connect:
+			l.listen(effect.Endpoint)
+		case wbp.Ready:
+			if older := l.handoff.put(effect.Version); older != nil {
+				l.perform(l.machine.Dropped(older, l.now()))
+			}
+		case wbp.Rejected:
+			l.handoff.reject(rejection{effect.Model, effect.Key, effect.Code}, &ApplyError{
+				effect.Model, effect.Key.Epoch, effect.Key.Version, effect.Code, effect.Text})
+		case wbp.Joined:
+			l.handoff.join(effect.Epoch)
+			l.tell(Event{Kind: Joined, Epoch: effect.Epoch})
+		case wbp.Lost:
+			l.tell(Event{Kind: Lost, Text: "the publisher is silent"})
+		case wbp.Refused:
+			l.handoff.refuse(&RefusedError{l.address, l.name, effect.Code, effect.Text})
+			l.tell(Event{Kind: Refused, Code: effect.Code, Text: effect.Text})
+		}
+	}
+}
+
+// listen takes published messages from where the publisher says. If that is nowhere, everything
+// can still be fetched.
+func (l *loop) listen(data string) {
+	end, err := dataEndpoint(data, l.address)
+	if err != nil {
+		l.tell(Event{Kind: Disconnected, Text: "no pushed data: " + err.Error()})
+		return
+	}
+	l.transport.listen(end)
+}
+
+// tell leaves word for whoever looks at Events; nobody has to.
+func (l *loop) tell(event Event) {
+	select {
+	case l.events <- event:
+	default:
+	}
+}

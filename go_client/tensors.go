@@ -1,0 +1,162 @@
+package weightbus
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+	"unsafe"
+
+	"weightbus/internal/wbp"
+)
+
+// Tensors is the memory of a model: by name, where each tensor is written.
+type Tensors map[string]Tensor
+
+// A Tensor is a slice together with the dtype and the shape that its elements have, row by row.
+type Tensor struct {
+	dtype string
+	shape []int64
+	bytes []byte
+	fault string // why it can be none
+}
+
+// The constructors below take a slice and its shape; no shape is a scalar, of one element. The
+// product of the shape must be the length of the slice, or New returns an error.
+
+// F64 is a tensor of float64.
+func F64(values []float64, shape ...int) Tensor { return tensorOf("F64", values, shape) }
+
+// F32 is a tensor of float32.
+func F32(values []float32, shape ...int) Tensor { return tensorOf("F32", values, shape) }
+
+// F16 is a tensor of IEEE half floats, as bits; F16ToFloat32 converts them.
+func F16(bits []uint16, shape ...int) Tensor { return tensorOf("F16", bits, shape) }
+
+// BF16 is a tensor of bfloat16, as bits; BF16ToFloat32 converts them.
+func BF16(bits []uint16, shape ...int) Tensor { return tensorOf("BF16", bits, shape) }
+
+// F8E4M3 is a tensor of float8_e4m3fn, as bits; F8E4M3ToFloat32 converts them.
+func F8E4M3(bits []uint8, shape ...int) Tensor { return tensorOf("F8_E4M3", bits, shape) }
+
+// F8E5M2 is a tensor of float8_e5m2, as bits; F8E5M2ToFloat32 converts them.
+func F8E5M2(bits []uint8, shape ...int) Tensor { return tensorOf("F8_E5M2", bits, shape) }
+
+// C64 is a tensor of complex64.
+func C64(values []complex64, shape ...int) Tensor { return tensorOf("C64", values, shape) }
+
+// I64 is a tensor of int64.
+func I64(values []int64, shape ...int) Tensor { return tensorOf("I64", values, shape) }
+
+// I32 is a tensor of int32.
+func I32(values []int32, shape ...int) Tensor { return tensorOf("I32", values, shape) }
+
+// I16 is a tensor of int16.
+func I16(values []int16, shape ...int) Tensor { return tensorOf("I16", values, shape) }
+
+// I8 is a tensor of int8.
+func I8(values []int8, shape ...int) Tensor { return tensorOf("I8", values, shape) }
+
+// U64 is a tensor of uint64.
+func U64(values []uint64, shape ...int) Tensor { return tensorOf("U64", values, shape) }
+
+// U32 is a tensor of uint32.
+func U32(values []uint32, shape ...int) Tensor { return tensorOf("U32", values, shape) }
+
+// U16 is a tensor of uint16.
+func U16(values []uint16, shape ...int) Tensor { return tensorOf("U16", values, shape) }
+
+// U8 is a tensor of uint8.
+func U8(values []uint8, shape ...int) Tensor { return tensorOf("U8", values, shape) }
+
+// Bool is a tensor of booleans, a byte each: 0 or 1. (A Go bool must not hold anything else, and
+// what arrives might.)
+func Bool(values []uint8, shape ...int) Tensor { return tensorOf("BOOL", values, shape) }
+
+// Bits is a tensor of any dtype of the protocol, F4 and F6_E2M3 say, as bytes.
+func Bits(dtype string, bytes []byte, shape ...int) Tensor {
+	t := newTensor(dtype, shape)
+	t.bytes = bytes
+	size, ok := wbp.TensorBytes(dtype, t.shape)
+	switch {
+	case !ok:
+		t.fault = fmt.Sprintf("%s is no dtype and shape of a tensor", t)
+	case size != int64(len(bytes)):
+		t.fault = fmt.Sprintf("%s needs %d bytes, the slice has %d", t, size, len(bytes))
+	}
+	return t
+}
+
+func newTensor(dtype string, shape []int) Tensor {
+	t := Tensor{dtype: dtype, shape: make([]int64, len(shape))}
+	for i, size := range shape {
+		t.shape[i] = int64(size)
+	}
+	return t
+}
+
+func tensorOf[T any](dtype string, values []T, shape []int) Tensor {
+	t := newTensor(dtype, shape)
+	width := int64(unsafe.Sizeof(*new(T)))
+	if len(values) > 0 {
+		t.bytes = unsafe.Slice((*byte)(unsafe.Pointer(&values[0])), len(values)*int(width))
+	}
+	size, ok := wbp.TensorBytes(dtype, t.shape)
+	switch {
+	case !ok:
+		t.fault = fmt.Sprintf("%s is no shape of a tensor", t)
+	case size != int64(len(t.bytes)):
+		t.fault = fmt.Sprintf("%s needs %d elements, the slice has %d", t, size/width, len(values))
+	}
+	return t
+}
+
+// DType is the name of the dtype, as the protocol has it.
+func (t Tensor) DType() string { return t.dtype }
+
+// Shape is the sizes of the dimensions; none for a scalar.
+func (t Tensor) Shape() []int64 { return append([]int64{}, t.shape...) }
+
+// Bytes is the memory: little-endian elements, row by row. Inside Worker.Read it is that of the
+// model itself, and must not be written to.
+func (t Tensor) Bytes() []byte { return t.bytes }
+
+func (t Tensor) String() string { return t.dtype + " " + wbp.ShapeText(t.shape) }
+
+// difference says how published tensors differ from these; "" if they can be applied. A tensor
+// that has aliases may be here under any of its names, and under several.
+func (t Tensors) difference(layout *wbp.Layout) string {
+	names := map[string]bool{}
+	covered := map[*wbp.Spec]bool{}
+	for name := range t {
+		names[name] = true
+		covered[layout.ByName(name)] = true
+	}
+	for i := range layout.Tensors {
+		if spec := &layout.Tensors[i]; !covered[spec] {
+			names[spec.Name] = true
+		}
+	}
+	var lines []string
+	for name := range names {
+		spec := layout.ByName(name)
+		own, here := t[name]
+		switch {
+		case !here:
+			lines = append(lines, fmt.Sprintf("%s: published as %s, not in the target", name, spec))
+		case spec == nil:
+			lines = append(lines, fmt.Sprintf("%s: %s in the target, not published", name, own))
+		case wbp.ShapeText(spec.Shape) != wbp.ShapeText(own.shape):
+			lines = append(lines, fmt.Sprintf("%s: shape %s published, %s here", name, wbp.ShapeText(spec.Shape),
+				wbp.ShapeText(own.shape)))
+		case spec.DType != own.dtype:
+			lines = append(lines, fmt.Sprintf("%s: dtype %s published, %s here", name, spec.DType, own.dtype))
+		}
+	}
+	sort.Strings(lines)
+	if len(lines) > differencesMax {
+		lines = append(lines[:differencesMax-1], fmt.Sprintf("... and %d more", len(lines)-differencesMax+1))
+	}
+	return strings.Join(lines, "\n")
+}
+
+const differencesMax = 20 // lines that a person reads before giving up

@@ -1,0 +1,140 @@
+package weightbus
+
+import (
+	"sync"
+	"time"
+
+	"weightbus/internal/wbp"
+	"weightbus/internal/zmtp"
+)
+
+const linger = 200 * time.Millisecond // what is on its way when we close (a goodbye) gets this
+
+// A transport carries frames between a worker and its publisher. The one below speaks ZMTP by
+// itself; another one (libzmq by cgo, say, for CURVE) has these methods and makes the calls of a
+// carried. All but close are called with the carried's lock held, and must not wait.
+type transport interface {
+	// send sends a message to the publisher; it is lost while nobody is there.
+	send(header []byte)
+	// listen takes published messages from this endpoint, in place of any before.
+	listen(data endpoint)
+	// subscribe asks for a topic, or no longer; asking twice is asking once.
+	subscribe(topic string, on bool)
+	// tick is called ten times a second; it tells whether messages can be sent.
+	tick(now time.Time) bool
+	// close gives what is to be sent a moment, and returns when nothing is left.
+	close()
+}
+
+// A carried is who a transport carries for. All of it is to be called with its lock held.
+type carried interface {
+	sync.Locker
+	// connected says that there is a new connection to the publisher.
+	connected()
+	// place says where a payload goes of which the header is here; nil: nowhere, it is then empty.
+	place(header []byte, size int) *wbp.Lease
+	// received takes a control message: header, payload.
+	received(frames [][]byte, lease *wbp.Lease)
+	// published takes a published message: topic, header, payload.
+	published(frames [][]byte, lease *wbp.Lease)
+	// broke takes note of a connection that broke, or could not be made. Without the lock.
+	broke(err error)
+}
+
+var limits = zmtp.Limits{Header: wbp.HeaderBytesMax, Payload: wbp.MessageBytesMax}
+
+// sockets are a DEALER and, once the publisher has said where, a SUB.
+type sockets struct {
+	carried carried
+	control *zmtp.Connection
+	data    *zmtp.Connection
+	closing []*zmtp.Connection
+	dataEnd endpoint
+	topics  map[string]bool
+}
+
+// newSockets begins to reach for the publisher.
+func newSockets(control endpoint, c carried) *sockets {
+	s := &sockets{carried: c, topics: map[string]bool{}}
+	s.control = zmtp.Dial(control.network, control.address, zmtp.Dealer, limits, zmtp.Owner{
+		Lock:     c,
+		Opened:   c.connected,
+		Place:    s.placing(0),
+		Received: func(m zmtp.Message) { c.received(m.Frames, leaseOf(m)) },
+		Closed:   c.broke,
+	})
+	return s
+}
+
+func (s *sockets) listen(data endpoint) {
+	if data == s.dataEnd {
+		return
+	}
+	if s.data != nil {
+		s.closing = append(s.closing, s.data)
+		s.data.Stop()
+	}
+	s.dataEnd = data
+	var current *zmtp.Connection
+	current = zmtp.Dial(data.network, data.address, zmtp.Sub, limits, zmtp.Owner{
+		Lock:   s.carried,
+		Opened: func() {},
+		Place:  s.placing(1),
+		Received: func(m zmtp.Message) {
+			if s.data == current { // else a publisher of before
+				s.carried.published(m.Frames, leaseOf(m))
+			}
+		},
+		Closed: s.carried.broke,
+	})
+	s.data = current
+	for topic, on := range s.topics {
+		current.Subscribe(topic, on)
+	}
+}
+
+// placing asks for the place of a payload; the header is the frame of this index.
+func (s *sockets) placing(header int) func(frames [][]byte, size int) zmtp.Place {
+	return func(frames [][]byte, size int) zmtp.Place {
+		if lease := s.carried.place(frames[header], size); lease != nil {
+			return lease
+		}
+		return nil // and no interface that holds a nil
+	}
+}
+
+func leaseOf(m zmtp.Message) *wbp.Lease {
+	lease, _ := m.Place.(*wbp.Lease)
+	return lease
+}
+
+func (s *sockets) send(header []byte) { s.control.Send(header) }
+
+func (s *sockets) subscribe(topic string, on bool) {
+	s.topics[topic] = on
+	if s.data != nil {
+		s.data.Subscribe(topic, on)
+	}
+}
+
+func (s *sockets) tick(now time.Time) bool {
+	s.control.Tick(now)
+	if s.data != nil {
+		s.data.Tick(now)
+	}
+	return s.control.Open()
+}
+
+func (s *sockets) close() {
+	s.control.Close(linger)
+	s.carried.Lock()
+	all := append(s.closing, s.control)
+	if s.data != nil {
+		s.data.Stop()
+		all = append(all, s.data)
+	}
+	s.carried.Unlock()
+	for _, connection := range all {
+		connection.Wait()
+	}
+}
