@@ -1,0 +1,320 @@
+// The worker's behaviour, without sockets, threads or clocks.
+//
+//     outside ──hello, welcome──> inside ──silence, "unknown-worker", another epoch──> outside
+//
+// Inside, messages go to the slot of the model they speak of (slot.hpp). Outside, everything that
+// was staged or runs stays as it is, and hello is said again and again: a publisher that restarts
+// finds its workers coming back on their own.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "effects.hpp"
+#include "limits.hpp"
+#include "messages.hpp"
+#include "slot.hpp"
+#include "transfer.hpp"
+
+namespace weightbus {
+
+// Who a worker is.
+struct Identity {
+  std::string name;      // one living worker per name and publisher
+  std::string instance;  // 32 hex digits, drawn anew at each start
+  std::string client, host;
+  std::uint64_t pid = 0;
+};
+
+class WorkerMachine {
+ public:
+  // A model that the worker wants, and the bytes of its versions where that is known.
+  using Models = std::map<std::string, std::uint64_t>;
+
+  WorkerMachine(Identity identity, Models models, const Accepts& accepts, Opens opens,
+                std::uint64_t bytes_max = kStagingBytesMax, Timing timing = {})
+      : identity_(std::move(identity)),
+        sizes_(std::move(models)),
+        opens_(std::move(opens)),
+        timing_(timing),
+        ping_every_(timing.ping) {
+    for (const auto& [model, nbytes] : sizes_) {
+      slots_.try_emplace(model, model, accepts, opens_, bytes_max, timing);
+    }
+  }
+
+  bool inside() const { return inside_; }
+  bool shared() const { return shared_; }  // the publisher is on this host
+  bool subscribed() const { return subscribed_; }
+  std::uint64_t epoch() const { return epoch_; }
+  std::uint64_t malformed() const { return malformed_; }  // messages that were dropped
+  const std::map<std::string, Slot>& slots() const { return slots_; }
+
+  // What arrives.
+
+  // Takes a message of the control channel.
+  Effects receive(const Frames& frames, double now) { return receive(frames, now, false); }
+
+  // Takes a published message, its topic included.
+  Effects receive_published(const Frames& frames, double now) {
+    if (!inside_ || frames.empty()) return {};
+    Effects effects;
+    if (!std::exchange(subscribed_, true)) {  // the first one proves that the subscription is there
+      effects.push_back(Send{Ping{0, true, shared_}});
+    }
+    append(effects, receive(Frames(frames.begin() + 1, frames.end()), now, true));
+    return effects;
+  }
+
+  // Where the payload of a published message belongs, whose header is here. Null: nowhere; the
+  // message is then to be received with an empty payload.
+  LeasePtr place(Bytes header, std::size_t size) {
+    const Result<FromPublisher> message = decode<FromPublisher>(header, 1);
+    if (!message || !inside_) return nullptr;
+    if (const auto* chunk = std::get_if<Chunk>(&*message)) {
+      Slot* slot = chunk->epoch == epoch_ ? find(chunk->model) : nullptr;
+      return slot != nullptr ? slot->place(*chunk, size) : nullptr;
+    }
+    const auto* announce = std::get_if<Announce>(&*message);
+    if (announce == nullptr || announce->epoch != epoch_ || !find(announce->model)) return nullptr;
+    if (size != (announce->whole ? announce->nbytes : announce->layout_bytes)) return nullptr;
+    return lend_scratch(size);
+  }
+
+  // Joining.
+
+  // Somebody is at the other end of the control channel: says hello, if it is time.
+  Effects connected(double now) { return wants_hello(now) ? hello(now) : Effects{}; }
+
+  bool wants_hello(double now) const { return !inside_ && may_say_hello(now); }
+
+  // Says goodbye, even from outside: the hello may have been heard, its answer not yet.
+  Effects close() { return {Send{Bye{}}}; }
+
+  // What the user does with versions that are ready.
+
+  void taken(const std::string& model, Key key) { slots_.at(model).taken(key); }
+
+  Effects applied(const std::string& model, Key key, double now, const std::string& digest) {
+    Effects effects = slots_.at(model).applied(key, now, digest);
+    if (inside_ && applied_epoch() > epoch_) append(effects, hello(now));
+    return effects;  // (it came from a later publisher than the one we follow)
+  }
+
+  Effects stale(const std::string& model, Key key, double now) {
+    return slots_.at(model).stale(key, now);
+  }
+
+  Effects failed(const std::string& model, Key key, const std::string& text, double now) {
+    return slots_.at(model).failed(key, text, now);
+  }
+
+  Effects dropped(const std::string& model, Key key, double now) {
+    return slots_.at(model).dropped(key, now);
+  }
+
+  // Does what is due.
+  Effects tick(double now) {
+    if (inside_ && now - heard_at_ >= timing_.lost_after) {
+      inside_ = false;
+      return {Notice{"lost", "the publisher has been silent for " +
+                                 std::to_string(timing_.lost_after) + " s"}};
+    }
+    if (!inside_) return {};
+    Effects effects;
+    for (auto& [model, slot] : slots_) append(effects, slot.tick(now));
+    if (now - pinged_at_ >= ping_every_) {
+      pinged_at_ = now;
+      effects.push_back(Send{Ping{0, subscribed_, shared_}});
+      for (const auto& [model, slot] : slots_) slot.repeat(effects);
+    }
+    return effects;
+  }
+
+ private:
+  Slot* find(const std::string& model) {
+    const auto found = slots_.find(model);
+    return found == slots_.end() ? nullptr : &found->second;
+  }
+
+  Effects receive(const Frames& frames, double now, bool pushed) {
+    Result<FromPublisher> decoded = decode(frames);
+    if (!decoded) {
+      ++malformed_;
+      return {};
+    }
+    return std::visit(
+        [&](const auto& message) -> Effects {
+          using Message = std::decay_t<decltype(message)>;
+          if constexpr (std::is_same_v<Message, Welcome>) {
+            return pushed ? Effects{} : welcome(message, now);
+          } else if constexpr (std::is_same_v<Message, Ping>) {
+            return {Send{Pong{message.token, 0, {}}}};
+          } else if constexpr (std::is_same_v<Message, Refuse>) {
+            heard_at_ = now;
+            return refuse(message, now);
+          } else {
+            return of_the_session(message, frames, now, pushed);
+          }
+        },
+        *decoded);
+  }
+
+  // A message that counts only within its session.
+  template <class Message>
+  Effects of_the_session(const Message& message, const Frames& frames, double now, bool pushed) {
+    if (!inside_) return {};
+    if (message.epoch != epoch_) {
+      // The publisher restarted, or our welcome was damaged: only hello settles who is right.
+      return may_say_hello(now) ? hello(now) : Effects{};
+    }
+    heard_at_ = now;
+    if constexpr (std::is_same_v<Message, Pong>) {
+      return hear_of(message.models, now);
+    } else {
+      Slot* slot = find(message.model);
+      return slot != nullptr ? dispatch(*slot, message, frames, now, pushed) : Effects{};
+    }
+  }
+
+  static Effects dispatch(Slot& slot, const Announce& announce, const Frames& frames, double now,
+                          bool pushed) {
+    if (announce.whole) return slot.announced_whole(announce, frames[1], now);
+    return slot.announced(announce, frames.size() > 1 ? &frames[1] : nullptr, now, pushed);
+  }
+  static Effects dispatch(Slot& slot, const Chunk& chunk, const Frames& frames, double now,
+                          bool pushed) {
+    return slot.chunk(chunk, frames[1], now, pushed);
+  }
+  static Effects dispatch(Slot& slot, const End& end, const Frames&, double now, bool) {
+    return slot.end(end, now);
+  }
+  static Effects dispatch(Slot& slot, const Commit& commit, const Frames&, double, bool) {
+    return slot.committed(commit);
+  }
+  static Effects dispatch(Slot& slot, const Abort& abort, const Frames&, double now, bool) {
+    return slot.aborted(abort, now);
+  }
+  static Effects dispatch(Slot& slot, const Beacon& beacon, const Frames&, double now, bool) {
+    return slot.hear_of(beacon.epoch, beacon.version, now);
+  }
+
+  Effects hear_of(const Versions& models, double now) {
+    Effects effects;
+    for (const auto& [model, version] : models) {
+      if (Slot* slot = find(model)) append(effects, slot->hear_of(epoch_, version, now));
+    }
+    return effects;
+  }
+
+  Effects refuse(const Refuse& refuse, double now) {
+    const std::string& code = refuse.code;
+    if (code == "unknown-worker") {
+      inside_ = false;
+      return may_say_hello(now) ? hello(now) : Effects{};
+    }
+    if (code == "name-taken" || code == "stale-epoch" || code == "limit" ||
+        code == "protocol-version") {
+      inside_ = false;
+      return {Refused{code, refuse.text}};
+    }
+    if (code == "gone" || code == "range") {
+      Slot* slot = inside_ && refuse.model ? find(*refuse.model) : nullptr;
+      return slot != nullptr ? slot->gone(refuse.epoch, refuse.version, now) : Effects{};
+    }
+    return {Notice{code, refuse.text}};
+  }
+
+  // The latest epoch whose weights run here: an older publisher is not to be followed.
+  std::uint64_t applied_epoch() const {
+    std::uint64_t epoch = 0;
+    for (const auto& [model, slot] : slots_) {
+      if (slot.running()) epoch = std::max(epoch, slot.running()->epoch);
+    }
+    return epoch;
+  }
+
+  bool may_say_hello(double now) const { return now - said_hello_at_ >= timing_.hello_retry(); }
+
+  Effects hello(double now) {
+    said_hello_at_ = now;
+    Hello hello;
+    hello.name = identity_.name;
+    hello.instance = identity_.instance;
+    for (const auto& [model, slot] : slots_) hello.models[model] = slot.running();
+    hello.epoch = applied_epoch();
+    hello.client = truncated(identity_.client, kLabelMax);
+    hello.host = truncated(identity_.host, kLabelMax);
+    hello.pid = identity_.pid;
+    return {Send{std::move(hello)}};
+  }
+
+  Effects welcome(const Welcome& welcome, double now) {
+    if (welcome.epoch < applied_epoch()) {
+      return {Refused{"stale-epoch",
+                      "the publisher is of epoch " + std::to_string(welcome.epoch) +
+                          ", but this worker runs weights of the later epoch " +
+                          std::to_string(applied_epoch()) +
+                          ": connect it to the newer publisher"}};
+    }
+    if (inside_ && welcome.epoch == epoch_) {  // the answer to a second hello
+      heard_at_ = now;
+      return hear_of(welcome.models, now);
+    }
+    inside_ = true;
+    epoch_ = welcome.epoch;
+    heard_at_ = now;
+    ping_every_ = std::min(timing_.ping, static_cast<double>(welcome.ping_ms) / 1000);
+    subscribed_ = false;
+    shared_ = welcome.shared && opens_(*welcome.shared, 0) != nullptr;
+    Effects effects{Joined{welcome.epoch}};
+    if (std::exchange(data_, welcome.data) != welcome.data) {
+      effects.push_back(ConnectData{welcome.data});
+    }
+    if (shared_) effects.push_back(Send{Ping{0, false, true}});  // before anything is pushed for us
+    for (auto& [model, slot] : slots_) append(effects, enter(model, slot, welcome, now));
+    return effects;
+  }
+
+  Effects enter(const std::string& model, Slot& slot, const Welcome& welcome, double now) {
+    Effects effects{Subscribe{control_topic(model), true},
+                    Subscribe{data_topic(model), !slot.catching_up() && !shared_}};
+    slot.expect(shared_, sizes_[model]);
+    const auto version = welcome.models.find(model);
+    append(effects, slot.reconnected(welcome.epoch,
+                                     version == welcome.models.end() ? 0 : version->second, now));
+    return effects;
+  }
+
+  LeasePtr lend_scratch(std::size_t size) {
+    if (scratch_ == nullptr || scratch_.use_count() > 1) {
+      scratch_ = std::make_shared<std::vector<std::uint8_t>>();
+    }
+    scratch_->resize(size);
+    return std::make_shared<Lease>(MutableBytes{scratch_->data(), size}, scratch_);
+  }
+
+  const Identity identity_;
+  Models sizes_;
+  const Opens opens_;
+  const Timing timing_;
+  std::map<std::string, Slot> slots_;
+  bool inside_ = false, subscribed_ = false, shared_ = false;
+  std::uint64_t epoch_ = 0, malformed_ = 0;
+  std::string data_;
+  double heard_at_ = 0, pinged_at_ = 0, ping_every_;
+  double said_hello_at_ = -std::numeric_limits<double>::infinity();
+  std::shared_ptr<std::vector<std::uint8_t>> scratch_;  // layouts and small versions, on their way
+};
+
+}  // namespace weightbus
