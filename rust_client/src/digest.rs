@@ -1,0 +1,35 @@
+//! SHA-256 digests: of a layout, and of a whole version.
+
+use sha2::{Digest, Sha256};
+use std::fmt::Write;
+
+/// Returns the id of a layout: the SHA-256 of its bytes, as 64 hexadecimal digits.
+pub fn layout_id(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+/// Returns the digest of a version: the SHA-256 of its layout's id, the length of its chunks, and
+/// their checksums. Binding all of these, it costs no second pass over the data.
+pub fn digest(layout_id: &str, chunk_bytes: u64, crcs: &[u32]) -> String {
+    let mut hash = Sha256::new();
+    hash.update(bytes_of_hex(layout_id));
+    hash.update(chunk_bytes.to_le_bytes());
+    for crc in crcs {
+        hash.update(crc.to_le_bytes());
+    }
+    hex(&hash.finalize())
+}
+
+/// Returns bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        let _ = write!(text, "{:02x}", byte); // a String takes everything
+        text
+    })
+}
+
+/// Returns the bytes of hexadecimal digits; whatever is none is left out.
+pub fn bytes_of_hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)).map(|d| d as u8).collect();
+    digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+}

@@ -1,0 +1,68 @@
+//! What the machine wants done, and what it asks of its surroundings.
+
+use crate::layout::Layout;
+use crate::messages::{FromWorker, Shared};
+use crate::segment::Segment;
+use crate::staging::Buffer;
+use crate::transfer::Key;
+use std::sync::Arc;
+
+/// Something for the run loop to do.
+#[derive(Debug)]
+pub enum Effect {
+    /// Send a message to the publisher.
+    Send(FromWorker),
+    /// Take published messages from this endpoint, in place of any before.
+    Connect(String),
+    /// Ask for a topic, or no longer.
+    Subscribe { topic: String, on: bool },
+    /// A version is whole and verified, and may be applied.
+    Ready(Staged),
+    /// The publisher has let this worker in.
+    Joined { epoch: u64 },
+    /// The publisher is silent.
+    Lost,
+    /// A version cannot be taken; the old one still runs.
+    Rejected { model: String, key: Key, code: &'static str, text: String },
+    /// The publisher refuses this worker, which goes on asking.
+    Refused { code: String, text: String },
+    /// Something that a user may want to know.
+    Notice { code: String, text: String },
+}
+
+/// Where the bytes of a version are.
+pub enum Source {
+    Buffer(Buffer),
+    /// On the shared road; hashed in chunks of this size if it is not 0.
+    Segment {
+        segment: Arc<Segment>,
+        hash_chunks: u64,
+    },
+}
+
+/// A version that may be applied.
+pub struct Staged {
+    pub model: String,
+    pub key: Key,
+    pub layout: Arc<Layout>,
+    pub source: Source,
+    /// Empty on the shared road, where nothing has hashed it yet.
+    pub digest: String,
+}
+
+impl std::fmt::Debug for Staged {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "Staged({} {:?}, {})", self.model, self.key, self.digest)
+    }
+}
+
+/// What a machine asks of its surroundings.
+pub trait Host: Send + Sync {
+    /// Says why a layout cannot be applied to a model; nothing if it can.
+    fn fault(&self, model: &str, layout: &Layout) -> Option<String>;
+
+    /// Opens a segment of shared memory; nothing if it is not of this host.
+    fn open(&self, _shared: &Shared, _nbytes: u64) -> Option<Arc<Segment>> {
+        None
+    }
+}

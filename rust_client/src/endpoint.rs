@@ -1,0 +1,108 @@
+//! Addresses: what may be one, and where the data socket is, given the control address.
+
+use crate::error::Error;
+use std::path::PathBuf;
+
+/// Where a socket is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Endpoint {
+    Tcp { host: String, port: u16 },
+    Ipc(PathBuf),
+}
+
+impl Endpoint {
+    /// Reads an address that can be connected to.
+    pub fn parse(address: &str) -> Result<Endpoint, Error> {
+        let odd = || Error::Address {
+            address: address.to_owned(),
+            text: "this is no address to connect to; write tcp://HOST:PORT or ipc://PATH".to_owned(),
+        };
+        if let Some(path) = address.strip_prefix("ipc://") {
+            let plain = !path.is_empty() && !path.contains(char::is_whitespace);
+            return if plain { Ok(Endpoint::Ipc(PathBuf::from(path))) } else { Err(odd()) };
+        }
+        let rest = address.strip_prefix("tcp://").ok_or_else(odd)?;
+        let (host, port) = rest.rsplit_once(':').ok_or_else(odd)?;
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let in_brackets = bare.is_some();
+        let host = bare.unwrap_or(host);
+        let plain = !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || c == '/');
+        let digits = (1..=5).contains(&port.len()) && port.bytes().all(|c| c.is_ascii_digit());
+        if !plain || !digits || (host.contains(':') && !in_brackets) {
+            return Err(odd());
+        }
+        let port = port.parse().map_err(|_| odd())?;
+        Ok(Endpoint::Tcp { host: host.to_owned(), port })
+    }
+
+    /// Reads the data address that a publisher told, given the control address that was used: a
+    /// publisher that says `*` means the host under which the worker knows it.
+    pub fn of_data(told: &str, control: &str) -> Result<Endpoint, Error> {
+        match (Endpoint::parse(told)?, Endpoint::parse(control)?) {
+            (Endpoint::Tcp { host, port }, Endpoint::Tcp { host: used, .. }) if is_any(&host) => {
+                Ok(Endpoint::Tcp { host: used, port })
+            }
+            (Endpoint::Tcp { host, .. }, Endpoint::Ipc(_)) if is_any(&host) => Err(Error::Address {
+                address: told.to_owned(),
+                text: format!(
+                    "the publisher's data is on the host of its control address, but {:?} names no \
+                     host; give the publisher an address to advertise",
+                    control
+                ),
+            }),
+            (endpoint, _) => Ok(endpoint),
+        }
+    }
+}
+
+fn is_any(host: &str) -> bool {
+    matches!(host, "*" | "0.0.0.0" | "::")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(host: &str, port: u16) -> Endpoint {
+        Endpoint::Tcp { host: host.to_owned(), port }
+    }
+
+    #[test]
+    fn addresses_are_read() {
+        assert_eq!(Endpoint::parse("tcp://localhost:5555").unwrap(), tcp("localhost", 5555));
+        assert_eq!(Endpoint::parse("tcp://[::1]:5555").unwrap(), tcp("::1", 5555));
+        assert_eq!(Endpoint::parse("ipc:///tmp/x").unwrap(), Endpoint::Ipc("/tmp/x".into()));
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        for text in [
+            "",
+            "tcp://",
+            "tcp://a",
+            "tcp://:1",
+            "tcp://a:",
+            "tcp://a:+1",
+            "tcp://a:65536",
+            "tcp://a b:1",
+            "tcp://::1:5",
+            "ipc://",
+            "ipc://a b",
+            "udp://a:1",
+            "a:1",
+        ] {
+            assert!(Endpoint::parse(text).is_err(), "{:?}", text);
+        }
+    }
+
+    #[test]
+    fn a_data_address_takes_the_host_that_was_used() {
+        let data = |told, control| Endpoint::of_data(told, control).ok();
+        assert_eq!(data("tcp://*:6", "tcp://here:5"), Some(tcp("here", 6)));
+        assert_eq!(data("tcp://0.0.0.0:6", "tcp://here:5"), Some(tcp("here", 6)));
+        assert_eq!(data("tcp://[::]:6", "tcp://[::1]:5"), Some(tcp("::1", 6)));
+        assert_eq!(data("tcp://there:6", "tcp://here:5"), Some(tcp("there", 6)));
+        assert_eq!(data("ipc://x", "tcp://here:5"), Some(Endpoint::Ipc("x".into())));
+        assert_eq!(data("tcp://*:6", "ipc://x"), None);
+    }
+}

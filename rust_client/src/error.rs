@@ -1,0 +1,65 @@
+//! What can go wrong, for people: who, what, and what to do next.
+
+use crate::dtype::Dtype;
+use std::fmt;
+use std::io;
+
+/// What went wrong.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// An address that this bus cannot use.
+    Address { address: String, text: String },
+    /// The worker was set up in a way that cannot work.
+    Setup(String),
+    /// A version cannot be taken; the model still holds the old one, bit for bit.
+    Rejected { model: String, epoch: u64, version: u64, code: String, text: String },
+    /// The publisher refuses this worker, which goes on asking.
+    Refused { worker: String, address: String, code: String, text: String },
+    /// The worker is closed.
+    Closed { worker: String, reason: String },
+    /// A model or version has no tensor of this name.
+    NoTensor { name: String, known: String },
+    /// A tensor is of another type than was asked for.
+    OtherDtype { name: String, dtype: Dtype, asked: Dtype },
+    /// Sockets or threads are not to be had.
+    Io { what: String, error: io::Error },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Error::Address { address, text } => write!(f, "{:?}: {}", address, text),
+            Error::Setup(text) => f.write_str(text),
+            Error::Rejected { model, version, code, text, .. } => {
+                write!(f, "version {} of {} cannot be applied here ({}): {}", version, model, code, text)
+            }
+            Error::Refused { worker, address, code, text } => write!(
+                f,
+                "the publisher at {} refuses worker {:?} ({}): {}; the worker goes on asking",
+                address, worker, code, text
+            ),
+            Error::Closed { worker, reason } => {
+                write!(f, "worker {:?} is closed ({}); connect a new one", worker, reason)
+            }
+            Error::NoTensor { name, known } => {
+                write!(f, "there is no tensor {:?} here; there are: {}", name, known)
+            }
+            Error::OtherDtype { name, dtype, asked } => write!(
+                f,
+                "tensor {:?} is of dtype {}, asked for was {}; ask for {}, or convert",
+                name, dtype, asked, dtype
+            ),
+            Error::Io { what, error } => write!(f, "{}: {}", what, error),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The fields of a header, taken out one by one with their bounds checked.
+
+use crate::json::{Object, Value};
+use crate::limits::{FEATURES_MAX, INTEGER_MAX, MODELS_MAX, NAME_MAX};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// What is wrong with a field.
+pub type Fault = String;
+
+/// An object of a header; fields that nobody asks for are ignored, which is how the protocol grows.
+pub struct Fields<'a>(pub &'a Object);
+
+impl<'a> Fields<'a> {
+    fn required(&self, field: &str) -> Result<&'a Value, Fault> {
+        self.0.get(field).ok_or_else(|| format!("{:?} is missing", field))
+    }
+
+    /// Reads a field, or takes the default if it is not there.
+    pub fn or<T>(
+        &self,
+        field: &str,
+        default: T,
+        read: impl FnOnce(&Self, &str) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        if self.0.contains_key(field) {
+            read(self, field)
+        } else {
+            Ok(default)
+        }
+    }
+
+    /// Reads a field that may be null, which is what it is if it is not there.
+    pub fn nullable<T>(
+        &self,
+        field: &str,
+        read: impl FnOnce(&Self, &str) -> Result<T, Fault>,
+    ) -> Result<Option<T>, Fault> {
+        match self.0.get(field) {
+            None | Some(Value::Null) => Ok(None),
+            Some(_) => read(self, field).map(Some),
+        }
+    }
+
+    pub fn within(&self, field: &str, bounds: RangeInclusive<u64>) -> Result<u64, Fault> {
+        match self.required(field)? {
+            Value::Integer(value) if bounds.contains(value) => Ok(*value),
+            other => Err(wrong(field, other, &format!("an integer from {:?}", bounds))),
+        }
+    }
+
+    pub fn count(&self, field: &str) -> Result<u64, Fault> {
+        self.within(field, 0..=INTEGER_MAX)
+    }
+
+    pub fn positive(&self, field: &str) -> Result<u64, Fault> {
+        self.within(field, 1..=INTEGER_MAX)
+    }
+
+    pub fn boolean(&self, field: &str) -> Result<bool, Fault> {
+        match self.required(field)? {
+            Value::Bool(value) => Ok(*value),
+            other => Err(wrong(field, other, "true or false")),
+        }
+    }
+
+    fn string(&self, field: &str) -> Result<&'a str, Fault> {
+        match self.required(field)? {
+            Value::Text(value) => Ok(value),
+            other => Err(wrong(field, other, "a string")),
+        }
+    }
+
+    pub fn text(&self, field: &str, characters_max: usize) -> Result<String, Fault> {
+        let text = self.string(field)?;
+        if text.chars().count() > characters_max {
+            return Err(format!("{:?} has more than {} characters", field, characters_max));
+        }
+        Ok(text.to_owned())
+    }
+
+    pub fn name(&self, field: &str) -> Result<String, Fault> {
+        let text = self.string(field)?;
+        if is_name(text) {
+            Ok(text.to_owned())
+        } else {
+            Err(format!("{:?} is no name", field))
+        }
+    }
+
+    pub fn hex(&self, field: &str, digits: usize) -> Result<String, Fault> {
+        let text = self.string(field)?;
+        let all = text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'));
+        if text.len() == digits && all {
+            Ok(text.to_owned())
+        } else {
+            Err(format!("{:?} must be {} hexadecimal digits", field, digits))
+        }
+    }
+
+    /// A digest, or nothing where nobody hashed.
+    pub fn digest_or_empty(&self, field: &str) -> Result<String, Fault> {
+        if self.string(field)?.is_empty() {
+            Ok(String::new())
+        } else {
+            self.hex(field, 64)
+        }
+    }
+
+    /// One of some words.
+    pub fn one_of<T: Copy>(&self, field: &str, words: &[(&str, T)]) -> Result<T, Fault> {
+        let text = self.string(field)?;
+        let found = words.iter().find(|(word, _)| *word == text);
+        found.map(|(_, meaning)| *meaning).ok_or_else(|| format!("{:?} is an unknown word", field))
+    }
+
+    pub fn object(&self, field: &str) -> Result<Fields<'a>, Fault> {
+        match self.required(field)? {
+            Value::Object(object) => Ok(Fields(object)),
+            other => Err(wrong(field, other, "an object")),
+        }
+    }
+
+    /// An object of models, read one by one.
+    pub fn models<T>(
+        &self,
+        field: &str,
+        read: impl Fn(&Self, &str) -> Result<T, Fault>,
+    ) -> Result<BTreeMap<String, T>, Fault> {
+        let object = self.object(field)?;
+        if object.0.len() > MODELS_MAX {
+            return Err(format!("{:?} has more than {} entries", field, MODELS_MAX));
+        }
+        let entry = |model: &String| {
+            if !is_name(model) {
+                return Err(format!("{:?} has a key that is no name", field));
+            }
+            Ok((model.clone(), read(&object, model)?))
+        };
+        object.0.keys().map(entry).collect()
+    }
+
+    pub fn names(&self, field: &str) -> Result<Vec<String>, Fault> {
+        let list = match self.required(field)? {
+            Value::List(list) if list.len() <= FEATURES_MAX => list,
+            other => return Err(wrong(field, other, "an array of at most 64 names")),
+        };
+        let name = |item: &Value| match item {
+            Value::Text(text) if is_name(text) => Ok(text.clone()),
+            other => Err(wrong(field, other, "an array of names")),
+        };
+        list.iter().map(name).collect()
+    }
+}
+
+fn wrong(field: &str, found: &Value, wanted: &str) -> Fault {
+    format!("{:?} must be {}, not {}", field, wanted, found.kind())
+}
+
+/// Tells whether a text can name a model or a worker.
+pub fn is_name(text: &str) -> bool {
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
+    (1..=NAME_MAX).contains(&text.len()) && text.bytes().all(allowed)
+}

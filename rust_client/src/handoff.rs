@@ -1,0 +1,150 @@
+//! Where the worker's thread leaves versions that are ready, and the user's threads take them.
+//!
+//! At most one version of a model waits here: a newer one takes its place.
+
+use crate::effects::Staged;
+use crate::error::Error;
+use crate::limits::MODELS_MAX;
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+#[derive(Default)]
+struct Left {
+    ready: VecDeque<Staged>,
+    rejected: VecDeque<Error>,
+    refused: Option<Error>,
+    closed: Option<String>,
+    joined_epoch: Option<u64>,
+}
+
+/// What a user's thread finds.
+pub enum Found {
+    Version(Staged),
+    Nothing,
+}
+
+/// A meeting point of threads.
+#[derive(Default)]
+pub struct Handoff {
+    left: Mutex<Left>,
+    changed: Condvar,
+}
+
+impl Handoff {
+    fn open(&self) -> MutexGuard<'_, Left> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner) // no change here can panic halfway
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Left)) {
+        change(&mut self.open());
+        self.changed.notify_all();
+    }
+
+    // For the worker's thread.
+
+    /// Leaves a version; returns the older one that it replaces, if any.
+    pub fn put(&self, staged: Staged) -> Option<Staged> {
+        let mut older = None;
+        self.change(|left| {
+            let at = left.ready.iter().position(|waiting| waiting.model == staged.model);
+            older = at.and_then(|at| left.ready.remove(at));
+            left.ready.push_back(staged);
+        });
+        older
+    }
+
+    /// Leaves a version again that was taken; returns it if a newer one has come meanwhile.
+    pub fn put_back(&self, staged: Staged) -> Option<Staged> {
+        let mut unwanted = None;
+        self.change(|left| {
+            if left.ready.iter().any(|waiting| waiting.model == staged.model) {
+                unwanted = Some(staged);
+            } else {
+                left.ready.push_front(staged);
+            }
+        });
+        unwanted
+    }
+
+    /// Leaves word that a version could not be taken.
+    pub fn reject(&self, error: Error) {
+        self.change(|left| {
+            if left.rejected.len() >= MODELS_MAX {
+                left.rejected.pop_front();
+            }
+            left.rejected.push_back(error);
+        });
+    }
+
+    /// Leaves word that the publisher refuses this worker.
+    pub fn refuse(&self, error: Error) {
+        self.change(|left| left.refused = Some(error));
+    }
+
+    /// The publisher has let this worker in.
+    pub fn join(&self, epoch: u64) {
+        self.change(|left| {
+            left.refused = None;
+            left.joined_epoch = Some(epoch);
+        });
+    }
+
+    /// Nothing more will come.
+    pub fn close(&self, reason: &str) {
+        self.change(|left| {
+            left.ready.clear();
+            left.closed.get_or_insert_with(|| reason.to_owned());
+        });
+    }
+
+    // For the user's threads.
+
+    /// Returns a version that is ready, the one that has waited longest first; otherwise word of
+    /// one that could not be taken, or of a refusal, once each.
+    pub fn take(&self, worker: &str, deadline: Instant) -> Result<Found, Error> {
+        let mut left = self.open();
+        loop {
+            if let Some(staged) = left.ready.pop_front() {
+                return Ok(Found::Version(staged));
+            }
+            if let Some(error) = left.rejected.pop_front().or_else(|| left.refused.take()) {
+                return Err(error);
+            }
+            if let Some(reason) = &left.closed {
+                return Err(Error::Closed { worker: worker.to_owned(), reason: reason.clone() });
+            }
+            left = match self.wait(left, deadline) {
+                Some(left) => left,
+                None => return Ok(Found::Nothing),
+            };
+        }
+    }
+
+    /// Waits until the publisher has let this worker in; returns the epoch, if it has.
+    pub fn wait_joined(&self, worker: &str, deadline: Instant) -> Result<Option<u64>, Error> {
+        let mut left = self.open();
+        loop {
+            if left.joined_epoch.is_some() {
+                return Ok(left.joined_epoch);
+            }
+            if let Some(error) = left.refused.take() {
+                return Err(error);
+            }
+            if let Some(reason) = &left.closed {
+                return Err(Error::Closed { worker: worker.to_owned(), reason: reason.clone() });
+            }
+            left = match self.wait(left, deadline) {
+                Some(left) => left,
+                None => return Ok(None),
+            };
+        }
+    }
+
+    /// Waits for a change; nothing when the time is over.
+    fn wait<'a>(&'a self, left: MutexGuard<'a, Left>, deadline: Instant) -> Option<MutexGuard<'a, Left>> {
+        let time = deadline.checked_duration_since(Instant::now()).filter(|time| !time.is_zero())?;
+        let (left, _) = self.changed.wait_timeout(left, time).unwrap_or_else(PoisonError::into_inner);
+        Some(left)
+    }
+}

@@ -1,0 +1,291 @@
+//! A layout: which tensors a version holds, and where each lies. It is a safetensors header.
+//!
+//! `Layout::parse` believes nothing: it is what stands between a stranger's bytes and an array.
+//! Tied tensors travel once; their other names stand in the metadata, see `Layout::aliases`.
+
+use crate::digest::layout_id;
+use crate::dtype::Dtype;
+use crate::limits::*;
+use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Visitor};
+use std::collections::{BTreeMap, HashMap};
+use std::convert::TryInto;
+use std::fmt;
+
+/// One tensor, and the bytes of the data section that it owns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorInfo {
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<u64>,
+    pub begin: u64,
+    pub end: u64,
+}
+
+/// A checked layout.
+#[derive(Debug)]
+pub struct Layout {
+    /// The SHA-256 of its bytes.
+    pub id: String,
+    /// Its tensors, in the order of the data section.
+    pub tensors: Vec<TensorInfo>,
+    /// Other names of tensors.
+    pub aliases: BTreeMap<String, String>,
+    /// Texts about the file, aliases included.
+    pub metadata: BTreeMap<String, String>,
+    /// Bytes of the data section.
+    pub nbytes: u64,
+    index: HashMap<String, usize>,
+}
+
+/// What is wrong with a layout.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayoutError(pub String);
+
+impl fmt::Display for LayoutError {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn fault<T>(text: String) -> Result<T, LayoutError> {
+    Err(LayoutError(text))
+}
+
+impl Layout {
+    /// Reads the header of a safetensors file, its length of 8 bytes included.
+    pub fn parse(header: &[u8]) -> Result<Layout, LayoutError> {
+        let entries: Entries = match serde_json::from_slice(json_of(header)?) {
+            Ok(entries) => entries,
+            Err(error) => return fault(format!("no safetensors header: {}", error)),
+        };
+        let tensors = place(entries.tensors)?;
+        let metadata = entries.metadata.unwrap_or_default();
+        let mut index: HashMap<String, usize> =
+            tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect();
+        let aliases: BTreeMap<String, String> = metadata
+            .iter()
+            .filter(|(name, kept)| index.contains_key(*kept) && !index.contains_key(*name))
+            .map(|(name, kept)| (name.clone(), kept.clone()))
+            .collect();
+        for (alias, kept) in &aliases {
+            check_name(alias)?;
+            let at = index[kept];
+            index.insert(alias.clone(), at);
+        }
+        let nbytes = tensors.last().map_or(0, |tensor| tensor.end);
+        Ok(Layout { id: layout_id(header), tensors, aliases, metadata, nbytes, index })
+    }
+
+    /// Returns the tensor that a name or an alias stands for.
+    pub fn get(&self, name: &str) -> Option<&TensorInfo> {
+        self.index.get(name).map(|&at| &self.tensors[at])
+    }
+
+    /// All names, aliases included, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.index.keys().map(String::as_str)
+    }
+}
+
+/// Returns as much of a name as fits an error.
+fn short(name: &str) -> String {
+    name.chars().take(40).collect()
+}
+
+/// Returns the JSON of a header, if its length is what its first bytes say.
+fn json_of(header: &[u8]) -> Result<&[u8], LayoutError> {
+    let said = header.get(..8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes);
+    let json = header.get(8..).unwrap_or_default();
+    if said != Some(json.len() as u64) || json.len() as u64 > LAYOUT_BYTES_MAX {
+        return fault(format!(
+            "a header of {} bytes says that it holds {:?} bytes of JSON; it must be 8 bytes longer \
+             than that, and JSON is at most {} bytes",
+            header.len(),
+            said.unwrap_or(0),
+            LAYOUT_BYTES_MAX
+        ));
+    }
+    if json.first() != Some(&b'{') {
+        return fault("the header must begin with '{'".to_owned());
+    }
+    Ok(json)
+}
+
+/// Orders tensors by where they lie, and checks that they cover the data section without gaps.
+fn place(mut tensors: Vec<TensorInfo>) -> Result<Vec<TensorInfo>, LayoutError> {
+    tensors.sort_by_key(|tensor| (tensor.begin, tensor.end));
+    let mut at = 0;
+    for tensor in &tensors {
+        check_name(&tensor.name)?;
+        let nbytes = bytes_of(tensor)?;
+        if tensor.begin != at || tensor.end.checked_sub(tensor.begin) != Some(nbytes) {
+            return fault(format!(
+                "tensor {:?} ({} {:?}, {} bytes) claims bytes {} to {}; it must own {} to {}, \
+                 since tensors lie end to end",
+                short(&tensor.name),
+                tensor.dtype,
+                tensor.shape,
+                nbytes,
+                tensor.begin,
+                tensor.end,
+                at,
+                at + nbytes
+            ));
+        }
+        at = tensor.end;
+    }
+    Ok(tensors)
+}
+
+fn check_name(name: &str) -> Result<(), LayoutError> {
+    if (1..=TENSOR_NAME_BYTES_MAX).contains(&name.len()) {
+        return Ok(());
+    }
+    fault(format!("a name has {} bytes; it may have 1 to {}", name.len(), TENSOR_NAME_BYTES_MAX))
+}
+
+/// Returns the bytes of a tensor, none of its sizes being more than any reader can count.
+fn bytes_of(tensor: &TensorInfo) -> Result<u64, LayoutError> {
+    let bits = tensor.dtype.bits();
+    // An empty tensor has no bytes, but others multiply its other sizes all the same.
+    let extent = tensor.shape.iter().try_fold(bits, |product, &size| product.checked_mul(size.max(1)));
+    if extent.map_or(true, |extent| extent > INTEGER_MAX) || tensor.shape.len() > RANK_MAX {
+        return fault(format!(
+            "tensor {:?} has more than 2^53 bits, or more than {} dimensions",
+            short(&tensor.name),
+            RANK_MAX
+        ));
+    }
+    let bits: u64 = tensor.shape.iter().product::<u64>() * bits; // at most the extent
+    if bits % 8 != 0 {
+        return fault(format!("tensor {:?} does not fill whole bytes", short(&tensor.name)));
+    }
+    Ok(bits / 8)
+}
+
+// Reading the JSON. serde's own way would keep the last of two equal keys, and take arrays for
+// objects; these visitors do neither.
+
+#[derive(Default)]
+struct Entries {
+    tensors: Vec<TensorInfo>,
+    metadata: Option<BTreeMap<String, String>>,
+}
+
+struct EntriesVisitor;
+
+impl<'de> Visitor<'de> for EntriesVisitor {
+    type Value = Entries;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+        let mut entries = Entries::default();
+        let mut seen = std::collections::HashSet::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if seen.len() > TENSORS_MAX {
+                return Err(de::Error::custom(format_args!("more than {} tensors", TENSORS_MAX)));
+            }
+            if !seen.insert(name.clone()) {
+                return Err(twice(&name));
+            }
+            if name == "__metadata__" {
+                entries.metadata = Some(map.next_value::<Texts>()?.0);
+            } else {
+                entries.tensors.push(map.next_value_seed(InfoOf(name))?);
+            }
+        }
+        if entries.tensors.len() > TENSORS_MAX {
+            return Err(de::Error::custom(format_args!("more than {} tensors", TENSORS_MAX)));
+        }
+        Ok(entries)
+    }
+}
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Entries, D::Error> {
+        deserializer.deserialize_map(EntriesVisitor)
+    }
+}
+
+fn twice<E: de::Error>(key: &str) -> E {
+    E::custom(format_args!("{:?} stands twice; each key may stand once", short(key)))
+}
+
+/// The description of the tensor of this name.
+struct InfoOf(String);
+
+impl<'de> DeserializeSeed<'de> for InfoOf {
+    type Value = TensorInfo;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<TensorInfo, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for InfoOf {
+    type Value = TensorInfo;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "dtype, shape and data_offsets of {:?}", short(&self.0))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TensorInfo, A::Error> {
+        let (mut dtype, mut shape, mut offsets) = (None, None, None);
+        while let Some(field) = map.next_key::<String>()? {
+            let again = match field.as_str() {
+                "dtype" => dtype.replace(map.next_value::<String>()?).is_some(),
+                "shape" => shape.replace(map.next_value::<Vec<u64>>()?).is_some(),
+                "data_offsets" => offsets.replace(map.next_value::<[u64; 2]>()?).is_some(),
+                other => {
+                    let text = format_args!("{:?} in {:?}", short(other), short(&self.0));
+                    return Err(de::Error::custom(text));
+                }
+            };
+            if again {
+                return Err(twice(&field));
+            }
+        }
+        let dtype = dtype.ok_or_else(|| de::Error::missing_field("dtype"))?;
+        let shape = shape.ok_or_else(|| de::Error::missing_field("shape"))?;
+        let [begin, end] = offsets.ok_or_else(|| de::Error::missing_field("data_offsets"))?;
+        let known = Dtype::named(&dtype);
+        let dtype = known.ok_or_else(|| de::Error::custom(format_args!("dtype {:?}", short(&dtype))))?;
+        if begin > INTEGER_MAX || end > INTEGER_MAX || shape.iter().any(|&size| size > INTEGER_MAX) {
+            return Err(de::Error::custom("a size or an offset beyond 2^53 - 1"));
+        }
+        Ok(TensorInfo { name: self.0, dtype, shape, begin, end })
+    }
+}
+
+/// An object of strings.
+struct Texts(BTreeMap<String, String>);
+
+struct TextsVisitor;
+
+impl<'de> Visitor<'de> for TextsVisitor {
+    type Value = Texts;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object of strings")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Texts, A::Error> {
+        let mut texts = BTreeMap::new();
+        while let Some((key, text)) = map.next_entry::<String, String>()? {
+            if texts.contains_key(&key) {
+                return Err(twice(&key));
+            }
+            texts.insert(key, text);
+        }
+        Ok(Texts(texts))
+    }
+}
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Texts, D::Error> {
+        deserializer.deserialize_map(TextsVisitor)
+    }
+}

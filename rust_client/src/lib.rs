@@ -1,0 +1,82 @@
+//! A worker of the weight bus: it takes a model's weights from its trainer, version by version,
+//! each one whole, verified, and in place.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use weightbus::{Model, Tensor, Worker};
+//!
+//! # fn main() -> Result<(), weightbus::Error> {
+//! let line = Model::new([
+//!     Tensor::new("slope", &[3], vec![0f32; 3]),
+//!     Tensor::new("offset", &[], vec![0f32]),
+//! ])?;
+//! let worker = Worker::builder("tcp://localhost:5555").model("line", &line).connect()?;
+//! for update in worker.updates(Duration::from_secs(30)) {
+//!     let version = update?.version;
+//!     let weights = line.read(); // one version, whole, for as long as the guard lives
+//!     println!("version {}: {:?}", version, weights.get::<f32>("slope")?);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+#![deny(unsafe_code)]
+
+#[cfg(target_endian = "big")]
+compile_error!("weightbus: tensors on the bus are little-endian, and this crate swaps no bytes");
+
+mod bell;
+mod dtype;
+mod element;
+mod endpoint;
+mod error;
+mod handoff;
+mod model;
+mod raw;
+mod run;
+mod snapshot;
+mod sockets;
+mod subscription;
+mod worker;
+
+pub use dtype::Dtype;
+pub use element::{
+    to_f32, Bool, Element, F4Pair, F6E2M3Byte, F6E3M2Byte, F8E4M3Fnuz, F8E5M2Fnuz, SmallFloat, BF16, C64,
+    F16, F8E4M3, F8E5M2, F8E8M0,
+};
+pub use error::Error;
+pub use limits::Timing;
+pub use model::{Model, Tensor, Weights, WeightsGuard};
+pub use run::Event;
+pub use snapshot::Snapshot;
+pub use worker::{Builder, Update, Updates, Worker};
+
+// The protocol without sockets: for conformance tests, fuzzers and tools. It may change with any
+// version of this crate.
+#[doc(hidden)]
+pub mod checksum;
+#[doc(hidden)]
+pub mod digest;
+#[doc(hidden)]
+pub mod effects;
+#[doc(hidden)]
+pub mod fields;
+#[doc(hidden)]
+pub mod json;
+#[doc(hidden)]
+pub mod layout;
+#[doc(hidden)]
+pub mod limits;
+#[doc(hidden)]
+pub mod machine;
+#[doc(hidden)]
+pub mod messages;
+#[doc(hidden)]
+pub mod segment;
+#[doc(hidden)]
+pub mod slot;
+#[doc(hidden)]
+pub mod staging;
+#[doc(hidden)]
+pub mod transfer;
+#[doc(hidden)]
+pub mod zmtp;

@@ -1,0 +1,62 @@
+//! Every bound of the protocol, in one place; `docs/PROTOCOL.md`, section 12, gives the reasons.
+
+use std::time::Duration;
+
+pub const INTEGER_MAX: u64 = (1 << 53) - 1;
+pub const HEADER_BYTES_MAX: usize = 65_536;
+pub const TEXT_MAX: usize = 4096;
+pub const LABEL_MAX: usize = 256;
+pub const NAME_MAX: usize = 128;
+pub const FEATURES_MAX: usize = 64;
+pub const MODELS_MAX: usize = 64;
+pub const CHUNK_BYTES_MAX: u64 = 1 << 26;
+pub const CHUNKS_MAX: u64 = 1 << 20;
+pub const FETCH_CHUNKS_MAX: u64 = 64;
+pub const WINDOW_CHUNKS: usize = 16;
+pub const LAYOUT_BYTES_MAX: u64 = 100_000_000;
+pub const TENSORS_MAX: usize = 1_000_000;
+pub const RANK_MAX: usize = 64;
+pub const TENSOR_NAME_BYTES_MAX: usize = 4096;
+pub const MESSAGE_BYTES_MAX: u64 = 100_065_536;
+
+// What each side chooses for itself.
+pub const PROGRESS_CHUNKS: usize = 4; // chunks between two reports: a quarter of the window
+pub const BYTES_MAX: u64 = 1 << 36; // of one version, unless the user says otherwise
+pub const BUFFERS_MAX: usize = 2; // of one model: a version that is complete, one that arrives
+pub const BUFFERS_KEPT: usize = 3; // unused: those two, and one that a snapshot gave back
+pub const SEGMENTS_MAX: usize = 8; // kept open: a publisher has three for each model
+pub const REJECTED_KEPT: usize = 8; // versions remembered that could not be taken here
+pub const LAYOUTS_KEPT: usize = 4; // so that a model that alternates sends none again
+pub const RESTARTS_MAX: u32 = 3; // transfers of one version whose digest did not match
+pub const DAMAGED_MAX: u32 = 16; // damaged chunks asked for again at once, before patience decides
+pub const DIFFERENCES_MAX: usize = 20; // lines that a person reads before giving up
+
+/// How long a worker waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// Between two pings, and two repetitions of a report.
+    pub ping: Duration,
+    /// Silence after which the publisher is lost.
+    pub lost_after: Duration,
+    /// Between two hellos.
+    pub hello_retry: Duration,
+    /// Silence after which a worker stops waiting for a push.
+    pub quiet: Duration,
+    /// Silence after which a fetch is repeated; it doubles each time.
+    pub patience: Duration,
+    /// Its bound.
+    pub patience_max: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Timing {
+        Timing {
+            ping: Duration::from_secs(1),
+            lost_after: Duration::from_secs(5),
+            hello_retry: Duration::from_millis(250),
+            quiet: Duration::from_millis(250),
+            patience: Duration::from_secs(1),
+            patience_max: Duration::from_secs(16),
+        }
+    }
+}

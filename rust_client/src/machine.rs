@@ -1,0 +1,443 @@
+//! The worker's behaviour, without sockets, threads or clocks.
+//!
+//! ```text
+//! outside ──hello, welcome──> inside ──silence, "unknown-worker", another epoch──> outside
+//! ```
+//!
+//! Inside, messages go to the slot of the model they speak of. Outside, everything that was staged
+//! or runs stays as it is, and hello is said again and again: a publisher that restarts finds its
+//! workers coming back on their own.
+
+use crate::effects::{Effect, Host};
+use crate::limits::{Timing, BYTES_MAX};
+use crate::messages::*;
+use crate::slot::Slot;
+use crate::transfer::{Key, Payload, Time};
+use crate::zmtp::{Place, Places, Published, PublishedPayload};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Who a worker is.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// What it is called; one living worker per name and publisher.
+    pub name: String,
+    /// 32 hexadecimal digits, drawn anew at each start.
+    pub instance: String,
+    /// For operators.
+    pub client: String,
+    /// For operators.
+    pub host: String,
+    /// For operators.
+    pub pid: u64,
+}
+
+/// A model that a worker wants.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub model: String,
+    /// Bytes of the versions that are expected; 0 if nobody knows.
+    pub nbytes: u64,
+}
+
+/// One worker.
+pub struct Machine {
+    pub timing: Timing,
+    /// Whether it is in a session.
+    pub inside: bool,
+    pub epoch: u64,
+    /// Messages dropped because they broke the protocol.
+    pub malformed: u64,
+    /// The publisher is on this host, and its memory can be read.
+    pub shared: bool,
+    identity: Identity,
+    slots: Vec<(Slot, u64)>, // and the bytes that are expected
+    host: Arc<dyn Host>,
+    data: String,
+    subscribed: bool,
+    heard_at: Time,
+    said_hello_at: Option<Time>,
+    pinged_at: Option<Time>,
+    ping_every: Duration,
+}
+
+impl Machine {
+    /// Makes a worker of some models that takes versions of at most so many bytes.
+    pub fn new(
+        identity: Identity,
+        models: &[Wanted],
+        host: Arc<dyn Host>,
+        bytes_max: u64,
+        timing: Timing,
+    ) -> Machine {
+        let slot = |wanted: &Wanted| {
+            (Slot::new(&wanted.model, host.clone(), bytes_max.min(BYTES_MAX), timing), wanted.nbytes)
+        };
+        Machine {
+            timing,
+            inside: false,
+            epoch: 0,
+            malformed: 0,
+            shared: false,
+            slots: models.iter().map(slot).collect(),
+            identity,
+            host,
+            data: String::new(),
+            subscribed: false,
+            heard_at: Time::ZERO,
+            said_hello_at: None,
+            pinged_at: None,
+            ping_every: timing.ping,
+        }
+    }
+
+    /// The state of a model.
+    pub fn slot(&self, model: &str) -> Option<&Slot> {
+        self.slots.iter().map(|(slot, _)| slot).find(|slot| slot.model == model)
+    }
+
+    fn slot_mut(&mut self, model: &str) -> Option<&mut Slot> {
+        self.slots.iter_mut().map(|(slot, _)| slot).find(|slot| slot.model == model)
+    }
+
+    /// Lets a slot do something, if there is one of this model.
+    fn with(&mut self, model: &str, act: impl FnOnce(&mut Slot) -> Vec<Effect>) -> Vec<Effect> {
+        self.slot_mut(model).map_or_else(Vec::new, act)
+    }
+
+    // What arrives.
+
+    /// Takes a message of the control channel. What is malformed is dropped.
+    pub fn receive(&mut self, header: &[u8], payloads: &[&[u8]], now: Time) -> Vec<Effect> {
+        let payload = payloads.first().map(|bytes| Payload::Bytes(bytes));
+        match self.decode(header, payloads.len()) {
+            Some(FromPublisher::Welcome(welcome)) => self.welcome(welcome, now),
+            Some(message) => self.take(message, payload, now, false),
+            None => Vec::new(),
+        }
+    }
+
+    /// Takes a published message.
+    pub fn receive_published(&mut self, published: &Published<Ticket>, now: Time) -> Vec<Effect> {
+        if !self.inside {
+            return Vec::new();
+        }
+        let mut effects = Vec::new();
+        if !self.subscribed {
+            self.subscribed = true; // the first one proves that the subscription has arrived
+            effects.push(self.ping());
+        }
+        let payload = match &published.payload {
+            PublishedPayload::None => None,
+            PublishedPayload::Bytes(bytes) => Some(Payload::Bytes(bytes)),
+            PublishedPayload::InPlace(Ticket { lease, .. }) => Some(Payload::InPlace(*lease)),
+        };
+        match self.decode(&published.header, published.payloads) {
+            Some(FromPublisher::Welcome(_)) | None => {}
+            Some(message) => effects.extend(self.take(message, payload, now, true)),
+        }
+        effects
+    }
+
+    fn decode(&mut self, header: &[u8], payloads: usize) -> Option<FromPublisher> {
+        let message = from_publisher(header, payloads).ok();
+        self.malformed += u64::from(message.is_none());
+        message
+    }
+
+    fn take(
+        &mut self,
+        message: FromPublisher,
+        payload: Option<Payload>,
+        now: Time,
+        pushed: bool,
+    ) -> Vec<Effect> {
+        if let FromPublisher::Ping(ping) = message {
+            let pong = Pong { token: ping.token, ..Pong::default() };
+            return vec![Effect::Send(FromWorker::Pong(pong))];
+        }
+        if let FromPublisher::Refuse(refuse) = message {
+            if self.inside {
+                self.heard_at = now;
+            }
+            return self.refused(refuse, now);
+        }
+        if !self.inside {
+            return Vec::new();
+        }
+        if epoch_of(&message) != Some(self.epoch) {
+            // The publisher restarted, or our welcome was damaged: only hello settles who is right.
+            return if self.may_say_hello(now) { self.hello(now) } else { Vec::new() };
+        }
+        self.heard_at = now;
+        match message {
+            FromPublisher::Announce(announce) => self.announced(announce, payload, now, pushed),
+            FromPublisher::Chunk(chunk) => match payload {
+                Some(payload) => self.with(&chunk.model, |slot| slot.chunk(&chunk, payload, now, pushed)),
+                None => Vec::new(),
+            },
+            FromPublisher::End(end) => self.with(&end.model.clone(), |slot| slot.end(end, now)),
+            FromPublisher::Commit(commit) => self.with(&commit.model, |slot| slot.committed(&commit)),
+            FromPublisher::Abort(abort) => self.with(&abort.model, |slot| slot.aborted(&abort, now)),
+            FromPublisher::Beacon(beacon) => {
+                self.with(&beacon.model, |slot| slot.hear_of(beacon.epoch, beacon.version, now))
+            }
+            FromPublisher::Pong(pong) => self.hear_of(pong.epoch, &pong.models, now),
+            FromPublisher::Welcome(_) | FromPublisher::Refuse(_) | FromPublisher::Ping(_) => Vec::new(),
+        }
+    }
+
+    fn announced(
+        &mut self,
+        announce: Announce,
+        payload: Option<Payload>,
+        now: Time,
+        pushed: bool,
+    ) -> Vec<Effect> {
+        let bytes = match payload {
+            Some(Payload::Bytes(bytes)) => Some(bytes),
+            _ => None,
+        };
+        let model = announce.model.clone();
+        self.with(&model, |slot| match announce.whole.clone() {
+            Some(whole) => slot.announced_whole(announce, whole, bytes.unwrap_or_default(), now),
+            None => slot.announced(announce, bytes, now, pushed),
+        })
+    }
+
+    fn hear_of(
+        &mut self,
+        epoch: u64,
+        models: &std::collections::BTreeMap<String, u64>,
+        now: Time,
+    ) -> Vec<Effect> {
+        let heard = models.iter().map(|(model, &version)| {
+            self.slot_mut(model).map_or_else(Vec::new, |slot| slot.hear_of(epoch, version, now))
+        });
+        heard.flatten().collect()
+    }
+
+    fn refused(&mut self, refuse: Refuse, now: Time) -> Vec<Effect> {
+        match refuse.code.as_str() {
+            "unknown-worker" => {
+                self.inside = false;
+                if self.may_say_hello(now) {
+                    self.hello(now)
+                } else {
+                    Vec::new()
+                }
+            }
+            "gone" | "range" => match (self.inside, refuse.model) {
+                (true, Some(model)) => self.with(&model, |slot| slot.gone(refuse.epoch, refuse.version, now)),
+                _ => Vec::new(),
+            },
+            "name-taken" | "stale-epoch" | "limit" | "protocol-version" => {
+                self.inside = false;
+                vec![Effect::Refused { code: refuse.code, text: refuse.text }]
+            }
+            _ => vec![Effect::Notice { code: refuse.code, text: refuse.text }],
+        }
+    }
+
+    // Joining.
+
+    /// The latest epoch whose weights run here: an older publisher is not to be followed.
+    pub fn applied_epoch(&self) -> u64 {
+        let running = self.slots.iter().filter_map(|(slot, _)| slot.running.as_ref());
+        running.map(|running| running.epoch).max().unwrap_or(0)
+    }
+
+    /// Whether enough time has passed since the last hello.
+    pub fn may_say_hello(&self, now: Time) -> bool {
+        self.said_hello_at.map_or(true, |at| now.saturating_sub(at) >= self.timing.hello_retry)
+    }
+
+    fn hello(&mut self, now: Time) -> Vec<Effect> {
+        self.said_hello_at = Some(now);
+        let running = self.slots.iter().map(|(slot, _)| (slot.model.clone(), slot.running.clone()));
+        vec![Effect::Send(FromWorker::Hello(Hello {
+            name: self.identity.name.clone(),
+            instance: self.identity.instance.clone(),
+            models: running.collect(),
+            epoch: self.applied_epoch(),
+            features: Vec::new(),
+            client: self.identity.client.clone(),
+            host: self.identity.host.clone(),
+            pid: self.identity.pid,
+        }))]
+    }
+
+    fn welcome(&mut self, welcome: Welcome, now: Time) -> Vec<Effect> {
+        if welcome.epoch < self.applied_epoch() {
+            let text = format!(
+                "the publisher is of epoch {}, but this worker runs weights of the later epoch {}: \
+                 connect it to the newer publisher",
+                welcome.epoch,
+                self.applied_epoch()
+            );
+            return vec![Effect::Refused { code: "stale-epoch".to_owned(), text }];
+        }
+        if self.inside && welcome.epoch == self.epoch {
+            self.heard_at = now;
+            return self.hear_of(welcome.epoch, &welcome.models, now); // an answer to a second hello
+        }
+        self.inside = true;
+        self.epoch = welcome.epoch;
+        self.heard_at = now;
+        self.ping_every = self.timing.ping.min(Duration::from_millis(welcome.ping_ms));
+        self.subscribed = false;
+        self.shared = welcome.shared.as_ref().map_or(false, |probe| self.host.open(probe, 0).is_some());
+        let mut effects = vec![Effect::Joined { epoch: welcome.epoch }];
+        if welcome.data != self.data {
+            self.data = welcome.data.clone();
+            effects.push(Effect::Connect(welcome.data.clone()));
+        }
+        if self.shared {
+            effects.push(self.ping()); // before anything is pushed or hashed for us
+        }
+        for (slot, nbytes) in &mut self.slots {
+            effects.push(Effect::Subscribe { topic: control_topic(&slot.model), on: true });
+            slot.shared = self.shared;
+            let on = !(slot.catching_up || self.shared);
+            effects.push(Effect::Subscribe { topic: data_topic(&slot.model), on });
+            slot.expect(*nbytes);
+            let version = welcome.models.get(&slot.model).copied().unwrap_or(0);
+            effects.extend(slot.reconnected(welcome.epoch, version, now));
+        }
+        effects
+    }
+
+    /// Somebody is at the other end of the control channel: say hello, if it is time.
+    pub fn connected(&mut self, now: Time) -> Vec<Effect> {
+        if !self.inside && self.may_say_hello(now) {
+            self.hello(now)
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Says goodbye, even from outside: our hello may have been heard, its answer not yet.
+    pub fn close(&self) -> Vec<Effect> {
+        vec![Effect::Send(FromWorker::Bye)]
+    }
+
+    // What the user does.
+
+    /// Somebody has begun to apply a version that was ready.
+    pub fn taken(&mut self, model: &str, key: Key) {
+        if let Some(slot) = self.slot_mut(model) {
+            slot.taken(key);
+        }
+    }
+
+    /// A version that was ready runs now. Its digest, if it was hashed only then.
+    pub fn applied(&mut self, model: &str, key: Key, digest: &str, now: Time) -> Vec<Effect> {
+        let mut effects = self.with(model, |slot| slot.applied(key, digest, now));
+        if self.inside && self.applied_epoch() > self.epoch {
+            effects.extend(self.hello(now)); // it came from a later publisher than the one we follow
+        }
+        effects
+    }
+
+    /// A version that was ready is gone from shared memory.
+    pub fn stale(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
+        self.with(model, |slot| slot.gone_stale(key, now))
+    }
+
+    /// A version that was ready could not be applied.
+    pub fn failed(&mut self, model: &str, key: Key, text: &str, now: Time) -> Vec<Effect> {
+        self.with(model, |slot| slot.failed(key, text, now))
+    }
+
+    /// A version that was ready was replaced before anybody took it.
+    pub fn dropped(&mut self, model: &str, key: Key, now: Time) -> Vec<Effect> {
+        self.with(model, |slot| slot.dropped(key, now))
+    }
+
+    // Time.
+
+    /// Does what is due.
+    pub fn tick(&mut self, now: Time) -> Vec<Effect> {
+        if !self.inside {
+            return Vec::new();
+        }
+        if now.saturating_sub(self.heard_at) >= self.timing.lost_after {
+            self.inside = false;
+            return vec![Effect::Lost];
+        }
+        let mut effects: Vec<Effect> = self.slots.iter_mut().flat_map(|(slot, _)| slot.tick(now)).collect();
+        if self.pinged_at.map_or(true, |at| now.saturating_sub(at) >= self.ping_every) {
+            self.pinged_at = Some(now);
+            effects.push(self.ping());
+            effects.extend(self.slots.iter().flat_map(|(slot, _)| slot.repeat()));
+        }
+        effects
+    }
+
+    fn ping(&self) -> Effect {
+        let ping = Ping { token: 0, subscribed: self.subscribed, shared: self.shared };
+        Effect::Send(FromWorker::Ping(ping))
+    }
+}
+
+/// The epoch that a message belongs to, where messages of others have no effect.
+fn epoch_of(message: &FromPublisher) -> Option<u64> {
+    match message {
+        FromPublisher::Announce(announce) => Some(announce.epoch),
+        FromPublisher::Chunk(chunk) => Some(chunk.epoch),
+        FromPublisher::End(end) => Some(end.epoch),
+        FromPublisher::Commit(commit) => Some(commit.epoch),
+        FromPublisher::Abort(abort) => Some(abort.epoch),
+        FromPublisher::Beacon(beacon) => Some(beacon.epoch),
+        FromPublisher::Pong(pong) => Some(pong.epoch),
+        FromPublisher::Welcome(_) | FromPublisher::Refuse(_) | FromPublisher::Ping(_) => None,
+    }
+}
+
+/// The place of a pushed chunk: a slot, and a lease there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ticket {
+    slot: usize,
+    lease: u64,
+}
+
+impl Places for Machine {
+    type Ticket = Ticket;
+
+    fn place(&mut self, header: &[u8], size: usize) -> Place<Ticket> {
+        if !self.inside {
+            return Place::Nowhere;
+        }
+        match from_publisher(header, 1) {
+            Ok(FromPublisher::Announce(announce)) if announce.epoch == self.epoch => {
+                let expected = if announce.whole.is_some() { announce.nbytes } else { announce.layout_bytes };
+                if self.slot(&announce.model).is_some() && size as u64 == expected {
+                    return Place::Own;
+                }
+                Place::Nowhere
+            }
+            Ok(FromPublisher::Chunk(chunk)) if chunk.epoch == self.epoch => {
+                let slot = self.slots.iter().position(|(slot, _)| slot.model == chunk.model);
+                let found = slot.and_then(|at| Some((at, self.slots[at].0.place(&chunk, size)?)));
+                found.map_or(Place::Nowhere, |(slot, lease)| Place::There(Ticket { slot, lease }))
+            }
+            _ => Place::Nowhere,
+        }
+    }
+
+    fn room(&mut self, ticket: Ticket) -> Option<&mut [u8]> {
+        self.slots.get_mut(ticket.slot)?.0.leased()?.room(ticket.lease)
+    }
+
+    fn received(&mut self, ticket: Ticket, count: usize) {
+        if let Some(transfer) = self.slots.get_mut(ticket.slot).and_then(|(slot, _)| slot.leased()) {
+            transfer.received(ticket.lease, count);
+        }
+    }
+
+    fn cancel(&mut self, ticket: Ticket) {
+        if let Some(transfer) = self.slots.get_mut(ticket.slot).and_then(|(slot, _)| slot.leased()) {
+            transfer.cancel(ticket.lease);
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! A model's memory: tensors that the user hands over, read through guards, written in place.
+//!
+//! Whoever reads sees one version, whole: a version is written while nobody reads. A writer that
+//! waits goes before new readers, so that steady reading cannot keep new weights out; but it waits
+//! for a limited time only, and so does nobody for ever.
+
+use crate::dtype::Dtype;
+use crate::element::Element;
+use crate::error::Error;
+use crate::layout::Layout;
+use crate::limits::DIFFERENCES_MAX;
+use crate::raw::cast::{bytes_of, bytes_of_mut};
+use crate::transfer::Key;
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Instant;
+
+/// Numbers of any type.
+trait Numbers: Send + Sync {
+    fn bytes(&self) -> &[u8];
+    fn bytes_mut(&mut self) -> &mut [u8];
+    fn as_any(&self) -> &dyn Any;
+}
+
+impl<T: Element> Numbers for Vec<T> {
+    fn bytes(&self) -> &[u8] {
+        bytes_of(self)
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        bytes_of_mut(self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A named array of numbers, row-major.
+pub struct Tensor {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    numbers: Box<dyn Numbers>,
+}
+
+impl Tensor {
+    /// Makes a tensor of numbers that are there; `Model::new` checks that they fill the shape.
+    pub fn new<T: Element>(name: impl Into<String>, shape: &[u64], numbers: Vec<T>) -> Tensor {
+        Tensor { name: name.into(), dtype: T::DTYPE, shape: shape.to_vec(), numbers: Box::new(numbers) }
+    }
+
+    /// Makes a tensor of zeros, its type known only now.
+    pub fn zeros(name: impl Into<String>, dtype: Dtype, shape: &[u64]) -> Tensor {
+        let bytes = nbytes(dtype, shape).unwrap_or(0) as usize; // `Model::new` tells what is wrong
+        Tensor { name: name.into(), dtype, shape: shape.to_vec(), numbers: zeros(dtype, bytes) }
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its element type.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Its sizes.
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.numbers.bytes()
+    }
+
+    /// Its numbers, if they are of this type.
+    pub fn numbers<T: Element>(&self) -> Result<&[T], Error> {
+        let numbers = self.numbers.as_any().downcast_ref::<Vec<T>>();
+        numbers.map(|numbers| &numbers[..]).ok_or_else(|| Error::OtherDtype {
+            name: self.name.clone(),
+            dtype: self.dtype,
+            asked: T::DTYPE,
+        })
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Tensor({} {} {:?})", self.name, self.dtype, self.shape)
+    }
+}
+
+fn nbytes(dtype: Dtype, shape: &[u64]) -> Option<u64> {
+    let bits = shape.iter().try_fold(dtype.bits(), |bits, &size| bits.checked_mul(size))?;
+    (bits % 8 == 0).then_some(bits / 8)
+}
+
+fn zeros(dtype: Dtype, bytes: usize) -> Box<dyn Numbers> {
+    use crate::element::*;
+    fn of<T: Element + Default>(bytes: usize) -> Box<dyn Numbers> {
+        Box::new(vec![T::default(); bytes / std::mem::size_of::<T>()])
+    }
+    match dtype {
+        Dtype::Bool => of::<Bool>(bytes),
+        Dtype::F4 => of::<F4Pair>(bytes),
+        Dtype::F6_E2M3 => of::<F6E2M3Byte>(bytes),
+        Dtype::F6_E3M2 => of::<F6E3M2Byte>(bytes),
+        Dtype::U8 => of::<u8>(bytes),
+        Dtype::I8 => of::<i8>(bytes),
+        Dtype::F8_E5M2 => of::<F8E5M2>(bytes),
+        Dtype::F8_E4M3 => of::<F8E4M3>(bytes),
+        Dtype::F8_E8M0 => of::<F8E8M0>(bytes),
+        Dtype::F8_E4M3FNUZ => of::<F8E4M3Fnuz>(bytes),
+        Dtype::F8_E5M2FNUZ => of::<F8E5M2Fnuz>(bytes),
+        Dtype::I16 => of::<i16>(bytes),
+        Dtype::U16 => of::<u16>(bytes),
+        Dtype::F16 => of::<F16>(bytes),
+        Dtype::BF16 => of::<BF16>(bytes),
+        Dtype::I32 => of::<i32>(bytes),
+        Dtype::U32 => of::<u32>(bytes),
+        Dtype::F32 => of::<f32>(bytes),
+        Dtype::C64 => of::<C64>(bytes),
+        Dtype::F64 => of::<f64>(bytes),
+        Dtype::I64 => of::<i64>(bytes),
+        Dtype::U64 => of::<u64>(bytes),
+    }
+}
+
+/// The tensors of a model, as of one version.
+pub struct Weights {
+    tensors: Vec<Tensor>,
+    index: HashMap<String, usize>,
+    running: Option<Key>,
+}
+
+impl Weights {
+    /// The epoch and the number of the version that they are of; nothing before the first.
+    pub fn version(&self) -> Option<(u64, u64)> {
+        self.running
+    }
+
+    /// All tensors, in the order in which they were handed over.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Result<&Tensor, Error> {
+        let found = self.index.get(name).map(|&at| &self.tensors[at]);
+        found.ok_or_else(|| no_tensor(name, self.tensors.iter().map(Tensor::name)))
+    }
+
+    /// The numbers of a tensor.
+    pub fn get<T: Element>(&self, name: &str) -> Result<&[T], Error> {
+        self.tensor(name)?.numbers()
+    }
+
+    /// Has `copy` fill every tensor, given where its bytes begin in the data section.
+    pub(crate) fn fill(&mut self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) {
+        for tensor in &mut self.tensors {
+            if let Some(info) = layout.get(&tensor.name) {
+                copy(info.begin as usize, tensor.numbers.bytes_mut());
+            }
+        }
+    }
+
+    pub(crate) fn set_version(&mut self, key: Option<Key>) {
+        self.running = key;
+    }
+}
+
+/// Says that there is no such tensor, and which there are.
+pub(crate) fn no_tensor<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Error {
+    let mut known: Vec<&str> = known.take(DIFFERENCES_MAX + 1).collect();
+    if known.len() > DIFFERENCES_MAX {
+        known[DIFFERENCES_MAX] = "...";
+    }
+    Error::NoTensor { name: name.to_owned(), known: known.join(", ") }
+}
+
+impl fmt::Debug for Weights {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Weights({} tensors of version {:?})", self.tensors.len(), self.running)
+    }
+}
+
+/// Who is in a model's memory, and who waits.
+#[derive(Default)]
+struct Gate {
+    readers: usize,
+    writing: bool,
+    writers_waiting: usize,
+}
+
+struct Inner {
+    signature: BTreeMap<String, (Dtype, Vec<u64>)>,
+    nbytes: u64,
+    weights: RwLock<Weights>, // whoever has passed the gate never waits for it
+    gate: Mutex<Gate>,
+    moved: Condvar,
+}
+
+/// A model whose memory new versions are written to. Clones are the same model.
+#[derive(Clone)]
+pub struct Model(Arc<Inner>);
+
+impl Model {
+    /// Makes a model of the user's tensors.
+    pub fn new(tensors: impl IntoIterator<Item = Tensor>) -> Result<Model, Error> {
+        let tensors: Vec<Tensor> = tensors.into_iter().collect();
+        let mut index = HashMap::new();
+        let mut signature = BTreeMap::new();
+        let mut total = 0;
+        for (at, tensor) in tensors.iter().enumerate() {
+            let bytes = tensor.bytes().len() as u64;
+            if nbytes(tensor.dtype, &tensor.shape) != Some(bytes) {
+                return Err(Error::Setup(format!(
+                    "tensor {:?} has {} bytes, which do not fill {} {:?}",
+                    tensor.name, bytes, tensor.dtype, tensor.shape
+                )));
+            }
+            if index.insert(tensor.name.clone(), at).is_some() {
+                return Err(Error::Setup(format!("two tensors are called {:?}; rename one", tensor.name)));
+            }
+            signature.insert(tensor.name.clone(), (tensor.dtype, tensor.shape.clone()));
+            total += bytes;
+        }
+        Ok(Model(Arc::new(Inner {
+            signature,
+            nbytes: total,
+            weights: RwLock::new(Weights { tensors, index, running: None }),
+            gate: Mutex::default(),
+            moved: Condvar::new(),
+        })))
+    }
+
+    /// Bytes of all tensors.
+    pub fn nbytes(&self) -> u64 {
+        self.0.nbytes
+    }
+
+    /// Returns the weights, which do not change while the guard lives. Waits while a version is
+    /// being written. Do not call `Worker::receive` while this thread holds a guard: it would find
+    /// the model in use until its time is over.
+    pub fn read(&self) -> WeightsGuard<'_> {
+        let mut gate = self.gate();
+        while gate.writing || gate.writers_waiting > 0 {
+            gate = self.0.moved.wait(gate).unwrap_or_else(PoisonError::into_inner);
+        }
+        gate.readers += 1;
+        drop(gate);
+        let pass = ReadPass(&self.0);
+        let weights = self.0.weights.read().unwrap_or_else(PoisonError::into_inner);
+        WeightsGuard { weights, _pass: pass }
+    }
+
+    /// Lets `write` change the weights, once nobody reads them; nothing if somebody does until the
+    /// deadline.
+    pub(crate) fn write<T>(&self, deadline: Instant, write: impl FnOnce(&mut Weights) -> T) -> Option<T> {
+        let mut gate = self.gate();
+        gate.writers_waiting += 1;
+        while gate.readers > 0 || gate.writing {
+            let time = deadline.saturating_duration_since(Instant::now());
+            if time.is_zero() {
+                gate.writers_waiting -= 1;
+                self.0.moved.notify_all();
+                return None;
+            }
+            gate = self.0.moved.wait_timeout(gate, time).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        gate.writers_waiting -= 1;
+        gate.writing = true;
+        drop(gate);
+        let _pass = WritePass(&self.0);
+        let mut weights = self.0.weights.write().unwrap_or_else(PoisonError::into_inner);
+        Some(write(&mut weights))
+    }
+
+    /// Names the tensors that a layout has otherwise; nothing if it fits.
+    pub(crate) fn fault(&self, layout: &Layout) -> Option<String> {
+        let here = &self.0.signature;
+        let mut names: Vec<&str> = layout.names().chain(here.keys().map(String::as_str)).collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut lines: Vec<String> = Vec::new();
+        for name in names {
+            let published = layout.get(name).map(|info| (info.dtype, &info.shape));
+            let own = here.get(name).map(|(dtype, shape)| (*dtype, shape));
+            match (published, own) {
+                (Some((dtype, shape)), None) => {
+                    lines.push(format!("{}: published as {} {:?}, not in the target", name, dtype, shape));
+                }
+                (None, Some((dtype, shape))) => {
+                    lines.push(format!("{}: {} {:?} in the target, not published", name, dtype, shape));
+                }
+                (Some((dtype, shape)), Some((own_dtype, own_shape))) => {
+                    if shape != own_shape {
+                        lines.push(format!("{}: shape {:?} published, {:?} here", name, shape, own_shape));
+                    }
+                    if dtype != own_dtype {
+                        lines.push(format!("{}: dtype {} published, {} here", name, dtype, own_dtype));
+                    }
+                }
+                (None, None) => {}
+            }
+        }
+        if lines.len() > DIFFERENCES_MAX {
+            let more = lines.len() - DIFFERENCES_MAX + 1;
+            lines.truncate(DIFFERENCES_MAX - 1);
+            lines.push(format!("... and {} more", more));
+        }
+        (!lines.is_empty()).then(|| lines.join("\n"))
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.0.gate.lock().unwrap_or_else(PoisonError::into_inner) // counters, never half changed
+    }
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Model({} tensors, {} bytes)", self.0.signature.len(), self.0.nbytes)
+    }
+}
+
+/// A reader's right to be there.
+struct ReadPass<'a>(&'a Inner);
+
+impl Drop for ReadPass<'_> {
+    fn drop(&mut self) {
+        self.0.gate.lock().unwrap_or_else(PoisonError::into_inner).readers -= 1;
+        self.0.moved.notify_all();
+    }
+}
+
+/// A writer's right to be there alone.
+struct WritePass<'a>(&'a Inner);
+
+impl Drop for WritePass<'_> {
+    fn drop(&mut self) {
+        self.0.gate.lock().unwrap_or_else(PoisonError::into_inner).writing = false;
+        self.0.moved.notify_all();
+    }
+}
+
+/// The weights of one version, for as long as it lives.
+pub struct WeightsGuard<'a> {
+    weights: RwLockReadGuard<'a, Weights>, // dropped first
+    _pass: ReadPass<'a>,
+}
+
+impl Deref for WeightsGuard<'_> {
+    type Target = Weights;
+
+    fn deref(&self) -> &Weights {
+        &self.weights
+    }
+}
+
+impl fmt::Debug for WeightsGuard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        self.weights.fmt(f)
+    }
+}

@@ -1,0 +1,59 @@
+//! Numbers looked at as bytes, and bytes as numbers.
+
+use crate::element::*;
+use std::mem::{align_of, size_of, size_of_val};
+use std::slice;
+
+/// A type without padding of which every pattern of bits is a value.
+///
+/// # Safety
+///
+/// Any initialised bytes must be a valid value, and all bytes of a value initialised.
+pub unsafe trait Plain: Copy + Send + Sync + 'static {}
+
+macro_rules! plain {
+    ($($t:ty),*) => {
+        // SAFETY: numbers have no padding and no invalid values.
+        $(unsafe impl Plain for $t {})*
+    };
+}
+plain!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
+
+macro_rules! transparent {
+    ($($t:ty),*) => {
+        // SAFETY: each is `repr(transparent)` around numbers.
+        $(unsafe impl Plain for $t {})*
+    };
+}
+transparent!(
+    Bool, F4Pair, F6E2M3Byte, F6E3M2Byte, F8E5M2, F8E4M3, F8E8M0, F8E4M3Fnuz, F8E5M2Fnuz, F16, BF16, C64
+);
+
+/// Returns the bytes of some numbers.
+pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
+    // SAFETY: `Plain` has no uninitialised bytes; the region is that of `values`, as is the lifetime.
+    unsafe { slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// Returns the bytes of some numbers, to be written.
+pub fn bytes_of_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above; whatever is written is a valid value of `Plain`, and the borrow is unique.
+    unsafe { slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
+
+/// Returns bytes as the numbers they are; nothing if they are not aligned, or do not come out even.
+pub fn values_of<T: Plain>(bytes: &[u8]) -> Option<&[T]> {
+    let size = size_of::<T>();
+    if size == 0 || bytes.len() % size != 0 || bytes.as_ptr() as usize % align_of::<T>() != 0 {
+        return None;
+    }
+    // SAFETY: alignment and length were checked, and any bytes are valid values of `Plain`.
+    Some(unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size) })
+}
+
+/// Returns bytes as the numbers they are, wherever they lie; what does not come out even is left out.
+pub fn copied<T: Plain>(bytes: &[u8]) -> Vec<T> {
+    let whole = bytes.chunks_exact(size_of::<T>().max(1));
+    // SAFETY: each piece has the bytes of one value, and any bytes are valid values of `Plain`.
+    whole.map(|piece| unsafe { piece.as_ptr().cast::<T>().read_unaligned() }).collect()
+}

@@ -1,0 +1,154 @@
+//! CRC-32C by the processor's own instructions.
+//!
+//! The instruction takes 8 bytes, and its result is there three cycles later, but the next one can
+//! start after one. So three streams are summed at once, each over its own third of a block, and
+//! put together: the CRC of a stream is carried over the bytes behind it by a multiplication with a
+//! power of x modulo the polynomial (see `tests` for where the constants come from).
+//!
+//! These functions take and return the bare state, without the inversions at either end.
+
+/// Returns the state after some bytes; nothing if this processor has no such instruction.
+#[inline]
+pub fn update(state: u32, bytes: &[u8]) -> Option<u32> {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq") {
+        // SAFETY: both sets of instructions were just found to be there.
+        return Some(unsafe { x86_64::update(state, bytes) });
+    }
+    #[cfg(target_arch = "aarch64")]
+    if std::arch::is_aarch64_feature_detected!("crc") {
+        // SAFETY: the instructions were just found to be there.
+        return Some(unsafe { aarch64::update(state, bytes) });
+    }
+    let _ = (state, bytes);
+    None
+}
+
+/// Writes `update` for a processor, out of a step over 8 bytes, one over 1, and `carry`.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! three_streams {
+    ($feature:literal, $block:expr) => {
+        #[target_feature(enable = $feature)]
+        pub unsafe fn update(mut state: u32, bytes: &[u8]) -> u32 {
+            let blocks = bytes.chunks_exact(3 * $block);
+            let rest = blocks.remainder();
+            for block in blocks {
+                let (mut a, mut b, mut c) = (state, 0, 0);
+                let (first, others) = block.split_at($block);
+                let (second, third) = others.split_at($block);
+                let words = first.chunks_exact(8).zip(second.chunks_exact(8));
+                for ((x, y), z) in words.zip(third.chunks_exact(8)) {
+                    a = word(a, x);
+                    b = word(b, y);
+                    c = word(c, z);
+                }
+                state = carry(a, OVER_TWO) ^ carry(b, OVER_ONE) ^ c;
+            }
+            let words = rest.chunks_exact(8);
+            let last = words.remainder();
+            for x in words {
+                state = word(state, x);
+            }
+            for &x in last {
+                state = byte(state, x);
+            }
+            state
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86_64 {
+    use std::arch::x86_64::*;
+    use std::convert::TryInto;
+
+    pub const BLOCK: usize = 1024;
+    pub const OVER_ONE: u32 = 0x1700_76fa; // x^(8 * BLOCK - 33)
+    pub const OVER_TWO: u32 = 0xa51b_6135; // x^(16 * BLOCK - 33)
+
+    three_streams!("sse4.2,pclmulqdq", BLOCK);
+
+    #[inline]
+    #[target_feature(enable = "sse4.2")]
+    unsafe fn word(state: u32, bytes: &[u8]) -> u32 {
+        let bytes: [u8; 8] = bytes.try_into().unwrap_or_default();
+        _mm_crc32_u64(u64::from(state), u64::from_le_bytes(bytes)) as u32
+    }
+
+    #[inline]
+    #[target_feature(enable = "sse4.2")]
+    unsafe fn byte(state: u32, byte: u8) -> u32 {
+        _mm_crc32_u8(state, byte)
+    }
+
+    /// Multiplies by x to some power: the product is of 63 bits, shifted by one, and the instruction
+    /// takes it modulo the polynomial after 32 more bits. Hence the 33 in the constants.
+    #[inline]
+    #[target_feature(enable = "sse4.2,pclmulqdq")]
+    unsafe fn carry(state: u32, power: u32) -> u32 {
+        let one = _mm_cvtsi32_si128(state as i32);
+        let other = _mm_cvtsi32_si128(power as i32);
+        let product = _mm_cvtsi128_si64(_mm_clmulepi64_si128::<0>(one, other));
+        _mm_crc32_u64(0, product as u64) as u32
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64 {
+    use std::arch::asm;
+    use std::convert::TryInto;
+
+    pub const BLOCK: usize = 8192;
+    pub const OVER_ONE: u32 = 0x54a8_6326; // x^(8 * BLOCK - 33)
+    pub const OVER_TWO: u32 = 0x1dc4_03cc; // x^(16 * BLOCK - 33)
+
+    three_streams!("crc", BLOCK);
+
+    // The intrinsics are newer than the oldest compiler that this crate is built with.
+    #[inline]
+    #[target_feature(enable = "crc")]
+    unsafe fn word(mut state: u32, bytes: &[u8]) -> u32 {
+        let bytes: [u8; 8] = bytes.try_into().unwrap_or_default();
+        asm!("crc32cx {0:w}, {0:w}, {1:x}", inout(reg) state, in(reg) u64::from_le_bytes(bytes),
+             options(pure, nomem, nostack, preserves_flags));
+        state
+    }
+
+    #[inline]
+    #[target_feature(enable = "crc")]
+    unsafe fn byte(mut state: u32, byte: u8) -> u32 {
+        asm!("crc32cb {0:w}, {0:w}, {1:w}", inout(reg) state, in(reg) u32::from(byte),
+             options(pure, nomem, nostack, preserves_flags));
+        state
+    }
+
+    /// Multiplies by x to some power, as on x86_64, but bit by bit: blocks are large here.
+    #[inline]
+    #[target_feature(enable = "crc")]
+    unsafe fn carry(state: u32, power: u32) -> u32 {
+        let mut product = 0u64;
+        for bit in 0..32 {
+            product ^= (u64::from(state) << bit) & 0u64.wrapping_sub(u64::from(power >> bit & 1));
+        }
+        word(0, &product.to_le_bytes())
+    }
+}
+
+#[cfg(all(test, any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod tests {
+    #[cfg(target_arch = "aarch64")]
+    use super::aarch64::{BLOCK, OVER_ONE, OVER_TWO};
+    #[cfg(target_arch = "x86_64")]
+    use super::x86_64::{BLOCK, OVER_ONE, OVER_TWO};
+
+    /// x to a power, modulo the polynomial; the highest bit stands for 1.
+    fn power_of_x(exponent: usize) -> u32 {
+        (0..exponent).fold(1 << 31, |value: u32, _| (value >> 1) ^ (0x82f6_3b78 * (value & 1)))
+    }
+
+    #[test]
+    fn the_constants_are_what_they_are_said_to_be() {
+        assert_eq!(OVER_ONE, power_of_x(8 * BLOCK - 33));
+        assert_eq!(OVER_TWO, power_of_x(16 * BLOCK - 33));
+    }
+}

@@ -1,0 +1,9 @@
+//! Everything of this crate that the compiler cannot check: memory maps, locks and options of the
+//! kernel, instructions of the processor, and bytes looked at as numbers. All of it is behind safe
+//! functions, and each block says why it is sound.
+#![allow(unsafe_code)]
+
+pub mod cast;
+pub mod crc;
+pub mod map;
+pub mod os;

@@ -1,0 +1,59 @@
+//! What the kernel offers and the standard library does not.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::io::{AsRawFd, RawFd};
+
+/// Takes the shared lock of an open file; `WouldBlock` if somebody has it alone.
+pub fn lock_shared_nowait(file: &File) -> io::Result<()> {
+    flock(file, libc::LOCK_SH | libc::LOCK_NB)
+}
+
+/// Lets go of the lock of an open file.
+pub fn unlock(file: &File) -> io::Result<()> {
+    flock(file, libc::LOCK_UN)
+}
+
+fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
+    // SAFETY: the descriptor is open for as long as `file` is borrowed.
+    check(unsafe { libc::flock(file.as_raw_fd(), operation) }).map(drop)
+}
+
+/// Tells whether nobody can cut a file short any more.
+#[cfg(target_os = "linux")]
+pub fn sealed_against_shrinking(file: &File) -> bool {
+    // SAFETY: the descriptor is open; F_GET_SEALS takes no argument.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
+}
+
+/// There are no seals here, and so no shared road.
+#[cfg(not(target_os = "linux"))]
+pub fn sealed_against_shrinking(_file: &File) -> bool {
+    false
+}
+
+/// Has a socket count as readable only when so many bytes are there.
+pub fn set_receive_low_water(socket: RawFd, bytes: usize) -> io::Result<()> {
+    let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    let size = std::mem::size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the kernel reads `size` bytes of `value`; a descriptor that is none gives an error.
+    let result = unsafe {
+        libc::setsockopt(
+            socket,
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            (&value as *const libc::c_int).cast(),
+            size,
+        )
+    };
+    check(result).map(drop)
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}

@@ -1,0 +1,314 @@
+//! The worker's thread: it owns the sockets, moves frames, and lets the machine decide.
+//!
+//! What is ready to be applied goes to the `Handoff`; what the user's threads did with it comes
+//! back as `Work`.
+
+use crate::bell::Bell;
+use crate::effects::Effect;
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::handoff::Handoff;
+use crate::machine::{Machine, Ticket};
+use crate::messages::encode;
+use crate::sockets::Control;
+use crate::subscription::Subscription;
+use crate::transfer::{Key, Time};
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::io::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const TICK: Duration = Duration::from_millis(100); // between two looks at the clock, if nothing happens
+const BATCH: usize = 16; // messages taken from one socket before the other gets a turn
+
+/// What became of a version that was ready.
+#[derive(Debug)]
+pub enum Outcome {
+    Taken,
+    Applied { digest: String },
+    Failed { text: String },
+    Stale,
+    Dropped,
+}
+
+/// Something that happened to a worker, for logs and screens.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The publisher has let it in.
+    Joined { epoch: u64 },
+    /// The publisher is silent; the worker says hello until somebody answers.
+    Lost,
+    /// The publisher refuses it.
+    Refused { code: String, text: String },
+    /// A version cannot be taken; the old one still runs.
+    Rejected { model: String, epoch: u64, version: u64, code: String, text: String },
+    /// Something that is no failure, but odd.
+    Notice { code: String, text: String },
+}
+
+type Listener = Box<dyn FnMut(&Event) + Send>;
+
+/// What the worker's thread shares with the user's threads.
+pub struct Shared {
+    pub handoff: Handoff,
+    bell: Arc<Bell>,
+    stopping: AtomicBool,
+    outcomes: Mutex<VecDeque<(String, Key, Outcome)>>,
+}
+
+impl Shared {
+    pub fn new() -> io::Result<Shared> {
+        Ok(Shared {
+            handoff: Handoff::default(),
+            bell: Arc::new(Bell::new()?),
+            stopping: AtomicBool::new(false),
+            outcomes: Mutex::default(),
+        })
+    }
+
+    /// Tells the worker's thread what became of a version.
+    pub fn tell(&self, model: &str, key: Key, outcome: Outcome) {
+        let hurry = !matches!(outcome, Outcome::Taken); // that one only serves those who ask
+        let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        outcomes.push_back((model.to_owned(), key, outcome));
+        drop(outcomes);
+        if hurry {
+            self.bell.ring();
+        }
+    }
+
+    /// Has the worker's thread say goodbye and end.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.bell.ring();
+    }
+}
+
+/// A worker, running.
+pub struct Loop {
+    pub machine: Machine,
+    pub control: Control,
+    pub address: String,
+    pub worker: String,
+    pub shared: Arc<Shared>,
+    pub listener: Option<Listener>,
+    data: Subscription<Ticket>,
+    begun: Instant,
+    told: Option<(String, Key, &'static str)>, // of the rejections, so that a repetition is none
+}
+
+impl Loop {
+    pub fn new(
+        machine: Machine,
+        control: Control,
+        address: String,
+        worker: String,
+        shared: Arc<Shared>,
+        listener: Option<Listener>,
+    ) -> Loop {
+        let data = Subscription::new(shared.bell.clone());
+        Loop { machine, control, address, worker, shared, listener, data, begun: Instant::now(), told: None }
+    }
+
+    fn now(&self) -> Time {
+        self.begun.elapsed()
+    }
+
+    /// Runs until it is told to stop.
+    pub fn run(mut self) {
+        let _closed = CloseHandoff(self.shared.clone()); // whoever waits there learns of a panic, too
+        let mut next_tick = Time::ZERO;
+        while !self.shared.stopping.load(Ordering::Acquire) {
+            if let Err(error) = self.turn(&mut next_tick) {
+                self.shared.handoff.close(&format!("its sockets failed: {}", error));
+                return;
+            }
+        }
+        self.do_work();
+        let goodbye = self.machine.close();
+        self.perform(goodbye);
+        self.shared.handoff.close("close() was called");
+    }
+
+    /// Takes what there is; ticks when it is time.
+    fn turn(&mut self, next_tick: &mut Time) -> io::Result<()> {
+        let now = self.now();
+        let may_hello = !self.machine.inside && self.machine.may_say_hello(now);
+        let found = self.poll(next_tick.saturating_sub(now), may_hello)?;
+        self.shared.bell.silence();
+        self.do_work();
+        if found.writable {
+            let effects = self.machine.connected(self.now());
+            self.perform(effects);
+        }
+        if found.control {
+            self.take_control();
+        }
+        if found.data {
+            self.take_published();
+        }
+        let now = self.now();
+        if now >= *next_tick {
+            let effects = self.machine.tick(now);
+            self.perform(effects);
+            *next_tick = now + TICK;
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, time: Duration, writable: bool) -> io::Result<Found> {
+        let now = self.now();
+        let data = self.data.attend(now, &mut self.machine);
+        let bell = zmq::PollItem::from_fd(self.shared.bell.as_raw_fd(), zmq::POLLIN);
+        let mut items = vec![self.control.poll_item(writable), bell];
+        if let Some((descriptor, unsent)) = data {
+            let events = if unsent { zmq::POLLIN | zmq::POLLOUT } else { zmq::POLLIN };
+            items.push(zmq::PollItem::from_fd(descriptor, events));
+        }
+        let milliseconds = (time.as_micros() + 999) / 1000;
+        match zmq::poll(&mut items, milliseconds as i64) {
+            Ok(_) | Err(zmq::Error::EINTR) => {}
+            Err(error) => return Err(io::Error::from_raw_os_error(error.to_raw())),
+        }
+        let data = items.get(2).map_or(false, |item| item.is_readable() || item.is_error());
+        Ok(Found { control: items[0].is_readable(), writable: items[0].is_writable(), data })
+    }
+
+    fn take_control(&mut self) {
+        for _ in 0..BATCH {
+            let frames = match self.control.receive() {
+                Some(frames) => frames,
+                None => return,
+            };
+            let payloads: Vec<&[u8]> = frames.iter().skip(1).map(|frame| &frame[..]).collect();
+            let header = frames.first().map_or(&[][..], |frame| &frame[..]);
+            let effects = self.machine.receive(header, &payloads, self.begun.elapsed());
+            self.perform(effects);
+        }
+    }
+
+    fn take_published(&mut self) {
+        for _ in 0..BATCH {
+            let now = self.now();
+            let published = match self.data.receive(now, &mut self.machine) {
+                Some(published) => published,
+                None => return,
+            };
+            let effects = self.machine.receive_published(&published, self.now());
+            self.perform(effects);
+        }
+    }
+
+    fn do_work(&mut self) {
+        loop {
+            let mut outcomes = self.shared.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+            let next = outcomes.pop_front();
+            drop(outcomes);
+            let (model, key, outcome) = match next {
+                Some(next) => next,
+                None => return,
+            };
+            let now = self.now();
+            let effects = match outcome {
+                Outcome::Taken => {
+                    self.machine.taken(&model, key);
+                    Vec::new()
+                }
+                Outcome::Applied { digest } => self.machine.applied(&model, key, &digest, now),
+                Outcome::Failed { text } => self.machine.failed(&model, key, &text, now),
+                Outcome::Stale => self.machine.stale(&model, key, now),
+                Outcome::Dropped => self.machine.dropped(&model, key, now),
+            };
+            self.perform(effects);
+        }
+    }
+
+    fn perform(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Send(message) => self.control.send(&encode(&message)),
+                Effect::Subscribe { topic, on } => self.data.subscribe(&topic, on),
+                Effect::Connect(told) => self.connect(&told),
+                Effect::Ready(staged) => {
+                    if let Some(older) = self.shared.handoff.put(staged) {
+                        let (model, key) = (older.model.clone(), older.key);
+                        drop(older); // its buffer may serve what follows
+                        let effects = self.machine.dropped(&model, key, self.now());
+                        self.perform(effects);
+                    }
+                }
+                Effect::Joined { epoch } => {
+                    self.shared.handoff.join(epoch);
+                    self.tell(Event::Joined { epoch });
+                }
+                Effect::Lost => self.tell(Event::Lost),
+                Effect::Rejected { model, key, code, text } => self.rejected(model, key, code, text),
+                Effect::Refused { code, text } => self.refused(code, text),
+                Effect::Notice { code, text } => self.tell(Event::Notice { code, text }),
+            }
+        }
+    }
+
+    fn connect(&mut self, told: &str) {
+        match Endpoint::of_data(told, &self.address) {
+            Ok(endpoint) => self.data.connect(endpoint, &mut self.machine),
+            Err(error) => {
+                let text = format!("no pushed data, all is fetched: {}", error);
+                self.tell(Event::Notice { code: "data-address".to_owned(), text });
+            }
+        }
+    }
+
+    fn rejected(&mut self, model: String, key: Key, code: &'static str, text: String) {
+        let told = Some((model.clone(), key, code));
+        if self.told == told {
+            return;
+        }
+        self.told = told;
+        let (epoch, version) = key;
+        let error = Error::Rejected {
+            model: model.clone(),
+            epoch,
+            version,
+            code: code.to_owned(),
+            text: text.clone(),
+        };
+        self.shared.handoff.reject(error);
+        self.tell(Event::Rejected { model, epoch, version, code: code.to_owned(), text });
+    }
+
+    fn refused(&mut self, code: String, text: String) {
+        self.shared.handoff.refuse(Error::Refused {
+            worker: self.worker.clone(),
+            address: self.address.clone(),
+            code: code.clone(),
+            text: text.clone(),
+        });
+        self.tell(Event::Refused { code, text });
+    }
+
+    fn tell(&mut self, event: Event) {
+        if let Some(listener) = &mut self.listener {
+            listener(&event);
+        }
+    }
+}
+
+/// What `poll` found.
+struct Found {
+    control: bool,
+    writable: bool,
+    data: bool,
+}
+
+/// Closes the handoff when the thread ends, however it does.
+struct CloseHandoff(Arc<Shared>);
+
+impl Drop for CloseHandoff {
+    fn drop(&mut self) {
+        self.0.handoff.close("its thread ended unexpectedly, which is a bug");
+    }
+}

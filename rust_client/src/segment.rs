@@ -1,0 +1,168 @@
+//! The shared road: memory of a publisher on this host, copied straight into the model.
+//!
+//! A segment is a header of 4096 bytes (magic, token, the stamp of the version) and the data
+//! section. The publisher fills it under an exclusive lock; we copy under a shared one and look at
+//! the stamp before and after. Nobody waits for a lock: whoever comes too late fetches.
+
+use crate::checksum::crc32c_append;
+use crate::digest::{bytes_of_hex, digest};
+use crate::limits::SEGMENTS_MAX;
+use crate::messages::Shared;
+use crate::raw::map::Foreign;
+use crate::raw::os;
+use std::convert::TryFrom;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+const HEADER_BYTES: usize = 4096;
+const MAGIC: &[u8; 8] = b"WBPSHM1\0";
+const STAMP_AT: usize = 24;
+const STAMP_BYTES: usize = 152;
+const PIECE_BYTES: usize = 1 << 16; // hashed at once, while it is in the cache
+
+/// The segment holds another version by now, or is being filled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stale;
+
+/// A version by its model, epoch and number.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stamp([u8; STAMP_BYTES]);
+
+impl Stamp {
+    pub fn new(model: &str, epoch: u64, version: u64) -> Stamp {
+        let mut bytes = [0; STAMP_BYTES];
+        bytes[..8].copy_from_slice(&epoch.to_le_bytes());
+        bytes[8..16].copy_from_slice(&version.to_le_bytes());
+        bytes[16..24].copy_from_slice(&(model.len() as u64).to_le_bytes());
+        let name = &model.as_bytes()[..model.len().min(STAMP_BYTES - 24)];
+        bytes[24..24 + name.len()].copy_from_slice(name);
+        Stamp(bytes)
+    }
+}
+
+/// A segment of another process, open for reading.
+pub struct Segment {
+    token: String,
+    nbytes: usize,
+    memory: Foreign,
+    file: Mutex<File>, // the lock is one for all threads that use this descriptor: they take turns
+}
+
+impl Segment {
+    /// Opens a segment; nothing if there is no such segment on this host, or it is not ours to read.
+    pub fn open(shared: &Shared, nbytes: u64) -> Option<Segment> {
+        if !is_path_of_descriptor(&shared.path) {
+            return None;
+        }
+        let nbytes = usize::try_from(nbytes).ok()?;
+        let len = nbytes.checked_add(HEADER_BYTES)?;
+        let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(&shared.path).ok()?;
+        let found = file.metadata().ok()?;
+        if !found.is_file() || found.len() != len as u64 || !os::sealed_against_shrinking(&file) {
+            return None;
+        }
+        let memory = Foreign::new(&file, len).ok()?;
+        let mut head = [0; STAMP_AT];
+        memory.copy_to(0, &mut head);
+        if &head[..8] != MAGIC || head[8..] != bytes_of_hex(&shared.token)[..] {
+            return None;
+        }
+        Some(Segment { token: shared.token.clone(), nbytes, memory, file: Mutex::new(file) })
+    }
+
+    /// Lets `copy` read the data section while it holds this version.
+    ///
+    /// What was copied is good only if this returns it.
+    pub fn read<T>(&self, stamp: &Stamp, copy: impl FnOnce(&Reading) -> T) -> Result<T, Stale> {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        os::lock_shared_nowait(&file).map_err(|_| Stale)?;
+        let _unlock = Unlock(&file);
+        self.check(stamp)?;
+        let copied = copy(&Reading(self));
+        self.check(stamp)?;
+        Ok(copied)
+    }
+
+    fn check(&self, stamp: &Stamp) -> Result<(), Stale> {
+        let mut found = [0; STAMP_BYTES];
+        self.memory.copy_to(STAMP_AT, &mut found);
+        if found == stamp.0 {
+            Ok(())
+        } else {
+            Err(Stale)
+        }
+    }
+}
+
+struct Unlock<'a>(&'a File);
+
+impl Drop for Unlock<'_> {
+    fn drop(&mut self) {
+        let _ = os::unlock(self.0); // closing the file would do it, too
+    }
+}
+
+/// The data section of a segment that is locked.
+pub struct Reading<'a>(&'a Segment);
+
+impl Reading<'_> {
+    /// Bytes of the data section.
+    pub fn nbytes(&self) -> usize {
+        self.0.nbytes
+    }
+
+    /// Copies bytes from `begin` on.
+    pub fn copy_to(&self, begin: usize, to: &mut [u8]) {
+        self.0.memory.copy_to(HEADER_BYTES + begin, to);
+    }
+
+    /// Returns the digest of the data section, cut into chunks of this size.
+    pub fn digest(&self, layout_id: &str, chunk_bytes: u64) -> String {
+        let chunk_bytes = usize::try_from(chunk_bytes).unwrap_or(usize::MAX);
+        let mut piece = vec![0; PIECE_BYTES.min(chunk_bytes)];
+        let mut crcs = Vec::new();
+        let mut at = 0;
+        while at < self.0.nbytes {
+            let end = self.0.nbytes.min(at.saturating_add(chunk_bytes));
+            let mut crc = 0;
+            while at < end {
+                let part = piece.len().min(end - at);
+                self.copy_to(at, &mut piece[..part]);
+                crc = crc32c_append(crc, &piece[..part]);
+                at += part;
+            }
+            crcs.push(crc);
+        }
+        digest(layout_id, chunk_bytes as u64, &crcs)
+    }
+}
+
+/// Tells whether a path is `/proc/PID/fd/FD`: nothing else is ever opened.
+fn is_path_of_descriptor(path: &str) -> bool {
+    let number = |text: &str| (1..=10).contains(&text.len()) && text.bytes().all(|c| c.is_ascii_digit());
+    let rest = path.strip_prefix("/proc/").and_then(|rest| rest.split_once("/fd/"));
+    rest.map_or(false, |(pid, descriptor)| number(pid) && number(descriptor))
+}
+
+/// The segments that a worker has opened lately, so that each is mapped once.
+#[derive(Default)]
+pub struct Segments(Mutex<Vec<Arc<Segment>>>);
+
+impl Segments {
+    /// Returns a segment of this host; nothing if it is not to be had.
+    pub fn open(&self, shared: &Shared, nbytes: u64) -> Option<Arc<Segment>> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |s: &&Arc<Segment>| s.token == shared.token && s.nbytes as u64 == nbytes;
+        if let Some(segment) = known.iter().find(same) {
+            return Some(segment.clone());
+        }
+        let segment = Arc::new(Segment::open(shared, nbytes)?);
+        if known.len() >= SEGMENTS_MAX {
+            known.remove(0);
+        }
+        known.push(segment.clone());
+        Some(segment)
+    }
+}

@@ -1,0 +1,62 @@
+//! A version that the user keeps for as long as it likes.
+
+use crate::element::Element;
+use crate::error::Error;
+use crate::layout::{Layout, TensorInfo};
+use crate::model::no_tensor;
+use crate::raw::cast::{copied, values_of};
+use crate::staging::Buffer;
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+/// One version of a model, whole, that never changes. Its memory is used again when the last
+/// reference to it is gone.
+pub struct Snapshot {
+    /// Of which model.
+    pub model: String,
+    /// The epoch of its publisher.
+    pub epoch: u64,
+    /// Its number.
+    pub version: u64,
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) data: Buffer,
+}
+
+impl Snapshot {
+    /// Its tensors, in the order of their bytes.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.layout.tensors
+    }
+
+    /// Its layout, in which aliases and metadata stand, too.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The bytes of a tensor.
+    pub fn bytes(&self, name: &str) -> Result<&[u8], Error> {
+        self.find(name).map(|(_, bytes)| bytes)
+    }
+
+    /// The numbers of a tensor; copied only if its publisher did not align them.
+    pub fn get<T: Element>(&self, name: &str) -> Result<Cow<'_, [T]>, Error> {
+        let (info, bytes) = self.find(name)?;
+        if info.dtype != T::DTYPE {
+            return Err(Error::OtherDtype { name: name.to_owned(), dtype: info.dtype, asked: T::DTYPE });
+        }
+        Ok(values_of(bytes).map_or_else(|| Cow::Owned(copied(bytes)), Cow::Borrowed))
+    }
+
+    fn find(&self, name: &str) -> Result<(&TensorInfo, &[u8]), Error> {
+        let known = || self.layout.tensors.iter().map(|tensor| tensor.name.as_str());
+        let info = self.layout.get(name).ok_or_else(|| no_tensor(name, known()))?;
+        Ok((info, &self.data[info.begin as usize..info.end as usize]))
+    }
+}
+
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Snapshot({} version {} of epoch {})", self.model, self.version, self.epoch)
+    }
+}

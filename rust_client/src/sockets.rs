@@ -1,0 +1,67 @@
+//! The worker's control socket. No other module uses the `zmq` crate, but for polling.
+//!
+//! The data connection is not libzmq's but our own (`subscription.rs`), which speaks the same
+//! protocol and receives faster.
+
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::limits::MESSAGE_BYTES_MAX;
+use std::io;
+
+const LINGER_MS: i32 = 200; // what is on its way at the end (a goodbye, an acknowledgement) gets this
+const HEARTBEAT_MS: i32 = 5_000; // ZeroMQ's own pings, which free the queues of peers that are gone
+const HEARTBEAT_TIMEOUT_MS: i32 = 30_000; // longer than a chunk of 1 MiB takes at 40 kB/s
+const RECONNECT_MS: i32 = 50;
+const RECONNECT_MAX_MS: i32 = 1_000;
+const QUEUE: i32 = 32; // messages held before TCP pushes back; bytes count, so it is small
+
+/// A connected DEALER.
+pub struct Control {
+    socket: zmq::Socket,
+    _context: zmq::Context,
+}
+
+impl Control {
+    pub fn connect(address: &str) -> Result<Control, Error> {
+        Endpoint::parse(address)?;
+        open(address).map_err(|error| Error::Io {
+            what: format!("cannot connect to {}", address),
+            error: io::Error::from_raw_os_error(error.to_raw()),
+        })
+    }
+
+    /// What to poll: for messages, and also for somebody at the other end.
+    pub fn poll_item(&self, writable: bool) -> zmq::PollItem<'_> {
+        self.socket.as_poll_item(if writable { zmq::POLLIN | zmq::POLLOUT } else { zmq::POLLIN })
+    }
+
+    /// Returns the frames of the next message, if there is one.
+    pub fn receive(&self) -> Option<Vec<zmq::Message>> {
+        let mut frames = vec![self.socket.recv_msg(zmq::DONTWAIT).ok()?];
+        while frames.last().map_or(false, zmq::Message::get_more) {
+            frames.push(self.socket.recv_msg(zmq::DONTWAIT).ok()?);
+        }
+        Some(frames)
+    }
+
+    /// Sends to the publisher; lost while nobody is there.
+    pub fn send(&self, header: &[u8]) {
+        let _ = self.socket.send(header, zmq::DONTWAIT);
+    }
+}
+
+fn open(address: &str) -> zmq::Result<Control> {
+    let context = zmq::Context::new();
+    let socket = context.socket(zmq::DEALER)?;
+    socket.set_linger(LINGER_MS)?;
+    socket.set_heartbeat_ivl(HEARTBEAT_MS)?;
+    socket.set_heartbeat_timeout(HEARTBEAT_TIMEOUT_MS)?;
+    socket.set_reconnect_ivl(RECONNECT_MS)?;
+    socket.set_reconnect_ivl_max(RECONNECT_MAX_MS)?;
+    socket.set_immediate(true)?; // say nothing to nobody: it would pile up
+    socket.set_rcvhwm(QUEUE)?;
+    socket.set_maxmsgsize(MESSAGE_BYTES_MAX as i64)?;
+    socket.set_ipv6(address.contains('['))?;
+    socket.connect(address)?;
+    Ok(Control { socket, _context: context })
+}

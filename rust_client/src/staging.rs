@@ -1,0 +1,113 @@
+//! Where versions wait until they are whole: the buffers of one model, kept and used again.
+//!
+//! At most two are in use for staging. One holds a version that is complete and waits to be
+//! applied, the other the version that is arriving. A steady stream of versions touches no fresh
+//! memory. A buffer goes home when it is dropped, in whatever thread that happens.
+
+use crate::limits::{BUFFERS_KEPT, BUFFERS_MAX};
+use crate::raw::map::Memory;
+use std::convert::TryFrom;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+#[derive(Default)]
+struct Pool {
+    free: Vec<Memory>,
+    staging: usize, // buffers that are in use for staging
+}
+
+/// The buffers of one model.
+#[derive(Default)]
+pub struct Buffers(Arc<Mutex<Pool>>);
+
+/// Memory of the size of a version's data section.
+pub struct Buffer {
+    memory: Option<Memory>, // None only while it is being dropped
+    home: Weak<Mutex<Pool>>,
+    staging: bool,
+}
+
+fn open(pool: &Mutex<Pool>) -> MutexGuard<'_, Pool> {
+    pool.lock().unwrap_or_else(PoisonError::into_inner) // a list of memory is never half changed
+}
+
+impl Buffers {
+    /// Makes a buffer of this size now, so that the first version need not wait for it. If there is
+    /// no memory, whoever asks for it later is told.
+    pub fn reserve(&self, nbytes: u64) {
+        let mut pool = open(&self.0);
+        if nbytes > 0 && pool.staging == 0 && pool.free.is_empty() {
+            pool.free.extend(memory_of(nbytes, true).ok());
+        }
+    }
+
+    /// Returns a buffer of this size, one used before if possible; nothing if all are in use.
+    pub fn take(&self, nbytes: u64) -> io::Result<Option<Buffer>> {
+        let mut pool = open(&self.0);
+        if pool.staging >= BUFFERS_MAX {
+            return Ok(None);
+        }
+        let memory = match pool.free.iter().position(|memory| memory.len() as u64 == nbytes) {
+            Some(at) => pool.free.swap_remove(at),
+            None => {
+                pool.free.clear(); // the model has changed its size: no old memory will fit again
+                memory_of(nbytes, false)?
+            }
+        };
+        pool.staging += 1;
+        Ok(Some(Buffer { memory: Some(memory), home: Arc::downgrade(&self.0), staging: true }))
+    }
+
+    /// Returns a buffer for a copy outside of staging.
+    pub fn take_for_copy(&self, nbytes: u64) -> io::Result<Buffer> {
+        let mut pool = open(&self.0);
+        let memory = match pool.free.iter().position(|memory| memory.len() as u64 == nbytes) {
+            Some(at) => pool.free.swap_remove(at),
+            None => memory_of(nbytes, false)?,
+        };
+        Ok(Buffer { memory: Some(memory), home: Arc::downgrade(&self.0), staging: false })
+    }
+}
+
+fn memory_of(nbytes: u64, touched: bool) -> io::Result<Memory> {
+    let none = |_| io::Error::new(io::ErrorKind::OutOfMemory, "more than can be addressed");
+    Memory::new(usize::try_from(nbytes).map_err(none)?, touched)
+}
+
+impl Buffer {
+    /// From now on it does not count as in use for staging: a user keeps it.
+    pub fn keep(&mut self) {
+        if std::mem::take(&mut self.staging) {
+            if let Some(pool) = self.home.upgrade() {
+                open(&pool).staging -= 1;
+            }
+        }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.memory.as_deref().unwrap_or_default()
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.memory.as_deref_mut().unwrap_or_default()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(pool) = self.home.upgrade() {
+            let mut pool = open(&pool);
+            pool.staging -= usize::from(self.staging);
+            if pool.free.len() < BUFFERS_KEPT {
+                pool.free.extend(self.memory.take());
+            }
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The worker's data connection: dialled in the background, read straight to where bytes belong.
+//!
+//! It belongs to one thread, which never waits here: another one looks up the host and connects,
+//! and rings a bell when it is done. A connection that breaks or falls silent is dialled again.
+
+use crate::bell::Bell;
+use crate::endpoint::Endpoint;
+use crate::raw::os;
+use crate::transfer::Time;
+use crate::zmtp::{Places, Published, Stream};
+use std::collections::BTreeSet;
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::io::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{channel, Receiver, Sender};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+const DIAL: Duration = Duration::from_secs(5); // for each of the host's addresses
+const REDIAL: Duration = Duration::from_millis(50); // between two attempts; doubles
+const REDIAL_MAX: Duration = Duration::from_secs(1);
+const SILENCE: Duration = Duration::from_secs(30); // a publisher sends beacons far more often
+const LOW_WATER_BYTES: usize = 1 << 18; // of a payload, that must be here before we are woken
+
+/// A connected socket.
+enum Connection {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Connection {
+    fn dial(endpoint: &Endpoint) -> io::Result<Connection> {
+        let connection = match endpoint {
+            Endpoint::Tcp { host, port } => Connection::Tcp(dial_tcp(host, *port)?),
+            Endpoint::Ipc(path) => Connection::Unix(UnixStream::connect(path)?),
+        };
+        match &connection {
+            Connection::Tcp(stream) => stream.set_nonblocking(true)?,
+            Connection::Unix(stream) => stream.set_nonblocking(true)?,
+        }
+        Ok(connection)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Connection::Tcp(stream) => stream.write(bytes),
+            Connection::Unix(stream) => stream.write(bytes),
+        }
+    }
+}
+
+fn dial_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, DIAL) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+impl Read for Connection {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Connection::Tcp(stream) => stream.read(buffer),
+            Connection::Unix(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl AsRawFd for Connection {
+    fn as_raw_fd(&self) -> RawFd {
+        match self {
+            Connection::Tcp(stream) => stream.as_raw_fd(),
+            Connection::Unix(stream) => stream.as_raw_fd(),
+        }
+    }
+}
+
+/// What a thread that dialled brings back.
+struct Dialled {
+    generation: u64,
+    connection: io::Result<Connection>,
+}
+
+/// Messages of some topics from one publisher. `T` is the ticket of `Places`.
+pub struct Subscription<T> {
+    endpoint: Option<Endpoint>,
+    topics: BTreeSet<String>,
+    connection: Option<Connection>,
+    stream: Stream<T>,
+    bell: Arc<Bell>,
+    dialled: (Sender<Dialled>, Receiver<Dialled>),
+    generation: u64, // of the endpoint, so that a connection to an older one is not taken
+    dialling: bool,
+    dial_at: Time,
+    pause: Duration,
+    heard_at: Time,
+    low_water: usize,
+}
+
+impl<T: Copy> Subscription<T> {
+    pub fn new(bell: Arc<Bell>) -> Subscription<T> {
+        Subscription {
+            endpoint: None,
+            topics: BTreeSet::new(),
+            connection: None,
+            stream: Stream::new(&BTreeSet::new()),
+            bell,
+            dialled: channel(),
+            generation: 0,
+            dialling: false,
+            dial_at: Time::ZERO,
+            pause: REDIAL,
+            heard_at: Time::ZERO,
+            low_water: 1,
+        }
+    }
+
+    /// Takes messages from this endpoint, in place of any before.
+    pub fn connect(&mut self, endpoint: Endpoint, places: &mut impl Places<Ticket = T>) {
+        self.hang_up(places);
+        self.endpoint = Some(endpoint);
+        self.generation += 1;
+        self.dial_at = Time::ZERO;
+        self.pause = REDIAL;
+    }
+
+    /// Asks for a topic, or no longer; asking twice is asking once.
+    pub fn subscribe(&mut self, topic: &str, on: bool) {
+        let changed = if on { self.topics.insert(topic.to_owned()) } else { self.topics.remove(topic) };
+        if changed {
+            self.stream.subscribe(topic, on);
+        }
+    }
+
+    /// Does what is due; returns the descriptor to watch, and whether to write to it.
+    pub fn attend(&mut self, now: Time, places: &mut impl Places<Ticket = T>) -> Option<(RawFd, bool)> {
+        while let Ok(dialled) = self.dialled.1.try_recv() {
+            self.adopt(dialled, now);
+        }
+        if self.connection.is_some() && now.saturating_sub(self.heard_at) >= SILENCE {
+            self.hang_up(places);
+        }
+        if self.connection.is_none() {
+            self.dial(now);
+            return None;
+        }
+        self.write(places);
+        let unsent = !self.stream.outgoing.is_empty();
+        self.connection.as_ref().map(|connection| (connection.as_raw_fd(), unsent))
+    }
+
+    /// Returns the next message, if there is one.
+    pub fn receive(&mut self, now: Time, places: &mut impl Places<Ticket = T>) -> Option<Published<T>> {
+        while self.stream.arrived.is_empty() {
+            let connection = self.connection.as_mut()?;
+            match self.stream.read(connection, places) {
+                Ok(count) if count > 0 => self.heard_at = now,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.expect(self.stream.missing().min(LOW_WATER_BYTES));
+                    return None;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                _ => {
+                    self.hang_up(places); // closed, broken, or not ZMTP: all is fetched meanwhile
+                    return None;
+                }
+            }
+            if self.stream.is_open() {
+                self.pause = REDIAL;
+            }
+            self.write(places);
+        }
+        self.stream.arrived.pop_front()
+    }
+
+    /// Sleeps until so many bytes are here, rather than be woken for each packet.
+    fn expect(&mut self, count: usize) {
+        if let Some(connection) = self.connection.as_ref().filter(|_| count != self.low_water) {
+            if os::set_receive_low_water(connection.as_raw_fd(), count).is_ok() {
+                self.low_water = count;
+            }
+        }
+    }
+
+    /// Connects, in a thread of its own.
+    fn dial(&mut self, now: Time) {
+        let endpoint = match &self.endpoint {
+            Some(endpoint) if !self.dialling && now >= self.dial_at => endpoint.clone(),
+            _ => return,
+        };
+        self.dial_at = now + self.pause;
+        self.pause = (2 * self.pause).min(REDIAL_MAX);
+        let (generation, found, bell) = (self.generation, self.dialled.0.clone(), self.bell.clone());
+        let dial = move || {
+            let connection = Connection::dial(&endpoint);
+            let _ = found.send(Dialled { generation, connection }); // whoever asked may be gone
+            bell.ring();
+        };
+        self.dialling = thread::Builder::new().name("weightbus-dial".to_owned()).spawn(dial).is_ok();
+    }
+
+    fn adopt(&mut self, dialled: Dialled, now: Time) {
+        self.dialling = false;
+        if dialled.generation != self.generation || self.connection.is_some() {
+            return;
+        }
+        if let Ok(connection) = dialled.connection {
+            self.connection = Some(connection);
+            self.heard_at = now;
+            self.low_water = 1;
+            self.stream = Stream::new(&self.topics);
+        }
+    }
+
+    fn write(&mut self, places: &mut impl Places<Ticket = T>) {
+        let connection = match &mut self.connection {
+            Some(connection) if !self.stream.outgoing.is_empty() => connection,
+            _ => return,
+        };
+        match connection.write(&self.stream.outgoing) {
+            Ok(count) if count > 0 => drop(self.stream.outgoing.drain(..count)),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            _ => self.hang_up(places),
+        }
+    }
+
+    fn hang_up(&mut self, places: &mut impl Places<Ticket = T>) {
+        self.connection = None;
+        self.stream.close(places);
+        self.stream = Stream::new(&self.topics);
+    }
+}

@@ -1,0 +1,402 @@
+//! One version arriving chunk by chunk, pushed and fetched in any order.
+//!
+//! Each chunk is in one of four states:
+//!
+//! ```text
+//! Missing ──fetch──> Asked ──┐
+//!    │                 │     ├──> Here
+//!    ├─────push────────┼─────┤
+//!    └─────lend────────┴─> Lent ──damaged, cut off──> Missing
+//! ```
+//!
+//! A chunk is lent while its bytes are being received straight into their place: whatever else
+//! comes of it meanwhile is ignored, since nobody may write there twice.
+//!
+//! Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
+//! fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing
+//! has arrived for a while. At most a window of chunks is asked for; an answer that does not come
+//! in time turns all of them back to missing, and the patience doubles until something arrives.
+
+use crate::checksum::{crc32c, crc32c_append};
+use crate::digest::digest;
+use crate::layout::Layout;
+use crate::limits::{Timing, DAMAGED_MAX, WINDOW_CHUNKS};
+use crate::messages::Announce;
+use crate::segment::Reading;
+use crate::staging::Buffer;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A point in time, counted from wherever the caller likes.
+pub type Time = Duration;
+
+/// What orders versions: the epoch, then the number.
+pub type Key = (u64, u64);
+
+/// How a data section is cut.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ChunkPlan {
+    pub nbytes: u64,
+    pub chunk_bytes: u64,
+}
+
+impl ChunkPlan {
+    /// How many chunks there are.
+    pub fn count(self) -> u64 {
+        self.nbytes / self.chunk_bytes + u64::from(self.nbytes % self.chunk_bytes > 0)
+    }
+
+    /// Where a chunk lies.
+    pub fn span(self, index: u64) -> Range<u64> {
+        let begin = index * self.chunk_bytes;
+        begin..self.nbytes.min(begin + self.chunk_bytes)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    Missing,
+    Asked,
+    Here,
+    Lent,
+}
+
+/// The place of a chunk whose bytes are being received there.
+struct Lease {
+    id: u64,
+    index: usize,
+    count: usize, // bytes that are here
+    crc: u32,     // of these, computed while they are in the cache
+    seen: usize,  // bytes that were here when somebody looked last
+}
+
+/// The payload of a chunk.
+#[derive(Clone, Copy)]
+pub enum Payload<'a> {
+    /// Bytes, to be copied to their place.
+    Bytes(&'a [u8]),
+    /// They are at their place, under this lease.
+    InPlace(u64),
+}
+
+/// What to fetch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Want {
+    /// The announcement, and the `end`.
+    End,
+    /// So many chunks from this one on.
+    Chunks { first: u64, count: u64 },
+}
+
+/// A version on its way into a buffer.
+pub struct Transfer {
+    pub announce: Announce,
+    pub layout: Arc<Layout>,
+    pub buffer: Buffer,
+    /// Chunks that are here and sound.
+    pub here: usize,
+    /// Times that the whole did not match its digest.
+    pub restarts: u32,
+    pub digest: Option<String>,
+    plan: ChunkPlan,
+    states: Vec<State>,
+    crcs: Vec<u32>,
+    asked: usize,
+    cursor: usize, // nothing below it is missing
+    pushed: usize, // everything below it was pushed, or dropped on the way
+    damaged: u32,
+    timing: Timing,
+    heard_at: Time,
+    patience: Duration,
+    gap: Duration, // between two chunks, the longest lately
+    end_asked: bool,
+    pulling: bool, // nothing more will be pushed, as far as we can tell
+    lease: Option<Lease>,
+}
+
+impl Transfer {
+    pub fn new(
+        announce: Announce,
+        layout: Arc<Layout>,
+        buffer: Buffer,
+        now: Time,
+        timing: Timing,
+    ) -> Transfer {
+        let plan = ChunkPlan { nbytes: announce.nbytes, chunk_bytes: announce.chunk_bytes };
+        let count = plan.count() as usize; // at most CHUNKS_MAX, which was checked
+        Transfer {
+            announce,
+            layout,
+            buffer,
+            here: 0,
+            restarts: 0,
+            digest: None,
+            plan,
+            states: vec![State::Missing; count],
+            crcs: vec![0; count],
+            asked: 0,
+            cursor: 0,
+            pushed: 0,
+            damaged: 0,
+            timing,
+            heard_at: now,
+            patience: timing.patience,
+            gap: Duration::ZERO,
+            end_asked: false,
+            pulling: false,
+            lease: None,
+        }
+    }
+
+    pub fn key(&self) -> Key {
+        (self.announce.epoch, self.announce.version)
+    }
+
+    /// Whether every chunk is here, and the digest is known.
+    pub fn complete(&self) -> bool {
+        self.here == self.states.len() && self.digest.is_some()
+    }
+
+    /// Takes a chunk; tells whether it is new and sound. One that is neither is ignored.
+    pub fn add(&mut self, index: u64, crc: u32, payload: Payload, now: Time, pushed: bool) -> bool {
+        if index >= self.states.len() as u64 {
+            return false;
+        }
+        let index = index as usize;
+        if pushed {
+            self.pushed = self.pushed.max(index + 1);
+        }
+        let sound = match payload {
+            Payload::InPlace(id) => self.take_lent(id, index, crc),
+            Payload::Bytes(bytes) => self.take_bytes(index, crc, bytes),
+        };
+        if sound {
+            self.states[index] = State::Here;
+            self.crcs[index] = crc;
+            self.here += 1;
+            self.hear(now);
+        }
+        sound
+    }
+
+    fn take_lent(&mut self, id: u64, index: usize, crc: u32) -> bool {
+        let span = self.span(index);
+        let sound = match &self.lease {
+            Some(lease) if lease.id == id && lease.index == index => {
+                lease.count == span.len() && lease.crc == crc
+            }
+            _ => return false, // the place serves another purpose by now
+        };
+        self.revoke();
+        if !sound {
+            self.reject(index);
+        }
+        sound
+    }
+
+    fn take_bytes(&mut self, index: usize, crc: u32, bytes: &[u8]) -> bool {
+        if matches!(self.states[index], State::Here | State::Lent) {
+            return false;
+        }
+        let span = self.span(index);
+        if bytes.len() != span.len() || crc32c(bytes) != crc {
+            self.reject(index);
+            return false;
+        }
+        self.buffer[span].copy_from_slice(bytes);
+        self.forget_asked(index);
+        true
+    }
+
+    /// Lends the place of a chunk of this size, under this id; tells whether it could.
+    pub fn lend(&mut self, index: u64, size: usize, id: u64) -> bool {
+        if index >= self.states.len() as u64 {
+            return false;
+        }
+        let index = index as usize;
+        if matches!(self.states[index], State::Here | State::Lent) || size != self.span(index).len() {
+            return false;
+        }
+        self.revoke();
+        self.forget_asked(index);
+        self.states[index] = State::Lent;
+        self.lease = Some(Lease { id, index, count: 0, crc: 0, seen: 0 });
+        true
+    }
+
+    /// Returns what is still to be received under a lease; nothing if it was revoked.
+    pub fn room(&mut self, id: u64) -> Option<&mut [u8]> {
+        let (index, count) = match &self.lease {
+            Some(lease) if lease.id == id => (lease.index, lease.count),
+            _ => return None,
+        };
+        let span = self.span(index);
+        Some(&mut self.buffer[span.start + count..span.end])
+    }
+
+    /// Takes note of so many bytes in the room of a lease.
+    pub fn received(&mut self, id: u64, count: usize) {
+        if let Some(lease) = self.lease.as_mut().filter(|lease| lease.id == id) {
+            let begin = lease.index * self.plan.chunk_bytes as usize + lease.count;
+            lease.crc = crc32c_append(lease.crc, &self.buffer[begin..begin + count]);
+            lease.count += count;
+        }
+    }
+
+    /// The payload under a lease will never be complete.
+    pub fn cancel(&mut self, id: u64) {
+        if self.lease.as_ref().map_or(false, |lease| lease.id == id) {
+            self.revoke();
+        }
+    }
+
+    /// Nobody may write into the buffer any more.
+    pub fn revoke(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            self.states[lease.index] = State::Missing;
+            self.cursor = self.cursor.min(lease.index);
+        }
+    }
+
+    /// Takes the digest of the whole: no more chunks will be pushed.
+    pub fn end(&mut self, digest: String) {
+        self.digest = Some(digest);
+        self.pulling = true;
+    }
+
+    /// Takes every chunk from memory that holds the whole version.
+    pub fn read(&mut self, memory: &Reading) {
+        self.revoke();
+        for index in 0..self.states.len() {
+            let span = self.span(index);
+            let bytes = &mut self.buffer[span.clone()];
+            memory.copy_to(span.start, bytes);
+            self.crcs[index] = crc32c(bytes);
+            self.states[index] = State::Here;
+        }
+        self.here = self.states.len();
+        self.cursor = self.here;
+        self.asked = 0;
+    }
+
+    /// Whatever was read may be of another version: none of it is here.
+    pub fn forget(&mut self) {
+        self.states.fill(State::Missing);
+        self.here = 0;
+        self.asked = 0;
+        self.cursor = 0;
+    }
+
+    /// Nothing will be pushed: fetch at once.
+    pub fn pull(&mut self) {
+        self.pulling = true;
+    }
+
+    /// Returns what to fetch now, and takes note that it is asked for.
+    pub fn wants(&mut self, now: Time) -> Vec<Want> {
+        if let Some(lease) = self.lease.as_mut().filter(|lease| lease.count > lease.seen) {
+            lease.seen = lease.count;
+            self.heard_at = now;
+        }
+        let silent = now.saturating_sub(self.heard_at);
+        if silent >= self.timing.quiet {
+            self.pulling = true;
+        }
+        if silent >= self.patience {
+            self.ask_again(now);
+            self.patience = (2 * self.patience).min(self.timing.patience_max);
+        }
+        let mut wants = Vec::new();
+        if self.digest.is_none() && self.pulling && !self.end_asked {
+            self.end_asked = true;
+            wants.push(Want::End);
+        }
+        if self.asked <= WINDOW_CHUNKS / 2 {
+            self.ask_for_ranges(&mut wants);
+        }
+        wants
+    }
+
+    /// Tells whether the whole is what was published; if it is not, starts over.
+    pub fn verify(&mut self) -> bool {
+        let found = digest(&self.announce.layout, self.plan.chunk_bytes, &self.crcs);
+        if self.digest.as_ref() == Some(&found) {
+            return true;
+        }
+        self.restarts += 1;
+        self.forget();
+        self.digest = None;
+        self.end_asked = false;
+        self.pulling = true;
+        false
+    }
+
+    /// The connection is new: what was asked on the old one will not come.
+    pub fn reconnected(&mut self, now: Time) {
+        self.ask_again(now);
+        self.pulling = true;
+    }
+
+    fn ask_for_ranges(&mut self, wants: &mut Vec<Want>) {
+        let limit = if self.pulling { self.states.len() } else { self.pushed };
+        while self.asked < WINDOW_CHUNKS {
+            let from = self.cursor.min(limit);
+            let found = self.states[from..limit].iter().position(|&state| state == State::Missing);
+            let first = match found {
+                Some(at) => from + at,
+                None => {
+                    self.cursor = self.cursor.max(limit);
+                    return;
+                }
+            };
+            let most = limit.min(first + WINDOW_CHUNKS - self.asked);
+            let states = self.states[first..most].iter_mut();
+            let run = states.take_while(|state| **state == State::Missing);
+            let count = run.map(|state| *state = State::Asked).count();
+            self.asked += count;
+            self.cursor = first + count;
+            wants.push(Want::Chunks { first: first as u64, count: count as u64 });
+        }
+    }
+
+    /// A chunk came damaged: fetch it (again), at once for the first few, else in due time.
+    fn reject(&mut self, index: usize) {
+        self.damaged = self.damaged.saturating_add(1);
+        if self.damaged <= DAMAGED_MAX {
+            self.forget_asked(index);
+        }
+        if self.states[index] == State::Missing {
+            self.cursor = self.cursor.min(index);
+        }
+    }
+
+    fn forget_asked(&mut self, index: usize) {
+        if self.states[index] == State::Asked {
+            self.states[index] = State::Missing;
+            self.asked -= 1;
+        }
+    }
+
+    /// Something arrived: be patient in proportion to how long it took, for slow links.
+    fn hear(&mut self, now: Time) {
+        self.gap = now.saturating_sub(self.heard_at).max(self.gap * 7 / 8);
+        self.patience = self.timing.patience.max(4 * self.gap).min(self.timing.patience_max);
+        self.heard_at = now;
+    }
+
+    fn ask_again(&mut self, now: Time) {
+        for state in self.states.iter_mut().filter(|state| **state == State::Asked) {
+            *state = State::Missing;
+        }
+        self.asked = 0;
+        self.cursor = 0;
+        self.end_asked = false;
+        self.heard_at = now;
+    }
+
+    fn span(&self, index: usize) -> Range<usize> {
+        let span = self.plan.span(index as u64);
+        span.start as usize..span.end as usize
+    }
+}

@@ -1,0 +1,515 @@
+//! The worker as its user sees it.
+
+use crate::effects::{Host, Source, Staged};
+use crate::error::Error;
+use crate::fields::is_name;
+use crate::handoff::{Found, Handoff};
+use crate::layout::Layout;
+use crate::limits::{Timing, BYTES_MAX, LABEL_MAX, MODELS_MAX};
+use crate::machine::{Identity, Machine, Wanted};
+use crate::messages;
+use crate::model::{Model, Weights};
+use crate::run::{Event, Loop, Outcome, Shared};
+use crate::segment::{Reading, Segment, Segments, Stale, Stamp};
+use crate::snapshot::Snapshot;
+use crate::sockets::Control;
+use crate::staging::Buffers;
+use crate::transfer::Key;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::io::{self, Read};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// A version that was just applied.
+#[derive(Clone, Debug)]
+pub struct Update {
+    /// Of which model.
+    pub model: String,
+    /// The epoch of its publisher.
+    pub epoch: u64,
+    /// Its number.
+    pub version: u64,
+    /// Bytes of its tensors.
+    pub nbytes: u64,
+    /// What its bytes hash to, as the publisher was told; empty if they came from shared memory and
+    /// nobody asked for it.
+    pub digest: String,
+    /// How long the copy took.
+    pub took: Duration,
+    /// The version itself, of a model without memory of the user's.
+    pub snapshot: Option<Arc<Snapshot>>,
+}
+
+/// Where the versions of a model go.
+enum Target {
+    InPlace(Model),
+    Snapshots { buffers: Buffers, latest: Mutex<Option<Arc<Snapshot>>> },
+}
+
+/// Sets up a `Worker`.
+#[must_use = "nothing happens before `connect`"]
+pub struct Builder {
+    address: String,
+    name: Option<String>,
+    targets: BTreeMap<String, Target>,
+    twice: Option<String>,
+    bytes_max: u64,
+    shared_memory: bool,
+    timing: Timing,
+    listener: Option<Box<dyn FnMut(&Event) + Send>>,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let models: Vec<&String> = self.targets.keys().collect();
+        write!(f, "Builder(of {}: {:?})", self.address, models)
+    }
+}
+
+impl Builder {
+    /// What this worker is called, unique among the publisher's workers. By default made of host,
+    /// process, and a random suffix.
+    pub fn name(mut self, name: impl Into<String>) -> Builder {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Wants a model, its versions written to this memory.
+    pub fn model(self, id: impl Into<String>, model: &Model) -> Builder {
+        self.target(id.into(), Target::InPlace(model.clone()))
+    }
+
+    /// Wants a model, its versions handed out one by one.
+    pub fn snapshots(self, id: impl Into<String>) -> Builder {
+        self.target(id.into(), Target::Snapshots { buffers: Buffers::default(), latest: Mutex::default() })
+    }
+
+    fn target(mut self, id: String, target: Target) -> Builder {
+        if self.targets.insert(id.clone(), target).is_some() {
+            self.twice = Some(id);
+        }
+        self
+    }
+
+    /// The largest version to accept, in bytes: 64 GiB by default.
+    pub fn bytes_max(mut self, bytes: u64) -> Builder {
+        self.bytes_max = bytes;
+        self
+    }
+
+    /// Whether to copy versions from the publisher's memory where it is on this host, as it does by
+    /// default. Nothing is sent, staged or hashed then.
+    pub fn shared_memory(mut self, on: bool) -> Builder {
+        self.shared_memory = on;
+        self
+    }
+
+    /// How long to wait for what; the defaults are the protocol's.
+    pub fn timing(mut self, timing: Timing) -> Builder {
+        self.timing = timing;
+        self
+    }
+
+    /// Has this called when something happens. It runs in the worker's thread, and must not wait.
+    pub fn on_event(mut self, listener: impl FnMut(&Event) + Send + 'static) -> Builder {
+        self.listener = Some(Box::new(listener));
+        self
+    }
+
+    /// Starts the worker. The publisher need not be there yet.
+    pub fn connect(self) -> Result<Worker, Error> {
+        self.check()?;
+        let name = self.name.unwrap_or_else(default_name);
+        let control = Control::connect(&self.address)?;
+        let broken = |what: &str| {
+            let what = format!("worker {:?} cannot start: {}", name, what);
+            move |error| Error::Io { what, error }
+        };
+        let identity = Identity {
+            name: name.clone(),
+            instance: random_digits(16).map_err(broken("no random numbers"))?,
+            client: concat!("weightbus-rust/", env!("CARGO_PKG_VERSION")).to_owned(),
+            host: host_name(),
+            pid: std::process::id().into(),
+        };
+        let targets = Arc::new(self.targets);
+        let wanted: Vec<Wanted> = targets.iter().map(|(model, target)| wanted(model, target)).collect();
+        let segments = self.shared_memory.then(Segments::default);
+        let host = Arc::new(UserHost { targets: targets.clone(), segments });
+        let machine = Machine::new(identity, &wanted, host, self.bytes_max, self.timing);
+        let shared = Arc::new(Shared::new().map_err(broken("no sockets"))?);
+        let run =
+            Loop::new(machine, control, self.address.clone(), name.clone(), shared.clone(), self.listener);
+        let thread = thread::Builder::new().name("weightbus-worker".to_owned());
+        let thread = thread.spawn(move || run.run()).map_err(broken("no thread"))?;
+        Ok(Worker { name, address: self.address, targets, shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let rule = "a name is 1 to 128 of the characters A-Z a-z 0-9 . _ -";
+        if let Some(id) = &self.twice {
+            return Err(Error::Setup(format!("model {:?} is wanted twice; name it once", id)));
+        }
+        if self.targets.is_empty() || self.targets.len() > MODELS_MAX {
+            let count = self.targets.len();
+            return Err(Error::Setup(format!(
+                "{} models are wanted; a worker takes 1 to {}",
+                count, MODELS_MAX
+            )));
+        }
+        if let Some(id) = self.targets.keys().find(|id| !is_name(id)) {
+            return Err(Error::Setup(format!("{:?} cannot name a model: {}", id, rule)));
+        }
+        match &self.name {
+            Some(name) if !is_name(name) => {
+                Err(Error::Setup(format!("{:?} cannot name a worker: {}", name, rule)))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn wanted(model: &str, target: &Target) -> Wanted {
+    let nbytes = match target {
+        Target::InPlace(model) => model.nbytes(),
+        Target::Snapshots { .. } => 0,
+    };
+    Wanted { model: model.to_owned(), nbytes }
+}
+
+/// What the machine asks of the user's models.
+struct UserHost {
+    targets: Arc<BTreeMap<String, Target>>,
+    segments: Option<Segments>,
+}
+
+impl Host for UserHost {
+    fn fault(&self, model: &str, layout: &Layout) -> Option<String> {
+        match self.targets.get(model)? {
+            Target::InPlace(model) => model.fault(layout),
+            Target::Snapshots { .. } => None, // they take anything
+        }
+    }
+
+    fn open(&self, shared: &messages::Shared, nbytes: u64) -> Option<Arc<Segment>> {
+        self.segments.as_ref()?.open(shared, nbytes)
+    }
+}
+
+/// Receives the versions of some models and applies them.
+///
+/// Versions are received in the background at all times, and applied where `receive` is called.
+/// All methods take `&self`: several threads may share a worker.
+pub struct Worker {
+    name: String,
+    address: String,
+    targets: Arc<BTreeMap<String, Target>>,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let models: Vec<&String> = self.targets.keys().collect();
+        write!(f, "Worker({} of {}: {:?})", self.name, self.address, models)
+    }
+}
+
+/// What came of an attempt to apply a version.
+enum Attempt {
+    Applied(Update),
+    NotNewer,
+    InUse,
+    Stale,
+    Failed(String),
+}
+
+impl Worker {
+    /// Sets up a worker for the publisher at this address: `tcp://HOST:PORT` or `ipc://PATH`.
+    pub fn builder(address: impl Into<String>) -> Builder {
+        Builder {
+            address: address.into(),
+            name: None,
+            targets: BTreeMap::new(),
+            twice: None,
+            bytes_max: BYTES_MAX,
+            shared_memory: true,
+            timing: Timing::default(),
+            listener: None,
+        }
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where its publisher is.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Applies the newest version that has arrived, waiting for one if need be; returns nothing if
+    /// none came in time, or its model was being read until then.
+    pub fn receive(&self, timeout: Duration) -> Result<Option<Update>, Error> {
+        let deadline = far(timeout);
+        loop {
+            let staged = match self.handoff().take(&self.name, deadline)? {
+                Found::Version(staged) => staged,
+                Found::Nothing => return Ok(None),
+            };
+            let (model, key) = (staged.model.clone(), staged.key);
+            let (attempt, staged) = self.apply(staged, deadline);
+            let outcome = match attempt {
+                Attempt::Applied(update) => return Ok(Some(update)),
+                Attempt::InUse => {
+                    let unwanted = staged.and_then(|staged| self.handoff().put_back(staged));
+                    if unwanted.map(drop).is_some() {
+                        self.shared.tell(&model, key, Outcome::Dropped);
+                    }
+                    return Ok(None);
+                }
+                Attempt::NotNewer => Outcome::Dropped,
+                Attempt::Stale => Outcome::Stale, // a newer one took its place: wait for that
+                Attempt::Failed(text) => {
+                    drop(staged);
+                    self.shared.tell(&model, key, Outcome::Failed { text: text.clone() });
+                    let (epoch, version) = key;
+                    return Err(Error::Rejected { model, epoch, version, code: "apply".to_owned(), text });
+                }
+            };
+            drop(staged); // its buffer may serve what follows
+            self.shared.tell(&model, key, outcome);
+        }
+    }
+
+    /// Applies version after version; ends when none has come for so long.
+    pub fn updates(&self, patience: Duration) -> Updates<'_> {
+        Updates { worker: self, patience }
+    }
+
+    /// The latest snapshot of a model that has no memory of the user's.
+    pub fn snapshot(&self, model: &str) -> Option<Arc<Snapshot>> {
+        match self.targets.get(model)? {
+            Target::Snapshots { latest, .. } => lock(latest).clone(),
+            Target::InPlace(_) => None,
+        }
+    }
+
+    /// Waits until the publisher has let this worker in; returns its epoch, if it has.
+    pub fn wait_joined(&self, timeout: Duration) -> Result<Option<u64>, Error> {
+        self.handoff().wait_joined(&self.name, far(timeout))
+    }
+
+    /// Says goodbye, and closes the sockets. Whoever waits in `receive` gets `Error::Closed`.
+    /// Dropping the worker does it, too.
+    pub fn close(&self) {
+        self.shared.stop();
+        if let Some(thread) = lock(&self.thread).take() {
+            let _ = thread.join(); // it never waits; if it panicked, the handoff says so
+        }
+    }
+
+    fn handoff(&self) -> &Handoff {
+        &self.shared.handoff
+    }
+
+    /// Applies a version; gives it back unless it was applied.
+    fn apply(&self, staged: Staged, deadline: Instant) -> (Attempt, Option<Staged>) {
+        self.shared.tell(&staged.model, staged.key, Outcome::Taken);
+        match self.targets.get(&staged.model) {
+            Some(Target::InPlace(model)) => self.apply_in_place(model, staged, deadline),
+            Some(Target::Snapshots { buffers, latest }) => self.keep(buffers, latest, staged),
+            None => (Attempt::Failed("no such model here".to_owned()), Some(staged)),
+        }
+    }
+
+    fn apply_in_place(&self, model: &Model, staged: Staged, deadline: Instant) -> (Attempt, Option<Staged>) {
+        // The model says that it runs the version before anybody can read it, and before the
+        // publisher hears of it.
+        let attempt = model.write(deadline, |weights| {
+            if weights.version() >= Some(staged.key) {
+                return Attempt::NotNewer; // another thread was faster, with a newer one
+            }
+            let begun = Instant::now();
+            match write(weights, &staged) {
+                Ok(digest) => {
+                    weights.set_version(Some(staged.key));
+                    Attempt::Applied(update_of(&staged, digest, begun.elapsed(), None))
+                }
+                Err(Stale) => Attempt::Stale,
+            }
+        });
+        match attempt {
+            Some(Attempt::Applied(update)) => {
+                drop(staged); // its buffer may serve what follows
+                self.tell_applied(&update);
+                (Attempt::Applied(update), None)
+            }
+            Some(other) => (other, Some(staged)),
+            None => (Attempt::InUse, Some(staged)),
+        }
+    }
+
+    /// Makes a snapshot of a version, without a copy if it is in a buffer.
+    fn keep(
+        &self,
+        buffers: &Buffers,
+        latest: &Mutex<Option<Arc<Snapshot>>>,
+        mut staged: Staged,
+    ) -> (Attempt, Option<Staged>) {
+        let begun = Instant::now();
+        let mut latest = lock(latest);
+        if latest.as_ref().map(|snapshot| (snapshot.epoch, snapshot.version)) >= Some(staged.key) {
+            return (Attempt::NotNewer, Some(staged));
+        }
+        let mut digest = staged.digest.clone();
+        let data = match staged.source {
+            Source::Buffer(mut buffer) => {
+                buffer.keep();
+                buffer
+            }
+            Source::Segment { ref segment, hash_chunks } => {
+                let mut copy = match buffers.take_for_copy(staged.layout.nbytes) {
+                    Ok(copy) => copy,
+                    Err(error) => {
+                        return (Attempt::Failed(format!("no memory for a copy: {}", error)), Some(staged))
+                    }
+                };
+                let read = segment.read(&stamp_of(&staged), |memory| {
+                    memory.copy_to(0, &mut copy);
+                    hashed(memory, &staged.layout, hash_chunks)
+                });
+                match read {
+                    Ok(found) => digest = found,
+                    Err(Stale) => return (Attempt::Stale, Some(staged)),
+                }
+                copy
+            }
+        };
+        staged.digest = digest;
+        let (epoch, version) = staged.key;
+        let layout = staged.layout;
+        let nbytes = layout.nbytes;
+        let snapshot = Arc::new(Snapshot { model: staged.model.clone(), epoch, version, layout, data });
+        *latest = Some(snapshot.clone());
+        drop(latest);
+        let update = Update {
+            model: staged.model,
+            epoch,
+            version,
+            nbytes,
+            digest: staged.digest,
+            took: begun.elapsed(),
+            snapshot: Some(snapshot),
+        };
+        self.tell_applied(&update);
+        (Attempt::Applied(update), None)
+    }
+
+    fn tell_applied(&self, update: &Update) {
+        let key = (update.epoch, update.version);
+        self.shared.tell(&update.model, key, Outcome::Applied { digest: update.digest.clone() });
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn update_of(staged: &Staged, digest: String, took: Duration, snapshot: Option<Arc<Snapshot>>) -> Update {
+    let (epoch, version) = staged.key;
+    Update {
+        model: staged.model.clone(),
+        epoch,
+        version,
+        nbytes: staged.layout.nbytes,
+        digest,
+        took,
+        snapshot,
+    }
+}
+
+/// Writes a version over the weights; returns its digest.
+fn write(weights: &mut Weights, staged: &Staged) -> Result<String, Stale> {
+    let layout = &staged.layout;
+    match &staged.source {
+        Source::Buffer(buffer) => {
+            weights.fill(layout, |begin, bytes| bytes.copy_from_slice(&buffer[begin..begin + bytes.len()]));
+            Ok(staged.digest.clone())
+        }
+        Source::Segment { segment, hash_chunks } => {
+            let mut touched = false;
+            let read = segment.read(&stamp_of(staged), |memory| {
+                touched = true;
+                weights.fill(layout, |begin, bytes| memory.copy_to(begin, bytes));
+                hashed(memory, layout, *hash_chunks)
+            });
+            if read.is_err() && touched {
+                weights.set_version(None); // somebody broke the rules of the segment: no version runs
+            }
+            read
+        }
+    }
+}
+
+fn hashed(memory: &Reading, layout: &Layout, hash_chunks: u64) -> String {
+    if hash_chunks == 0 {
+        String::new()
+    } else {
+        memory.digest(&layout.id, hash_chunks)
+    }
+}
+
+fn stamp_of(staged: &Staged) -> Stamp {
+    let (epoch, version): Key = staged.key;
+    Stamp::new(&staged.model, epoch, version)
+}
+
+/// An iterator over versions as they are applied.
+#[derive(Debug)]
+pub struct Updates<'a> {
+    worker: &'a Worker,
+    patience: Duration,
+}
+
+impl Iterator for Updates<'_> {
+    type Item = Result<Update, Error>;
+
+    fn next(&mut self) -> Option<Result<Update, Error>> {
+        self.worker.receive(self.patience).transpose()
+    }
+}
+
+fn far(timeout: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    Instant::now() + timeout.min(CENTURY)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn default_name() -> String {
+    let host = host_name().replace(|c: char| !is_name(c.encode_utf8(&mut [0; 4])), "-");
+    let host: String = host.chars().take(80).collect();
+    let suffix = random_digits(2).unwrap_or_default();
+    format!("{}-{}-{}", host, std::process::id(), suffix)
+}
+
+fn host_name() -> String {
+    let name =
+        fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
+    name.unwrap_or_default().trim().chars().take(LABEL_MAX).collect()
+}
+
+fn random_digits(bytes: usize) -> io::Result<String> {
+    let mut random = vec![0; bytes];
+    fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
+    Ok(crate::digest::hex(&random))
+}

@@ -1,0 +1,439 @@
+//! The subscriber's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
+//!
+//! libzmq receives each message into memory of its own: fresh pages to touch, a hand-over between
+//! threads, and a copy to where the bytes belong, which together cost more than the network does.
+//! So the worker reads published messages itself, and the bulk of a payload goes from the kernel
+//! straight to its place.
+//!
+//! ```text
+//! greeting (64 bytes) ──> READY ──> messages and commands
+//!
+//! a frame:  ┌───────┬──────────────┬──── ··· ────┐   flags: 1 more follow, 2 long size, 4 command
+//!           │ flags │ size, 1 or 8 │    body     │
+//!           └───────┴──────────────┴──── ··· ────┘
+//! a message: topic, header, at most one payload
+//! ```
+
+use crate::limits::{HEADER_BYTES_MAX, MESSAGE_BYTES_MAX};
+use std::collections::{BTreeSet, VecDeque};
+use std::convert::TryInto;
+use std::fmt;
+use std::io::{self, Read};
+
+const MORE: u8 = 1;
+const LONG: u8 = 2;
+const COMMAND: u8 = 4;
+const SCRATCH_BYTES: usize = 8192; // read ahead; of a payload, at most so much is copied twice
+const RECEIVE_BYTES: usize = 1 << 18; // taken at once, while they are in the cache for the checksum
+const PAYLOAD: usize = 2; // the index of a message's payload, after topic and header
+const FRAMES_MAX: usize = 8; // of a message; a later protocol may have more than one payload
+const GREETING_BYTES: usize = 64;
+const READY: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0\x03SUB\x08Identity\0\0\0\0";
+
+/// Where the payloads of published messages go.
+pub trait Places {
+    /// Stands for a place, until it serves another purpose.
+    type Ticket: Copy;
+
+    /// Says where the payload of a message belongs that is about to be received.
+    fn place(&mut self, header: &[u8], size: usize) -> Place<Self::Ticket>;
+
+    /// Returns what is still to be received there; nothing if it serves another purpose by now.
+    fn room(&mut self, ticket: Self::Ticket) -> Option<&mut [u8]>;
+
+    /// Takes note of so many bytes in that room.
+    fn received(&mut self, ticket: Self::Ticket, count: usize);
+
+    /// The rest will never come.
+    fn cancel(&mut self, ticket: Self::Ticket);
+}
+
+/// Where a payload goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Place<T> {
+    /// To the place of a chunk.
+    There(T),
+    /// To memory of its own.
+    Own,
+    /// It is read and forgotten.
+    Nowhere,
+}
+
+/// A message that was published.
+#[derive(Debug)]
+pub struct Published<T> {
+    pub header: Vec<u8>,
+    /// How many payload frames it had.
+    pub payloads: usize,
+    pub payload: PublishedPayload<T>,
+}
+
+/// The first payload of a published message.
+#[derive(Debug)]
+pub enum PublishedPayload<T> {
+    None,
+    /// Empty if nobody wanted it.
+    Bytes(Vec<u8>),
+    InPlace(T),
+}
+
+/// The other side does not speak ZMTP 3, or breaks its rules: the connection is of no use.
+#[derive(Debug)]
+pub struct ZmtpError(pub String);
+
+impl fmt::Display for ZmtpError {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<ZmtpError> for io::Error {
+    fn from(error: ZmtpError) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, error.0)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    Greeting,
+    Ready,
+    Open,
+}
+
+/// A frame too long for the scratch, on its way to its place.
+struct Body<T> {
+    flags: u8,
+    missing: usize, // bytes that are to come
+    to: BodyTo<T>,
+}
+
+enum BodyTo<T> {
+    There(T),
+    Own { bytes: Vec<u8>, filled: usize },
+    Nowhere,
+}
+
+/// A frame of the message that is arriving.
+enum Frame<T> {
+    Bytes(Vec<u8>),
+    InPlace(T),
+}
+
+/// One connection. `T` is the ticket of `Places`.
+pub struct Stream<T> {
+    /// To be sent.
+    pub outgoing: Vec<u8>,
+    /// Messages that are complete.
+    pub arrived: VecDeque<Published<T>>,
+    state: State,
+    scratch: Box<[u8]>,
+    have: usize, // bytes in the scratch
+    frames: Vec<Frame<T>>,
+    body: Option<Body<T>>,
+    topics: BTreeSet<String>,
+}
+
+impl<T: Copy> Stream<T> {
+    /// Begins a connection that asks for these topics.
+    pub fn new(topics: &BTreeSet<String>) -> Stream<T> {
+        Stream {
+            outgoing: greeting(),
+            arrived: VecDeque::new(),
+            state: State::Greeting,
+            scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(),
+            have: 0,
+            frames: Vec::new(),
+            body: None,
+            topics: topics.clone(),
+        }
+    }
+
+    /// Whether the handshake is over.
+    pub fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    /// Asks for a topic, or no longer.
+    pub fn subscribe(&mut self, topic: &str, on: bool) {
+        if on {
+            self.topics.insert(topic.to_owned());
+        } else {
+            self.topics.remove(topic);
+        }
+        if self.state == State::Open {
+            self.say_subscribe(topic, on);
+        }
+    }
+
+    fn say_subscribe(&mut self, topic: &str, on: bool) {
+        let mut body = vec![u8::from(on)];
+        body.extend_from_slice(topic.as_bytes());
+        self.send(0, &body);
+    }
+
+    /// How many bytes must come before anything can be done with them, at least 1.
+    pub fn missing(&self) -> usize {
+        self.body.as_ref().map_or(1, |body| body.missing.max(1))
+    }
+
+    /// Reads once, to where the bytes belong; returns how many came. Complete messages are in
+    /// `arrived` then. After an error the connection is to be closed, except after `WouldBlock`.
+    pub fn read(&mut self, from: &mut impl Read, places: &mut impl Places<Ticket = T>) -> io::Result<usize> {
+        let body = match &mut self.body {
+            Some(body) => body,
+            None => {
+                let count = from.read(&mut self.scratch[self.have..])?;
+                self.have += count;
+                self.parse_all(places)?;
+                return Ok(count);
+            }
+        };
+        let count = body.read(from, &mut self.scratch, places)?;
+        if body.missing == 0 {
+            self.finish_body(places)?;
+        }
+        Ok(count)
+    }
+
+    /// The connection is gone, perhaps in the middle of a payload.
+    pub fn close(&mut self, places: &mut impl Places<Ticket = T>) {
+        if let Some(Body { to: BodyTo::There(ticket), .. }) = self.body.take() {
+            places.cancel(ticket);
+        }
+    }
+
+    // Taking bytes apart.
+
+    fn parse_all(&mut self, places: &mut impl Places<Ticket = T>) -> Result<(), ZmtpError> {
+        let mut at = 0;
+        loop {
+            let size = self.parse(at, places)?;
+            if size == 0 {
+                break;
+            }
+            at += size;
+        }
+        self.scratch.copy_within(at..self.have, 0);
+        self.have -= at;
+        Ok(())
+    }
+
+    /// Takes what begins at `at` in the scratch; returns its size, 0 if more must come first.
+    fn parse(&mut self, at: usize, places: &mut impl Places<Ticket = T>) -> Result<usize, ZmtpError> {
+        let bytes = &self.scratch[at..self.have];
+        if self.state == State::Greeting {
+            return self.greet(at);
+        }
+        let flags = match bytes.first() {
+            Some(&flags) if flags > MORE | LONG | COMMAND => {
+                return Err(ZmtpError(format!("a frame with flags {:#x}", flags)));
+            }
+            Some(&flags) => flags,
+            None => return Ok(0),
+        };
+        let head = if flags & LONG != 0 { 9 } else { 2 };
+        let size = match (bytes.get(1), bytes.get(1..head).map(TryInto::<[u8; 8]>::try_into)) {
+            (_, Some(Ok(size))) => u64::from_be_bytes(size),
+            (Some(&size), Some(Err(_))) => u64::from(size),
+            _ => return Ok(0),
+        };
+        let payload = flags & COMMAND == 0 && self.frames.len() >= PAYLOAD;
+        let bound = if payload { MESSAGE_BYTES_MAX } else { HEADER_BYTES_MAX as u64 };
+        if size > bound {
+            return Err(ZmtpError(format!("a frame of {} bytes; {} are allowed", size, bound)));
+        }
+        let size = size as usize;
+        let here = bytes.len() - head;
+        if size <= here {
+            let body = bytes[head..head + size].to_vec();
+            self.frame(flags, Frame::Bytes(body))?;
+            return Ok(head + size);
+        }
+        if head + size <= SCRATCH_BYTES && !payload {
+            return Ok(0);
+        }
+        self.begin_body(flags, size, payload, places);
+        self.take_ahead(at + head, here, places);
+        Ok(head + here)
+    }
+
+    fn greet(&mut self, at: usize) -> Result<usize, ZmtpError> {
+        let bytes = &self.scratch[at..self.have];
+        if bytes.len() < GREETING_BYTES {
+            return Ok(0);
+        }
+        if bytes[0] != 0xff || bytes[9] != 0x7f || bytes[10] < 3 {
+            return Err(ZmtpError("the other side does not speak ZMTP 3".to_owned()));
+        }
+        if &bytes[12..17] != b"NULL\0" {
+            let asked = String::from_utf8_lossy(&bytes[12..32]).into_owned();
+            return Err(ZmtpError(format!(
+                "the other side asks for {} security",
+                asked.trim_end_matches('\0')
+            )));
+        }
+        self.state = State::Ready;
+        self.send(COMMAND, READY);
+        Ok(GREETING_BYTES)
+    }
+
+    /// Finds a place for a frame that the scratch does not hold.
+    fn begin_body(&mut self, flags: u8, size: usize, payload: bool, places: &mut impl Places<Ticket = T>) {
+        let place = match self.frames.get(PAYLOAD - 1) {
+            Some(Frame::Bytes(header)) if self.frames.len() == PAYLOAD && payload => {
+                places.place(header, size)
+            }
+            _ if payload => Place::Nowhere,
+            _ => Place::Own,
+        };
+        let to = match place {
+            Place::There(ticket) => BodyTo::There(ticket),
+            Place::Own => BodyTo::Own { bytes: vec![0; size], filled: 0 },
+            Place::Nowhere => BodyTo::Nowhere,
+        };
+        self.body = Some(Body { flags, missing: size, to });
+    }
+
+    /// Takes the part of a body that was read ahead.
+    fn take_ahead(&mut self, at: usize, count: usize, places: &mut impl Places<Ticket = T>) {
+        let mut ahead = &self.scratch[at..at + count];
+        let mut unused = [0; 0];
+        if let Some(body) = &mut self.body {
+            while !ahead.is_empty() {
+                match body.read(&mut ahead, &mut unused, places) {
+                    Ok(count) if count > 0 => {}
+                    _ => {
+                        body.missing -= ahead.len(); // nobody wants them
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn finish_body(&mut self, places: &mut impl Places<Ticket = T>) -> Result<(), ZmtpError> {
+        let (flags, to) = match self.body.take() {
+            Some(body) => (body.flags, body.to),
+            None => return Ok(()),
+        };
+        let frame = match to {
+            BodyTo::There(ticket) if places.room(ticket).is_some() => Frame::InPlace(ticket),
+            BodyTo::Own { bytes, .. } => Frame::Bytes(bytes),
+            _ => Frame::Bytes(Vec::new()),
+        };
+        self.frame(flags, frame)
+    }
+
+    fn frame(&mut self, flags: u8, frame: Frame<T>) -> Result<(), ZmtpError> {
+        if flags & COMMAND != 0 {
+            return match frame {
+                Frame::Bytes(body) => self.command(&body),
+                Frame::InPlace(_) => Ok(()),
+            };
+        }
+        if self.state != State::Open {
+            return Err(ZmtpError("a message before READY".to_owned()));
+        }
+        if self.frames.len() >= FRAMES_MAX {
+            return Err(ZmtpError(format!("a message of more than {} frames", FRAMES_MAX)));
+        }
+        self.frames.push(frame);
+        if flags & MORE == 0 {
+            let frames = std::mem::take(&mut self.frames);
+            self.arrived.push_back(published(frames));
+        }
+        Ok(())
+    }
+
+    fn command(&mut self, body: &[u8]) -> Result<(), ZmtpError> {
+        let size = body.first().map_or(0, |&size| usize::from(size) + 1).min(body.len());
+        let (name, rest) = body.split_at(size);
+        match name.get(1..).unwrap_or_default() {
+            b"READY" if self.state == State::Ready => {
+                self.state = State::Open;
+                for topic in self.topics.clone() {
+                    self.say_subscribe(&topic, true);
+                }
+            }
+            b"PING" => {
+                let context = rest.get(2..rest.len().min(18)).unwrap_or_default();
+                let pong = [b"\x04PONG", context].concat();
+                self.send(COMMAND, &pong);
+            }
+            b"ERROR" => {
+                let text = String::from_utf8_lossy(rest.get(1..).unwrap_or_default()).into_owned();
+                return Err(ZmtpError(format!("the other side says: {}", text)));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, flags: u8, body: &[u8]) {
+        self.outgoing.extend_from_slice(&[flags, body.len() as u8]); // a topic has 132 bytes at most
+        self.outgoing.extend_from_slice(body);
+    }
+}
+
+impl<T: Copy> Body<T> {
+    /// Reads once; into the scratch what nobody wants.
+    fn read(
+        &mut self,
+        from: &mut impl Read,
+        scratch: &mut [u8],
+        places: &mut impl Places<Ticket = T>,
+    ) -> io::Result<usize> {
+        let at_once = self.missing.min(RECEIVE_BYTES);
+        let count = match &mut self.to {
+            BodyTo::There(ticket) => match places.room(*ticket) {
+                Some(room) => {
+                    let at_once = at_once.min(room.len());
+                    let count = from.read(&mut room[..at_once])?;
+                    places.received(*ticket, count);
+                    count
+                }
+                None => {
+                    self.to = BodyTo::Nowhere;
+                    discard(from, scratch, at_once)?
+                }
+            },
+            BodyTo::Own { bytes, filled } => {
+                let count = from.read(&mut bytes[*filled..*filled + at_once])?;
+                *filled += count;
+                count
+            }
+            BodyTo::Nowhere => discard(from, scratch, at_once)?,
+        };
+        self.missing -= count;
+        Ok(count)
+    }
+}
+
+fn discard(from: &mut impl Read, scratch: &mut [u8], most: usize) -> io::Result<usize> {
+    let most = most.min(scratch.len());
+    from.read(&mut scratch[..most])
+}
+
+fn greeting() -> Vec<u8> {
+    let mut greeting = vec![0; GREETING_BYTES];
+    greeting[0] = 0xff;
+    greeting[9] = 0x7f;
+    greeting[10] = 3;
+    greeting[12..16].copy_from_slice(b"NULL");
+    greeting
+}
+
+fn published<T>(frames: Vec<Frame<T>>) -> Published<T> {
+    let payloads = frames.len().saturating_sub(PAYLOAD);
+    let mut frames = frames.into_iter().skip(1); // the header names the model, too
+    let header = match frames.next() {
+        Some(Frame::Bytes(header)) => header,
+        _ => Vec::new(),
+    };
+    let payload = match frames.next() {
+        Some(Frame::Bytes(bytes)) => PublishedPayload::Bytes(bytes),
+        Some(Frame::InPlace(ticket)) => PublishedPayload::InPlace(ticket),
+        None => PublishedPayload::None,
+    };
+    Published { header, payloads, payload }
+}
