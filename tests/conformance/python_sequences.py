@@ -1,11 +1,75 @@
-"""How the Python worker plays the sequences of the golden vectors."""
+"""How the Python worker plays the sequences of the golden vectors: its machine, and a clock."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
+from weightbus.bus.effects import Effect, Ready, Send
+from weightbus.bus.limits import STAGING_BYTES_MAX
+from weightbus.bus.messages import encode
+from weightbus.bus.worker import Identity, WorkerMachine
+from weightbus.codecs.layout import Layout, difference
+
 Case = dict[str, Any]
+Blob = Callable[[dict[str, str]], bytes]
+
+TICK = 0.1  # seconds
 
 
-def play(case: Case, blob: Callable[[dict[str, str]], bytes]) -> list[Case]:
+def play(case: Case, blob: Blob) -> list[Case]:
     """Return what the worker sent at each step, and what it runs then."""
-    raise NotImplementedError
+    player = Player(case)
+    return [player.step(step, blob) for step in case["steps"]]
+
+
+class Player:
+    """A worker that applies at once whatever is ready."""
+
+    def __init__(self, case: Case) -> None:
+        self._in_place: Case = case.get("in_place", {})
+        self._machine = WorkerMachine(
+            Identity("w", "0" * 32),
+            case["models"],
+            self._fault,
+            case.get("bytes_max", STAGING_BYTES_MAX),
+        )
+        self._now = 1000.0
+        self._sent: list[Case] = []
+        self._runs: dict[str, int] = {}
+
+    def _fault(self, model: str, layout: Layout) -> str:
+        """Say why a layout does not fit the memory that is registered, if any is."""
+        if model not in self._in_place:
+            return ""
+        mine = {n: (t["dtype"], tuple(t["shape"])) for n, t in self._in_place[model].items()}
+        return "\n".join(difference(layout.signatures, mine))
+
+    def step(self, step: Case, blob: Blob) -> Case:
+        """Play one step."""
+        self._sent = []
+        if "wait_ms" in step:
+            self._wait(step["wait_ms"] / 1000)
+        elif "data" in step:
+            frames = [b"m/ctl", *map(blob, step["data"])]
+            self._perform(self._machine.receive_published(frames, self._now))
+        else:
+            frames = list(map(blob, step["control"]))
+            self._perform(self._machine.receive(frames, self._now))
+        return {"sent": self._sent, "runs": dict(self._runs)}
+
+    def _wait(self, seconds: float) -> None:
+        until = self._now + seconds
+        while self._now < until:
+            self._now = min(until, self._now + TICK)
+            if not self._machine.inside and self._machine.may_say_hello(self._now):
+                self._perform(self._machine.connected(self._now))
+            self._perform(self._machine.tick(self._now))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._sent.append(json.loads(encode(effect.message)))
+            elif isinstance(effect, Ready):
+                staged = effect.staged
+                self._runs[staged.model] = staged.version
+                self._perform(self._machine.applied(staged.model, staged.key, self._now))

@@ -13,12 +13,19 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from weightbus.tests.vectors import layout_cases, message_cases, segment_cases, sum_cases
+from weightbus.tests.vectors import (
+    layout_cases,
+    message_cases,
+    segment_cases,
+    sequence_cases,
+    sum_cases,
+)
 from weightbus.tests.vectors.parts import Json
 
 HERE = Path(__file__).parent
 IN_LINE_MAX = 400  # bytes; what is longer stands in a file of its own
 FORMAT = 1
+CHANNELS = ("control", "data")
 
 
 class Files:
@@ -28,7 +35,10 @@ class Files:
         self.contents: dict[str, bytes] = {}
 
     def keep(self, data: bytes, name: str, suffix: str = "bin") -> str:
-        """Put bytes into a file that is named after its case; return its path."""
+        """Put bytes into a file named after the first case that has them; return its path."""
+        same = next((p for p, kept in self.contents.items() if kept == data), "")
+        if same.startswith("files/") and same.endswith(suffix):
+            return same
         path = f"files/{re.sub('[^a-z0-9]+', '-', name.lower())}.{suffix}"
         if self.contents.setdefault(path, data) != data:
             raise ValueError(f"two cases want {path}; give one of them another name")
@@ -74,6 +84,8 @@ def files() -> dict[str, bytes]:
         for name, data in [case["file"]]
     ]
     out.table("segments.json", cases=segments)
+    sequences = [_sequence(out, case) for case in sequence_cases.sequence_cases()]
+    out.table("sequences.json", cases=sequences)
     return out.contents
 
 
@@ -83,6 +95,14 @@ def _message(out: Files, case: Json) -> Json:
         for number, frame in enumerate(case["frames"])
     ]
     return {**case, "frames": frames}
+
+
+def _sequence(out: Files, case: Json) -> Json:
+    steps = [
+        {k: [out.blob(f, case["name"]) for f in v] if k in CHANNELS else v for k, v in step.items()}
+        for step in case["steps"]
+    ]
+    return {**case, "steps": steps}
 
 
 def stale() -> list[str]:

@@ -129,6 +129,17 @@ def _malformed() -> Iterator[tuple[str, bytes]]:
         "a size in a string": {"x": {**BYTE, "shape": ["1"]}},
         "a size that is true": {"x": {**BYTE, "shape": [True]}},
         "a shape that is a number": {"x": {**BYTE, "shape": 1}},
+        "an offset of 2^53": {"x": info("U8", [1], INTEGER_MAX + 1, INTEGER_MAX + 2)},
+        "an offset of 2^64": {"x": info("U8", [1], 2**64, 2**64 + 1)},
+        "an offset in a string": {"x": {**BYTE, "data_offsets": ["0", 1]}},
+        "an offset that is null": {"x": {**BYTE, "data_offsets": [None, 1]}},
+        "offsets that are an object": {"x": {**BYTE, "data_offsets": {"begin": 0, "end": 1}}},
+        "a shape that is null": {"x": {**BYTE, "shape": None}},
+        "a shape in a shape": {"x": {**BYTE, "shape": [[1]]}},
+        "a dtype that is a number": {"x": {**BYTE, "dtype": 8}},
+        "an empty dtype": {"x": info("", [1], 0, 1)},
+        "a dtype with a space": {"x": info("U8 ", [1], 0, 1)},
+        "a tensor inside another": {"a": info("U8", [4], 0, 4), "b": info("U8", [1], 1, 2)},
         "no dtype": {"x": {"shape": [1], "data_offsets": [0, 1]}},
         "no shape": {"x": {"dtype": "U8", "data_offsets": [0, 1]}},
         "no offsets": {"x": {"dtype": "U8", "shape": [1]}},
@@ -172,6 +183,23 @@ def _malformed_frames() -> Iterator[tuple[str, bytes]]:
     yield "a key of the metadata twice", layout_header(b'{"__metadata__":{"a":"1","a":"2"}}')
     escaped = one[:-1] + rb',"\u0078":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}'
     yield "a tensor twice, once with an escape", layout_header(escaped)
+    for name, found in {
+        "a trailing comma": one[:-1] + b",}",
+        "a leading zero": one.replace(b"[0,1]", b"[00,1]"),
+        "a plus sign": one.replace(b"[0,1]", b"[0,+1]"),
+        "a hexadecimal number": one.replace(b"[0,1]", b"[0,0x1]"),
+        "not a number": one.replace(b"[0,1]", b"[0,NaN]"),
+        "single quotes": one.replace(b'"', b"'"),
+        "an unquoted key": one.replace(b'"x"', b"x"),
+        "a comment": one[:-1] + b"/**/}",
+        "a text that is not closed": one[:-1] + b',"y',
+        "an escape that is none": one.replace(b'"x"', b'"\\q"'),
+        "a line feed in a name": one.replace(b'"x"', b'"a\nb"'),
+        "a byte order mark": b"\xef\xbb\xbf" + one,
+        "two objects": one + one,
+        "a brace too few": one[:-1],
+    }.items():
+        yield name, layout_header(found)
     yield "minus zero", layout_header(one.replace(b"[0,1]", b"[-0,1]"))
     yield "nested 20000 deep", layout_header(b'{"x":' + b"[" * 20_000 + b"]" * 20_000 + b"}")
     yield "nested 20000 deep and not closed", layout_header(b'{"x":' * 20_000)

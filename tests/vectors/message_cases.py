@@ -305,6 +305,8 @@ def _broken(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Jso
             frames = [text_of({**header, field: value}), *frames_after]
             name = f"{direction} {kind} bad {field} {number}"
             yield case(name, direction, frames, MALFORMED)
+    frames = [text_of(header)[:-1], *payloads]
+    yield case(f"{direction} {kind} cut short", direction, frames, MALFORMED)
     most = 1 if kind in ("announce", "chunk") else 0
     frames = [text_of(header)] + [b"abc"] * (most + 1)
     yield case(f"{direction} {kind} one payload too many", direction, frames, MALFORMED)
@@ -355,6 +357,19 @@ def _headers() -> Iterator[Json]:
         "a protocol number in a string": b'{"wbp":"1","type":"ping"}',
         "a protocol number that is true": b'{"wbp":true,"type":"ping"}',
         "a header of 65537 bytes": _full()[:-2] + b'x"}',
+        "a type twice": b'{"wbp":1,"type":"sing","type":"song"}',
+        "a comment": ping + b"//",
+        "an unquoted key": b'{wbp:1,"type":"ping"}',
+        "a leading zero": b'{"wbp":1,"type":"ping","token":01}',
+        "a plus sign": b'{"wbp":1,"type":"ping","token":+1}',
+        "a hexadecimal number": b'{"wbp":1,"type":"ping","token":0x1}',
+        "not a number": b'{"wbp":1,"type":"ping","token":NaN}',
+        "an integer of 10^400": b'{"wbp":1,"type":"ping","token":1' + b"0" * 400 + b"}",
+        "a text that is not closed": b'{"wbp":1,"type":"ping","x":"}',
+        "an escape that is none": rb'{"wbp":1,"type":"ping","x":"\q"}',
+        "a line feed in a text": b'{"wbp":1,"type":"ping","x":"a\nb"}',
+        "a colon too few": b'{"wbp":1,"type" "ping"}',
+        "a brace too few in an unknown field": b'{"wbp":1,"type":"ping","x":{}',
     }
     for name, header in malformed.items():
         yield case(f"header: {name}", "from_worker", [header], MALFORMED)
@@ -371,13 +386,17 @@ def _headers() -> Iterator[Json]:
 
 def _tolerated() -> Iterator[Json]:
     """Yield headers that look odd: some are right, of some either reading is."""
+    many = b"".join(b',"x%d":[%d]' % (index, index) for index in range(1000))
     for name, header in {
         "white space around": b' \r\n\t{ "wbp" : 1 , "type" : "ping" }\n',
         "fields in another order": b'{"type":"ping","wbp":1}',
         "escapes": rb'{"wbp":1,"type":"p\u0069ng"}',
         "a header of 65536 bytes": _full(),
+        "nested 15 deep": PING_HEADER[:-1] + b',"x":' + b"[" * 14 + b"]" * 14 + b"}",
+        "a thousand unknown fields": PING_HEADER[:-1] + many + b"}",
     }.items():
         yield case(f"header: {name}", "from_worker", [header], PING_READ)
+        yield case(f"header: {name}, from a publisher", "from_publisher", [header], PING_READ)
     deep = PING_HEADER[:-1] + b',"x":' + b"[" * 30_000 + b"]" * 30_000 + b"}"
     for name, header in {
         "nested 30000 deep": deep,
@@ -386,9 +405,12 @@ def _tolerated() -> Iterator[Json]:
         "a field twice": b'{"wbp":1,"type":"ping","token":1,"token":0}',
         "an integer with a fraction of zero": b'{"wbp":1,"type":"ping","token":0.0}',
         "minus zero": b'{"wbp":1,"type":"ping","token":-0}',
+        "an integer with an exponent": b'{"wbp":1,"type":"ping","token":0e0}',
     }.items():
         note = "a sender must not do this; a receiver may read it or refuse it, but must go on"
-        yield case(f"header: {name}", "from_worker", [header], {**PING_READ, **MALFORMED}, note)
+        either = {**PING_READ, **MALFORMED}
+        yield case(f"header: {name}", "from_worker", [header], either, note)
+        yield case(f"header: {name}, from a publisher", "from_publisher", [header], either, note)
 
 
 def _numbers() -> Iterator[Json]:

@@ -1,0 +1,375 @@
+"""The cases of `sequences.json`: what a worker must do with one message after another.
+
+One model `m` of three chunks. Every case says what it starts from: most of them with a session, in
+which the worker was welcomed by a publisher of epoch 7.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from weightbus.tests.vectors.layout_cases import info
+from weightbus.tests.vectors.parts import Json, crc32c, digest, padded, spans, text_of
+
+EPOCH, CHUNK_BYTES = 7, 4
+LAYOUT = padded({"w": info("U8", [10], 0, 10)})
+OTHER_LAYOUT = padded({"v": info("U8", [10], 0, 10)})
+EMPTY_LAYOUT = padded({"w": info("U8", [0], 0, 0)})
+TICK, RETRY, REPEAT, PATIENCE, LOST = 150, 300, 1_200, 2_500, 6_000  # milliseconds, with room
+NOTHING = ["fetch", "progress", "staged", "applied", "failed"]  # no effect on any version
+IN_PLACE = {"m": {"w": {"dtype": "U8", "shape": [10]}}}
+
+
+def data_of(version: int, nbytes: int = 10) -> bytes:
+    """Return the bytes of a version."""
+    return bytes((version * 16 + index) % 256 for index in range(nbytes))
+
+
+def number(version: int, epoch: int) -> Json:
+    """Return what names a version."""
+    return {"model": "m", "epoch": epoch, "version": version}
+
+
+def message(kind: str, **fields: Any) -> bytes:
+    """Return a header."""
+    return text_of({"wbp": 1, "type": kind, **fields})
+
+
+def digest_of(version: int, layout: bytes = LAYOUT, nbytes: int = 10) -> str:
+    """Return the digest of a version."""
+    data = data_of(version, nbytes)
+    crcs = [crc32c(data[begin:end]) for begin, end in spans(nbytes, CHUNK_BYTES)]
+    return digest(hashlib.sha256(layout).hexdigest(), CHUNK_BYTES, crcs)
+
+
+def announce(
+    version: int, *, layout: bytes = LAYOUT, nbytes: int = 10, epoch: int = EPOCH, **fields: Any
+) -> bytes:
+    """Return the header of an announcement."""
+    known: Json = {
+        **number(version, epoch),
+        "layout": hashlib.sha256(layout).hexdigest(),
+        "layout_bytes": len(layout),
+        "nbytes": nbytes,
+        "chunk_bytes": CHUNK_BYTES,
+        "commit": "auto",
+        "acknowledge": "applied",
+        "encoding": "raw",
+    }
+    return message("announce", **{**known, **fields})
+
+
+def chunk(version: int, index: int, *, epoch: int = EPOCH, crc: int | None = None) -> list[bytes]:
+    """Return a chunk, header and payload."""
+    begin, end = spans(10, CHUNK_BYTES)[index]
+    part = data_of(version)[begin:end]
+    sum_ = crc32c(part) if crc is None else crc
+    return [message("chunk", **number(version, epoch), index=index, crc=sum_), part]
+
+
+def end(version: int, *, epoch: int = EPOCH, of: str | None = None) -> bytes:
+    """Return an end."""
+    return message("end", **number(version, epoch), digest=of or digest_of(version))
+
+
+def welcome(epoch: int = EPOCH, **models: int) -> bytes:
+    """Return a welcome."""
+    told = {"epoch": epoch, "data": "tcp://*:9", "ping_ms": 1000, "lost_ms": 5000}
+    return message("welcome", **told, models=models)
+
+
+@dataclass
+class Case:
+    """One sequence under construction."""
+
+    name: str
+    note: str = ""
+    options: Json = field(default_factory=dict[str, Any])
+    steps: list[Json] = field(default_factory=list[Json])
+
+    def control(self, *frames: bytes, **expect: Any) -> "Case":
+        """A message on the control channel."""
+        self.steps.append({"control": list(frames), "expect": expect})
+        return self
+
+    def data(self, *frames: bytes, **expect: Any) -> "Case":
+        """A published message."""
+        self.steps.append({"data": list(frames), "expect": expect})
+        return self
+
+    def wait(self, ms: int, **expect: Any) -> "Case":
+        """Time passes."""
+        self.steps.append({"wait_ms": ms, "expect": expect})
+        return self
+
+    def joined(self) -> "Case":
+        """Let the worker in."""
+        self.wait(RETRY, sends=[{"type": "hello"}])
+        return self.control(welcome(), sends=[])
+
+    def pushed(self, version: int, **expect: Any) -> "Case":
+        """Push a whole version."""
+        self.data(announce(version), LAYOUT)
+        for index in range(3):
+            self.data(*chunk(version, index))
+        return self.data(end(version), **expect)
+
+    def fetched(self, version: int, **expect: Any) -> "Case":
+        """Give all chunks of a version on request."""
+        for index in range(3):
+            self.control(*chunk(version, index))
+        return self.control(end(version), **expect)
+
+
+def applied(version: int, epoch: int = EPOCH) -> Json:
+    """Return what says that a version is applied."""
+    return {"type": "applied", **number(version, epoch), "digest": digest_of(version)}
+
+
+def sequence_cases() -> Iterator[Json]:
+    """Yield all sequences."""
+    for case in (*_joining(), *_receiving(), *_whole(), *_refusing(), *_deciding(), *_living()):
+        told = {"name": case.name, **({"note": case.note} if case.note else {})}
+        yield {**told, "models": ["m"], **case.options, "steps": case.steps}
+
+
+def _joining() -> Iterator[Case]:
+    case = Case("hello is said until it is answered")
+    case.wait(RETRY, sends=[{"type": "hello", "name": "w", "models": {"m": None}}])
+    case.wait(RETRY, sends=[{"type": "hello"}])
+    case.control(welcome())
+    yield case.wait(REPEAT, sends=[{"type": "ping"}], silent=["hello"])
+    case = Case("before the welcome nothing counts").wait(RETRY)
+    case.control(announce(1), LAYOUT, silent=NOTHING)
+    yield case.control(message("beacon", model="m", epoch=EPOCH, version=1), silent=NOTHING)
+    case = Case("the welcome names a version: it is asked for").wait(RETRY)
+    yield case.control(welcome(m=1), sends=[{"type": "fetch", "version": 0, "epoch": EPOCH}])
+    case = Case("the first published message is answered with a ping").joined()
+    beacon = message("beacon", model="m", epoch=EPOCH, version=0)
+    yield case.data(beacon, sends=[{"type": "ping", "subscribed": True}])
+    case = Case("a ping is answered with its token").joined()
+    yield case.control(message("ping", token=9), sends=[{"type": "pong", "token": 9}])
+
+
+def _receiving() -> Iterator[Case]:
+    yield Case("a pushed version").joined().pushed(1, sends=[applied(1)], runs={"m": 1})
+    case = Case("a fetched version").joined()
+    pong = message("pong", epoch=EPOCH, models={"m": 1})
+    case.control(pong, sends=[{"type": "fetch", "version": 0}])
+    case.control(announce(1), sends=[{"type": "fetch", "version": 1, "layout": True}])
+    case.control(announce(1), LAYOUT, asks=[0, 1, 2])
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+    case = Case("chunks out of order, twice, and after the end").joined().data(announce(1), LAYOUT)
+    case.data(*chunk(1, 2)).data(end(1)).data(*chunk(1, 0)).data(*chunk(1, 0), runs={"m": 0})
+    yield case.data(*chunk(1, 1), sends=[applied(1)], runs={"m": 1})
+    case = Case("a gap is fetched at once").joined().data(announce(1), LAYOUT)
+    case.data(*chunk(1, 2), asks=[0, 1]).control(*chunk(1, 0)).control(*chunk(1, 1))
+    yield case.data(end(1), sends=[applied(1)], runs={"m": 1})
+    for name, damaged in {
+        "a wrong CRC": chunk(1, 1, crc=5),
+        "too few bytes": [chunk(1, 1)[0], data_of(1)[4:7]],
+        "too many bytes": [chunk(1, 1)[0], data_of(1)[4:9]],
+    }.items():
+        case = Case(f"a chunk with {name} is fetched again").joined().data(announce(1), LAYOUT)
+        case.data(*chunk(1, 0)).data(*damaged).data(*chunk(1, 2)).data(end(1))
+        case.wait(TICK, asks=[1], runs={"m": 0})
+        yield case.control(*chunk(1, 1), sends=[applied(1)], runs={"m": 1})
+    case = Case("a chunk that the version does not have").joined().data(announce(1), LAYOUT)
+    beyond = message("chunk", **number(1, EPOCH), index=3, crc=crc32c(b"")), b""
+    case.data(*beyond, runs={"m": 0})
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+    case = Case("a lost end is asked for").joined().data(announce(1), LAYOUT)
+    case.data(*chunk(1, 0)).data(*chunk(1, 1)).data(*chunk(1, 2), runs={"m": 0})
+    case.wait(RETRY, sends=[{"type": "fetch", "version": 1}])
+    yield case.control(end(1), sends=[applied(1)], runs={"m": 1})
+    case = Case("a request is repeated").joined().control(announce(1), LAYOUT, asks=[0, 1, 2])
+    case.wait(PATIENCE, asks=[0, 1, 2])
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+    case = Case("a version of no bytes").joined()
+    empty = digest_of(1, EMPTY_LAYOUT, 0)
+    case.data(announce(1, layout=EMPTY_LAYOUT, nbytes=0), EMPTY_LAYOUT)
+    yield case.data(end(1, of=empty), sends=[{"type": "applied", "digest": empty}], runs={"m": 1})
+    case = Case("a stray chunk tells of a version").joined()
+    yield case.data(*chunk(1, 0), sends=[{"type": "fetch", "version": 0}])
+    case = Case("a layout that is known is not asked for again").joined().pushed(1, runs={"m": 1})
+    case.data(announce(2))
+    for index in range(3):
+        case.data(*chunk(2, index))
+    yield case.data(end(2), sends=[applied(2)], runs={"m": 2})
+    case = Case("the latest version wins, and is finished before anything newer").joined()
+    case.data(announce(1), LAYOUT).data(*chunk(1, 0))
+    case.data(announce(2)).wait(RETRY, asks=[0, 1, 2]).data(announce(3)).wait(RETRY, asks=[])
+    case.control(*chunk(2, 0)).control(*chunk(2, 1)).control(*chunk(2, 2))
+    newest = {"type": "fetch", "version": 0}
+    yield case.control(end(2), sends=[applied(2), newest], runs={"m": 2})
+
+
+def _whole() -> Iterator[Case]:
+    """Yield versions that come with their announcement."""
+    cut = 16  # bytes of a chunk
+    sums = digest(hashlib.sha256(LAYOUT).hexdigest(), cut, [crc32c(data_of(2))])
+    content = {"crc": crc32c(data_of(2)), "digest": sums}
+    there = {"type": "applied", **number(2, EPOCH), "digest": sums}
+    one = message("chunk", **number(2, EPOCH), index=0, crc=crc32c(data_of(2)))
+
+    def known(name: str) -> Case:
+        return Case(name).joined().pushed(1, runs={"m": 1})
+
+    def whole(**fields: Any) -> bytes:
+        return announce(2, **{"chunk_bytes": cut, "whole": content, **fields})
+
+    yield known("a whole version").data(whole(), data_of(2), sends=[there], runs={"m": 2})
+    for name, header, payload in (
+        ("with a wrong CRC", whole(whole={**content, "crc": 5}), data_of(2)),
+        ("with damaged bytes", whole(), data_of(3)),
+        ("with too few bytes", whole(), data_of(2)[1:]),
+    ):
+        case = known(f"a whole version {name}").data(header, payload, runs={"m": 1})
+        case.wait(RETRY, asks=[0], runs={"m": 1})
+        yield case.control(one, data_of(2), sends=[there], runs={"m": 2})
+    case = known("a whole version with a wrong digest")
+    case.data(whole(whole={**content, "digest": "0" * 64}), data_of(2), runs={"m": 1})
+    case.wait(RETRY, asks=[0]).control(one, data_of(2), runs={"m": 1})
+    yield case.control(end(2, of=sums), sends=[there], runs={"m": 2})
+    case = Case("a whole version of a layout that is not known").joined()
+    case.data(whole(), data_of(2), sends=[{"type": "fetch", "version": 2, "layout": True}])
+    case.control(announce(2, chunk_bytes=cut), LAYOUT, asks=[0], runs={"m": 0})
+    case.control(one, data_of(2)).control(end(2, of=sums), runs={"m": 2})
+    yield case
+    case = known("a whole version that waits for its commit")
+    together: Json = {"commit": "together", "acknowledge": "staged"}
+    staged = {"type": "staged", **number(2, EPOCH), "digest": sums}
+    case.data(whole(**together), data_of(2), sends=[staged], runs={"m": 1})
+    commit = message("commit", **number(2, EPOCH), digest=sums)
+    yield case.control(commit, sends=[there], runs={"m": 2})
+
+
+def _refusing() -> Iterator[Case]:
+    def failed(code: str) -> list[Json]:
+        return [{"type": "failed", **number(1, EPOCH), "code": code}]
+
+    wrong = "0" * 64
+    case = Case("a digest that does not match three times").joined().data(announce(1), LAYOUT)
+    for index in range(3):
+        case.data(*chunk(1, index))
+    case.data(end(1, of=wrong), silent=["applied", "failed"])
+    for last in (False, True):
+        case.wait(TICK, asks=[0, 1, 2])
+        for index in range(3):
+            case.control(*chunk(1, index))
+        expect: Json = {"sends": failed("digest-mismatch")} if last else {"silent": ["failed"]}
+        case.control(end(1, of=wrong), **expect, runs={"m": 0})
+    yield case
+    for name, header, payload, code in (
+        ("an encoding that is not known", announce(1, encoding="zip"), LAYOUT, "unsupported"),
+        ("an encryption", announce(1, encryption="aes"), LAYOUT, "unsupported"),
+        ("another layout than announced", announce(1), OTHER_LAYOUT, "layout-invalid"),
+        ("a layout cut short", announce(1), LAYOUT[:-1], "layout-invalid"),
+        ("other bytes than the layout has", announce(1, nbytes=11), LAYOUT, "layout-invalid"),
+        ("too many chunks", announce(1, nbytes=2**23, chunk_bytes=1), LAYOUT, "too-many-chunks"),
+    ):
+        case = Case(f"declined: {name}").joined()
+        case.data(header, payload, sends=failed(code), runs={"m": 0})
+        yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
+    case = Case("declined: more bytes than are taken", options={"bytes_max": 20}).joined()
+    case.data(announce(1, nbytes=21), sends=failed("too-large"))
+    case.data(announce(1, nbytes=21), silent=NOTHING)
+    yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
+    case = Case("declined: a layout that does not fit", options={"in_place": IN_PLACE})
+    unfit = announce(1, layout=OTHER_LAYOUT)
+    case.joined().data(unfit, OTHER_LAYOUT, sends=failed("layout-mismatch"))
+    yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
+    case = Case("a model that nobody asked for").joined()
+    yield case.data(announce(1, model="n"), LAYOUT, silent=NOTHING)
+    case = Case("a malformed message changes nothing").joined().data(announce(1), LAYOUT)
+    case.data(*chunk(1, 0)).data(b"{", silent=NOTHING).control(b'{"wbp":2}', silent=NOTHING)
+    case.control(message("abort", model="m", epoch=EPOCH, version=0), silent=["hello"])
+    yield case.data(*chunk(1, 1)).data(*chunk(1, 2)).data(end(1), sends=[applied(1)], runs={"m": 1})
+    case = Case("what is not newer is ignored").joined().pushed(2, runs={"m": 2})
+    case.data(announce(2), silent=NOTHING).data(announce(1), silent=NOTHING)
+    yield case.control(message("pong", epoch=EPOCH, models={"m": 1}), silent=NOTHING)
+    case = Case("a version that is gone").joined().control(announce(1), LAYOUT, asks=[0, 1, 2])
+    gone = message("refuse", code="gone", text="", **number(1, EPOCH))
+    case.control(gone, sends=[{"type": "fetch", "version": 0}])
+    yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
+
+
+def _deciding() -> Iterator[Case]:
+    staged = {"type": "staged", **number(1, EPOCH), "digest": digest_of(1)}
+    together: Json = {"commit": "together", "acknowledge": "staged"}
+
+    def held(name: str) -> Case:
+        case = Case(name).joined().data(announce(1, **together), LAYOUT)
+        for index in range(3):
+            case.data(*chunk(1, index))
+        return case.data(end(1), sends=[staged], silent=["applied"], runs={"m": 0})
+
+    def commit(version: int = 1, epoch: int = EPOCH, of: str | None = None) -> bytes:
+        return message("commit", **number(version, epoch), digest=of or digest_of(version))
+
+    case = held("a version is committed").wait(REPEAT, sends=[staged], silent=["applied"])
+    yield case.control(commit(), sends=[applied(1)], runs={"m": 1})
+    for name, wrong in {
+        "another digest": commit(of="0" * 64),
+        "another version": commit(2),
+        "another epoch": commit(epoch=EPOCH + 1),
+    }.items():
+        case = held(f"a commit of {name} has no effect")
+        case.control(wrong, silent=["applied"], runs={"m": 0})
+        yield case.control(commit(), sends=[applied(1)], runs={"m": 1})
+    case = held("an announcement as auto commits")
+    yield case.control(announce(1), sends=[applied(1)], runs={"m": 1})
+    abort = message("abort", **number(1, EPOCH))
+    case = held("a version is aborted").control(abort, runs={"m": 0})
+    case.control(commit(), silent=["applied"], runs={"m": 0})
+    case.wait(REPEAT, silent=["staged", "applied"])
+    yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
+    case = Case("an abort while it arrives").joined().data(announce(1), LAYOUT)
+    case.data(*chunk(1, 0)).control(abort).wait(TICK, asks=[])
+    yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
+    case = held("a newer version replaces one that waits for its commit")
+    case.pushed(2, sends=[applied(2)], runs={"m": 2})
+    yield case.control(commit(), silent=["applied"], runs={"m": 2})
+    case = Case("staged is said where it is asked for").joined()
+    case.data(announce(1, acknowledge="staged"), LAYOUT)
+    for index in range(3):
+        case.data(*chunk(1, index))
+    yield case.data(end(1), sends=[staged, applied(1)], runs={"m": 1})
+
+
+def _living() -> Iterator[Case]:
+    running = {"m": {"epoch": EPOCH, "version": 1, "digest": digest_of(1)}}
+    case = Case("reports are repeated").joined().pushed(1, runs={"m": 1})
+    yield case.wait(REPEAT, sends=[applied(1), {"type": "ping"}])
+    case = Case("messages of another epoch have no effect").joined()
+    for epoch in (EPOCH - 1, EPOCH + 1):
+        case.data(announce(1, epoch=epoch), LAYOUT, silent=NOTHING)
+        case.data(*chunk(1, 0, epoch=epoch), silent=NOTHING)
+        case.control(end(1, epoch=epoch), silent=NOTHING)
+        case.control(message("pong", epoch=epoch, models={"m": 9}), silent=NOTHING)
+    yield case.pushed(1, sends=[applied(1)], runs={"m": 1})
+    case = Case("who is not known says hello again").joined().pushed(1, runs={"m": 1})
+    case.wait(RETRY).control(message("refuse", code="unknown-worker", text=""))
+    hello = {"type": "hello", "models": running, "epoch": EPOCH}
+    case.wait(RETRY, sends=[hello], runs={"m": 1}).control(welcome(m=1), silent=["fetch"])
+    yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
+    case = Case("a publisher of a later epoch is followed").joined().pushed(5, runs={"m": 5})
+    case.control(message("refuse", code="unknown-worker", text="")).wait(RETRY)
+    later = EPOCH + 1
+    case.control(welcome(later, m=1), sends=[{"type": "fetch", "version": 0, "epoch": later}])
+    case.control(announce(1, epoch=later), LAYOUT, asks=[0, 1, 2])
+    for index in range(3):
+        case.control(*chunk(1, index, epoch=later))
+    yield case.control(end(1, epoch=later), sends=[applied(1, later)], runs={"m": 1})
+    case = Case("a publisher of a lower epoch is not followed").joined().pushed(1, runs={"m": 1})
+    case.control(message("refuse", code="unknown-worker", text="")).wait(RETRY)
+    case.control(welcome(EPOCH - 1, m=9), silent=NOTHING)
+    case.control(announce(9, epoch=EPOCH - 1), LAYOUT, silent=NOTHING)
+    yield case.wait(2 * RETRY, sends=[{"type": "hello"}], silent=["applied"], runs={"m": 1})
+    case = Case("a silent publisher is lost").joined().pushed(1, runs={"m": 1})
+    case.wait(LOST).wait(RETRY, sends=[{"type": "hello", "models": running}], runs={"m": 1})
+    yield case.control(welcome(m=1)).pushed(2, sends=[applied(2)], runs={"m": 2})
+    case = Case("a refused name is asked for again").wait(RETRY)
+    case.control(message("refuse", code="name-taken", text=""))
+    yield case.wait(2 * RETRY, sends=[{"type": "hello"}])
