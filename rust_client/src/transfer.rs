@@ -20,7 +20,7 @@
 use crate::checksum::{crc32c, crc32c_append};
 use crate::digest::digest;
 use crate::layout::Layout;
-use crate::limits::{Timing, DAMAGED_MAX, WINDOW_CHUNKS};
+use crate::limits::{Timing, CHUNK_BYTES_MAX, DAMAGED_MAX, WINDOW_CHUNKS};
 use crate::messages::Announce;
 use crate::segment::Reading;
 use crate::staging::Buffer;
@@ -42,6 +42,11 @@ pub struct ChunkPlan {
 }
 
 impl ChunkPlan {
+    /// Returns how so many bytes are cut into chunks of this size, if it may be one.
+    pub fn new(nbytes: u64, chunk_bytes: u64) -> Option<ChunkPlan> {
+        (1..=CHUNK_BYTES_MAX).contains(&chunk_bytes).then_some(ChunkPlan { nbytes, chunk_bytes })
+    }
+
     /// How many chunks there are.
     pub fn count(self) -> u64 {
         self.nbytes / self.chunk_bytes + u64::from(self.nbytes % self.chunk_bytes > 0)

@@ -1,0 +1,150 @@
+//! A worker that says on stdout what happens to it, one line of JSON for each event.
+
+use serde_json::{json, Value};
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use weightbus::checksum::crc32c;
+use weightbus::{Dtype, Event, Model, Tensor, Update, Worker};
+
+static TERMINATED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn terminate(_signal: libc::c_int) {
+    TERMINATED.store(true, Ordering::Relaxed);
+}
+
+const LOOK: Duration = Duration::from_millis(100); // how often to look whether to end
+
+/// What the command line asks for.
+pub struct Options {
+    pub address: String,
+    pub name: String,
+    pub models: Vec<String>,
+    pub in_place: Option<String>,
+    pub tensors: bool,
+    pub bytes_max: Option<u64>,
+    pub network: bool,
+    pub seconds: f64,
+}
+
+/// Applies whatever comes until SIGTERM, or until the time is over.
+pub fn follow(options: Options) -> Result<(), Box<dyn Error>> {
+    let handler = terminate as extern "C" fn(libc::c_int);
+    // SAFETY: the handler does nothing but store a flag.
+    unsafe { libc::signal(libc::SIGTERM, handler as libc::sighandler_t) };
+    let end = Instant::now() + Duration::from_secs_f64(options.seconds);
+    let memory = in_place(options.in_place.as_deref())?;
+    let worker = connect(&options, &memory)?;
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (model, weights) in &memory {
+            let done = &done;
+            scope.spawn(move || look_for_torn(model, weights, done));
+        }
+        while !TERMINATED.load(Ordering::Relaxed) && Instant::now() < end {
+            match worker.receive(LOOK) {
+                Ok(Some(update)) => applied(&update, memory.get(&update.model), options.tensors),
+                Ok(None) => {}
+                Err(error) => eprintln!("{}", error), // `on_event` has said so on stdout
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    worker.close();
+    Ok(())
+}
+
+fn connect(options: &Options, memory: &BTreeMap<String, Model>) -> Result<Worker, weightbus::Error> {
+    let mut builder = Worker::builder(&options.address).name(&options.name).shared_memory(!options.network);
+    for model in &options.models {
+        builder = match memory.get(model) {
+            Some(weights) => builder.model(model, weights),
+            None => builder.snapshots(model),
+        };
+    }
+    if let Some(bytes) = options.bytes_max {
+        builder = builder.bytes_max(bytes);
+    }
+    builder.on_event(report).connect()
+}
+
+/// Makes the models of `--in-place`.
+fn in_place(file: Option<&str>) -> Result<BTreeMap<String, Model>, Box<dyn Error>> {
+    let spec: Value = match file {
+        Some(file) => serde_json::from_slice(&fs::read(file)?)?,
+        None => json!({}),
+    };
+    let mut models = BTreeMap::new();
+    for (model, tensors) in spec.as_object().ok_or("--in-place: not an object of models")? {
+        let mut memory = Vec::new();
+        for (name, tensor) in tensors.as_object().ok_or("--in-place: a model is an object of tensors")? {
+            let dtype =
+                tensor["dtype"].as_str().and_then(Dtype::named).ok_or("--in-place: an unknown dtype")?;
+            let shape = tensor["shape"].as_array().ok_or("--in-place: a tensor without a shape")?;
+            let shape: Option<Vec<u64>> = shape.iter().map(Value::as_u64).collect();
+            memory.push(Tensor::zeros(name, dtype, &shape.ok_or("--in-place: a size that is none")?));
+        }
+        models.insert(model.clone(), Model::new(memory)?);
+    }
+    Ok(models)
+}
+
+fn applied(update: &Update, memory: Option<&Model>, tensors: bool) {
+    let mut row = json!({
+        "event": "applied",
+        "model": update.model,
+        "epoch": update.epoch,
+        "version": update.version,
+        "digest": update.digest,
+    });
+    if tensors {
+        row["tensors"] = match (memory, &update.snapshot) {
+            (Some(model), _) => {
+                let weights = model.read();
+                weights.tensors().iter().map(|t| (t.name().to_owned(), json!(crc32c(t.bytes())))).collect()
+            }
+            (None, Some(snapshot)) => {
+                let crc = |name: &str| snapshot.bytes(name).map_or(Value::Null, |bytes| json!(crc32c(bytes)));
+                snapshot.tensors().iter().map(|t| (t.name.clone(), crc(&t.name))).collect()
+            }
+            (None, None) => Value::Null,
+        };
+    }
+    say(&row);
+}
+
+fn report(event: &Event) {
+    match event {
+        Event::Joined { epoch } => say(&json!({ "event": "joined", "epoch": epoch })),
+        Event::Lost => say(&json!({ "event": "lost" })),
+        Event::Refused { code, text } => say(&json!({ "event": "refused", "code": code, "text": text })),
+        Event::Rejected { model, epoch, version, code, text } => say(&json!({
+            "event": "failed", "model": model, "epoch": epoch, "version": version, "code": code, "text": text,
+        })),
+        other => eprintln!("{:?}", other),
+    }
+}
+
+/// Reads a model all the time: all bytes of a version are the same in the scenarios that ask for it.
+fn look_for_torn(model: &str, weights: &Model, done: &AtomicBool) {
+    while !done.load(Ordering::Relaxed) {
+        let weights = weights.read();
+        let mut bytes = weights.tensors().iter().flat_map(|tensor| tensor.bytes().chunks(1 << 16));
+        let first = weights.tensors().iter().find_map(|tensor| tensor.bytes().first());
+        if first.map_or(false, |first| bytes.any(|piece| piece.iter().any(|byte| byte != first))) {
+            say(&json!({ "event": "torn", "model": model, "version": weights.version().map(|(_, v)| v) }));
+            return;
+        }
+        drop(bytes);
+        drop(weights);
+        std::thread::yield_now();
+    }
+}
+
+fn say(row: &Value) {
+    let mut out = io::stdout().lock();
+    let _ = writeln!(out, "{}", row).and_then(|()| out.flush()); // nobody listens any more
+}

@@ -1,0 +1,170 @@
+//! Reads the golden vectors, and says for each case what this client makes of it.
+
+use crate::memfd;
+use serde_json::{json, Value};
+use std::fs;
+use std::io;
+use std::path::Path;
+use weightbus::checksum::crc32c;
+use weightbus::digest::{bytes_of_hex, digest, hex};
+use weightbus::layout::Layout;
+use weightbus::messages::{encode, from_publisher, from_worker, Shared};
+use weightbus::segment::{Segment, Stamp};
+use weightbus::transfer::ChunkPlan;
+
+/// What this client makes of a case; nothing where it does not concern a worker.
+pub type Answer = Option<Value>;
+
+/// All cases: file, name, the case itself, and the answer.
+pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, Answer)>> {
+    type Answers = fn(&Path, &Value) -> io::Result<Answer>;
+    let tables: [(&'static str, &[(&str, Answers)]); 6] = [
+        ("messages.json", &[("cases", message)]),
+        ("layouts.json", &[("cases", layout)]),
+        ("chunks.json", &[("cases", chunks)]),
+        ("checksums.json", &[("crc32c", checksum), ("digests", digest_of_parts)]),
+        ("versions.json", &[("cases", version)]),
+        ("segments.json", &[("cases", segment)]),
+    ];
+    let mut found = Vec::new();
+    for (file, lists) in tables {
+        let table: Value = serde_json::from_slice(&fs::read(folder.join(file))?)?;
+        for (list, answer) in lists {
+            let cases = table[list].as_array().ok_or_else(|| broken(&format!("{} in {}", list, file)))?;
+            for (index, case) in cases.iter().enumerate() {
+                let name = case["name"].as_str().map_or_else(|| index.to_string(), str::to_owned);
+                let name = if lists.len() > 1 { format!("{}/{}", list, name) } else { name };
+                found.push((file, name, case.clone(), answer(folder, case)?));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn broken(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the vectors have no {}", what))
+}
+
+fn bytes(folder: &Path, spec: &Value) -> io::Result<Vec<u8>> {
+    if let Some(text) = spec["text"].as_str() {
+        return Ok(text.as_bytes().to_vec());
+    }
+    match (spec["hex"].as_str(), spec["file"].as_str()) {
+        (Some(digits), _) => Ok(bytes_of_hex(digits)),
+        (_, Some(file)) => fs::read(folder.join(file)),
+        _ => Err(broken("bytes of a known kind")),
+    }
+}
+
+fn text<'a>(case: &'a Value, field: &str) -> io::Result<&'a str> {
+    case[field].as_str().ok_or_else(|| broken(field))
+}
+
+fn number(case: &Value, field: &str) -> io::Result<u64> {
+    case[field].as_u64().ok_or_else(|| broken(field))
+}
+
+fn error(code: &str) -> io::Result<Answer> {
+    Ok(Some(json!({ "error": code })))
+}
+
+fn message(folder: &Path, case: &Value) -> io::Result<Answer> {
+    if text(case, "direction")? == "from_worker" {
+        return sent(case);
+    }
+    let frames = case["frames"].as_array().ok_or_else(|| broken("frames"))?;
+    let frames: Vec<Vec<u8>> = frames.iter().map(|spec| bytes(folder, spec)).collect::<io::Result<_>>()?;
+    let header = frames.first().map_or(&[][..], |frame| &frame[..]);
+    let payloads = frames.len().saturating_sub(1);
+    match from_publisher(header, payloads) {
+        Ok(message) => Ok(Some(json!({ "ok": serde_json::to_value(&message)?, "payloads": payloads }))),
+        Err(refused) => error(refused.code()),
+    }
+}
+
+/// The header that this client sends for the fields of a case.
+fn sent(case: &Value) -> io::Result<Answer> {
+    let mut fields = match case["expect"]["ok"].as_object() {
+        Some(fields) => fields.clone(),
+        None => return Ok(None),
+    };
+    fields.insert("wbp".to_owned(), json!(1));
+    let message = from_worker(&serde_json::to_vec(&fields)?, 0);
+    let message = message.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+    Ok(Some(json!({ "header": String::from_utf8_lossy(&encode(&message)) })))
+}
+
+fn layout(folder: &Path, case: &Value) -> io::Result<Answer> {
+    let layout = match Layout::parse(&bytes(folder, &case["header"])?) {
+        Ok(layout) => layout,
+        Err(_) => return error("layout-invalid"),
+    };
+    let tensors: Vec<Value> = layout
+        .tensors
+        .iter()
+        .map(|t| json!({ "name": t.name, "dtype": t.dtype.name(), "shape": t.shape, "begin": t.begin, "end": t.end }))
+        .collect();
+    Ok(Some(json!({ "ok": {
+        "id": layout.id,
+        "nbytes": layout.nbytes,
+        "tensors": tensors,
+        "aliases": layout.aliases,
+        "metadata": layout.metadata,
+    }})))
+}
+
+fn chunks(_folder: &Path, case: &Value) -> io::Result<Answer> {
+    let chunk_bytes = case["chunk_bytes"].as_u64().unwrap_or(0); // a negative one is none either
+    let plan = match ChunkPlan::new(number(case, "nbytes")?, chunk_bytes) {
+        Some(plan) => plan,
+        None => return error("chunk-bytes"),
+    };
+    let spans = (0..plan.count()).map(|index| plan.span(index));
+    let spans: Vec<[u64; 2]> = spans.map(|span| [span.start, span.end]).collect();
+    Ok(Some(json!({ "ok": { "count": plan.count(), "spans": spans } })))
+}
+
+fn checksum(_folder: &Path, case: &Value) -> io::Result<Answer> {
+    Ok(Some(json!({ "crc": crc32c(&bytes_of_hex(text(case, "hex")?)) })))
+}
+
+fn digest_of_parts(_folder: &Path, case: &Value) -> io::Result<Answer> {
+    let crcs = case["crcs"].as_array().ok_or_else(|| broken("crcs"))?;
+    let crcs: Vec<u32> = crcs.iter().filter_map(Value::as_u64).map(|crc| crc as u32).collect();
+    Ok(Some(json!({ "digest": digest(text(case, "layout")?, number(case, "chunk_bytes")?, &crcs) })))
+}
+
+/// The digest of a whole safetensors file.
+fn version(folder: &Path, case: &Value) -> io::Result<Answer> {
+    let file = fs::read(folder.join(text(case, "file")?))?;
+    let (header, data) = file.split_at(number(case, "layout_bytes")? as usize);
+    let layout = Layout::parse(header).map_err(|error| broken(&error.to_string()))?;
+    let chunk_bytes = number(case, "chunk_bytes")?;
+    let plan = ChunkPlan::new(data.len() as u64, chunk_bytes).ok_or_else(|| broken("chunk size"))?;
+    let spans = (0..plan.count()).map(|index| plan.span(index));
+    let crcs: Vec<u32> = spans.map(|span| crc32c(&data[span.start as usize..span.end as usize])).collect();
+    Ok(Some(json!({ "digest": digest(&layout.id, chunk_bytes, &crcs) })))
+}
+
+fn segment(folder: &Path, case: &Value) -> io::Result<Answer> {
+    let (_file, path) = memfd::segment(&fs::read(folder.join(text(case, "file")?))?)?;
+    let shared = Shared { path, token: text(case, "token")?.to_owned() };
+    let segment = match Segment::open(&shared, number(case, "nbytes")?) {
+        Some(segment) => segment,
+        None => return error("segment"),
+    };
+    let version = &case["version"];
+    if version.is_null() {
+        return Ok(Some(json!({ "ok": { "data": "" } })));
+    }
+    let stamp = Stamp::new(text(version, "model")?, number(version, "epoch")?, number(version, "version")?);
+    let read = segment.read(&stamp, |memory| {
+        let mut data = vec![0; memory.nbytes()];
+        memory.copy_to(0, &mut data);
+        hex(&data)
+    });
+    match read {
+        Ok(data) => Ok(Some(json!({ "ok": { "data": data } }))),
+        Err(_) => error("stale"),
+    }
+}
