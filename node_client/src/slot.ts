@@ -329,8 +329,8 @@ export class Slot {
 
   /** A transfer is over before it is whole: its buffer may serve another. */
   #release(transfer: Transfer): void {
-    transfer.revoke();
-    this.#buffers.giveBack(transfer.buffer);
+    if (transfer.revoke()) this.#buffers.forget();
+    else this.#buffers.giveBack(transfer.buffer);
     this.#arriving = null;
   }
 

@@ -72,7 +72,7 @@ export class Buffers {
     this.#free.push(buffer);
   }
 
-  /** A buffer stays with whoever has it: a snapshot's memory is the user's. */
+  /** A buffer stays with whoever has it: the user of a snapshot, or a read that is under way. */
   forget(): void {
     this.#taken -= 1;
   }

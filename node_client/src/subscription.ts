@@ -1,16 +1,10 @@
-/**
- * The worker's data connection. One that breaks or falls silent is dialled again.
- *
- * All bytes of a connection come in one buffer, small enough to stay in the processor's cache until
- * `zmtp.ts` has copied them to their places.
- */
+/** The worker's data connection. One that breaks or falls silent is dialled again. */
 
 import { connect, type Socket } from "node:net";
 import type { Destination } from "./endpoints.js";
 import type { Lease } from "./transfer.js";
 import { Stream } from "./zmtp.js";
 
-const RECEIVE_BYTES = 2 ** 18;
 const DIAL_MS = 5_000; // for the host's address and the connection
 const REDIAL_MS = 50; // between two attempts; doubles,
 const REDIAL_MAX_MS = 1_000; // up to this
@@ -26,7 +20,6 @@ export interface SubscriptionHandlers {
 /** Messages of some topics from one publisher. */
 export class Subscription {
   readonly #topics = new Set<string>();
-  readonly #buffer = Buffer.allocUnsafeSlow(RECEIVE_BYTES);
   #destination: Destination | null = null;
   #socket: Socket | null = null;
   #stream: Stream | null = null;
@@ -62,35 +55,33 @@ export class Subscription {
   }
 
   #dial(destination: Destination): void {
+    const stream = new Stream({ ...this.handlers, send: (bytes) => socket.write(bytes) });
     const socket: Socket = connect({
       ...destination,
       noDelay: true,
       timeout: DIAL_MS,
       onread: {
-        buffer: this.#buffer,
-        callback: (count, buffer) => this.#received(socket, buffer.subarray(0, count)),
+        buffer: () => stream.room(),
+        callback: (count) => this.#received(socket, stream, count),
       },
     });
     this.#socket = socket;
+    this.#stream = stream;
+    for (const topic of this.#topics) stream.subscribe(topic, true);
     socket.on("connect", () => {
       socket.setTimeout(SILENCE_MS);
-      this.#open(socket);
+      stream.greet();
     });
     socket.on("timeout", () => socket.destroy());
     socket.on("error", () => {}); // `close` follows
     socket.on("close", () => this.#closed(socket));
   }
 
-  #open(socket: Socket): void {
-    this.#stream = new Stream({ ...this.handlers, send: (bytes) => socket.write(bytes) });
-    for (const topic of this.#topics) this.#stream.subscribe(topic, true);
-  }
-
-  #received(socket: Socket, bytes: Uint8Array): boolean {
-    if (socket !== this.#socket || this.#stream === null) return false;
+  #received(socket: Socket, stream: Stream, count: number): boolean {
+    if (socket !== this.#socket) return false;
     try {
-      this.#stream.receive(bytes);
-      if (this.#stream?.state === "open") this.#pause = REDIAL_MS;
+      stream.received(count);
+      if (stream.state === "open") this.#pause = REDIAL_MS;
       return true;
     } catch (error) {
       this.handlers.broken((error as Error).message);

@@ -28,7 +28,7 @@ const DAMAGED_MAX = 16; // damaged chunks asked for again at once, before patien
 
 /** Memory into which a payload is being received, piece by piece. */
 export class Lease {
-  /** Whether somebody still wants it; else the memory may serve another purpose: keep out. */
+  /** Whether somebody still wants it; if not, the memory must be left alone. */
   live = true;
   count = 0;
   crc = 0;
@@ -39,11 +39,15 @@ export class Lease {
     readonly cancel: () => void = () => {},
   ) {}
 
-  /** Put a piece in its place, and into the checksum while it is in the processor's cache. */
-  take(piece: Uint8Array): void {
-    this.bytes.set(piece, this.count);
-    this.crc = crc32c(piece, this.crc);
-    this.count += piece.length;
+  /** Return where the next bytes go. */
+  room(most: number): Uint8Array {
+    return this.bytes.subarray(this.count, this.count + most);
+  }
+
+  /** Take note of so many bytes in `room()`, while they are in the processor's cache. */
+  received(count: number): void {
+    this.crc = crc32c(this.room(count), this.crc);
+    this.count += count;
   }
 }
 
@@ -164,13 +168,17 @@ export class Transfer {
     return lease;
   }
 
-  /** Nobody may write into the buffer any more. */
-  revoke(): void {
-    if (this.#lease === null) return;
+  /**
+   * Let nobody write into the buffer any more; return whether somebody was about to. (The kernel
+   * may have been told where the next bytes go, and still write there.)
+   */
+  revoke(): boolean {
+    if (this.#lease === null) return false;
     this.#lease.live = false;
     this.#lease = null;
     this.#states[this.#lent] = MISSING;
     this.#cursor = Math.min(this.#cursor, this.#lent);
+    return true;
   }
 
   /** Take the digest of the whole: no more chunks will be pushed. */

@@ -2,8 +2,9 @@
  * The subscriber's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
  *
  * libzmq receives each message into fresh memory of its own, and hands it over between threads;
- * both cost more than the network does. So published messages are read here, and each piece of a
- * payload is copied once, from the socket's buffer to its place in the version.
+ * both cost more than the network does. So published messages are read here, and the bulk of a
+ * payload goes from the kernel straight to its place. Have bytes put into `room()`, then say how
+ * many to `received()`.
  *
  *     greeting (64 bytes) ──> READY ──> messages and commands
  *
@@ -21,6 +22,8 @@ const GREETING_BYTES = 64;
 const HEAD_BYTES_MAX = 9; // of a frame: flags and a long size
 const PAYLOAD = 2; // the index of a message's payload, after topic and header
 const FRAMES_MAX = 8; // of a message; a later protocol may have more than one payload
+const SCRATCH_BYTES = 2 ** 15; // read ahead; of a payload, at most so much is copied twice
+const RECEIVE_BYTES = 2 ** 18; // taken at once, so that they are in the cache for the checksum
 const NOTHING = Buffer.alloc(0);
 
 function greeting(): Buffer {
@@ -63,9 +66,14 @@ export class Stream {
   #frames: Uint8Array[] = []; // of the message that is arriving
   #body: Body | null = null;
   #payload: Lease | null = null; // of the message that is arriving
+  readonly #scratch = Buffer.allocUnsafeSlow(SCRATCH_BYTES);
+  #direct = false; // the last `room()` was in the place of a payload
 
-  constructor(readonly handlers: Handlers) {
-    handlers.send(greeting());
+  constructor(readonly handlers: Handlers) {}
+
+  /** The connection is there: say what we speak. */
+  greet(): void {
+    this.handlers.send(greeting());
   }
 
   /** Ask for a topic, or no longer; asking twice is asking once. */
@@ -76,15 +84,28 @@ export class Stream {
     if (this.state === "open") this.#sendTopic(topic, on);
   }
 
+  /** Return where the next bytes go. */
+  room(): Uint8Array {
+    const lease = this.#body?.lease;
+    this.#direct = lease?.live === true;
+    return lease?.live ? lease.room(RECEIVE_BYTES) : this.#scratch;
+  }
+
   /**
-   * Take bytes that have arrived. They are not kept: what is needed of them is copied.
+   * Take note of so many bytes in the last `room()`.
    *
    * @throws ZmtpError - close the connection.
    */
-  receive(bytes: Uint8Array): void {
-    let at = 0;
-    while (at < bytes.length) {
-      at += this.#body === null ? this.#takeHead(bytes, at) : this.#takeBody(this.#body, bytes, at);
+  received(count: number): void {
+    if (this.#direct && this.#body !== null) {
+      this.#body.missing -= count;
+      if (this.#body.lease?.live) this.#body.lease.received(count);
+      if (this.#body.missing === 0) this.#complete(this.#body);
+      return;
+    }
+    for (let at = 0; at < count; ) {
+      const bytes = this.#scratch.subarray(at, count);
+      at += this.#body === null ? this.#takeHead(bytes) : this.#takeBody(this.#body, bytes);
     }
   }
 
@@ -94,17 +115,16 @@ export class Stream {
     this.#payload = null;
   }
 
-  // Each of these takes what it can of the bytes from `at`, and returns how many that were.
+  // Each of these takes what it can of the bytes, and returns how many that were.
 
-  #takeHead(bytes: Uint8Array, at: number): number {
-    const wanted =
-      this.state === "greeting" ? GREETING_BYTES : this.#headBytes(bytes[at] as number);
-    const count = Math.min(wanted - this.#have, bytes.length - at);
-    this.#head.set(bytes.subarray(at, at + count), this.#have);
+  #takeHead(bytes: Uint8Array): number {
+    const wanted = this.state === "greeting" ? GREETING_BYTES : this.#headBytes(bytes[0] as number);
+    const count = Math.min(wanted - this.#have, bytes.length);
+    this.#head.set(bytes.subarray(0, count), this.#have);
     this.#have += count;
     if (this.#have < wanted) return count; // of a size of 8 bytes, perhaps
     this.#have = 0;
-    if (this.state === "greeting") this.#greet(this.#head);
+    if (this.state === "greeting") this.#greeted(this.#head);
     else this.#begin(this.#head, wanted);
     return count;
   }
@@ -116,7 +136,7 @@ export class Stream {
     return flags & LONG ? HEAD_BYTES_MAX : 2;
   }
 
-  #greet(head: Buffer): void {
+  #greeted(head: Buffer): void {
     if (head[0] !== 0xff || head[9] !== 0x7f || (head[10] as number) < 3) {
       throw new ZmtpError("the other side does not speak ZMTP 3");
     }
@@ -153,11 +173,14 @@ export class Stream {
     return this.#payload;
   }
 
-  #takeBody(body: Body, bytes: Uint8Array, at: number): number {
-    const count = Math.min(body.missing, bytes.length - at);
-    const piece = bytes.subarray(at, at + count);
+  #takeBody(body: Body, bytes: Uint8Array): number {
+    const count = Math.min(body.missing, bytes.length);
+    const piece = bytes.subarray(0, count);
     if (body.memory !== null) body.memory.set(piece, body.memory.length - body.missing);
-    else if (body.lease?.live) body.lease.take(piece);
+    else if (body.lease?.live) {
+      body.lease.room(count).set(piece);
+      body.lease.received(count);
+    }
     body.missing -= count;
     if (body.missing === 0) this.#complete(body);
     return count;
