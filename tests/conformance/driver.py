@@ -67,11 +67,19 @@ class Driver:
         name: Of the worker.
         options: The rest of its command line.
         folder: Where its files go.
+        patience: Seconds for anything that must come of it.
     """
 
     def __init__(
-        self, command: Sequence[str], address: str, name: str, options: Options, folder: Path
+        self,
+        command: Sequence[str],
+        address: str,
+        name: str,
+        options: Options,
+        folder: Path,
+        patience: float = WAIT_SECONDS,
     ) -> None:
+        self._patience = patience
         self.name, self.options = name, options
         self.events: list[Event] = []
         self._noise = ""  # the first line that is no event
@@ -109,15 +117,13 @@ class Driver:
         with self._changed:
             self._changed.notify_all()
 
-    def wait(
-        self, what: str, found: Callable[[list[Event]], T | None], timeout: float = WAIT_SECONDS
-    ) -> T:
+    def wait(self, what: str, found: Callable[[list[Event]], T | None]) -> T:
         """Wait until something is found among the events; return it.
 
         Raises:
             Fault: It did not come in time, or the driver has ended, or said something strange.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + self._patience
         with self._changed:
             while True:
                 result = found(self.events)
@@ -129,21 +135,21 @@ class Driver:
                 self._changed.wait(min(left, 0.5))
         if self._noise:
             raise Fault(f"{self.name} wrote what is no event: {self._noise[:300]!r}")
-        how = f"within {timeout:.0f} s" if self.alive else f"before it ended ({self.status()})"
+        how = (
+            f"within {self._patience:.0f} s" if self.alive else f"before it ended ({self.status()})"
+        )
         raise Fault(f"{self.name}: no {what} {how}; {self.story()}")
 
-    def wait_event(self, event: str, timeout: float = WAIT_SECONDS, **facts: object) -> Event:
+    def wait_event(self, event: str, **facts: object) -> Event:
         """Wait for an event with these facts."""
 
         def found(events: list[Event]) -> Event | None:
             return next((e for e in events if _fits(e, event, facts)), None)
 
         shown = ", ".join(f"{key} {value}" for key, value in facts.items())
-        return self.wait(f"{event} event ({shown})", found, timeout)
+        return self.wait(f"{event} event ({shown})", found)
 
-    def wait_applied(
-        self, model: str, epoch: int, version: int, timeout: float = WAIT_SECONDS
-    ) -> Event:
+    def wait_applied(self, model: str, epoch: int, version: int) -> Event:
         """Wait until it has applied this version or a newer one of the epoch."""
 
         def found(events: list[Event]) -> Event | None:
@@ -157,7 +163,7 @@ class Driver:
                 None,
             )
 
-        return self.wait(f"version {version} of {model}, epoch {epoch}, applied", found, timeout)
+        return self.wait(f"version {version} of {model}, epoch {epoch}, applied", found)
 
     def those(self, event: str, **facts: object) -> list[Event]:
         """Return the events so far that have these facts."""

@@ -75,7 +75,7 @@ class Language:
             raise NotBuiltError(f"make driver in {self.folder} has made no {self.command[0]}")
 
 
-NO_FLOCK = "Node has no flock, so its client takes the network alone"
+NO_FLOCK = "Node has no flock, so this client never takes the shared road"
 
 LANGUAGES = (
     Language("python", "Python", ""),

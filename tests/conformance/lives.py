@@ -1,7 +1,6 @@
 """Scenarios of processes that end and come back, of names, epochs, silence and goodbyes."""
 
 from weightbus.tests.conformance.decisions import heard_twice_more
-from weightbus.tests.conformance.proxy import settled
 from weightbus.tests.conformance.publishing import SMALL, expect
 from weightbus.tests.conformance.rules import hold, lose
 from weightbus.tests.conformance.stage import EPOCH, Stage
@@ -123,5 +122,5 @@ def goodbye(stage: Stage) -> None:
     worker.stop()
     stage.proxy.wait_seen("bye", lambda p: p.worker == "w")
     stage.proxy.rules = []
-    settled(lambda: "it is not forgotten" if "w" in stage.publisher.workers() else "")
+    stage.settled(lambda: "it is not forgotten" if "w" in stage.publisher.workers() else "")
     other.wait_applied("m", stage.publisher.epoch, 2)

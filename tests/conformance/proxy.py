@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -83,12 +82,16 @@ class Link:
 class Proxy:
     """The proxy, running in a thread of its own.
 
+    Args:
+        patience: Seconds for any message that must come.
+
     Attributes:
         rules: Asked in order; the first that has a say decides. Replace the list at any time.
         reachable: The channels on which new connections are taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = WAIT_SECONDS) -> None:
+        self._patience = patience
         self.rules: list[Rule] = []
         self.reachable: set[Channel] = {"control", "data"}
         self._seen: list[Passing] = []
@@ -147,7 +150,6 @@ class Proxy:
         kind: str,
         when: Callable[[Passing], bool] = lambda _: True,
         count: int = 1,
-        timeout: float = WAIT_SECONDS,
     ) -> None:
         """Wait until so many messages of a type have come to the proxy.
 
@@ -159,8 +161,10 @@ class Proxy:
             return sum(p.type == kind and when(p) for p in self._seen) >= count
 
         with self._changed:
-            if not self._changed.wait_for(enough, timeout):
-                raise Fault(f"{count} messages of type {kind} did not pass within {timeout:.0f} s")
+            if not self._changed.wait_for(enough, self._patience):
+                raise Fault(
+                    f"{count} messages of type {kind} did not pass within {self._patience:.0f} s"
+                )
 
     def story(self) -> str:
         """Say what came, for a fault."""
@@ -168,7 +172,7 @@ class Proxy:
             counts = Counter(f"{p.channel} {'up' if p.up else 'down'} {p.type}" for p in self._seen)
         return ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
 
-    def wait_answered(self, ping: Callable[[Passing], bool], timeout: float = WAIT_SECONDS) -> None:
+    def wait_answered(self, ping: Callable[[Passing], bool]) -> None:
         """Wait until a ping has passed, and a pong to that worker after it.
 
         Raises:
@@ -185,8 +189,8 @@ class Proxy:
             return False
 
         with self._changed:
-            if not self._changed.wait_for(answered, timeout):
-                raise Fault(f"no such ping was answered within {timeout:.0f} s")
+            if not self._changed.wait_for(answered, self._patience):
+                raise Fault(f"no such ping was answered within {self._patience:.0f} s")
 
     def forget(self) -> None:
         """Start counting anew."""
@@ -330,16 +334,3 @@ async def _finish(link: Link) -> None:
 def _host_and_port(endpoint: str) -> tuple[str, int]:
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return host, int(port)
-
-
-def settled(condition: Callable[[], str], timeout: float = WAIT_SECONDS) -> None:
-    """Wait until nothing is wrong any more; look again every few milliseconds.
-
-    Raises:
-        Fault: What was still wrong in the end.
-    """
-    deadline = time.monotonic() + timeout
-    while wrong := condition():
-        if time.monotonic() >= deadline:
-            raise Fault(f"after {timeout:.0f} s: {wrong}")
-        time.sleep(0.01)  # between two looks

@@ -6,7 +6,7 @@ import numpy as np
 
 from weightbus.bus.messages import Announce
 from weightbus.tests.conformance.driver import Fault
-from weightbus.tests.conformance.proxy import Proxy, settled
+from weightbus.tests.conformance.proxy import Proxy
 from weightbus.tests.conformance.rules import Passing, hold
 from weightbus.tests.conformance.stage import Stage
 from weightbus.tests.conformance.weights import every_dtype, noise, spec, uniform
@@ -51,7 +51,7 @@ def before_the_publisher(stage: Stage) -> None:
     worker = stage.worker(join=False)
     with closing(Proxy()) as nobody:
         other = stage.worker("other", address=nobody.address, join=False)
-        settled(lambda: "it does not try to connect" if nobody.knocks < 3 else "")
+        stage.settled(lambda: "it does not try to connect" if nobody.knocks < 3 else "")
         other.stop()  # outside a session, too
     stage.open()
     worker.wait_event("joined", epoch=stage.publisher.epoch)
@@ -84,7 +84,7 @@ def slow_worker(stage: Stage) -> None:
             return "" if some or there else f"nothing moves at version {version}"
 
         if version < newest:
-            settled(some_passed_or_all_there)
+            stage.settled(some_passed_or_all_there)
     worker.wait_applied("m", stage.publisher.epoch, newest)
     between = [e["version"] for e in worker.those("applied") if 1 < e["version"] < newest]
     expect(bool(between), "no version was completed while newer ones kept coming")

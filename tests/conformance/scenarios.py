@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weightbus.tests.conformance import decisions, faults, hostile, lives, publishing
-from weightbus.tests.conformance.driver import Fault
+from weightbus.tests.conformance.driver import WAIT_SECONDS, Fault
 from weightbus.tests.conformance.stage import Stage
 
 
@@ -79,12 +79,14 @@ SCENARIOS = tuple(
 )
 
 
-def run(scenario: Scenario, command: Sequence[str], seed: int) -> str:
+def run(
+    scenario: Scenario, command: Sequence[str], seed: int, patience: float = WAIT_SECONDS
+) -> str:
     """Play a scenario with a driver; return what is wrong, nothing if all is right."""
     chance = random.Random(f"{seed} {scenario.name}")
     with (
         tempfile.TemporaryDirectory(prefix="wbc") as folder,
-        Stage(command, chance, Path(folder)) as stage,
+        Stage(command, chance, Path(folder), patience) as stage,
     ):
         try:
             scenario.play(stage)

@@ -1,7 +1,8 @@
 """What a scenario plays on: publishers behind the proxy, workers, and what must hold at its end."""
 
 import random
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Self
 from weightbus import Publisher, PublishError, Receipt, Timing
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Driver, Fault, Options
 from weightbus.tests.conformance.ledger import Bytes, Ledger, Weights
-from weightbus.tests.conformance.proxy import Proxy, settled
+from weightbus.tests.conformance.proxy import Proxy
 from weightbus.tests.conformance.rules import Which
 
 PING, LOST_AFTER = 0.2, 4.0  # seconds: the publisher's timers
@@ -33,11 +34,19 @@ class Stage:
         command: The driver of the language.
         chance: Decides everything that is left to chance.
         folder: Where files go.
+        patience: Seconds for anything that must come.
     """
 
-    def __init__(self, command: Sequence[str], chance: random.Random, folder: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        chance: random.Random,
+        folder: Path,
+        patience: float = WAIT_SECONDS,
+    ) -> None:
+        self._patience = patience
         self.chance, self.ledger = chance, Ledger()
-        self.proxy = Proxy()
+        self.proxy = Proxy(patience)
         self.drivers: list[Driver] = []
         self.may_fail: set[str] = set()  # codes of `failed` that are in order
         self.may_disagree = False  # the publisher's view need not be the workers'
@@ -96,7 +105,7 @@ class Stage:
     def submit(self, weights: Weights, model: str = "m", **options: Any) -> "Future[Receipt]":
         """Publish and do not wait; `settle` does."""
         content = Bytes.of(weights, self.chunk_bytes)
-        options = {"timeout": WAIT_SECONDS, **options}
+        options = {"timeout": self._patience, **options}
         future = self.publisher.publish_async(model, weights, **options)
         self._told.append(Told(future, content))
         return future
@@ -106,7 +115,7 @@ class Stage:
         receipts: list[Receipt] = []
         for told in self._told:
             try:
-                receipt, achieved = told.future.result(2 * WAIT_SECONDS), True
+                receipt, achieved = told.future.result(2 * self._patience), True
             except PublishError as error:
                 receipt, achieved = error.receipt, False
             self.ledger.note(receipt, told.content, aborted=not achieved and self.aborts)
@@ -123,7 +132,12 @@ class Stage:
     ) -> Driver:
         """Start a worker; with `join`, wait until it is in and pushed messages reach it."""
         made = Driver(
-            self._command, address or self.proxy.address, name, Options(**options), self.folder
+            self._command,
+            address or self.proxy.address,
+            name,
+            Options(**options),
+            self.folder,
+            self._patience,
         )
         self.drivers.append(made)
         if join:
@@ -140,6 +154,18 @@ class Stage:
         """Return which messages a rule is about, with this scenario's chance."""
         return Which(types, chance=self.chance, **options)
 
+    def settled(self, condition: Callable[[], str]) -> None:
+        """Wait until nothing is wrong any more; look again every few milliseconds.
+
+        Raises:
+            Fault: What was still wrong in the end.
+        """
+        deadline = time.monotonic() + self._patience
+        while wrong := condition():
+            if time.monotonic() >= deadline:
+                raise Fault(f"after {self._patience:.0f} s: {wrong}")
+            time.sleep(0.01)  # between two looks
+
     # The end.
 
     def check(self) -> None:
@@ -150,9 +176,9 @@ class Stage:
         """
         self.proxy.rules = []
         self.settle()
-        settled(lambda: next(self.ledger.false_claims(self.drivers), ""))
+        self.settled(lambda: next(self.ledger.false_claims(self.drivers), ""))
         if not self.may_disagree:
-            settled(lambda: next(self._disagreements(), ""))
+            self.settled(lambda: next(self._disagreements(), ""))
         for driver in self.drivers:
             for fault in self.ledger.faults(driver):
                 raise Fault(f"{driver.name}: {fault}")

@@ -217,7 +217,8 @@ def _whole() -> Iterator[Case]:
         return Case(name).joined().pushed(1, runs={"m": 1})
 
     def whole(**fields: Any) -> bytes:
-        return announce(2, **{"chunk_bytes": cut, "whole": content, **fields})
+        told: Json = {"chunk_bytes": cut, "whole": content, **fields}
+        return announce(2, **told)
 
     yield known("a whole version").data(whole(), data_of(2), sends=[there], runs={"m": 2})
     for name, header, payload in (

@@ -1,0 +1,184 @@
+"""The conformance suite examines the Python client, and finds out whoever lies to it."""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from weightbus.tests.conformance import run, vectors
+from weightbus.tests.conformance.languages import LANGUAGES, Language, chosen
+from weightbus.tests.conformance.liar import BROKEN, LIES
+from weightbus.tests.conformance.matrix import Cell, Matrix
+from weightbus.tests.conformance.rules import Passing, Which
+from weightbus.tests.conformance.scenarios import SCENARIOS
+
+FOLDER = Path(__file__).parent / "conformance"
+PYTHON = chosen("python")[0]
+PATIENCE = 3.0  # seconds for what will not come
+SEED = 1
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
+
+# What the Python client plays here; `make conformance` plays all.
+SOME = (
+    "join-and-push",
+    "late-join",
+    "every-shape-and-dtype",
+    "in-place-with-a-reader",
+    "lost-chunks",
+    "damaged-chunks",
+    "publisher-restart",
+    "worker-restart",
+    "together-aborted",
+    "malformed-messages",
+    "shared-road",
+)
+ON_VECTORS = ("reader-of-anything", "forgetful", "repetitive", "in-floats", "silent-sender")
+CAUGHT_IN = {  # and where that shows
+    **dict.fromkeys(LIES.keys() - set(ON_VECTORS), "late-join"),
+    "blind": "damaged-chunks",
+    "obedient": "commit-of-another-digest",
+    "stubborn": "join-and-push",
+    "dying": "join-and-push",
+}
+VECTORS = vectors.tables()
+
+
+def liar(lie: str) -> list[str]:
+    return [sys.executable, str(FOLDER / "liar.py"), lie]
+
+
+def test_the_python_client_agrees_with_all_vectors() -> None:
+    counts = vectors.judge(PYTHON.command)
+    assert list(vectors.faults(counts)) == []
+    assert {file: count.right for file, count in counts.items()} == {
+        file: len(cases) for file, cases in VECTORS.items()
+    }
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_python_client_passes(name: str) -> None:
+    assert run.scenario_cell(BY_NAME[name], PYTHON, SEED) == Cell("right")
+
+
+@pytest.mark.parametrize("lie", sorted(CAUGHT_IN))
+def test_a_liar_is_found_out(lie: str) -> None:
+    fault = run.run(BY_NAME[CAUGHT_IN[lie]], liar(lie), SEED, PATIENCE)
+    assert fault, "nobody noticed"
+    assert "broke off" not in fault
+
+
+def test_every_lie_is_tried() -> None:
+    assert set(CAUGHT_IN) | set(ON_VECTORS) == LIES.keys() | BROKEN.keys()
+
+
+@pytest.mark.parametrize("lie", ON_VECTORS)
+def test_wrong_answers_to_the_vectors_are_red(lie: str) -> None:
+    counts = vectors.judge(liar(lie))
+    assert any(count.faults for count in counts.values())
+    cells = {file: run.cell_of(count) for file, count in counts.items()}
+    assert any(cell.verdict == "wrong" for cell in cells.values())
+
+
+def test_a_driver_that_dies_is_red_everywhere() -> None:
+    counts = vectors.judge(liar("dying"))
+    assert all(run.cell_of(count).verdict == "wrong" for count in counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Liar(Language):
+    """A language whose driver lies."""
+
+    @property
+    def command(self) -> list[str]:
+        return liar(self.key)
+
+
+def test_one_red_cell_makes_the_run_red() -> None:
+    matrix = Matrix(["Liar"])
+    language = Liar("other-bytes", "Liar", "")
+    for section, row, cell in run.examine(language, ["join-and-push"], SEED, on_vectors=False):
+        matrix.add(section, row, "Liar", cell)
+    assert matrix.wrong
+    assert re.search(r"RED Liar, join-and-push: .*other bytes", matrix.plain())
+
+
+def test_the_command_line_ends_with_success() -> None:
+    words = ["--languages", "python", "--scenarios", "late-*", "--seed", "3"]
+    done = subprocess.run(  # noqa: S603 - a script of ours
+        [sys.executable, FOLDER / "run.py", *words], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^late-join +ok$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", [["--languages", "latin"], ["--scenarios", "nothing-such"]])
+def test_what_is_not_there_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(words) == 2
+    assert words[1] in capsys.readouterr().err
+
+
+def test_a_missing_toolchain_is_loud_and_red_where_all_are_required() -> None:
+    # Tools that nobody has, for a folder that is there.
+    language = Language("x", "X", "examples", ("no-such-tool",))
+    for must, verdict in ((False, "not run"), (True, "wrong")):
+        able, others = run.build([language], must=must)
+        assert able == []
+        assert others["X"].verdict == verdict
+
+
+def matrix() -> Matrix:
+    made = Matrix(["A", "B", "C"], titles={"play": "plays"})
+    made.add("vectors", "some.json", "A", Cell("right", "7"))
+    made.add("vectors", "some.json", "B", Cell("wrong", "6 of 7", faults=("x: not y",)))
+    made.add("vectors", "some.json", "C", Cell("unsupported", "0 of 7", "cannot"))
+    made.add("scenarios", "play", "A", Cell("right"))
+    made.add("scenarios", "play", "B", Cell("wrong", faults=tuple("abcdefg")))
+    made.add("scenarios", "play", "C", Cell("unsupported", reason="cannot"))
+    made.add("scenarios", "more", "C", Cell("unsupported", reason="will not"))
+    return made
+
+
+def test_the_page_shows_every_verdict() -> None:
+    page = matrix().page()
+    assert "| `some.json` | 7 | **6 of 7** | 0 of 7<sup>1</sup> |" in page
+    assert "| plays (`play`) | yes | **NO** | no<sup>1</sup> |" in page
+    assert "| not run | not run | no<sup>2</sup> |" in page
+    assert "\n1. cannot\n2. will not\n" in page
+    assert page == matrix().page()
+
+
+def test_the_terminal_shows_every_verdict_and_what_is_wrong() -> None:
+    text = matrix().plain()
+    assert re.search(r"^some\.json +ok 7 +RED 6 of 7 +- 0 of 7$", text, re.MULTILINE)
+    assert re.search(r"^play +ok +RED +-$", text, re.MULTILINE)
+    assert "RED B, some.json: x: not y" in text
+    assert "RED B, play: and 2 more" in text
+    assert text.count("left out: C: cannot") == 1
+    assert matrix().wrong
+    assert not Matrix(["A"]).wrong
+
+
+def test_every_language_has_a_row_of_its_own() -> None:
+    assert len({language.key for language in LANGUAGES}) == len(LANGUAGES)
+    for language in LANGUAGES:
+        assert language.unsupported.keys() <= BY_NAME.keys()
+
+
+def test_every_scenario_says_what_a_worker_does() -> None:
+    assert len(BY_NAME) == len(SCENARIOS)
+    for scenario in SCENARIOS:
+        assert scenario.play.__doc__, scenario.name
+        assert "\n" not in scenario.title
+
+
+def test_chance_comes_from_the_seed_alone() -> None:
+    def picked() -> list[bool]:
+        which = Which(["chunk"], share=0.5)
+        passing = Passing("data", False, "", (b"", b"{}"), {"type": "chunk"})
+        return [which(passing) for _ in range(50)]
+
+    assert picked() == picked()
+    assert 0 < sum(picked()) < 50
