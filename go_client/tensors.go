@@ -2,8 +2,6 @@ package weightbus
 
 import (
 	"fmt"
-	"sort"
-	"strings"
 	"unsafe"
 
 	"weightbus/internal/wbp"
@@ -122,41 +120,11 @@ func (t Tensor) Bytes() []byte { return t.bytes }
 
 func (t Tensor) String() string { return t.dtype + " " + wbp.ShapeText(t.shape) }
 
-// difference says how published tensors differ from these; "" if they can be applied. A tensor
-// that has aliases may be here under any of its names, and under several.
+// difference says how published tensors differ from these; "" if they can be applied.
 func (t Tensors) difference(layout *wbp.Layout) string {
-	names := map[string]bool{}
-	covered := map[*wbp.Spec]bool{}
-	for name := range t {
-		names[name] = true
-		covered[layout.ByName(name)] = true
+	own := make(map[string]wbp.Signature, len(t))
+	for name, tensor := range t {
+		own[name] = wbp.Signature{DType: tensor.dtype, Shape: tensor.shape}
 	}
-	for i := range layout.Tensors {
-		if spec := &layout.Tensors[i]; !covered[spec] {
-			names[spec.Name] = true
-		}
-	}
-	var lines []string
-	for name := range names {
-		spec := layout.ByName(name)
-		own, here := t[name]
-		switch {
-		case !here:
-			lines = append(lines, fmt.Sprintf("%s: published as %s, not in the target", name, spec))
-		case spec == nil:
-			lines = append(lines, fmt.Sprintf("%s: %s in the target, not published", name, own))
-		case wbp.ShapeText(spec.Shape) != wbp.ShapeText(own.shape):
-			lines = append(lines, fmt.Sprintf("%s: shape %s published, %s here", name, wbp.ShapeText(spec.Shape),
-				wbp.ShapeText(own.shape)))
-		case spec.DType != own.dtype:
-			lines = append(lines, fmt.Sprintf("%s: dtype %s published, %s here", name, spec.DType, own.dtype))
-		}
-	}
-	sort.Strings(lines)
-	if len(lines) > differencesMax {
-		lines = append(lines[:differencesMax-1], fmt.Sprintf("... and %d more", len(lines)-differencesMax+1))
-	}
-	return strings.Join(lines, "\n")
+	return wbp.Difference(layout, own)
 }
-
-const differencesMax = 20 // lines that a person reads before giving up

@@ -20,7 +20,7 @@ func main() {
 	var err error
 	switch os.Args[1] {
 	case "vectors":
-		err = vectors(os.Args[2])
+		err = vectors(os.Args[2], print)
 	case "worker":
 		err = worker(os.Args[2], os.Args[3:])
 	default:

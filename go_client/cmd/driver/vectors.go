@@ -11,16 +11,17 @@ import (
 	"weightbus/internal/wbp"
 )
 
-// vectors prints what becomes of every case of every table.
-func vectors(folder string) error {
-	for _, table := range []struct {
+// vectors says what becomes of every case of every table.
+func vectors(folder string, say func(object)) error {
+	for _, one := range []struct {
 		file string
 		run  func(t table) error
 	}{
 		{"messages.json", messages}, {"layouts.json", layouts}, {"chunks.json", chunks},
 		{"checksums.json", checksums}, {"versions.json", versions}, {"segments.json", segments},
+		{"sequences.json", sequences},
 	} {
-		if err := table.run(tableOf(folder, table.file)); err != nil {
+		if err := one.run(table{folder, one.file, say}); err != nil {
 			return err
 		}
 	}
@@ -28,9 +29,10 @@ func vectors(folder string) error {
 }
 
 // A table is one file of cases.
-type table struct{ folder, file string }
-
-func tableOf(folder, file string) table { return table{folder, file} }
+type table struct {
+	folder, file string
+	say          func(object)
+}
 
 func (t table) read(into interface{}) error {
 	text, err := os.ReadFile(filepath.Join(t.folder, t.file))
@@ -40,13 +42,13 @@ func (t table) read(into interface{}) error {
 	return json.Unmarshal(text, into)
 }
 
-// print writes the result of a case; one without a name goes by its index.
-func (t table) print(name string, index int, result object) {
+// tell says the result of a case; one without a name goes by its index.
+func (t table) tell(name string, index int, result object) {
 	if name == "" {
 		name = strconv.Itoa(index)
 	}
 	result["file"], result["case"] = t.file, name
-	print(result)
+	t.say(result)
 }
 
 // Bytes of a table: as text, as hexadecimal digits, or in a file.
@@ -68,6 +70,18 @@ func (t table) bytes(s source) ([]byte, error) {
 	return nil, errors.New("bytes are none of text, hex, file")
 }
 
+func (t table) frames(sources []source) ([][]byte, error) {
+	var frames [][]byte
+	for _, source := range sources {
+		bytes, err := t.bytes(source)
+		if err != nil {
+			return nil, err
+		}
+		frames = append(frames, bytes)
+	}
+	return frames, nil
+}
+
 func messages(t table) error {
 	var cases struct {
 		Cases []struct {
@@ -83,19 +97,15 @@ func messages(t table) error {
 	for i, c := range cases.Cases {
 		if c.Direction == "from_worker" {
 			if c.Expect.OK != nil {
-				t.print(c.Name, i, encoded(c.Expect.OK))
+				t.tell(c.Name, i, encoded(c.Expect.OK))
 			}
 			continue
 		}
-		var frames [][]byte
-		for _, frame := range c.Frames {
-			bytes, err := t.bytes(frame)
-			if err != nil {
-				return err
-			}
-			frames = append(frames, bytes)
+		frames, err := t.frames(c.Frames)
+		if err != nil {
+			return err
 		}
-		t.print(c.Name, i, decoded(frames))
+		t.tell(c.Name, i, decoded(frames))
 	}
 	return nil
 }
@@ -159,14 +169,14 @@ func layouts(t table) error {
 		}
 		layout, err := wbp.ParseLayout(bytes)
 		if err != nil {
-			t.print(c.Name, i, object{"error": "layout-invalid"})
+			t.tell(c.Name, i, object{"error": "layout-invalid"})
 			continue
 		}
 		tensors := []object{}
 		for _, s := range layout.Tensors {
 			tensors = append(tensors, object{"name": s.Name, "dtype": s.DType, "shape": s.Shape, "begin": s.Begin, "end": s.End})
 		}
-		t.print(c.Name, i, object{"ok": object{"id": layout.ID, "nbytes": layout.Bytes, "tensors": tensors,
+		t.tell(c.Name, i, object{"ok": object{"id": layout.ID, "nbytes": layout.Bytes, "tensors": tensors,
 			"aliases": layout.Aliases, "metadata": layout.Metadata}})
 	}
 	return nil
@@ -186,7 +196,7 @@ func chunks(t table) error {
 	for i, c := range cases.Cases {
 		plan, err := wbp.NewPlan(c.Bytes, c.ChunkBytes)
 		if err != nil {
-			t.print(c.Name, i, object{"error": "chunk-bytes"})
+			t.tell(c.Name, i, object{"error": "chunk-bytes"})
 			continue
 		}
 		spans := [][2]int64{}
@@ -194,7 +204,7 @@ func chunks(t table) error {
 			begin, end := plan.Span(n)
 			spans = append(spans, [2]int64{begin, end})
 		}
-		t.print(c.Name, i, object{"ok": object{"count": plan.Count(), "spans": spans}})
+		t.tell(c.Name, i, object{"ok": object{"count": plan.Count(), "spans": spans}})
 	}
 	return nil
 }
@@ -226,10 +236,10 @@ func checksums(t table) error {
 		if err != nil {
 			return err
 		}
-		t.print(name("crc32c", c.Name, i), i, object{"crc": wbp.CRC32C(bytes)})
+		t.tell(name("crc32c", c.Name, i), i, object{"crc": wbp.CRC32C(bytes)})
 	}
 	for i, c := range lists.Digests {
-		t.print(name("digests", c.Name, i), i, object{"digest": wbp.Digest(c.Layout, c.ChunkBytes, c.CRCs)})
+		t.tell(name("digests", c.Name, i), i, object{"digest": wbp.Digest(c.Layout, c.ChunkBytes, c.CRCs)})
 	}
 	return nil
 }
@@ -254,10 +264,10 @@ func versions(t table) error {
 		}
 		layout, err := wbp.ParseLayout(bytes[:c.LayoutBytes])
 		if err != nil {
-			t.print(c.Name, i, object{"error": err.Error()})
+			t.tell(c.Name, i, object{"error": err.Error()})
 			continue
 		}
-		t.print(c.Name, i, object{"digest": wbp.DigestOf(layout.ID, bytes[c.LayoutBytes:], c.ChunkBytes)})
+		t.tell(c.Name, i, object{"digest": wbp.DigestOf(layout.ID, bytes[c.LayoutBytes:], c.ChunkBytes)})
 	}
 	return nil
 }

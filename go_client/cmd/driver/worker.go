@@ -23,6 +23,14 @@ type spec struct {
 	Shape []int
 }
 
+func (s spec) signature() wbp.Signature {
+	shape := make([]int64, len(s.Shape))
+	for i, size := range s.Shape {
+		shape[i] = int64(size)
+	}
+	return wbp.Signature{DType: s.DType, Shape: shape}
+}
+
 type settings struct {
 	models    []string
 	inPlace   map[string]map[string]spec
@@ -80,11 +88,7 @@ func (s settings) memory() (map[string]weightbus.Tensors, error) {
 		}
 		tensors := weightbus.Tensors{}
 		for name, spec := range specs {
-			shape := make([]int64, len(spec.Shape))
-			for i, size := range spec.Shape {
-				shape[i] = int64(size)
-			}
-			size, ok := wbp.TensorBytes(spec.DType, shape)
+			size, ok := wbp.TensorBytes(spec.DType, spec.signature().Shape)
 			if !ok {
 				return nil, fmt.Errorf("%s of %s: %s %v is no tensor", name, model, spec.DType, spec.Shape)
 			}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"encoding/json"
+	"time"
+
+	"weightbus/internal/wbp"
+)
+
+const tick = 100 * time.Millisecond
+
+// A sequence is a worker to which one thing after another happens.
+type sequence struct {
+	Name     string
+	Models   []string
+	BytesMax int64                      `json:"bytes_max"`
+	InPlace  map[string]map[string]spec `json:"in_place"`
+	Steps    []struct {
+		WaitMS  int64 `json:"wait_ms"`
+		Control []source
+		Data    []source
+	}
+}
+
+func sequences(t table) error {
+	var cases struct{ Cases []sequence }
+	if err := t.read(&cases); err != nil {
+		return err
+	}
+	for i, c := range cases.Cases {
+		p := newPlayer(c)
+		steps := []object{}
+		for _, step := range c.Steps {
+			control, err := t.frames(step.Control)
+			if err != nil {
+				return err
+			}
+			data, err := t.frames(step.Data)
+			if err != nil {
+				return err
+			}
+			steps = append(steps, p.step(time.Duration(step.WaitMS)*time.Millisecond, control, data))
+		}
+		t.tell(c.Name, i, object{"steps": steps})
+	}
+	return nil
+}
+
+// A player is a machine and a clock. It applies at once whatever is ready.
+type player struct {
+	machine *wbp.Machine
+	now     time.Duration
+	sent    []json.RawMessage
+	runs    map[string]int64
+}
+
+func newPlayer(c sequence) *player {
+	if c.BytesMax == 0 {
+		c.BytesMax = wbp.BytesMaxDefault
+	}
+	models := map[string]wbp.Model{}
+	for _, name := range c.Models {
+		target := map[string]wbp.Signature{}
+		for tensor, spec := range c.InPlace[name] {
+			target[tensor] = spec.signature()
+		}
+		models[name] = wbp.Model{Accepts: func(layout *wbp.Layout) string {
+			if len(target) == 0 {
+				return ""
+			}
+			return wbp.Difference(layout, target)
+		}}
+	}
+	id := wbp.Identity{Name: "w", Instance: "00000000000000000000000000000000"}
+	timing := wbp.TimingOf(time.Second, 5*time.Second)
+	return &player{machine: wbp.NewMachine(id, models, c.BytesMax, timing, nil), runs: map[string]int64{}}
+}
+
+// step plays one step, and returns what was sent in it and what runs after it.
+func (p *player) step(wait time.Duration, control, data [][]byte) object {
+	p.sent = []json.RawMessage{}
+	for until := p.now + wait; p.now < until; {
+		if p.now += tick; p.now > until {
+			p.now = until
+		}
+		p.perform(p.machine.Connected(false, p.now))
+		p.perform(p.machine.Tick(p.now))
+	}
+	if control != nil {
+		frames, lease := p.receive(control)
+		p.perform(p.machine.Receive(frames, lease, p.now))
+	}
+	if data != nil {
+		frames, lease := p.receive(data)
+		p.perform(p.machine.ReceivePublished(append([][]byte{nil}, frames...), lease, p.now))
+	}
+	runs := map[string]int64{}
+	for model, version := range p.runs {
+		runs[model] = version
+	}
+	return object{"sent": p.sent, "runs": runs}
+}
+
+// receive puts the payload of a message where the machine wants it, as a connection does.
+func (p *player) receive(frames [][]byte) ([][]byte, *wbp.Lease) {
+	if len(frames) < 2 {
+		return frames, nil
+	}
+	received := append([][]byte{}, frames...)
+	lease := p.machine.Place(frames[0], len(frames[1]))
+	if lease == nil || len(frames[1]) == 0 {
+		return frames, nil
+	}
+	copy(lease.Room(), frames[1])
+	lease.Received(len(frames[1]))
+	received[1] = lease.Payload()
+	return received, lease
+}
+
+func (p *player) perform(effects []wbp.Effect) {
+	for _, effect := range effects {
+		switch effect := effect.(type) {
+		case wbp.Send:
+			p.sent = append(p.sent, wbp.Encode(effect.Message))
+		case wbp.Ready:
+			v := effect.Version
+			p.runs[v.Model] = v.Key.Version
+			p.perform(p.machine.Applied(v, v.Digest, p.now))
+		}
+	}
+}

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sort"
+	"strings"
+	"testing"
+)
+
+const folder = "../../../tests/vectors"
+
+// results runs the driver on all tables, and returns what it says by file and case.
+func results(t *testing.T) map[string]object {
+	found := map[string]object{}
+	err := vectors(folder, func(line object) {
+		found[fmt.Sprint(line["file"], " ", line["case"])] = normal(t, line).(map[string]interface{})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// normal returns a value as JSON has it, integers in full.
+func normal(t *testing.T, value interface{}) interface{} {
+	text, err := json.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parse(t, text)
+}
+
+func parse(t *testing.T, text []byte) interface{} {
+	decoder := json.NewDecoder(strings.NewReader(string(text)))
+	decoder.UseNumber()
+	var value interface{}
+	if err := decoder.Decode(&value); err != nil {
+		t.Fatalf("%v: %.100s", err, text)
+	}
+	return value
+}
+
+func read(t *testing.T, file string) map[string]interface{} {
+	text, err := os.ReadFile(filepath.Join(folder, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parse(t, text).(map[string]interface{})
+}
+
+// cases calls check with every case of a list and what the driver says of it.
+func cases(t *testing.T, file, list string, check func(t *testing.T, c map[string]interface{}, got object)) {
+	found, prefix := results(t), ""
+	if list != "cases" {
+		prefix = list + "/"
+	}
+	all := read(t, file)[list].([]interface{})
+	if len(all) == 0 {
+		t.Fatal("no cases")
+	}
+	for i, one := range all {
+		c := one.(map[string]interface{})
+		name, named := c["name"].(string)
+		if !named {
+			name = fmt.Sprint(i)
+		}
+		got := found[file+" "+prefix+name]
+		t.Run(name, func(t *testing.T) { check(t, c, got) })
+	}
+}
+
+// expected checks a case that says ok, or error, or that either will do.
+func expected(t *testing.T, c map[string]interface{}, got object) {
+	expect := c["expect"].(map[string]interface{})
+	if code, refused := got["error"]; refused {
+		if want, allowed := expect["error"]; !allowed || want != code {
+			t.Fatalf("refused with %v: %v", code, c)
+		}
+		return
+	}
+	ok, allowed := expect["ok"]
+	if !allowed {
+		t.Fatalf("got %v, expected %v", got, expect)
+	}
+	if !reflect.DeepEqual(got["ok"], ok) {
+		t.Fatalf("got  %v\nwant %v", got["ok"], ok)
+	}
+	if want, ok := expect["payloads"]; ok && !reflect.DeepEqual(got["payloads"], want) {
+		t.Fatalf("got %v payloads, want %v", got["payloads"], want)
+	}
+}
+
+func TestMessages(t *testing.T) {
+	cases(t, "messages.json", "cases", func(t *testing.T, c map[string]interface{}, got object) {
+		if c["direction"] == "from_publisher" {
+			expected(t, c, got)
+			return
+		}
+		ok, sent := c["expect"].(map[string]interface{})["ok"]
+		if !sent {
+			if got != nil {
+				t.Fatalf("there should be no line, but: %v", got)
+			}
+			return
+		}
+		want := ok.(map[string]interface{})
+		want["wbp"] = json.Number("1")
+		header := parse(t, []byte(got["header"].(string))).(map[string]interface{})
+		for field, value := range want {
+			if is, there := header[field]; there && !reflect.DeepEqual(is, value) || !there && fmt.Sprint(value) != "[]" {
+				t.Fatalf("%s: got %v, want %v", field, is, value)
+			}
+		}
+	})
+}
+
+func TestLayouts(t *testing.T) {
+	cases(t, "layouts.json", "cases", func(t *testing.T, c map[string]interface{}, got object) {
+		if ok, good := got["ok"].(map[string]interface{}); good { // tensors in one place have no order
+			sortTensors(ok)
+		}
+		if ok, good := c["expect"].(map[string]interface{})["ok"].(map[string]interface{}); good {
+			sortTensors(ok)
+		}
+		expected(t, c, got)
+	})
+}
+
+func sortTensors(layout map[string]interface{}) {
+	tensors := layout["tensors"].([]interface{})
+	sort.SliceStable(tensors, func(i, j int) bool {
+		a, b := tensors[i].(map[string]interface{}), tensors[j].(map[string]interface{})
+		if a["begin"] == b["begin"] && a["end"] == b["end"] {
+			return a["name"].(string) < b["name"].(string)
+		}
+		return false
+	})
+}
+
+func TestChunks(t *testing.T)   { cases(t, "chunks.json", "cases", expected) }
+func TestSegments(t *testing.T) { cases(t, "segments.json", "cases", expected) }
+
+func TestChecksums(t *testing.T) {
+	for list, field := range map[string]string{"crc32c": "crc", "digests": "digest"} {
+		cases(t, "checksums.json", list, func(t *testing.T, c map[string]interface{}, got object) {
+			if !reflect.DeepEqual(got[field], c[field]) {
+				t.Fatalf("got %v, want %v", got[field], c[field])
+			}
+		})
+	}
+}
+
+func TestVersions(t *testing.T) {
+	cases(t, "versions.json", "cases", func(t *testing.T, c map[string]interface{}, got object) {
+		if got["digest"] != c["digest"] {
+			t.Fatalf("got %v, want %v", got, c["digest"])
+		}
+	})
+}
+
+func TestSequences(t *testing.T) {
+	cases(t, "sequences.json", "cases", func(t *testing.T, c map[string]interface{}, got object) {
+		asked := map[string]bool{}
+		for i, step := range c["steps"].([]interface{}) {
+			expect, _ := step.(map[string]interface{})["expect"].(map[string]interface{})
+			result := got["steps"].([]interface{})[i].(map[string]interface{})
+			sent := result["sent"].([]interface{})
+			for _, want := range list(expect["sends"]) {
+				if !contains(sent, want.(map[string]interface{})) {
+					t.Errorf("step %d: %v was not sent, but %v", i, want, sent)
+				}
+			}
+			for _, kind := range list(expect["silent"]) {
+				if contains(sent, map[string]interface{}{"type": kind}) {
+					t.Errorf("step %d: %v was sent: %v", i, kind, sent)
+				}
+			}
+			note(asked, sent)
+			if asks, ok := expect["asks"]; ok {
+				want := map[string]bool{}
+				for _, index := range asks.([]interface{}) {
+					want[fmt.Sprint(index)] = true
+				}
+				if !reflect.DeepEqual(asked, want) {
+					t.Errorf("step %d: asked for %v, not %v", i, asked, want)
+				}
+				asked = map[string]bool{}
+			}
+			for model, version := range orEmpty(expect["runs"]) {
+				runs := result["runs"].(map[string]interface{})[model]
+				if runs == nil {
+					runs = json.Number("0")
+				}
+				if runs != version {
+					t.Errorf("step %d: %s runs %v, not %v", i, model, runs, version)
+				}
+			}
+		}
+	})
+}
+
+func list(value interface{}) []interface{} { l, _ := value.([]interface{}); return l }
+
+func orEmpty(value interface{}) map[string]interface{} {
+	m, _ := value.(map[string]interface{})
+	return m
+}
+
+// contains tells whether a message was sent that has all these fields.
+func contains(sent []interface{}, want map[string]interface{}) bool {
+	for _, message := range sent {
+		all := true
+		for field, value := range want {
+			all = all && reflect.DeepEqual(message.(map[string]interface{})[field], value)
+		}
+		if all {
+			return true
+		}
+	}
+	return false
+}
+
+// note adds the chunks that were asked for.
+func note(asked map[string]bool, sent []interface{}) {
+	for _, message := range sent {
+		fields := message.(map[string]interface{})
+		if fields["type"] != "fetch" {
+			continue
+		}
+		first, _ := fields["first"].(json.Number).Int64()
+		count, _ := fields["count"].(json.Number).Int64()
+		for index := first; index < first+count; index++ {
+			asked[fmt.Sprint(index)] = true
+		}
+	}
+}

@@ -1,0 +1,48 @@
+package wbp
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+)
+
+const differencesMax = 20 // lines that a person reads before giving up
+
+// A Signature is the dtype and the shape of a tensor.
+type Signature struct {
+	DType string
+	Shape []int64
+}
+
+func (s Signature) String() string { return s.DType + " " + ShapeText(s.Shape) }
+
+// Difference says how published tensors differ from those of a target; "" if they can be applied.
+// A tensor that has aliases may be in the target under any of its names, and under several.
+func Difference(layout *Layout, target map[string]Signature) string {
+	var lines []string
+	covered := map[*Spec]bool{}
+	for name, own := range target {
+		spec := layout.ByName(name)
+		covered[spec] = true
+		switch {
+		case spec == nil:
+			lines = append(lines, fmt.Sprintf("%s: %s in the target, not published", name, own))
+		case ShapeText(spec.Shape) != ShapeText(own.Shape):
+			lines = append(lines, fmt.Sprintf("%s: shape %s published, %s here", name, ShapeText(spec.Shape),
+				ShapeText(own.Shape)))
+		case spec.DType != own.DType:
+			lines = append(lines, fmt.Sprintf("%s: dtype %s published, %s here", name, spec.DType, own.DType))
+		}
+	}
+	for i := range layout.Tensors {
+		if spec := &layout.Tensors[i]; !covered[spec] {
+			lines = append(lines, fmt.Sprintf("%s: published as %s, not in the target", spec.Name, spec))
+		}
+	}
+	sort.Strings(lines)
+	if len(lines) > differencesMax {
+		more := fmt.Sprintf("... and %d more", len(lines)-differencesMax+1)
+		lines = append(lines[:differencesMax-1], more)
+	}
+	return strings.Join(lines, "\n")
+}

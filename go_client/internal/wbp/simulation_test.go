@@ -1,0 +1,421 @@
+package wbp
+
+import (
+	"bytes"
+	"container/heap"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math/rand"
+	"testing"
+	"time"
+)
+
+// A worker survives any network that is not dead for ever. Each run is one seed: to replay a
+// failure, run `go test -run 'TestSimulation/seed17$'`.
+func TestSimulation(t *testing.T) {
+	seeds := 300
+	if testing.Short() {
+		seeds = 50
+	}
+	for seed := 0; seed < seeds; seed++ {
+		seed := seed
+		t.Run(fmt.Sprintf("seed%d", seed), func(t *testing.T) { newWorld(t, int64(seed)).run() })
+	}
+}
+
+const publishedMax = 12 // versions of a run
+
+// A world is a machine, a publisher, and a network between them that loses, damages, delays and
+// doubles what is sent, under a clock of its own.
+type world struct {
+	t        *testing.T
+	rng      *rand.Rand
+	now      time.Duration
+	events   eventHeap
+	machine  *Machine
+	loss     float64
+	damage   float64
+	delay    time.Duration
+	splits   bool // payloads arrive in two parts
+	topics   map[string]bool
+	runs     Key
+	applying []*Version
+
+	// The publisher.
+	epoch      int64
+	latest     *published
+	kept       map[Key]*published
+	lastLayout string // the one that was pushed last
+	known      bool   // the worker said hello on this connection
+	subscribed bool
+	count      int
+}
+
+// published is one version.
+type published struct {
+	announce Announce
+	layout   []byte
+	data     []byte
+	digest   string
+	decided  bool // it is auto, or was committed
+}
+
+type event struct {
+	at time.Duration
+	do func()
+}
+
+type eventHeap []event
+
+func (h eventHeap) Len() int            { return len(h) }
+func (h eventHeap) Less(i, j int) bool  { return h[i].at < h[j].at }
+func (h eventHeap) Swap(i, j int)       { h[i], h[j] = h[j], h[i] }
+func (h *eventHeap) Push(x interface{}) { *h = append(*h, x.(event)) }
+func (h *eventHeap) Pop() interface{} {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}
+
+func newWorld(t *testing.T, seed int64) *world {
+	w := &world{t: t, rng: rand.New(rand.NewSource(seed)), topics: map[string]bool{}, epoch: 100, kept: map[Key]*published{}}
+	w.loss = []float64{0, 0.05, 0.3, 0.6}[w.rng.Intn(4)]
+	w.damage = []float64{0, 0.05, 0.2}[w.rng.Intn(3)]
+	w.delay = time.Duration(1+w.rng.Intn(300)) * time.Millisecond
+	w.splits = w.rng.Intn(2) == 0
+	id := Identity{Name: "w", Instance: "00000000000000000000000000000000"}
+	accepts := func(*Layout) string { return "" }
+	w.machine = NewMachine(id, map[string]Model{"m": {Accepts: accepts}}, 1<<20, TimingOf(time.Second, 5*time.Second), nil)
+	return w
+}
+
+func (w *world) after(d time.Duration, do func()) { heap.Push(&w.events, event{w.now + d, do}) }
+
+func (w *world) chance(p float64) bool { return w.rng.Float64() < p }
+
+func (w *world) run() {
+	w.every(50*time.Millisecond, w.tick)
+	w.every(time.Second, w.beacon)
+	w.publish()
+	for len(w.events) > 0 {
+		next := heap.Pop(&w.events).(event)
+		w.now = next.at
+		next.do()
+		if w.count == publishedMax && w.latest != nil && w.runs == (Key{w.epoch, w.latest.announce.Version}) && w.latest.decided {
+			return
+		}
+		if w.now > time.Hour {
+			w.t.Fatalf("after an hour %v runs, not version %d of epoch %d", w.runs, w.latest.announce.Version, w.epoch)
+		}
+	}
+}
+
+func (w *world) every(d time.Duration, do func()) {
+	w.after(d, func() { do(); w.every(d, do) })
+}
+
+func (w *world) tick() {
+	w.perform(w.machine.Connected(false, w.now))
+	w.perform(w.machine.Tick(w.now))
+	if len(w.applying) > 0 && w.chance(0.3) {
+		w.apply()
+	}
+	if w.chance(0.002) { // the connection breaks; the other one is as it was
+		w.known = false
+		w.perform(w.machine.Connected(true, w.now))
+	}
+}
+
+// apply does what a user does with the newest version that is ready.
+func (w *world) apply() {
+	v := w.applying[0]
+	w.applying = w.applying[1:]
+	original := w.kept[v.Key]
+	digest, err := v.Copy(func(data []byte) {
+		if original == nil || !bytes.Equal(data, original.data) {
+			w.t.Fatalf("version %v is not what was published", v.Key)
+		}
+	})
+	switch {
+	case err != nil || digest != original.digest:
+		w.t.Fatalf("version %v: digest %s, %v", v.Key, digest, err)
+	case !original.decided:
+		w.t.Fatalf("version %v was not committed", v.Key)
+	case !v.Key.Newer(w.runs):
+		w.t.Fatalf("version %v after %v", v.Key, w.runs)
+	case w.chance(0.02):
+		w.perform(w.machine.Failed(v, "the user's code failed", w.now))
+		w.renew()
+		return
+	}
+	w.machine.Taken(v)
+	w.runs = v.Key
+	w.perform(w.machine.Applied(v, digest, w.now))
+}
+
+// renew publishes once more: what the user's code failed to apply is not tried again.
+func (w *world) renew() {
+	if w.count == publishedMax {
+		w.count--
+		w.publish()
+	}
+}
+
+func (w *world) perform(effects []Effect) {
+	for _, effect := range effects {
+		switch effect := effect.(type) {
+		case Send:
+			header := Encode(effect.Message)
+			w.travel(header, nil, func(header, _ []byte) { w.heard(header) })
+		case Subscribe:
+			if w.topics[effect.Topic] = effect.On; effect.On && effect.Topic == "m/ctl" {
+				w.after(w.delay, w.beacon)
+			}
+		case Ready:
+			if len(w.applying) > 0 {
+				w.perform(w.machine.Dropped(w.applying[0], w.now))
+				w.applying = w.applying[1:]
+			}
+			w.applying = append(w.applying, effect.Version)
+		case Rejected:
+			if effect.Code != CodeDigestMismatch && effect.Code != CodeLayoutInvalid {
+				w.t.Fatalf("rejected: %v", effect)
+			}
+		}
+	}
+}
+
+// travel carries a message, unless it is lost, perhaps twice, and perhaps damaged.
+func (w *world) travel(header, payload []byte, arrive func(header, payload []byte)) {
+	for times := 1; times > 0; times-- {
+		if w.chance(w.loss) {
+			continue
+		}
+		if w.chance(w.loss / 4) {
+			times++
+		}
+		if len(payload) > 0 && w.chance(w.damage) {
+			payload = append([]byte{}, payload...)
+			payload[w.rng.Intn(len(payload))] ^= 1
+		}
+		w.after(time.Duration(w.rng.Int63n(int64(w.delay))), func() { arrive(header, payload) })
+	}
+}
+
+// The publisher.
+
+func (w *world) publish() {
+	w.count++
+	if w.chance(0.15) { // it is restarted
+		w.epoch++
+		w.known, w.subscribed, w.latest, w.lastLayout = false, false, nil, ""
+	}
+	number := int64(1)
+	if w.latest != nil {
+		number = w.latest.announce.Version + 1
+		w.latest.decided = true
+	}
+	p := w.version(number)
+	w.latest = p
+	w.kept[Key{w.epoch, number}] = p
+	w.push(p)
+	w.after(10*time.Second, func() { p.decided = true }) // enough others have staged it
+	if w.count < publishedMax {
+		w.after(time.Duration(w.rng.Intn(4000))*time.Millisecond, w.publish)
+	}
+}
+
+func (w *world) version(number int64) *published {
+	size := []int64{0, 1, 40, 1000, 3000}[w.rng.Intn(5)]
+	text := fmt.Sprintf(`{"x":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}`, size, size)
+	layout := make([]byte, 8, 8+len(text))
+	binary.LittleEndian.PutUint64(layout, uint64(len(text)))
+	layout = append(layout, text...)
+	parsed, err := ParseLayout(layout)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	data := make([]byte, size)
+	w.rng.Read(data)
+	commit, acknowledge := "auto", "applied"
+	switch w.rng.Intn(4) {
+	case 0:
+		commit, acknowledge = "together", "staged"
+	case 1:
+		acknowledge = "staged"
+	}
+	chunk := int64(1 + w.rng.Intn(100))
+	if w.chance(0.2) {
+		chunk = 4096
+	}
+	return &published{
+		announce: Announce{Model: "m", Epoch: w.epoch, Version: number, Layout: parsed.ID, LayoutBytes: int64(len(layout)),
+			Bytes: size, ChunkBytes: chunk, Commit: commit, Acknowledge: acknowledge, Encoding: "raw"},
+		layout: layout, data: data, digest: DigestOf(parsed.ID, data, chunk), decided: commit == "auto",
+	}
+}
+
+// announcement returns what is said of a version now.
+func (p *published) announcement() *Announce {
+	a := p.announce
+	if p.decided {
+		a.Commit = "auto"
+	}
+	return &a
+}
+
+// push publishes a version, in order, some of it ahead of the others.
+func (w *world) push(p *published) {
+	if p.data != nil && int64(len(p.data)) <= p.announce.ChunkBytes && len(p.data) > 0 && w.lastLayout == p.announce.Layout && w.chance(0.7) {
+		a := p.announcement()
+		a.Whole = &Whole{CRC32C(p.data), p.digest}
+		w.publishOn("m/ctl", a, p.data)
+		return
+	}
+	layout := p.layout
+	if w.lastLayout == p.announce.Layout {
+		layout = nil
+	}
+	w.lastLayout = p.announce.Layout
+	w.publishOn("m/ctl", p.announcement(), layout)
+	plan := Plan{p.announce.Bytes, p.announce.ChunkBytes}
+	for i := int64(0); i < plan.Count() && i < 40; i++ {
+		w.publishOn("m/dat", p.chunk(i), p.payload(i))
+	}
+	w.publishOn("m/ctl", &End{"m", p.announce.Epoch, p.announce.Version, p.digest}, nil)
+}
+
+func (p *published) payload(index int64) []byte {
+	begin, end := Plan{p.announce.Bytes, p.announce.ChunkBytes}.Span(index)
+	return p.data[begin:end]
+}
+
+func (p *published) chunk(index int64) *Chunk {
+	return &Chunk{"m", p.announce.Epoch, p.announce.Version, index, CRC32C(p.payload(index))}
+}
+
+func (w *world) beacon() {
+	b := &Beacon{Model: "m", Epoch: w.epoch}
+	if w.latest != nil && w.latest.decided {
+		b.Version = w.latest.announce.Version
+	}
+	w.publishOn("m/ctl", b, nil)
+}
+
+func (w *world) publishOn(topic string, m Message, payload []byte) {
+	w.travel(Encode(m), payload, func(header, payload []byte) {
+		if w.topics[topic] {
+			w.deliver(header, payload, w.machine.ReceivePublished, [][]byte{[]byte(topic)})
+		}
+	})
+}
+
+func (w *world) answer(m Message, payload []byte) {
+	w.travel(Encode(m), payload, func(header, payload []byte) { w.deliver(header, payload, w.machine.Receive, nil) })
+}
+
+// deliver gives a message to the machine, its payload received where the machine wants it, at once
+// or with other things in between, and sometimes cut off.
+func (w *world) deliver(header, payload []byte, take func([][]byte, *Lease, time.Duration) []Effect, frames [][]byte) {
+	frames = append(frames, header)
+	if payload == nil {
+		w.perform(take(frames, nil, w.now))
+		return
+	}
+	lease := w.machine.Place(header, len(payload))
+	if lease == nil || len(payload) == 0 || !w.splits {
+		if lease != nil {
+			lease.Cancel()
+		}
+		w.perform(take(append(frames, payload), nil, w.now))
+		return
+	}
+	half := w.rng.Intn(len(payload))
+	lease.Received(copy(lease.Room(), payload[:half]))
+	w.after(time.Duration(w.rng.Intn(100))*time.Millisecond, func() {
+		if w.chance(0.05) {
+			lease.Cancel()
+			return
+		}
+		if lease.Room() != nil {
+			lease.Received(copy(lease.Room(), payload[half:]))
+		}
+		w.perform(take(append(frames, lease.Payload()), lease, w.now))
+	})
+}
+
+// heard takes a message of the worker.
+func (w *world) heard(header []byte) {
+	var m struct {
+		Type    string
+		Epoch   int64
+		Version int64
+		First   int64
+		Count   int64
+		Layout  bool
+		Digest  string
+		Token   int64
+		Code    Code
+	}
+	if err := json.Unmarshal(header, &m); err != nil {
+		w.t.Fatal(err)
+	}
+	key := Key{m.Epoch, m.Version}
+	switch {
+	case m.Type == "hello":
+		w.known = true
+		w.answer(&Welcome{Epoch: w.epoch, Data: "tcp://*:1", PingMS: 1000, LostMS: 5000, Models: w.versions(), Features: []string{}}, nil)
+	case !w.known:
+		w.answer(&Refuse{Code: CodeUnknownWorker, Text: "who are you?"}, nil)
+	case m.Type == "ping":
+		w.answer(&Pong{m.Token, w.epoch, w.versions()}, nil)
+	case m.Type == "fetch":
+		w.fetched(key, m.First, m.Count, m.Layout)
+	case m.Type == "staged" && w.kept[key] != nil && m.Epoch == w.epoch:
+		if m.Digest != w.kept[key].digest {
+			w.t.Fatalf("staged %v with another digest", key)
+		}
+		if w.chance(0.3) {
+			w.kept[key].decided = true
+		}
+		if w.kept[key].decided {
+			w.answer(&Commit{"m", m.Epoch, m.Version, m.Digest}, nil)
+		}
+	case m.Type == "applied" && (w.kept[key] == nil || w.kept[key].digest != m.Digest):
+		w.t.Fatalf("applied %v with digest %q", key, m.Digest)
+	case m.Type == "failed" && m.Code != CodeApply && m.Code != CodeDigestMismatch && m.Code != CodeLayoutInvalid:
+		w.t.Fatalf("failed: %s", header)
+	}
+}
+
+func (w *world) versions() map[string]int64 {
+	if w.latest == nil || !w.latest.decided {
+		return map[string]int64{}
+	}
+	return map[string]int64{"m": w.latest.announce.Version}
+}
+
+func (w *world) fetched(key Key, first, count int64, layout bool) {
+	p := w.kept[key]
+	if key.Version == 0 && w.latest != nil && w.latest.decided {
+		p = w.latest
+	}
+	old := w.latest != nil && key.Version != 0 && key.Version < w.latest.announce.Version-1
+	if p == nil || key.Epoch != w.epoch || old {
+		model := "m"
+		w.answer(&Refuse{Code: CodeGone, Text: "gone", Model: &model, Epoch: key.Epoch, Version: key.Version}, nil)
+		return
+	}
+	for i := first; i < first+count; i++ {
+		w.answer(p.chunk(i), p.payload(i))
+	}
+	if count == 0 {
+		var payload []byte
+		if layout {
+			payload = p.layout
+		}
+		w.answer(p.announcement(), payload)
+		w.answer(&End{"m", p.announce.Epoch, p.announce.Version, p.digest}, nil)
+	}
+}
