@@ -7,7 +7,9 @@
 #include <weightbus/digest.hpp>
 #include <weightbus/layout.hpp>
 #include <weightbus/messages.hpp>
+#include <weightbus/tensor.hpp>
 
+#include "player.hpp"
 #include "segments.hpp"
 
 namespace {
@@ -114,6 +116,52 @@ Line version(const Json& one) {
   return {{"digest", digest_of((*layout)->id(), data, one["chunk_bytes"])}};
 }
 
+// What the worker can take, where a case says what memory is registered.
+Accepts accepts(const Json& one) {
+  return [in_place = one.value("in_place", Json::object())](const std::string& model,
+                                                            const Layout& layout) -> std::string {
+    if (!in_place.contains(model)) return "";
+    std::vector<Tensor> tensors;
+    for (const auto& [name, about] : in_place[model].items()) {
+      Tensor made{name, Dtype::kU8, about["shape"].get<Shape>(), nullptr, 0};
+      std::uint64_t nbytes = 0;
+      find_dtype(about["dtype"].get<std::string>(), made.dtype);
+      tensor_bytes(made.dtype, made.shape, nbytes);
+      made.bytes = nbytes;
+      made.data = &made;  // never written to: nothing is copied here
+      tensors.push_back(std::move(made));
+    }
+    const Result<Target> target = Target::of(std::move(tensors));
+    return target ? target->difference(layout) : target.error().text;
+  };
+}
+
+void play(Player& player, const Json& step) {
+  std::vector<std::string> held;
+  const bool published = step.contains("data");
+  if (step.contains("wait_ms")) return player.wait(step["wait_ms"].get<double>() / 1000);
+  for (const Json& frame : step[published ? "data" : "control"]) held.push_back(blob(frame));
+  const Frames frames(held.begin(), held.end());
+  published ? player.data(frames) : player.control(frames);
+}
+
+Line sequence(const Json& one) {
+  Player::Setting setting;
+  setting.models = one["models"].get<std::vector<std::string>>();
+  setting.bytes_max = one.value("bytes_max", kStagingBytesMax);
+  setting.accepts = accepts(one);
+  Player player(std::move(setting));
+  Line steps = Line::array();
+  for (const Json& step : one["steps"]) {
+    player.sent.clear();
+    play(player, step);
+    Line sent = Line::array();
+    for (const FromWorker& message : player.sent) sent.push_back(Line::parse(encode(message)));
+    steps.push_back({{"sent", sent}, {"runs", player.runs}});
+  }
+  return {{"steps", steps}};
+}
+
 }  // namespace
 
 int run_vectors(const std::string& from) {
@@ -132,5 +180,6 @@ int run_vectors(const std::string& from) {
   });
   each("versions.json", "cases", "", version);
   each("segments.json", "cases", "", [](const Json& one) { return segment(one, file(one["file"])); });
+  each("sequences.json", "cases", "", sequence);
   return 0;
 }
