@@ -7,9 +7,10 @@ import { ChunkPlan } from "../src/chunks.js";
 import { LayoutError, ProtocolError } from "../src/errors.js";
 import { Layout } from "../src/layout.js";
 import { decode, encode, type Running, type WorkerMessage } from "../src/messages.js";
+import { play, type Sequence } from "./sequences.js";
 
 export type Row = Record<string, unknown>;
-type Blob = { text?: string; hex?: string; file?: string };
+export type Blob = { text?: string; hex?: string; file?: string };
 
 /** What the tables hold: each case has some of these. */
 interface Case extends Blob {
@@ -40,6 +41,9 @@ export function* vectors(folder: string): Generator<Row> {
   }));
   yield* rows(folder, "versions.json", "cases", (c) => version(folder, c));
   yield* rows(folder, "segments.json", "cases", () => ({ unsupported: SEGMENTS }));
+  yield* rows(folder, "sequences.json", "cases", (c) => ({
+    steps: play(c as unknown as Sequence, (blob) => bytesOf(folder, blob)),
+  }));
 }
 
 function* rows(

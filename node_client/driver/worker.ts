@@ -2,9 +2,9 @@
 
 import { readFileSync } from "node:fs";
 import { crc32c } from "../src/checksum.js";
-import { arrayType, type Dtype, tensorBytes } from "../src/dtypes.js";
-import { type Registered, type Tensor, type Update, Worker } from "../src/index.js";
+import { type Update, Worker } from "../src/index.js";
 import { bytesOf } from "../src/tensor.js";
+import { memory } from "./memory.js";
 
 export interface Options {
   readonly name: string | undefined;
@@ -42,20 +42,6 @@ export async function worker(address: string, options: Options): Promise<void> {
 
 function say(row: object): void {
   process.stdout.write(`${JSON.stringify(row)}\n`);
-}
-
-type Spec = Record<string, Record<string, { dtype: Dtype; shape: number[] }>>;
-
-/** Allocate memory for each tensor of each model. */
-function memory(spec: Spec): Record<string, Registered> {
-  const models = Object.entries(spec).map(([model, tensors]) => {
-    const own = Object.entries(tensors).map(([name, { dtype, shape }]) => {
-      const buffer = new ArrayBuffer(tensorBytes(dtype, shape));
-      return [name, { dtype, shape, data: new (arrayType(dtype))(buffer) } as Tensor] as const;
-    });
-    return [model, Object.fromEntries(own)] as const;
-  });
-  return Object.fromEntries(models);
 }
 
 /** Return the CRC-32C of every tensor's memory, each once: an alias has the memory of another. */

@@ -275,7 +275,7 @@ function speak(slot: Slot, { message, payloads }: Decoded, now: number, pushed: 
     case "announce":
       return said.whole === null
         ? slot.announced(said, payloads[0], now, pushed)
-        : speakWhole(slot, said, payloads[0] ?? NO_BYTES, now, pushed);
+        : speakWhole(slot, said, payloads[0] ?? NO_BYTES, now);
     case "chunk":
       return slot.chunk(said, payloads[0] ?? NO_BYTES, now, pushed);
     case "end":
@@ -289,20 +289,14 @@ function speak(slot: Slot, { message, payloads }: Decoded, now: number, pushed: 
   }
 }
 
-/** A version in one message: an announcement, its only chunk, and the end. */
-function speakWhole(
-  slot: Slot,
-  announce: Announce,
-  payload: Uint8Array,
-  now: number,
-  pushed: boolean,
-): Effect[] {
-  const { model, epoch, version, whole } = announce;
+/** A version in one message: a pushed announcement, its only chunk, and the end. */
+function speakWhole(slot: Slot, said: Announce, payload: Uint8Array, now: number): Effect[] {
+  const { model, epoch, version, whole } = said;
   if (whole === null) return [];
   const { crc, digest } = whole;
   return [
-    ...slot.announced({ ...announce, whole: null }, undefined, now, pushed),
-    ...slot.chunk({ type: "chunk", model, epoch, version, index: 0, crc }, payload, now, pushed),
+    ...slot.announced({ ...said, whole: null }, undefined, now, true),
+    ...slot.chunk({ type: "chunk", model, epoch, version, index: 0, crc }, payload, now, true),
     ...slot.end({ type: "end", model, epoch, version, digest }, now),
   ];
 }

@@ -1,0 +1,80 @@
+/** Plays the sequences of the golden vectors: the worker's machine, and a clock. */
+
+import type { Effect } from "../src/effects.js";
+import { STAGING_BYTES_MAX, timing } from "../src/limits.js";
+import { type Model, WorkerMachine } from "../src/machine.js";
+import { encode } from "../src/messages.js";
+import { RegisteredTarget, SnapshotTarget } from "../src/target.js";
+import { memory, type Spec } from "./memory.js";
+import type { Blob, Row } from "./vectors.js";
+
+interface Step {
+  readonly wait_ms?: number;
+  readonly control?: readonly Blob[];
+  readonly data?: readonly Blob[];
+}
+
+export interface Sequence {
+  readonly models: readonly string[];
+  readonly bytes_max?: number;
+  readonly in_place?: Spec;
+  readonly steps: readonly Step[];
+}
+
+const TICK_MS = 100;
+
+/** Return what the worker sent at each step, and what it runs then. */
+export function play(sequence: Sequence, bytesOf: (blob: Blob) => Uint8Array): Row[] {
+  const player = new Player(sequence);
+  return sequence.steps.map((step) => player.step(step, bytesOf));
+}
+
+/** A worker that applies at once whatever is ready. */
+class Player {
+  readonly #machine: WorkerMachine;
+  readonly #models: readonly string[];
+  #now = 1_000_000;
+  #sent: unknown[] = [];
+
+  constructor({ models, bytes_max, in_place = {} }: Sequence) {
+    const registered = memory(in_place);
+    const targets = new Map<string, Model>();
+    for (const model of models) {
+      const own = registered[model];
+      targets.set(model, own === undefined ? new SnapshotTarget() : new RegisteredTarget(own));
+    }
+    const identity = { name: "w", instance: "0".repeat(32), client: "", host: "", pid: 0 };
+    this.#models = models;
+    const bytesMax = bytes_max ?? STAGING_BYTES_MAX;
+    this.#machine = new WorkerMachine(identity, targets, bytesMax, timing());
+  }
+
+  step(step: Step, bytesOf: (blob: Blob) => Uint8Array): Row {
+    this.#sent = [];
+    if (step.wait_ms !== undefined) this.#wait(step.wait_ms);
+    const control = step.control?.map(bytesOf);
+    if (control !== undefined) this.#perform(this.#machine.receive(control, this.#now));
+    const data = step.data?.map(bytesOf);
+    if (data !== undefined) {
+      const frames = [Buffer.from("m/ctl"), ...data];
+      this.#perform(this.#machine.receivePublished(frames, this.#now));
+    }
+    const runs = this.#models.map((m) => [m, this.#machine.running(m)?.version ?? 0] as const);
+    return { sent: this.#sent, runs: Object.fromEntries(runs) };
+  }
+
+  #wait(milliseconds: number): void {
+    for (const until = this.#now + milliseconds; this.#now < until; ) {
+      this.#now = Math.min(until, this.#now + TICK_MS);
+      this.#perform(this.#machine.connected(this.#now));
+      this.#perform(this.#machine.tick(this.#now));
+    }
+  }
+
+  #perform(effects: readonly Effect[]): void {
+    for (const effect of effects) {
+      if (effect.do === "send") this.#sent.push(JSON.parse(encode(effect.message)));
+      if (effect.do === "ready") this.#perform(this.#machine.applied(effect.model, this.#now));
+    }
+  }
+}
