@@ -1,5 +1,6 @@
 //! A worker that says on stdout what happens to it, one line of JSON for each event.
 
+use crate::sequences::memory;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -8,7 +9,7 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use weightbus::checksum::crc32c;
-use weightbus::{Dtype, Event, Model, Tensor, Update, Worker};
+use weightbus::{Event, Model, Update, Worker};
 
 static TERMINATED: AtomicBool = AtomicBool::new(false);
 
@@ -77,19 +78,7 @@ fn in_place(file: Option<&str>) -> Result<BTreeMap<String, Model>, Box<dyn Error
         Some(file) => serde_json::from_slice(&fs::read(file)?)?,
         None => json!({}),
     };
-    let mut models = BTreeMap::new();
-    for (model, tensors) in spec.as_object().ok_or("--in-place: not an object of models")? {
-        let mut memory = Vec::new();
-        for (name, tensor) in tensors.as_object().ok_or("--in-place: a model is an object of tensors")? {
-            let dtype =
-                tensor["dtype"].as_str().and_then(Dtype::named).ok_or("--in-place: an unknown dtype")?;
-            let shape = tensor["shape"].as_array().ok_or("--in-place: a tensor without a shape")?;
-            let shape: Option<Vec<u64>> = shape.iter().map(Value::as_u64).collect();
-            memory.push(Tensor::zeros(name, dtype, &shape.ok_or("--in-place: a size that is none")?));
-        }
-        models.insert(model.clone(), Model::new(memory)?);
-    }
-    Ok(models)
+    Ok(memory(&spec)?)
 }
 
 fn applied(update: &Update, memory: Option<&Model>, tensors: bool) {

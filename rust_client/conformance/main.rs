@@ -2,6 +2,7 @@
 
 mod follow;
 mod memfd;
+mod sequences;
 mod vectors;
 
 use follow::Options;

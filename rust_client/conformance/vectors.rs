@@ -1,6 +1,6 @@
 //! Reads the golden vectors, and says for each case what this client makes of it.
 
-use crate::memfd;
+use crate::{memfd, sequences};
 use serde_json::{json, Value};
 use std::fs;
 use std::io;
@@ -18,13 +18,14 @@ pub type Answer = Option<Value>;
 /// All cases: file, name, the case itself, and the answer.
 pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, Answer)>> {
     type Answers = fn(&Path, &Value) -> io::Result<Answer>;
-    let tables: [(&'static str, &[(&str, Answers)]); 6] = [
+    let tables: [(&'static str, &[(&str, Answers)]); 7] = [
         ("messages.json", &[("cases", message)]),
         ("layouts.json", &[("cases", layout)]),
         ("chunks.json", &[("cases", chunks)]),
         ("checksums.json", &[("crc32c", checksum), ("digests", digest_of_parts)]),
         ("versions.json", &[("cases", version)]),
         ("segments.json", &[("cases", segment)]),
+        ("sequences.json", &[("cases", sequences::play)]),
     ];
     let mut found = Vec::new();
     for (file, lists) in tables {
@@ -41,11 +42,11 @@ pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, An
     Ok(found)
 }
 
-fn broken(what: &str) -> io::Error {
+pub fn broken(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the vectors have no {}", what))
 }
 
-fn bytes(folder: &Path, spec: &Value) -> io::Result<Vec<u8>> {
+pub fn bytes(folder: &Path, spec: &Value) -> io::Result<Vec<u8>> {
     if let Some(text) = spec["text"].as_str() {
         return Ok(text.as_bytes().to_vec());
     }

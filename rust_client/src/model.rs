@@ -283,7 +283,8 @@ impl Model {
     }
 
     /// Names the tensors that a layout has otherwise; nothing if it fits.
-    pub(crate) fn fault(&self, layout: &Layout) -> Option<String> {
+    #[doc(hidden)]
+    pub fn fault(&self, layout: &Layout) -> Option<String> {
         let here = &self.0.signature;
         let mut names: Vec<&str> = layout.names().chain(here.keys().map(String::as_str)).collect();
         names.sort_unstable();

@@ -49,7 +49,8 @@ pub enum Event {
     Notice { code: String, text: String },
 }
 
-type Listener = Box<dyn FnMut(&Event) + Send>;
+/// Who is told of events.
+pub type Listener = Box<dyn FnMut(&Event) + Send>;
 
 /// What the worker's thread shares with the user's threads.
 pub struct Shared {
@@ -168,12 +169,13 @@ impl Loop {
             let events = if unsent { zmq::POLLIN | zmq::POLLOUT } else { zmq::POLLIN };
             items.push(zmq::PollItem::from_fd(descriptor, events));
         }
-        let milliseconds = (time.as_micros() + 999) / 1000;
+        let here = self.data.has_arrived();
+        let milliseconds = if here { 0 } else { (time.as_micros() + 999) / 1000 };
         match zmq::poll(&mut items, milliseconds as i64) {
             Ok(_) | Err(zmq::Error::EINTR) => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.to_raw())),
         }
-        let data = items.get(2).map_or(false, |item| item.is_readable() || item.is_error());
+        let data = here || items.get(2).map_or(false, |item| item.is_readable() || item.is_error());
         Ok(Found { control: items[0].is_readable(), writable: items[0].is_writable(), data })
     }
 
@@ -218,7 +220,12 @@ impl Loop {
                     Vec::new()
                 }
                 Outcome::Applied { digest } => self.machine.applied(&model, key, &digest, now),
-                Outcome::Failed { text } => self.machine.failed(&model, key, &text, now),
+                Outcome::Failed { text } => {
+                    let effects = self.machine.failed(&model, key, &text, now);
+                    let ((epoch, version), code) = (key, "apply".to_owned());
+                    self.tell(Event::Rejected { model, epoch, version, code, text });
+                    effects
+                }
                 Outcome::Stale => self.machine.stale(&model, key, now),
                 Outcome::Dropped => self.machine.dropped(&model, key, now),
             };

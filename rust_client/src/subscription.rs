@@ -157,6 +157,11 @@ impl<T: Copy> Subscription<T> {
         self.connection.as_ref().map(|connection| (connection.as_raw_fd(), unsent))
     }
 
+    /// Whether a message is here already, so that nobody need wait for the socket.
+    pub fn has_arrived(&self) -> bool {
+        !self.stream.arrived.is_empty()
+    }
+
     /// Returns the next message, if there is one.
     pub fn receive(&mut self, now: Time, places: &mut impl Places<Ticket = T>) -> Option<Published<T>> {
         while self.stream.arrived.is_empty() {

@@ -9,7 +9,7 @@ use crate::limits::{Timing, BYTES_MAX, LABEL_MAX, MODELS_MAX};
 use crate::machine::{Identity, Machine, Wanted};
 use crate::messages;
 use crate::model::{Model, Weights};
-use crate::run::{Event, Loop, Outcome, Shared};
+use crate::run::{Event, Listener, Loop, Outcome, Shared};
 use crate::segment::{Reading, Segment, Segments, Stale, Stamp};
 use crate::snapshot::Snapshot;
 use crate::sockets::Control;
@@ -59,7 +59,7 @@ pub struct Builder {
     bytes_max: u64,
     shared_memory: bool,
     timing: Timing,
-    listener: Option<Box<dyn FnMut(&Event) + Send>>,
+    listener: Option<Listener>,
 }
 
 impl fmt::Debug for Builder {

@@ -2,10 +2,13 @@
 
 #[path = "../conformance/memfd.rs"]
 mod memfd;
+#[path = "../conformance/sequences.rs"]
+mod sequences;
 #[path = "../conformance/vectors.rs"]
 mod vectors;
 
 use serde_json::{json, Value};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 #[test]
@@ -21,6 +24,9 @@ fn every_case_is_answered_as_expected() {
 }
 
 fn agrees(case: &Value, answer: &Value) -> bool {
+    if let Some(steps) = answer.get("steps") {
+        return played_well(case, steps);
+    }
     let expect = &case["expect"];
     if let Some(header) = answer.get("header") {
         return same_header(header, &expect["ok"]);
@@ -51,4 +57,46 @@ fn same_header(header: &Value, expected: &Value) -> bool {
     let mut found: Value = serde_json::from_str(text).unwrap_or(Value::Null);
     let number = found.as_object_mut().and_then(|fields| fields.remove("wbp"));
     number == Some(json!(1)) && found == *expected
+}
+
+/// What `tests/vectors/README.md` says of sequences.
+fn played_well(case: &Value, steps: &Value) -> bool {
+    let none = Vec::new();
+    let list = |value: &Value| value.as_array().unwrap_or(&none).clone();
+    let (expected, played) = (list(&case["steps"]), list(steps));
+    let mut asked = BTreeSet::new();
+    expected.len() == played.len()
+        && expected.iter().zip(&played).all(|(step, played)| {
+            let (expect, sent) = (&step["expect"], list(&played["sent"]));
+            asked.extend(sent.iter().filter(|header| header["type"] == "fetch").flat_map(chunks_of));
+            let sends =
+                list(&expect["sends"]).iter().all(|wanted| sent.iter().any(|header| holds(header, wanted)));
+            let silent = list(&expect["silent"]);
+            let quiet = sent.iter().all(|header| !silent.contains(&header["type"]));
+            let asks = match expect.get("asks") {
+                Some(asks) => {
+                    list(asks).iter().filter_map(Value::as_u64).collect::<BTreeSet<u64>>()
+                        == std::mem::take(&mut asked)
+                }
+                None => true,
+            };
+            let runs = expect["runs"].as_object().into_iter().flatten();
+            let mut runs = runs.map(|(model, version)| (version.as_u64(), played["runs"][model].as_u64()));
+            sends && quiet && asks && runs.all(|(wanted, found)| wanted == Some(found.unwrap_or(0)))
+        })
+}
+
+fn chunks_of(fetch: &Value) -> std::ops::Range<u64> {
+    let first = fetch["first"].as_u64().unwrap_or(0);
+    first..first + fetch["count"].as_u64().unwrap_or(0)
+}
+
+/// Whether a value is the one wanted; an object may have other fields beside.
+fn holds(value: &Value, wanted: &Value) -> bool {
+    match (value, wanted) {
+        (Value::Object(fields), Value::Object(wanted)) => {
+            wanted.iter().all(|(name, wanted)| fields.get(name).map_or(false, |value| holds(value, wanted)))
+        }
+        _ => value == wanted,
+    }
 }

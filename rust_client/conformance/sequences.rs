@@ -1,0 +1,138 @@
+//! Plays the sequences of the golden vectors: the machine, a clock, and a user who applies at once.
+
+use crate::vectors::{broken, bytes};
+use serde_json::{json, Value};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use weightbus::effects::{Effect, Host};
+use weightbus::layout::Layout;
+use weightbus::limits::{Timing, BYTES_MAX};
+use weightbus::machine::{Identity, Machine, Wanted};
+use weightbus::messages::encode;
+use weightbus::zmtp::{Published, PublishedPayload};
+use weightbus::{Dtype, Model, Tensor};
+
+const TICK: Duration = Duration::from_millis(100);
+
+/// Returns what the worker sent at each step, and what it runs then.
+pub fn play(folder: &Path, case: &Value) -> io::Result<Option<Value>> {
+    let mut player = Player::new(case)?;
+    let steps = case["steps"].as_array().ok_or_else(|| broken("steps"))?;
+    let played: Vec<Value> = steps.iter().map(|step| player.step(folder, step)).collect::<io::Result<_>>()?;
+    Ok(Some(json!({ "steps": played })))
+}
+
+/// The memory that is registered, by model.
+struct Memory(BTreeMap<String, Model>);
+
+impl Host for Memory {
+    fn fault(&self, model: &str, layout: &Layout) -> Option<String> {
+        self.0.get(model)?.fault(layout)
+    }
+}
+
+struct Player {
+    machine: Machine,
+    now: Duration,
+    sent: Vec<Value>,
+    runs: BTreeMap<String, u64>,
+}
+
+impl Player {
+    fn new(case: &Value) -> io::Result<Player> {
+        let models =
+            case["models"].as_array().ok_or_else(|| broken("models"))?.iter().filter_map(Value::as_str);
+        let wanted: Vec<Wanted> = models.map(|model| Wanted { model: model.to_owned(), nbytes: 0 }).collect();
+        let identity = Identity {
+            name: "w".to_owned(),
+            instance: "0".repeat(32),
+            client: String::new(),
+            host: String::new(),
+            pid: 0,
+        };
+        let bytes_max = case["bytes_max"].as_u64().unwrap_or(BYTES_MAX);
+        let memory = Arc::new(Memory(memory(&case["in_place"])?));
+        Ok(Player {
+            machine: Machine::new(identity, &wanted, memory, bytes_max, Timing::default()),
+            now: Duration::from_secs(1000),
+            sent: Vec::new(),
+            runs: BTreeMap::new(),
+        })
+    }
+
+    fn step(&mut self, folder: &Path, step: &Value) -> io::Result<Value> {
+        let frames = |channel: &str| -> io::Result<Option<Vec<Vec<u8>>>> {
+            let frames = step[channel].as_array();
+            frames.map(|frames| frames.iter().map(|frame| bytes(folder, frame)).collect()).transpose()
+        };
+        if let Some(milliseconds) = step["wait_ms"].as_u64() {
+            self.wait(Duration::from_millis(milliseconds));
+        } else if let Some(frames) = frames("data")? {
+            let effects = self.machine.receive_published(&published(frames), self.now);
+            self.perform(effects);
+        } else if let Some(frames) = frames("control")? {
+            let payloads: Vec<&[u8]> = frames.iter().skip(1).map(|frame| &frame[..]).collect();
+            let header = frames.first().map_or(&[][..], |frame| &frame[..]);
+            let effects = self.machine.receive(header, &payloads, self.now);
+            self.perform(effects);
+        }
+        Ok(json!({ "sent": std::mem::take(&mut self.sent), "runs": self.runs }))
+    }
+
+    fn wait(&mut self, time: Duration) {
+        let until = self.now + time;
+        while self.now < until {
+            self.now = until.min(self.now + TICK);
+            let mut effects = self.machine.connected(self.now);
+            effects.extend(self.machine.tick(self.now));
+            self.perform(effects);
+        }
+    }
+
+    fn perform(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Send(message) => {
+                    self.sent.push(serde_json::from_slice(&encode(&message)).unwrap_or(Value::Null));
+                }
+                Effect::Ready(staged) => {
+                    let (model, key) = (staged.model.clone(), staged.key);
+                    self.runs.insert(model.clone(), key.1);
+                    drop(staged);
+                    let effects = self.machine.applied(&model, key, "", self.now);
+                    self.perform(effects);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn published(frames: Vec<Vec<u8>>) -> Published<weightbus::machine::Ticket> {
+    let payloads = frames.len().saturating_sub(1);
+    let mut frames = frames.into_iter();
+    let header = frames.next().unwrap_or_default();
+    let payload = frames.next().map_or(PublishedPayload::None, PublishedPayload::Bytes);
+    Published { header, payloads, payload }
+}
+
+/// Makes the models of a spec: dtype and shape by name, by model.
+pub fn memory(spec: &Value) -> io::Result<BTreeMap<String, Model>> {
+    let mut models = BTreeMap::new();
+    for (model, tensors) in spec.as_object().into_iter().flatten() {
+        let mut memory = Vec::new();
+        for (name, tensor) in tensors.as_object().ok_or_else(|| broken("tensors by name"))? {
+            let dtype =
+                tensor["dtype"].as_str().and_then(Dtype::named).ok_or_else(|| broken("known dtype"))?;
+            let shape = tensor["shape"].as_array().ok_or_else(|| broken("shape"))?;
+            let shape: Option<Vec<u64>> = shape.iter().map(Value::as_u64).collect();
+            memory.push(Tensor::zeros(name, dtype, &shape.ok_or_else(|| broken("shape of sizes"))?));
+        }
+        let made = Model::new(memory).map_err(|error| broken(&error.to_string()))?;
+        models.insert(model.clone(), made);
+    }
+    Ok(models)
+}
