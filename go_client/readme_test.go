@@ -1,0 +1,94 @@
+package weightbus
+
+import (
+	"bufio"
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The example of the README builds in a module of its own, and does what it says.
+func TestTheReadme(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := regexp.MustCompile("(?s)```go\n(.*?)```").FindSubmatch(readme)
+	edit := regexp.MustCompile(`go mod edit .*`).Find(readme)
+	if code == nil || edit == nil {
+		t.Fatal("the README has no example, or does not say how to install")
+	}
+	p := publish(t, object{})
+	folder := t.TempDir()
+	source := strings.Replace(string(code[1]), "tcp://localhost:5555", p.address, 1)
+	if err := os.WriteFile(filepath.Join(folder, "main.go"), []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	here, _ := filepath.Abs(".")
+	install := strings.Replace(string(edit), "./weightbus/go_client", here, 1)
+	run(t, folder, "go", "mod", "init", "example")
+	run(t, folder, strings.Fields(install)...)
+	run(t, folder, "go", "build", "-o", "example", ".")
+	example := exec.Command(filepath.Join(folder, "example"))
+	example.Stderr = os.Stderr
+	out, _ := example.StdoutPipe()
+	if err := example.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end := time.AfterFunc(60*time.Second, func() { _ = example.Process.Kill() })
+	defer end.Stop()
+	p.do(object{"wait_for_workers": 1})
+	p.do(object{"model": "policy", "how": object{"timeout": 30},
+		"weights": object{"w": []interface{}{"float32", []int{4, 3}, 2.5}}})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	_ = example.Process.Kill()
+	_ = example.Wait()
+	if line != "1 2.5\n" {
+		t.Fatalf("it wrote %q, %v", line, err)
+	}
+}
+
+// The example worker predicts, and says goodbye when it is told to stop.
+func TestTheExampleWorker(t *testing.T) {
+	binary := filepath.Join(t.TempDir(), "worker")
+	run(t, ".", "go", "build", "-o", binary, "./examples")
+	p := publish(t, object{"shared_memory": false})
+	worker := exec.Command(binary, p.address, "--name", "w0", "--patience", "60")
+	var out bytes.Buffer
+	worker.Stdout, worker.Stderr = &out, os.Stderr
+	if err := worker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.do(object{"wait_for_workers": 1})
+	p.do(object{"model": "line", "how": object{"timeout": 30}, "weights": object{
+		"slope": []interface{}{"float32", []int{3}, 0.5}, "offset": []interface{}{"float32", []int{}, 1.5}}})
+	end := time.AfterFunc(60*time.Second, func() { _ = worker.Process.Kill() })
+	defer end.Stop()
+	if err := worker.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := worker.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if line := out.String(); !strings.HasPrefix(line, `{"worker":"w0","version":1,"prediction":4.5,"digest":"`) {
+		t.Fatalf("%q", line)
+	}
+	if answer := p.do(object{"wait_for_workers": 0}); len(answer["workers"].([]interface{})) != 0 {
+		t.Fatalf("it did not say goodbye: %v", answer)
+	}
+}
+
+func run(t *testing.T, folder string, words ...string) {
+	t.Helper()
+	command := exec.Command(words[0], words[1:]...)
+	command.Dir = folder
+	if out, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", words, err, out)
+	}
+}
