@@ -2,10 +2,11 @@
 
 PYTHON ?= python3
 SEEDS ?= 1000
+CLIENTS := cpp_client go_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test check bench targets sim clean
+.PHONY: demo test check bench targets sim clients conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -27,6 +28,21 @@ targets: $(STAMP)
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)
+
+# The checks and tests of every client in another language, and a short fuzz.
+clients: $(STAMP)
+	set -e; for client in $(CLIENTS); do $(MAKE) -C $$client check test; $(MAKE) -C $$client fuzz SECONDS=5; done
+
+# Every client in every language: golden vectors, and live scenarios. Writes docs/CONFORMANCE.md.
+conformance: $(STAMP)
+	$(BIN)/python tests/conformance/run.py --keep-going
+
+# The demo of docker-compose.yml, broken and mended; with an engine of its own if need be (root, Debian).
+compose-test: $(STAMP)
+	$(BIN)/python tests/compose/run.py
+
+bench-clients: $(STAMP)
+	$(BIN)/python benchmarks/clients.py
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo.png

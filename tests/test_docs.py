@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+COMPOSE = ROOT / "docker-compose.yml"
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -62,8 +63,9 @@ def test_shell_lines_name_what_exists(line: str) -> None:
     words = shlex.split(line, comments=True)
     match words[0]:
         case "make":
-            targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-            assert words[1] in targets
+            folder, target = (words[2], words[3]) if words[1] == "-C" else (".", words[1])
+            makefile = (ROOT / folder / "Makefile").read_text()
+            assert target in re.findall(r"^([a-z-]+):", makefile, re.MULTILINE)
         case "weightbus":
             asked = [sys.executable, "-m", "weightbus", words[1], "--help"]
             done = subprocess.run(asked, capture_output=True, text=True, timeout=60)  # noqa: S603
@@ -71,7 +73,9 @@ def test_shell_lines_name_what_exists(line: str) -> None:
             options = [word.split("=")[0] for word in words if word.startswith("--")]
             assert [option for option in options if option not in done.stdout] == []
         case "docker" | "docker-compose":
-            assert (ROOT / "docker-compose.yml").exists()
+            services = re.findall(r"^  (\w+):$", COMPOSE.read_text(), re.MULTILINE)
+            if words[2] in ("exec", "pause", "unpause"):
+                assert words[3] in services
         case "python" | "python3":
             assert (ROOT / words[1]).exists()
         case other:

@@ -1,0 +1,102 @@
+"""The services of docker-compose.yml: built, brought up, looked at, broken and mended."""
+
+import json
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weightbus.tests.compose.engine import Engine
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = "weightbus-story"
+BUILD_SECONDS = 900.0
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class State:
+    """A container's status and health, as docker names them, and how often it was restarted."""
+
+    status: str
+    health: str
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The containers of one project, each called by the name of its service."""
+
+    engine: Engine
+    compose: tuple[str, ...]
+    containers: dict[str, str]
+
+    def rows(self, service: str) -> list[Row]:
+        """Return every JSON line that a service has printed since it was created."""
+        lines = self.engine.run("docker", "logs", self.containers[service]).splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def words(self, service: str) -> str:
+        """Return the end of all that a service has said, for whoever looks for a cause."""
+        return self.engine.run(
+            "sh", "-c", f"docker logs --tail 12 {self.containers[service]} 2>&1"
+        ).rstrip()
+
+    def state(self, service: str) -> State:
+        """Look at a container."""
+        form = "{{.State.Status}} {{.State.Health.Status}} {{.RestartCount}}"
+        said = self.engine.run("docker", "inspect", "-f", form, self.containers[service]).split()
+        return State(said[0], said[1], int(said[2]))
+
+    def crash(self, service: str) -> None:
+        """Kill all programs in a container; its restart policy has to bring them back."""
+        # The shell dies with the others, so that this command fails is a matter of course.
+        kill = ("sh", "-c", "kill -9 -1; :")
+        self.engine.run("sh", "-c", 'docker exec "$@" || :', "-", self.containers[service], *kill)
+
+    def cut_off(self, service: str) -> None:
+        """Take a container off the network, with its connections open."""
+        network = f"{PROJECT}_bus"
+        self.engine.run("docker", "network", "disconnect", network, self.containers[service])
+
+    def reconnect(self, service: str) -> None:
+        """Put it back."""
+        network = f"{PROJECT}_bus"
+        self.engine.run("docker", "network", "connect", network, self.containers[service])
+
+
+@contextmanager
+def fleet(engine: Engine) -> Generator[Fleet]:
+    """Build all services and bring them up; take them down when the block ends."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        files = ["--file", str(ROOT / "docker-compose.yml")]
+        compose = (*_compose(engine), "--project-name", PROJECT)
+        services = engine.run(*compose, *files, "config", "--services").split()
+        if engine.own:  # it has no network for builds but the host's
+            json.dump(_with_the_hosts_network(services), file)
+            file.flush()
+            files += ["--file", file.name]
+        compose = (*compose, *files)
+        engine.run(*compose, "build", "--parallel", seconds=BUILD_SECONDS)
+        try:
+            engine.run(*compose, "up", "--detach", seconds=120)
+            ids = {name: engine.run(*compose, "ps", "-q", name).strip() for name in services}
+            yield Fleet(engine, compose, ids)
+        finally:
+            engine.run(*compose, "down", "--timeout", "3", "--volumes", seconds=120)
+
+
+def _compose(engine: Engine) -> tuple[str, ...]:
+    """Return how compose is called here: as docker's plugin, or by its older name."""
+    try:
+        engine.run("docker", "compose", "version")
+    except RuntimeError:
+        return ("docker-compose",)
+    return ("docker", "compose")
+
+
+def _with_the_hosts_network(services: list[str]) -> dict[str, Any]:
+    return {"version": "3.8", "services": {s: {"build": {"network": "host"}} for s in services}}

@@ -1,0 +1,140 @@
+"""What happens to the demo: crashes of either side, a network cut, and how it recovers.
+
+Nothing here waits for time to pass: each step waits until the logs say that it has been taken.
+"""
+
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from weightbus.tests.compose.fleet import Fleet
+from weightbus.tests.compose.ledger import Key, Ledger, ledger
+from weightbus.tests.compose.waiting import wait_for
+
+TRAINER = "trainer"
+UNTOUCHED = "python"  # shows that what happens to the others costs it nothing
+SECONDS = 90.0  # for any step; all of them are far faster, unless something is broken
+ENOUGH = 3  # versions of each epoch that all workers must have in common
+
+
+class Story:
+    """One run. `recovery`: by what happened and worker, after how many seconds it was back."""
+
+    def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
+        self._fleet, self._say = fleet, say
+        self.workers = sorted(set(fleet.containers) - {TRAINER})
+        self._others = [name for name in self.workers if name != UNTOUCHED]
+        self.recovery: dict[str, dict[str, float]] = {}
+
+    def tell(self) -> Ledger:
+        """Run it from the beginning to the end.
+
+        Returns:
+            What was published, and what every worker applied.
+
+        Raises:
+            AssertionError: Something came out that may not; it says what.
+            MissedError: Something did not come in time.
+        """
+        self._say("waiting for every worker to apply, and for the health checks")
+        self._wait(lambda: self._common() >= ENOUGH, "the same versions at every worker")
+        self._wait_for_health("healthy", [TRAINER, *self.workers])
+        self._workers_crash()
+        self._workers_are_cut_off()
+        self._trainer_crashes()
+        self._wait(lambda: self._common() >= ENOUGH, "the same versions at every worker")
+        read = self._read()
+        assert len(read.epochs()) == 2, f"one restart makes two epochs, not {read.epochs()}"
+        return read
+
+    def _workers_crash(self) -> None:
+        self._say(f"killing {', '.join(self._others)}")
+        starts = {name: self._fleet.state(name).restarts for name in self._others}
+        for name in self._others:
+            self._fleet.crash(name)
+        newest = self._newest()
+        self._time_recovery(
+            "crash",
+            self._others,
+            lambda name: (
+                self._fleet.state(name).restarts > starts[name] and self._latest(name) > newest
+            ),
+        )
+
+    def _workers_are_cut_off(self) -> None:
+        self._say(f"cutting {', '.join(self._others)} off the network")
+        starts = {name: self._fleet.state(name).restarts for name in self.workers}
+        logged = len(self._fleet.rows(TRAINER))
+        for name in self._others:
+            self._fleet.cut_off(name)
+        self._wait(lambda: self._lost_since(logged) >= set(self._others), "lost in a receipt")
+        self._wait_for_health("unhealthy", self._others)
+        cut = {name: self._latest(name) for name in self._others}
+        before = self._latest(UNTOUCHED)
+        self._wait(lambda: self._latest(UNTOUCHED)[1] >= before[1] + ENOUGH, "the one left goes on")
+        self._wait_for_health("healthy", [TRAINER, UNTOUCHED])
+        assert cut == {name: self._latest(name) for name in self._others}, "cut off, yet it applied"
+        self._say("connecting them again")
+        for name in self._others:
+            self._fleet.reconnect(name)
+        newest = self._newest()
+        self._time_recovery("cut", self._others, lambda name: self._latest(name) > newest)
+        again = {name: self._fleet.state(name).restarts for name in self.workers}
+        assert again == starts, f"started again instead of joining again: {starts}, then {again}"
+        self._wait_for_health("healthy", self.workers)
+
+    def _trainer_crashes(self) -> None:
+        self._say("killing the trainer")
+        self._fleet.crash(TRAINER)
+        epoch = self._newest()[0]
+        self._time_recovery("restart", self.workers, lambda name: self._latest(name)[0] > epoch)
+        first = min(key for key in self._read().published.values() if key[0] > epoch)
+        assert first[1] == 1, f"a new epoch starts with version 1, not {first[1]}"
+
+    def _time_recovery(self, what: str, names: Iterable[str], back: Callable[[str], bool]) -> None:
+        """Wait until all are back, and note when each of them was."""
+        started, away = monotonic(), set(names)
+        seconds = self.recovery.setdefault(what, {})
+
+        def all_back() -> bool:
+            for name in sorted(away):
+                if back(name):
+                    seconds[name] = monotonic() - started
+                    away.remove(name)
+            return not away
+
+        self._wait(all_back, f"back after {what}")
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        wait_for(condition, what, SECONDS)
+
+    def _wait_for_health(self, health: str, names: Iterable[str]) -> None:
+        left = set(names)
+
+        def look() -> bool:
+            left.difference_update(
+                [name for name in left if self._fleet.state(name).health == health]
+            )
+            return not left
+
+        self._wait(look, f"{health}: {', '.join(sorted(left))}")
+
+    def _read(self) -> Ledger:
+        # Workers first: so the trainer's log is the longer one.
+        rows = {name: self._fleet.rows(name) for name in self.workers}
+        return ledger(self._fleet.rows(TRAINER), rows)
+
+    def _common(self) -> int:
+        """Return how many versions of the newest epoch every worker has applied."""
+        read = self._read()
+        return len(read.by_all(read.epochs()[-1])) if read.published else 0
+
+    def _newest(self) -> Key:
+        return max(self._read().published.values())
+
+    def _latest(self, name: str) -> Key:
+        return max(self._read().applied[name], default=(0, 0))
+
+    def _lost_since(self, logged: int) -> set[str]:
+        """Return the workers that the trainer's later lines call lost."""
+        rows = self._fleet.rows(TRAINER)[logged:]
+        return {name for row in rows for name, state in row["workers"].items() if state == "lost"}
