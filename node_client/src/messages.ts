@@ -120,7 +120,8 @@ export type WorkerMessage =
       readonly layout?: boolean;
     })
   | (OfVersion & { readonly type: "progress"; readonly chunks: number; readonly phase?: string })
-  | (OfVersion & { readonly type: "staged" | "applied"; readonly digest: string })
+  | (OfVersion & { readonly type: "staged"; readonly digest: string })
+  | (OfVersion & { readonly type: "applied"; readonly digest: string })
   | (OfVersion & { readonly type: "failed"; readonly code: string; readonly text: string })
   | { readonly type: "bye" }
   | { readonly type: "ping"; readonly token?: number; readonly subscribed?: boolean }

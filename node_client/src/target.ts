@@ -112,9 +112,10 @@ export class RegisteredTarget implements Target {
   apply({ layout, data }: StagedVersion): ReadonlyMap<string, Tensor> {
     this.#arrange(layout);
     const copies = this.#order.map(([spec, name]) => {
-      const to = bytesOf(this.#tensors.get(name) as Tensor);
-      if (to.length === spec.end - spec.begin) return [to, spec] as const;
-      throw new Error(`the memory of ${name} has ${to.length} bytes now: was it transferred?`);
+      const own = this.#tensors.get(name) as Tensor;
+      const { byteLength } = own.data;
+      if (byteLength === spec.end - spec.begin) return [bytesOf(own), spec] as const;
+      throw new Error(`the memory of ${name} has ${byteLength} bytes now: was it transferred?`);
     });
     for (const [to, { begin, end }] of copies) to.set(data.subarray(begin, end));
     return this.#tensors;

@@ -1,0 +1,73 @@
+/** A worker's machine on a bench: what it is told, what it says, and a clock that is turned by hand. */
+
+import type { Effect } from "../src/effects.js";
+import type { Layout } from "../src/layout.js";
+import { timing } from "../src/limits.js";
+import { WorkerMachine } from "../src/machine.js";
+import type { WorkerMessage } from "../src/messages.js";
+import { type Frames, type Published, welcome } from "./published.js";
+
+type Fetch = Extract<WorkerMessage, { type: "fetch" }>;
+const TOPIC = Buffer.from("m/ctl");
+
+export class Bench {
+  now = 100_000;
+  readonly machine: WorkerMachine;
+
+  constructor({ bytesMax = 1000, fault = (_: Layout) => "", inside = true } = {}) {
+    const identity = { name: "w", instance: "a".repeat(32), client: "c", host: "h", pid: 5 };
+    const models = new Map([["m", { fault, nbytes: 0 }]]);
+    this.machine = new WorkerMachine(identity, models, bytesMax, timing());
+    if (!inside) return;
+    this.machine.connected(this.now);
+    this.control(welcome(7));
+  }
+
+  control(frames: Frames): Effect[] {
+    return this.machine.receive(frames, this.now);
+  }
+
+  publish(frames: Frames): Effect[] {
+    return this.machine.receivePublished([TOPIC, ...frames], this.now);
+  }
+
+  /** Publish a version as a publisher does that sees no loss. */
+  push(version: Published): Effect[] {
+    const effects = this.publish(version.announce());
+    for (let i = 0; i < version.plan.count; i++) effects.push(...this.publish(version.chunk(i)));
+    return [...effects, ...this.publish(version.say("end"))];
+  }
+
+  wait(milliseconds: number): Effect[] {
+    const effects: Effect[] = [];
+    for (const until = this.now + milliseconds; this.now < until; ) {
+      this.now = Math.min(until, this.now + 100);
+      effects.push(...this.machine.connected(this.now), ...this.machine.tick(this.now));
+    }
+    return effects;
+  }
+
+  apply(): Effect[] {
+    return this.machine.applied("m", this.now);
+  }
+}
+
+/** Return the messages of a type that were sent. */
+export function sent<T extends WorkerMessage["type"]>(
+  effects: readonly Effect[],
+  type: T,
+): Extract<WorkerMessage, { type: T }>[] {
+  const messages = effects.flatMap((effect) => (effect.do === "send" ? [effect.message] : []));
+  return messages.filter((m): m is Extract<WorkerMessage, { type: T }> => m.type === type);
+}
+
+/** Return the indexes of the chunks that were asked for. */
+export function asked(effects: readonly Effect[]): number[] {
+  return (sent(effects, "fetch") as Fetch[]).flatMap(({ first = 0, count = 0 }) =>
+    Array.from({ length: count }, (_, i) => first + i),
+  );
+}
+
+export function kinds(effects: readonly Effect[]): string[] {
+  return effects.map((effect) => (effect.do === "send" ? effect.message.type : effect.do));
+}

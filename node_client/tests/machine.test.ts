@@ -1,0 +1,163 @@
+/** What a worker does beyond the sequences of the golden vectors: memory, leases, and rare turns. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { asked, Bench, kinds, sent } from "./bench.js";
+import { bytesOf, header, Published, welcome } from "./published.js";
+
+function version(number: number, chunks = 3, options = {}): Published {
+  return new Published(7, number, bytesOf(4 * chunks, number), options);
+}
+
+test("a pushed version is ready, applied, and reported", () => {
+  const bench = new Bench();
+  assert.ok(kinds(bench.push(version(1))).includes("ready"));
+  assert.deepEqual(bench.machine.ready("m")?.data, version(1).data);
+  assert.equal(bench.machine.running("m"), null, "nobody has applied it yet");
+  const [applied] = sent(bench.apply(), "applied");
+  assert.equal(applied?.digest, version(1).digest);
+  assert.equal(bench.machine.running("m")?.version, 1);
+});
+
+test("a version that nobody applies is replaced by a newer one", () => {
+  const bench = new Bench();
+  for (let number = 1; number <= 20; number++) bench.push(version(number));
+  assert.deepEqual(bench.machine.ready("m")?.data, version(20).data);
+  assert.equal(sent(bench.apply(), "applied")[0]?.version, 20);
+  assert.deepEqual(bench.apply(), [], "there is nothing more");
+});
+
+test("buffers are used again", () => {
+  const bench = new Bench();
+  const seen = new Set<ArrayBufferLike | undefined>();
+  for (let number = 1; number <= 20; number++) {
+    bench.push(version(number));
+    seen.add(bench.machine.ready("m")?.data.buffer);
+    if (number % 3) bench.apply();
+  }
+  assert.equal(seen.size, 2);
+});
+
+test("memory that a user keeps is not used again", () => {
+  const bench = new Bench();
+  bench.push(version(1));
+  const data = bench.machine.ready("m")?.data;
+  bench.machine.applied("m", bench.now, true);
+  for (let number = 2; number <= 9; number++) {
+    bench.push(version(number));
+    assert.notEqual(bench.machine.ready("m")?.data.buffer, data?.buffer);
+    bench.apply();
+  }
+  assert.deepEqual(data, version(1).data);
+});
+
+test("a third version waits for a buffer", () => {
+  const bench = new Bench();
+  bench.push(version(1));
+  bench.push(version(2, 3, { commit: "together" }));
+  bench.publish(version(3).announce());
+  assert.deepEqual(asked(bench.control(version(3).announce())), [], "both buffers are in use");
+  bench.control(version(2).say("commit"));
+  assert.equal(bench.machine.ready("m")?.version, 2);
+  assert.deepEqual(asked(bench.wait(500)), [0, 1, 2]);
+});
+
+test("a payload is received in its place, and the place is given back", () => {
+  const bench = new Bench();
+  const one = version(1);
+  bench.publish(one.announce());
+  const [head = new Uint8Array()] = one.chunk(0);
+  const lease = bench.machine.place([Buffer.from("m/dat"), head], 4);
+  assert.ok(lease?.live);
+  bench.publish(version(2).announce()); // replaces it
+  assert.ok(!lease.live, "nobody may write there any more");
+  const other = bench.machine.place([Buffer.from("m/dat"), version(2).chunk(0)[0] ?? head], 4);
+  assert.ok(other?.live);
+  assert.notEqual(
+    other.bytes.buffer,
+    lease.bytes.buffer,
+    "the kernel may still write into the first",
+  );
+});
+
+test("what belongs nowhere has no place", () => {
+  const bench = new Bench();
+  const one = version(1);
+  const place = (frames: Uint8Array[], size: number) =>
+    bench.machine.place([Buffer.from("m/x"), frames[0] ?? new Uint8Array()], size);
+  assert.equal(place(one.chunk(0), 4), null, "not announced");
+  bench.publish(one.announce());
+  assert.equal(place(one.chunk(0), 5), null, "of another size");
+  assert.equal(place(one.chunk(7), 4), null, "no such chunk");
+  assert.equal(place(new Published(8, 1, one.data).chunk(0), 4), null, "of another epoch");
+  assert.equal(place([header("ping")], 4), null, "no payload at all");
+  assert.equal(place(version(2).announce(), 9), null, "no layout of that size");
+  assert.equal(place(version(2).announce(), one.layout.length)?.bytes.length, one.layout.length);
+});
+
+test("a whole version has a place if its length is right", () => {
+  const bench = new Bench();
+  const one = version(1, 1);
+  const [head = new Uint8Array()] = one.whole();
+  const topic = Buffer.from("m/ctl");
+  assert.equal(bench.machine.place([topic, head], 5), null);
+  assert.equal(bench.machine.place([topic, head], 4)?.bytes.length, 4);
+});
+
+test("no memory is a refusal, and not the end", () => {
+  const bench = new Bench({ bytesMax: 2 ** 53 });
+  const nbytes = 2 ** 46; // more than an array can have
+  const layout = { w: { dtype: "U8", shape: [nbytes], data_offsets: [0, nbytes] } };
+  const huge = new Published(7, 1, new Uint8Array(0), { chunkBytes: 2 ** 26 });
+  Object.assign(huge, {
+    layout: Buffer.concat([Buffer.alloc(8), Buffer.from(JSON.stringify(layout))]),
+  });
+  Buffer.from(huge.layout.buffer).writeBigUInt64LE(
+    BigInt(huge.layout.length - 8),
+    huge.layout.byteOffset,
+  );
+  const [failed] = sent(bench.publish(huge.announce(true, { nbytes })), "failed");
+  assert.equal(failed?.code, "no-memory");
+  bench.push(version(2));
+  assert.equal(bench.machine.ready("m")?.version, 2);
+});
+
+test("what failed to be applied is not tried again, and its report is repeated", () => {
+  const bench = new Bench();
+  bench.push(version(1));
+  bench.apply();
+  bench.push(version(2));
+  const [failed] = sent(bench.machine.failed("m", "it hurts", bench.now), "failed");
+  assert.equal(failed?.text, "it hurts");
+  bench.push(version(2));
+  assert.equal(bench.machine.ready("m"), null);
+  assert.equal(sent(bench.wait(1000), "failed").length, 1);
+  assert.equal(bench.machine.running("m")?.version, 1);
+  bench.push(version(3));
+  assert.equal(sent(bench.wait(1000), "failed").length, 0, "it is out of date");
+});
+
+test("after a long silence of everybody it greets again and goes on where it was", () => {
+  const bench = new Bench();
+  const one = version(1);
+  bench.publish(one.announce());
+  bench.publish(one.chunk(0));
+  bench.now += 60_000; // somebody blocked the event loop
+  assert.ok(kinds(bench.wait(100)).includes("lost"));
+  assert.ok(kinds(bench.wait(300)).includes("hello"));
+  assert.deepEqual(asked(bench.control(welcome(7, { m: 1 }))), []);
+  assert.deepEqual(asked(bench.wait(100)), [1, 2], "chunk 0 has been here");
+});
+
+test("a message of a stranger's frames changes nothing", () => {
+  const bench = new Bench();
+  for (const frames of [
+    [],
+    [new Uint8Array()],
+    [header("welcome")],
+    [header("chunk"), new Uint8Array()],
+  ]) {
+    assert.deepEqual(bench.control(frames), []);
+  }
+  assert.equal(bench.machine.malformed, 4);
+});

@@ -1,0 +1,60 @@
+/** Drives a publisher in a process of its own: `publisher.py`, with the Python that runs this bus. */
+
+import { type ChildProcess, spawn } from "node:child_process";
+import { existsSync } from "node:fs";
+import { createInterface } from "node:readline";
+
+const ROOT = new URL("../../../", import.meta.url).pathname;
+const SCRIPT = `${ROOT}node_client/tests/publisher.py`;
+export const PYTHON = process.env.WEIGHTBUS_PYTHON ?? `${ROOT}.venv/bin/python`;
+
+/** Why tests with a publisher cannot run here; false if they can. */
+export const NO_PUBLISHER = existsSync(PYTHON)
+  ? false
+  : `there is no ${PYTHON}: run make at the root, or set WEIGHTBUS_PYTHON`;
+
+type Answer = Record<string, unknown>;
+
+export class Publisher implements AsyncDisposable {
+  private constructor(
+    readonly process: ChildProcess,
+    readonly lines: AsyncIterator<string>,
+    readonly address: string,
+    readonly epoch: number,
+  ) {}
+
+  static async start(address = "tcp://127.0.0.1:0", epoch?: number): Promise<Publisher> {
+    const args = [SCRIPT, address, ...(epoch === undefined ? [] : [String(epoch)])];
+    const python = spawn(PYTHON, args, { stdio: ["pipe", "pipe", "inherit"] });
+    const lines = createInterface({ input: python.stdout })[Symbol.asyncIterator]();
+    const hello = JSON.parse(String((await lines.next()).value));
+    return new Publisher(python, lines, hello.address, hello.epoch);
+  }
+
+  async ask(command: Answer): Promise<Answer> {
+    this.process.stdin?.write(`${JSON.stringify(command)}\n`);
+    const answer = JSON.parse(String((await this.lines.next()).value)) as Answer;
+    if ("error" in answer) throw new Error(String(answer.error));
+    return answer;
+  }
+
+  /** Publish tensors whose every element is `value`. */
+  publish(value: number, how: Answer = {}, shapes: Answer = { w: [2, 3], b: [] }): Promise<Answer> {
+    return this.ask({ do: "publish", model: "m", shapes, value, how });
+  }
+
+  /** Wait until so many workers have joined. */
+  workers(count: number): Promise<Answer> {
+    return this.ask({ do: "wait", count });
+  }
+
+  /** End the process, as a crash does. */
+  async kill(): Promise<void> {
+    const ended = new Promise((resolve) => this.process.once("exit", resolve));
+    if (this.process.kill("SIGKILL")) await ended;
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.kill();
+  }
+}

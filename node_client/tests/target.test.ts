@@ -1,0 +1,155 @@
+/** Registered memory, snapshots, and what must fit. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { type Tensor, tensor, toFloat32 } from "../src/index.js";
+import { Layout } from "../src/layout.js";
+import { RegisteredTarget, SnapshotTarget } from "../src/target.js";
+import { bytesOf, layoutOf } from "./published.js";
+
+type Rows = Record<string, [dtype: string, shape: number[], begin: number, end: number]>;
+
+function layout(rows: Rows, metadata?: object): Layout {
+  const entries = Object.entries(rows).map(([name, [dtype, shape, begin, end]]) => {
+    return [name, { dtype, shape, data_offsets: [begin, end] }];
+  });
+  const texts = metadata === undefined ? [] : [["__metadata__", metadata]];
+  return Layout.parse(layoutOf(Object.fromEntries([...texts, ...entries])));
+}
+
+function staged(of: Layout, data = bytesOf(of.nbytes, 3)) {
+  return { model: "m", epoch: 1, version: 1, layout: of, data, digest: "", sayStaged: false };
+}
+
+test("a version is copied into registered memory, and stays there", () => {
+  const all = new Float32Array(8);
+  const w = tensor(all.subarray(1, 7), [2, 3]);
+  const target = new RegisteredTarget({ w, b: new Uint8Array(2) });
+  const of = layout({ w: ["F32", [2, 3], 0, 24], b: ["U8", [2], 24, 26] });
+  assert.equal(target.fault(of), "");
+  const { data } = staged(of);
+  const tensors = target.apply(staged(of));
+  assert.deepEqual(new Uint8Array(all.buffer, 4, 24), data.slice(0, 24));
+  assert.equal(all[0], 0, "nothing before it");
+  assert.equal(all[7], 0, "nor behind it");
+  assert.equal(tensors.get("w")?.data, w.data);
+});
+
+test("a layout that does not fit is told by name", () => {
+  const target = new RegisteredTarget({
+    "head.weight": tensor(new Float32Array(6), [2, 3]),
+    bias: new Float64Array(1),
+    mine: new Int8Array(1),
+  });
+  const of = layout({
+    "head.weight": ["F32", [3, 2], 0, 24],
+    bias: ["I64", [1], 24, 32],
+    theirs: ["U8", [], 32, 33],
+  });
+  assert.deepEqual(target.fault(of).split("\n"), [
+    "bias: dtype I64 published, F64 here",
+    "head.weight: shape [3, 2] published, [2, 3] here",
+    "mine: I8 [1] here, not published",
+    "theirs: published as U8 [], not here",
+  ]);
+});
+
+test("at most 20 lines are told", () => {
+  const names = Array.from({ length: 30 }, (_, i) => [`x${i}`, new Int8Array(1)]);
+  const lines = new RegisteredTarget(Object.fromEntries(names)).fault(layout({})).split("\n");
+  assert.equal(lines.length, 20);
+  assert.equal(lines.at(-1), "... and 11 more");
+});
+
+test("another name of a tensor may be registered, and need not be", () => {
+  const of = layout({ w: ["U8", [2], 0, 2] }, { tied: "w" });
+  assert.equal(new RegisteredTarget({ w: new Uint8Array(2) }).fault(of), "");
+  const [w, tied] = [new Uint8Array(2), new Uint8Array(2)];
+  const target = new RegisteredTarget({ w, tied });
+  assert.equal(target.fault(of), "");
+  target.apply(staged(of, Uint8Array.of(4, 5)));
+  assert.deepEqual([...w, ...tied], [4, 5, 4, 5]);
+});
+
+test("two tensors cannot share memory, one under two names can", () => {
+  const memory = new Uint8Array(3);
+  const target = new RegisteredTarget({ a: memory.subarray(0, 2), b: memory.subarray(1, 3) });
+  const two = layout({ a: ["U8", [2], 0, 2], b: ["U8", [2], 2, 4] });
+  assert.match(target.fault(two), /a and b share memory/);
+  assert.equal(target.fault(layout({ a: ["U8", [2], 0, 2] }, { b: "a" })), "");
+});
+
+test("memory that was transferred fails before anything is written", () => {
+  const [a, b] = [new Uint8Array(2), new Uint8Array(2)];
+  const target = new RegisteredTarget({ a, b });
+  const of = layout({ a: ["U8", [2], 0, 2], b: ["U8", [2], 2, 4] });
+  structuredClone(b.buffer, { transfer: [b.buffer] });
+  assert.throws(() => target.apply(staged(of)), /memory of b has 0 bytes/);
+  assert.deepEqual([...a], [0, 0]);
+});
+
+test("a snapshot has every tensor in an array of its dtype, aligned or not", () => {
+  const of = layout(
+    {
+      a: ["U8", [1], 0, 1],
+      b: ["F64", [1], 1, 9],
+      c: ["BF16", [2], 9, 13],
+      d: ["I64", [0], 13, 13],
+    },
+    { tied: "b", format: "pt" },
+  );
+  const data = bytesOf(of.nbytes, 3);
+  const tensors = new SnapshotTarget().apply(staged(of, data));
+  assert.deepEqual([...tensors.keys()], ["a", "b", "c", "d", "tied"]);
+  assert.equal(tensors.get("b")?.data[0], new DataView(data.buffer).getFloat64(1, true));
+  assert.ok(tensors.get("c")?.data instanceof Uint16Array);
+  assert.ok(tensors.get("d")?.data instanceof BigInt64Array);
+  assert.equal(tensors.get("tied"), tensors.get("b"));
+});
+
+test("a tensor says what does not fit", () => {
+  assert.throws(
+    () => tensor(new Float32Array(5), [2, 3]),
+    /F32 \[2,3\] has 24 bytes, the array 20/,
+  );
+  assert.throws(() => tensor(new Float32Array(2), [2], "BF16"), /BF16 is held by Uint16Array/);
+  assert.throws(() => tensor(new Float32Array(2), [-1, -2]), /not negative/);
+  assert.throws(() => tensor(new DataView(new ArrayBuffer(1)) as never), /no dtype/);
+  assert.throws(() => new RegisteredTarget({ w: {} as Tensor }), /tensor "w"/);
+  assert.deepEqual(tensor(new Float32Array(1), []).shape, []);
+});
+
+// From the definitions: OCP's 8-bit floats, IEEE 754, and bfloat16.
+const FLOATS: [string, number[], number[]][] = [
+  [
+    "F8_E4M3",
+    [0x00, 0x80, 0x38, 0xb8, 0x7e, 0x01, 0x7f, 0xff],
+    [0, -0, 1, -1, 448, 2 ** -9, Number.NaN, Number.NaN],
+  ],
+  [
+    "F8_E5M2",
+    [0x3c, 0x7b, 0x01, 0x7c, 0xfc, 0x7d],
+    [1, 57344, 2 ** -16, Infinity, -Infinity, Number.NaN],
+  ],
+  ["F8_E4M3FNUZ", [0x40, 0x7f, 0x80, 0x01], [1, 240, Number.NaN, 2 ** -10]],
+  ["F8_E5M2FNUZ", [0x40, 0x7f, 0x80, 0x01], [1, 57344, Number.NaN, 2 ** -17]],
+  ["F8_E8M0", [127, 0, 254, 255], [1, 2 ** -127, 2 ** 127, Number.NaN]],
+  [
+    "F16",
+    [0x3c00, 0x7bff, 0x0001, 0xfc00, 0x7e00, 0x3555],
+    [1, 65504, 2 ** -24, -Infinity, Number.NaN, 0.333251953125],
+  ],
+  ["BF16", [0x3f80, 0x7f80, 0xc049, 0x0001], [1, Infinity, -3.140625, 2 ** -133]],
+];
+for (const [dtype, bits, values] of FLOATS) {
+  test(`${dtype} becomes float32`, () => {
+    const data = dtype.endsWith("16") ? Uint16Array.from(bits) : Uint8Array.from(bits);
+    const of = tensor(data, [bits.length], dtype as never);
+    assert.deepEqual([...toFloat32(of)], values);
+  });
+}
+
+test("float32 and float64 come as they are, others not at all", () => {
+  assert.deepEqual([...toFloat32(tensor(new Float64Array([0.5, -2])))], [0.5, -2]);
+  assert.throws(() => toFloat32(tensor(new Int32Array(1))), TypeError);
+});

@@ -1,0 +1,112 @@
+/** Every case of the golden vectors, which belong to all languages. */
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+import { type Row, vectors } from "../driver/vectors.js";
+
+const FOLDER = new URL("../../../tests/vectors/", import.meta.url).pathname;
+
+type Expect = { ok?: Row; error?: string; payloads?: number } & Record<string, unknown>;
+interface Case extends Record<string, unknown> {
+  name?: string;
+  expect: Expect;
+  steps: { expect: StepExpect }[];
+}
+interface StepExpect {
+  sends?: Row[];
+  silent?: string[];
+  asks?: number[];
+  runs?: Row;
+}
+
+const results = new Map<string, Row>();
+for (const row of vectors(FOLDER)) results.set(`${row.file} ${row.case}`, row);
+
+function* cases(file: string, list = "cases"): Generator<[name: string, c: Case, result: Row]> {
+  const table = JSON.parse(readFileSync(`${FOLDER}${file}`, "utf8"));
+  for (const [index, c] of (table[list] as Case[]).entries()) {
+    const name = `${list === "cases" ? "" : `${list}/`}${c.name ?? index}`;
+    yield [name, c, results.get(`${file} ${name}`) ?? {}];
+  }
+}
+
+/** Where a case allows both a reading and an error, either is right. */
+function agree(name: string, expected: Expect, result: Row): void {
+  if (expected.error !== undefined && "error" in result) {
+    assert.equal(result.error, expected.error, name);
+  } else {
+    assert.deepEqual(result.ok, expected.ok, `${name}: ${JSON.stringify(result)}`);
+  }
+}
+
+test("messages of a publisher", () => {
+  for (const [name, c, result] of cases("messages.json")) {
+    if (c.direction !== "from_publisher") continue;
+    agree(name, c.expect, result);
+    if ("ok" in result) assert.equal(result.payloads, c.expect.payloads, name);
+  }
+});
+
+test("messages of a worker", () => {
+  for (const [name, c, result] of cases("messages.json")) {
+    if (c.direction !== "from_worker" || c.expect.ok === undefined) continue;
+    const { wbp, ...fields } = JSON.parse(String(result.header));
+    assert.equal(wbp, 1, name);
+    assert.deepEqual(fields, c.expect.ok, name);
+  }
+});
+
+for (const file of ["layouts.json", "chunks.json"]) {
+  test(file, () => {
+    for (const [name, c, result] of cases(file)) agree(name, c.expect, result);
+  });
+}
+
+test("checksums, digests, and whole versions", () => {
+  for (const [name, c, row] of cases("checksums.json", "crc32c"))
+    assert.equal(row.crc, c.crc, name);
+  for (const [name, c, row] of cases("checksums.json", "digests")) {
+    assert.equal(row.digest, c.digest, name);
+  }
+  for (const [name, c, row] of cases("versions.json")) assert.equal(row.digest, c.digest, name);
+});
+
+function has(message: Row, fields: Row): boolean {
+  const same = (key: string) => JSON.stringify(message[key]) === JSON.stringify(fields[key]);
+  return Object.keys(fields).every(same);
+}
+
+function checkStep(name: string, expected: StepExpect, sent: Row[], runs: Row, asks: number[]) {
+  for (const fields of expected.sends ?? []) {
+    const found = sent.some((message) => has(message, fields));
+    assert.ok(found, `${name}: ${JSON.stringify(fields)} was not sent: ${JSON.stringify(sent)}`);
+  }
+  for (const type of expected.silent ?? []) {
+    assert.ok(!sent.some((message) => message.type === type), `${name}: ${type} was sent`);
+  }
+  if (expected.asks !== undefined)
+    assert.deepEqual([...asks].sort(), [...expected.asks].sort(), name);
+  for (const [model, version] of Object.entries(expected.runs ?? {})) {
+    assert.equal(runs[model] ?? 0, version, `${name}: ${model} runs another version`);
+  }
+}
+
+test("sequences", () => {
+  let count = 0;
+  for (const [name, c, result] of cases("sequences.json")) {
+    let asks: number[] = [];
+    const steps = result.steps as { sent: Row[]; runs: Row }[];
+    for (const [index, { expect = {} }] of c.steps.entries()) {
+      const { sent, runs } = steps[index] ?? { sent: [], runs: {} };
+      for (const message of sent.filter((m) => m.type === "fetch")) {
+        const { first = 0, count = 0 } = message as { first?: number; count?: number };
+        asks.push(...Array.from({ length: count }, (_, i) => first + i));
+      }
+      checkStep(`${name}, step ${index}`, expect, sent, runs, asks);
+      if (expect.asks !== undefined) asks = [];
+    }
+    count += 1;
+  }
+  assert.ok(count >= 50);
+});
