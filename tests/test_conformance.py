@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from weightbus.benchmarks.bus import ROADS
 from weightbus.tests.conformance import run, vectors
 from weightbus.tests.conformance.languages import LANGUAGES, Language, chosen
 from weightbus.tests.conformance.liar import BROKEN, LIES
 from weightbus.tests.conformance.matrix import Cell, Matrix
 from weightbus.tests.conformance.rules import Passing, Which
-from weightbus.tests.conformance.scenarios import SCENARIOS
+from weightbus.tests.conformance.scenarios import SCENARIOS, play
 
 FOLDER = Path(__file__).parent / "conformance"
 PYTHON = chosen("python")[0]
@@ -65,7 +66,7 @@ def test_the_python_client_passes(name: str) -> None:
 
 @pytest.mark.parametrize("lie", sorted(CAUGHT_IN))
 def test_a_liar_is_found_out(lie: str) -> None:
-    fault = run.run(BY_NAME[CAUGHT_IN[lie]], liar(lie), SEED, PATIENCE)
+    fault = play(BY_NAME[CAUGHT_IN[lie]], liar(lie), SEED, PATIENCE)
     assert fault, "nobody noticed"
     assert "broke off" not in fault
 
@@ -121,8 +122,7 @@ def test_what_is_not_there_is_named(words: list[str], capsys: pytest.CaptureFixt
 
 
 def test_a_missing_toolchain_is_loud_and_red_where_all_are_required() -> None:
-    # Tools that nobody has, for a folder that is there.
-    language = Language("x", "X", "examples", ("no-such-tool",))
+    language = Language("x", "X", "python_client", ("no-such-tool",))  # it has no Makefile either
     for must, verdict in ((False, "not run"), (True, "wrong")):
         able, others = run.build([language], must=must)
         assert able == []
@@ -172,6 +172,20 @@ def test_every_scenario_says_what_a_worker_does() -> None:
     for scenario in SCENARIOS:
         assert scenario.play.__doc__, scenario.name
         assert "\n" not in scenario.title
+
+
+def test_the_clients_are_measured() -> None:
+    words = ["--languages", "python", "--size", "64KiB/5", "--rounds", "2"]
+    done = subprocess.run(  # noqa: S603 - a script of ours
+        [sys.executable, "benchmarks/clients.py", *words],
+        cwd=FOLDER.parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = re.findall(r"Python .* 1\.00 \(1\.00-1\.00\)", done.stdout)
+    assert len(rows) == len(ROADS), done.stdout + done.stderr
 
 
 def test_chance_comes_from_the_seed_alone() -> None:

@@ -93,9 +93,13 @@ def together_aborted(stage: Stage) -> None:
     stage.open()
     stage.may_fail = {"layout-mismatch"}
     able, unable = stage.worker("able"), stage.worker("unable", in_place={"m": mine})
-    stage.proxy.rules = [lose(stage.which("abort", worker="able", most=2))]
+    lost = lose(stage.which("abort", worker="able", most=2))
+    stage.proxy.rules = [lose(stage.which("failed", worker="unable")), lost]
     stage.aborts = True
-    receipt = stage.outcome(noise(stage.chance, SMALL), commit="together")
+    stage.submit(noise(stage.chance, SMALL), commit="together")
+    stage.proxy.wait_seen("staged", of("able"))
+    stage.proxy.rules = [lost]
+    receipt = stage.settle()[-1]
     stage.aborts = False
     expect(receipt.in_state("failed") == ["unable"], f"one cannot take it, but: {receipt}")
     stage.proxy.wait_seen("abort", of("able"), count=3)
@@ -104,6 +108,7 @@ def together_aborted(stage: Stage) -> None:
     heard_twice_more(stage, "able")
     expect(len(stage.proxy.seen("staged")) == before, "what was aborted is still said to be staged")
     unable.stop()
+    stage.wait_forgotten("unable")
     stage.publish(noise(stage.chance, SMALL), commit="together")
     able.wait_applied("m", stage.publisher.epoch, 2)
 

@@ -89,7 +89,7 @@ class Driver:
 
     def run(self) -> None:
         """Apply what comes until it is time to end."""
-        if self._registered:
+        if self._registered and self._tensors:
             threading.Thread(target=self._read_for_ever, daemon=True).start()
         with self._subscriber:
             while not self._stop.is_set() and time.monotonic() < self._ends_at:

@@ -16,7 +16,7 @@ from pathlib import Path
 from weightbus.tests.conformance import vectors
 from weightbus.tests.conformance.languages import LANGUAGES, Language, NotBuiltError, chosen
 from weightbus.tests.conformance.matrix import Cell, Matrix
-from weightbus.tests.conformance.scenarios import SCENARIOS, Scenario, run
+from weightbus.tests.conformance.scenarios import SCENARIOS, Scenario, play
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "CONFORMANCE.md"
 AT_ONCE = 3  # scenarios of one language: they wait for timers more than for processors
@@ -42,7 +42,7 @@ def scenario_cell(scenario: Scenario, language: Language, seed: int) -> Cell:
     """Play one scenario."""
     if scenario.name in language.unsupported:
         return Cell("unsupported", reason=language.unsupported[scenario.name])
-    fault = run(scenario, language.command, seed)
+    fault = play(scenario, language.command, seed)
     return Cell("wrong", faults=(fault,)) if fault else Cell("right")
 
 

@@ -79,7 +79,7 @@ SCENARIOS = tuple(
 )
 
 
-def run(
+def play(
     scenario: Scenario, command: Sequence[str], seed: int, patience: float = WAIT_SECONDS
 ) -> str:
     """Play a scenario with a driver; return what is wrong, nothing if all is right."""

@@ -150,6 +150,10 @@ class Stage:
         """Wait until the publisher knows that pushed messages reach a worker."""
         self.proxy.wait_answered(lambda p: p.worker == name and p.header.get("subscribed") is True)
 
+    def wait_forgotten(self, name: str) -> None:
+        """Wait until the publisher has heard a worker's goodbye."""
+        self.settled(lambda: f"{name} is known" if name in self.publisher.workers() else "")
+
     def which(self, *types: str, **options: Any) -> Which:
         """Return which messages a rule is about, with this scenario's chance."""
         return Which(types, chance=self.chance, **options)
