@@ -218,6 +218,26 @@ func TestTogetherAndTargeted(t *testing.T) {
 	}
 }
 
+// On the shared road, what must be staged is hashed, and so is what the publisher wants verified.
+func TestDigestsOnTheSharedRoad(t *testing.T) {
+	p := publish(t, object{"chunk_bytes": 1000})
+	w, memory := subscribe(t, p.address, "w", 5000, false)
+	updates := applies(t, w)
+	p.do(object{"wait_for_workers": 1})
+	for i, c := range []struct {
+		how    object
+		hashed bool
+	}{
+		{object{}, false}, {object{"verify": true}, true}, {object{"commit": "together"}, true}, {object{}, false},
+		{object{"wait": "staged"}, true},
+	} {
+		p.version(i, 5000, c.how)
+		if update := next(t, updates); (update.Digest != "") != c.hashed || memory[4999] != float32(i) {
+			t.Fatalf("%v: %+v, %v", c.how, update, memory[4999])
+		}
+	}
+}
+
 func TestASlowWorkerSkipsVersionsAndEndsAtTheLast(t *testing.T) {
 	p := publish(t, object{"shared_memory": false, "chunk_bytes": 1000})
 	w, memory := subscribe(t, p.address, "w", 20_000, true)

@@ -9,7 +9,7 @@ import (
 
 const (
 	tick      = 100 * time.Millisecond // between two looks at the clock when nothing happens
-	eventsMax = 64                     // that wait for somebody to look; more are dropped
+	eventsMax = 64                     // that wait for somebody to look; the oldest go first
 )
 
 // A loop brings the machine and its transport together. Whoever holds its lock may use both, and
@@ -159,8 +159,15 @@ func (l *loop) listen(data string) {
 
 // tell leaves word for whoever looks at Events; nobody has to.
 func (l *loop) tell(event Event) {
-	select {
-	case l.events <- event:
-	default:
+	for {
+		select {
+		case l.events <- event:
+			return
+		default:
+		}
+		select {
+		case <-l.events: // the oldest goes
+		default:
+		}
 	}
 }

@@ -94,6 +94,11 @@ func New(address string, options Options) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newWorker(address, options, func(c carried) transport { return newSockets(control, c) })
+}
+
+// newWorker makes a worker on a transport.
+func newWorker(address string, options Options, connect func(carried) transport) (*Worker, error) {
 	if err := options.check(); err != nil {
 		return nil, err
 	}
@@ -118,7 +123,7 @@ func New(address string, options Options) (*Worker, error) {
 		handoff: newHandoff(), address: address, name: w.name, started: time.Now(),
 		events: make(chan Event, eventsMax), stop: make(chan struct{}),
 	}
-	w.loop.run(func(c carried) transport { return newSockets(control, c) })
+	w.loop.run(connect)
 	return w, nil
 }
 
@@ -174,8 +179,8 @@ func (w *Worker) Join(ctx context.Context) error {
 	return nil
 }
 
-// Events tells of sessions that begin and end. Nobody has to look: a few are kept, and more are
-// dropped. The channel is closed by Close.
+// Events tells of sessions that begin and end. Nobody has to look: only the latest few are kept. The
+// channel is closed by Close.
 func (w *Worker) Events() <-chan Event { return w.loop.events }
 
 // Receive applies the newest version that has arrived, waiting for one if need be, and returns

@@ -44,7 +44,10 @@ type Machine struct {
 	saidHelloAt time.Duration
 	pingedAt    time.Duration
 	pingEvery   time.Duration
+	spare       []byte // for the payload of an announcement, kept so that small versions take no fresh memory
 }
+
+const spareMax = 1 << 20 // bytes of it
 
 // NewMachine returns a worker that is outside. opens may be nil: the shared road is not taken.
 func NewMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *Machine {
@@ -102,13 +105,31 @@ func (m *Machine) Place(header []byte, size int) *Lease {
 			expected = message.Bytes
 		}
 		if m.slots[message.Model] != nil && message.Epoch == m.epoch && int64(size) == expected {
-			return &Lease{view: make([]byte, size)}
+			return m.lend(size)
 		}
 	}
 	return nil
 }
 
+// lend returns memory for the payload of an announcement, which is done with once that is received.
+func (m *Machine) lend(size int) *Lease {
+	memory := m.spare
+	m.spare = nil
+	if cap(memory) < size {
+		memory = make([]byte, size)
+	}
+	return &Lease{view: memory[:size]}
+}
+
+// takeBack keeps that memory for the next one.
+func (m *Machine) takeBack(lease *Lease) {
+	if lease != nil && lease.owner == nil && cap(lease.view) <= spareMax {
+		m.spare = lease.view
+	}
+}
+
 func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, pushed bool) []Effect {
+	defer m.takeBack(lease)
 	if len(frames) == 0 {
 		m.Malformed++
 		return nil

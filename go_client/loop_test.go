@@ -1,0 +1,200 @@
+package weightbus
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"weightbus/internal/wbp"
+)
+
+// A stage is a worker on a transport in the hands of a test: no sockets, no publisher.
+type stage struct {
+	t      *testing.T
+	worker *Worker
+	loop   carried
+	sent   []string // types of messages, in order
+	data   endpoint
+	topics map[string]bool
+}
+
+func (s *stage) send(header []byte) {
+	var m struct{ Type string }
+	_ = json.Unmarshal(header, &m)
+	s.sent = append(s.sent, m.Type)
+}
+func (s *stage) listen(data endpoint)            { s.data = data }
+func (s *stage) subscribe(topic string, on bool) { s.topics[topic] = on }
+func (s *stage) tick(time.Time) (connected bool) { return false }
+func (s *stage) close()                          {}
+func (s *stage) counted(kind string) (count int) {
+	s.loop.Lock()
+	defer s.loop.Unlock()
+	for _, sent := range s.sent {
+		if sent == kind {
+			count++
+		}
+	}
+	return count
+}
+
+// perform makes a worker on a stage that has been welcomed.
+func perform(t *testing.T, models map[string]Tensors) *stage {
+	s := &stage{t: t, topics: map[string]bool{}}
+	worker, err := newWorker("tcp://host:5", Options{Name: "w", Models: models}, func(c carried) transport {
+		s.loop = c
+		return s
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { worker.Close() })
+	s.worker = worker
+	s.control(&wbp.Welcome{Epoch: 7, Data: "tcp://*:6", PingMS: 1000, LostMS: 5000, Models: map[string]int64{}, Features: []string{}})
+	return s
+}
+
+func (s *stage) control(m wbp.Message, payload ...[]byte) {
+	s.loop.Lock()
+	defer s.loop.Unlock()
+	s.loop.received(append([][]byte{wbp.Encode(m)}, payload...), nil)
+}
+
+// version lets a version of one tensor of bytes arrive.
+func (s *stage) version(number int64, data []byte) {
+	text := fmt.Sprintf(`{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}`, len(data), len(data))
+	layout := append(make([]byte, 8), text...)
+	binary.LittleEndian.PutUint64(layout, uint64(len(text)))
+	parsed, err := wbp.ParseLayout(layout)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.control(&wbp.Announce{Model: "m", Epoch: 7, Version: number, Layout: parsed.ID, LayoutBytes: int64(len(layout)),
+		Bytes: int64(len(data)), ChunkBytes: 100, Commit: "auto", Acknowledge: "applied", Encoding: "raw"}, layout)
+	s.control(&wbp.Chunk{Model: "m", Epoch: 7, Version: number, CRC: wbp.CRC32C(data)}, data)
+	s.control(&wbp.End{Model: "m", Epoch: 7, Version: number, Digest: wbp.DigestOf(parsed.ID, data, 100)})
+}
+
+func TestAnotherTransport(t *testing.T) {
+	memory := make([]byte, 3)
+	s := perform(t, map[string]Tensors{"m": {"w": U8(memory, 3)}})
+	if s.data.address != "host:6" || !s.topics["m/ctl"] || !s.topics["m/dat"] {
+		t.Fatalf("%+v", s)
+	}
+	s.version(1, []byte{1, 2, 3})
+	update, err := s.worker.Receive(within(t, 10*time.Second))
+	if err != nil || update.Version != 1 || string(memory) != "\x01\x02\x03" || s.counted("applied") != 1 {
+		t.Fatalf("%+v %v %v", update, err, memory)
+	}
+	s.worker.Close()
+	if s.counted("bye") != 1 {
+		t.Fatal("no goodbye")
+	}
+}
+
+func TestTheNewestWaitsToBeApplied(t *testing.T) {
+	s := perform(t, map[string]Tensors{"m": nil})
+	for v := int64(1); v <= 5; v++ {
+		s.version(v, []byte{byte(v)})
+	}
+	if update, err := s.worker.Receive(within(t, 10*time.Second)); err != nil || update.Version != 5 {
+		t.Fatalf("%+v %v", update, err)
+	}
+	soon, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	if update, err := s.worker.Receive(soon); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("%+v %v", update, err)
+	}
+}
+
+// A version that cannot be applied since somebody reads is there for the next call.
+func TestReceiveWhileSomebodyReads(t *testing.T) {
+	s := perform(t, map[string]Tensors{"m": nil})
+	s.version(1, []byte{1})
+	if _, err := s.worker.Receive(within(t, 10*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	s.version(2, []byte{2})
+	err := s.worker.Read(within(t, 10*time.Second), "m", func(v View) {
+		soon, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		defer cancel()
+		if update, err := s.worker.Receive(soon); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%+v %v", update, err)
+		}
+		if tensor, _ := v.Tensor("w"); v.Version != 1 || tensor.Bytes()[0] != 1 {
+			t.Errorf("%+v", v)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if update, err := s.worker.Receive(within(t, 10*time.Second)); err != nil || update.Version != 2 {
+		t.Fatalf("%+v %v", update, err)
+	}
+}
+
+// Each version that cannot be taken is told once, as is each refusal; and then the next thing.
+func TestErrorsAreToldOnce(t *testing.T) {
+	s := perform(t, map[string]Tensors{"m": {"w": U8(make([]byte, 3), 3)}})
+	for i := 0; i < 2; i++ {
+		s.version(1, []byte{1})
+		s.control(&wbp.Refuse{Code: "something-new", Text: "a code of tomorrow"})
+	}
+	var failed *ApplyError
+	if _, err := s.worker.Receive(within(t, 10*time.Second)); !errors.As(err, &failed) || failed.Code != CodeLayoutMismatch {
+		t.Fatal(err)
+	}
+	if _, err := s.worker.Receive(within(t, 10*time.Second)); !errors.Is(err, Code("something-new")) {
+		t.Fatal(err)
+	}
+	s.version(2, []byte{1, 2, 3})
+	if update, err := s.worker.Receive(within(t, 10*time.Second)); err != nil || update.Version != 2 {
+		t.Fatalf("%+v %v", update, err)
+	}
+}
+
+func TestMalformedMessagesAreCounted(t *testing.T) {
+	s := perform(t, map[string]Tensors{"m": nil})
+	s.control(&wbp.Ping{}, []byte("a payload too many"))
+	if stats := s.worker.Stats(); stats.Malformed != 1 {
+		t.Fatalf("%+v", stats)
+	}
+}
+
+// Tied tensors travel once, and may be registered under any of their names, and under several.
+func TestAliases(t *testing.T) {
+	text := `{"__metadata__":{"tied":"w"},"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}`
+	layout := append(make([]byte, 8), text...)
+	binary.LittleEndian.PutUint64(layout, uint64(len(text)))
+	parsed, err := wbp.ParseLayout(layout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for names, fits := range map[[2]string]bool{{"w", "w"}: true, {"tied", "tied"}: true, {"w", "tied"}: true, {"w", "x"}: false} {
+		m := &model{tensors: Tensors{}}
+		for _, name := range names {
+			m.tensors[name] = U8(make([]byte, 2), 2)
+		}
+		if wrong := m.accepts(parsed); (wrong == "") != fits {
+			t.Fatalf("%v: %q", names, wrong)
+		} else if !fits {
+			continue
+		}
+		m.prepare(parsed)
+		m.write([]byte{4, 5})
+		for _, name := range []string{"w", "tied"} {
+			if tensor, ok := m.tensor(name); !ok || string(tensor.Bytes()) != "\x04\x05" {
+				t.Fatalf("%v: %s is %v", names, name, tensor)
+			}
+		}
+		for name, tensor := range m.tensors {
+			if string(tensor.Bytes()) != "\x04\x05" {
+				t.Fatalf("%v: %s was not written", names, name)
+			}
+		}
+	}
+}
