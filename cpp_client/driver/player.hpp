@@ -29,8 +29,8 @@ class Player {
 
   double now = 1000;
   std::vector<FromWorker> sent;
-  std::vector<Effect> others;              // effects but messages and what was applied
-  std::vector<StagedPtr> ready;            // what was not applied, since `apply` is off
+  std::vector<Effect> others;    // effects but messages and what was applied
+  std::vector<StagedPtr> ready;  // what was not applied, since `apply` is off
   std::map<std::string, std::uint64_t> runs;
   std::map<std::string, std::string> bytes;  // of what runs
 

@@ -179,7 +179,8 @@ int run_vectors(const std::string& from) {
     return {{"digest", digest(id, one["chunk_bytes"], one["crcs"])}};
   });
   each("versions.json", "cases", "", version);
-  each("segments.json", "cases", "", [](const Json& one) { return segment(one, file(one["file"])); });
+  each("segments.json", "cases", "",
+       [](const Json& one) { return segment(one, file(one["file"])); });
   each("sequences.json", "cases", "", sequence);
   return 0;
 }

@@ -125,8 +125,12 @@ void watch(Worker& worker, const Registered& registered) {
 void report(Worker& worker) {
   for (const Event& event : worker.events()) {
     switch (event.kind) {
-      case Event::Kind::kJoined: print({{"event", "joined"}, {"epoch", event.epoch}}); break;
-      case Event::Kind::kLost: print({{"event", "lost"}}); break;
+      case Event::Kind::kJoined:
+        print({{"event", "joined"}, {"epoch", event.epoch}});
+        break;
+      case Event::Kind::kLost:
+        print({{"event", "lost"}});
+        break;
       case Event::Kind::kRefused:
         print({{"event", "refused"}, {"code", event.code}, {"text", event.text}});
         break;
@@ -138,14 +142,18 @@ void report(Worker& worker) {
                {"code", event.code},
                {"text", event.text}});
         break;
-      case Event::Kind::kNotice: std::cerr << event.code << ": " << event.text << "\n"; break;
-      case Event::Kind::kApplied: break;  // `receive` says so
+      case Event::Kind::kNotice:
+        std::cerr << event.code << ": " << event.text << "\n";
+        break;
+      case Event::Kind::kApplied:
+        break;  // `receive` says so
     }
   }
 }
 
 void serve(Worker& worker, const Arguments& arguments, const Registered& registered) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(arguments.seconds);
+  const auto end =
+      std::chrono::steady_clock::now() + std::chrono::duration<double>(arguments.seconds);
   while (!stop && std::chrono::steady_clock::now() < end) {
     const auto update = worker.receive(50ms);
     report(worker);

@@ -52,8 +52,8 @@ int main(int count, char** values) {
   std::signal(SIGINT, [](int) { stop = true; });
 
   float slope[3] = {}, offset = 0;
-  options.in_place("line", {weightbus::tensor("slope", slope, {3}),
-                            weightbus::tensor("offset", &offset, {})});
+  options.in_place(
+      "line", {weightbus::tensor("slope", slope, {3}), weightbus::tensor("offset", &offset, {})});
   auto worker = weightbus::Worker::connect(words[0], options);
   if (!worker) {
     std::cerr << worker.error().text << "\n";

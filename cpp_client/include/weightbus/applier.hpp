@@ -146,8 +146,8 @@ struct Applier {
       running[update.model] = update;
       applied.notify_all();
     }
-    handoff->note({Event::Kind::kApplied, update.model, update.epoch, update.version,
-                   update.digest, "", ""});
+    handoff->note(
+        {Event::Kind::kApplied, update.model, update.epoch, update.version, update.digest, "", ""});
     loop->applied(update.model, {update.epoch, update.version}, update.digest);
   }
 

@@ -30,7 +30,8 @@ class Control {
   void send(const std::string& header) {
     try {
       // (An empty result says that nobody is there: what matters is said again.)
-      [[maybe_unused]] const auto sent = socket_.send(zmq::buffer(header), zmq::send_flags::dontwait);
+      [[maybe_unused]] const auto sent =
+          socket_.send(zmq::buffer(header), zmq::send_flags::dontwait);
     } catch (const zmq::error_t&) {  // the context is being closed
     }
   }

@@ -2,8 +2,8 @@
 //
 // One CRC instruction takes 8 bytes, and its result is there three cycles later; a new one may
 // start every cycle. So a long buffer is read as three streams side by side, and their checksums
-// are joined afterwards: that of `a` followed by `b` is `shift(crc(a), |b|) ^ crc(b)`, where shifting
-// by a fixed number of zero bytes is a linear map, kept as four tables of 256 entries.
+// are joined afterwards: that of `a` followed by `b` is `shift(crc(a), |b|) ^ crc(b)`, where
+// shifting by a fixed number of zero bytes is a linear map, kept as four tables of 256 entries.
 #pragma once
 
 #include <array>

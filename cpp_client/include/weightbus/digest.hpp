@@ -36,7 +36,8 @@ inline std::string digest(std::string_view layout_id, std::uint64_t chunk_bytes,
 inline std::string digest_of(std::string_view layout_id, Bytes data, std::uint64_t chunk_bytes) {
   std::vector<std::uint32_t> crcs;
   for (std::uint64_t begin = 0; begin < data.size; begin += chunk_bytes) {
-    crcs.push_back(crc32c(data.slice(begin, std::min<std::uint64_t>(begin + chunk_bytes, data.size))));
+    crcs.push_back(
+        crc32c(data.slice(begin, std::min<std::uint64_t>(begin + chunk_bytes, data.size))));
   }
   return digest(layout_id, chunk_bytes, crcs);
 }

@@ -41,11 +41,11 @@ struct DtypeRow {
 };
 
 inline constexpr DtypeRow kDtypes[] = {
-    {"BOOL", 8},     {"F4", 4},       {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},
-    {"I8", 8},       {"F8_E5M2", 8},  {"F8_E4M3", 8}, {"F8_E8M0", 8},     {"F8_E4M3FNUZ", 8},
-    {"F8_E5M2FNUZ", 8}, {"I16", 16},  {"U16", 16},    {"F16", 16},        {"BF16", 16},
-    {"I32", 32},     {"U32", 32},     {"F32", 32},    {"C64", 64},        {"F64", 64},
-    {"I64", 64},     {"U64", 64},
+    {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
+    {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+    {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
+    {"I64", 64},        {"U64", 64},
 };
 
 inline constexpr const DtypeRow& row(Dtype dtype) { return kDtypes[static_cast<int>(dtype)]; }
@@ -69,22 +69,70 @@ inline bool find_dtype(std::string_view name, Dtype& found) {
 template <class T>
 struct DtypeOf;  // no dtype of safetensors has elements of this type
 
-template <> struct DtypeOf<bool> { static constexpr Dtype value = Dtype::kBool; };
-template <> struct DtypeOf<std::uint8_t> { static constexpr Dtype value = Dtype::kU8; };
-template <> struct DtypeOf<std::int8_t> { static constexpr Dtype value = Dtype::kI8; };
-template <> struct DtypeOf<std::uint16_t> { static constexpr Dtype value = Dtype::kU16; };
-template <> struct DtypeOf<std::int16_t> { static constexpr Dtype value = Dtype::kI16; };
-template <> struct DtypeOf<std::uint32_t> { static constexpr Dtype value = Dtype::kU32; };
-template <> struct DtypeOf<std::int32_t> { static constexpr Dtype value = Dtype::kI32; };
-template <> struct DtypeOf<std::uint64_t> { static constexpr Dtype value = Dtype::kU64; };
-template <> struct DtypeOf<std::int64_t> { static constexpr Dtype value = Dtype::kI64; };
-template <> struct DtypeOf<float> { static constexpr Dtype value = Dtype::kF32; };
-template <> struct DtypeOf<double> { static constexpr Dtype value = Dtype::kF64; };
-template <> struct DtypeOf<std::complex<float>> { static constexpr Dtype value = Dtype::kC64; };
-template <> struct DtypeOf<Float16> { static constexpr Dtype value = Dtype::kF16; };
-template <> struct DtypeOf<BFloat16> { static constexpr Dtype value = Dtype::kBF16; };
-template <> struct DtypeOf<Float8E4M3> { static constexpr Dtype value = Dtype::kF8E4M3; };
-template <> struct DtypeOf<Float8E5M2> { static constexpr Dtype value = Dtype::kF8E5M2; };
+template <>
+struct DtypeOf<bool> {
+  static constexpr Dtype value = Dtype::kBool;
+};
+template <>
+struct DtypeOf<std::uint8_t> {
+  static constexpr Dtype value = Dtype::kU8;
+};
+template <>
+struct DtypeOf<std::int8_t> {
+  static constexpr Dtype value = Dtype::kI8;
+};
+template <>
+struct DtypeOf<std::uint16_t> {
+  static constexpr Dtype value = Dtype::kU16;
+};
+template <>
+struct DtypeOf<std::int16_t> {
+  static constexpr Dtype value = Dtype::kI16;
+};
+template <>
+struct DtypeOf<std::uint32_t> {
+  static constexpr Dtype value = Dtype::kU32;
+};
+template <>
+struct DtypeOf<std::int32_t> {
+  static constexpr Dtype value = Dtype::kI32;
+};
+template <>
+struct DtypeOf<std::uint64_t> {
+  static constexpr Dtype value = Dtype::kU64;
+};
+template <>
+struct DtypeOf<std::int64_t> {
+  static constexpr Dtype value = Dtype::kI64;
+};
+template <>
+struct DtypeOf<float> {
+  static constexpr Dtype value = Dtype::kF32;
+};
+template <>
+struct DtypeOf<double> {
+  static constexpr Dtype value = Dtype::kF64;
+};
+template <>
+struct DtypeOf<std::complex<float>> {
+  static constexpr Dtype value = Dtype::kC64;
+};
+template <>
+struct DtypeOf<Float16> {
+  static constexpr Dtype value = Dtype::kF16;
+};
+template <>
+struct DtypeOf<BFloat16> {
+  static constexpr Dtype value = Dtype::kBF16;
+};
+template <>
+struct DtypeOf<Float8E4M3> {
+  static constexpr Dtype value = Dtype::kF8E4M3;
+};
+template <>
+struct DtypeOf<Float8E5M2> {
+  static constexpr Dtype value = Dtype::kF8E5M2;
+};
 
 template <class T>
 inline constexpr Dtype dtype_of = DtypeOf<T>::value;

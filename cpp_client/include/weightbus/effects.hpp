@@ -39,8 +39,7 @@ struct Notice {  // something that an operator may want to know; `lost` is a cod
   std::string code, text;
 };
 
-using Effect =
-    std::variant<Send, ConnectData, Subscribe, Ready, Rejected, Refused, Joined, Notice>;
+using Effect = std::variant<Send, ConnectData, Subscribe, Ready, Rejected, Refused, Joined, Notice>;
 using Effects = std::vector<Effect>;
 
 inline void append(Effects& to, Effects more) {

@@ -73,40 +73,59 @@ class Handler final : public nlohmann::json_sax<Json> {
 
   bool start_object(std::size_t) override {
     switch (at_) {
-      case At::kStart: at_ = At::kTop; return true;
-      case At::kMetadataValue: at_ = At::kMetadata; return true;
-      case At::kTensorValue: at_ = At::kTensor; seen_ = 0; return true;
-      default: return refuse("an object where none may be");
+      case At::kStart:
+        at_ = At::kTop;
+        return true;
+      case At::kMetadataValue:
+        at_ = At::kMetadata;
+        return true;
+      case At::kTensorValue:
+        at_ = At::kTensor;
+        seen_ = 0;
+        return true;
+      default:
+        return refuse("an object where none may be");
     }
   }
 
   bool key(string_t& name) override {
     switch (at_) {
-      case At::kTop: return top_key(name);
+      case At::kTop:
+        return top_key(name);
       case At::kMetadata:
         metadata.emplace_back(std::move(name), "");
         at_ = At::kText;
         return true;
-      case At::kTensor: return field_key(name);
-      default: return refuse("a key where none may be");
+      case At::kTensor:
+        return field_key(name);
+      default:
+        return refuse("a key where none may be");
     }
   }
 
   bool end_object() override {
     switch (at_) {
-      case At::kTop: at_ = At::kEnd; return true;
-      case At::kMetadata: at_ = At::kTop; return true;
+      case At::kTop:
+        at_ = At::kEnd;
+        return true;
+      case At::kMetadata:
+        at_ = At::kTop;
+        return true;
       case At::kTensor:
         at_ = At::kTop;
         return seen_ == 7 || refuse("a tensor without dtype, shape or data_offsets");
-      default: return false;
+      default:
+        return false;
     }
   }
 
   bool start_array(std::size_t) override {
-    if (at_ == At::kShapeValue) at_ = At::kShape;
-    else if (at_ == At::kOffsetsValue) at_ = At::kOffsets;
-    else return refuse("an array where none may be");
+    if (at_ == At::kShapeValue)
+      at_ = At::kShape;
+    else if (at_ == At::kOffsetsValue)
+      at_ = At::kOffsets;
+    else
+      return refuse("an array where none may be");
     offsets_.clear();
     return true;
   }

@@ -98,7 +98,7 @@ class Loop {
   using Work = std::function<Effects(double now)>;
 
   static constexpr double kTickSeconds = 0.1;  // between two looks at the clock
-  static constexpr int kBatch = 16;  // control messages taken before the data gets a turn
+  static constexpr int kBatch = 16;            // control messages taken before the data gets a turn
 
   static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())

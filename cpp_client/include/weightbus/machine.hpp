@@ -261,11 +261,10 @@ class WorkerMachine {
 
   Effects welcome(const Welcome& welcome, double now) {
     if (welcome.epoch < applied_epoch()) {
-      return {Refused{"stale-epoch",
-                      "the publisher is of epoch " + std::to_string(welcome.epoch) +
-                          ", but this worker runs weights of the later epoch " +
-                          std::to_string(applied_epoch()) +
-                          ": connect it to the newer publisher"}};
+      return {Refused{"stale-epoch", "the publisher is of epoch " + std::to_string(welcome.epoch) +
+                                         ", but this worker runs weights of the later epoch " +
+                                         std::to_string(applied_epoch()) +
+                                         ": connect it to the newer publisher"}};
     }
     if (inside_ && welcome.epoch == epoch_) {  // the answer to a second hello
       heard_at_ = now;

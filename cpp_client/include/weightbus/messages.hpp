@@ -22,7 +22,7 @@
 
 namespace weightbus {
 
-using Frames = std::vector<Bytes>;                 // of one message, without topic
+using Frames = std::vector<Bytes>;                      // of one message, without topic
 using Versions = std::map<std::string, std::uint64_t>;  // by model
 
 // Objects inside headers.
@@ -49,16 +49,19 @@ inline bool operator==(const Whole& a, const Whole& b) {
   return a.crc == b.crc && a.digest == b.digest;
 }
 
-template <class V> void describe(Running& m, V& f) {
+template <class V>
+void describe(Running& m, V& f) {
   f("epoch", m.epoch, kCount);
   f("version", m.version, kPositive);
   f("digest", m.digest, kDigest);
 }
-template <class V> void describe(Shared& m, V& f) {
+template <class V>
+void describe(Shared& m, V& f) {
   f("path", m.path, Text{kTextMax});
   f("token", m.token, kHex32);
 }
-template <class V> void describe(Whole& m, V& f) {
+template <class V>
+void describe(Whole& m, V& f) {
   f("crc", m.crc, kCrc);
   f("digest", m.digest, kHex64);
 }
@@ -68,7 +71,8 @@ struct OfVersion {
   std::string model;
   std::uint64_t epoch = 0, version = 0;
 };
-template <class V> void describe_version(OfVersion& m, V& f) {
+template <class V>
+void describe_version(OfVersion& m, V& f) {
   f("model", m.model, Name{});
   f("epoch", m.epoch, kCount);
   f("version", m.version, kPositive);
@@ -85,7 +89,8 @@ struct Hello {
   std::string client, host;
   std::uint64_t pid = 0;
 };
-template <class V> void describe(Hello& m, V& f) {
+template <class V>
+void describe(Hello& m, V& f) {
   f("name", m.name, Name{});
   f("instance", m.instance, kHex32);
   f("models", m.models, ByName<OrNull<Object>>{{}, kModelsMax});
@@ -101,7 +106,8 @@ struct Fetch : OfVersion {
   std::uint64_t first = 0, count = 0;
   bool layout = false;
 };
-template <class V> void describe(Fetch& m, V& f) {
+template <class V>
+void describe(Fetch& m, V& f) {
   f("model", m.model, Name{});
   f("epoch", m.epoch, kCount);
   f("version", m.version, kCount);
@@ -115,7 +121,8 @@ struct Progress : OfVersion {
   std::uint64_t chunks = 0;
   std::string phase = "receiving";
 };
-template <class V> void describe(Progress& m, V& f) {
+template <class V>
+void describe(Progress& m, V& f) {
   describe_version(m, f);
   f("chunks", m.chunks, kCount);
   f("phase", m.phase, Choice{"receiving", "staged", "applying"}, "receiving");
@@ -125,7 +132,8 @@ struct Staged : OfVersion {
   static constexpr std::string_view kType = "staged";
   std::string digest;
 };
-template <class V> void describe(Staged& m, V& f) {
+template <class V>
+void describe(Staged& m, V& f) {
   describe_version(m, f);
   f("digest", m.digest, kHex64);
 }
@@ -134,7 +142,8 @@ struct Applied : OfVersion {
   static constexpr std::string_view kType = "applied";
   std::string digest;
 };
-template <class V> void describe(Applied& m, V& f) {
+template <class V>
+void describe(Applied& m, V& f) {
   describe_version(m, f);
   f("digest", m.digest, kDigest);
 }
@@ -143,7 +152,8 @@ struct Failed : OfVersion {
   static constexpr std::string_view kType = "failed";
   std::string code, text;
 };
-template <class V> void describe(Failed& m, V& f) {
+template <class V>
+void describe(Failed& m, V& f) {
   describe_version(m, f);
   f("code", m.code, Name{});
   f("text", m.text, Text{kTextMax});
@@ -152,7 +162,8 @@ template <class V> void describe(Failed& m, V& f) {
 struct Bye {
   static constexpr std::string_view kType = "bye";
 };
-template <class V> void describe(Bye&, V&) {}
+template <class V>
+void describe(Bye&, V&) {}
 
 // Both ways.
 
@@ -161,7 +172,8 @@ struct Ping {
   std::uint64_t token = 0;
   bool subscribed = false, shared = false;
 };
-template <class V> void describe(Ping& m, V& f) {
+template <class V>
+void describe(Ping& m, V& f) {
   f("token", m.token, kCount, 0U);
   f("subscribed", m.subscribed, Boolean{}, false);
   f("shared", m.shared, Boolean{}, false);
@@ -172,7 +184,8 @@ struct Pong {
   std::uint64_t token = 0, epoch = 0;
   Versions models;
 };
-template <class V> void describe(Pong& m, V& f) {
+template <class V>
+void describe(Pong& m, V& f) {
   f("token", m.token, kCount, 0U);
   f("epoch", m.epoch, kCount, 0U);
   f("models", m.models, ByName<Integer>{kCount, kModelsMax}, Versions{});
@@ -189,7 +202,8 @@ struct Welcome {
   std::optional<Shared> shared;
   std::vector<std::string> features;
 };
-template <class V> void describe(Welcome& m, V& f) {
+template <class V>
+void describe(Welcome& m, V& f) {
   f("epoch", m.epoch, kCount);
   f("data", m.data, Text{kTextMax});
   f("ping_ms", m.ping_ms, Integer{1, 3'600'000});
@@ -209,7 +223,8 @@ struct Announce : OfVersion {
   bool hash = false;
   std::optional<Whole> whole;  // the payload is not the layout, but chunk 0, the only one
 };
-template <class V> void describe(Announce& m, V& f) {
+template <class V>
+void describe(Announce& m, V& f) {
   describe_version(m, f);
   f("layout", m.layout, kHex64);
   f("layout_bytes", m.layout_bytes, Integer{10, kLayoutBytesMax});
@@ -229,7 +244,8 @@ struct Chunk : OfVersion {
   std::uint64_t index = 0;
   std::uint32_t crc = 0;
 };
-template <class V> void describe(Chunk& m, V& f) {
+template <class V>
+void describe(Chunk& m, V& f) {
   describe_version(m, f);
   f("index", m.index, kIndex);
   f("crc", m.crc, kCrc);
@@ -239,7 +255,8 @@ struct End : OfVersion {
   static constexpr std::string_view kType = "end";
   std::string digest;
 };
-template <class V> void describe(End& m, V& f) {
+template <class V>
+void describe(End& m, V& f) {
   describe_version(m, f);
   f("digest", m.digest, kHex64);
 }
@@ -248,7 +265,8 @@ struct Commit : OfVersion {
   static constexpr std::string_view kType = "commit";
   std::string digest;
 };
-template <class V> void describe(Commit& m, V& f) {
+template <class V>
+void describe(Commit& m, V& f) {
   describe_version(m, f);
   f("digest", m.digest, kHex64);
 }
@@ -257,7 +275,8 @@ struct Abort : OfVersion {
   static constexpr std::string_view kType = "abort";
   std::string text;
 };
-template <class V> void describe(Abort& m, V& f) {
+template <class V>
+void describe(Abort& m, V& f) {
   describe_version(m, f);
   f("text", m.text, Text{kTextMax}, "");
 }
@@ -265,7 +284,8 @@ template <class V> void describe(Abort& m, V& f) {
 struct Beacon : OfVersion {
   static constexpr std::string_view kType = "beacon";
 };
-template <class V> void describe(Beacon& m, V& f) {
+template <class V>
+void describe(Beacon& m, V& f) {
   f("model", m.model, Name{});
   f("epoch", m.epoch, kCount);
   f("version", m.version, kCount);
@@ -277,7 +297,8 @@ struct Refuse {
   std::optional<std::string> model;
   std::uint64_t epoch = 0, version = 0;
 };
-template <class V> void describe(Refuse& m, V& f) {
+template <class V>
+void describe(Refuse& m, V& f) {
   f("code", m.code, Name{});
   f("text", m.text, Text{kTextMax});
   f("model", m.model, OrNull<Name>{}, std::nullopt);
@@ -285,8 +306,7 @@ template <class V> void describe(Refuse& m, V& f) {
   f("version", m.version, kCount, 0U);
 }
 
-using FromWorker =
-    std::variant<Hello, Fetch, Progress, Staged, Applied, Failed, Bye, Ping, Pong>;
+using FromWorker = std::variant<Hello, Fetch, Progress, Staged, Applied, Failed, Bye, Ping, Pong>;
 using FromPublisher =
     std::variant<Welcome, Announce, Chunk, End, Commit, Abort, Beacon, Refuse, Ping, Pong>;
 

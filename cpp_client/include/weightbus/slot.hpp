@@ -1,6 +1,7 @@
 // One model of a worker: what it runs, what is arriving, and what waits to be applied.
 //
-//     idle ──announce──> arriving ──all chunks, digest──> staged ──commit──> ready ──applied──> idle
+//     idle ──announce──> arriving ──all chunks, digest──> staged ──commit──> ready ──applied──>
+//     idle
 //                           │                               │                  │
 //                           └── newer announced ────────────┴── abort, newer   └── failed
 //
@@ -420,15 +421,14 @@ class Slot {
                                       "'; this worker takes 'raw' without encryption"};
     }
     if (announce.nbytes > bytes_max_) {
-      return Fault{"too-large", std::to_string(announce.nbytes) +
-                                    " bytes; this worker takes at most " +
-                                    std::to_string(bytes_max_) +
-                                    ": raise its bytes_max if that is meant"};
+      return Fault{"too-large",
+                   std::to_string(announce.nbytes) + " bytes; this worker takes at most " +
+                       std::to_string(bytes_max_) + ": raise its bytes_max if that is meant"};
     }
     if (announce.nbytes > kChunksMax * announce.chunk_bytes) {
       return Fault{"too-many-chunks", std::to_string(announce.nbytes) + " bytes in chunks of " +
-                                          std::to_string(announce.chunk_bytes) +
-                                          " are more than " + std::to_string(kChunksMax) +
+                                          std::to_string(announce.chunk_bytes) + " are more than " +
+                                          std::to_string(kChunksMax) +
                                           " chunks: publish with larger ones"};
     }
     return {};
@@ -485,9 +485,9 @@ class Slot {
     if (!arriving_->verify()) {
       if (arriving_->restarts() < kRestartsMax) return {};  // the next tick fetches it anew
       const std::unique_ptr<Transfer> transfer = std::move(arriving_);
-      Effects effects = reject(transfer->announce, "digest-mismatch",
-                               "the whole did not match its digest, " +
-                                   std::to_string(transfer->restarts()) + " times");
+      Effects effects = reject(
+          transfer->announce, "digest-mismatch",
+          "the whole did not match its digest, " + std::to_string(transfer->restarts()) + " times");
       append(effects, caught_up(epoch, now));
       return effects;
     }
@@ -586,9 +586,9 @@ class Slot {
 
   std::optional<Running> running_;
   std::unique_ptr<Transfer> arriving_;
-  StagedPtr undecided_;               // staged together, waiting for the commit
-  std::map<Key, StagedPtr> ready_;    // given out to be applied
-  std::optional<Announce> waiting_;   // newer, but its layout or a buffer is missing
+  StagedPtr undecided_;              // staged together, waiting for the commit
+  std::map<Key, StagedPtr> ready_;   // given out to be applied
+  std::optional<Announce> waiting_;  // newer, but its layout or a buffer is missing
   std::deque<Known> layouts_;
   // Could not be taken; not tried again. An older one still may be: what was rejected may have been
   // aborted, or meant for few, and the latest for all be one that was missed.

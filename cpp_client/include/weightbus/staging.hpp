@@ -117,10 +117,10 @@ struct StagedVersion {
   std::string model;
   Key key;
   LayoutPtr layout;
-  BufferPtr buffer;             // null if it lies in shared memory
-  SharedMemoryPtr shared;       // null if it lies in a buffer
-  std::string digest;           // empty if it lies in shared memory: nobody has hashed it
-  bool say_staged = false;      // the publisher wants to know that it is staged
+  BufferPtr buffer;               // null if it lies in shared memory
+  SharedMemoryPtr shared;         // null if it lies in a buffer
+  std::string digest;             // empty if it lies in shared memory: nobody has hashed it
+  bool say_staged = false;        // the publisher wants to know that it is staged
   std::uint64_t hash_chunks = 0;  // in shared memory: to be hashed, in chunks of this size
 
   Bytes data() const { return shared ? shared->data() : Bytes(buffer->bytes()); }

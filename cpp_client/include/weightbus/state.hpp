@@ -44,10 +44,10 @@ struct ModelState {
 
 struct State {
   bool joined = false;
-  std::uint64_t epoch = 0;         // of the session
-  bool subscribed = false;         // pushed data arrives
-  bool shared = false;             // versions are read from the publisher's memory
-  std::uint64_t malformed = 0;     // messages dropped because they broke the protocol
+  std::uint64_t epoch = 0;          // of the session
+  bool subscribed = false;          // pushed data arrives
+  bool shared = false;              // versions are read from the publisher's memory
+  std::uint64_t malformed = 0;      // messages dropped because they broke the protocol
   std::string refusal, data_fault;  // why it is not let in; why no pushed data comes
   std::map<std::string, ModelState> models;
 };

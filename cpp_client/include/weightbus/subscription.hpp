@@ -95,7 +95,7 @@ class Subscription {
 
  private:
   static constexpr double kRedialSeconds = 0.05, kRedialMaxSeconds = 1.0;  // doubles
-  static constexpr double kSilenceSeconds = 30;  // beacons come far more often than that
+  static constexpr double kSilenceSeconds = 30;          // beacons come far more often than that
   static constexpr std::size_t kReceiveBytes = 1 << 18;  // while they are in the cache for the CRC
   static constexpr std::size_t kTurnBytes = 4 << 20;
   static constexpr std::size_t kLowWaterBytes = 1 << 18;

@@ -12,8 +12,8 @@
 //
 // Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
 // fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing
-// has arrived for a while. At most a window of chunks is ASKED; an answer that does not come in time
-// turns all ASKED back to MISSING, and the patience doubles until something arrives.
+// has arrived for a while. At most a window of chunks is ASKED; an answer that does not come in
+// time turns all ASKED back to MISSING, and the patience doubles until something arrives.
 #pragma once
 
 #include <algorithm>
@@ -85,7 +85,8 @@ struct Range {
 class Transfer {
  public:
   // `buffer` has announce.nbytes bytes; the announcement's sizes were checked.
-  Transfer(Announce announced, LayoutPtr layout_of, BufferPtr into, double now, const Timing& timing)
+  Transfer(Announce announced, LayoutPtr layout_of, BufferPtr into, double now,
+           const Timing& timing)
       : announce(std::move(announced)),
         layout(std::move(layout_of)),
         buffer(std::move(into)),
@@ -105,8 +106,8 @@ class Transfer {
   BufferPtr buffer;
 
   Key key() const { return {announce.epoch, announce.version}; }
-  std::uint64_t here() const { return here_; }  // chunks that have arrived
-  int restarts() const { return restarts_; }    // times the whole did not match its digest
+  std::uint64_t here() const { return here_; }           // chunks that have arrived
+  int restarts() const { return restarts_; }             // times the whole did not match its digest
   const std::string& digest() const { return digest_; }  // from `end`; empty until then
   bool complete() const { return here_ == plan_.count() && !digest_.empty(); }
 
@@ -131,7 +132,8 @@ class Transfer {
   // once it is complete, and must be given the lease's own memory as payload.
   LeasePtr lend(std::uint64_t index, std::size_t size) {
     notice_cut_off();
-    if (index >= plan_.count() || states_[index] == kHere || states_[index] == kLent) return nullptr;
+    if (index >= plan_.count() || states_[index] == kHere || states_[index] == kLent)
+      return nullptr;
     const auto [begin, end] = plan_.span(index);
     if (size != end - begin) return nullptr;
     revoke();

@@ -75,7 +75,8 @@ class Worker {
   // ("closed"). Each is returned once.
   Result<std::optional<Update>> receive(Duration timeout) {
     if (applier_->background.joinable()) {
-      return Error{"options", "worker " + name() + " applies in the background since start(); use " +
+      return Error{"options", "worker " + name() +
+                                  " applies in the background since start(); use " +
                                   "wait_for_version() and reading()"};
     }
     return applier_->receive(std::chrono::steady_clock::now() + timeout);
@@ -175,8 +176,9 @@ inline std::optional<Error> fault(const Options& options) {
                               "snapshots()"};
   }
   if (!(timing.ping > 0) || timing.lost_after < 2 * timing.ping) {
-    return Error{"options", "timing: choose a ping above zero, and lost_after of at least twice " +
-                                std::string("that, since a publisher needs two chances to be heard")};
+    return Error{"options",
+                 "timing: choose a ping above zero, and lost_after of at least twice " +
+                     std::string("that, since a publisher needs two chances to be heard")};
   }
   return {};
 }
@@ -194,7 +196,8 @@ inline Result<Worker> Worker::connect(const std::string& address, Options option
   WorkerMachine::Models sizes;
   for (auto& [model, tensors] : options.models) {
     if (!is_name(model) || kept->models.count(model) == 1) {
-      return Error{"model", "model '" + model + "' is named twice, or its name is not 1 to 128 of " +
+      return Error{"model", "model '" + model +
+                                "' is named twice, or its name is not 1 to 128 of " +
                                 "the characters A-Z a-z 0-9 . _ -"};
     }
     if (tensors) {

@@ -104,12 +104,12 @@ class ZmtpStream {
  private:
   static constexpr std::uint8_t kMore = 1, kLong = 2, kCommand = 4;
   static constexpr std::size_t kScratchBytes = 8192;  // of a payload, no more is copied twice
-  static constexpr std::size_t kPayload = 2;  // the index of the payload, after topic and header
+  static constexpr std::size_t kPayload = 2;    // the index of the payload, after topic and header
   static constexpr std::size_t kFramesMax = 8;  // a later protocol may have more than one payload
   static constexpr std::size_t kGreetingBytes = 64;
   static constexpr std::string_view kGreeting{"\xFF\0\0\0\0\0\0\0\0\x7F\3\0NULL", 16};
-  static constexpr std::string_view kReady{
-      "\5READY\13Socket-Type\0\0\0\3SUB\10Identity\0\0\0\0", 38};
+  static constexpr std::string_view kReady{"\5READY\13Socket-Type\0\0\0\3SUB\10Identity\0\0\0\0",
+                                           38};
 
   enum class State { kGreeting, kReady, kOpen };
 
@@ -207,7 +207,8 @@ class ZmtpStream {
 
   void finish() {
     Frames frames;
-    for (std::size_t i = 0; i < std::min(frame_count_, kPayload); ++i) frames.emplace_back(held_[i]);
+    for (std::size_t i = 0; i < std::min(frame_count_, kPayload); ++i)
+      frames.emplace_back(held_[i]);
     frames.insert(frames.end(), payloads_.begin(), payloads_.end());
     frame_count_ = 0;
     payloads_.clear();
@@ -224,8 +225,8 @@ class ZmtpStream {
     } else if (name == "PING" && rest.size() >= 2) {
       send("\4PONG" + std::string(rest.substr(2, 16)), kCommand);
     } else if (name == "ERROR") {
-      return fail("the other side says: " + std::string(rest.substr(std::min<std::size_t>(
-                                                1, rest.size()))));
+      return fail("the other side says: " +
+                  std::string(rest.substr(std::min<std::size_t>(1, rest.size()))));
     }
     return true;
   }
