@@ -111,6 +111,25 @@ func TestTheNewestWaitsToBeApplied(t *testing.T) {
 	}
 }
 
+// Where two goroutines receive, the one that is late with an older version does not apply it.
+func TestNoStepBack(t *testing.T) {
+	memory := make([]byte, 1)
+	s := perform(t, map[string]Tensors{"m": {"w": U8(memory, 1)}})
+	s.version(1, []byte{1})
+	ctx := within(t, 10*time.Second)
+	slow, err := s.worker.loop.handoff.take(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.version(2, []byte{2})
+	if update, err := s.worker.Receive(ctx); err != nil || update.Version != 2 {
+		t.Fatalf("%+v %v", update, err)
+	}
+	if _, err := s.worker.apply(ctx, slow); !errors.Is(err, errNotApplied) || memory[0] != 2 {
+		t.Fatalf("%v, %v", memory, err)
+	}
+}
+
 // A version that cannot be applied since somebody reads is there for the next call.
 func TestReceiveWhileSomebodyReads(t *testing.T) {
 	s := perform(t, map[string]Tensors{"m": nil})

@@ -48,7 +48,7 @@ type sockets struct {
 	carried carried
 	control *zmtp.Connection
 	data    *zmtp.Connection
-	closing []*zmtp.Connection
+	ending  sync.WaitGroup // data connections of before
 	dataEnd endpoint
 	topics  map[string]bool
 }
@@ -71,8 +71,7 @@ func (s *sockets) listen(data endpoint) {
 		return
 	}
 	if s.data != nil {
-		s.closing = append(s.closing, s.data)
-		s.data.Stop()
+		s.end(s.data)
 	}
 	s.dataEnd = data
 	var current *zmtp.Connection
@@ -128,13 +127,17 @@ func (s *sockets) tick(now time.Time) bool {
 func (s *sockets) close() {
 	s.control.Close(linger)
 	s.carried.Lock()
-	all := append(s.closing, s.control)
 	if s.data != nil {
-		s.data.Stop()
-		all = append(all, s.data)
+		s.end(s.data)
 	}
 	s.carried.Unlock()
-	for _, connection := range all {
-		connection.Wait()
-	}
+	s.control.Wait()
+	s.ending.Wait()
+}
+
+// end stops a data connection in the background.
+func (s *sockets) end(c *zmtp.Connection) {
+	c.Stop()
+	s.ending.Add(1)
+	go func() { defer s.ending.Done(); c.Wait() }()
 }

@@ -34,6 +34,8 @@ func main() {
 }
 
 func run(address, name string, patience time.Duration) error {
+	stop, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer cancel()
 	slope, offset := make([]float32, 3), make([]float32, 1)
 	worker, err := weightbus.New(address, weightbus.Options{
 		Name: name,
@@ -45,8 +47,6 @@ func run(address, name string, patience time.Duration) error {
 		return err
 	}
 	defer worker.Close()
-	stop, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
-	defer cancel()
 	for {
 		ctx, done := context.WithTimeout(stop, patience)
 		update, err := worker.Receive(ctx)

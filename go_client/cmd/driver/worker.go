@@ -64,15 +64,15 @@ func worker(address string, arguments []string) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(*seconds*float64(time.Second)))
+	defer cancel()
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
+	defer stop()
 	w, err := weightbus.New(address, weightbus.Options{
 		Name: *name, Models: memory, BytesMax: *bytesMax, NetworkOnly: *network})
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(*seconds*float64(time.Second)))
-	defer cancel()
-	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
-	defer stop()
 	s.run(ctx, w)
 	return nil
 }

@@ -116,6 +116,7 @@ func (w *world) every(d time.Duration, do func()) {
 }
 
 func (w *world) tick() {
+	w.check()
 	w.perform(w.machine.Connected(false, w.now))
 	w.perform(w.machine.Tick(w.now))
 	if len(w.applying) > 0 && w.chance(0.3) {
@@ -124,6 +125,25 @@ func (w *world) tick() {
 	if w.chance(0.002) { // the connection breaks; the other one is as it was
 		w.known = false
 		w.perform(w.machine.Connected(true, w.now))
+	}
+}
+
+// check makes sure that memory is neither lost nor given out twice.
+func (w *world) check() {
+	s := w.machine.slots["m"]
+	used := len(s.ready)
+	if s.arriving != nil {
+		used++
+	}
+	if s.undecided != nil {
+		used++
+	}
+	if used != s.buffers.taken || used > BuffersMax || len(s.ready) != len(w.applying) {
+		w.t.Fatalf("%d buffers are taken, %d used, %d for %d versions that are ready", s.buffers.taken, used, len(s.ready),
+			len(w.applying))
+	}
+	if s.arriving != nil && s.arriving.asked > WindowChunks {
+		w.t.Fatalf("%d chunks are outstanding", s.arriving.asked)
 	}
 }
 

@@ -1,0 +1,65 @@
+package wbp
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Announcements that arrive on two connections at once are received into memory of their own.
+func TestAnnouncementsShareNoMemory(t *testing.T) {
+	m := fuzzedMachine()
+	header := Encode(&Announce{Model: "m", Epoch: 7, Version: 1, Layout: strings.Repeat("0", 64), LayoutBytes: 10, Bytes: 1,
+		ChunkBytes: 1, Commit: "auto", Acknowledge: "applied", Encoding: "raw"})
+	for round := 0; round < 3; round++ {
+		one, other := m.Place(header, 10), m.Place(header, 10)
+		if &one.Room()[0] == &other.Room()[0] {
+			t.Fatal("two payloads would be received into the same memory")
+		}
+		for _, lease := range []*Lease{one, other} {
+			lease.Received(10)
+			m.Receive([][]byte{header, lease.Payload()}, lease, time.Duration(round))
+		}
+	}
+	if m.spare == nil {
+		t.Fatal("the memory was not kept")
+	}
+}
+
+// Nothing that a peer announces is allocated before it is checked.
+func TestPlacesAreBounded(t *testing.T) {
+	m := fuzzedMachine()
+	for _, header := range []string{
+		`{"wbp":1,"type":"announce"}`, `{"wbp":1,"type":"ping"}`, `{`, "",
+		string(Encode(&Chunk{"m", 7, 1, 0, 0})), string(Encode(&Chunk{"m", 8, 1, 0, 0})), string(Encode(&Chunk{"x", 7, 1, 0, 0})),
+	} {
+		if lease := m.Place([]byte(header), 1<<26); lease != nil {
+			t.Errorf("%s was given a place", header)
+		}
+	}
+}
+
+// A failure's text is cut to what the protocol allows, counted in characters.
+func TestLongReasons(t *testing.T) {
+	s := newSlot("m", func(*Layout) string { return strings.Repeat("ü", 5000) }, 1, &Timing{}, nil)
+	send := s.fail(Key{1, 1}, CodeApply, s.accepts(nil)).(Send)
+	if got := len([]rune(send.Message.(*Failed).Text)); got != TextMax {
+		t.Fatalf("%d characters", got)
+	}
+}
+
+func TestDifferencesAreFew(t *testing.T) {
+	target := map[string]Signature{}
+	for i := 0; i < 30; i++ {
+		target[fmt.Sprintf("w%02d", i)] = Signature{"F32", []int64{4, 3}}
+	}
+	layout, err := ParseLayout([]byte("\x02\x00\x00\x00\x00\x00\x00\x00{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(Difference(layout, target), "\n")
+	if len(lines) != differencesMax || lines[0] != "w00: F32 [4, 3] in the target, not published" || lines[19] != "... and 11 more" {
+		t.Fatalf("%q", lines)
+	}
+}
