@@ -41,9 +41,15 @@ def main() -> None:
         while time.monotonic() < end:
             loss = min(step(weights, rng) for _ in range(5))
             receipt = publisher.publish("line", weights, require=0, timeout=10)
-            states = {w.name: w.state for w in receipt.workers.values()}
-            row = {"epoch": receipt.epoch, "version": receipt.version, "loss": round(loss, 5)}
-            print(json.dumps(row | {"workers": states, "digest": receipt.digest}), flush=True)
+            row = {
+                "epoch": receipt.epoch,
+                "version": receipt.version,
+                "loss": round(loss, 5),
+                "workers": {w.name: w.state for w in receipt.workers.values()},
+                "lost": sorted(w.name for w in publisher.workers().values() if w.state == "lost"),
+                "digest": receipt.digest,
+            }
+            print(json.dumps(row), flush=True)
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
 
 

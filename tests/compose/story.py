@@ -63,10 +63,9 @@ class Story:
     def _workers_are_cut_off(self) -> None:
         self._say(f"cutting {', '.join(self._others)} off the network")
         starts = {name: self._fleet.state(name).restarts for name in self.workers}
-        logged = len(self._fleet.rows(TRAINER))
         for name in self._others:
             self._fleet.cut_off(name)
-        self._wait(lambda: self._lost_since(logged) >= set(self._others), "lost in a receipt")
+        self._wait(lambda: self._lost() == set(self._others), "lost, says the trainer")
         self._wait_for_health("unhealthy", self._others)
         cut = {name: self._latest(name) for name in self._others}
         before = self._latest(UNTOUCHED)
@@ -134,7 +133,6 @@ class Story:
     def _latest(self, name: str) -> Key:
         return max(self._read().applied[name], default=(0, 0))
 
-    def _lost_since(self, logged: int) -> set[str]:
-        """Return the workers that the trainer's later lines call lost."""
-        rows = self._fleet.rows(TRAINER)[logged:]
-        return {name for row in rows for name, state in row["workers"].items() if state == "lost"}
+    def _lost(self) -> set[str]:
+        """Return the workers that the trainer's latest line calls lost."""
+        return set(self._fleet.rows(TRAINER)[-1]["lost"])
