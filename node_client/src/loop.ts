@@ -39,7 +39,7 @@ export class WorkerLoop {
     this.#subscription = new Subscription({
       place: (frames, size) => machine.place(frames, size),
       message: (frames) => this.#guarded(() => machine.receivePublished(frames, now())),
-      broken: (reason) => this.#notice(`the data connection broke: ${reason}`),
+      broken: (reason) => this.#notice(`no pushed data, all is fetched: ${reason}`),
     });
     // Timers come before input in a turn of the event loop. After somebody has blocked it for long,
     // what the publisher said meanwhile must be heard before it is called silent.

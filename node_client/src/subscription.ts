@@ -8,12 +8,13 @@ import { Stream } from "./zmtp.js";
 const DIAL_MS = 5_000; // for the host's address and the connection
 const REDIAL_MS = 50; // between two attempts; doubles,
 const REDIAL_MAX_MS = 1_000; // up to this
+const CLOSED = "the publisher closed the connection";
 const SILENCE_MS = 30_000; // a publisher pings and sends beacons far more often than that
 
 export interface SubscriptionHandlers {
   readonly place: (frames: readonly Uint8Array[], size: number) => Lease | null;
   readonly message: (frames: readonly Uint8Array[]) => void;
-  /** The connection is of no use, and why; it will be dialled again. */
+  /** No connection has been of use for a while, and why; it is dialled again and again. */
   readonly broken: (reason: string) => void;
 }
 
@@ -25,6 +26,7 @@ export class Subscription {
   #stream: Stream | null = null;
   #redial: NodeJS.Timeout | undefined;
   #pause = REDIAL_MS;
+  #reason = CLOSED;
 
   constructor(readonly handlers: SubscriptionHandlers) {}
 
@@ -67,13 +69,16 @@ export class Subscription {
     });
     this.#socket = socket;
     this.#stream = stream;
+    this.#reason = CLOSED;
     for (const topic of this.#topics) stream.subscribe(topic, true);
     socket.on("connect", () => {
       socket.setTimeout(SILENCE_MS);
       stream.greet();
     });
-    socket.on("timeout", () => socket.destroy());
-    socket.on("error", () => {}); // `close` follows
+    socket.on("timeout", () => socket.destroy(new Error("it was silent for too long")));
+    socket.on("error", (error) => {
+      this.#reason = error.message; // and `close` follows
+    });
     socket.on("close", () => this.#closed(socket));
   }
 
@@ -84,8 +89,7 @@ export class Subscription {
       if (stream.state === "open") this.#pause = REDIAL_MS;
       return true;
     } catch (error) {
-      this.handlers.broken((error as Error).message);
-      socket.destroy();
+      socket.destroy(error as Error);
       return false;
     }
   }
@@ -97,6 +101,8 @@ export class Subscription {
     this.#stream?.close();
     this.#stream = null;
     this.#redial = setTimeout(() => this.#dial(destination), this.#pause);
+    if (this.#pause >= REDIAL_MAX_MS) return;
     this.#pause = Math.min(2 * this.#pause, REDIAL_MAX_MS);
+    if (this.#pause === REDIAL_MAX_MS) this.handlers.broken(this.#reason); // once for each outage
   }
 }
