@@ -1,0 +1,101 @@
+/** The data connection: dialled until it is of use, and dialled again whenever it breaks. */
+
+import assert from "node:assert/strict";
+import { once } from "node:events";
+import { type AddressInfo, createServer, type Server, type Socket } from "node:net";
+import { test } from "node:test";
+import { Subscription, type SubscriptionHandlers } from "../src/subscription.js";
+import { Lease } from "../src/transfer.js";
+import { GREETING, message, READY } from "./streams.js";
+
+const deadline = { timeout: 60_000 };
+const PAYLOAD = Buffer.alloc(3_000_000, 9);
+
+async function serve(talk: (socket: Socket) => void): Promise<Server> {
+  const server = createServer((socket) => {
+    socket.on("error", () => {}); // the other side hangs up when it likes
+    talk(socket);
+  });
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  return server;
+}
+
+function destination(server: Server) {
+  return { host: "127.0.0.1", port: (server.address() as AddressInfo).port };
+}
+
+/** Subscribe to `m`; end with what `until` returns. */
+async function subscribe<T>(
+  to: { host: string; port: number },
+  until: (done: (value: T) => void) => Partial<SubscriptionHandlers>,
+): Promise<T> {
+  const { promise, resolve } = deferred<T>();
+  const subscription = new Subscription({
+    place: (_, size) => new Lease(new Uint8Array(size)),
+    message: () => {},
+    broken: () => {},
+    ...until(resolve),
+  });
+  subscription.subscribe("m", true);
+  subscription.connect(to);
+  const value = await promise;
+  subscription.close();
+  return value;
+}
+
+function deferred<T>() {
+  let resolve: (value: T) => void = () => {};
+  const promise = new Promise<T>((done) => {
+    resolve = done;
+  });
+  return { promise, resolve };
+}
+
+test(
+  "a connection that is cut in a payload is dialled again, and asks again",
+  deadline,
+  async () => {
+    const asked: string[] = [];
+    let cancelled = 0;
+    const server = await serve((socket) => {
+      socket.write(Buffer.concat([GREETING, READY]));
+      let heard = "";
+      socket.on("data", (bytes) => {
+        heard += bytes.toString("latin1");
+        if (!heard.endsWith("\x00\x02\x01m")) return; // the subscription
+        asked.push(heard.slice(0, 12));
+        heard = "";
+        const bytesOut = message(Buffer.from("m"), Buffer.from("h"), PAYLOAD);
+        if (asked.length > 1) socket.write(bytesOut);
+        else socket.write(bytesOut.subarray(0, 2_000_000), () => socket.destroy());
+      });
+    });
+    const place = (_: unknown, size: number) =>
+      new Lease(new Uint8Array(size), () => {
+        cancelled += 1;
+      });
+    const frames = await subscribe<readonly Uint8Array[]>(destination(server), (message) => {
+      return { message, place };
+    });
+    server.close();
+    assert.deepEqual(Buffer.from(frames[2] ?? []), PAYLOAD);
+    assert.equal(asked.length, 2);
+    assert.ok(cancelled >= 1, "the first place was given back");
+  },
+);
+
+test("whoever speaks another protocol is told of, once", deadline, async () => {
+  const server = await serve((socket) => socket.end("HTTP/1.1 400 Bad Request\r\n".repeat(9)));
+  const reason = await subscribe<string>(destination(server), (broken) => ({ broken }));
+  server.close();
+  assert.equal(reason, "the other side does not speak ZMTP 3");
+});
+
+test("so is a port where nobody listens", deadline, async () => {
+  const server = await serve(() => {});
+  const nobody = destination(server);
+  server.close();
+  await once(server, "close");
+  assert.match(await subscribe<string>(nobody, (broken) => ({ broken })), /ECONNREFUSED/);
+});
