@@ -240,8 +240,8 @@ impl<'de> Visitor<'de> for InfoOf {
                 "shape" => shape.replace(map.next_value::<Vec<u64>>()?).is_some(),
                 "data_offsets" => offsets.replace(map.next_value::<[u64; 2]>()?).is_some(),
                 other => {
-                    let text = format_args!("{:?} in {:?}", short(other), short(&self.0));
-                    return Err(de::Error::custom(text));
+                    let (field, tensor) = (short(other), short(&self.0));
+                    return Err(de::Error::custom(format_args!("{:?} in {:?}", field, tensor)));
                 }
             };
             if again {

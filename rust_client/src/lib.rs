@@ -1,24 +1,7 @@
 //! A worker of the weight bus: it takes a model's weights from its trainer, version by version,
 //! each one whole, verified, and in place.
 //!
-//! ```no_run
-//! use std::time::Duration;
-//! use weightbus::{Model, Tensor, Worker};
-//!
-//! # fn main() -> Result<(), weightbus::Error> {
-//! let line = Model::new([
-//!     Tensor::new("slope", &[3], vec![0f32; 3]),
-//!     Tensor::new("offset", &[], vec![0f32]),
-//! ])?;
-//! let worker = Worker::builder("tcp://localhost:5555").model("line", &line).connect()?;
-//! for update in worker.updates(Duration::from_secs(30)) {
-//!     let version = update?.version;
-//!     let weights = line.read(); // one version, whole, for as long as the guard lives
-//!     println!("version {}: {:?}", version, weights.get::<f32>("slope")?);
-//! }
-//! # Ok(())
-//! # }
-//! ```
+//! The README shows how; `Worker` is where to begin.
 #![deny(unsafe_code)]
 
 #[cfg(target_endian = "big")]
@@ -80,3 +63,8 @@ pub mod staging;
 pub mod transfer;
 #[doc(hidden)]
 pub mod zmtp;
+
+/// Has the example of the README compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

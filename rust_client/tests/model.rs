@@ -1,0 +1,49 @@
+//! A model's memory: what it is made of, and that whoever reads sees one version.
+
+use weightbus::layout::Layout;
+use weightbus::{Dtype, Error, Model, Tensor, BF16};
+
+#[test]
+fn tensors_are_found_by_name_and_type() {
+    let model = Model::new([
+        Tensor::new("a", &[2, 2], vec![1f32, 2.0, 3.0, 4.0]),
+        Tensor::new("b", &[], vec![BF16(0x3f80)]),
+        Tensor::zeros("c", Dtype::F4, &[4]),
+    ])
+    .unwrap();
+    let weights = model.read();
+    assert_eq!(weights.get::<f32>("a").unwrap(), [1.0, 2.0, 3.0, 4.0]);
+    assert_eq!(weightbus::to_f32(weights.get::<BF16>("b").unwrap()), [1.0]);
+    assert_eq!(weights.tensor("c").unwrap().bytes(), [0, 0]);
+    assert_eq!(model.nbytes(), 20);
+    let text = |error: Error| error.to_string();
+    assert!(text(weights.get::<f64>("a").unwrap_err()).contains("of dtype F32, asked for was F64"));
+    assert!(text(weights.get::<f32>("z").unwrap_err()).contains("a, b, c"));
+}
+
+#[test]
+fn tensors_that_cannot_be_are_refused() {
+    let short = Model::new([Tensor::new("a", &[2], vec![0f32])]);
+    assert!(short.unwrap_err().to_string().contains("4 bytes, which do not fill F32 [2]"));
+    let twice = Model::new([Tensor::new("a", &[], vec![0u8]), Tensor::new("a", &[], vec![0u8])]);
+    assert!(twice.unwrap_err().to_string().contains("two tensors"));
+    assert!(Model::new([Tensor::zeros("a", Dtype::F64, &[u64::MAX, 8])]).is_err());
+}
+
+#[test]
+fn differences_are_named() {
+    let json = r#"{"__metadata__":{"tied":"a"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.extend_from_slice(json.as_bytes());
+    let layout = Layout::parse(&header).unwrap();
+    let fault = |tensors: Vec<Tensor>| Model::new(tensors).unwrap().fault(&layout);
+    let a = || Tensor::new("a", &[1], vec![0f32]);
+    let tied = || Tensor::new("tied", &[1], vec![0f32]);
+    assert_eq!(fault(vec![a(), tied()]), None);
+    assert_eq!(fault(vec![a()]).unwrap(), "tied: published as F32 [1], not in the target");
+    let other = fault(vec![Tensor::new("a", &[2], vec![0i32; 2]), tied(), Tensor::new("z", &[], vec![0u8])]);
+    let lines = "a: shape [1] published, [2] here\na: dtype F32 published, I32 here\nz: U8 [] in the target, not published";
+    assert_eq!(other.unwrap(), lines);
+    let many = (0..30).map(|i| Tensor::new(format!("x{:02}", i), &[], vec![0u8])).collect();
+    assert!(fault(many).unwrap().ends_with("... and 13 more"));
+}

@@ -1,0 +1,210 @@
+//! The worker as its user has it, against a publisher on real sockets of the loopback.
+
+mod publisher;
+
+use publisher::{Message, Publisher, Version, MODEL};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use weightbus::{Error, Event, Model, Tensor, Update, Worker};
+
+const LONG: Duration = Duration::from_secs(20); // for what takes milliseconds
+
+/// A publisher with its thread and sockets.
+struct Running {
+    address: String,
+    publisher: Arc<Mutex<Publisher>>,
+    outgoing: Arc<Mutex<Vec<(String, Message)>>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn start(epoch: u64, address: &str) -> Running {
+        let context = zmq::Context::new();
+        let control = bound(&context, zmq::ROUTER, address);
+        let data = bound(&context, zmq::XPUB, "tcp://127.0.0.1:*");
+        let endpoint = |socket: &zmq::Socket| socket.get_last_endpoint().unwrap().unwrap();
+        let address = endpoint(&control);
+        let told = endpoint(&data).replace("127.0.0.1", "*");
+        let publisher = Arc::new(Mutex::new(Publisher::new(epoch, &told)));
+        let outgoing = Arc::new(Mutex::new(Vec::new()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let shared = (publisher.clone(), outgoing.clone(), stop.clone());
+        let thread = thread::spawn(move || serve(&control, &data, &shared.0, &shared.1, &shared.2));
+        Running { address, publisher, outgoing, stop, thread: Some(thread) }
+    }
+
+    fn publish(&self, version: Version) {
+        let pushed = self.publisher.lock().unwrap().publish(version, true);
+        let last = pushed.len() - 1;
+        let topic = |at| format!("{}/{}", MODEL, if at == 0 || at == last { "ctl" } else { "dat" });
+        let messages = pushed.into_iter().enumerate().map(|(at, message)| (topic(at), message));
+        self.outgoing.lock().unwrap().extend(messages);
+    }
+
+    /// Waits until something holds of the publisher.
+    fn wait(&self, what: &str, holds: impl Fn(&Publisher) -> bool) {
+        let end = Instant::now() + LONG;
+        while !holds(&self.publisher.lock().unwrap()) {
+            assert!(Instant::now() < end, "{} did not happen", what);
+            thread::yield_now();
+        }
+    }
+
+    fn close(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Binds a socket; an address whose last owner is just closing is free in a moment.
+fn bound(context: &zmq::Context, kind: zmq::SocketType, address: &str) -> zmq::Socket {
+    let end = Instant::now() + LONG;
+    loop {
+        let socket = context.socket(kind).unwrap();
+        socket.set_linger(0).unwrap();
+        match socket.bind(address) {
+            Ok(()) => return socket,
+            Err(error) => assert!(Instant::now() < end, "{}: {}", address, error),
+        }
+        thread::yield_now();
+    }
+}
+
+fn serve(
+    control: &zmq::Socket,
+    data: &zmq::Socket,
+    publisher: &Mutex<Publisher>,
+    outgoing: &Mutex<Vec<(String, Message)>>,
+    stop: &AtomicBool,
+) {
+    while !stop.load(Ordering::Relaxed) {
+        let mut items = [control.as_poll_item(zmq::POLLIN), data.as_poll_item(zmq::POLLIN)];
+        zmq::poll(&mut items, 5).unwrap();
+        while let Ok(frames) = control.recv_multipart(zmq::DONTWAIT) {
+            for (header, payloads) in publisher.lock().unwrap().hear(&frames[1]) {
+                let mut answer = vec![frames[0].clone(), header];
+                answer.extend(payloads);
+                control.send_multipart(answer, 0).unwrap();
+            }
+        }
+        while let Ok(subscription) = data.recv_bytes(zmq::DONTWAIT) {
+            if subscription.starts_with(b"\x01") && subscription.ends_with(b"/ctl") {
+                let (header, _) = publisher.lock().unwrap().beacon();
+                data.send_multipart([subscription[1..].to_vec(), header], 0).unwrap();
+            }
+        }
+        for (topic, (header, payloads)) in outgoing.lock().unwrap().drain(..) {
+            let mut frames = vec![topic.into_bytes(), header];
+            frames.extend(payloads);
+            data.send_multipart(frames, 0).unwrap();
+        }
+    }
+}
+
+fn update(worker: &Worker) -> Update {
+    worker.receive(LONG).expect("nothing is wrong").expect("a version comes in time")
+}
+
+fn bytes_model(nbytes: usize) -> Model {
+    Model::new([Tensor::new("w", &[nbytes as u64], vec![0u8; nbytes])]).unwrap()
+}
+
+#[test]
+fn a_late_worker_fetches_and_then_takes_what_is_pushed() {
+    let mut server = Running::start(1, "tcp://127.0.0.1:*");
+    server.publish(Version::of_bytes(1, vec![7; 100_000], 10_000));
+    let model = bytes_model(100_000);
+    let worker = Worker::builder(&server.address).name("w").model(MODEL, &model).connect().unwrap();
+    assert_eq!(update(&worker).version, 1);
+    assert_eq!(model.read().get::<u8>("w").unwrap(), &[7; 100_000][..]);
+    let pushed = Version::of_bytes(2, (0..100_000u32).map(|i| (i % 251) as u8).collect(), 10_000);
+    server.publish(pushed.clone());
+    let second = update(&worker);
+    assert_eq!((second.version, &second.digest), (2, &pushed.digest()));
+    assert_eq!(model.read().version(), Some((1, 2)));
+    assert_eq!(model.read().get::<u8>("w").unwrap(), &pushed.data[..]);
+    server.wait("the acknowledgement", |p| {
+        p.applied.iter().any(|a| a.version == 2 && a.digest == pushed.digest())
+    });
+    worker.close();
+    server.wait("the goodbye", |p| p.left);
+    assert!(matches!(worker.receive(LONG), Err(Error::Closed { .. })));
+    server.close();
+}
+
+#[test]
+fn a_worker_finds_a_publisher_that_restarts() {
+    let mut server = Running::start(1, "tcp://127.0.0.1:*");
+    server.publish(Version::of_bytes(5, vec![1; 10], 4));
+    let worker = Worker::builder(&server.address).name("w").snapshots(MODEL).connect().unwrap();
+    assert_eq!(worker.wait_joined(LONG).unwrap(), Some(1));
+    let first = update(&worker);
+    assert_eq!((first.epoch, first.version), (1, 5));
+    server.close();
+    let server = Running::start(2, &server.address);
+    server.publish(Version::of_bytes(1, vec![2; 10], 4));
+    let second = update(&worker);
+    assert_eq!((second.epoch, second.version), (2, 1));
+    // A snapshot stays what it was.
+    assert_eq!(&first.snapshot.unwrap().get::<u8>("w").unwrap()[..], [1; 10]);
+    assert_eq!(&worker.snapshot(MODEL).unwrap().get::<u8>("w").unwrap()[..], [2; 10]);
+}
+
+#[test]
+fn a_model_of_another_shape_is_refused_with_words() {
+    let server = Running::start(1, "tcp://127.0.0.1:*");
+    server.publish(Version::of_bytes(1, vec![1; 10], 4));
+    let model = bytes_model(11);
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let told = events.clone();
+    let worker = Worker::builder(&server.address)
+        .name("w")
+        .model(MODEL, &model)
+        .on_event(move |event: &Event| told.lock().unwrap().push(event.clone()))
+        .connect()
+        .unwrap();
+    let error = worker.receive(LONG).unwrap_err();
+    assert!(error.to_string().contains("w: shape [10] published, [11] here"), "{}", error);
+    server.wait("the report", |p| p.failed.iter().any(|failed| failed.code == "layout-mismatch"));
+    assert!(events.lock().unwrap().iter().any(|event| matches!(event, Event::Rejected { version: 1, .. })));
+    assert_eq!(model.read().version(), None);
+}
+
+#[test]
+fn a_reader_keeps_a_version_until_it_lets_go() {
+    let server = Running::start(1, "tcp://127.0.0.1:*");
+    server.publish(Version::of_bytes(1, vec![1; 1000], 100));
+    let model = bytes_model(1000);
+    let worker = Worker::builder(&server.address).name("w").model(MODEL, &model).connect().unwrap();
+    update(&worker);
+    server.publish(Version::of_bytes(2, vec![2; 1000], 100));
+    {
+        let weights = model.read();
+        assert!(worker.receive(Duration::from_millis(300)).unwrap().is_none());
+        assert_eq!(weights.get::<u8>("w").unwrap(), &[1; 1000][..]);
+    }
+    assert_eq!(update(&worker).version, 2);
+    assert_eq!(model.read().get::<u8>("w").unwrap(), &[2; 1000][..]);
+}
+
+#[test]
+fn what_cannot_work_is_said_at_once() {
+    let model = bytes_model(1);
+    let text = |result: Result<Worker, Error>| result.map(drop).unwrap_err().to_string();
+    assert!(text(Worker::builder("nowhere").model("m", &model).connect()).contains("tcp://HOST:PORT"));
+    assert!(text(Worker::builder("tcp://127.0.0.1:1").connect()).contains("1 to 64"));
+    assert!(text(Worker::builder("tcp://127.0.0.1:1").model("a b", &model).connect()).contains("cannot name"));
+    let twice = Worker::builder("tcp://127.0.0.1:1").model("m", &model).snapshots("m").connect();
+    assert!(text(twice).contains("twice"));
+}
