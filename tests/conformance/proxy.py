@@ -230,7 +230,8 @@ class Proxy:
             assert task is not None
             self._tasks.add(task)
             try:
-                await self._serve(channel, reader, writer)
+                with contextlib.suppress(asyncio.CancelledError):  # the proxy is being closed
+                    await self._serve(channel, reader, writer)
             finally:
                 self._tasks.discard(task)
                 writer.transport.abort()
