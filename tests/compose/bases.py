@@ -17,7 +17,7 @@ from weightbus.tests.compose.engine import Engine
 SUITE = "bookworm"
 MIRROR = "http://deb.debian.org/debian"
 DEBIAN = f"debian:{SUITE}-slim"
-SECONDS = 300.0
+SECONDS = 600.0
 CERTIFICATES = "/etc/certificates-of-the-host.pem"
 
 PYTHON = f"""
