@@ -369,3 +369,55 @@ impl fmt::Debug for WeightsGuard<'_> {
         self.weights.fmt(f)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn model() -> Model {
+        Model::new([Tensor::new("a", &[5000], vec![0u8; 5000]), Tensor::new("b", &[], vec![0u8])]).unwrap()
+    }
+
+    fn fill(weights: &mut Weights, byte: u8) {
+        for tensor in &mut weights.tensors {
+            tensor.numbers.bytes_mut().fill(byte);
+        }
+    }
+
+    #[test]
+    fn a_reader_never_sees_two_versions() {
+        let (model, done) = (model(), AtomicBool::new(false));
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        let weights = model.read();
+                        let first = weights.get::<u8>("b").unwrap()[0];
+                        assert!(weights.get::<u8>("a").unwrap().iter().all(|byte| *byte == first));
+                    }
+                });
+            }
+            for round in 0..2000u32 {
+                let written = model.write(Instant::now() + LONG, |weights| fill(weights, round as u8));
+                assert!(written.is_some(), "steady readers kept a writer out");
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_writer_gives_up_and_readers_go_on() {
+        let model = model();
+        let guard = model.read();
+        assert!(model.write(Instant::now(), |weights| fill(weights, 1)).is_none());
+        let other = model.read(); // nobody waits to write any more
+        assert_eq!(other.get::<u8>("b").unwrap(), [0]);
+        drop((guard, other));
+        assert!(model.write(Instant::now(), |weights| fill(weights, 1)).is_some());
+    }
+}
