@@ -16,8 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
-import msgspec
-
 from ..codecs.layout import Layout
 from .acceptance import Acceptance, Accepts
 from .effects import Effect, Ready, Rejected, Send, Subscribe
@@ -152,7 +150,8 @@ class Slot:
             if self.catching_up and key != self.arriving.key:
                 return []
         effects = self._begin(announce, now)
-        if self.arriving is not None and (self.shared or not pushed):
+        follows = announce.whole is not None or (pushed and not self.shared)
+        if self.arriving is not None and not follows:
             self.arriving.pull()
             effects += self._pull(self.arriving, now)
         return effects
@@ -164,7 +163,7 @@ class Slot:
         model, epoch, version = self.model, announce.epoch, announce.version
         chunk = Chunk(model=model, epoch=epoch, version=version, index=0, crc=whole.crc)
         end = End(model=model, epoch=epoch, version=version, digest=whole.digest)
-        effects = self.announced(msgspec.structs.replace(announce, whole=None), None, now)
+        effects = self.announced(announce, None, now)
         effects += self.chunk(chunk, payload, now, pushed=True)
         return effects + self.end(end, now)
 

@@ -292,6 +292,16 @@ def test_a_damaged_whole_version_is_fetched(said: Whole, data: bytes) -> None:
     assert sent(effects, Fetch) == [Fetch(model="a", epoch=EPOCH, version=2, first=0, count=1)]
 
 
+def test_what_comes_whole_is_not_fetched_on_the_shared_road_either() -> None:
+    bench = Bench()
+    bench.publish(announce(), LAYOUT.header)
+    applied(bench, bench.publish(whole(1), DATA))
+    bench.machine.slots["a"].shared = True
+    effects = bench.publish(whole(2), DATA)
+    assert applied(bench, effects)
+    assert not sent(effects, Fetch)
+
+
 def test_a_whole_version_of_unknown_layout_is_asked_for() -> None:
     bench = Bench()
     effects = bench.publish(whole(2), DATA)
