@@ -102,19 +102,27 @@ Line checksums(const Update& update, Worker& worker, const Registered& registere
   return tensors;
 }
 
+// Whether the bytes of a model are not all the same.
+bool is_torn(const std::map<std::string, std::vector<std::uint8_t>>& tensors) {
+  const std::uint8_t* first = nullptr;
+  for (const auto& [name, memory] : tensors) {
+    if (memory.empty()) continue;
+    if (first == nullptr) first = memory.data();
+    if (memory[0] != *first) return true;
+    if (std::memcmp(memory.data(), memory.data() + 1, memory.size() - 1) != 0) return true;
+  }
+  return false;
+}
+
 // Reads all the time, as a model would; says when it saw two versions at once.
 void watch(Worker& worker, const Registered& registered) {
+  std::set<std::string> told;
   while (!stop) {
     {
       const auto guard = worker.reading();
       for (const auto& [model, tensors] : registered) {
-        const std::uint8_t* first = nullptr;
-        for (const auto& [name, memory] : tensors) {
-          if (memory.empty()) continue;
-          if (first == nullptr) first = memory.data();
-          const bool same = memory[0] == *first &&
-                            std::memcmp(memory.data(), memory.data() + 1, memory.size() - 1) == 0;
-          if (!same) print({{"event", "torn"}, {"model", model}, {"tensor", name}});
+        if (is_torn(tensors) && told.insert(model).second) {
+          print({{"event", "torn"}, {"model", model}});
         }
       }
     }

@@ -116,7 +116,7 @@ class Run {
 
   void raw() {
     Message message{bytes_.ConsumeRandomLengthString(400)};
-    while (bytes_.ConsumeIntegralInRange(0, 3) == 0) {
+    for (int more = bytes_.ConsumeIntegralInRange(0, 3); more > 0; --more) {
       message.push_back(bytes_.ConsumeRandomLengthString(64));
     }
     player_.control(frames_of(message));

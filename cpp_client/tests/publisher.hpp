@@ -50,6 +50,7 @@ class TinyPublisher {
 
   std::uint64_t epoch() const { return epoch_; }
   std::uint64_t newest() const { return versions_.empty() ? 0 : versions_.rbegin()->first; }
+  bool has(std::uint64_t number) const { return versions_.count(number) == 1; }
   const Published& version(std::uint64_t number) const { return versions_.at(number); }
   std::uint64_t applied() const { return applied_; }  // the greatest that was reported rightly
   std::uint64_t wrong_digests() const { return wrong_digests_; }

@@ -75,6 +75,7 @@ class Server {
         beacon_at = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
       }
       for (const std::uint64_t number : std::exchange(pending_, {})) {
+        if (!publisher_.has(number)) continue;  // newer ones have taken its place already
         for (const Message& message : publisher_.push(number)) broadcast(message);
       }
     }

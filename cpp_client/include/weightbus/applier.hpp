@@ -89,6 +89,7 @@ struct Applier {
   }
 
   void start() {
+    const std::lock_guard guard(closing);
     if (in_background.exchange(true)) return;
     background = std::thread([this] {
       while (true) {
@@ -195,7 +196,7 @@ struct Applier {
     std::swap(snapshots[staged.model], snapshot);
   }
 
-  std::mutex closing;
+  std::mutex closing;  // of `background`
 };
 
 }  // namespace weightbus

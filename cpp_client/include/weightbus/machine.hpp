@@ -12,10 +12,7 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
-#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -147,66 +144,93 @@ class WorkerMachine {
     return found == slots_.end() ? nullptr : &found->second;
   }
 
+  // A message, and how it came.
+  struct Heard {
+    const Frames& frames;
+    double now;
+    bool pushed;
+  };
+
   Effects receive(const Frames& frames, double now, bool pushed) {
-    Result<FromPublisher> decoded = decode(frames);
+    const Result<FromPublisher> decoded = decode(frames);
     if (!decoded) {
       ++malformed_;
       return {};
     }
-    return std::visit(
-        [&](const auto& message) -> Effects {
-          using Message = std::decay_t<decltype(message)>;
-          if constexpr (std::is_same_v<Message, Welcome>) {
-            return pushed ? Effects{} : welcome(message, now);
-          } else if constexpr (std::is_same_v<Message, Ping>) {
-            return {Send{Pong{message.token, 0, {}}}};
-          } else if constexpr (std::is_same_v<Message, Refuse>) {
-            heard_at_ = now;
-            return refuse(message, now);
-          } else {
-            return of_the_session(message, frames, now, pushed);
-          }
-        },
-        *decoded);
+    const Heard heard{frames, now, pushed};
+    return std::visit([&](const auto& message) { return on(message, heard); }, *decoded);
   }
 
-  // A message that counts only within its session.
-  template <class Message>
-  Effects of_the_session(const Message& message, const Frames& frames, double now, bool pushed) {
-    if (!inside_) return {};
-    if (message.epoch != epoch_) {
-      // The publisher restarted, or our welcome was damaged: only hello settles who is right.
-      return may_say_hello(now) ? hello(now) : Effects{};
-    }
-    heard_at_ = now;
-    if constexpr (std::is_same_v<Message, Pong>) {
-      return hear_of(message.models, now);
-    } else {
-      Slot* slot = find(message.model);
-      return slot != nullptr ? dispatch(*slot, message, frames, now, pushed) : Effects{};
-    }
+  Effects on(const Welcome& message, const Heard& heard) {
+    return heard.pushed ? Effects{} : welcome(message, heard.now);
   }
 
-  static Effects dispatch(Slot& slot, const Announce& announce, const Frames& frames, double now,
-                          bool pushed) {
-    if (announce.whole) return slot.announced_whole(announce, frames[1], now);
-    return slot.announced(announce, frames.size() > 1 ? &frames[1] : nullptr, now, pushed);
+  Effects on(const Ping& ping, const Heard&) { return {Send{Pong{ping.token, 0, {}}}}; }
+
+  Effects on(const Refuse& message, const Heard& heard) {
+    heard_at_ = heard.now;
+    return refuse(message, heard.now);
   }
-  static Effects dispatch(Slot& slot, const Chunk& chunk, const Frames& frames, double now,
-                          bool pushed) {
-    return slot.chunk(chunk, frames[1], now, pushed);
+
+  Effects on(const Pong& pong, const Heard& heard) {
+    Effects effects;
+    return is_current(pong.epoch, heard.now, effects) ? hear_of(pong.models, heard.now) : effects;
   }
-  static Effects dispatch(Slot& slot, const End& end, const Frames&, double now, bool) {
-    return slot.end(end, now);
+
+  Effects on(const Announce& announce, const Heard& heard) {
+    Effects effects;
+    Slot* slot = current(announce, heard, effects);
+    if (slot == nullptr) return effects;
+    const Bytes* payload = heard.frames.size() > 1 ? &heard.frames[1] : nullptr;
+    if (announce.whole) return slot->announced_whole(announce, *payload, heard.now);
+    return slot->announced(announce, payload, heard.now, heard.pushed);
   }
-  static Effects dispatch(Slot& slot, const Commit& commit, const Frames&, double, bool) {
-    return slot.committed(commit);
+
+  Effects on(const Chunk& chunk, const Heard& heard) {
+    Effects effects;
+    Slot* slot = current(chunk, heard, effects);
+    return slot ? slot->chunk(chunk, heard.frames[1], heard.now, heard.pushed) : effects;
   }
-  static Effects dispatch(Slot& slot, const Abort& abort, const Frames&, double now, bool) {
-    return slot.aborted(abort, now);
+
+  Effects on(const End& end, const Heard& heard) {
+    Effects effects;
+    Slot* slot = current(end, heard, effects);
+    return slot ? slot->end(end, heard.now) : effects;
   }
-  static Effects dispatch(Slot& slot, const Beacon& beacon, const Frames&, double now, bool) {
-    return slot.hear_of(beacon.epoch, beacon.version, now);
+
+  Effects on(const Commit& commit, const Heard& heard) {
+    Effects effects;
+    Slot* slot = current(commit, heard, effects);
+    return slot ? slot->committed(commit) : effects;
+  }
+
+  Effects on(const Abort& abort, const Heard& heard) {
+    Effects effects;
+    Slot* slot = current(abort, heard, effects);
+    return slot ? slot->aborted(abort, heard.now) : effects;
+  }
+
+  Effects on(const Beacon& beacon, const Heard& heard) {
+    Effects effects;
+    Slot* slot = current(beacon, heard, effects);
+    return slot ? slot->hear_of(beacon.epoch, beacon.version, heard.now) : effects;
+  }
+
+  // Whether a message of this epoch counts. If not, the publisher may have restarted, or our
+  // welcome was damaged: only hello settles who is right.
+  bool is_current(std::uint64_t epoch, double now, Effects& effects) {
+    if (!inside_) return false;
+    if (epoch == epoch_) {
+      heard_at_ = now;
+      return true;
+    }
+    if (may_say_hello(now)) append(effects, hello(now));
+    return false;
+  }
+
+  // The slot of a message that counts; null if it does not.
+  Slot* current(const OfVersion& of, const Heard& heard, Effects& effects) {
+    return is_current(of.epoch, heard.now, effects) ? find(of.model) : nullptr;
   }
 
   Effects hear_of(const Versions& models, double now) {

@@ -85,7 +85,10 @@ class Subscription {
       if (count <= 0 || !stream_->received(static_cast<std::size_t>(count))) return hang_up();
       total += static_cast<std::size_t>(count);
       heard_at_ = now;
-      if (stream_->open()) pause_ = kRedialSeconds;
+      if (stream_->open()) {
+        pause_ = kRedialSeconds;
+        fault_.clear();
+      }
       write();
     }
   }

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -74,12 +75,12 @@ class Worker {
   // refuses this worker ("name-taken", ...; it goes on asking), or that the worker is closed
   // ("closed"). Each is returned once.
   Result<std::optional<Update>> receive(Duration timeout) {
-    if (applier_->background.joinable()) {
+    if (applier_->in_background) {
       return Error{"options", "worker " + name() +
                                   " applies in the background since start(); use " +
                                   "wait_for_version() and reading()"};
     }
-    return applier_->receive(std::chrono::steady_clock::now() + timeout);
+    return applier_->receive(after(timeout));
   }
 
   // Applies versions in the background from now on, whenever nobody reads. What goes wrong stands
@@ -106,7 +107,7 @@ class Worker {
   std::optional<Update> wait_for_version(const std::string& model, std::uint64_t version,
                                          Duration timeout) const {
     std::unique_lock guard(applier_->mutex);
-    applier_->applied.wait_for(guard, timeout, [&] {
+    applier_->applied.wait_until(guard, after(timeout), [&] {
       const auto update = applier_->find_running(model);
       return update && update->version >= version;
     });
@@ -116,7 +117,7 @@ class Worker {
 
   // Waits until the publisher has let this worker in; whether it has.
   bool wait_joined(Duration timeout) const {
-    return applier_->handoff->wait_joined(std::chrono::steady_clock::now() + timeout);
+    return applier_->handoff->wait_joined(after(timeout));
   }
 
   // How things stand, for operators.
@@ -136,6 +137,12 @@ class Worker {
   void close() { applier_->close(); }
 
  private:
+  // (A year, at most: the clock cannot count Duration::max() from now on.)
+  static std::chrono::steady_clock::time_point after(Duration timeout) {
+    return std::chrono::steady_clock::now() +
+           std::min<Duration>(timeout, std::chrono::hours(24 * 365));
+  }
+
   explicit Worker(std::unique_ptr<Applier> applier) : applier_(std::move(applier)) {}
 
   std::unique_ptr<Applier> applier_;
