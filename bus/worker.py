@@ -87,6 +87,7 @@ class WorkerMachine:
         self.epoch: int = 0
         self.malformed = 0  # messages dropped because they broke the protocol
         self._whole = bytearray(WHOLE_BYTES_MAX)  # the one that is being received, until it is read
+        self._placed: Lease | None = None  # where a payload is being received
         self._data = ""
         self._subscribed = False
         self._heard_at = 0.0
@@ -110,8 +111,15 @@ class WorkerMachine:
 
     def receive_published(self, frames: Sequence[Buffer], now: float) -> list[Effect]:
         """Take a published message, its topic included."""
-        if not self.inside:
-            return []
+        effects = self._published(frames, now) if self.inside else []
+        lease = self._placed
+        if lease is not None and any(frame is lease.view for frame in frames):
+            self._placed = None
+            if lease.live:  # nobody took it: its message was malformed, or no longer wanted
+                lease.cancel()
+        return effects
+
+    def _published(self, frames: Sequence[Buffer], now: float) -> list[Effect]:
         effects: list[Effect] = []
         if not self._subscribed:  # the first one proves that the subscription has arrived
             self._subscribed = True
@@ -124,6 +132,10 @@ class WorkerMachine:
         The place is good until the next call: give the message to `receive_published` before.
         None: nowhere; the message is then to be received with an empty payload.
         """
+        self._placed = self._place(frames, size)
+        return self._placed
+
+    def _place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
         try:
             message, _ = from_publisher([frames[1], b""])
         except ProtocolError:

@@ -18,7 +18,9 @@ from weightbus.bus.messages import (
     Announce,
     Applied,
     Beacon,
+    Buffer,
     Bye,
+    Chunk,
     Commit,
     Fetch,
     Hello,
@@ -313,3 +315,26 @@ def test_the_data_of_a_whole_version_has_a_place_if_its_length_is_right() -> Non
     header = encode(whole(2))
     assert bench.machine.place([b"a/ctl", header], len(DATA)) is not None
     assert bench.machine.place([b"a/ctl", header], len(LAYOUT.header)) is None
+
+
+@pytest.mark.parametrize("broken", ["a frame too many", "another epoch", "outside"])
+def test_a_chunk_that_is_dropped_once_it_is_in_its_place_is_fetched(broken: str) -> None:
+    bench = Bench()
+    bench.publish(announce(), LAYOUT.header)
+    crc = crc32c(DATA)
+    header = encode(Chunk(model="a", epoch=EPOCH, version=1, index=0, crc=crc))
+    lease = bench.machine.place([b"a/dat", header], len(DATA))
+    assert lease is not None
+    lease.room()[:] = DATA
+    lease.received(len(DATA))
+    frames: list[Buffer] = [b"a/dat", header, lease.view]
+    if broken == "a frame too many":
+        frames.append(b"x")
+    elif broken == "another epoch":
+        frames[1] = encode(Chunk(model="a", epoch=EPOCH - 1, version=1, index=0, crc=crc))
+    else:
+        bench.machine.inside = False
+    bench.machine.receive_published(frames, bench.now)
+    bench.machine.inside = True
+    effects = bench.machine.tick(bench.now + Timing().quiet)
+    assert Fetch(model="a", epoch=EPOCH, version=1, first=0, count=1) in sent(effects, Fetch)
