@@ -14,7 +14,11 @@ def main(vectors: Path, corpus: Path) -> None:
     def blob(value: dict) -> bytes:
         if "text" in value:
             return value["text"].encode()
-        return bytes.fromhex(value["hex"]) if "hex" in value else (vectors / value["file"]).read_bytes()
+        return (
+            bytes.fromhex(value["hex"])
+            if "hex" in value
+            else (vectors / value["file"]).read_bytes()
+        )
 
     def write(target: str, number: int, data: bytes) -> None:
         folder = corpus / target

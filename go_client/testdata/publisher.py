@@ -25,7 +25,9 @@ def main() -> None:
                 answer = {"workers": sorted(publisher.workers())}
             else:
                 weights = tensors(command.pop("weights"))
-                pending = publisher.publish_async(command.pop("model"), weights, **command.pop("how"))
+                pending = publisher.publish_async(
+                    command.pop("model"), weights, **command.pop("how")
+                )
                 receipt = pending.result(60) if command.pop("wait", True) else None
                 answer = {"version": receipt.version if receipt else 0}
             print(json.dumps(answer), flush=True)
