@@ -1,4 +1,4 @@
-# ruff: noqa: INP001 (a script of the Node client's tests, in no package)
+
 """A publisher for tests: told what to do by lines of JSON, it answers with lines."""
 
 import json
