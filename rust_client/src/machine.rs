@@ -119,9 +119,14 @@ impl Machine {
 
     /// Takes a published message.
     pub fn receive_published(&mut self, published: &Published<Ticket>, now: Time) -> Vec<Effect> {
-        if !self.inside {
-            return Vec::new();
+        let effects = if self.inside { self.published(published, now) } else { Vec::new() };
+        if let PublishedPayload::InPlace(ticket) = published.payload {
+            self.cancel(ticket); // if nobody took it: malformed, or no longer wanted
         }
+        effects
+    }
+
+    fn published(&mut self, published: &Published<Ticket>, now: Time) -> Vec<Effect> {
         let mut effects = Vec::new();
         if !self.subscribed {
             self.subscribed = true; // the first one proves that the subscription has arrived

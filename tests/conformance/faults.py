@@ -3,6 +3,7 @@
 from weightbus.tests.conformance.publishing import SMALL, expect, on_data
 from weightbus.tests.conformance.rules import (
     Passing,
+    add_frame,
     change,
     cut,
     damage_header,
@@ -51,6 +52,19 @@ def damaged_chunks(stage: Stage) -> None:
     stage.proxy.rules = [damage_payload(damaged), damage_payload(damaged_whole)]
     publish_some(stage)
     expect(damaged.count > 0, "nothing was damaged")
+
+
+def frames_too_many(stage: Stage) -> None:
+    """fetches chunks that were in their place already when their message turned out malformed"""
+    stage.open(chunk_bytes=2**16)
+    stage.worker()
+    for index in (0, 3, None):  # of four; the last one, and all of them
+        broken = stage.which(
+            "chunk", channel="data", when=lambda p, i=index: i in (None, p.header["index"])
+        )
+        stage.proxy.rules = [add_frame(broken)]
+        stage.publish(noise(stage.chance, 2**18))
+        expect(broken.count > 0, "no message was broken")
 
 
 def damaged_headers(stage: Stage) -> None:

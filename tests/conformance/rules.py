@@ -160,6 +160,15 @@ def damage_payload(which: Which) -> Rule:
     return rule
 
 
+def add_frame(which: Which) -> Rule:
+    """Put another frame behind the last."""
+
+    def rule(passing: Passing) -> Fate | None:
+        return Fate(copies=((0.0, (*passing.frames, b"x")),)) if which(passing) else None
+
+    return rule
+
+
 def _damaged(payload: bytes, chance: random.Random) -> bytes:
     match chance.randrange(4):
         case 0:

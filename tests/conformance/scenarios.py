@@ -63,6 +63,7 @@ SCENARIOS = tuple(
         lives.goodbye,
         faults.lost_chunks,
         faults.damaged_chunks,
+        faults.frames_too_many,
         faults.damaged_headers,
         faults.lost_messages,
         faults.ends_and_announcements_lost,

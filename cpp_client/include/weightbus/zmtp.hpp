@@ -80,6 +80,7 @@ class ZmtpStream {
       if (body_->missing > 0) return true;
       const Body body = *std::exchange(body_, std::nullopt);
       const bool live = body.lease && body.lease->live();
+      if (live) received_.push_back(body.lease);
       return frame(body.flags, live ? Bytes(body.lease->place()) : Bytes());
     }
     have_ += count;
@@ -99,6 +100,7 @@ class ZmtpStream {
   void close() {
     if (body_ && body_->lease) body_->lease->cancel();
     body_.reset();
+    end_leases();
   }
 
  private:
@@ -213,6 +215,13 @@ class ZmtpStream {
     frame_count_ = 0;
     payloads_.clear();
     deliver_(frames);
+    end_leases();
+  }
+
+  // The message was taken: what nobody took of it (it was malformed, say) has to be fetched.
+  void end_leases() {
+    for (const LeasePtr& lease : received_) lease->cancel();
+    received_.clear();
   }
 
   bool command(std::string_view body) {
@@ -246,6 +255,7 @@ class ZmtpStream {
   std::optional<Body> body_;
   std::array<std::string, kPayload> held_;  // topic and header of the message that is arriving
   Frames payloads_;
+  std::vector<LeasePtr> received_;  // places of its payload that are filled
   std::size_t frame_count_ = 0;
   std::set<std::string> topics_;
 };

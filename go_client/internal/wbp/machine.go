@@ -77,6 +77,7 @@ func (m *Machine) Receive(frames [][]byte, lease *Lease, now time.Duration) []Ef
 // ReceivePublished takes a published message, its topic included.
 func (m *Machine) ReceivePublished(frames [][]byte, lease *Lease, now time.Duration) []Effect {
 	if !m.inside || len(frames) == 0 {
+		m.takeBack(lease)
 		return nil
 	}
 	var effects []Effect
@@ -121,9 +122,14 @@ func (m *Machine) lend(size int) *Lease {
 	return &Lease{view: memory[:size]}
 }
 
-// takeBack keeps that memory for the next one.
+// takeBack ends a lease: its message has been handled. A place that was not taken is free again, and
+// memory that belongs to nobody is kept for the next one.
 func (m *Machine) takeBack(lease *Lease) {
-	if lease != nil && lease.owner == nil && cap(lease.view) <= spareMax {
+	switch {
+	case lease == nil:
+	case lease.owner != nil:
+		lease.Cancel()
+	case cap(lease.view) <= spareMax:
 		m.spare = lease.view
 	}
 }
