@@ -176,8 +176,9 @@ impl Slot {
                 return Vec::new();
             }
         }
+        let follows = announce.whole.is_some() || (pushed && !self.shared);
         let mut effects = self.begin(announce, now);
-        if self.shared || !pushed {
+        if !follows {
             if let Some(arriving) = &mut self.arriving {
                 arriving.pull();
             }
@@ -197,7 +198,7 @@ impl Slot {
         let (epoch, version) = (announce.epoch, announce.version);
         let chunk = Chunk { model: announce.model.clone(), epoch, version, index: 0, crc: whole.crc };
         let end = OfVersion { model: announce.model.clone(), epoch, version, digest: whole.digest };
-        let mut effects = self.announced(Announce { whole: None, ..announce }, None, now, true);
+        let mut effects = self.announced(announce, None, now, true);
         effects.extend(self.chunk(&chunk, Payload::Bytes(payload), now, true));
         effects.extend(self.end(end, now));
         effects

@@ -18,6 +18,7 @@ use weightbus::limits::{Timing, SEGMENTS_MAX};
 use weightbus::machine::{Identity, Machine, Wanted};
 use weightbus::messages::*;
 use weightbus::segment::{Segment, Segments, Stale, Stamp};
+use weightbus::zmtp::{Published, PublishedPayload};
 
 const TOKEN: &str = "00112233445566778899aabbccddeeff";
 const NOW: Duration = Duration::from_secs(1);
@@ -233,4 +234,19 @@ fn a_version_to_be_staged_is_copied_out_of_the_segment() {
     let (header, _) = version.commit_message(1);
     let staged = ready(machine.receive(&header, &[], NOW)).unwrap();
     assert!(matches!(&staged.source, Source::Buffer(buffer) if buffer[..] == version.data[..]));
+}
+
+#[test]
+fn a_version_that_came_whole_is_not_fetched() {
+    let (_probe, probe) = probe();
+    let (mut machine, _) = joined(&probe);
+    let first = Version::of_bytes(2, b"0123456789".to_vec(), 10);
+    let (_file, path) = memfd::segment(&filled(1, 2, &first.data)).unwrap();
+    let staged = ready(announce(&mut machine, &first, &path, false)).unwrap();
+    machine.applied(MODEL, staged.key, "", NOW);
+    let (header, payloads) = Version::of_bytes(3, b"9876543210".to_vec(), 10).whole(1);
+    let payload = PublishedPayload::Bytes(payloads[0].clone());
+    let effects = machine.receive_published(&Published { header, payloads: 1, payload }, NOW);
+    assert!(!sent(&effects).iter().any(|message| matches!(message, FromWorker::Fetch(_))));
+    assert_eq!(ready(effects).unwrap().key, (1, 3));
 }
