@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 WAIT_SECONDS = 40.0  # for anything that must come; a busy host takes its time
 STOP_SECONDS = 2.0  # from SIGTERM to the end, as the contract has it
-STOP_PATIENCE = 3.0  # so many times that, since the host may be busy
+STOP_PATIENCE = 5.0  # so many times that, since the host may be busy
 VECTORS_SECONDS = 120.0
 LAST_WORDS = 1500  # characters of what a driver said last on standard error
 

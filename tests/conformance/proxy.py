@@ -26,6 +26,8 @@ from weightbus.tests.conformance.rules import Channel, Fate, Frames, Header, Pas
 MORE, LONG, COMMAND = 1, 2, 4  # flags of a frame
 GREETING_BYTES = 64
 HOST = "127.0.0.1"
+LOOK_SECONDS = 0.05  # between two looks at what is still there when the proxy is closed
+TURNS = 4  # of the loop, in which connections that were cut give their sockets back
 CALL_SECONDS = 10.0  # for the proxy's own thread to do something
 STREAM_BYTES = 2**22  # read ahead
 
@@ -99,7 +101,6 @@ class Proxy:
         self._changed = threading.Condition()
         self._targets: dict[Channel, tuple[str, int]] = {}
         self._links: set[Link] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -201,13 +202,15 @@ class Proxy:
         """Cut everything and end the thread."""
 
         async def end() -> None:
+            self.reachable = set()  # whoever was just taken in is sent away again
             for server in self._servers:
                 server.close()
-            for link in list(self._links):
-                link.cut()
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                for link in self._links:
+                    link.cut()
+                await asyncio.wait(others, timeout=LOOK_SECONDS)
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
 
         self._call(end())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -226,14 +229,9 @@ class Proxy:
 
     async def _listen(self, channel: Channel) -> asyncio.Server:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            self._tasks.add(task)
             try:
-                with contextlib.suppress(asyncio.CancelledError):  # the proxy is being closed
-                    await self._serve(channel, reader, writer)
+                await self._serve(channel, reader, writer)
             finally:
-                self._tasks.discard(task)
                 writer.transport.abort()
 
         return await asyncio.start_server(accept, HOST, 0, limit=STREAM_BYTES)
@@ -257,8 +255,6 @@ class Proxy:
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            link.cut()  # the proxy is being closed
         finally:
             self._links.discard(link)
             for pump in pumps:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from weightbus import Publisher, PublishError, Receipt, Timing
+from weightbus import Publisher, PublishError, Receipt, Timing, WeightBusError
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Driver, Fault, Options
 from weightbus.tests.conformance.ledger import Bytes, Ledger, Weights
 from weightbus.tests.conformance.proxy import Proxy
@@ -106,7 +106,11 @@ class Stage:
         """Publish and do not wait; `settle` does."""
         content = Bytes.of(weights, self.chunk_bytes)
         options = {"timeout": self._patience, **options}
-        future = self.publisher.publish_async(model, weights, **options)
+        try:
+            future = self.publisher.publish_async(model, weights, **options)
+        except WeightBusError:  # it has no copy left: publish less often, as it says
+            self.settle()
+            future = self.publisher.publish_async(model, weights, **options)
         self._told.append(Told(future, content))
         return future
 
