@@ -44,17 +44,15 @@ bool parse(const std::vector<std::string>& words, Arguments& parsed) {
       parsed.tensors = false;
     } else if (word == "--network") {
       parsed.options.shared_memory = false;
-    } else if (i + 1 == words.size()) {
-      return false;
-    } else if (word == "--name") {
+    } else if (i + 1 < words.size() && word == "--name") {
       parsed.options.name = words[++i];
-    } else if (word == "--in-place") {
+    } else if (i + 1 < words.size() && word == "--in-place") {
       parsed.in_place = words[++i];
-    } else if (word == "--bytes-max") {
+    } else if (i + 1 < words.size() && word == "--bytes-max") {
       parsed.options.bytes_max = std::stoull(words[++i]);
-    } else if (word == "--seconds") {
+    } else if (i + 1 < words.size() && word == "--seconds") {
       parsed.seconds = std::stod(words[++i]);
-    } else if (word == "--models") {
+    } else if (i + 1 < words.size() && word == "--models") {
       std::istringstream list(words[++i]);
       for (std::string model; std::getline(list, model, ',');) parsed.models.push_back(model);
     } else {
