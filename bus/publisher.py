@@ -147,8 +147,8 @@ class PublisherMachine:
             shelf.prune()
         else:
             shelf.settle(version, None if workers is None else frozenset(workers))
-        self._calls.add(publication)
         effects += self._announce(publication, peers, now)
+        self._calls.add(publication)
         return effects + self._calls.settle(publication, now)
 
     def _targets(self, model: str, workers: Sequence[str] | None) -> list[Peer]:
@@ -168,7 +168,10 @@ class PublisherMachine:
         version, effects = publication.version, list[Effect]()
         broadcast = publication.workers is None
         if publication.hash:
-            version.digest()
+            with contextlib.suppress(
+                Retired
+            ):  # a newer one has its memory already: it is announced
+                version.digest()
         announce = announcement(version, publication)
         alone = [p for p in peers if not (p.lost or (broadcast and p.subscribed))]
         networked = [p for p in peers if p.subscribed and not (p.shared and version.shared)]
@@ -186,7 +189,8 @@ class PublisherMachine:
         shelf.announced_layout = version.layout.id
         small = version.plan.count == 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
         if push and known and small:
-            return Broadcast(topic, *whole_of(version, announce))
+            with contextlib.suppress(Retired):
+                return Broadcast(topic, *whole_of(version, announce))
         if push:
             self._pushes.append(Push(version, now, self.timing.quiet))
         return Broadcast(topic, announce, None if known else version.layout.header)

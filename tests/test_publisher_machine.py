@@ -574,3 +574,21 @@ def test_a_version_of_one_large_chunk_does_not_go_out_whole() -> None:
         assert isinstance(message, Announce)
         whole.append(message.whole is not None)
     assert whole == [True, False]
+
+
+@pytest.mark.parametrize("hashed", [False, True], ids=["whole", "to be hashed"])
+def test_a_version_whose_memory_a_newer_one_has_taken_is_announced_all_the_same(
+    hashed: bool,
+) -> None:
+    bench = Bench("w")
+    bench.publish(CHUNK)
+    layout = Layout.plan([("w", "U8", (CHUNK,))])
+    version, _ = bench.arenas.take(layout, replaces_latest=True)
+    version.retire()  # by the trainer's thread, which is ahead
+    publication = Publication(
+        next(ids), version, None, None, "applied", "auto", bench.now, bench.now + 10, hash=hashed
+    )
+    message = published(bench.machine.publish(publication, bench.now)).message
+    assert isinstance(message, Announce)
+    assert message.whole is None
+    assert Resolve in map(type, bench.say("w", report(Applied, bench.publish(CHUNK)[0])))
