@@ -203,7 +203,9 @@ int run_worker(const std::vector<std::string>& words) {
     return 2;
   }
   std::thread watcher;
-  if (!registered.empty()) watcher = std::thread(watch, std::ref(*worker), std::cref(registered));
+  if (!registered.empty() &&
+      arguments.tensors)  // else it is being measured: nobody else takes time
+    watcher = std::thread(watch, std::ref(*worker), std::cref(registered));
   serve(*worker, arguments, registered);
   stop = true;
   if (watcher.joinable()) watcher.join();

@@ -41,7 +41,8 @@ pub fn follow(options: Options) -> Result<(), Box<dyn Error>> {
     let worker = connect(&options, &memory)?;
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        for (model, weights) in &memory {
+        // Without checksums it is being measured: nobody else should take time.
+        for (model, weights) in memory.iter().filter(|_| options.tensors) {
             let done = &done;
             scope.spawn(move || look_for_torn(model, weights, done));
         }

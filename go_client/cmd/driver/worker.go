@@ -99,12 +99,16 @@ func (s settings) memory() (map[string]weightbus.Tensors, error) {
 	return models, nil
 }
 
-// run receives, watches the events, and reads registered models all the time.
+// run receives, watches the events, and (unless it is told to compute no checksums, so as to be
+// measured) reads registered models all the time.
 func (s settings) run(ctx context.Context, w *weightbus.Worker) {
 	var others sync.WaitGroup
 	others.Add(1)
 	go func() { defer others.Done(); watch(w.Events()) }()
 	for model := range s.inPlace {
+		if s.noTensors {
+			break
+		}
 		others.Add(1)
 		go func(model string) { defer others.Done(); lookForTears(ctx, w, model) }(model)
 	}
