@@ -123,6 +123,17 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("the place of a payload is given back if its message is dropped for another frame") {
+  Receiver receiver;
+  const std::string payload(100'000, 'x');
+  const std::string bytes = frame("m/dat", 1) + frame("h", 1) + frame(payload, 1) + frame("more");
+  CHECK(receiver.feed(greeting() + kReady + bytes));
+  REQUIRE(receiver.lease);
+  CHECK(receiver.lease->complete());
+  CHECK(receiver.lease->cut_off());
+  CHECK(receiver.messages.at(0).size() == 4);
+}
+
 TEST_CASE("whoever does not speak ZMTP 3 without security is left") {
   const auto refused = [](const std::string& bytes) {
     Receiver receiver;
