@@ -216,11 +216,12 @@ class WorkerSockets(_Sockets):
             self._wants_write = writable
             self._poller.modify(self._control, zmq.POLLIN | (zmq.POLLOUT if writable else 0))
         self._watch(self._data.attend(time.monotonic()))
-        found = self._poll(seconds)
+        pending = self._data.pending
+        found = self._poll(0.0 if pending else seconds)
         control = found.get(self._control, 0)
         return Activity(
             control=bool(control & zmq.POLLIN),
-            data=self._watched is not None and self._watched[0] in found,
+            data=pending or (self._watched is not None and self._watched[0] in found),
             writable=bool(control & zmq.POLLOUT),
         )
 

@@ -89,6 +89,11 @@ class Subscription:
         return (self._socket.fileno(), self._unsent) if self._write(self._socket) else None
 
     @property
+    def pending(self) -> bool:
+        """Whether messages are here already: the descriptor tells nothing of them."""
+        return bool(self._arrived)
+
+    @property
     def _unsent(self) -> bool:
         return bool(self._stream.outgoing)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from weightbus.bus import sockets
 from weightbus.bus.errors import AddressError
 from weightbus.bus.sockets import PublisherSockets, WorkerSockets
 from weightbus.bus.transfer import Lease
@@ -110,3 +111,28 @@ def test_data_comes_over_ipc_too(tmp_path: Path) -> None:
         assert heard(publisher, worker) == (True, b"a/ctl")
         publisher.broadcast([b"a/ctl", b"{}"])
         assert published(worker) == [b"a/ctl", b"{}"]
+
+
+@pytest.fixture(name="_silent")
+def _silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sent but what a test sends."""
+    monkeypatch.setattr(sockets, "HEARTBEAT_MS", 10_000_000)
+
+
+@pytest.mark.usefixtures("_silent")
+def test_messages_that_came_together_are_not_waited_for(
+    request: pytest.FixtureRequest,
+) -> None:
+    publisher, worker = request.getfixturevalue("pair")
+    worker.subscribe(b"a/ctl", on=True)
+    worker.connect_data(publisher.data_address)
+    assert heard(publisher, worker) == (True, b"a/ctl")
+    sent = [[b"a/ctl", b"%d" % number] for number in range(40)]
+    for message in sent:
+        publisher.broadcast(message)
+    received: list[list[bytes]] = []
+    while len(received) < len(sent):
+        assert worker.poll(SECONDS).data, "what is here already rings no bell"
+        if frames := worker.receive_published():
+            received.append([bytes(frame) for frame in frames])
+    assert received == sent
