@@ -351,7 +351,7 @@ class Slot:
             self._forget_undecided()
         if self.arriving is not None and self.arriving.key == key:
             return self._drop_arriving(now)
-        return []
+        return self._resume(now)
 
     def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
         """The publisher no longer has a version."""

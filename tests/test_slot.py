@@ -389,6 +389,18 @@ def test_an_abort_drops_what_is_staged_and_what_arrives() -> None:
     assert ready(bench.deliver(version(4))), "both buffers are back"
 
 
+def test_an_abort_makes_room_for_what_waits_for_a_buffer() -> None:
+    bench = Bench()
+    one, two, three = version(1), version(2), version(3)
+    bench.deliver(one)
+    bench.deliver(two, commit="together")
+    bench.announce(three)
+    assert bench.slot.arriving is None
+    bench.slot.aborted(abort(two), bench.now)
+    assert bench.slot.arriving is not None
+    assert ready(bench.feed(three) + bench.end(three))
+
+
 def test_an_abort_does_not_reach_what_was_committed() -> None:
     bench, v = Bench(), version(1)
     bench.deliver(v, commit="together")
