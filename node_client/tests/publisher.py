@@ -1,4 +1,3 @@
-
 """A publisher for tests: told what to do by lines of JSON, it answers with lines."""
 
 import json
