@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import tempfile
@@ -90,6 +91,7 @@ class Driver:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
+            env={**os.environ, "TMPDIR": str(folder)},  # it may be killed: what it leaves goes, too
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

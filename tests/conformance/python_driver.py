@@ -30,7 +30,6 @@ Array = NDArray[Any]
 Weights = dict[str, Array]
 
 LOOK_SECONDS = 0.05  # between two looks at whether the session is another, or this is to end
-IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a file system without a disk, where there is one
 
 
 def tell(event: str, **facts: object) -> None:
@@ -189,8 +188,7 @@ def main(words: list[str]) -> None:
         return
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     logging.getLogger("weightbus.worker").addHandler(Lost())
-    where = IN_MEMORY if IN_MEMORY.is_dir() else None
-    with tempfile.TemporaryDirectory(dir=where) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         Driver(options, Path(folder)).run()
 
 

@@ -11,6 +11,9 @@ from weightbus.tests.conformance import decisions, faults, hostile, lives, publi
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Fault
 from weightbus.tests.conformance.stage import Stage
 
+_SHM = Path("/dev/shm")  # noqa: S108 - a file system without a disk, where there is one
+IN_MEMORY = _SHM if _SHM.is_dir() else None
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
@@ -86,7 +89,7 @@ def play(
     """Play a scenario with a driver; return what is wrong, nothing if all is right."""
     chance = random.Random(f"{seed} {scenario.name}")
     with (
-        tempfile.TemporaryDirectory(prefix="wbc") as folder,
+        tempfile.TemporaryDirectory(prefix="wbc", dir=IN_MEMORY) as folder,
         Stage(command, chance, Path(folder), patience) as stage,
     ):
         try:
