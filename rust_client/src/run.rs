@@ -248,8 +248,8 @@ impl Loop {
                     }
                 }
                 Effect::Joined { epoch } => {
+                    self.tell(Event::Joined { epoch }); // before a call that waits for it returns
                     self.shared.handoff.join(epoch);
-                    self.tell(Event::Joined { epoch });
                 }
                 Effect::Lost => self.tell(Event::Lost),
                 Effect::Rejected { model, key, code, text } => self.rejected(model, key, code, text),
@@ -283,18 +283,18 @@ impl Loop {
             code: code.to_owned(),
             text: text.clone(),
         };
-        self.shared.handoff.reject(error);
         self.tell(Event::Rejected { model, epoch, version, code: code.to_owned(), text });
+        self.shared.handoff.reject(error);
     }
 
     fn refused(&mut self, code: String, text: String) {
+        self.tell(Event::Refused { code: code.clone(), text: text.clone() });
         self.shared.handoff.refuse(Error::Refused {
             worker: self.worker.clone(),
             address: self.address.clone(),
-            code: code.clone(),
-            text: text.clone(),
+            code,
+            text,
         });
-        self.tell(Event::Refused { code, text });
     }
 
     fn tell(&mut self, event: Event) {
