@@ -6,7 +6,7 @@ CLIENTS := cpp_client go_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test check bench targets sim clients conformance compose-test bench-clients clean
+.PHONY: demo test check bench targets sim build $(CLIENTS) clients conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -28,6 +28,12 @@ targets: $(STAMP)
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)
+
+# What other targets build when they need it, side by side: make -j2 build
+build: $(STAMP) $(CLIENTS)
+
+$(CLIENTS):
+	$(MAKE) -C $@ driver
 
 # The checks and tests of every client in another language, and a short fuzz.
 clients: $(STAMP)
