@@ -205,8 +205,8 @@ def measure(languages: Sequence[Language], road: Road, options: argparse.Namespa
     console = Console(stderr=True)
     with ExitStack() as stack, console.status("") as status:
         played = started(languages, options.size, road, stack)
-        played.look_while_idle()
         played.play(options.rounds, status.update)
+        played.look_while_idle()  # only now: who has just joined may still be touching its memory
         for client in played.clients:
             client.driver.stop()
     return played
