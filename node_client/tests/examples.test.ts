@@ -70,7 +70,7 @@ test("the example worker predicts, and says goodbye when it is told to end", liv
 });
 
 test("the example worker ends where no version comes", async () => {
-  const nobody = "ipc:///tmp/weightbus-nobody-is-here";
+  const nobody = "ipc:///nobody/is-here";
   const child = spawn(`${HOME}build/worker`, [nobody, "--patience", "0.2"], { stdio: "inherit" });
   assert.deepEqual(await once(child, "exit"), [0, null]);
 });

@@ -71,7 +71,7 @@ mod tests {
     fn addresses_are_read() {
         assert_eq!(Endpoint::parse("tcp://localhost:5555").unwrap(), tcp("localhost", 5555));
         assert_eq!(Endpoint::parse("tcp://[::1]:5555").unwrap(), tcp("::1", 5555));
-        assert_eq!(Endpoint::parse("ipc:///tmp/x").unwrap(), Endpoint::Ipc("/tmp/x".into()));
+        assert_eq!(Endpoint::parse("ipc:///a/x").unwrap(), Endpoint::Ipc("/a/x".into()));
     }
 
     #[test]
