@@ -69,6 +69,7 @@ class Driver:
         options: The rest of its command line.
         folder: Where its files go.
         patience: Seconds for anything that must come of it.
+        changed: Notified of each event, and of its end.
     """
 
     def __init__(
@@ -79,12 +80,13 @@ class Driver:
         options: Options,
         folder: Path,
         patience: float = WAIT_SECONDS,
+        changed: threading.Condition | None = None,
     ) -> None:
         self._patience = patience
         self.name, self.options = name, options
         self.events: list[Event] = []
         self._noise = ""  # the first line that is no event
-        self._changed = threading.Condition()
+        self._changed = changed or threading.Condition()
         self._stderr = tempfile.TemporaryFile("w+", dir=folder)  # noqa: SIM115 - closed at its end
         self._process = subprocess.Popen(  # noqa: S603 - the driver under test
             [*command, "worker", address, "--name", name, *options.words(folder)],

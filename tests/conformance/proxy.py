@@ -86,19 +86,22 @@ class Proxy:
 
     Args:
         patience: Seconds for any message that must come.
+        changed: Notified of each message, and of each connection that is asked for.
 
     Attributes:
         rules: Asked in order; the first that has a say decides. Replace the list at any time.
         reachable: The channels on which new connections are taken.
     """
 
-    def __init__(self, patience: float = WAIT_SECONDS) -> None:
+    def __init__(
+        self, patience: float = WAIT_SECONDS, changed: threading.Condition | None = None
+    ) -> None:
         self._patience = patience
         self.rules: list[Rule] = []
         self.reachable: set[Channel] = {"control", "data"}
         self._seen: list[Passing] = []
-        self.knocks = 0  # connections that were asked for, with or without success
-        self._changed = threading.Condition()
+        self._knocks = 0  # connections that were asked for, with or without success
+        self._changed = changed or threading.Condition()
         self._targets: dict[Channel, tuple[str, int]] = {}
         self._links: set[Link] = set()
         self._loop = asyncio.new_event_loop()
@@ -166,6 +169,16 @@ class Proxy:
                 raise Fault(
                     f"{count} messages of type {kind} did not pass within {self._patience:.0f} s"
                 )
+
+    def wait_knocks(self, count: int) -> None:
+        """Wait until so many connections were asked for.
+
+        Raises:
+            Fault: They were not.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._knocks >= count, self._patience):
+                raise Fault(f"{self._knocks} of {count} connections within {self._patience:.0f} s")
 
     def story(self) -> str:
         """Say what came, for a fault."""
@@ -239,7 +252,9 @@ class Proxy:
     async def _serve(
         self, channel: Channel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self.knocks += 1
+        with self._changed:
+            self._knocks += 1
+            self._changed.notify_all()
         if channel not in self.reachable or channel not in self._targets:
             return
         try:

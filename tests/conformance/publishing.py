@@ -51,7 +51,7 @@ def before_the_publisher(stage: Stage) -> None:
     worker = stage.worker(join=False)
     with closing(Proxy()) as nobody:
         other = stage.worker("other", address=nobody.address, join=False)
-        stage.settled(lambda: "it does not try to connect" if nobody.knocks < 3 else "")
+        nobody.wait_knocks(3)
         other.stop()  # outside a session, too
     stage.open()
     worker.wait_event("joined", epoch=stage.publisher.epoch)
@@ -78,13 +78,13 @@ def slow_worker(stage: Stage) -> None:
         passed = len(stage.proxy.seen("chunk"))
         stage.submit(noise(stage.chance, 2 * SMALL))
 
-        def some_passed_or_all_there(before: int = passed, version: int = version) -> str:
+        def nothing_moves(before: int = passed, version: int = version) -> str:
             some = len(stage.proxy.seen("chunk")) >= before + 8
             there = worker.last_applied("m") == (stage.publisher.epoch, version)
             return "" if some or there else f"nothing moves at version {version}"
 
         if version < newest:
-            stage.settled(some_passed_or_all_there)
+            stage.settled(nothing_moves)
     worker.wait_applied("m", stage.publisher.epoch, newest)
     between = [e["version"] for e in worker.those("applied") if 1 < e["version"] < newest]
     expect(bool(between), "no version was completed while newer ones kept coming")

@@ -1,14 +1,16 @@
 """What a scenario plays on: publishers behind the proxy, workers, and what must hold at its end."""
 
 import random
-import time
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from weightbus import Publisher, PublishError, Receipt, Timing, WeightBusError
+from weightbus.bus.status import WorkerStatus
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Driver, Fault, Options
 from weightbus.tests.conformance.ledger import Bytes, Ledger, Weights
 from weightbus.tests.conformance.proxy import Proxy
@@ -25,6 +27,25 @@ class Told:
 
     future: "Future[Receipt]"
     content: Bytes
+
+
+class Watched(Publisher):
+    """A publisher whose view of its workers can be waited for."""
+
+    def wait_until(
+        self, wrong: Callable[[Mapping[str, WorkerStatus]], str], patience: float
+    ) -> None:
+        """Wait until nothing is wrong with what `workers()` says.
+
+        Raises:
+            Fault: What was still wrong in the end.
+        """
+        future = self._loop.watch(lambda status: not wrong({w.name: w for w in status}))
+        try:
+            future.result(patience)
+        except FutureTimeout:
+            future.cancel()
+            raise Fault(f"after {patience:.0f} s: {wrong(self.workers())}") from None
 
 
 class Stage:
@@ -46,18 +67,19 @@ class Stage:
     ) -> None:
         self._patience = patience
         self.chance, self.ledger = chance, Ledger()
-        self.proxy = Proxy(patience)
+        self._changed = threading.Condition()  # of the proxy and all drivers
+        self.proxy = Proxy(patience, self._changed)
         self.drivers: list[Driver] = []
         self.may_fail: set[str] = set()  # codes of `failed` that are in order
         self.may_disagree = False  # the publisher's view need not be the workers'
         self._command, self.folder = command, folder
-        self._publishers: list[Publisher] = []
+        self._publishers: list[Watched] = []
         self._told: list[Told] = []
         self._epoch = EPOCH
 
     # Publishers.
 
-    def open(self, *, epoch: int | None = None, **options: Any) -> Publisher:
+    def open(self, *, epoch: int | None = None, **options: Any) -> Watched:
         """Start a publisher behind the proxy, in place of any before."""
         if epoch is None:
             self._epoch += 1
@@ -67,7 +89,7 @@ class Stage:
             "advertise": f"tcp://*:{self.proxy.data_port}",
             **options,
         }
-        made = Publisher(epoch=self._epoch if epoch is None else epoch, **options)
+        made = Watched(epoch=self._epoch if epoch is None else epoch, **options)
         self._publishers.append(made)
         self.chunk_bytes: int = options["chunk_bytes"]
         if made.address.startswith("tcp:"):
@@ -75,7 +97,7 @@ class Stage:
         return made
 
     @property
-    def publisher(self) -> Publisher:
+    def publisher(self) -> Watched:
         """The latest publisher."""
         return self._publishers[-1]
 
@@ -142,6 +164,7 @@ class Stage:
             Options(**options),
             self.folder,
             self._patience,
+            self._changed,
         )
         self.drivers.append(made)
         if join:
@@ -156,23 +179,23 @@ class Stage:
 
     def wait_forgotten(self, name: str) -> None:
         """Wait until the publisher has heard a worker's goodbye."""
-        self.settled(lambda: f"{name} is known" if name in self.publisher.workers() else "")
+        self.publisher.wait_until(
+            lambda known: f"{name} is known" if name in known else "", self._patience
+        )
 
     def which(self, *types: str, **options: Any) -> Which:
         """Return which messages a rule is about, with this scenario's chance."""
         return Which(types, chance=self.chance, **options)
 
-    def settled(self, condition: Callable[[], str]) -> None:
-        """Wait until nothing is wrong any more; look again every few milliseconds.
+    def settled(self, wrong: Callable[[], str]) -> None:
+        """Wait until nothing is wrong any more with what passed the proxy and workers have told.
 
         Raises:
             Fault: What was still wrong in the end.
         """
-        deadline = time.monotonic() + self._patience
-        while wrong := condition():
-            if time.monotonic() >= deadline:
-                raise Fault(f"after {self._patience:.0f} s: {wrong}")
-            time.sleep(0.01)  # between two looks
+        with self._changed:
+            if not self._changed.wait_for(lambda: not wrong(), self._patience):
+                raise Fault(f"after {self._patience:.0f} s: {wrong()}")
 
     # The end.
 
@@ -186,7 +209,9 @@ class Stage:
         self.settle()
         self.settled(lambda: next(self.ledger.false_claims(self.drivers), ""))
         if not self.may_disagree:
-            self.settled(lambda: next(self._disagreements(), ""))
+            self.publisher.wait_until(
+                lambda seen: next(self._disagreements(seen), ""), self._patience
+            )
         for driver in self.drivers:
             for fault in self.ledger.faults(driver):
                 raise Fault(f"{driver.name}: {fault}")
@@ -194,9 +219,8 @@ class Stage:
                 if event["code"] not in self.may_fail:
                     raise Fault(f"{driver.name} failed: {event}")
 
-    def _disagreements(self) -> Iterator[str]:
+    def _disagreements(self, seen: Mapping[str, WorkerStatus]) -> Iterator[str]:
         """Yield where the publisher's view of living workers is not theirs."""
-        seen = self.publisher.workers()
         for driver in self.drivers:
             status = seen.get(driver.name)
             if not driver.alive or status is None:
