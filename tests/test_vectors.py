@@ -1,14 +1,11 @@
 """This implementation agrees with the golden vectors, which any client in any language must."""
 
-import contextlib
-import fcntl
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,13 +14,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from weightbus.bus.errors import ProtocolError
-from weightbus.bus.messages import Buffer, Message, Shared, encode, from_publisher, from_worker
-from weightbus.bus.segment import Segment, Views
-from weightbus.bus.staging import StaleError
+from weightbus.bus.messages import Buffer, Message, encode, from_publisher, from_worker
+from weightbus.bus.segment import Segment
 from weightbus.codecs.checksum import crc32c, digest
 from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.errors import LayoutError
 from weightbus.codecs.layout import Layout
+from weightbus.tests.conformance.python_vectors import blob, segment
 
 VECTORS = Path(__file__).parent / "vectors"
 Decoder = Callable[[Sequence[bytes]], tuple[Message, Sequence[Buffer]]]
@@ -41,16 +38,6 @@ def table(name: str, key: str = "cases") -> list[Case]:
 
 def named(case: Case) -> str:
     return str(case.get("name", ""))
-
-
-def blob(value: dict[str, str]) -> bytes:
-    match value:
-        case {"text": text}:
-            return text.encode()
-        case {"hex": digits}:
-            return bytes.fromhex(digits)
-        case _:
-            return (VECTORS / value["file"]).read_bytes()
 
 
 def plain(message: Message) -> Case:
@@ -82,7 +69,7 @@ MESSAGES = table("messages.json")
 @pytest.mark.parametrize("case", MESSAGES, ids=named)
 def test_messages(case: Case) -> None:
     decode = DECODERS[case["direction"]]
-    frames = [blob(frame) for frame in case["frames"]]
+    frames = [blob(frame, VECTORS) for frame in case["frames"]]
     expect = case["expect"]
     if code := refused(decode, frames):
         assert code == expect.get("error")
@@ -125,7 +112,7 @@ def knows(decode: Decoder, kind: str) -> bool:
 
 @pytest.mark.parametrize("case", table("layouts.json"), ids=named)
 def test_layouts(case: Case) -> None:
-    header = blob(case["header"])
+    header = blob(case["header"], VECTORS)
     if "error" in case["expect"]:
         with pytest.raises(LayoutError):
             Layout.parse(header)
@@ -187,46 +174,21 @@ def test_versions(case: Case) -> None:
         assert json.loads(encode(message)) == json.loads(text)
 
 
-@contextlib.contextmanager
-def memory(data: bytes) -> Generator[str]:
-    """Put bytes where a publisher puts its segments; give the path."""
-    fd = os.memfd_create("vector", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.write(fd, data)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        yield f"/proc/{os.getpid()}/fd/{fd}"
-    finally:
-        os.close(fd)
-
-
 SEGMENTS = table("segments.json")
-
-
-def found(case: Case) -> Case:
-    """Return what a worker finds in a segment, as the vectors write it."""
-    with memory((VECTORS / case["file"]).read_bytes()) as path:
-        view = Views().open(Shared(path, case["token"]), case["nbytes"])
-        if view is None:
-            return {"error": "segment"}
-        try:
-            with view.reading(**case["version"]) if case["version"] else contextlib.nullcontext():
-                return {"ok": {"data": view.data.tobytes().hex()}}
-        except StaleError:
-            return {"error": "stale"}
 
 
 @pytest.mark.parametrize("case", SEGMENTS, ids=named)
 def test_segments(case: Case) -> None:
-    assert found(case) == case["expect"]
+    assert segment(case, VECTORS) == case["expect"]
 
 
 @pytest.mark.parametrize("case", [c for c in SEGMENTS if "ok" in c["expect"]], ids=named)
 def test_segments_are_written_so(case: Case) -> None:
     wanted = (VECTORS / case["file"]).read_bytes()
-    segment = Segment(case["nbytes"])
-    assert segment.claim()
-    segment.data[:] = bytearray.fromhex(case["expect"]["ok"]["data"])
+    made = Segment(case["nbytes"])
+    assert made.claim()
+    made.data[:] = bytearray.fromhex(case["expect"]["ok"]["data"])
     if case["version"]:
-        segment.release(**case["version"])
-    written = Path(segment.shared.path).read_bytes()
-    assert written == wanted.replace(bytes.fromhex(case["token"]), bytes.fromhex(segment.token))
+        made.release(**case["version"])
+    written = Path(made.shared.path).read_bytes()
+    assert written == wanted.replace(bytes.fromhex(case["token"]), bytes.fromhex(made.token))

@@ -134,7 +134,8 @@ def _memory(data: bytes) -> Generator[str]:
         os.close(fd)
 
 
-def _segment(case: Case, folder: Path) -> Result:
+def segment(case: Case, folder: Path) -> Result:
+    """Return what a worker finds in a segment."""
     with _memory((folder / case["file"]).read_bytes()) as path:
         view = Views().open(Shared(path, case["token"]), case["nbytes"])
         if view is None:
@@ -157,6 +158,6 @@ RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "checksums.json crc32c": _crc,
     "checksums.json digests": _digest,
     "versions.json cases": _version,
-    "segments.json cases": _segment,
+    "segments.json cases": segment,
     "sequences.json cases": _sequence,
 }
