@@ -55,7 +55,7 @@ class Acceptance:
         return ""
 
     def fault(self, announce: Announce) -> Fault | None:
-        """Return why a version cannot be taken, as far as is known without its layout."""
+        """Return why a version cannot be taken, as far as that is known yet."""
         if announce.encoding != "raw" or announce.encryption is not None:
             what = f"encoding {announce.encoding!r}, encryption {announce.encryption!r}"
             return "unsupported", f"{what}; this worker takes 'raw' without encryption"
