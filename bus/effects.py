@@ -26,6 +26,13 @@ class Broadcast:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Forget what was published of a model and is not on its way yet: it is out of date."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
 class Resolve:
     """A call of publish is over."""
 
@@ -92,5 +99,15 @@ class Joined:
 
 
 Effect = (
-    Send | Broadcast | Resolve | Notice | Connect | Subscribe | Ready | Rejected | Refused | Joined
+    Send
+    | Broadcast
+    | Withdraw
+    | Resolve
+    | Notice
+    | Connect
+    | Subscribe
+    | Ready
+    | Rejected
+    | Refused
+    | Joined
 )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from .calls import Calls
 from .catalog import Catalog
-from .effects import Broadcast, Effect, Notice, Send
+from .effects import Broadcast, Effect, Notice, Send, Withdraw
 from .errors import ProtocolError, UnknownWorkerError
 from .limits import INTEGER_MAX, WHOLE_BYTES_MAX, Timing
 from .messages import (
@@ -176,6 +176,7 @@ class PublisherMachine:
         alone = [p for p in peers if not (p.lost or (broadcast and p.subscribed))]
         networked = [p for p in peers if p.subscribed and not (p.shared and version.shared)]
         if broadcast:
+            effects.append(Withdraw(version.model))
             effects.append(self._publish(version, announce, now, push=bool(networked)))
         return effects + [Send(announce, to=peer.identity) for peer in alone]
 

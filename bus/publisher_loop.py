@@ -12,9 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from .effects import Broadcast, Effect, Notice, Resolve, Send
+from .effects import Broadcast, Effect, Notice, Resolve, Send, Withdraw
 from .errors import ClosedError, PublishError
-from .messages import encode
+from .messages import control_topic, data_topic, encode
 from .publication import Publication
 from .publisher import PublisherMachine
 from .receipt import Receipt
@@ -184,6 +184,8 @@ class PublisherLoop:
                         [effect.topic, encode(effect.message)]
                         + ([] if effect.payload is None else [effect.payload])
                     )
+                case Withdraw(model):
+                    self._sockets.withdraw((control_topic(model), data_topic(model)))
                 case Send():
                     frames = [encode(effect.message)]
                     payload = [] if effect.payload is None else [effect.payload]

@@ -12,12 +12,13 @@ import errno
 import math
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import zmq
 
 from . import endpoints
+from .distribution import Distribution
 from .errors import AddressError
 from .limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from .messages import Buffer
@@ -28,10 +29,10 @@ LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowle
 HEARTBEAT_MS = 5_000  # ZeroMQ's own pings, which free the queues of peers that are gone
 HEARTBEAT_TIMEOUT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
-PUB_QUEUE = 64  # messages per subscriber before PUB drops; four windows of chunks
+PUB_QUEUE = (
+    1_000  # messages per subscriber before more are dropped; they lie in the version's memory
+)
 DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
-SEND_BUFFER = 2**20  # bytes; what the kernel would choose falls out of the cache on one host
-COPY_BYTES = 3 * 2**17  # below this a copy costs less than to be told when libzmq is done with it
 ROUTER_QUEUE = 1_000  # messages per worker; workers keep less than a window outstanding
 
 
@@ -93,11 +94,11 @@ class _Sockets:
 
 
 class PublisherSockets(_Sockets):
-    """A bound ROUTER (control) and a bound XPUB (data).
+    """A bound ROUTER (control) and a bound `Distribution` (data).
 
     Args:
         address: Where the ROUTER is bound.
-        data: Where the XPUB is bound; None: beside it.
+        data: Where the data socket is bound; None: beside it.
         queue: Messages held for a subscriber before more are dropped.
 
     Raises:
@@ -107,20 +108,13 @@ class PublisherSockets(_Sockets):
     def __init__(self, address: str, data: str | None, queue: int = PUB_QUEUE) -> None:
         endpoints.check(address)
         super().__init__(zmq.ROUTER)
-        self._data = self._socket(zmq.XPUB)
-        self._poller.register(self._data, zmq.POLLIN)
+        self._data = Distribution(queue)
+        self._poller.register(self._data.fileno(), zmq.POLLIN)
         try:
             self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a worker is gone
             self._control.setsockopt(zmq.MAXMSGSIZE, 2 * HEADER_BYTES_MAX)
             self._control.setsockopt(zmq.SNDHWM, ROUTER_QUEUE)
-            self._data.setsockopt(
-                zmq.XPUB_VERBOSE, 1
-            )  # every subscription is a worker that listens
-            self._data.setsockopt(zmq.MAXMSGSIZE, 2 * HEADER_BYTES_MAX)
-            self._data.setsockopt(zmq.SNDHWM, queue)
-            self._data.copy_threshold = COPY_BYTES
-            self._data.setsockopt(zmq.SNDBUF, SEND_BUFFER)
-            self.address = self._bind(self._control, address, "address")
+            self.address = self._bind(address)
             self.data_address = self._bind_data(address, data)
         except BaseException:
             self.close()
@@ -128,29 +122,30 @@ class PublisherSockets(_Sockets):
 
     def _bind_data(self, address: str, data: str | None) -> str:
         if data is not None:
-            return self._bind(self._data, endpoints.check(data), "data")
+            return self._data.bind(endpoints.check(data), "data")
         try:
-            return self._bind(self._data, endpoints.beside(self.address), "data")
+            return self._data.bind(endpoints.beside(self.address), "data")
         except AddressError:  # the port beside is taken; if any port would do, so does any other
-            return self._bind(self._data, endpoints.beside(address), "data")
+            return self._data.bind(endpoints.beside(address), "data")
 
-    def _bind(self, s: "zmq.Socket[bytes]", endpoint: str, parameter: str) -> str:
-        s.setsockopt(zmq.IPV6, int("[" in endpoint))
+    def _bind(self, endpoint: str) -> str:
+        self._control.setsockopt(zmq.IPV6, int("[" in endpoint))
         try:
-            s.bind(endpoint)
+            self._control.bind(endpoint)
         except zmq.ZMQError as error:
             if error.errno == errno.EADDRINUSE:
                 raise AddressError(
                     f"{endpoint} is in use by another process; stop it, or pass another "
-                    f"{parameter}= (port 0 takes any free one)"
+                    "address= (port 0 takes any free one)"
                 ) from None
-            raise AddressError(f"cannot bind {parameter} {endpoint}: {error.strerror}") from None
-        return s.getsockopt_string(zmq.LAST_ENDPOINT)
+            raise AddressError(f"cannot bind address {endpoint}: {error.strerror}") from None
+        return self._control.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def poll(self, seconds: float) -> Activity:
         """Wait for something to arrive, or for `wake`."""
         found = self._poll(seconds)
-        return Activity(control=self._control in found, data=self._data in found)
+        self._data.attend(time.monotonic())
+        return Activity(control=self._control in found, data=self._data.pending)
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return the identity and the frames of the next control message, if there is one."""
@@ -159,8 +154,7 @@ class PublisherSockets(_Sockets):
 
     def receive_subscription(self) -> tuple[bool, bytes] | None:
         """Return the next subscription: whether somebody subscribed (or left), and the topic."""
-        frames = _receive(self._data)
-        return None if frames is None else (frames[0][:1] == b"\1", frames[0][1:])
+        return self._data.receive_subscription()
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
         """Send to one worker; return False if its connection is gone.
@@ -179,8 +173,16 @@ class PublisherSockets(_Sockets):
 
     def broadcast(self, frames: Sequence[Buffer]) -> None:
         """Publish to everybody who subscribed; whoever is not keeping up loses it."""
-        with contextlib.suppress(zmq.Again):
-            self._data.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        self._data.send(frames)
+
+    def withdraw(self, topics: Collection[bytes]) -> None:
+        """Forget what is not on its way yet of some topics."""
+        self._data.withdraw(topics)
+
+    def close(self) -> None:
+        """Close everything; what is on its way gets a moment."""
+        self._data.close(LINGER_MS / 1000)
+        super().close()
 
 
 class WorkerSockets(_Sockets):

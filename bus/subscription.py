@@ -22,7 +22,7 @@ DIAL_SECONDS = 5.0  # for the host's address and the connection
 REDIAL_SECONDS, REDIAL_MAX_SECONDS = 0.05, 1.0  # between two attempts; doubles
 SILENCE_SECONDS = 30.0  # a publisher pings and sends beacons far more often than that
 RECEIVE_BYTES = 2**18  # taken at once, while they are in the cache for the checksum
-LOW_WATER_BYTES = 2**18  # of a payload, that must be here before we are woken to take them
+LOW_WATER_BYTES = 2**19  # of a payload, that must be here before we are woken to take them
 IPC_PATH_MAX = 107  # bytes that fit an address of the kernel
 
 

@@ -1,9 +1,10 @@
-"""The subscriber's side of ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
+"""Either side of a data connection in ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
 
 libzmq receives each message into memory of its own: fresh pages to touch, a hand-over between
 threads, and a copy to where the bytes belong, which together cost more than the network does. So
 the worker reads published messages itself, and the bulk of a payload goes from the kernel straight
-to its place. Feed what arrives into `room()` and `received()`; send what is in `outgoing`.
+to its place. (Why the publisher sends them itself: `distribution.py`.) Feed what arrives into
+`room()` and `received()`; send what is in `outgoing`, but never between the frames of a message.
 
     greeting (64 bytes) ──> READY ──> messages and commands
 
@@ -25,7 +26,6 @@ SCRATCH_BYTES: Final = 8192  # read ahead; of a payload, at most so much is copi
 PAYLOAD: Final = 2  # the index of a message's payload, after topic and header
 FRAMES_MAX: Final = 8  # of a message; a later protocol may have more than one payload
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-READY: Final = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB\x08Identity\x00\x00\x00\x00"
 
 Place = Callable[[Sequence[Buffer], int], Lease | None]
 State = Literal["greeting", "ready", "open"]
@@ -41,10 +41,12 @@ class Stream:
     Args:
         place: Given the topic and header of a message, and the size of its payload, says where the
             payload goes; None: nowhere, it is read and forgotten.
+        kind: This side's socket type. (We greet as ZMTP 3.0, where subscriptions are messages.)
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, kind: bytes = b"SUB") -> None:
         self.outgoing = bytearray(GREETING)
+        self._kind = kind
         self.state: State = "greeting"
         self._place = place
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
@@ -58,6 +60,11 @@ class Stream:
         (self._topics.add if on else self._topics.discard)(topic)
         if self.state == "open":
             self._send(bytes([on]) + topic)
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+        if self.state == "open":
+            self._send(b"\x04PING\0\0", COMMAND)
 
     def room(self) -> memoryview:
         """Return where the next bytes go."""
@@ -133,7 +140,8 @@ class Stream:
         if mechanism != b"NULL":
             raise ZmtpError(f"the other side asks for {mechanism.decode('latin1')} security")
         self.state = "ready"
-        self._send(READY, COMMAND)
+        kind = b"\x0bSocket-Type" + len(self._kind).to_bytes(4, "big") + self._kind
+        self._send(b"\x05READY" + kind, COMMAND)
         return len(GREETING)
 
     def _is_payload(self, flags: int) -> bool:
@@ -221,3 +229,28 @@ class _Body:
 
     def _place(self) -> Lease | None:
         return self._lease if self._lease is not None and self._lease.live else None
+
+
+def message_parts(frames: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Return a message as the buffers to send one after the other; the last frame is not copied."""
+    heads = b"".join(_head(frame, MORE) + bytes(frame) for frame in frames[:-1])
+    return heads + _head(frames[-1], 0), frames[-1]
+
+
+def _head(frame: Buffer, flags: int) -> bytes:
+    size = len(frame)
+    if size < 256:
+        return bytes([flags, size])
+    return bytes([flags | LONG]) + size.to_bytes(8, "big")
+
+
+def rest_of(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
+    """Return what is left of some buffers once so many bytes of them are sent."""
+    left: list[Buffer] = []
+    for part in parts:
+        if sent >= len(part):
+            sent -= len(part)
+            continue
+        left.append(memoryview(part)[sent:] if sent else part)
+        sent = 0
+    return left

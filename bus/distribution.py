@@ -1,0 +1,381 @@
+"""The publisher's data socket: a PUB of our own, which sends straight from a version's memory.
+
+To libzmq every message is an object, which it hands to a thread of its own. Here a message is sent
+by the thread that has it: a small one is on its way when `send` returns, and of a large one the
+kernel takes as much as it has room for whenever it has room. Each subscriber has a queue; what does
+not fit is dropped for that subscriber alone, as ZeroMQ's PUB has it.
+
+It belongs to one thread, which never waits here.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from . import endpoints
+from .errors import AddressError
+from .limits import HEADER_BYTES_MAX, MODELS_MAX
+from .messages import Buffer
+from .zmtp import Stream, ZmtpError, message_parts, rest_of
+
+log = logging.getLogger("weightbus.publisher")
+
+PING_SECONDS = 5.0  # between two pings: whoever is gone frees its queue
+SILENCE_SECONDS = 30.0  # longer than a chunk of 1 MiB takes at 40 kB/s
+ACCEPT_SECONDS = 1.0  # before another attempt when there is no descriptor left for a connection
+TURN_BYTES = 2**20  # sent to one subscriber before the next has its turn
+READ_BYTES = 8192  # taken from one subscriber before the next has its turn
+TOPICS_MAX = 4 * MODELS_MAX  # of one subscriber, twice what a worker of all models asks for
+UNREAD_BYTES_MAX = 2**16  # of answers to its pings, which a subscriber does not read
+BACKLOG = 128  # connections that the kernel keeps until they are accepted
+# Within a host, more than this is out of the cache before the other side reads it, and there is
+# nothing to pace, as some congestion control does. Farther away the kernel's choice is the best.
+NEAR_SEND_BUFFER = 2**20
+NEAR_CONGESTION = b"reno"
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    topic: bytes
+    parts: Sequence[Buffer]
+
+
+class Outlet:
+    """One subscriber's connection, and what is on its way to it.
+
+    Args:
+        connection: Its socket.
+        queue: Messages that wait before more are dropped.
+    """
+
+    def __init__(self, connection: socket.socket, queue: int, now: float) -> None:
+        self._socket, self._room = connection, queue
+        self._stream = Stream(_nowhere, b"XPUB")
+        self._queue: deque[_Message] = deque()
+        self._sending: list[Buffer] = []  # what is left of the message that is being sent
+        self.topics: set[bytes] = set()
+        self.heard_at = now
+
+    def fileno(self) -> int:
+        """Return the connection's descriptor."""
+        return self._socket.fileno()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether anything waits to be sent."""
+        return bool(self._sending or self._queue or self._stream.outgoing)
+
+    def wants(self, topic: bytes) -> bool:
+        """Whether it subscribed to a topic, or to the beginning of it."""
+        return any(topic.startswith(each) for each in self.topics)
+
+    def put(self, message: _Message) -> None:
+        """Take a message to be sent, unless too many wait already."""
+        if len(self._queue) < self._room:
+            self._queue.append(message)
+
+    def withdraw(self, topics: Collection[bytes]) -> None:
+        """Forget what waits of some topics; what is half sent is copied, to let its memory go."""
+        if self._queue:
+            self._queue = deque(m for m in self._queue if m.topic not in topics)
+        self._sending = [bytes(part) for part in self._sending]
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+        self._stream.ping()
+
+    def write(self) -> None:
+        """Send until the kernel takes no more, or others should have a turn.
+
+        Raises:
+            OSError: The connection is gone.
+        """
+        left = TURN_BYTES
+        while left > 0 and self._refill():
+            try:
+                sent = self._socket.sendmsg(self._sending)
+            except BlockingIOError:
+                return
+            left -= sent
+            self._sending = rest_of(self._sending, sent)
+
+    def _refill(self) -> bool:
+        """Find something to send. (A command must not come between the frames of a message.)"""
+        if not self._sending:
+            if self._stream.outgoing:
+                self._sending = [bytes(self._stream.outgoing)]
+                self._stream.outgoing.clear()
+            elif self._queue:
+                self._sending = list(self._queue.popleft().parts)
+        return bool(self._sending)
+
+    def read(self, now: float) -> list[tuple[bool, bytes]]:
+        """Return what it subscribed to since (or no longer), as on or off and a topic.
+
+        Raises:
+            OSError: The connection is gone.
+            ZmtpError: It does not speak as a subscriber does.
+        """
+        try:
+            count = self._socket.recv_into(self._stream.room()[:READ_BYTES])
+        except BlockingIOError:
+            return []
+        if not count:
+            raise ConnectionResetError("the subscriber has closed the connection")
+        self.heard_at = now
+        changes = [_subscription(message) for message in self._stream.received(count)]
+        for on, topic in changes:
+            (self.topics.add if on else self.topics.discard)(topic)
+        if len(self.topics) > TOPICS_MAX or len(self._stream.outgoing) > UNREAD_BYTES_MAX:
+            raise ZmtpError("it asks for more than anybody needs")
+        return changes
+
+    def close(self) -> None:
+        """Hang up."""
+        self._queue.clear()
+        self._sending.clear()
+        self._socket.close()
+
+
+class Distribution:
+    """A bound socket and its subscribers.
+
+    Args:
+        queue: Messages held for a subscriber before more are dropped.
+    """
+
+    def __init__(self, queue: int) -> None:
+        self._queue = queue
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._path = ""  # of an ipc address, to be removed
+        self._outlets: dict[int, Outlet] = {}
+        self._changes: deque[tuple[bool, bytes]] = deque()
+        self._ping_at = 0.0
+        self._accept_at = 0.0
+
+    def bind(self, endpoint: str, parameter: str) -> str:
+        """Listen at an endpoint; return it with the port that was taken.
+
+        Raises:
+            AddressError: It is taken, or makes no sense.
+        """
+        try:
+            self._listener = _listening(endpoint)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise AddressError(
+                    f"{endpoint} is in use by another process; stop it, or pass another "
+                    f"{parameter}= (port 0 takes any free one)"
+                ) from None
+            raise AddressError(f"cannot bind {parameter} {endpoint}: {error.strerror}") from None
+        self._listen(self._listener, on=True)
+        path = endpoints.ipc_path(endpoint)
+        if path is not None:
+            self._path = "" if path.startswith("@") else path
+            return endpoint
+        host, port = self._listener.getsockname()[:2]
+        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there is something to do."""
+        return self._selector.fileno()  # of epoll or kqueue
+
+    def attend(self, now: float) -> None:
+        """Accept, read and send what can be, without waiting."""
+        self._attend(0.0, now)
+        if self._listener is not None and self._accept_at and now >= self._accept_at:
+            self._accept_at = 0.0
+            self._listen(self._listener, on=True)
+        if now >= self._ping_at:
+            self._ping_at = now + PING_SECONDS
+            self._look_after(now)
+
+    def _attend(self, seconds: float, now: float) -> None:
+        for key, events in self._selector.select(seconds):
+            if key.data is None:
+                self._accept(now)
+                continue
+            outlet: Outlet = key.data
+            try:
+                if events & selectors.EVENT_READ:
+                    self._changes.extend(outlet.read(now))
+                self._write(outlet)
+            except ZmtpError as error:
+                log.warning("a subscriber is turned away: %s", error)
+                self._hang_up(outlet)
+            except OSError:
+                self._hang_up(outlet)
+
+    @property
+    def pending(self) -> bool:
+        """Whether somebody has subscribed since, or left."""
+        return bool(self._changes)
+
+    def receive_subscription(self) -> tuple[bool, bytes] | None:
+        """Return the next subscription: whether somebody subscribed (or left), and the topic."""
+        return self._changes.popleft() if self._changes else None
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Send to everybody who subscribed to the first frame; whoever lags behind loses it."""
+        message = _Message(bytes(frames[0]), message_parts(frames))
+        for outlet in list(self._outlets.values()):
+            if not outlet.wants(message.topic):
+                continue
+            idle = not outlet.unsent
+            outlet.put(message)
+            if idle:
+                try:
+                    self._write(outlet)
+                except OSError:
+                    self._hang_up(outlet)
+
+    def withdraw(self, topics: Collection[bytes]) -> None:
+        """Forget what is not on its way yet of some topics: something newer takes its place."""
+        for outlet in self._outlets.values():
+            outlet.withdraw(topics)
+
+    def close(self, linger: float) -> None:
+        """Hang up; what is on its way gets so many seconds."""
+        if self._listener is not None:
+            if not self._accept_at:
+                self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+        end = time.monotonic() + linger
+        while any(o.unsent for o in self._outlets.values()) and (now := time.monotonic()) < end:
+            self._attend(end - now, now)
+        for outlet in list(self._outlets.values()):
+            self._hang_up(outlet)
+        self._selector.close()
+        if self._path:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+    # Connections.
+
+    def _listen(self, listener: socket.socket, *, on: bool) -> None:
+        if on:
+            self._selector.register(listener, selectors.EVENT_READ, None)
+        else:
+            self._selector.unregister(listener)
+
+    def _accept(self, now: float) -> None:
+        if self._listener is None:
+            return
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            log.warning("cannot accept a subscriber, will try again: %s", error)
+            self._accept_at = now + ACCEPT_SECONDS
+            self._listen(self._listener, on=False)
+            return
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):  # it is gone already, which the first look will tell
+            _tune(connection)
+        outlet = Outlet(connection, self._queue, now)
+        self._outlets[outlet.fileno()] = outlet
+        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, outlet)
+
+    def _write(self, outlet: Outlet) -> None:
+        """Send what can be sent; have the selector wait for the rest."""
+        outlet.write()
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if outlet.unsent else 0)
+        if self._selector.get_key(outlet).events != events:
+            self._selector.modify(outlet, events, outlet)
+
+    def _look_after(self, now: float) -> None:
+        """Ask everybody for a sign of life; hang up on whoever gave none for long."""
+        for outlet in list(self._outlets.values()):
+            if now - outlet.heard_at >= SILENCE_SECONDS:
+                self._hang_up(outlet)
+                continue
+            outlet.ping()
+            try:
+                self._write(outlet)
+            except OSError:
+                self._hang_up(outlet)
+
+    def _hang_up(self, outlet: Outlet) -> None:
+        self._changes.extend((False, topic) for topic in outlet.topics)
+        del self._outlets[outlet.fileno()]
+        self._selector.unregister(outlet)
+        outlet.close()
+
+
+def _nowhere(_frames: Iterable[Buffer], _size: int) -> None:
+    """Have no place for a payload: subscribers send none."""
+
+
+def _subscription(message: Sequence[Buffer]) -> tuple[bool, bytes]:
+    body = bytes(message[0])
+    if len(message) > 1 or body[:1] not in (b"\0", b"\1") or len(body) > HEADER_BYTES_MAX:
+        raise ZmtpError("it sent something else than subscriptions")
+    return body[:1] == b"\1", body[1:]
+
+
+def _listening(endpoint: str) -> socket.socket:
+    path = endpoints.ipc_path(endpoint)
+    if path is not None:
+        return _listening_at(path)
+    host, port = endpoints.host_and_port(endpoint.replace(":*", ":0"))
+    family = socket.AF_INET6 if "[" in endpoint else socket.AF_INET
+    found = socket.getaddrinfo(
+        None if host == "*" else host, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(found[0][4])
+        return _ready(listener)
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _listening_at(path: str) -> socket.socket:
+    # A path that begins with @ is a name outside of the file system, as ZeroMQ has it.
+    name = "\0" + path[1:] if path.startswith("@") else path
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.exists(path) and not _answers(name):
+            os.unlink(path)  # left behind by a publisher that was killed
+        listener.bind(name)
+        return _ready(listener)
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _answers(name: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(name) != errno.ECONNREFUSED
+
+
+def _ready(listener: socket.socket) -> socket.socket:
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def _tune(connection: socket.socket) -> None:
+    if connection.family == socket.AF_UNIX:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_SEND_BUFFER)
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if connection.getsockname()[0] == connection.getpeername()[0]:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_SEND_BUFFER)
+        if hasattr(socket, "TCP_CONGESTION"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, NEAR_CONGESTION)

@@ -1,0 +1,367 @@
+"""The publisher's data socket: any subscriber of ZeroMQ's gets what it asked for, whole or not."""
+
+import contextlib
+import gc
+import os
+import resource
+import select
+import socket
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightbus.bus import distribution
+from weightbus.bus.distribution import PING_SECONDS, SILENCE_SECONDS, TOPICS_MAX, Distribution
+from weightbus.bus.endpoints import host_and_port
+from weightbus.bus.errors import AddressError
+from weightbus.bus.messages import Buffer
+from weightbus.bus.transfer import Lease
+from weightbus.bus.zmtp import GREETING, Stream, message_parts, rest_of
+
+SECONDS = 30.0  # far more than anything here takes
+QUEUE = 4
+READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
+LARGE = 2**23  # bytes that no two buffers of the kernel hold
+
+
+class Bench:
+    """A distribution, and time that passes only as a test says."""
+
+    def __init__(self, endpoint: str = "tcp://127.0.0.1:0", queue: int = QUEUE) -> None:
+        self.now = 0.0
+        self.distribution = Distribution(queue)
+        self.address = self.distribution.bind(endpoint, "data")
+        self.heard: list[tuple[bool, bytes]] = []
+        self._stack = contextlib.ExitStack()
+
+    def close(self) -> None:
+        self._stack.close()
+        self.distribution.close(0.0)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, "it never came true"
+            self.distribution.attend(self.now)
+            while (change := self.distribution.receive_subscription()) is not None:
+                self.heard.append(change)
+
+    def knock(self, *topics: bytes, read_buffer: int = 0) -> socket.socket:
+        """Return a connection that has subscribed, by hand."""
+        connection = self._stack.enter_context(socket.socket())
+        if read_buffer:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, read_buffer)
+        connection.connect(host_and_port(self.address))
+        asked = b"".join(bytes([0, 1 + len(topic), 1]) + topic for topic in topics)
+        connection.sendall(GREETING + READY + asked)
+        heard = len(self.heard)
+        self.until(lambda: len(self.heard) == heard + len(topics))
+        connection.setblocking(False)
+        return connection
+
+
+class Reader:
+    """What a connection made by hand has received."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.closed = False
+        self.messages: list[list[bytes]] = []
+        self.bytes = bytearray()
+        self._stream = Stream(lambda _frames, size: Lease(memoryview(bytearray(size))))
+
+    def has(self, count: int) -> bool:
+        """Read what there is; return whether so many messages are here."""
+        self._read()
+        return len(self.messages) >= count
+
+    def hung_up(self) -> bool:
+        self._read()
+        return self.closed
+
+    def heard(self, word: bytes, count: int = 1) -> bool:
+        self._read()
+        return self.bytes.count(word) >= count
+
+    def _read(self, most: int = 2**20) -> None:
+        if self.closed:
+            return
+        try:
+            got = self.connection.recv(most)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            got = b""
+        self.closed = not got
+        self.bytes += got
+        while got:
+            room = self._stream.room()
+            count = min(len(room), len(got))
+            room[:count], got = got[:count], got[count:]
+            self.messages += [[bytes(f) for f in m] for m in self._stream.received(count)]
+
+
+@pytest.fixture(name="bench")
+def _bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.close()
+
+
+def subscriber(bench: Bench, stack: contextlib.ExitStack, *topics: bytes) -> "zmq.Socket[bytes]":
+    context = stack.enter_context(zmq.Context())
+    sub = stack.enter_context(context.socket(zmq.SUB))
+    sub.setsockopt(zmq.LINGER, 0)
+    for topic in topics:
+        sub.setsockopt(zmq.SUBSCRIBE, topic)
+    sub.connect(bench.address)
+    return sub
+
+
+def received(bench: Bench, sub: "zmq.Socket[bytes]") -> list[bytes]:
+    bench.until(lambda: bool(sub.poll(0)))
+    return sub.recv_multipart()
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_a_subscriber_of_libzmq_gets_what_it_asked_for(scheme: str, tmp_path: Path) -> None:
+    bench = Bench("tcp://127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/data")
+    with contextlib.ExitStack() as stack:
+        stack.callback(bench.close)
+        sub = subscriber(bench, stack, b"a/", b"b/ctl")
+        bench.until(lambda: len(bench.heard) == 2)
+        assert sorted(bench.heard) == [(True, b"a/"), (True, b"b/ctl")]
+        large = os.urandom(LARGE)
+        bench.distribution.send([b"b/dat", b"{}", b"not asked for"])
+        bench.distribution.send([b"a/dat", b"h" * 300, large])
+        bench.distribution.send([b"b/ctl", b"{}"])
+        assert received(bench, sub) == [b"a/dat", b"h" * 300, large]
+        assert received(bench, sub) == [b"b/ctl", b"{}"]
+        sub.setsockopt(zmq.UNSUBSCRIBE, b"a/")
+        bench.until(lambda: bench.heard[-1] == (False, b"a/"))
+        bench.distribution.send([b"a/dat", b"{}", b"no longer"])
+        bench.distribution.send([b"b/ctl", b"last"])
+        assert received(bench, sub) == [b"b/ctl", b"last"]
+        sub.close()
+        bench.until(lambda: bench.heard[-1] == (False, b"b/ctl"))
+
+
+frames = st.lists(st.binary(max_size=700), min_size=1, max_size=4)
+
+
+@given(sent=st.lists(frames, max_size=6), steps=st.lists(st.integers(1, 900), max_size=30))
+def test_what_is_sent_in_any_pieces_is_what_was_meant(
+    sent: list[list[bytes]], steps: list[int]
+) -> None:
+    parts: list[Buffer] = [p for message in sent for p in message_parts(message)]
+    wire = b"".join(bytes(part) for part in parts)
+    stream = Stream(lambda _frames, size: Lease(memoryview(bytearray(size))))
+    out = bytearray()
+    for step in steps:
+        before = b"".join(bytes(part) for part in parts)
+        parts = rest_of(parts, min(step, len(before)))
+        out += before[: min(step, len(before))]
+    out += b"".join(bytes(part) for part in parts)
+    assert bytes(out) == wire
+    got: list[list[bytes]] = []
+    data = GREETING + READY + wire
+    while data:
+        room = stream.room()
+        count = min(len(room), len(data))
+        room[:count], data = data[:count], data[count:]
+        got += [[bytes(f) for f in m] for m in stream.received(count)]
+    assert got == sent
+
+
+def test_a_slow_subscriber_loses_whole_messages_and_nobody_else_does(bench: Bench) -> None:
+    slow = Reader(bench.knock(b"a/", read_buffer=4096))
+    fast = Reader(bench.knock(b"a/"))
+    sent = [[b"a/dat", b"%d" % i, bytes([i]) * LARGE] for i in range(QUEUE + 4)]
+    for number, message in enumerate(sent):
+        bench.distribution.send(message)
+        bench.until(partial(fast.has, number + 1))
+    assert fast.messages == sent
+    bench.distribution.send([b"a/ctl", b"end"])  # is lost, too: the queue is full
+    bench.until(lambda: slow.has(QUEUE + 1))
+    assert slow.messages == sent[: QUEUE + 1]
+    bench.distribution.send([b"a/ctl", b"end"])
+    bench.until(lambda: slow.has(QUEUE + 2))
+    assert slow.messages[-1] == [b"a/ctl", b"end"]
+
+
+def test_what_is_out_of_date_is_withdrawn_and_its_memory_let_go(bench: Bench) -> None:
+    slow = Reader(bench.knock(b"a/", b"b/", read_buffer=4096))
+    memory = np.full(3 * LARGE, 7, np.uint8)
+    holder = memory.view()
+    gone = weakref.ref(holder)
+    for index in range(3):
+        part = holder.data[index * LARGE : (index + 1) * LARGE]
+        bench.distribution.send([b"a/dat", b"%d" % index, part])
+    del part, holder
+    bench.distribution.send([b"b/dat", b"0", b"of another"])
+    bench.distribution.attend(0.0)
+    assert gone() is not None, "the test needs something half sent"
+    bench.distribution.withdraw((b"a/ctl", b"a/dat"))
+    gc.collect()
+    assert gone() is None
+    memory[:] = 0  # as the next version does
+    bench.until(lambda: slow.has(2))
+    assert slow.messages == [
+        [b"a/dat", b"0", b"\7" * LARGE],
+        [b"b/dat", b"0", b"of another"],
+    ]
+
+
+def test_who_gives_no_sign_of_life_is_let_go_and_who_does_is_kept(bench: Bench) -> None:
+    silent, alive = Reader(bench.knock(b"a/")), Reader(bench.knock(b"a/"))
+    pings = 0
+    while bench.now < SILENCE_SECONDS + PING_SECONDS:
+        bench.now += PING_SECONDS
+        pings += 1
+        bench.until(partial(alive.heard, b"PING", pings))
+        alive.connection.send(b"\x04\x05\x04PONG")
+        bench.distribution.attend(bench.now)
+    bench.until(lambda: silent.hung_up())
+    bench.distribution.send([b"a/ctl", b"still"])
+    bench.until(lambda: alive.has(1))
+    assert alive.messages == [[b"a/ctl", b"still"]]
+
+
+def test_a_ping_is_answered_but_not_in_the_middle_of_a_message(bench: Bench) -> None:
+    reader = Reader(bench.knock(b"a/", read_buffer=4096))
+    bench.distribution.send([b"a/dat", b"{}", bytes(LARGE)])
+    reader.connection.send(b"\x04\x0b\x04PING\0\0tick")
+    bench.until(lambda: reader.heard(b"\x04PONGtick"))
+    assert reader.messages == [[b"a/dat", b"{}", bytes(LARGE)]], "the message came first, whole"
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" + bytes(60),
+        GREETING + READY + b"\x00\x05hello",
+        GREETING + READY + b"\x01\x02\x01a\x00\x01b",
+        GREETING + READY + b"".join(b"\0\4\1%03x" % i for i in range(TOPICS_MAX + 1)),
+        GREETING + READY + b"\x02" + (2**40).to_bytes(8, "big"),
+        GREETING[:12] + b"CURVE".ljust(20, b"\0") + bytes(32),
+    ],
+)
+def test_whoever_does_not_speak_as_a_subscriber_is_turned_away(
+    bench: Bench, nonsense: bytes
+) -> None:
+    good = Reader(bench.knock(b"a/"))
+    with socket.create_connection(host_and_port(bench.address)) as connection:
+        connection.sendall(nonsense)
+        connection.setblocking(False)
+        bad = Reader(connection)
+        bench.until(lambda: bad.hung_up())
+    bench.distribution.send([b"a/ctl", b"{}"])
+    bench.until(lambda: good.has(1))
+    assert good.messages == [[b"a/ctl", b"{}"]]
+
+
+def test_whoever_asks_and_never_reads_the_answers_is_turned_away(bench: Bench) -> None:
+    connection = bench.knock(b"a/", read_buffer=4096)
+    flood = b"\x04\x17\x04PING\0\0aaaaaaaaaaaaaaaa" * 4000
+    left = bytearray()
+
+    def gone() -> bool:
+        left.extend(b"" if left else flood)
+        with contextlib.suppress(OSError):
+            del left[: connection.send(left)]
+        return bench.heard[-1] == (False, b"a/")
+
+    bench.until(gone)
+
+
+def test_a_path_left_behind_is_taken_over_but_not_one_in_use(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/data"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(tmp_path / "data"))
+    left.close()
+    first = Bench(endpoint)
+    second = Distribution(QUEUE)
+    with pytest.raises(AddressError, match=r"in use by another process.*data="):
+        second.bind(endpoint, "data")
+    second.close(0.0)
+    first.distribution.close(0.0)
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_address_that_cannot_be_bound_is_refused_in_words() -> None:
+    bench = Bench()
+    other = Distribution(QUEUE)
+    with pytest.raises(AddressError, match="in use by another process"):
+        other.bind(bench.address, "data")
+    with pytest.raises(AddressError, match="cannot bind data"):
+        other.bind("tcp://no-such-host.invalid:0", "data")
+    with pytest.raises(AddressError, match="cannot bind data"):
+        other.bind("ipc:///no/such/folder/data", "data")
+    other.close(0.0)
+    bench.distribution.close(0.0)
+
+
+def test_any_host_and_ipv6_can_be_bound() -> None:
+    for endpoint in ("tcp://*:*", "tcp://*:0", "tcp://0.0.0.0:0", "tcp://[::1]:0", "tcp://[::]:0"):
+        bench = Bench(endpoint)
+        host, port = host_and_port(bench.address)
+        assert port > 0
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as connection:
+            connection.connect(("::1" if ":" in host else "127.0.0.1", port))
+        bench.distribution.close(0.0)
+
+
+def test_what_is_on_its_way_when_it_closes_gets_a_moment() -> None:
+    bench = Bench()
+    reader = Reader(bench.knock(b"a/"))
+    sent = [b"a/ctl", b"goodbye"]
+    bench.distribution.send(sent)
+    bench.distribution.close(SECONDS)
+    while not reader.hung_up():
+        pass
+    assert reader.messages == [sent]
+    bench.close()
+
+
+def test_a_lack_of_descriptors_is_waited_out(bench: Bench) -> None:
+    """The kernel keeps the connection, and the publisher does not spin on it."""
+    first = Reader(bench.knock(b"a/"))
+    late = socket.socket()  # takes the place of no other descriptor later
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        taken.append(os.dup(late.fileno()))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 1, usual[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(late.fileno()))
+        late.connect(host_and_port(bench.address))
+        bench.distribution.attend(bench.now)
+        assert not select.select([bench.distribution], [], [], 0)[0], "it would be asked again"
+        bench.distribution.send([b"a/ctl", b"{}"])
+        bench.until(lambda: first.has(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        for descriptor in taken:
+            os.close(descriptor)
+    late.sendall(GREETING + READY + b"\x00\x03\x01a/")
+    late.setblocking(False)
+    heard = len(bench.heard)
+    bench.now += distribution.ACCEPT_SECONDS
+    bench.until(lambda: len(bench.heard) > heard)
+    late.close()
+
+
+def test_a_message_is_sent_as_its_small_frames_and_its_last() -> None:
+    small, last = message_parts([b"a", b"b" * 300])
+    assert bytes(small) == b"\x01\x01a\x02" + (300).to_bytes(8, "big")
+    assert last == b"b" * 300
