@@ -99,10 +99,16 @@ class Arenas:
     def __len__(self) -> int:
         return len(self._arenas)
 
-    def reserve(self, nbytes: int) -> None:
-        """Make an arena of this size now, so that the first version need not wait for it."""
-        if not self._arenas:
-            self._arenas.append(Arena(nbytes, share=self._share))
+    def reserve(self, nbytes: int) -> Arena | None:
+        """Make an arena of this size now, so that the first version need not wait for it.
+
+        Returns:
+            It; None if there are arenas already.
+        """
+        if self._arenas:
+            return None
+        self._arenas.append(Arena(nbytes, share=self._share))
+        return self._arenas[0]
 
     def take(self, layout: Layout, *, replaces_latest: bool) -> tuple[Version, Arena]:
         """Return a new version and its arena, which is to be written before it is published.

@@ -44,6 +44,7 @@ Index = Annotated[int, msgspec.Meta(ge=0, lt=CHUNKS_MAX)]
 Crc = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Models = Annotated[dict[Name, Count], msgspec.Meta(max_length=MODELS_MAX)]  # version by model
 Features = Annotated[list[Name], msgspec.Meta(max_length=FEATURES_MAX)]
+Prepareds = Annotated[dict[Name, "Prepared"], msgspec.Meta(max_length=MODELS_MAX)]
 Label = Annotated[str, msgspec.Meta(max_length=LABEL_MAX)]
 
 Buffer = bytes | bytearray | memoryview
@@ -60,6 +61,19 @@ class Shared(msgspec.Struct, frozen=True):
 
     path: Text
     token: Hex32
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """Memory of the publisher's host in which the first version of a model will lie."""
+
+    path: Text
+    token: Hex32
+    nbytes: Count
+
+    @property
+    def shared(self) -> Shared:
+        """Where to find it."""
+        return Shared(self.path, self.token)
 
 
 class Whole(msgspec.Struct, frozen=True):
@@ -169,6 +183,7 @@ class Pong(Message, tag="pong", frozen=True, kw_only=True):
     token: Count = 0
     epoch: Count = 0
     models: Models = {}
+    prepared: Prepareds = {}
 
 
 # Publisher to worker.
@@ -183,6 +198,7 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
     lost_ms: Annotated[int, msgspec.Meta(ge=2, le=36_000_000)]
     models: Models
     shared: Shared | None = None
+    prepared: Prepareds = {}
     features: Features = []
 
 

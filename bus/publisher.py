@@ -33,6 +33,7 @@ from .messages import (
     Message,
     Ping,
     Pong,
+    Prepared,
     Progress,
     Refuse,
     Running,
@@ -74,6 +75,7 @@ class PublisherMachine:
         self.timing = timing or Timing()
         self.roster = Roster(self.timing.lost_after)
         self.catalog = Catalog()
+        self.prepared: dict[str, Prepared] = {}  # by model, until its first version is published
         self.malformed = 0  # messages dropped because they broke the protocol
         self._calls = Calls(self.roster, self.catalog, self.timing)
         self._pushes: list[Push] = []
@@ -137,6 +139,7 @@ class PublisherMachine:
         shelf = self.catalog[version.model]
         effects = self._calls.supersede(shelf.pending, now)
         shelf.number(version, self.epoch)
+        self.prepared.pop(version.model, None)
         publication.targets = {p.name: Target(p.name) for p in peers}
         version.receivers = {p.name for p in peers if not p.lost}
         for peer in peers:
@@ -289,6 +292,7 @@ class PublisherMachine:
             lost_ms=max(2, round(self.timing.lost_after * 1000)),
             models=self._latest(peer),
             shared=self.shared,
+            prepared=self._prepared(peer),
         )
         return [Send(welcome, to=peer.identity), *effects]
 
@@ -301,6 +305,10 @@ class PublisherMachine:
             if version is not None:
                 latest[model] = version.version
         return latest
+
+    def _prepared(self, peer: Peer) -> dict[str, Prepared]:
+        """Return the memory in which versions will lie that are not published yet."""
+        return {m: found for m, found in self.prepared.items() if m in peer.hello.models}
 
     def _heard(self, peer: Peer, now: float) -> list[Effect]:
         peer.heard_at = now
@@ -329,7 +337,12 @@ class PublisherMachine:
 
     def _ping(self, peer: Peer, message: Ping, _now: float) -> list[Effect]:
         peer.subscribed, peer.shared = message.subscribed, message.shared
-        pong = Pong(token=message.token, epoch=self.epoch, models=self._latest(peer))
+        pong = Pong(
+            token=message.token,
+            epoch=self.epoch,
+            models=self._latest(peer),
+            prepared=self._prepared(peer) if peer.shared else {},
+        )
         return [Send(pong, to=peer.identity)]
 
     def _pong(self, _peer: Peer, _message: Pong, _now: float) -> list[Effect]:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from .effects import Broadcast, Effect, Notice, Resolve, Send, Withdraw
 from .errors import ClosedError, PublishError
-from .messages import control_topic, data_topic, encode
+from .messages import Prepared, control_topic, data_topic, encode
 from .publication import Publication
 from .publisher import PublisherMachine
 from .receipt import Receipt
@@ -69,6 +69,14 @@ class PublisherLoop:
 
         self._hand_over(work, future)
         return future
+
+    def prepare(self, model: str, prepared: Prepared) -> None:
+        """Tell workers where the first version of a model will lie."""
+
+        def work(_now: float) -> None:
+            self._machine.prepared[model] = prepared
+
+        self._hand_over(work, Future[None]())
 
     def status(self) -> "Future[tuple[WorkerStatus, ...]]":
         """Ask who is there."""

@@ -41,6 +41,7 @@ HEADER_BYTES = 4096  # one page, so that the data section begins on one
 MODEL_BYTES = 128  # the longest id of a model
 STAMP_END = 48 + MODEL_BYTES
 _PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}\Z")
+TOUCH_BYTES = 2**26  # touched in one call, which lets other threads run
 VIEWS_MAX = 8  # segments that a worker keeps mapped: a few models, each with a few arenas
 
 
@@ -119,8 +120,19 @@ class View:
             raise OSError(f"{shared.path} is the memory of somebody else")
         self.token = shared.token
         self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
+        self._warm = False
         self._lock = threading.Lock()
         self._holders = 0  # the kernel's lock is one for all threads that use this descriptor
+
+    def warm(self) -> None:
+        """Touch every page once, in a thread of its own: half of what the first copy costs."""
+        if not self._warm:
+            self._warm = True
+            threading.Thread(target=self._touch, name="weightbus-map", daemon=True).start()
+
+    def _touch(self) -> None:
+        for begin in range(0, self.data.nbytes, TOUCH_BYTES):
+            self.data[begin : begin + TOUCH_BYTES : mmap.PAGESIZE].max()
 
     @contextmanager
     def reading(self, model: str, epoch: int, version: int) -> Generator[None]:

@@ -35,6 +35,10 @@ class SharedMemory(Protocol):
         """Hold it while copying; raises StaleError if it holds another version."""
         ...
 
+    def warm(self) -> None:
+        """Map it ahead of the first copy, without keeping the caller."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedVersion:

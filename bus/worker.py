@@ -27,6 +27,7 @@ from .messages import (
     Message,
     Ping,
     Pong,
+    Prepared,
     Refuse,
     Welcome,
     control_topic,
@@ -82,7 +83,7 @@ class WorkerMachine:
         self.timing = timing or Timing()
         self.slots = {m: Slot(m, accepts, bytes_max, self.timing, opens) for m in models}
         self.shared = False  # the publisher is on this host, and its memory can be read
-        self._opens = opens
+        self._opens, self._bytes_max = opens, bytes_max
         self.inside = False
         self.epoch: int = 0
         self.malformed = 0  # messages dropped because they broke the protocol
@@ -206,7 +207,16 @@ class WorkerMachine:
         return slot.hear_of(message.epoch, message.version, now) if slot else []
 
     def _pong(self, pong: Pong, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        self._warm(pong.prepared)
         return self._hear_of(pong.epoch, pong.models, now)
+
+    def _warm(self, prepared: Mapping[str, Prepared]) -> None:
+        """Map memory in which versions will lie, so that the first need not wait for it."""
+        for model, found in prepared.items():
+            if self.shared and model in self.slots and found.nbytes <= self._bytes_max:
+                memory = self._opens(found.shared, found.nbytes)
+                if memory is not None:
+                    memory.warm()
 
     def _hear_of(self, epoch: int, models: dict[str, int], now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -269,6 +279,7 @@ class WorkerMachine:
         if welcome.data != self._data:
             self._data = welcome.data
             effects.append(Connect(welcome.data))
+        self._warm(welcome.prepared)
         if self.shared:  # before anything is pushed or hashed for us
             effects.append(Send(Ping(subscribed=False, shared=True)))
         for model, slot in self.slots.items():

@@ -15,7 +15,7 @@ from ..bus import endpoints
 from ..bus.arena import Arenas
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
 from ..bus.limits import CHUNKS_MAX, INTEGER_MAX, Timing
-from ..bus.messages import check_name
+from ..bus.messages import Prepared, check_name
 from ..bus.publication import CommitMode, Publication, Wait
 from ..bus.publisher import PublisherMachine
 from ..bus.publisher_loop import PublisherLoop
@@ -113,8 +113,9 @@ class Publisher:
     def prepare(self, model: str, weights: object) -> None:
         """Do now what the first publish of a model would have to do once; publish nothing.
 
-        It describes the weights and takes memory for a copy of them. The first publish is then as
-        fast as those after it.
+        It describes the weights and takes memory for a copy of them, which workers on this host
+        map ahead (those that are here already within their ping interval, a second). The first
+        publish is then as fast as those after it.
 
         Args:
             model: The model's id.
@@ -128,7 +129,10 @@ class Publisher:
         with kept.lock:
             _, layout = kept.describe(weights)
             _check_chunks(layout.nbytes, self._chunk_bytes)
-            kept.arenas.reserve(layout.nbytes)
+            arena = kept.arenas.reserve(layout.nbytes)
+            if arena is not None and arena.shared is not None:
+                where = Prepared(arena.shared.path, arena.shared.token, layout.nbytes)
+                self._loop.prepare(model, where)
 
     def publish(
         self,

@@ -102,6 +102,9 @@ class Memory:
         self.data = data
         self.stamp: tuple[str, int, int] = ("", 0, 0)
 
+    def warm(self) -> None:
+        """Nothing is mapped here."""
+
     @contextmanager
     def reading(self, model: str, epoch: int, version: int) -> Generator[None]:
         if (model, epoch, version) != self.stamp:

@@ -25,6 +25,8 @@ from weightbus.bus.messages import (
     Hello,
     Message,
     Ping,
+    Pong,
+    Prepared,
     Progress,
     Refuse,
     Running,
@@ -112,6 +114,23 @@ def sent(effects: list[Effect], kind: type[Message], to: str | None = None) -> l
 
 def resolved(effects: list[Effect]) -> Resolve | None:
     return next((e for e in effects if isinstance(e, Resolve)), None)
+
+
+def test_workers_hear_of_memory_that_is_prepared_until_something_lies_in_it() -> None:
+    bench = Bench("w0")
+    prepared = Prepared("/proc/1/fd/3", "a" * 32, 40)
+    bench.machine.prepared = {"a": prepared, "b": prepared}
+    [welcome] = sent(bench.say("w1", hello("w1", "1" * 32)), Welcome)
+    assert isinstance(welcome, Welcome)
+    assert welcome.prepared == {"a": prepared}, "of what it wants"
+    for shared in (True, False):
+        [pong] = sent(bench.say("w0", Ping(shared=shared)), Pong)
+        assert isinstance(pong, Pong)
+        assert pong.prepared == ({"a": prepared} if shared else {})
+    bench.publish()
+    [pong] = sent(bench.say("w0", Ping(shared=True)), Pong)
+    assert isinstance(pong, Pong)
+    assert pong.prepared == {}
 
 
 # What workers claim.

@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +37,28 @@ def test_a_view_shows_what_was_filled_in() -> None:
         assert (view.data == 3).all()
     with pytest.raises(ValueError, match="read-only"):
         view.data[0] = 1
+
+
+def pages_mapped(view: View) -> int:
+    """Return how many bytes of a view are in this process's page tables."""
+    begin = view.data.__array_interface__["data"][0] - HEADER_BYTES
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if line.startswith(f"{begin:x}-"):
+            return next(int(each.split()[1]) * 1024 for each in lines if each.startswith("Rss:"))
+    raise AssertionError("it is not mapped at all")
+
+
+def test_a_view_can_be_mapped_ahead() -> None:
+    nbytes = 64 * NBYTES  # more than the kernel maps around a page that is touched
+    segment = Segment(nbytes)
+    view = View(segment.shared, nbytes)
+    assert pages_mapped(view) < nbytes
+    view.warm()
+    view.warm()
+    deadline = time.monotonic() + 30
+    while pages_mapped(view) < nbytes:
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize("stamp", [("policy", 7, 2), ("policy", 8, 1), ("other", 7, 1)])

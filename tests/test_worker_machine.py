@@ -1,5 +1,8 @@
 """How a worker joins, whom it follows, and when it starts over."""
 
+from contextlib import AbstractContextManager
+
+import numpy as np
 import pytest
 from msgspec import structs
 
@@ -27,8 +30,10 @@ from weightbus.bus.messages import (
     Message,
     Ping,
     Pong,
+    Prepared,
     Refuse,
     Running,
+    Shared,
     Welcome,
     Whole,
     encode,
@@ -292,6 +297,39 @@ def test_a_damaged_whole_version_is_fetched(said: Whole, data: bytes) -> None:
     effects = bench.publish(whole(2, said), data)
     assert not applied(bench, effects)
     assert sent(effects, Fetch) == [Fetch(model="a", epoch=EPOCH, version=2, first=0, count=1)]
+
+
+class Memory:
+    """A segment that says whether it was mapped ahead."""
+
+    data = np.zeros(4, np.uint8)
+
+    def __init__(self) -> None:
+        self.warmed = False
+
+    def reading(self, model: str, epoch: int, version: int) -> AbstractContextManager[None]:
+        raise AssertionError(f"{model} {epoch}.{version} was not announced")
+
+    def warm(self) -> None:
+        self.warmed = True
+
+
+def test_memory_that_is_prepared_is_mapped_ahead_if_it_is_of_use() -> None:
+    segments = {"probe": Memory(), "a": Memory(), "b": Memory(), "other": Memory()}
+    bench = Bench(inside=False)
+    bench.machine._opens = lambda shared, _nbytes: segments.get(shared.path)  # noqa: SLF001
+    prepared = {"a": Prepared("a", "0" * 32, 4), "other": Prepared("other", "0" * 32, 4)}
+    late = {"b": Prepared("b", "0" * 32, 4), "a": Prepared("a", "0" * 32, 101)}
+    bench.machine.connected(bench.now)
+    bench.tell(structs.replace(welcome(), prepared=prepared))
+    assert not segments["a"].warmed, "another host's"
+    shared = Shared("probe", "0" * 32)
+    bench.tell(structs.replace(welcome(EPOCH + 1), shared=shared, prepared=late))
+    assert segments["b"].warmed
+    assert not segments["a"].warmed, "larger than this worker takes"
+    bench.tell(Pong(epoch=EPOCH + 1, prepared=prepared))
+    assert segments["a"].warmed
+    assert not segments["other"].warmed, "nobody wants it here"
 
 
 def test_what_comes_whole_is_not_fetched_on_the_shared_road_either() -> None:
