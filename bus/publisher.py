@@ -75,7 +75,7 @@ class PublisherMachine:
         self.timing = timing or Timing()
         self.roster = Roster(self.timing.lost_after)
         self.catalog = Catalog()
-        self.prepared: dict[str, Prepared] = {}  # by model, until its first version is published
+        self._prepared: dict[str, Prepared] = {}  # by model, until its first version is published
         self.malformed = 0  # messages dropped because they broke the protocol
         self._calls = Calls(self.roster, self.catalog, self.timing)
         self._pushes: list[Push] = []
@@ -139,7 +139,7 @@ class PublisherMachine:
         shelf = self.catalog[version.model]
         effects = self._calls.supersede(shelf.pending, now)
         shelf.number(version, self.epoch)
-        self.prepared.pop(version.model, None)
+        self._prepared.pop(version.model, None)
         publication.targets = {p.name: Target(p.name) for p in peers}
         version.receivers = {p.name for p in peers if not p.lost}
         for peer in peers:
@@ -198,6 +198,15 @@ class PublisherMachine:
         if push:
             self._pushes.append(Push(version, now, self.timing.quiet))
         return Broadcast(topic, announce, None if known else version.layout.header)
+
+    def prepare(self, model: str, prepared: Prepared) -> list[Effect]:
+        """Tell workers of this host where the first version of a model will lie."""
+        self._prepared[model] = prepared
+        return [
+            Send(self._pong_to(peer, token=0), to=peer.identity)
+            for peer in self.roster
+            if peer.shared and not peer.lost and model in peer.hello.models
+        ]
 
     @property
     def pushing(self) -> bool:
@@ -292,7 +301,7 @@ class PublisherMachine:
             lost_ms=max(2, round(self.timing.lost_after * 1000)),
             models=self._latest(peer),
             shared=self.shared,
-            prepared=self._prepared(peer),
+            prepared=self._prepared_for(peer),
         )
         return [Send(welcome, to=peer.identity), *effects]
 
@@ -306,9 +315,9 @@ class PublisherMachine:
                 latest[model] = version.version
         return latest
 
-    def _prepared(self, peer: Peer) -> dict[str, Prepared]:
+    def _prepared_for(self, peer: Peer) -> dict[str, Prepared]:
         """Return the memory in which versions will lie that are not published yet."""
-        return {m: found for m, found in self.prepared.items() if m in peer.hello.models}
+        return {m: found for m, found in self._prepared.items() if m in peer.hello.models}
 
     def _heard(self, peer: Peer, now: float) -> list[Effect]:
         peer.heard_at = now
@@ -337,13 +346,12 @@ class PublisherMachine:
 
     def _ping(self, peer: Peer, message: Ping, _now: float) -> list[Effect]:
         peer.subscribed, peer.shared = message.subscribed, message.shared
-        pong = Pong(
-            token=message.token,
-            epoch=self.epoch,
-            models=self._latest(peer),
-            prepared=self._prepared(peer) if peer.shared else {},
-        )
-        return [Send(pong, to=peer.identity)]
+        return [Send(self._pong_to(peer, message.token), to=peer.identity)]
+
+    def _pong_to(self, peer: Peer, token: int) -> Pong:
+        prepared = self._prepared_for(peer) if peer.shared else {}
+        models = self._latest(peer)
+        return Pong(token=token, epoch=self.epoch, models=models, prepared=prepared)
 
     def _pong(self, _peer: Peer, _message: Pong, _now: float) -> list[Effect]:
         return []

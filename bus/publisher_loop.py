@@ -73,8 +73,8 @@ class PublisherLoop:
     def prepare(self, model: str, prepared: Prepared) -> None:
         """Tell workers where the first version of a model will lie."""
 
-        def work(_now: float) -> None:
-            self._machine.prepared[model] = prepared
+        def work(now: float) -> None:
+            self._perform(self._machine.prepare(model, prepared), now)
 
         self._hand_over(work, Future[None]())
 

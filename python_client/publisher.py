@@ -114,8 +114,7 @@ class Publisher:
         """Do now what the first publish of a model would have to do once; publish nothing.
 
         It describes the weights and takes memory for a copy of them, which workers on this host
-        map ahead (those that are here already within their ping interval, a second). The first
-        publish is then as fast as those after it.
+        then map ahead. The first publish is then about as fast as those after it.
 
         Args:
             model: The model's id.

@@ -119,7 +119,13 @@ def resolved(effects: list[Effect]) -> Resolve | None:
 def test_workers_hear_of_memory_that_is_prepared_until_something_lies_in_it() -> None:
     bench = Bench("w0")
     prepared = Prepared("/proc/1/fd/3", "a" * 32, 40)
-    bench.machine.prepared = {"a": prepared, "b": prepared}
+    for worker in ("w2", "w3"):
+        bench.say(worker, hello(worker, models={"b": None} if worker == "w3" else {"a": None}))
+        bench.say(worker, Ping(shared=True))
+    assert sent(bench.machine.prepare("b", prepared), Pong, "w2") == []
+    effects = bench.machine.prepare("a", prepared)
+    told = Pong(epoch=EPOCH, prepared={"a": prepared})
+    assert effects == [Send(told, to=b"w2")], "who is on this host and wants it"
     [welcome] = sent(bench.say("w1", hello("w1", "1" * 32)), Welcome)
     assert isinstance(welcome, Welcome)
     assert welcome.prepared == {"a": prepared}, "of what it wants"
