@@ -41,14 +41,17 @@ class Lease:
     Args:
         view: The memory.
         on_cancel: Called when the payload will never be complete.
+        hashed: Whether somebody will ask for `crc`.
     """
 
-    def __init__(self, view: memoryview, on_cancel: Callable[[], None] = _nothing) -> None:
+    def __init__(
+        self, view: memoryview, on_cancel: Callable[[], None] = _nothing, *, hashed: bool = True
+    ) -> None:
         self.view = view
         self.live = True  # else the memory serves another purpose by now: keep out
         self.count = 0  # bytes that are here
         self.crc = 0  # of these, computed while they are in the cache
-        self._on_cancel = on_cancel
+        self._on_cancel, self._hashed = on_cancel, hashed
 
     def room(self) -> memoryview:
         """Return where the next bytes go."""
@@ -57,7 +60,8 @@ class Lease:
     def received(self, count: int) -> None:
         """Take note of so many bytes in `room()`."""
         begin, self.count = self.count, self.count + count
-        self.crc = crc32c(self.view[begin : self.count], self.crc)
+        if self._hashed:
+            self.crc = crc32c(self.view[begin : self.count], self.crc)
 
     def cancel(self) -> None:
         """The rest will never come."""

@@ -150,8 +150,9 @@ class WorkerMachine:
             return slot.place(message, size)
         if message.whole is not None:
             fits = size == message.nbytes <= WHOLE_BYTES_MAX
-            return Lease(memoryview(self._whole)[:size]) if fits else None
-        return Lease(memoryview(bytearray(size))) if size == message.layout_bytes else None
+            return Lease(memoryview(self._whole)[:size], hashed=False) if fits else None
+        fits = size == message.layout_bytes
+        return Lease(memoryview(bytearray(size)), hashed=False) if fits else None
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
         try:

@@ -153,7 +153,7 @@ class Stream:
         if size > (MESSAGE_BYTES_MAX if payload else HEADER_BYTES_MAX):
             raise ZmtpError(f"a frame of {size} bytes")
         if not payload:
-            lease: Lease | None = Lease(memoryview(bytearray(size)))
+            lease: Lease | None = Lease(memoryview(bytearray(size)), hashed=False)
         elif len(self._frames) == PAYLOAD:
             lease = self._place(self._frames, size)
         else:
