@@ -28,7 +28,7 @@ from .zmtp import Stream, ZmtpError, message_parts, rest_of
 log = logging.getLogger("weightbus.publisher")
 
 PING_SECONDS = 5.0  # between two pings: whoever is gone frees its queue
-SILENCE_SECONDS = 30.0  # longer than a chunk of 1 MiB takes at 40 kB/s
+SILENCE_SECONDS = 30.0  # without an answer, and without taking anything of what waits for it
 ACCEPT_SECONDS = 1.0  # before another attempt when there is no descriptor left for a connection
 TURN_BYTES = 2**20  # sent to one subscriber before the next has its turn
 READ_BYTES = 8192  # taken from one subscriber before the next has its turn
@@ -60,8 +60,10 @@ class Outlet:
         self._stream = Stream(_nowhere, b"XPUB")
         self._queue: deque[_Message] = deque()
         self._sending: list[Buffer] = []  # what is left of the message that is being sent
+        self._sent_topic = b""
+        self._blocked = False
         self.topics: set[bytes] = set()
-        self.heard_at = now
+        self.alive_at = now
 
     def fileno(self) -> int:
         """Return the connection's descriptor."""
@@ -85,14 +87,18 @@ class Outlet:
         """Forget what waits of some topics; what is half sent is copied, to let its memory go."""
         if self._queue:
             self._queue = deque(m for m in self._queue if m.topic not in topics)
-        self._sending = [bytes(part) for part in self._sending]
+        if self._sent_topic in topics:
+            self._sending = [bytes(part) for part in self._sending]
 
     def ping(self) -> None:
         """Ask for a sign of life."""
         self._stream.ping()
 
-    def write(self) -> None:
+    def write(self, now: float) -> None:
         """Send until the kernel takes no more, or others should have a turn.
+
+        Its buffer was full and has room again: the other side lives, though it may take long to
+        come to our ping and to answer.
 
         Raises:
             OSError: The connection is gone.
@@ -102,7 +108,10 @@ class Outlet:
             try:
                 sent = self._socket.sendmsg(self._sending)
             except BlockingIOError:
+                self._blocked = True
                 return
+            if self._blocked:
+                self._blocked, self.alive_at = False, now
             left -= sent
             self._sending = rest_of(self._sending, sent)
 
@@ -110,10 +119,11 @@ class Outlet:
         """Find something to send. (A command must not come between the frames of a message.)"""
         if not self._sending:
             if self._stream.outgoing:
-                self._sending = [bytes(self._stream.outgoing)]
+                self._sending, self._sent_topic = [bytes(self._stream.outgoing)], b""
                 self._stream.outgoing.clear()
             elif self._queue:
-                self._sending = list(self._queue.popleft().parts)
+                message = self._queue.popleft()
+                self._sending, self._sent_topic = [*message.parts], message.topic
         return bool(self._sending)
 
     def read(self, now: float) -> list[tuple[bool, bytes]]:
@@ -129,7 +139,7 @@ class Outlet:
             return []
         if not count:
             raise ConnectionResetError("the subscriber has closed the connection")
-        self.heard_at = now
+        self.alive_at = now
         changes = [_subscription(message) for message in self._stream.received(count)]
         for on, topic in changes:
             (self.topics.add if on else self.topics.discard)(topic)
@@ -207,7 +217,7 @@ class Distribution:
             try:
                 if events & selectors.EVENT_READ:
                     self._changes.extend(outlet.read(now))
-                self._write(outlet)
+                self._write(outlet, now)
             except ZmtpError as error:
                 log.warning("a subscriber is turned away: %s", error)
                 self._hang_up(outlet)
@@ -223,7 +233,7 @@ class Distribution:
         """Return the next subscription: whether somebody subscribed (or left), and the topic."""
         return self._changes.popleft() if self._changes else None
 
-    def send(self, frames: Sequence[Buffer]) -> None:
+    def send(self, frames: Sequence[Buffer], now: float) -> None:
         """Send to everybody who subscribed to the first frame; whoever lags behind loses it."""
         message = _Message(bytes(frames[0]), message_parts(frames))
         for outlet in list(self._outlets.values()):
@@ -233,7 +243,7 @@ class Distribution:
             outlet.put(message)
             if idle:
                 try:
-                    self._write(outlet)
+                    self._write(outlet, now)
                 except OSError:
                     self._hang_up(outlet)
 
@@ -286,9 +296,9 @@ class Distribution:
         self._outlets[outlet.fileno()] = outlet
         self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, outlet)
 
-    def _write(self, outlet: Outlet) -> None:
+    def _write(self, outlet: Outlet, now: float) -> None:
         """Send what can be sent; have the selector wait for the rest."""
-        outlet.write()
+        outlet.write(now)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if outlet.unsent else 0)
         if self._selector.get_key(outlet).events != events:
             self._selector.modify(outlet, events, outlet)
@@ -296,12 +306,12 @@ class Distribution:
     def _look_after(self, now: float) -> None:
         """Ask everybody for a sign of life; hang up on whoever gave none for long."""
         for outlet in list(self._outlets.values()):
-            if now - outlet.heard_at >= SILENCE_SECONDS:
+            if now - outlet.alive_at >= SILENCE_SECONDS:
                 self._hang_up(outlet)
                 continue
             outlet.ping()
             try:
-                self._write(outlet)
+                self._write(outlet, now)
             except OSError:
                 self._hang_up(outlet)
 

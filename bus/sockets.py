@@ -173,7 +173,7 @@ class PublisherSockets(_Sockets):
 
     def broadcast(self, frames: Sequence[Buffer]) -> None:
         """Publish to everybody who subscribed; whoever is not keeping up loses it."""
-        self._data.send(frames)
+        self._data.send(frames, time.monotonic())
 
     def withdraw(self, topics: Collection[bytes]) -> None:
         """Forget what is not on its way yet of some topics."""

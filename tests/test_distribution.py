@@ -8,7 +8,7 @@ import select
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -46,6 +46,9 @@ class Bench:
         self._stack.close()
         self.distribution.close(0.0)
 
+    def send(self, frames: Sequence[Buffer]) -> None:
+        self.distribution.send(frames, self.now)
+
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SECONDS
         while not condition():
@@ -82,6 +85,10 @@ class Reader:
         """Read what there is; return whether so many messages are here."""
         self._read()
         return len(self.messages) >= count
+
+    def took(self, count: int) -> bool:
+        self._read()
+        return len(self.bytes) >= count
 
     def hung_up(self) -> bool:
         self._read()
@@ -140,15 +147,15 @@ def test_a_subscriber_of_libzmq_gets_what_it_asked_for(scheme: str, tmp_path: Pa
         bench.until(lambda: len(bench.heard) == 2)
         assert sorted(bench.heard) == [(True, b"a/"), (True, b"b/ctl")]
         large = os.urandom(LARGE)
-        bench.distribution.send([b"b/dat", b"{}", b"not asked for"])
-        bench.distribution.send([b"a/dat", b"h" * 300, large])
-        bench.distribution.send([b"b/ctl", b"{}"])
+        bench.send([b"b/dat", b"{}", b"not asked for"])
+        bench.send([b"a/dat", b"h" * 300, large])
+        bench.send([b"b/ctl", b"{}"])
         assert received(bench, sub) == [b"a/dat", b"h" * 300, large]
         assert received(bench, sub) == [b"b/ctl", b"{}"]
         sub.setsockopt(zmq.UNSUBSCRIBE, b"a/")
         bench.until(lambda: bench.heard[-1] == (False, b"a/"))
-        bench.distribution.send([b"a/dat", b"{}", b"no longer"])
-        bench.distribution.send([b"b/ctl", b"last"])
+        bench.send([b"a/dat", b"{}", b"no longer"])
+        bench.send([b"b/ctl", b"last"])
         assert received(bench, sub) == [b"b/ctl", b"last"]
         sub.close()
         bench.until(lambda: bench.heard[-1] == (False, b"b/ctl"))
@@ -186,13 +193,13 @@ def test_a_slow_subscriber_loses_whole_messages_and_nobody_else_does(bench: Benc
     fast = Reader(bench.knock(b"a/"))
     sent = [[b"a/dat", b"%d" % i, bytes([i]) * LARGE] for i in range(QUEUE + 4)]
     for number, message in enumerate(sent):
-        bench.distribution.send(message)
+        bench.send(message)
         bench.until(partial(fast.has, number + 1))
     assert fast.messages == sent
-    bench.distribution.send([b"a/ctl", b"end"])  # is lost, too: the queue is full
+    bench.send([b"a/ctl", b"end"])  # is lost, too: the queue is full
     bench.until(lambda: slow.has(QUEUE + 1))
     assert slow.messages == sent[: QUEUE + 1]
-    bench.distribution.send([b"a/ctl", b"end"])
+    bench.send([b"a/ctl", b"end"])
     bench.until(lambda: slow.has(QUEUE + 2))
     assert slow.messages[-1] == [b"a/ctl", b"end"]
 
@@ -204,9 +211,9 @@ def test_what_is_out_of_date_is_withdrawn_and_its_memory_let_go(bench: Bench) ->
     gone = weakref.ref(holder)
     for index in range(3):
         part = holder.data[index * LARGE : (index + 1) * LARGE]
-        bench.distribution.send([b"a/dat", b"%d" % index, part])
+        bench.send([b"a/dat", b"%d" % index, part])
     del part, holder
-    bench.distribution.send([b"b/dat", b"0", b"of another"])
+    bench.send([b"b/dat", b"0", b"of another"])
     bench.distribution.attend(0.0)
     assert gone() is not None, "the test needs something half sent"
     bench.distribution.withdraw((b"a/ctl", b"a/dat"))
@@ -230,14 +237,26 @@ def test_who_gives_no_sign_of_life_is_let_go_and_who_does_is_kept(bench: Bench) 
         alive.connection.send(b"\x04\x05\x04PONG")
         bench.distribution.attend(bench.now)
     bench.until(lambda: silent.hung_up())
-    bench.distribution.send([b"a/ctl", b"still"])
+    bench.send([b"a/ctl", b"still"])
     bench.until(lambda: alive.has(1))
     assert alive.messages == [[b"a/ctl", b"still"]]
 
 
+def test_who_takes_long_to_take_what_waits_for_it_is_kept(bench: Bench) -> None:
+    slow = Reader(bench.knock(b"a/", read_buffer=4096))
+    stuck = Reader(bench.knock(b"a/", read_buffer=4096))
+    bench.send([b"a/dat", b"{}", bytes(LARGE)])
+    for step in range(1, 13):
+        bench.now += PING_SECONDS
+        bench.until(partial(slow.took, step * LARGE // 16))
+    bench.until(lambda: slow.has(1))
+    bench.until(stuck.hung_up)
+    assert not stuck.messages
+
+
 def test_a_ping_is_answered_but_not_in_the_middle_of_a_message(bench: Bench) -> None:
     reader = Reader(bench.knock(b"a/", read_buffer=4096))
-    bench.distribution.send([b"a/dat", b"{}", bytes(LARGE)])
+    bench.send([b"a/dat", b"{}", bytes(LARGE)])
     reader.connection.send(b"\x04\x0b\x04PING\0\0tick")
     bench.until(lambda: reader.heard(b"\x04PONGtick"))
     assert reader.messages == [[b"a/dat", b"{}", bytes(LARGE)]], "the message came first, whole"
@@ -263,7 +282,7 @@ def test_whoever_does_not_speak_as_a_subscriber_is_turned_away(
         connection.setblocking(False)
         bad = Reader(connection)
         bench.until(lambda: bad.hung_up())
-    bench.distribution.send([b"a/ctl", b"{}"])
+    bench.send([b"a/ctl", b"{}"])
     bench.until(lambda: good.has(1))
     assert good.messages == [[b"a/ctl", b"{}"]]
 
@@ -324,7 +343,7 @@ def test_what_is_on_its_way_when_it_closes_gets_a_moment() -> None:
     bench = Bench()
     reader = Reader(bench.knock(b"a/"))
     sent = [b"a/ctl", b"goodbye"]
-    bench.distribution.send(sent)
+    bench.send(sent)
     bench.distribution.close(SECONDS)
     while not reader.hung_up():
         pass
@@ -347,7 +366,7 @@ def test_a_lack_of_descriptors_is_waited_out(bench: Bench) -> None:
         late.connect(host_and_port(bench.address))
         bench.distribution.attend(bench.now)
         assert not select.select([bench.distribution], [], [], 0)[0], "it would be asked again"
-        bench.distribution.send([b"a/ctl", b"{}"])
+        bench.send([b"a/ctl", b"{}"])
         bench.until(lambda: first.has(1))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
