@@ -59,7 +59,7 @@ class Outlet:
         self._socket, self._room = connection, queue
         self._stream = Stream(_nowhere, b"XPUB")
         self._queue: deque[_Message] = deque()
-        self._sending: list[Buffer] = []  # what is left of the message that is being sent
+        self._sending: Sequence[Buffer] = ()  # what is left of the message that is being sent
         self._sent_topic = b""
         self._blocked = False
         self.topics: set[bytes] = set()
@@ -150,7 +150,7 @@ class Outlet:
     def close(self) -> None:
         """Hang up."""
         self._queue.clear()
-        self._sending.clear()
+        self._sending = ()
         self._socket.close()
 
 

@@ -210,9 +210,8 @@ def test_what_is_out_of_date_is_withdrawn_and_its_memory_let_go(bench: Bench) ->
     holder = memory.view()
     gone = weakref.ref(holder)
     for index in range(3):
-        part = holder.data[index * LARGE : (index + 1) * LARGE]
-        bench.send([b"a/dat", b"%d" % index, part])
-    del part, holder
+        bench.send([b"a/dat", b"%d" % index, holder.data[index * LARGE : (index + 1) * LARGE]])
+    del holder
     bench.send([b"b/dat", b"0", b"of another"])
     bench.distribution.attend(0.0)
     assert gone() is not None, "the test needs something half sent"

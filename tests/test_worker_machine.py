@@ -38,6 +38,7 @@ from weightbus.bus.messages import (
     Whole,
     encode,
 )
+from weightbus.bus.slot import Opens, another_host
 from weightbus.bus.worker import Identity, WorkerMachine
 from weightbus.codecs.checksum import crc32c, digest
 from weightbus.codecs.layout import Layout
@@ -49,13 +50,14 @@ LAYOUT = Layout.plan([("w", "U8", (4,))])
 class Bench:
     """A worker of two models, and what it is told."""
 
-    def __init__(self, *, inside: bool = True) -> None:
+    def __init__(self, *, inside: bool = True, opens: Opens = another_host) -> None:
         self.machine = WorkerMachine(
             Identity("w", "a" * 32, "client", "host", 5),
             ["a", "b"],
             lambda _m, _l: "",
             100,
             Timing(),
+            opens,
         )
         self.now = 100.0
         if inside:
@@ -316,8 +318,7 @@ class Memory:
 
 def test_memory_that_is_prepared_is_mapped_ahead_if_it_is_of_use() -> None:
     segments = {"probe": Memory(), "a": Memory(), "b": Memory(), "other": Memory()}
-    bench = Bench(inside=False)
-    bench.machine._opens = lambda shared, _nbytes: segments.get(shared.path)  # noqa: SLF001
+    bench = Bench(inside=False, opens=lambda shared, _nbytes: segments.get(shared.path))
     prepared = {"a": Prepared("a", "0" * 32, 4), "other": Prepared("other", "0" * 32, 4)}
     late = {"b": Prepared("b", "0" * 32, 4), "a": Prepared("a", "0" * 32, 101)}
     bench.machine.connected(bench.now)
