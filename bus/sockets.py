@@ -125,8 +125,11 @@ class PublisherSockets(_Sockets):
             return self._data.bind(endpoints.check(data), "data")
         try:
             return self._data.bind(endpoints.beside(self.address), "data")
-        except AddressError:  # the port beside is taken; if any port would do, so does any other
-            return self._data.bind(endpoints.beside(address), "data")
+        except AddressError:
+            if not endpoints.beside(address).endswith(":0"):
+                raise
+            # The port beside is taken, but any would have done for control, so any does for data.
+            return self._data.bind(endpoints.resolve("tcp://*:0", self.address), "data")
 
     def _bind(self, endpoint: str) -> str:
         self._control.setsockopt(zmq.IPV6, int("[" in endpoint))

@@ -1,12 +1,16 @@
 """The worker's data connection moves with what the publisher tells, and back again."""
 
 import contextlib
+import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from weightbus.bus.distribution import Distribution
+from weightbus.bus.endpoints import host_and_port
 from weightbus.bus.errors import AddressError
 from weightbus.bus.sockets import PublisherSockets, WorkerSockets
 from weightbus.bus.transfer import Lease
@@ -58,6 +62,33 @@ def test_an_address_that_failed_does_not_hide_the_one_before(
     worker.connect_data(publisher.data_address)
     publisher.broadcast([b"a/ctl", b"again"])
     assert published(publisher, worker) == [b"a/ctl", b"again"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface has another name")
+def test_where_any_port_does_a_port_that_is_taken_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    bind = Distribution.bind
+
+    def taken_at_first(distribution: Distribution, endpoint: str, parameter: str) -> str:
+        asked.append(endpoint)
+        if len(asked) == 1:
+            raise AddressError("it is in use")
+        return bind(distribution, endpoint, parameter)
+
+    monkeypatch.setattr(Distribution, "bind", taken_at_first)
+    publisher = PublisherSockets("tcp://lo:0", None)  # libzmq takes names of interfaces
+    host, port = host_and_port(publisher.address)
+    assert asked == [f"tcp://{host}:{port + 1}", f"tcp://{host}:0"]
+    publisher.close()
+
+
+def test_where_a_port_was_chosen_the_one_beside_it_must_be_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1] - 1
+        with pytest.raises(AddressError, match="in use"):
+            PublisherSockets(f"tcp://127.0.0.1:{port}", None)
 
 
 def test_whoever_is_gone_is_reported_so(pair: tuple[PublisherSockets, WorkerSockets]) -> None:
