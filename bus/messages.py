@@ -44,7 +44,6 @@ Index = Annotated[int, msgspec.Meta(ge=0, lt=CHUNKS_MAX)]
 Crc = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Models = Annotated[dict[Name, Count], msgspec.Meta(max_length=MODELS_MAX)]  # version by model
 Features = Annotated[list[Name], msgspec.Meta(max_length=FEATURES_MAX)]
-Prepareds = Annotated[dict[Name, "Prepared"], msgspec.Meta(max_length=MODELS_MAX)]
 Label = Annotated[str, msgspec.Meta(max_length=LABEL_MAX)]
 
 Buffer = bytes | bytearray | memoryview
@@ -61,19 +60,6 @@ class Shared(msgspec.Struct, frozen=True):
 
     path: Text
     token: Hex32
-
-
-class Prepared(msgspec.Struct, frozen=True):
-    """Memory of the publisher's host in which the first version of a model will lie."""
-
-    path: Text
-    token: Hex32
-    nbytes: Count
-
-    @property
-    def shared(self) -> Shared:
-        """Where to find it."""
-        return Shared(self.path, self.token)
 
 
 class Whole(msgspec.Struct, frozen=True):
@@ -183,7 +169,6 @@ class Pong(Message, tag="pong", frozen=True, kw_only=True):
     token: Count = 0
     epoch: Count = 0
     models: Models = {}
-    prepared: Prepareds = {}
 
 
 # Publisher to worker.
@@ -198,8 +183,16 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
     lost_ms: Annotated[int, msgspec.Meta(ge=2, le=36_000_000)]
     models: Models
     shared: Shared | None = None
-    prepared: Prepareds = {}
     features: Features = []
+
+
+class Prepare(Message, tag="prepare", frozen=True, kw_only=True):
+    """The first version of a model will lie in this memory of the publisher's host."""
+
+    model: Name
+    epoch: Count
+    nbytes: Count
+    shared: Shared
 
 
 class Announce(Message, tag="announce", frozen=True, kw_only=True):
@@ -277,7 +270,11 @@ class Refuse(Message, tag="refuse", frozen=True, kw_only=True):
 
 
 WorkerMessage = Hello | Fetch | Progress | Staged | Applied | Failed | Bye | Ping | Pong
-PublisherMessage = Welcome | Announce | Chunk | End | Commit | Abort | Beacon | Refuse | Ping | Pong
+PublisherMessage = (
+    Welcome | Prepare | Announce | Chunk | End | Commit | Abort | Beacon | Refuse | Ping | Pong
+)
+
+MAPPING: Final = "mapping"  # the feature of a worker that takes `prepare`
 
 # How many payload frames may follow a header; none where a type is not listed.
 PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {Announce: (0, 1), Chunk: (1, 1)}

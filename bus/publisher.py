@@ -22,6 +22,7 @@ from .effects import Broadcast, Effect, Notice, Send, Withdraw
 from .errors import ProtocolError, UnknownWorkerError
 from .limits import INTEGER_MAX, WHOLE_BYTES_MAX, Timing
 from .messages import (
+    MAPPING,
     Announce,
     Applied,
     Beacon,
@@ -33,7 +34,7 @@ from .messages import (
     Message,
     Ping,
     Pong,
-    Prepared,
+    Prepare,
     Progress,
     Refuse,
     Running,
@@ -75,7 +76,7 @@ class PublisherMachine:
         self.timing = timing or Timing()
         self.roster = Roster(self.timing.lost_after)
         self.catalog = Catalog()
-        self._prepared: dict[str, Prepared] = {}  # by model, until its first version is published
+        self._prepared: dict[str, Prepare] = {}  # by model, until its first version is published
         self.malformed = 0  # messages dropped because they broke the protocol
         self._calls = Calls(self.roster, self.catalog, self.timing)
         self._pushes: list[Push] = []
@@ -199,14 +200,12 @@ class PublisherMachine:
             self._pushes.append(Push(version, now, self.timing.quiet))
         return Broadcast(topic, announce, None if known else version.layout.header)
 
-    def prepare(self, model: str, prepared: Prepared) -> list[Effect]:
+    def prepare(self, model: str, shared: Shared, nbytes: int) -> list[Effect]:
         """Tell workers of this host where the first version of a model will lie."""
+        prepared = Prepare(model=model, epoch=self.epoch, nbytes=nbytes, shared=shared)
         self._prepared[model] = prepared
-        return [
-            Send(self._pong_to(peer, token=0), to=peer.identity)
-            for peer in self.roster
-            if peer.shared and not peer.lost and model in peer.hello.models
-        ]
+        here = [peer for peer in self.roster if peer.shared]
+        return [effect for peer in here for effect in self._tell_prepared(peer, prepared)]
 
     @property
     def pushing(self) -> bool:
@@ -301,9 +300,10 @@ class PublisherMachine:
             lost_ms=max(2, round(self.timing.lost_after * 1000)),
             models=self._latest(peer),
             shared=self.shared,
-            prepared=self._prepared_for(peer),
         )
-        return [Send(welcome, to=peer.identity), *effects]
+        prepared = self._prepared.values()
+        told = [e for each in prepared for e in self._tell_prepared(peer, each)]
+        return [Send(welcome, to=peer.identity), *told, *effects]
 
     def _latest(self, peer: Peer) -> dict[str, int]:
         """Return the newest version that there is for a worker, of each of its models."""
@@ -315,9 +315,10 @@ class PublisherMachine:
                 latest[model] = version.version
         return latest
 
-    def _prepared_for(self, peer: Peer) -> dict[str, Prepared]:
-        """Return the memory in which versions will lie that are not published yet."""
-        return {m: found for m, found in self._prepared.items() if m in peer.hello.models}
+    def _tell_prepared(self, peer: Peer, prepared: Prepare) -> list[Effect]:
+        """Tell a worker that understands it where the first version of its model will lie."""
+        wanted = prepared.model in peer.hello.models and MAPPING in peer.hello.features
+        return [Send(prepared, to=peer.identity)] if wanted and not peer.lost else []
 
     def _heard(self, peer: Peer, now: float) -> list[Effect]:
         peer.heard_at = now
@@ -346,12 +347,8 @@ class PublisherMachine:
 
     def _ping(self, peer: Peer, message: Ping, _now: float) -> list[Effect]:
         peer.subscribed, peer.shared = message.subscribed, message.shared
-        return [Send(self._pong_to(peer, message.token), to=peer.identity)]
-
-    def _pong_to(self, peer: Peer, token: int) -> Pong:
-        prepared = self._prepared_for(peer) if peer.shared else {}
-        models = self._latest(peer)
-        return Pong(token=token, epoch=self.epoch, models=models, prepared=prepared)
+        pong = Pong(token=message.token, epoch=self.epoch, models=self._latest(peer))
+        return [Send(pong, to=peer.identity)]
 
     def _pong(self, _peer: Peer, _message: Pong, _now: float) -> list[Effect]:
         return []

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from .effects import Broadcast, Effect, Notice, Resolve, Send, Withdraw
 from .errors import ClosedError, PublishError
-from .messages import Prepared, control_topic, data_topic, encode
+from .messages import Shared, control_topic, data_topic, encode
 from .publication import Publication
 from .publisher import PublisherMachine
 from .receipt import Receipt
@@ -70,11 +70,11 @@ class PublisherLoop:
         self._hand_over(work, future)
         return future
 
-    def prepare(self, model: str, prepared: Prepared) -> None:
+    def prepare(self, model: str, shared: Shared, nbytes: int) -> None:
         """Tell workers where the first version of a model will lie."""
 
         def work(now: float) -> None:
-            self._perform(self._machine.prepare(model, prepared), now)
+            self._perform(self._machine.prepare(model, shared, nbytes), now)
 
         self._hand_over(work, Future[None]())
 

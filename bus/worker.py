@@ -27,7 +27,7 @@ from .messages import (
     Message,
     Ping,
     Pong,
-    Prepared,
+    Prepare,
     Refuse,
     Welcome,
     control_topic,
@@ -46,6 +46,7 @@ class Identity:
         name: What it is called; one living worker per name and publisher.
         instance: 32 hexadecimal digits, drawn anew at each start.
         client, host, pid: For operators.
+        features: What it can do beyond what every worker can.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Identity:
     client: str = ""
     host: str = ""
     pid: int = 0
+    features: tuple[str, ...] = ()
 
 
 class WorkerMachine:
@@ -102,6 +104,7 @@ class WorkerMachine:
             Beacon: self._beacon,
             Refuse: self._refuse,
             Pong: self._pong,
+            Prepare: self._prepare,
         }
 
     # What arrives.
@@ -166,9 +169,9 @@ class WorkerMachine:
             return [Send(Pong(token=message.token))]
         if not self.inside:
             return self._refuse(message, (), now) if isinstance(message, Refuse) else []
-        if isinstance(message, Announce | Chunk | End | Commit | Abort | Beacon | Pong) and (
-            message.epoch != self.epoch
-        ):
+        if isinstance(
+            message, Announce | Chunk | End | Commit | Abort | Beacon | Pong | Prepare
+        ) and (message.epoch != self.epoch):
             # The publisher restarted, or our welcome was damaged: only hello settles who is right.
             return self._hello(now) if self.may_say_hello(now) else []
         self._heard_at = now
@@ -208,16 +211,16 @@ class WorkerMachine:
         return slot.hear_of(message.epoch, message.version, now) if slot else []
 
     def _pong(self, pong: Pong, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
-        self._warm(pong.prepared)
         return self._hear_of(pong.epoch, pong.models, now)
 
-    def _warm(self, prepared: Mapping[str, Prepared]) -> None:
-        """Map memory in which versions will lie, so that the first need not wait for it."""
-        for model, found in prepared.items():
-            if self.shared and model in self.slots and found.nbytes <= self._bytes_max:
-                memory = self._opens(found.shared, found.nbytes)
-                if memory is not None:
-                    memory.warm()
+    def _prepare(self, prepare: Prepare, _payloads: Sequence[Buffer], _now: float) -> list[Effect]:
+        """Map memory in which a version will lie, so that it need not wait for that."""
+        wanted = prepare.model in self.slots and prepare.nbytes <= self._bytes_max
+        if self.shared and wanted:
+            memory = self._opens(prepare.shared, prepare.nbytes)
+            if memory is not None:
+                memory.warm()
+        return []
 
     def _hear_of(self, epoch: int, models: dict[str, int], now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -260,6 +263,7 @@ class WorkerMachine:
             client=self.identity.client,
             host=self.identity.host,
             pid=self.identity.pid,
+            features=list(self.identity.features),
         )
         return [Send(hello)]
 
@@ -280,7 +284,6 @@ class WorkerMachine:
         if welcome.data != self._data:
             self._data = welcome.data
             effects.append(Connect(welcome.data))
-        self._warm(welcome.prepared)
         if self.shared:  # before anything is pushed or hashed for us
             effects.append(Send(Ping(subscribed=False, shared=True)))
         for model, slot in self.slots.items():

@@ -15,7 +15,7 @@ from ..bus import endpoints
 from ..bus.arena import Arenas
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
 from ..bus.limits import CHUNKS_MAX, INTEGER_MAX, Timing
-from ..bus.messages import Prepared, check_name
+from ..bus.messages import check_name
 from ..bus.publication import CommitMode, Publication, Wait
 from ..bus.publisher import PublisherMachine
 from ..bus.publisher_loop import PublisherLoop
@@ -130,8 +130,7 @@ class Publisher:
             _check_chunks(layout.nbytes, self._chunk_bytes)
             arena = kept.arenas.reserve(layout.nbytes)
             if arena is not None and arena.shared is not None:
-                where = Prepared(arena.shared.path, arena.shared.token, layout.nbytes)
-                self._loop.prepare(model, where)
+                self._loop.prepare(model, arena.shared, layout.nbytes)
 
     def publish(
         self,

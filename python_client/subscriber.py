@@ -16,7 +16,7 @@ from types import TracebackType
 from ..bus.errors import ApplyError, ClosedError, RefusedError
 from ..bus.handoff import Handoff
 from ..bus.limits import MODELS_MAX, STAGING_BYTES_MAX, Timing
-from ..bus.messages import check_name
+from ..bus.messages import MAPPING, check_name
 from ..bus.segment import Views
 from ..bus.slot import another_host
 from ..bus.sockets import WorkerSockets
@@ -114,7 +114,12 @@ class Subscriber:
         self._background: threading.Thread | None = None
         self._pid = os.getpid()
         identity = Identity(
-            self.name, secrets.token_hex(16), CLIENT, socket.gethostname(), os.getpid()
+            name=self.name,
+            instance=secrets.token_hex(16),
+            client=CLIENT,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            features=(MAPPING,) if shared_memory else (),
         )
         opens = Views().open if shared_memory else another_host
         sizes = {model: target.nbytes for model, target in self._targets.items()}

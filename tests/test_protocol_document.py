@@ -17,7 +17,6 @@ from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
     PAYLOADS,
     Message,
-    Prepared,
     Running,
     Shared,
     Whole,
@@ -151,7 +150,7 @@ def test_the_table_of_a_message_is_what_the_code_checks(kind: str) -> None:
     assert [row[:4] for row in table(f"`{kind}`")] == fields
 
 
-@pytest.mark.parametrize("kind", [Running, Shared, Prepared, Whole])
+@pytest.mark.parametrize("kind", [Running, Shared, Whole])
 def test_the_table_of_an_object_is_what_the_code_checks(kind: type[msgspec.Struct]) -> None:
     title = f"The object `{kind.__name__.lower()}`"
     assert [row[:4] for row in table(title)] == fields_of(kind)

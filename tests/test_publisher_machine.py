@@ -13,6 +13,7 @@ from weightbus.bus.effects import Broadcast, Effect, Notice, Resolve, Send
 from weightbus.bus.errors import UnknownWorkerError
 from weightbus.bus.limits import WHOLE_BYTES_MAX, WINDOW_CHUNKS, Timing
 from weightbus.bus.messages import (
+    MAPPING,
     Abort,
     Announce,
     Applied,
@@ -25,11 +26,11 @@ from weightbus.bus.messages import (
     Hello,
     Message,
     Ping,
-    Pong,
-    Prepared,
+    Prepare,
     Progress,
     Refuse,
     Running,
+    Shared,
     Staged,
     Welcome,
     Whole,
@@ -117,26 +118,22 @@ def resolved(effects: list[Effect]) -> Resolve | None:
 
 
 def test_workers_hear_of_memory_that_is_prepared_until_something_lies_in_it() -> None:
-    bench = Bench("w0")
-    prepared = Prepared("/proc/1/fd/3", "a" * 32, 40)
-    for worker in ("w2", "w3"):
-        bench.say(worker, hello(worker, models={"b": None} if worker == "w3" else {"a": None}))
-        bench.say(worker, Ping(shared=True))
-    assert sent(bench.machine.prepare("b", prepared), Pong, "w2") == []
-    effects = bench.machine.prepare("a", prepared)
-    told = Pong(epoch=EPOCH, prepared={"a": prepared})
-    assert effects == [Send(told, to=b"w2")], "who is on this host and wants it"
-    [welcome] = sent(bench.say("w1", hello("w1", "1" * 32)), Welcome)
-    assert isinstance(welcome, Welcome)
-    assert welcome.prepared == {"a": prepared}, "of what it wants"
-    for shared in (True, False):
-        [pong] = sent(bench.say("w0", Ping(shared=shared)), Pong)
-        assert isinstance(pong, Pong)
-        assert pong.prepared == ({"a": prepared} if shared else {})
+    bench, where = Bench("w0"), Shared("/proc/1/fd/3", "a" * 32)
+    for name, model, features in (
+        ("here", "a", [MAPPING]),
+        ("other", "b", [MAPPING]),
+        ("simple", "a", []),
+        ("far", "a", [MAPPING]),
+    ):
+        bench.say(name, hello(name, models={model: None}, features=features))
+        bench.say(name, Ping(shared=name != "far"))
+    told = Prepare(model="a", epoch=EPOCH, nbytes=40, shared=where)
+    assert bench.machine.prepare("a", where, 40) == [Send(told, to=b"here")]
+    late = hello("late", "1" * 32, features=[MAPPING])
+    assert sent(bench.say("late", late), Prepare, "late") == [told]
     bench.publish()
-    [pong] = sent(bench.say("w0", Ping(shared=True)), Pong)
-    assert isinstance(pong, Pong)
-    assert pong.prepared == {}
+    late = hello("latest", "2" * 32, features=[MAPPING])
+    assert sent(bench.say("latest", late), Prepare) == []
 
 
 # What workers claim.

@@ -63,7 +63,7 @@ def test_the_committed_files_are_what_the_generator_writes() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-MESSAGES = table("messages.json")
+MESSAGES = table("messages.json") + table("mapping.json")
 
 
 @pytest.mark.parametrize("case", MESSAGES, ids=named)

@@ -30,7 +30,7 @@ from weightbus.bus.messages import (
     Message,
     Ping,
     Pong,
-    Prepared,
+    Prepare,
     Refuse,
     Running,
     Shared,
@@ -319,18 +319,24 @@ class Memory:
 def test_memory_that_is_prepared_is_mapped_ahead_if_it_is_of_use() -> None:
     segments = {"probe": Memory(), "a": Memory(), "b": Memory(), "other": Memory()}
     bench = Bench(inside=False, opens=lambda shared, _nbytes: segments.get(shared.path))
-    prepared = {"a": Prepared("a", "0" * 32, 4), "other": Prepared("other", "0" * 32, 4)}
-    late = {"b": Prepared("b", "0" * 32, 4), "a": Prepared("a", "0" * 32, 101)}
+
+    def prepare(model: str, nbytes: int = 4, epoch: int = EPOCH) -> Prepare:
+        return Prepare(model=model, epoch=epoch, nbytes=nbytes, shared=Shared(model, "0" * 32))
+
     bench.machine.connected(bench.now)
-    bench.tell(structs.replace(welcome(), prepared=prepared))
-    assert not segments["a"].warmed, "another host's"
-    shared = Shared("probe", "0" * 32)
-    bench.tell(structs.replace(welcome(EPOCH + 1), shared=shared, prepared=late))
-    assert segments["b"].warmed
-    assert not segments["a"].warmed, "larger than this worker takes"
-    bench.tell(Pong(epoch=EPOCH + 1, prepared=prepared))
-    assert segments["a"].warmed
-    assert not segments["other"].warmed, "nobody wants it here"
+    bench.tell(welcome())
+    bench.tell(prepare("a"))
+    assert not segments["a"].warmed, "this worker is on another host"
+    bench.tell(structs.replace(welcome(EPOCH + 1), shared=Shared("probe", "0" * 32)))
+    for told in (
+        prepare("a"),  # by another publisher
+        prepare("a", 101, EPOCH + 1),  # larger than this worker takes
+        prepare("other", epoch=EPOCH + 1),  # which nobody wants here
+    ):
+        bench.tell(told)
+    assert not any(segment.warmed for segment in segments.values())
+    bench.tell(prepare("a", epoch=EPOCH + 1))
+    assert [name for name, segment in segments.items() if segment.warmed] == ["a"]
 
 
 def test_what_comes_whole_is_not_fetched_on_the_shared_road_either() -> None:

@@ -153,6 +153,7 @@ def _sequence(case: Case, folder: Path) -> Result:
 
 RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "messages.json cases": _message,
+    "mapping.json cases": _message,
     "layouts.json cases": _layout,
     "chunks.json cases": _chunks,
     "checksums.json crc32c": _crc,

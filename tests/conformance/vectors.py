@@ -11,7 +11,10 @@ from weightbus.tests.conformance.sequences import fault_of_sequence
 from weightbus.tests.vectors.message_cases import DIRECTIONS, REQUIRED
 
 FOLDER = Path(__file__).parent.parent / "vectors"
-MAY_BE_UNKNOWN = {"sequences.json"}  # a driver that prints nothing for it does not support it
+MAY_BE_UNKNOWN = {
+    "mapping.json",
+    "sequences.json",
+}  # a driver that prints nothing for it does not support it
 SAME_CODES = ({"malformed", "protocol-version"},)  # which a worker need not tell apart
 
 Case = dict[str, Any]

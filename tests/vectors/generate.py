@@ -86,6 +86,7 @@ def files() -> dict[str, bytes]:
     out.table("segments.json", cases=segments)
     sequences = [_sequence(out, case) for case in sequence_cases.sequence_cases()]
     out.table("sequences.json", cases=sequences)
+    out.table("mapping.json", cases=[_message(out, each) for each in message_cases.mapping_cases()])
     return out.contents
 
 

@@ -96,6 +96,15 @@ FROM_PUBLISHER: dict[str, dict[str, Field]] = {
     "ping": PING,
     "pong": FROM_WORKER["pong"],
 }
+# Messages of a feature, which others need not know: a table of their own.
+MAPPING: dict[str, dict[str, Field]] = {
+    "prepare": {
+        "model": ("name", REQUIRED),
+        "epoch": ("count", REQUIRED),
+        "nbytes": ("count", REQUIRED),
+        "shared": ("segment", REQUIRED),
+    },
+}
 DIRECTIONS = {"from_worker": FROM_WORKER, "from_publisher": FROM_PUBLISHER}
 
 INTEGERS: dict[str, tuple[int, int]] = {  # by kind: the least and the greatest
@@ -121,6 +130,7 @@ SAMPLES: dict[str, object] = {
     "hex64": DIGEST,
     "digest": DIGEST,
     "shared": SHARED,
+    "segment": SHARED,
     "whole": WHOLE,
     "running": {"policy": RUNNING, "critic": None},
     "versions": {"policy": 7, "critic": 0},
@@ -188,6 +198,7 @@ BAD_VALUES: dict[str, list[object]] = {
     "commit": ["later", "", 1, None],
     "acknowledge": ["applying", "", 1, None],
 }
+BAD_VALUES["segment"] = [*BAD_VALUES["shared"], None]
 NAME_LARGEST = "Az09._-" + "x" * 121
 EXTREMES: dict[str, dict[str, object]] = {  # by kind: what may just be, and what it is called
     "name": {"largest": NAME_LARGEST},
@@ -196,6 +207,7 @@ EXTREMES: dict[str, dict[str, object]] = {  # by kind: what may just be, and wha
     "label": {"largest": "\u00e9" * 256, "empty": ""},
     "digest": {"empty": ""},
     "shared": {"largest": {**SHARED, "path": "\u00e9" * 4096}, "null": None},
+    "segment": {"largest": {**SHARED, "path": "\u00e9" * 4096}},
     "whole": {"null": None},
     "running": {
         "largest": {f"m{i}": RUNNING for i in range(64)},
@@ -262,6 +274,13 @@ def cases() -> Iterator[Json]:
     yield from _tolerated()
     yield from _numbers()
     yield from _nested()
+
+
+def mapping_cases() -> Iterator[Json]:
+    """Yield the cases of the feature `mapping`."""
+    for kind, fields in MAPPING.items():
+        yield from _valid("from_publisher", kind, fields)
+        yield from _broken("from_publisher", kind, fields)
 
 
 def _valid(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Json]:
