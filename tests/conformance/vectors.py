@@ -11,10 +11,10 @@ from weightbus.tests.conformance.sequences import fault_of_sequence
 from weightbus.tests.vectors.message_cases import DIRECTIONS, REQUIRED
 
 FOLDER = Path(__file__).parent.parent / "vectors"
-MAY_BE_UNKNOWN = {
-    "mapping.json",
-    "sequences.json",
-}  # a driver that prints nothing for it does not support it
+MAY_BE_UNKNOWN = {  # a driver that prints nothing for it does not support it, for this reason
+    "mapping.json": "without the feature `mapping`: memory is mapped by the first copy",
+    "sequences.json": "the driver does not know this table",
+}
 SAME_CODES = ({"malformed", "protocol-version"},)  # which a worker need not tell apart
 
 Case = dict[str, Any]
@@ -64,7 +64,7 @@ def _judge_table(file: str, cases: dict[str, Case], lines: list[Case]) -> Count:
     count = Count()
     mine = [line for line in lines if line.get("file") == file]
     if not mine and file in MAY_BE_UNKNOWN:
-        count.unsupported = ["the driver does not know this table"] * len(cases)
+        count.unsupported = [MAY_BE_UNKNOWN[file]] * len(cases)
         return count
     answers: dict[str, Case] = {}
     for line in mine:
