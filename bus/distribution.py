@@ -201,6 +201,9 @@ class Distribution:
     def attend(self, now: float) -> None:
         """Accept, read and send what can be, without waiting."""
         self._attend(0.0, now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due, a few times a second."""
         if self._listener is not None and self._accept_at and now >= self._accept_at:
             self._accept_at = 0.0
             self._listen(self._listener, on=True)

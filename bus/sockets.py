@@ -147,7 +147,10 @@ class PublisherSockets(_Sockets):
     def poll(self, seconds: float) -> Activity:
         """Wait for something to arrive, or for `wake`."""
         found = self._poll(seconds)
-        self._data.attend(time.monotonic())
+        now = time.monotonic()
+        if self._data.fileno() in found:
+            self._data.attend(now)
+        self._data.tick(now)
         return Activity(control=self._control in found, data=self._data.pending)
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:

@@ -54,6 +54,7 @@ class Bench:
         while not condition():
             assert time.monotonic() < deadline, "it never came true"
             self.distribution.attend(self.now)
+            self.distribution.tick(self.now)
             while (change := self.distribution.receive_subscription()) is not None:
                 self.heard.append(change)
 
