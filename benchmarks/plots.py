@@ -23,6 +23,7 @@ STYLES: dict[str, Style] = {"limit": ("--", 1.2), "weightbus": ("-", 2.8), "peer
 
 def draw(comparisons: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
     """Draw what a file of results holds: time over size, workers, and tensors; return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
     there = [c for c in comparisons if not c["left_out"]]
     by_count = [c for c in there if c["bytes"] == COUNTED]
     sizes = [c for c in there if c["bytes"] != COUNTED] or there

@@ -110,7 +110,7 @@ def test_the_machine_is_named(results: dict[str, Any]) -> None:
 
 
 def test_pictures_are_drawn(results: dict[str, Any], tmp_path: Path) -> None:
-    for path in plots.draw(results["comparisons"], tmp_path):
+    for path in plots.draw(results["comparisons"], tmp_path / "new"):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
