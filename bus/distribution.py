@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from . import endpoints
-from .errors import AddressError
 from .limits import HEADER_BYTES_MAX, MODELS_MAX
 from .messages import Buffer
 from .zmtp import Stream, ZmtpError, message_parts, rest_of
@@ -180,13 +179,9 @@ class Distribution:
         try:
             self._listener = _listening(endpoint)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise AddressError(
-                    f"{endpoint} is in use by another process; stop it, or pass another "
-                    f"{parameter}= (port 0 takes any free one)"
-                ) from None
-            raise AddressError(f"cannot bind {parameter} {endpoint}: {error.strerror}") from None
-        self._listen(self._listener, on=True)
+            reason = str(error.strerror)
+            raise endpoints.unbindable(endpoint, parameter, error.errno, reason) from None
+        self._selector.register(self._listener, selectors.EVENT_READ)
         path = endpoints.ipc_path(endpoint)
         if path is not None:
             self._path = "" if path.startswith("@") else path
@@ -198,20 +193,8 @@ class Distribution:
         """Return a descriptor that is readable when there is something to do."""
         return self._selector.fileno()  # of epoll or kqueue
 
-    def attend(self, now: float) -> None:
-        """Accept, read and send what can be, without waiting."""
-        self._attend(0.0, now)
-
-    def tick(self, now: float) -> None:
-        """Do what is due, a few times a second."""
-        if self._listener is not None and self._accept_at and now >= self._accept_at:
-            self._accept_at = 0.0
-            self._listen(self._listener, on=True)
-        if now >= self._ping_at:
-            self._ping_at = now + PING_SECONDS
-            self._look_after(now)
-
-    def _attend(self, seconds: float, now: float) -> None:
+    def attend(self, now: float, seconds: float = 0.0) -> None:
+        """Accept, read and send what can be; wait at most so many seconds for something to do."""
         for key, events in self._selector.select(seconds):
             if key.data is None:
                 self._accept(now)
@@ -226,6 +209,15 @@ class Distribution:
                 self._hang_up(outlet)
             except OSError:
                 self._hang_up(outlet)
+
+    def tick(self, now: float) -> None:
+        """Do what is due, a few times a second."""
+        if self._listener is not None and self._accept_at and now >= self._accept_at:
+            self._accept_at = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        if now >= self._ping_at:
+            self._ping_at = now + PING_SECONDS
+            self._look_after(now)
 
     @property
     def pending(self) -> bool:
@@ -264,7 +256,7 @@ class Distribution:
             self._listener = None
         end = time.monotonic() + linger
         while any(o.unsent for o in self._outlets.values()) and (now := time.monotonic()) < end:
-            self._attend(end - now, now)
+            self.attend(now, end - now)
         for outlet in list(self._outlets.values()):
             self._hang_up(outlet)
         self._selector.close()
@@ -273,12 +265,6 @@ class Distribution:
                 os.unlink(self._path)
 
     # Connections.
-
-    def _listen(self, listener: socket.socket, *, on: bool) -> None:
-        if on:
-            self._selector.register(listener, selectors.EVENT_READ, None)
-        else:
-            self._selector.unregister(listener)
 
     def _accept(self, now: float) -> None:
         if self._listener is None:
@@ -290,7 +276,7 @@ class Distribution:
         except OSError as error:
             log.warning("cannot accept a subscriber, will try again: %s", error)
             self._accept_at = now + ACCEPT_SECONDS
-            self._listen(self._listener, on=False)
+            self._selector.unregister(self._listener)
             return
         connection.setblocking(False)
         with contextlib.suppress(OSError):  # it is gone already, which the first look will tell
@@ -358,8 +344,7 @@ def _listening(endpoint: str) -> socket.socket:
 
 
 def _listening_at(path: str) -> socket.socket:
-    # A path that begins with @ is a name outside of the file system, as ZeroMQ has it.
-    name = "\0" + path[1:] if path.startswith("@") else path
+    name = endpoints.ipc_name(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if os.path.exists(path) and not _answers(name):

@@ -5,6 +5,7 @@ completes what it is told with the host that it used itself, so that one publish
 under several names (loopback, a container's name, an address behind a port mapping).
 """
 
+import errno
 import re
 
 from .errors import AddressError
@@ -77,3 +78,21 @@ def ipc_path(endpoint: str) -> str | None:
     """Return the path of an IPC endpoint; None for any other."""
     match = _IPC.match(endpoint)
     return match["path"] if match else None
+
+
+def ipc_name(path: str) -> str:
+    """Return what the kernel calls the path of an IPC endpoint.
+
+    One that begins with @ is a name outside of the file system, as ZeroMQ has it.
+    """
+    return "\0" + path[1:] if path.startswith("@") else path
+
+
+def unbindable(endpoint: str, parameter: str, number: int | None, reason: str) -> AddressError:
+    """Return the error for an endpoint that cannot be bound, by the system's number and words."""
+    if number == errno.EADDRINUSE:
+        return AddressError(
+            f"{endpoint} is in use by another process; stop it, or pass another {parameter}= "
+            "(port 0 takes any free one)"
+        )
+    return AddressError(f"cannot bind {parameter} {endpoint}: {reason}")

@@ -1,7 +1,7 @@
 """The sockets of either side. No other module of the package imports zmq.
 
-A worker's data connection is not libzmq's but our own (`subscription.py`), which speaks the same
-protocol and receives faster.
+The data connection is not libzmq's but our own, on either side (`distribution.py`,
+`subscription.py`): it speaks the same protocol, and is faster.
 
 Each object belongs to one thread, but for `wake`, which any thread may call. Nothing here blocks
 but `poll`, and that for at most the time given.
@@ -136,12 +136,8 @@ class PublisherSockets(_Sockets):
         try:
             self._control.bind(endpoint)
         except zmq.ZMQError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise AddressError(
-                    f"{endpoint} is in use by another process; stop it, or pass another "
-                    "address= (port 0 takes any free one)"
-                ) from None
-            raise AddressError(f"cannot bind address {endpoint}: {error.strerror}") from None
+            reason = str(error.strerror)
+            raise endpoints.unbindable(endpoint, "address", error.errno, reason) from None
         return self._control.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def poll(self, seconds: float) -> Activity:

@@ -200,8 +200,7 @@ def _connected(endpoint: str) -> socket.socket:
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         found.settimeout(DIAL_SECONDS)
-        # A path that begins with @ is a name outside of the file system, as ZeroMQ has it.
-        found.connect("\0" + path[1:] if path.startswith("@") else path)
+        found.connect(endpoints.ipc_name(path))
     except BaseException:
         found.close()
         raise
