@@ -33,6 +33,13 @@ def test_a_killed_trainer_need_not_have_logged_its_last_version() -> None:
     assert read.by_all(7) == [(7, 3)]
 
 
+def test_workers_may_be_ahead_of_a_trainers_first_line() -> None:
+    assert ledger([], {"x": [row(1, "a")]}).applied["x"] == [(1, 1)]
+    read = ledger(TRAINER[:2], {"x": [row(2, "b"), row(1, "c")], "y": [row(1, "c")]})
+    assert read.applied == {"x": [(7, 2), (8, 1)], "y": [(8, 1)]}
+    assert read.epochs() == [7]
+
+
 @pytest.mark.parametrize(
     ("workers", "text"),
     [
@@ -41,6 +48,8 @@ def test_a_killed_trainer_need_not_have_logged_its_last_version() -> None:
         ({"x": [row(1, "c"), row(2, "b")]}, "went back"),
         ({"x": [row(4, "e")]}, "never published"),
         ({"x": [row(3, "d")], "y": [row(3, "e")]}, "different bytes"),
+        ({"x": [row(1, "d")], "y": [row(1, "e")]}, "different bytes"),
+        ({"x": [row(1, "d"), row(2, "b")]}, "went back"),
     ],
 )
 def test_contradictions_are_found(workers: dict[str, list[Row]], text: str) -> None:

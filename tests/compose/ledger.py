@@ -55,8 +55,15 @@ def ledger(trainer: Iterable[Row], workers: Mapping[str, Iterable[Row]]) -> Ledg
 
 
 def _unlogged(published: dict[str, Key], worker: str, row: Row) -> Key:
-    """Return the key of what a trainer published last, when it is killed before it can log it."""
+    """Return the key of what a trainer has published but not logged: its log may be cut there.
+
+    It logs a version when it is done with it, so workers can be ahead of its log by one version,
+    and for ever if it is killed just then. Of a version 1 nobody has told the epoch yet: the number
+    after the newest one stands for it.
+    """
     last = dict(sorted(published.values()))  # of each epoch
+    if row["version"] == 1:
+        return max(last, default=0) + 1, 1
     epochs = [epoch for epoch, version in last.items() if version + 1 == row["version"]]
     assert epochs, f"{worker} applied what was never published: {row}"
     return epochs[0], row["version"]

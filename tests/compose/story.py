@@ -86,6 +86,7 @@ class Story:
         self._fleet.crash(TRAINER)
         epoch = self._newest()[0]
         self._time_recovery("restart", self.workers, lambda name: self._latest(name)[0] > epoch)
+        self._wait(lambda: self._newest()[0] > epoch, "a new epoch, says the trainer")
         first = min(key for key in self._read().published.values() if key[0] > epoch)
         assert first[1] == 1, f"a new epoch starts with version 1, not {first[1]}"
 
