@@ -125,7 +125,10 @@ class Catalog:
         return iter(self._shelves.values())
 
     def __getitem__(self, model: str) -> Shelf:
-        return self._shelves.setdefault(model, Shelf(model))
+        shelf = self._shelves.get(model)
+        if shelf is None:
+            shelf = self._shelves[model] = Shelf(model)
+        return shelf
 
     def get(self, model: str) -> Shelf | None:
         """Return the shelf of a model that has been published."""

@@ -7,9 +7,11 @@ Theory of operation: every target is in one state, and only moves along an arrow
        └──────────┴─────> failed | lost    (a lost worker that returns is behind again)
 
 `verdict` asks one question of the counts: is the requirement met, can it still be met, is there
-time left? A call that must commit together also asks whether enough workers have staged.
+time left? A call that must commit together also asks whether enough workers have staged. It is
+asked whenever a worker has reported, so the counts are kept up to date and not made anew.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,6 +32,10 @@ ARROWS: dict[State, frozenset[State]] = {
     "applied": frozenset(),
     "skipped": frozenset(),
 }
+
+_FINISHED: frozenset[State] = frozenset({"applied", "skipped"})
+_STAGED: frozenset[State] = frozenset({"staged"})
+_UNFINISHED: frozenset[State] = frozenset({"behind", "staged"})
 
 
 @dataclass(slots=True)
@@ -70,22 +76,31 @@ class Publication:
     superseded: bool = False
     targets: dict[str, Target] = field(default_factory=dict[str, Target])
     done: frozenset[State] = field(init=False)  # the states that count as there
+    _open: frozenset[State] = field(init=False)  # those that may still become one of them
+    _counts: dict[State, int] = field(default_factory=dict[State, int])  # targets in each state
 
     def __post_init__(self) -> None:
-        done: set[State] = {"applied", "skipped"}
-        if self.wait == "staged":
-            done.add("staged")
-        self.done = frozenset(done)
+        self.done = _FINISHED | _STAGED if self.wait == "staged" else _FINISHED
+        self._open = _UNFINISHED - self.done
+        self.aim(())
+
+    def aim(self, names: Iterable[str]) -> None:
+        """Say which workers it is for."""
+        self.targets = {name: Target(name) for name in names}
+        self._counts = dict.fromkeys(ARROWS, 0)
+        self._counts["behind"] = len(self.targets)
 
     def move(self, name: str, state: State, now: float, detail: str = "") -> None:
         """Note what a worker did; a worker that is no target changes nothing."""
         target = self.targets.get(name)
         if target is not None and state in ARROWS[target.state]:
+            self._counts[target.state] -= 1
+            self._counts[state] += 1
             target.state, target.detail = state, detail
             target.at = None if state == "behind" else now
 
     def _count(self, states: frozenset[State]) -> int:
-        return sum(target.state in states for target in self.targets.values())
+        return sum(map(self._counts.__getitem__, states))
 
     @property
     def _needed(self) -> int:
@@ -93,9 +108,9 @@ class Publication:
 
     def decide(self, now: float) -> Decision:
         """Decide a `together` publish: commit, abort, or still open."""
-        staged = self._count(frozenset({"staged", "applied", "skipped"}))
-        possible = staged + self._count(frozenset({"behind"}))
         if self.decision == "open" and self.commit == "together":
+            staged = self._count(_FINISHED) + self._counts["staged"]
+            possible = staged + self._counts["behind"]
             if staged >= self._needed:
                 self.decision = "commit"
             elif self.superseded or possible < self._needed or now >= self.deadline:
@@ -104,9 +119,7 @@ class Publication:
 
     def verdict(self, now: float) -> bool | None:
         """Return whether the publish achieved what it required; None while that is open."""
-        done = self._count(self.done)
-        unfinished: frozenset[State] = frozenset({"behind", "staged"})
-        open_ = self._count(unfinished - self.done)
+        done, open_ = self._count(self.done), self._count(self._open)
         over = open_ == 0 or now >= self.deadline or self.superseded
         if self.commit == "together" and self.decision == "abort":
             return False

@@ -46,7 +46,7 @@ from .messages import (
     model_of,
 )
 from .offers import abort_of, announcement, chunk_of, commit_of, end_of, refusal_of, whole_of
-from .publication import Publication, Target
+from .publication import Publication
 from .push import Push
 from .roster import Incoming, Peer, Roster
 from .status import WorkerStatus, phase_of, status_of
@@ -141,7 +141,7 @@ class PublisherMachine:
         effects = self._calls.supersede(shelf.pending, now)
         shelf.number(version, self.epoch)
         self._prepared.pop(version.model, None)
-        publication.targets = {p.name: Target(p.name) for p in peers}
+        publication.aim(p.name for p in peers)
         version.receivers = {p.name for p in peers if not p.lost}
         for peer in peers:
             if peer.lost:
@@ -210,7 +210,7 @@ class PublisherMachine:
     @property
     def pushing(self) -> bool:
         """Whether `push` has something to send now."""
-        return any(push.ready for push in self._pushes)
+        return bool(self._pushes) and any(push.ready for push in self._pushes)
 
     def push(self, now: float) -> list[Effect]:
         """Return the next chunks to publish."""

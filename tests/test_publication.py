@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from weightbus.bus.publication import ARROWS, Publication, Target
+from weightbus.bus.publication import ARROWS, Publication
 from weightbus.bus.receipt import State
 from weightbus.bus.version import Version
 from weightbus.codecs.layout import Layout
@@ -31,7 +31,9 @@ def publication(
     layout = Layout.plan([("w", "U8", (1,))])
     version = Version("a", layout, np.zeros(1, np.uint8), 1)
     made = Publication(1, version, None, require, wait, commit, started=0.0, deadline=10.0)
-    made.targets = {f"w{i}": Target(f"w{i}", LETTERS[c]) for i, c in enumerate(states)}
+    made.aim(f"w{i}" for i in range(len(states)))
+    for i, letter in enumerate(states):
+        made.move(f"w{i}", LETTERS[letter], 0.0)
     return made
 
 
