@@ -9,20 +9,22 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-import crc32c as _native
+from crc32c import crc32c as _crc32c
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from .numpy_tensors import Memory
 
+    def crc32c(data: Memory, value: int = 0) -> int:
+        """Return the CRC-32C (Castagnoli) of a contiguous buffer, going on from `value`.
 
-def crc32c(data: "Memory", value: int = 0) -> int:
-    """Return the CRC-32C (Castagnoli) of a contiguous buffer, going on from `value`.
+        Nothing is copied; from 32 KiB on, other threads run meanwhile.
+        """
+        raise NotImplementedError
 
-    Nothing is copied; from 32 KiB on, other threads run meanwhile.
-    """
-    return _native.crc32c(cast("Buffer", data), value)
+else:
+    crc32c = _crc32c  # unwrapped, since it is called for every piece of every chunk
 
 
 def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:

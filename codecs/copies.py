@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import numpy_tensors
-from .outline import Leaf
+from .outline import Leaf, of_torch
 
 # Below this, copying as memory is faster. It keeps Python's lock, so it must not take long.
 SMALL_BYTES = 2**15
@@ -27,9 +27,12 @@ class Copies:
         destinations: Where to, either all numpy arrays or all torch tensors where the source is.
         sources: Where from. Neither is kept: whoever copies passes them again, with the same
             memory (`outline.Outline` tells).
+        private: Whether nobody but the caller knows the destinations: nobody is told of a change.
     """
 
-    def __init__(self, destinations: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
+    def __init__(
+        self, destinations: Sequence[Leaf], sources: Sequence[Leaf], *, private: bool = False
+    ) -> None:
         self._to: list[memoryview] = []
         self._from: list[memoryview] = []
         self._changed: list[int] = []  # of these, the ones that torch must be told of
@@ -40,7 +43,7 @@ class Copies:
             if to and from_ and destination.dtype == source.dtype and to[1] == from_[1]:
                 self._to.append(_view(*to))
                 self._from.append(_view(*from_))
-                if not isinstance(destination, np.ndarray):
+                if not (private or isinstance(destination, np.ndarray)):
                     self._changed.append(index)
             elif isinstance(destination, np.ndarray):
                 self._arrays.append(index)
@@ -51,15 +54,11 @@ class Copies:
         """Copy every tensor."""
         deque(map(memoryview.__setitem__, self._to, repeat(_ALL), self._from), maxlen=0)
         if self._changed:
-            from . import torch_tensors
-
-            torch_tensors.changed(_some(destinations, self._changed))
+            of_torch().changed(_some(destinations, self._changed))
         if self._arrays:
             numpy_tensors.copy(_some(destinations, self._arrays), _some(sources, self._arrays))
         if self._tensors:
-            from . import torch_tensors
-
-            torch_tensors.copy(_some(destinations, self._tensors), _some(sources, self._tensors))
+            of_torch().copy(_some(destinations, self._tensors), _some(sources, self._tensors))
 
 
 def _some(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[Any]:
@@ -72,9 +71,7 @@ def _memory(leaf: Leaf) -> tuple[int, int] | None:
         if leaf.nbytes > SMALL_BYTES or not leaf.flags.c_contiguous:
             return None
         return leaf.__array_interface__["data"][0], leaf.nbytes
-    from . import torch_tensors
-
-    if leaf.numel() * leaf.itemsize > SMALL_BYTES or not torch_tensors.bare(leaf):
+    if leaf.numel() * leaf.itemsize > SMALL_BYTES or not of_torch().bare(leaf):
         return None
     return leaf.data_ptr(), leaf.numel() * leaf.itemsize
 

@@ -8,6 +8,7 @@ found is kept, together with an outline: who is there, and where each tensor lie
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 Leaf: TypeAlias = "torch.Tensor | numpy_tensors.Array"
+Marks: TypeAlias = Sequence[object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +51,23 @@ def outline_of(key: Sequence[object], leaves: Sequence[Leaf]) -> Outline | None:
     return None if marks is None else Outline(key, marks, leaves)
 
 
-def _marks(leaves: Sequence[Leaf]) -> Sequence[object] | None:
+def _marks(leaves: Sequence[Leaf]) -> Marks | None:
     kinds = set(map(type, leaves))
     if kinds <= {np.ndarray}:
         return [numpy_tensors.identity(cast("numpy_tensors.Array", leaf)) for leaf in leaves]
     if "torch" not in sys.modules:  # there can be no tensor then, and it must not be imported
         return None
+    torch_tensors = of_torch()
+    marks: Marks | None = torch_tensors.marks(leaves) if kinds <= torch_tensors.PLAIN else None
+    return marks
+
+
+@cache
+def of_torch() -> Any:
+    """Return the module `torch_tensors`, for what is done in every publish.
+
+    It must not be imported without need, and an import statement each time takes too long.
+    """
     from . import torch_tensors
 
-    if not kinds <= torch_tensors.PLAIN:
-        return None
-    return torch_tensors.marks(cast("Sequence[Any]", leaves))
+    return torch_tensors

@@ -193,7 +193,7 @@ class Writer:
                     "anew"
                 )
             self._views = [self.section.like(name, leaf) for name, leaf in state.tensors.items()]
-            self._copies = Copies(self._views, values)
+            self._copies = Copies(self._views, values, private=True)
             # A form without an outline says nothing of the memory: look again next time.
             self._form = state.form if state.form.outline is not None else None
         self._copies.run(self._views, values)
