@@ -44,6 +44,7 @@ NEAR_CONGESTION = b"reno"
 class _Message:
     topic: bytes
     parts: Sequence[Buffer]
+    nbytes: int
 
 
 class Outlet:
@@ -59,10 +60,12 @@ class Outlet:
         self._stream = Stream(_nowhere, b"XPUB")
         self._queue: deque[_Message] = deque()
         self._sending: Sequence[Buffer] = ()  # what is left of the message that is being sent
+        self._left = 0  # bytes of that
         self._sent_topic = b""
         self._blocked = False
         self.topics: set[bytes] = set()
         self.alive_at = now
+        self.watched = selectors.EVENT_READ | selectors.EVENT_WRITE
 
     def fileno(self) -> int:
         """Return the connection's descriptor."""
@@ -71,22 +74,29 @@ class Outlet:
     @property
     def unsent(self) -> bool:
         """Whether anything waits to be sent."""
-        return bool(self._sending or self._queue or self._stream.outgoing)
+        return bool(self._left or self._queue or self._stream.outgoing)
 
     def wants(self, topic: bytes) -> bool:
         """Whether it subscribed to a topic, or to the beginning of it."""
-        return any(topic.startswith(each) for each in self.topics)
+        return topic in self.topics or any(topic.startswith(each) for each in self.topics)
 
-    def put(self, message: _Message) -> None:
-        """Take a message to be sent, unless too many wait already."""
-        if len(self._queue) < self._room:
+    def put(self, message: _Message, now: float) -> None:
+        """Send a message if nothing else waits; else keep it, unless too many wait already.
+
+        Raises:
+            OSError: The connection is gone.
+        """
+        if not self.unsent:
+            self._begin(message)
+            self.write(now)
+        elif len(self._queue) < self._room:
             self._queue.append(message)
 
     def withdraw(self, topics: Collection[bytes]) -> None:
         """Forget what waits of some topics; what is half sent is copied, to let its memory go."""
         if self._queue:
             self._queue = deque(m for m in self._queue if m.topic not in topics)
-        if self._sent_topic in topics:
+        if self._left and self._sent_topic in topics:
             self._sending = [bytes(part) for part in self._sending]
 
     def ping(self) -> None:
@@ -102,8 +112,8 @@ class Outlet:
         Raises:
             OSError: The connection is gone.
         """
-        left = TURN_BYTES
-        while left > 0 and self._refill():
+        turn = TURN_BYTES
+        while turn > 0 and (self._left or self._refill()):
             try:
                 sent = self._socket.sendmsg(self._sending)
             except BlockingIOError:
@@ -111,19 +121,23 @@ class Outlet:
                 return
             if self._blocked:
                 self._blocked, self.alive_at = False, now
-            left -= sent
-            self._sending = rest_of(self._sending, sent)
+            turn -= sent
+            self._left -= sent
+            self._sending = rest_of(self._sending, sent) if self._left else ()
+
+    def _begin(self, message: _Message) -> None:
+        self._sending, self._left = message.parts, message.nbytes
+        self._sent_topic = message.topic
 
     def _refill(self) -> bool:
         """Find something to send. (A command must not come between the frames of a message.)"""
-        if not self._sending:
-            if self._stream.outgoing:
-                self._sending, self._sent_topic = [bytes(self._stream.outgoing)], b""
-                self._stream.outgoing.clear()
-            elif self._queue:
-                message = self._queue.popleft()
-                self._sending, self._sent_topic = [*message.parts], message.topic
-        return bool(self._sending)
+        if self._stream.outgoing:
+            command = bytes(self._stream.outgoing)
+            self._stream.outgoing.clear()
+            self._begin(_Message(b"", [command], len(command)))
+        elif self._queue:
+            self._begin(self._queue.popleft())
+        return self._left > 0
 
     def read(self, now: float) -> list[tuple[bool, bytes]]:
         """Return what it subscribed to since (or no longer), as on or off and a topic.
@@ -149,7 +163,7 @@ class Outlet:
     def close(self) -> None:
         """Hang up."""
         self._queue.clear()
-        self._sending = ()
+        self._sending, self._left = (), 0
         self._socket.close()
 
 
@@ -158,11 +172,12 @@ class Distribution:
 
     Args:
         queue: Messages held for a subscriber before more are dropped.
+        selector: Where its sockets are registered; what that finds goes to `attend`.
     """
 
-    def __init__(self, queue: int) -> None:
+    def __init__(self, queue: int, selector: selectors.BaseSelector) -> None:
         self._queue = queue
-        self._selector = selectors.DefaultSelector()
+        self._selector = selector
         self._listener: socket.socket | None = None
         self._path = ""  # of an ipc address, to be removed
         self._outlets: dict[int, Outlet] = {}
@@ -189,17 +204,14 @@ class Distribution:
         host, port = self._listener.getsockname()[:2]
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when there is something to do."""
-        return self._selector.fileno()  # of epoll or kqueue
-
-    def attend(self, now: float, seconds: float = 0.0) -> None:
-        """Accept, read and send what can be; wait at most so many seconds for something to do."""
-        for key, events in self._selector.select(seconds):
-            if key.data is None:
-                self._accept(now)
+    def attend(self, found: Iterable[tuple[selectors.SelectorKey, int]], now: float) -> None:
+        """Accept, read and send what can be, as the selector has found."""
+        for key, events in found:
+            outlet = key.data
+            if not isinstance(outlet, Outlet):
+                if key.fileobj is self._listener:
+                    self._accept(now)
                 continue
-            outlet: Outlet = key.data
             try:
                 if events & selectors.EVENT_READ:
                     self._changes.extend(outlet.read(now))
@@ -230,15 +242,13 @@ class Distribution:
 
     def send(self, frames: Sequence[Buffer], now: float) -> None:
         """Send to everybody who subscribed to the first frame; whoever lags behind loses it."""
-        message = _Message(bytes(frames[0]), message_parts(frames))
+        parts = message_parts(frames)
+        message = _Message(bytes(frames[0]), parts, sum(map(len, parts)))
         for outlet in list(self._outlets.values()):
-            if not outlet.wants(message.topic):
-                continue
-            idle = not outlet.unsent
-            outlet.put(message)
-            if idle:
+            if outlet.wants(message.topic):
                 try:
-                    self._write(outlet, now)
+                    outlet.put(message, now)
+                    self._watch(outlet)
                 except OSError:
                     self._hang_up(outlet)
 
@@ -256,10 +266,9 @@ class Distribution:
             self._listener = None
         end = time.monotonic() + linger
         while any(o.unsent for o in self._outlets.values()) and (now := time.monotonic()) < end:
-            self.attend(now, end - now)
+            self.attend(self._selector.select(end - now), now)
         for outlet in list(self._outlets.values()):
             self._hang_up(outlet)
-        self._selector.close()
         if self._path:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -283,13 +292,17 @@ class Distribution:
             _tune(connection)
         outlet = Outlet(connection, self._queue, now)
         self._outlets[outlet.fileno()] = outlet
-        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, outlet)
+        self._selector.register(connection, outlet.watched, outlet)
 
     def _write(self, outlet: Outlet, now: float) -> None:
-        """Send what can be sent; have the selector wait for the rest."""
         outlet.write(now)
+        self._watch(outlet)
+
+    def _watch(self, outlet: Outlet) -> None:
+        """Have the selector wait until the rest can be sent, if there is any."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if outlet.unsent else 0)
-        if self._selector.get_key(outlet).events != events:
+        if outlet.watched != events:
+            outlet.watched = events
             self._selector.modify(outlet, events, outlet)
 
     def _look_after(self, now: float) -> None:

@@ -169,7 +169,9 @@ class PublisherLoop:
             message = self._sockets.receive()
             if message is None:
                 return
-            self._perform(self._machine.receive(*message, now), now)
+            effects = self._machine.receive(*message, now)
+            if effects:
+                self._perform(effects, now)
 
     def _take_subscriptions(self, now: float) -> None:
         topics: set[bytes] = set()

@@ -9,11 +9,11 @@ but `poll`, and that for at most the time given.
 
 import contextlib
 import errno
-import math
+import selectors
 import socket
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import zmq
 
@@ -35,9 +35,14 @@ PUB_QUEUE = (
 DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
 ROUTER_QUEUE = 1_000  # messages per worker; workers keep less than a window outstanding
 
+# Plain numbers: arithmetic with the enumerations of pyzmq takes longer than what it is for.
+READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
+AT_ONCE, MORE_AT_ONCE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 
-@dataclass(frozen=True, slots=True)
-class Activity:
+Found = list[tuple[selectors.SelectorKey, int]]
+
+
+class Activity(NamedTuple):
     """What `poll` found."""
 
     control: bool
@@ -51,12 +56,15 @@ class _Sockets:
     def __init__(self, control: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._control = self._socket(control)
+        self._asked = False  # whether `_ready` is how things are at the control socket
+        self._ready = 0
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
         self._rope.setblocking(False)
-        self._poller = zmq.Poller()
-        self._poller.register(self._bell, zmq.POLLIN)
-        self._poller.register(self._control, zmq.POLLIN)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        descriptor = int(self._control.get(zmq.FD))
+        self._selector.register(descriptor, selectors.EVENT_READ, self._control)
 
     def _socket(self, kind: int) -> "zmq.Socket[bytes]":
         s = self._context.socket(kind)
@@ -67,12 +75,40 @@ class _Sockets:
         s.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         return s
 
-    def _poll(self, seconds: float) -> dict[object, int]:
-        """Wait for something to arrive or for `wake`; return what was found at which socket."""
-        found: dict[object, int] = dict(self._poller.poll(math.ceil(max(0.0, seconds) * 1000)))
-        if self._bell.fileno() in found:
-            self._silence()
-        return found
+    def _poll(self, seconds: float, wanted: int = READABLE) -> tuple[int, Found]:
+        """Wait for something to arrive or for `wake`.
+
+        Returns:
+            What is wanted of the control socket and can be done there; and what else was found.
+        """
+        control = self._ask() & wanted
+        found = self._selector.select(0.0 if control else max(0.0, seconds))
+        for key, _ in found:
+            if key.fileobj is self._bell:
+                self._silence()
+            elif key.data is self._control:
+                self._asked = False
+        return self._ask() & wanted, found
+
+    def _ask(self) -> int:
+        """Return what can be done at the control socket.
+
+        Its descriptor tells only that something has changed, and may not tell it again once the
+        socket was used: so look after each use, before going to sleep.
+        """
+        if not self._asked:
+            self._asked, self._ready = True, int(self._control.get(zmq.EVENTS))
+        return self._ready
+
+    def _receive(self) -> list[zmq.Frame] | None:
+        """Return the next message of the control socket, if there is one."""
+        if not self._ask() & READABLE:
+            return None
+        self._asked = False
+        frames = [self._control.recv(AT_ONCE, copy=False)]
+        while frames[-1].more:
+            frames.append(self._control.recv(AT_ONCE, copy=False))
+        return frames
 
     def _silence(self) -> None:
         try:
@@ -88,6 +124,7 @@ class _Sockets:
 
     def close(self) -> None:
         """Close everything; what is on its way gets a moment."""
+        self._selector.close()
         self._context.destroy()
         self._bell.close()
         self._rope.close()
@@ -108,8 +145,7 @@ class PublisherSockets(_Sockets):
     def __init__(self, address: str, data: str | None, queue: int = PUB_QUEUE) -> None:
         endpoints.check(address)
         super().__init__(zmq.ROUTER)
-        self._data = Distribution(queue)
-        self._poller.register(self._data.fileno(), zmq.POLLIN)
+        self._data = Distribution(queue, self._selector)
         try:
             self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a worker is gone
             self._control.setsockopt(zmq.MAXMSGSIZE, 2 * HEADER_BYTES_MAX)
@@ -142,17 +178,18 @@ class PublisherSockets(_Sockets):
 
     def poll(self, seconds: float) -> Activity:
         """Wait for something to arrive, or for `wake`."""
-        found = self._poll(seconds)
+        control, found = self._poll(seconds)
         now = time.monotonic()
-        if self._data.fileno() in found:
-            self._data.attend(now)
+        self._data.attend(found, now)
         self._data.tick(now)
-        return Activity(control=self._control in found, data=self._data.pending)
+        return Activity(control=bool(control), data=self._data.pending)
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return the identity and the frames of the next control message, if there is one."""
-        frames = _receive(self._control)
-        return None if frames is None else (frames[0], frames[1:])
+        frames = self._receive()
+        if frames is None:
+            return None
+        return frames[0].bytes, [frame.bytes for frame in frames[1:]]  # small ones
 
     def receive_subscription(self) -> tuple[bool, bytes] | None:
         """Return the next subscription: whether somebody subscribed (or left), and the topic."""
@@ -163,8 +200,12 @@ class PublisherSockets(_Sockets):
 
         A worker that does not read loses the message once its queue is full, as with any loss.
         """
+        self._asked = False
         try:
-            self._control.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False)
+            self._control.send(identity, MORE_AT_ONCE)
+            for frame in frames[:-1]:
+                self._control.send(frame, MORE_AT_ONCE)
+            self._control.send(frames[-1], AT_ONCE, copy=False)
         except zmq.Again:
             return True
         except zmq.ZMQError as error:
@@ -202,8 +243,7 @@ class WorkerSockets(_Sockets):
         self.address = endpoints.check(address)
         super().__init__(zmq.DEALER)
         self._data = Subscription(place, self.wake)
-        self._watched: tuple[int, bool] | None = None
-        self._wants_write = False
+        self._watched: tuple[socket.socket, bool] | None = None
         try:
             self._control.setsockopt(zmq.IMMEDIATE, 1)  # say nothing to nobody: it would pile up
             self._control.setsockopt(zmq.RCVHWM, DEALER_QUEUE)
@@ -216,46 +256,45 @@ class WorkerSockets(_Sockets):
 
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
         """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
-        if writable != self._wants_write:
-            self._wants_write = writable
-            self._poller.modify(self._control, zmq.POLLIN | (zmq.POLLOUT if writable else 0))
         self._watch(self._data.attend(time.monotonic()))
         pending = self._data.pending
-        found = self._poll(0.0 if pending else seconds)
-        control = found.get(self._control, 0)
+        wanted = READABLE | (WRITABLE if writable else 0)
+        control, found = self._poll(0.0 if pending else seconds, wanted)
+        watched = self._watched[0] if self._watched is not None else None
         return Activity(
-            control=bool(control & zmq.POLLIN),
-            data=pending or (self._watched is not None and self._watched[0] in found),
-            writable=bool(control & zmq.POLLOUT),
+            control=bool(control & READABLE),
+            data=pending or any(key.fileobj is watched for key, _ in found),
+            writable=bool(control & WRITABLE),
         )
 
-    def _watch(self, wanted: tuple[int, bool] | None) -> None:
+    def _watch(self, wanted: tuple[socket.socket, bool] | None) -> None:
         """Have the poller look at the data connection, if there is one."""
         if wanted == self._watched:
             return
-        if self._watched is not None and (wanted is None or wanted[0] != self._watched[0]):
-            self._poller.unregister(self._watched[0])
+        if self._watched is not None and (wanted is None or wanted[0] is not self._watched[0]):
+            self._selector.unregister(self._watched[0])
+            self._watched = None
         if wanted is not None:
-            descriptor, unsent = wanted
-            self._poller.register(descriptor, zmq.POLLIN | (zmq.POLLOUT if unsent else 0))
+            connection, unsent = wanted
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
+            change = self._selector.register if self._watched is None else self._selector.modify
+            change(connection, events)
         self._watched = wanted
 
     def receive(self) -> Sequence[Buffer] | None:
         """Return the frames of the next control message, if there is one."""
-        try:
-            frames = self._control.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        return [frame.buffer for frame in frames]
+        frames = self._receive()
+        return None if frames is None else [frame.buffer for frame in frames]
 
     def receive_published(self) -> Sequence[Buffer] | None:
         """Return the frames of the next published message, topic first, if there is one."""
         return self._data.receive(time.monotonic())
 
-    def send(self, frames: Sequence[Buffer]) -> None:
+    def send(self, header: bytes) -> None:
         """Send to the publisher; lost while nobody is there."""
+        self._asked = False
         with contextlib.suppress(zmq.Again):
-            self._control.send_multipart(frames, zmq.NOBLOCK)
+            self._control.send(header, AT_ONCE)
 
     def connect_data(self, endpoint: str) -> None:
         """Take published messages from this endpoint, in place of any before.
@@ -273,11 +312,3 @@ class WorkerSockets(_Sockets):
         """Close everything; what is on its way gets a moment."""
         self._data.close()
         super().close()
-
-
-def _receive(s: "zmq.Socket[bytes]") -> list[bytes] | None:
-    """Return the next message of a socket that gets none but small ones."""
-    try:
-        return s.recv_multipart(zmq.NOBLOCK)
-    except zmq.Again:
-        return None

@@ -144,7 +144,7 @@ class WorkerLoop:
         for effect in effects:
             match effect:
                 case Send():
-                    self._sockets.send([encode(effect.message)])
+                    self._sockets.send(encode(effect.message))
                 case Ready():
                     self._leave(effect.staged)
                 case Subscribe():

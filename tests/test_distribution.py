@@ -4,7 +4,7 @@ import contextlib
 import gc
 import os
 import resource
-import select
+import selectors
 import socket
 import time
 import weakref
@@ -37,7 +37,8 @@ class Bench:
 
     def __init__(self, endpoint: str = "tcp://127.0.0.1:0", queue: int = QUEUE) -> None:
         self.now = 0.0
-        self.distribution = Distribution(queue)
+        self.selector = selectors.DefaultSelector()
+        self.distribution = Distribution(queue, self.selector)
         self.address = self.distribution.bind(endpoint, "data")
         self.heard: list[tuple[bool, bytes]] = []
         self._stack = contextlib.ExitStack()
@@ -45,6 +46,10 @@ class Bench:
     def close(self) -> None:
         self._stack.close()
         self.distribution.close(0.0)
+        self.selector.close()
+
+    def attend(self) -> None:
+        self.distribution.attend(self.selector.select(0.0), self.now)
 
     def send(self, frames: Sequence[Buffer]) -> None:
         self.distribution.send(frames, self.now)
@@ -53,7 +58,7 @@ class Bench:
         deadline = time.monotonic() + SECONDS
         while not condition():
             assert time.monotonic() < deadline, "it never came true"
-            self.distribution.attend(self.now)
+            self.attend()
             self.distribution.tick(self.now)
             while (change := self.distribution.receive_subscription()) is not None:
                 self.heard.append(change)
@@ -214,7 +219,7 @@ def test_what_is_out_of_date_is_withdrawn_and_its_memory_let_go(bench: Bench) ->
         bench.send([b"a/dat", b"%d" % index, holder.data[index * LARGE : (index + 1) * LARGE]])
     del holder
     bench.send([b"b/dat", b"0", b"of another"])
-    bench.distribution.attend(0.0)
+    bench.attend()
     assert gone() is not None, "the test needs something half sent"
     bench.distribution.withdraw((b"a/ctl", b"a/dat"))
     gc.collect()
@@ -235,7 +240,7 @@ def test_who_gives_no_sign_of_life_is_let_go_and_who_does_is_kept(bench: Bench) 
         pings += 1
         bench.until(partial(alive.heard, b"PING", pings))
         alive.connection.send(b"\x04\x05\x04PONG")
-        bench.distribution.attend(bench.now)
+        bench.attend()
     bench.until(lambda: silent.hung_up())
     bench.send([b"a/ctl", b"still"])
     bench.until(lambda: alive.has(1))
@@ -307,7 +312,7 @@ def test_a_path_left_behind_is_taken_over_but_not_one_in_use(tmp_path: Path) -> 
     left.bind(str(tmp_path / "data"))
     left.close()
     first = Bench(endpoint)
-    second = Distribution(QUEUE)
+    second = Distribution(QUEUE, first.selector)
     with pytest.raises(AddressError, match=r"in use by another process.*data="):
         second.bind(endpoint, "data")
     second.close(0.0)
@@ -317,7 +322,7 @@ def test_a_path_left_behind_is_taken_over_but_not_one_in_use(tmp_path: Path) -> 
 
 def test_an_address_that_cannot_be_bound_is_refused_in_words() -> None:
     bench = Bench()
-    other = Distribution(QUEUE)
+    other = Distribution(QUEUE, bench.selector)
     with pytest.raises(AddressError, match="in use by another process"):
         other.bind(bench.address, "data")
     with pytest.raises(AddressError, match="cannot bind data"):
@@ -364,8 +369,8 @@ def test_a_lack_of_descriptors_is_waited_out(bench: Bench) -> None:
             while True:
                 taken.append(os.dup(late.fileno()))
         late.connect(host_and_port(bench.address))
-        bench.distribution.attend(bench.now)
-        assert not select.select([bench.distribution], [], [], 0)[0], "it would be asked again"
+        bench.attend()
+        assert not bench.selector.select(0.0), "it would be asked again"
         bench.send([b"a/ctl", b"{}"])
         bench.until(lambda: first.has(1))
     finally:

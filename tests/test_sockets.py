@@ -94,7 +94,7 @@ def test_where_a_port_was_chosen_the_one_beside_it_must_be_free() -> None:
 def test_whoever_is_gone_is_reported_so(pair: tuple[PublisherSockets, WorkerSockets]) -> None:
     publisher, worker = pair
     assert worker.poll(SECONDS, writable=True).writable
-    worker.send([b"hello"])
+    worker.send(b"hello")
     assert publisher.poll(SECONDS).control
     received = publisher.receive()
     assert received is not None
