@@ -274,6 +274,7 @@ PublisherMessage = (
     Welcome | Prepare | Announce | Chunk | End | Commit | Abort | Beacon | Refuse | Ping | Pong
 )
 
+PAYLOAD: Final = 2  # the index of a published message's payload, after topic and header
 MAPPING: Final = "mapping"  # the feature of a worker that takes `prepare`
 
 # How many payload frames may follow a header; none where a type is not listed.

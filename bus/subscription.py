@@ -21,7 +21,6 @@ log = logging.getLogger("weightbus.worker")
 DIAL_SECONDS = 5.0  # for the host's address and the connection
 REDIAL_SECONDS, REDIAL_MAX_SECONDS = 0.05, 1.0  # between two attempts; doubles
 SILENCE_SECONDS = 30.0  # a publisher pings and sends beacons far more often than that
-RECEIVE_BYTES = 2**18  # taken at once, while they are in the cache for the checksum
 LOW_WATER_BYTES = 2**19  # of a payload, that must be here before we are woken to take them
 IPC_PATH_MAX = 107  # bytes that fit an address of the kernel
 
@@ -47,6 +46,7 @@ class Subscription:
         self._pause = REDIAL_SECONDS
         self._heard_at = 0.0
         self._expected = 1
+        self._drained = False  # nothing more is here, until the descriptor says so
 
     def connect(self, endpoint: str) -> None:
         """Take messages from this endpoint, in place of any before.
@@ -69,8 +69,8 @@ class Subscription:
             (self._topics.add if on else self._topics.discard)(topic)
             self._stream.subscribe(topic, on=on)
 
-    def attend(self, now: float) -> tuple[int, bool] | None:
-        """Do what is due; return the descriptor to watch and whether to write to it."""
+    def attend(self, now: float) -> tuple[socket.socket, bool] | None:
+        """Do what is due; return the connection to watch, if any, and whether to write to it."""
         while self._dialled:
             self._adopt(*self._dialled.popleft(), now)
         if self._socket is not None and now - self._heard_at >= SILENCE_SECONDS:
@@ -86,7 +86,8 @@ class Subscription:
                     target=self._dial, args=(self._endpoint,), name="weightbus-dial", daemon=True
                 ).start()
             return None
-        return (self._socket.fileno(), self._unsent) if self._write(self._socket) else None
+        connection = self._socket
+        return (connection, self._unsent) if self._write(connection) else None
 
     @property
     def pending(self) -> bool:
@@ -100,32 +101,40 @@ class Subscription:
     def receive(self, now: float) -> Sequence[Buffer] | None:
         """Return the frames of the next message, topic first, if there is one."""
         while not self._arrived:
-            if self._socket is None:
+            if self._socket is None or self._drained:
+                self._drained = False
                 return None
             try:
-                count = self._socket.recv_into(self._stream.room()[:RECEIVE_BYTES])
-                if not count:
-                    raise ConnectionResetError("the publisher has closed the connection")
-                self._heard_at = now
-                self._arrived.extend(self._stream.received(count))
+                self._take(self._socket, self._stream, now)
             except BlockingIOError:
-                self._expect(min(self._stream.missing, LOW_WATER_BYTES))
-                return None
+                self._sleep_until_worth_it()
             except ZmtpError as error:
                 log.warning("no pushed data from %s: %s", self._endpoint, error)
                 self._hang_up()
-                return None
             except OSError:
                 self._hang_up()
-                return None
-            if self._stream.state == "open":
-                self._pause = REDIAL_SECONDS
-            if self._unsent:
-                self._write(self._socket)
         return self._arrived.popleft()
 
-    def _expect(self, count: int) -> None:
-        """Sleep until so many bytes are here, rather than be woken for each packet."""
+    def _take(self, connection: socket.socket, stream: Stream, now: float) -> None:
+        room = stream.room()
+        count = connection.recv_into(room)
+        if not count:
+            raise ConnectionResetError("the publisher has closed the connection")
+        self._heard_at = now
+        messages = stream.received(count)
+        if messages:
+            self._arrived.extend(messages)
+        if count < len(room):
+            self._sleep_until_worth_it()
+        if stream.state == "open":
+            self._pause = REDIAL_SECONDS
+        if stream.outgoing:
+            self._write(connection)
+
+    def _sleep_until_worth_it(self) -> None:
+        """Have the kernel wake us for a good part of what is missing, not for each packet."""
+        self._drained = True
+        count = min(self._stream.missing, LOW_WATER_BYTES)
         if count != self._expected and self._socket is not None:
             self._expected = count
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)

@@ -28,6 +28,7 @@ from .limits import WINDOW_CHUNKS, Timing
 from .messages import Announce, Buffer
 
 MISSING, ASKED, HERE, LENT = 0, 1, 2, 3
+PIECE_BYTES = 2**18  # received at once: still in the cache for the checksum
 DAMAGED_MAX = 16  # damaged chunks that are asked for again at once, before patience decides
 
 
@@ -42,20 +43,26 @@ class Lease:
         view: The memory.
         on_cancel: Called when the payload will never be complete.
         hashed: Whether somebody will ask for `crc`.
+        live: Whether there is such memory; else the payload is read and forgotten.
     """
 
     def __init__(
-        self, view: memoryview, on_cancel: Callable[[], None] = _nothing, *, hashed: bool = True
+        self,
+        view: memoryview,
+        on_cancel: Callable[[], None] = _nothing,
+        *,
+        hashed: bool = True,
+        live: bool = True,
     ) -> None:
         self.view = view
-        self.live = True  # else the memory serves another purpose by now: keep out
+        self.live = live  # it can end: then the memory serves another purpose, so keep out
         self.count = 0  # bytes that are here
         self.crc = 0  # of these, computed while they are in the cache
         self._on_cancel, self._hashed = on_cancel, hashed
 
     def room(self) -> memoryview:
         """Return where the next bytes go."""
-        return self.view[self.count :]
+        return self.view[self.count : self.count + PIECE_BYTES]
 
     def received(self, count: int) -> None:
         """Take note of so many bytes in `room()`."""
@@ -94,6 +101,7 @@ class Transfer:
         self.damaged = 0  # chunks whose bytes did not match their checksum
         self.restarts = 0  # times the whole did not match its digest
         self.digest: str | None = None  # from `end`
+        self.reported_at = now  # when the publisher was told last how far this is
         self._states = bytearray(self.plan.count)
         self._crcs = np.zeros(self.plan.count, np.uint32)
         self._asked = 0
@@ -251,3 +259,14 @@ class Transfer:
         self._asked = self._cursor = 0
         self._end_asked = False
         self._heard_at = now
+
+
+def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -> bool:
+    """Take a version that came with its announcement into a buffer; return whether it is sound."""
+    whole, crc = announce.whole, crc32c(payload)
+    if whole is None or whole.crc != crc or len(payload) != buffer.nbytes:
+        return False
+    if whole.digest != digest(announce.layout, announce.chunk_bytes, [crc]):
+        return False
+    np.copyto(buffer, np.frombuffer(payload, np.uint8))
+    return True

@@ -15,6 +15,7 @@ from .effects import Connect, Effect, Joined, Notice, Refused, Send, Subscribe
 from .errors import ProtocolError
 from .limits import STAGING_BYTES_MAX, WHOLE_BYTES_MAX, Timing
 from .messages import (
+    PAYLOAD,
     Abort,
     Announce,
     Beacon,
@@ -28,6 +29,7 @@ from .messages import (
     Ping,
     Pong,
     Prepare,
+    PublisherMessage,
     Refuse,
     Welcome,
     control_topic,
@@ -36,6 +38,9 @@ from .messages import (
 )
 from .slot import Key, Opens, Slot, another_host
 from .transfer import Lease
+
+# Messages of a publisher that is of one epoch, and of no other.
+_OF_AN_EPOCH = (Announce, Chunk, End, Commit, Abort, Beacon, Pong, Prepare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,8 @@ class WorkerMachine:
         self.malformed = 0  # messages dropped because they broke the protocol
         self._whole = bytearray(WHOLE_BYTES_MAX)  # the one that is being received, until it is read
         self._placed: Lease | None = None  # where a payload is being received
+        self._header: Buffer = b""  # the one that came with it, and what it says
+        self._message: PublisherMessage | None = None
         self._data = ""
         self._subscribed = False
         self._heard_at = 0.0
@@ -117,7 +124,7 @@ class WorkerMachine:
         """Take a published message, its topic included."""
         effects = self._published(frames, now) if self.inside else []
         lease = self._placed
-        if lease is not None and any(frame is lease.view for frame in frames):
+        if lease is not None and len(frames) > PAYLOAD and frames[PAYLOAD] is lease.view:
             self._placed = None
             if lease.live:  # nobody took it: its message was malformed, or no longer wanted
                 lease.cancel()
@@ -144,7 +151,8 @@ class WorkerMachine:
             message, _ = from_publisher([frames[1], b""])
         except ProtocolError:
             return None
-        if not self.inside or not isinstance(message, Announce | Chunk):
+        self._header, self._message = frames[1], message
+        if not self.inside or not isinstance(message, (Announce, Chunk)):
             return None
         slot = self.slots.get(message.model) if message.epoch == self.epoch else None
         if slot is None:
@@ -159,7 +167,7 @@ class WorkerMachine:
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
         try:
-            message, payloads = from_publisher(frames)
+            message, payloads = self._decode(frames)
         except ProtocolError:
             self.malformed += 1
             return []
@@ -169,9 +177,7 @@ class WorkerMachine:
             return [Send(Pong(token=message.token))]
         if not self.inside:
             return self._refuse(message, (), now) if isinstance(message, Refuse) else []
-        if isinstance(
-            message, Announce | Chunk | End | Commit | Abort | Beacon | Pong | Prepare
-        ) and (message.epoch != self.epoch):
+        if isinstance(message, _OF_AN_EPOCH) and message.epoch != self.epoch:
             # The publisher restarted, or our welcome was damaged: only hello settles who is right.
             return self._hello(now) if self.may_say_hello(now) else []
         self._heard_at = now
@@ -182,6 +188,11 @@ class WorkerMachine:
             return slot.chunk(message, payloads[0], now, pushed=pushed) if slot else []
         handler = self._handlers.get(type(message))
         return handler(message, payloads, now) if handler else []
+
+    def _decode(self, frames: Sequence[Buffer]) -> tuple[PublisherMessage, Sequence[Buffer]]:
+        if self._message is not None and len(frames) == 2 and frames[0] is self._header:
+            return self._message, frames[1:]  # it was decoded to find a place for the payload
+        return from_publisher(frames)
 
     def _announce(
         self, message: Announce, payloads: Sequence[Buffer], now: float, *, pushed: bool

@@ -18,14 +18,16 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from .limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
-from .messages import Buffer
+from .messages import PAYLOAD, Buffer
 from .transfer import Lease
 
 MORE, LONG, COMMAND = 1, 2, 4
 SCRATCH_BYTES: Final = 8192  # read ahead; of a payload, at most so much is copied twice
-PAYLOAD: Final = 2  # the index of a message's payload, after topic and header
 FRAMES_MAX: Final = 8  # of a message; a later protocol may have more than one payload
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+SINK: Final = memoryview(bytearray(2**16))  # for what nobody wants; nobody reads it either
+_NOTHING: Final[Sequence[list[Buffer]]] = ()
 
 Place = Callable[[Sequence[Buffer], int], Lease | None]
 State = Literal["greeting", "ready", "open"]
@@ -68,27 +70,35 @@ class Stream:
 
     def room(self) -> memoryview:
         """Return where the next bytes go."""
-        if self._body is not None:
-            return self._body.room(self._scratch)
-        return self._scratch[self._have :]
+        body = self._body
+        if body is None:
+            return self._scratch[self._have :]
+        if body.lease.live:
+            return body.lease.room()
+        return SINK[: body.missing]
 
     @property
     def missing(self) -> int:
         """How many bytes must come before anything can be done with them, at least 1."""
         return self._body.missing if self._body is not None else 1
 
-    def received(self, count: int) -> list[list[Buffer]]:
+    def received(self, count: int) -> Sequence[list[Buffer]]:
         """Take note of so many bytes in `room()`; return the messages that are now complete.
 
         Raises:
             ZmtpError: Close the connection.
         """
+        body = self._body
+        if body is not None:
+            body.missing -= count
+            if body.lease.live:
+                body.lease.received(count)
+            if body.missing:
+                return _NOTHING
         messages: list[list[Buffer]] = []
-        if self._body is not None:
-            if not self._body.received(count):
-                return messages
-            self._frame(self._body.flags, self._body.whole(), messages)
+        if body is not None:
             self._body = None
+            self._frame(body.flags, body.whole(), messages)
             return messages
         self._have += count
         at = 0
@@ -100,36 +110,35 @@ class Stream:
 
     def close(self) -> None:
         """The connection is gone, perhaps in the middle of a payload."""
-        if self._body is not None:
-            self._body.forget()
+        if self._body is not None and self._body.lease.live:
+            self._body.lease.cancel()
 
     # Taking bytes apart.
 
     def _parse(self, at: int, messages: list[list[Buffer]]) -> int:
         """Take what begins at `at` in the scratch; return its size, 0 if more must come first."""
         bytes_ = self._scratch[at : self._have]
+        have = self._have - at
         if self.state == "greeting":
             return self._greet(bytes_)
-        if len(bytes_) < 2:
+        if have < 2:
             return 0
-        flags, head = bytes_[0], 9 if bytes_[0] & LONG else 2
-        if flags > MORE | LONG | COMMAND or len(bytes_) < head:
-            return self._malformed(flags)
+        flags = bytes_[0]
+        head = 9 if flags & LONG else 2
+        if flags > MORE | LONG | COMMAND:
+            raise ZmtpError(f"a frame with flags {flags:#x}")
+        if have < head:
+            return 0
         size = int.from_bytes(bytes_[1:head], "big")
         end = head + size
-        if end <= len(bytes_):
+        if end <= have:
             self._frame(flags, bytes(bytes_[head:end]), messages)
             return end
         if end <= SCRATCH_BYTES and not self._is_payload(flags):
             return 0
         self._body = self._begin(flags, size)
         self._body.take(bytes_[head:])
-        return len(bytes_)
-
-    def _malformed(self, flags: int) -> int:
-        if flags > MORE | LONG | COMMAND:
-            raise ZmtpError(f"a frame with flags {flags:#x}")
-        return 0
+        return have
 
     def _greet(self, bytes_: memoryview) -> int:
         if len(bytes_) < len(GREETING):
@@ -152,12 +161,11 @@ class Stream:
         payload = self._is_payload(flags)
         if size > (MESSAGE_BYTES_MAX if payload else HEADER_BYTES_MAX):
             raise ZmtpError(f"a frame of {size} bytes")
+        lease: Lease | None = None
         if not payload:
-            lease: Lease | None = Lease(memoryview(bytearray(size)), hashed=False)
+            lease = Lease(memoryview(bytearray(size)), hashed=False)
         elif len(self._frames) == PAYLOAD:
             lease = self._place(self._frames, size)
-        else:
-            lease = None
         return _Body(flags, size, lease)
 
     def _frame(self, flags: int, body: Buffer, messages: list[list[Buffer]]) -> None:
@@ -193,42 +201,19 @@ class _Body:
     """A frame too long for the scratch, on its way to its place; `missing` bytes are to come."""
 
     def __init__(self, flags: int, size: int, lease: Lease | None) -> None:
-        self.flags = flags
-        self.missing, self._lease = size, lease
+        self.flags, self.missing = flags, size
+        self.lease = lease if lease is not None else Lease(memoryview(b""), live=False)
 
     def take(self, bytes_: memoryview) -> None:
         """Take the part that was read ahead."""
-        lease = self._place()
-        if lease is not None:
-            lease.room()[: len(bytes_)] = bytes_
-        self.received(len(bytes_))
-
-    def room(self, scratch: memoryview) -> memoryview:
-        """Return where the next bytes go; the scratch, if nobody wants them."""
-        lease = self._place()
-        return lease.room() if lease is not None else scratch[: self.missing]
-
-    def received(self, count: int) -> bool:
-        """Take note of so many bytes; return whether the frame is complete."""
-        self.missing -= count
-        lease = self._place()
-        if lease is not None:
-            lease.received(count)
-        return self.missing == 0
+        self.missing -= len(bytes_)
+        if self.lease.live:
+            self.lease.view[: len(bytes_)] = bytes_
+            self.lease.received(len(bytes_))
 
     def whole(self) -> Buffer:
         """Return the body; nothing of it if nobody wants it any more."""
-        lease = self._place()
-        return lease.view if lease is not None else b""
-
-    def forget(self) -> None:
-        """It will never be complete."""
-        lease = self._place()
-        if lease is not None:
-            lease.cancel()
-
-    def _place(self) -> Lease | None:
-        return self._lease if self._lease is not None and self._lease.live else None
+        return self.lease.view if self.lease.live else b""
 
 
 def message_parts(frames: Sequence[Buffer]) -> Sequence[Buffer]:

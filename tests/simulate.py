@@ -38,14 +38,13 @@ from weightbus.bus.effects import (
 )
 from weightbus.bus.errors import ProtocolError, UnknownWorkerError
 from weightbus.bus.limits import ARENAS_MAX, STAGING_BYTES_MAX, Timing
-from weightbus.bus.messages import Buffer, Message, Shared, encode, from_worker
+from weightbus.bus.messages import PAYLOAD, Buffer, Message, Shared, encode, from_worker
 from weightbus.bus.publication import Publication
 from weightbus.bus.publisher import PublisherMachine
 from weightbus.bus.staging import StagedVersion, StaleError
 from weightbus.bus.transfer import Lease
 from weightbus.bus.version import Version
 from weightbus.bus.worker import Identity, WorkerMachine
-from weightbus.bus.zmtp import PAYLOAD
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
