@@ -19,9 +19,10 @@ LABEL_MAX = 256  # characters of a client's description or a host, which reasons
 TEXT_MAX = 4096  # characters of a reason or an address
 STAGING_BYTES_MAX = 64 * 2**30  # bytes of one version that a worker takes unless told otherwise
 
-WINDOW_CHUNKS = 16  # chunks that a worker asks for, or a push runs ahead, before an answer
+WINDOW_CHUNKS = 16  # chunks that a worker asks for before an answer
+PUSH_CHUNKS = 64  # chunks that a push runs ahead of what some worker has reported
 WHOLE_BYTES_MAX = 2**18  # of a version that travels with its announcement, to all who hear that
-PROGRESS_CHUNKS = 4  # chunks between two reports of progress: a quarter of the window
+PROGRESS_CHUNKS = 16  # chunks between two reports of progress: a quarter of what may be ahead
 ARENAS_MAX = 3  # copies of a model that a publisher holds at most while old ones are in use
 BUFFERS_MAX = 2  # staging buffers of a worker: one complete, one arriving
 
@@ -40,5 +41,6 @@ class Timing:
         self.stuck_after = lost_after  # life without progress after which a worker is stuck
         self.hello_retry = min(ping, 0.25)  # between two hellos while nobody answers
         self.quiet = min(ping, 0.25)  # silence after which a worker stops waiting for a push
+        self.report = 0.4 * self.quiet  # between two reports of progress where chunks come slowly
         self.patience = ping  # silence after which a fetch is repeated; doubles each time
         self.patience_max = 16 * ping

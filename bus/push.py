@@ -7,7 +7,7 @@ When nobody reports anything for a while the push ends early: pulling always wor
 """
 
 from .effects import Broadcast, Effect
-from .limits import WINDOW_CHUNKS
+from .limits import PUSH_CHUNKS
 from .messages import control_topic, data_topic
 from .offers import chunk_of, end_of
 from .version import Retired, Version
@@ -37,7 +37,7 @@ class Push:
         return not self.done and (self.next < self._limit() or self.next == self.version.plan.count)
 
     def _limit(self) -> int:
-        return min(self.version.plan.count, self._reported + WINDOW_CHUNKS)
+        return min(self.version.plan.count, self._reported + PUSH_CHUNKS)
 
     def step(self, now: float) -> list[Effect]:
         """Push the next chunks, and the end after the last or when nobody follows."""

@@ -16,6 +16,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..codecs.layout import Layout
 from .acceptance import Acceptance, Accepts
 from .effects import Effect, Ready, Rejected, Send, Subscribe
@@ -38,7 +41,7 @@ from .messages import (
     data_topic,
 )
 from .staging import Buffers, SharedMemory, StagedVersion, StaleError
-from .transfer import Lease, Transfer
+from .transfer import Lease, Transfer, take_whole
 
 
 def another_host(_shared: Shared, _nbytes: int) -> SharedMemory | None:
@@ -130,9 +133,18 @@ class Slot:
         return [Send(fetch)]
 
     def announced(
-        self, announce: Announce, layout: Buffer | None, now: float, *, pushed: bool = True
+        self,
+        announce: Announce,
+        layout: Buffer | None,
+        now: float,
+        *,
+        pushed: bool = True,
+        data: Buffer | None = None,
     ) -> list[Effect]:
-        """A version exists; its chunks may follow if the announcement itself was pushed."""
+        """A version exists; its chunks may follow if the announcement itself was pushed.
+
+        `data` is what came with an announcement that says so.
+        """
         key = (announce.epoch, announce.version)
         fault = self._acceptance.learn(announce, layout) if layout is not None else None
         if fault is not None:
@@ -149,7 +161,7 @@ class Slot:
                 return []
             if self.catching_up and key != self.arriving.key:
                 return []
-        effects = self._begin(announce, now)
+        effects = self._begin(announce, now, data)
         follows = announce.whole is not None or (pushed and not self.shared)
         if self.arriving is not None and not follows:
             self.arriving.pull()
@@ -160,14 +172,16 @@ class Slot:
         self, announce: Announce, whole: Whole, payload: Buffer, now: float
     ) -> list[Effect]:
         """A version exists, and this is all of it: announcement, chunk and end in one."""
+        effects = self.announced(announce, None, now, data=payload)
         model, epoch, version = self.model, announce.epoch, announce.version
+        if self.arriving is None or self.arriving.key != (epoch, version):
+            return effects  # it was taken at once, or is not wanted
         chunk = Chunk(model=model, epoch=epoch, version=version, index=0, crc=whole.crc)
         end = End(model=model, epoch=epoch, version=version, digest=whole.digest)
-        effects = self.announced(announce, None, now)
         effects += self.chunk(chunk, payload, now, pushed=True)
         return effects + self.end(end, now)
 
-    def _begin(self, announce: Announce, now: float) -> list[Effect]:
+    def _begin(self, announce: Announce, now: float, data: Buffer | None = None) -> list[Effect]:
         """Start to receive a version, replacing an older one that is still arriving."""
         self._waiting = announce
         fault = self._acceptance.fault(announce)
@@ -196,6 +210,9 @@ class Slot:
         if buffer is None:
             return effects  # `_resume` begins when one is given back
         self._waiting = self._failure = None
+        if data is not None and take_whole(announce, data, buffer):
+            digest = announce.whole.digest if announce.whole is not None else ""
+            return effects + self._arrived(announce, layout, buffer, digest, now)
         self.arriving = Transfer(announce, layout, buffer, now, self.timing)
         if memory is not None:
             stamp = (self.model, announce.epoch, announce.version)
@@ -259,7 +276,9 @@ class Slot:
             return self.hear_of(chunk.epoch, chunk.version, now) if self._waiting is None else []
         fresh = transfer.add(chunk.index, chunk.crc, payload, now, pushed=pushed)
         effects = self._pull(transfer, now)
-        if fresh and pushed and transfer.here % PROGRESS_CHUNKS == 0:
+        slow = now - transfer.reported_at >= self.timing.report
+        if fresh and pushed and (slow or transfer.here % PROGRESS_CHUNKS == 0):
+            transfer.reported_at = now
             effects.append(Send(self._progress(transfer)))
         return effects + self._completed(now)
 
@@ -296,22 +315,22 @@ class Slot:
             rejected = self._reject(transfer.announce, "digest-mismatch", text)
             return rejected + self._caught_up(transfer.key[0], now)
         self.arriving = None
-        epoch, version = transfer.key
         digest = transfer.digest or ""
-        announce = transfer.announce
-        say = announce.acknowledge == "staged" or announce.commit == "together"
-        staged = StagedVersion(
-            self.model, epoch, version, transfer.layout, transfer.buffer, digest, say_staged=say
-        )
-        return self._stage(staged, transfer.announce) + self._caught_up(epoch, now)
+        return self._arrived(transfer.announce, transfer.layout, transfer.buffer, digest, now)
 
-    def _stage(self, staged: StagedVersion, announce: Announce) -> list[Effect]:
-        effects: list[Effect] = []
-        if staged.say_staged:
-            effects.append(self._say_staged(staged))
+    def _arrived(
+        self, announce: Announce, layout: Layout, data: NDArray[np.uint8], digest: str, now: float
+    ) -> list[Effect]:
+        """A version is whole and sound: stage it, and commit it unless that waits for others."""
+        epoch, version = announce.epoch, announce.version
+        say = announce.acknowledge == "staged" or announce.commit == "together"
+        staged = StagedVersion(self.model, epoch, version, layout, data, digest, say_staged=say)
+        effects = [self._say_staged(staged)] if say else list[Effect]()
         self._forget_undecided()
         self.undecided = staged
-        return effects if announce.commit == "together" else effects + self._commit()
+        if announce.commit != "together":
+            effects += self._commit()
+        return effects + self._caught_up(epoch, now)
 
     def _forget_undecided(self) -> None:
         """A newer version is whole, or this one will not be committed."""

@@ -13,6 +13,7 @@ from weightbus.bus.limits import (
     MESSAGE_BYTES_MAX,
     MODELS_MAX,
     PROGRESS_CHUNKS,
+    PUSH_CHUNKS,
     STAGING_BYTES_MAX,
     TEXT_MAX,
     WINDOW_CHUNKS,
@@ -91,11 +92,12 @@ def test_the_largest_version_can_be_cut_and_counted() -> None:
 
 def test_windows_nest() -> None:
     assert WINDOW_CHUNKS <= FETCH_CHUNKS_MAX, "a window can be asked for at once"
-    assert 2 * PROGRESS_CHUNKS <= WINDOW_CHUNKS, "progress is reported before a push must wait"
-    assert BURST_CHUNKS <= WINDOW_CHUNKS
+    assert 2 * PROGRESS_CHUNKS <= PUSH_CHUNKS, "progress is reported before a push must wait"
+    assert 2 * Timing().report <= Timing().quiet, "a slow push is not taken for a stalled one"
+    assert BURST_CHUNKS <= PUSH_CHUNKS
     # PUB's queue counts messages: a window of chunks, one more that a report has let out, and the
     # announcement, end and beacons of the models.
-    assert 2 * WINDOW_CHUNKS + MODELS_MAX // 2 <= sockets.PUB_QUEUE
+    assert 2 * PUSH_CHUNKS + MODELS_MAX // 2 <= sockets.PUB_QUEUE
     assert WINDOW_CHUNKS <= sockets.DEALER_QUEUE
     assert FETCH_CHUNKS_MAX <= sockets.ROUTER_QUEUE
 

@@ -205,7 +205,7 @@ def test_the_limits_are_those_of_the_code() -> None:
 def test_numbers_in_the_rules_are_those_of_the_code() -> None:
     worker, publisher = section("8. The worker"), section("9. The publisher")
     assert f"At most {limits.WINDOW_CHUNKS} chunks may be outstanding" in worker
-    assert f"at most {limits.WINDOW_CHUNKS} chunks ahead" in " ".join(publisher.split())
+    assert f"at most {limits.PUSH_CHUNKS} chunks ahead" in " ".join(publisher.split())
     assert f"after every {limits.PROGRESS_CHUNKS} pushed chunks" in " ".join(worker.split())
     assert slot.RESTARTS_MAX == 3
     assert "three times in all" in " ".join(worker.split())

@@ -11,7 +11,7 @@ from weightbus.bus import roster
 from weightbus.bus.arena import Arenas
 from weightbus.bus.effects import Broadcast, Effect, Notice, Resolve, Send
 from weightbus.bus.errors import UnknownWorkerError
-from weightbus.bus.limits import WHOLE_BYTES_MAX, WINDOW_CHUNKS, Timing
+from weightbus.bus.limits import PUSH_CHUNKS, WHOLE_BYTES_MAX, Timing
 from weightbus.bus.messages import (
     MAPPING,
     Abort,
@@ -414,9 +414,9 @@ def test_a_push_runs_a_window_ahead_of_the_fastest() -> None:
             effects += bench.machine.push(bench.now)
         return [m.index for m in sent(effects, Chunk) if isinstance(m, Chunk)]
 
-    assert pushed() == list(range(WINDOW_CHUNKS))
+    assert pushed() == list(range(PUSH_CHUNKS))
     bench.say("w0", report(Progress, version, chunks=10))
-    assert pushed() == list(range(WINDOW_CHUNKS, WINDOW_CHUNKS + 10))
+    assert pushed() == list(range(PUSH_CHUNKS, PUSH_CHUNKS + 10))
     assert pushed() == []
     ended = sent(bench.pass_time(0.25), End)
     assert ended, "a push that nobody follows ends, so that workers fetch the rest"

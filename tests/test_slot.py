@@ -444,9 +444,9 @@ def test_reports_are_repeated_until_they_are_out_of_date() -> None:
 
 
 def test_progress_is_reported_every_few_pushed_chunks() -> None:
-    bench, v = Bench(), version(1, nbytes=100)
+    bench, v = Bench(), version(1, nbytes=300)
     bench.announce(v)
-    assert [p.chunks for p in sent(bench.feed(v), Progress)] == [4, 8, 12]
+    assert [p.chunks for p in sent(bench.feed(v), Progress)] == [16, 32]
 
 
 def test_a_failure_leaves_what_runs_and_is_repeated() -> None:

@@ -31,6 +31,7 @@ from weightbus.bus.messages import (
     Ping,
     Pong,
     Prepare,
+    Progress,
     Refuse,
     Running,
     Shared,
@@ -360,6 +361,28 @@ def test_the_data_of_a_whole_version_has_a_place_if_its_length_is_right() -> Non
     header = encode(whole(2))
     assert bench.machine.place([b"a/ctl", header], len(DATA)) is not None
     assert bench.machine.place([b"a/ctl", header], len(LAYOUT.header)) is None
+
+
+@pytest.mark.parametrize(
+    ("pause", "reports"), [(0.001, [16, 32]), (0.06, [2, 4, 6, 8]), (0.11, [1, 2, 3, 4])]
+)
+def test_progress_is_told_every_so_many_chunks_and_sooner_where_they_are_slow(
+    pause: float, reports: list[int]
+) -> None:
+    bench = Bench()
+    layout = Layout.plan([("w", "U8", (40,))])
+    long = structs.replace(
+        announce(), layout=layout.id, layout_bytes=len(layout.header), nbytes=40, chunk_bytes=1
+    )
+    bench.publish(long, layout.header)
+    told: list[int] = []
+    for index in range(40):
+        bench.now += pause
+        chunk = Chunk(model="a", epoch=EPOCH, version=1, index=index, crc=crc32c(b"x"))
+        effects = bench.publish(chunk, b"x", topic=b"a/dat")
+        told += [m.chunks for m in sent(effects, Progress) if isinstance(m, Progress)]
+    assert told[: len(reports)] == reports
+    assert len(told) == 2 or pause > 0.001
 
 
 @pytest.mark.parametrize("broken", ["a frame too many", "another epoch", "outside"])

@@ -4,6 +4,7 @@ from contextlib import closing
 
 import numpy as np
 
+from weightbus.bus.limits import PROGRESS_CHUNKS
 from weightbus.bus.messages import Announce
 from weightbus.tests.conformance.driver import Fault
 from weightbus.tests.conformance.proxy import Proxy
@@ -30,7 +31,7 @@ def join_and_push(stage: Stage) -> None:
     stage.open()
     stage.worker()
     for _ in range(3):
-        stage.publish(noise(stage.chance, SMALL))
+        stage.publish(noise(stage.chance, (PROGRESS_CHUNKS + 1) * stage.chunk_bytes))
     expect(bool(stage.proxy.seen("chunk", on_data)), "no chunk was pushed")
     expect(bool(stage.proxy.seen("progress")), "no progress was reported")
 
