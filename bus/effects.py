@@ -58,6 +58,11 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
+class Redial:
+    """Make both connections anew: those that there are may lead nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
 class Subscribe:
     """Ask for a topic, or no longer."""
 
@@ -105,6 +110,7 @@ Effect = (
     | Resolve
     | Notice
     | Connect
+    | Redial
     | Subscribe
     | Ready
     | Rejected

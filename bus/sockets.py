@@ -29,6 +29,9 @@ LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowle
 HEARTBEAT_MS = 5_000  # ZeroMQ's own pings, which free the queues of peers that are gone
 HEARTBEAT_TIMEOUT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
+CONNECT_MS = (
+    3_000  # for one attempt: the kernel's own second attempt comes after 1 s, its third 3 s
+)
 PUB_QUEUE = (
     1_000  # messages per subscriber before more are dropped; they lie in the version's memory
 )
@@ -247,6 +250,7 @@ class WorkerSockets(_Sockets):
         try:
             self._control.setsockopt(zmq.IMMEDIATE, 1)  # say nothing to nobody: it would pile up
             self._control.setsockopt(zmq.RCVHWM, DEALER_QUEUE)
+            self._control.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
             self._control.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
             self._control.setsockopt(zmq.IPV6, int("[" in address))
             self._control.connect(address)
@@ -303,6 +307,14 @@ class WorkerSockets(_Sockets):
             AddressError: It cannot be connected to.
         """
         self._data.connect(endpoints.resolve(endpoint, self.address))
+
+    def redial(self) -> None:
+        """Make both connections anew; what waits to be sent on the old ones is lost."""
+        self._asked = False
+        with contextlib.suppress(zmq.ZMQError):  # there is none
+            self._control.disconnect(self.address)
+        self._control.connect(self.address)
+        self._data.redial()
 
     def subscribe(self, topic: bytes, on: bool) -> None:
         """Ask for a topic, or no longer; asking twice is asking once."""

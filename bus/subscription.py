@@ -63,6 +63,11 @@ class Subscription:
             self._hang_up()
             self._endpoint, self._dial_at, self._pause = endpoint, 0.0, REDIAL_SECONDS
 
+    def redial(self) -> None:
+        """Connect anew, and at once."""
+        self._hang_up()
+        self._dial_at, self._pause = 0.0, REDIAL_SECONDS
+
     def subscribe(self, topic: bytes, *, on: bool) -> None:
         """Ask for a topic, or no longer; asking twice is asking once."""
         if (topic in self._topics) != on:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .acceptance import Accepts
-from .effects import Connect, Effect, Joined, Notice, Refused, Send, Subscribe
+from .effects import Connect, Effect, Joined, Notice, Redial, Refused, Send, Subscribe
 from .errors import ProtocolError
 from .limits import STAGING_BYTES_MAX, WHOLE_BYTES_MAX, Timing
 from .messages import (
@@ -102,6 +102,7 @@ class WorkerMachine:
         self._subscribed = False
         self._heard_at = 0.0
         self._said_hello_at = -self.timing.hello_retry
+        self._unanswered_since: float | None = None  # when hello was said, and nothing came since
         self._pinged_at = 0.0
         self._ping_every = self.timing.ping
         self._handlers: dict[type[Message], Callable[..., list[Effect]]] = {
@@ -171,6 +172,8 @@ class WorkerMachine:
         except ProtocolError:
             self.malformed += 1
             return []
+        if not pushed:
+            self._unanswered_since = None
         if isinstance(message, Welcome):
             return [] if pushed else self._welcome(message, now)
         if isinstance(message, Ping):
@@ -266,6 +269,8 @@ class WorkerMachine:
 
     def _hello(self, now: float) -> list[Effect]:
         self._said_hello_at = now
+        if self._unanswered_since is None:
+            self._unanswered_since = now
         hello = Hello(
             name=self.identity.name,
             instance=self.identity.instance,
@@ -306,6 +311,14 @@ class WorkerMachine:
             effects += slot.reconnected(welcome.epoch, welcome.models.get(model, 0), now)
         return effects
 
+    def _call_again(self, now: float) -> list[Effect]:
+        """Outside: if nobody answers, the connection may be dead, which TCP finds out late."""
+        since = self._unanswered_since
+        if since is None or now - since < self.timing.lost_after:
+            return []
+        self._unanswered_since = None
+        return [Redial()]
+
     def connected(self, now: float) -> list[Effect]:
         """Somebody is at the other end of the control channel: say hello, if it is time."""
         return self._hello(now) if not self.inside and self.may_say_hello(now) else []
@@ -344,10 +357,10 @@ class WorkerMachine:
     def tick(self, now: float) -> list[Effect]:
         """Do what is due."""
         if self.inside and now - self._heard_at >= self.timing.lost_after:
-            self.inside = False
-            return [Notice("lost", "the publisher is silent")]
+            self.inside, self._unanswered_since = False, None
+            return [Notice("lost", "the publisher is silent"), Redial()]
         if not self.inside:
-            return []
+            return self._call_again(now)
         effects: list[Effect] = []
         for slot in self.slots.values():
             effects += slot.tick(now)

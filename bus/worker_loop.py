@@ -10,7 +10,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from .effects import Connect, Effect, Joined, Notice, Ready, Refused, Rejected, Send, Subscribe
+from .effects import (
+    Connect,
+    Effect,
+    Joined,
+    Notice,
+    Ready,
+    Redial,
+    Refused,
+    Rejected,
+    Send,
+    Subscribe,
+)
 from .errors import AddressError, ApplyError, ClosedError, RefusedError
 from .handoff import Handoff
 from .messages import Buffer, encode
@@ -151,6 +162,8 @@ class WorkerLoop:
                     self._sockets.subscribe(effect.topic, effect.on)
                 case Connect():
                     self._connect(effect.endpoint)
+                case Redial():
+                    self._sockets.redial()
                 case Joined():
                     self._handoff.join(effect.epoch)
                 case Rejected(model, epoch, version, code, text):

@@ -29,9 +29,11 @@ from weightbus import (
     UnknownWorkerError,
 )
 from weightbus.bus.effects import Effect
+from weightbus.bus.endpoints import host_and_port
 from weightbus.bus.messages import Hello, Ping, Refuse, Welcome, encode, from_publisher
 from weightbus.bus.publication import Publication
 from weightbus.bus.publisher import PublisherMachine
+from weightbus.bus.sockets import HEARTBEAT_TIMEOUT_MS
 from weightbus.tests.bus_process import checksum, model
 
 SECONDS = 60.0  # far more than anything here takes
@@ -128,8 +130,62 @@ class Scene:
         bare.connect(publisher.address)
         return bare
 
+    def tunnel(self) -> "Tunnel":
+        tunnel = Tunnel()
+        self._stack.callback(tunnel.close)
+        return tunnel
+
     def end(self) -> None:
         self._stack.close()
+
+
+class Tunnel:
+    """Takes connections and forwards what comes, until `cut`: then it goes nowhere, untold."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = "tcp://{}:{}".format(*self._server.getsockname())
+        self._target = ("", 0)
+        self._ends: list[socket.socket] = [self._server]
+        self._dead = threading.Event()  # of the connections that there are
+        self._threads: list[threading.Thread] = []
+
+    def lead_to(self, address: str) -> None:
+        self._target = host_and_port(address)
+        self._begin(self._accept)
+
+    def cut(self) -> None:
+        self._dead.set()
+        self._dead = threading.Event()
+
+    def close(self) -> None:
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        for thread in self._threads:
+            thread.join(SECONDS)
+
+    def _begin(self, job: Callable[..., None], *arguments: object) -> None:
+        self._threads.append(threading.Thread(target=job, args=arguments, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                here, _ = self._server.accept()
+                there = socket.create_connection(self._target)
+                self._ends += [here, there]
+                self._begin(self._forward, here, there, self._dead)
+                self._begin(self._forward, there, here, self._dead)
+
+    def _forward(self, from_: socket.socket, to: socket.socket, dead: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := from_.recv(65536):
+                if not dead.is_set():
+                    to.sendall(data)
+            if not dead.is_set():
+                to.shutdown(socket.SHUT_WR)
 
 
 @pytest.fixture(name="scene")
@@ -420,6 +476,27 @@ def test_what_is_dropped_on_the_way_is_fetched(scene: Scene) -> None:
         for worker in workers:
             told = worker.wait("applied", version=value)
             assert told["checksum"] == checksum(model(nbytes, value))
+
+
+def test_a_connection_that_leads_nowhere_any_more_is_made_anew(scene: Scene) -> None:
+    """As when a network is cut: neither side is told, and ZeroMQ would need half a minute."""
+    control, data = scene.tunnel(), scene.tunnel()
+    publisher = scene.publisher(advertise=data.address, shared_memory=False)
+    control.lead_to(publisher.address)
+    data.lead_to(publisher.data_address)
+    target = model(SMALL, 0)
+    subscriber = scene.subscriber(control.address, target, name="w")
+    publisher.wait_for_workers(1, SECONDS)
+    publisher.publish_async("m", model(SMALL, 1))
+    assert subscriber.receive(SECONDS)
+    control.cut()
+    data.cut()
+    until(lambda: publisher.workers()["w"].state == "lost", "it is lost")
+    publisher.publish("m", model(SMALL, 2))
+    update = subscriber.receive(HEARTBEAT_TIMEOUT_MS / 1000 * 2 / 3)
+    assert update is not None, "it has waited for ZeroMQ to find out"
+    assert update.version == 2
+    assert checksum(target) == checksum(model(SMALL, 2))
 
 
 @pytest.mark.slow

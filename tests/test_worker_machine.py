@@ -12,6 +12,7 @@ from weightbus.bus.effects import (
     Joined,
     Notice,
     Ready,
+    Redial,
     Refused,
     Send,
     Subscribe,
@@ -211,8 +212,20 @@ def test_silence_is_loss() -> None:
     bench = Bench()
     bench.machine.tick(104.9)
     assert bench.machine.inside
-    assert Notice("lost", "the publisher is silent") in bench.machine.tick(105.0)
+    assert bench.machine.tick(105.0) == [Notice("lost", "the publisher is silent"), Redial()]
     assert not bench.machine.inside
+
+
+def test_whoever_gets_no_answer_calls_again_on_new_connections() -> None:
+    bench = Bench(inside=False)
+    assert not bench.machine.tick(200.0), "nobody was there to say hello to"
+    bench.machine.connected(200.0)
+    assert not bench.machine.tick(204.9)
+    assert bench.machine.tick(205.0) == [Redial()]
+    assert not bench.machine.tick(211.0), "the new connection is not there yet"
+    bench.machine.connected(212.0)
+    bench.tell(Refuse(code="name-taken", text="why"))
+    assert not bench.machine.tick(217.0), "it is refused, which is an answer"
 
 
 def test_any_word_of_the_publisher_is_a_sign_of_life() -> None:
