@@ -127,6 +127,8 @@ func (l *loop) perform(effects []wbp.Effect) {
 			l.transport.subscribe(effect.Topic, effect.On)
 		case wbp.Connect:
 			l.listen(effect.Endpoint)
+		case wbp.Redial:
+			l.transport.redial()
 		case wbp.Ready:
 			if older := l.handoff.put(effect.Version); older != nil {
 				l.perform(l.machine.Dropped(older, l.now()))

@@ -14,12 +14,13 @@ import (
 
 // A stage is a worker on a transport in the hands of a test: no sockets, no publisher.
 type stage struct {
-	t      *testing.T
-	worker *Worker
-	loop   carried
-	sent   []string // types of messages, in order
-	data   endpoint
-	topics map[string]bool
+	t         *testing.T
+	worker    *Worker
+	loop      carried
+	sent      []string // types of messages, in order
+	data      endpoint
+	topics    map[string]bool
+	redialled int
 }
 
 func (s *stage) send(header []byte) {
@@ -28,6 +29,7 @@ func (s *stage) send(header []byte) {
 	s.sent = append(s.sent, m.Type)
 }
 func (s *stage) listen(data endpoint)            { s.data = data }
+func (s *stage) redial()                         { s.redialled++ }
 func (s *stage) subscribe(topic string, on bool) { s.topics[topic] = on }
 func (s *stage) tick(time.Time) (connected bool) { return false }
 func (s *stage) close()                          {}
@@ -93,6 +95,17 @@ func TestAnotherTransport(t *testing.T) {
 	s.worker.Close()
 	if s.counted("bye") != 1 {
 		t.Fatal("no goodbye")
+	}
+}
+
+// A publisher that is silent is told as lost, and reached for on new connections.
+func TestASilentPublisherIsCalledAgain(t *testing.T) {
+	s := perform(t, map[string]Tensors{"m": nil})
+	s.loop.Lock()
+	defer s.loop.Unlock()
+	s.worker.loop.perform(s.worker.loop.machine.Tick(s.worker.loop.now() + 5*time.Second))
+	if s.redialled != 1 {
+		t.Fatalf("redialled %d times", s.redialled)
 	}
 }
 

@@ -18,6 +18,8 @@ type transport interface {
 	send(header []byte)
 	// listen takes published messages from this endpoint, in place of any before.
 	listen(data endpoint)
+	// redial makes both connections anew, and at once; what waits to be sent on the old ones is lost.
+	redial()
 	// subscribe asks for a topic, or no longer; asking twice is asking once.
 	subscribe(topic string, on bool)
 	// tick is called ten times a second; it tells whether messages can be sent.
@@ -89,6 +91,13 @@ func (s *sockets) listen(data endpoint) {
 	s.data = current
 	for topic, on := range s.topics {
 		current.Subscribe(topic, on)
+	}
+}
+
+func (s *sockets) redial() {
+	s.control.Redial()
+	if s.data != nil {
+		s.data.Redial()
 	}
 }
 

@@ -240,6 +240,26 @@ TEST_CASE("a silent publisher is lost; what runs stays, and hello is said again"
   CHECK(pair.player.runs["m"] == 1);
   REQUIRE(std::holds_alternative<Hello>(pair.player.sent.back()));
   CHECK(std::get<Hello>(pair.player.sent.back()).models.at("m")->version == 1);
+  const std::vector<Effect>& others = pair.player.others;
+  REQUIRE(others.size() >= 2);
+  REQUIRE(std::holds_alternative<Notice>(others[others.size() - 2]));
+  CHECK(std::get<Notice>(others[others.size() - 2]).code == "lost");
+  CHECK(std::holds_alternative<Redial>(others.back()));
+}
+
+TEST_CASE("whoever gets no answer calls again on new connections") {
+  Player player({});
+  WorkerMachine& machine = player.machine();
+  CHECK_MESSAGE(machine.tick(200).empty(), "nobody was there to say hello to");
+  machine.connected(200);
+  CHECK(machine.tick(204.9).empty());
+  const Effects effects = machine.tick(205);
+  REQUIRE(effects.size() == 1);
+  CHECK(std::holds_alternative<Redial>(effects[0]));
+  CHECK_MESSAGE(machine.tick(211).empty(), "the new connection is not there yet");
+  machine.connected(212);
+  player.control({encode(Refuse{"name-taken", "why", {}, 0, 0})});
+  CHECK_MESSAGE(machine.tick(217).empty(), "it is refused, which is an answer");
 }
 
 TEST_CASE("limits are checked before anything is allocated") {

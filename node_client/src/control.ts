@@ -5,6 +5,7 @@ import { AddressError } from "./errors.js";
 import { MESSAGE_BYTES_MAX } from "./limits.js";
 
 const LINGER_MS = 200; // what is on its way at closing (a goodbye, an acknowledgement) gets this
+const CONNECT_MS = 3_000; // for one attempt: the kernel's own second comes after 1 s, its third 3 s
 
 export interface ControlHandlers {
   readonly message: (frames: readonly Uint8Array[]) => void;
@@ -21,12 +22,13 @@ export class Control {
     maxMessageSize: MESSAGE_BYTES_MAX,
     heartbeatInterval: 5_000, // ZeroMQ's own, which free the queues of peers that are gone
     heartbeatTimeout: 30_000,
+    connectTimeout: CONNECT_MS,
     reconnectInterval: 50,
     reconnectMaxInterval: 1_000,
   });
 
   constructor(
-    address: string,
+    readonly address: string,
     readonly handlers: ControlHandlers,
   ) {
     try {
@@ -52,6 +54,14 @@ export class Control {
   /** Send to the publisher; lost while nobody is there. */
   send(header: string): void {
     if (!this.#socket.closed) this.#socket.send(header).catch(() => {});
+  }
+
+  /** Make the connection anew; what waits to be sent on the old one is lost. */
+  redial(): void {
+    try {
+      this.#socket.disconnect(this.address);
+    } catch {} // there is none
+    this.#socket.connect(this.address);
   }
 
   close(): void {

@@ -7,6 +7,8 @@ export type Effect =
   | { readonly do: "send"; readonly message: WorkerMessage }
   /** Take published messages from this endpoint, in place of any before. */
   | { readonly do: "connect"; readonly endpoint: string }
+  /** Make both connections anew: those that there are may lead nowhere. */
+  | { readonly do: "redial" }
   /** Ask for a topic, or no longer. */
   | { readonly do: "subscribe"; readonly topic: string; readonly on: boolean }
   /** A version of a model waits to be applied. */

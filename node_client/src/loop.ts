@@ -13,7 +13,7 @@ import { Subscription } from "./subscription.js";
 const TICK_MS = 100; // between two looks at the clock when nothing happens
 
 /** Effects that are not for the connections. */
-export type Told = Exclude<Effect, { do: "send" | "connect" | "subscribe" }>;
+export type Told = Exclude<Effect, { do: "send" | "connect" | "redial" | "subscribe" }>;
 
 export interface LoopHandlers {
   readonly told: (effect: Told) => void;
@@ -57,6 +57,10 @@ export class WorkerLoop {
         case "connect":
           this.#connect(effect.endpoint);
           break;
+        case "redial":
+          this.#control.redial();
+          this.#subscription.redial();
+          break;
         case "subscribe":
           this.#subscription.subscribe(effect.topic, effect.on);
           break;
@@ -73,10 +77,11 @@ export class WorkerLoop {
   }
 
   #tick(): void {
-    this.#guarded(() => this.machine.tick(now()));
     if (!this.#closed && !this.machine.inside && this.#control.connected) {
       this.#guarded(() => this.machine.connected(now()));
     }
+    // After that, for a connection that this gives up takes messages for a moment, and loses them.
+    this.#guarded(() => this.machine.tick(now()));
   }
 
   #connect(endpoint: string): void {

@@ -59,6 +59,7 @@ export class WorkerMachine {
   #subscribed = false;
   #heardAt = 0;
   #helloAt = Number.NEGATIVE_INFINITY;
+  #unansweredSince: number | null = null; // when hello was said, and nothing came since
   #pingedAt = Number.NEGATIVE_INFINITY;
   #pingEvery: number;
 
@@ -121,6 +122,7 @@ export class WorkerMachine {
   #receive(frames: Frames, now: number, pushed: boolean): Effect[] {
     const decoded = this.#decode(frames, true);
     if (decoded === null) return [];
+    if (!pushed) this.#unansweredSince = null;
     const { message } = decoded;
     if (message.type === "ping") return [send({ type: "pong", token: message.token })];
     if (message.type === "welcome") return pushed ? [] : this.#welcome(message, now);
@@ -174,6 +176,7 @@ export class WorkerMachine {
   hello(now: number): Effect[] {
     if (now - this.#helloAt < this.timing.helloRetry) return [];
     this.#helloAt = now;
+    this.#unansweredSince ??= now;
     const models = new Map<string, Running | null>();
     for (const [model, slot] of this.#slots) models.set(model, slot.running);
     return [send({ type: "hello", ...this.identity, models, epoch: this.appliedEpoch })];
@@ -211,6 +214,14 @@ export class WorkerMachine {
       { do: "subscribe", topic: dataTopic(model), on: !slot.catchingUp },
       ...slot.reconnected({ epoch: welcome.epoch, version }, now),
     ];
+  }
+
+  /** Outside: if nobody answers, the connection may be dead, which TCP finds out late. */
+  #callAgain(now: number): Effect[] {
+    const since = this.#unansweredSince;
+    if (since === null || now - since < this.timing.lostAfter) return [];
+    this.#unansweredSince = null;
+    return [{ do: "redial" }];
   }
 
   /** Somebody is at the other end of the control channel: say hello, if it is time. */
@@ -252,10 +263,11 @@ export class WorkerMachine {
 
   /** Do what is due. */
   tick(now: number): Effect[] {
-    if (!this.inside) return [];
+    if (!this.inside) return this.#callAgain(now);
     if (now - this.#heardAt >= this.timing.lostAfter) {
       this.inside = false;
-      return [{ do: "lost" }];
+      this.#unansweredSince = null;
+      return [{ do: "lost" }, { do: "redial" }];
     }
     const slots = [...this.#slots.values()];
     const effects = slots.flatMap((slot) => slot.tick(now));

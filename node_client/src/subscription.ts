@@ -24,7 +24,7 @@ export class Subscription {
   #destination: Destination | null = null;
   #socket: Socket | null = null;
   #stream: Stream | null = null;
-  #redial: NodeJS.Timeout | undefined;
+  #timer: NodeJS.Timeout | undefined; // until it is dialled again
   #pause = REDIAL_MS;
   #reason = CLOSED;
 
@@ -32,10 +32,15 @@ export class Subscription {
 
   /** Take messages from there, in place of anywhere else. */
   connect(destination: Destination): void {
-    this.close();
     this.#destination = destination;
+    this.redial();
+  }
+
+  /** Connect anew, and at once. */
+  redial(): void {
+    this.#hangUp();
     this.#pause = REDIAL_MS;
-    this.#dial(destination);
+    if (this.#destination !== null) this.#dial(this.#destination);
   }
 
   /** Ask for a topic, or no longer; asking twice is asking once. */
@@ -48,7 +53,11 @@ export class Subscription {
   /** Hang up for good. */
   close(): void {
     this.#destination = null;
-    clearTimeout(this.#redial);
+    this.#hangUp();
+  }
+
+  #hangUp(): void {
+    clearTimeout(this.#timer);
     const socket = this.#socket;
     this.#socket = null;
     socket?.destroy();
@@ -100,7 +109,7 @@ export class Subscription {
     this.#socket = null;
     this.#stream?.close();
     this.#stream = null;
-    this.#redial = setTimeout(() => this.#dial(destination), this.#pause);
+    this.#timer = setTimeout(() => this.#dial(destination), this.#pause);
     if (this.#pause >= REDIAL_MAX_MS) return;
     this.#pause = Math.min(2 * this.#pause, REDIAL_MAX_MS);
     if (this.#pause === REDIAL_MAX_MS) this.handlers.broken(this.#reason); // once for each outage

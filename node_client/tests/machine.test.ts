@@ -137,6 +137,28 @@ test("what failed to be applied is not tried again, and its report is repeated",
   assert.equal(sent(bench.wait(1000), "failed").length, 0, "it is out of date");
 });
 
+test("silence is loss", () => {
+  const bench = new Bench();
+  bench.machine.tick(bench.now + 4900);
+  assert.ok(bench.machine.inside);
+  assert.deepEqual(kinds(bench.machine.tick(bench.now + 5000)), ["lost", "redial"]);
+  assert.ok(!bench.machine.inside);
+});
+
+test("whoever gets no answer calls again on new connections", () => {
+  const bench = new Bench({ inside: false });
+  const { machine } = bench;
+  assert.deepEqual(machine.tick(200_000), [], "nobody was there to say hello to");
+  machine.connected(200_000);
+  machine.connected(204_000); // said again, on the same connection
+  assert.deepEqual(machine.tick(204_900), []);
+  assert.deepEqual(kinds(machine.tick(205_000)), ["redial"]);
+  assert.deepEqual(machine.tick(211_000), [], "the new connection is not there yet");
+  machine.connected(212_000);
+  bench.control([header("refuse", { code: "name-taken", text: "why" })]);
+  assert.deepEqual(machine.tick(217_000), [], "it is refused, which is an answer");
+});
+
 test("after a long silence of everybody it greets again and goes on where it was", () => {
   const bench = new Bench();
   const one = version(1);

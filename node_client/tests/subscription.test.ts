@@ -85,6 +85,29 @@ test(
   },
 );
 
+test("whoever dials anew does so at once, and asks again", deadline, async () => {
+  let asked = 0;
+  const subscription = new Subscription({ place: () => null, message: () => {}, broken: () => {} });
+  const { promise, resolve } = deferred<void>();
+  const server = await serve((socket) => {
+    socket.write(Buffer.concat([GREETING, READY]));
+    let heard = "";
+    socket.on("data", (bytes) => {
+      heard += bytes.toString("latin1");
+      if (!heard.endsWith("\x00\x02\x01m")) return; // the subscription
+      asked += 1;
+      if (asked === 1) subscription.redial();
+      else resolve();
+    });
+  });
+  subscription.redial(); // there is nowhere to dial to yet
+  subscription.subscribe("m", true);
+  subscription.connect(destination(server));
+  await promise;
+  subscription.close();
+  server.close();
+});
+
 test("whoever speaks another protocol is told of, once", deadline, async () => {
   const server = await serve((socket) => socket.end("HTTP/1.1 400 Bad Request\r\n".repeat(9)));
   const reason = await subscribe<string>(destination(server), (broken) => ({ broken }));

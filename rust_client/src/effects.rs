@@ -14,6 +14,8 @@ pub enum Effect {
     Send(FromWorker),
     /// Take published messages from this endpoint, in place of any before.
     Connect(String),
+    /// Make both connections anew: those that there are may lead nowhere.
+    Redial,
     /// Ask for a topic, or no longer.
     Subscribe { topic: String, on: bool },
     /// A version is whole and verified, and may be applied.

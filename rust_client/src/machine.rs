@@ -57,6 +57,7 @@ pub struct Machine {
     subscribed: bool,
     heard_at: Time,
     said_hello_at: Option<Time>,
+    unanswered_since: Option<Time>, // when hello was said, and nothing came since
     pinged_at: Option<Time>,
     ping_every: Duration,
 }
@@ -86,6 +87,7 @@ impl Machine {
             subscribed: false,
             heard_at: Time::ZERO,
             said_hello_at: None,
+            unanswered_since: None,
             pinged_at: None,
             ping_every: timing.ping,
         }
@@ -110,10 +112,14 @@ impl Machine {
     /// Takes a message of the control channel. What is malformed is dropped.
     pub fn receive(&mut self, header: &[u8], payloads: &[&[u8]], now: Time) -> Vec<Effect> {
         let payload = payloads.first().map(|bytes| Payload::Bytes(bytes));
-        match self.decode(header, payloads.len()) {
-            Some(FromPublisher::Welcome(welcome)) => self.welcome(welcome, now),
-            Some(message) => self.take(message, payload, now, false),
-            None => Vec::new(),
+        let message = match self.decode(header, payloads.len()) {
+            Some(message) => message,
+            None => return Vec::new(),
+        };
+        self.unanswered_since = None;
+        match message {
+            FromPublisher::Welcome(welcome) => self.welcome(welcome, now),
+            message => self.take(message, payload, now, false),
         }
     }
 
@@ -259,6 +265,7 @@ impl Machine {
 
     fn hello(&mut self, now: Time) -> Vec<Effect> {
         self.said_hello_at = Some(now);
+        self.unanswered_since = self.unanswered_since.or(Some(now));
         let running = self.slots.iter().map(|(slot, _)| (slot.model.clone(), slot.running.clone()));
         vec![Effect::Send(FromWorker::Hello(Hello {
             name: self.identity.name.clone(),
@@ -310,6 +317,17 @@ impl Machine {
             effects.extend(slot.reconnected(welcome.epoch, version, now));
         }
         effects
+    }
+
+    /// Outside: if nobody answers, the connection may be dead, which TCP finds out late.
+    fn call_again(&mut self, now: Time) -> Vec<Effect> {
+        match self.unanswered_since {
+            Some(since) if now.saturating_sub(since) >= self.timing.lost_after => {
+                self.unanswered_since = None;
+                vec![Effect::Redial]
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// Somebody is at the other end of the control channel: say hello, if it is time.
@@ -364,11 +382,12 @@ impl Machine {
     /// Does what is due.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
         if !self.inside {
-            return Vec::new();
+            return self.call_again(now);
         }
         if now.saturating_sub(self.heard_at) >= self.timing.lost_after {
             self.inside = false;
-            return vec![Effect::Lost];
+            self.unanswered_since = None;
+            return vec![Effect::Lost, Effect::Redial];
         }
         let mut effects: Vec<Effect> = self.slots.iter_mut().flat_map(|(slot, _)| slot.tick(now)).collect();
         if self.pinged_at.map_or(true, |at| now.saturating_sub(at) >= self.ping_every) {
@@ -444,5 +463,67 @@ impl Places for Machine {
         if let Some(transfer) = self.slots.get_mut(ticket.slot).and_then(|(slot, _)| slot.leased()) {
             transfer.cancel(ticket.lease);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Layout;
+
+    struct AnyLayout;
+
+    impl Host for AnyLayout {
+        fn fault(&self, _model: &str, _layout: &Layout) -> Option<String> {
+            None
+        }
+    }
+
+    fn machine() -> Machine {
+        let identity = Identity {
+            name: "w".to_owned(),
+            instance: "0".repeat(32),
+            client: String::new(),
+            host: String::new(),
+            pid: 0,
+        };
+        let wanted = [Wanted { model: "m".to_owned(), nbytes: 0 }];
+        Machine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default())
+    }
+
+    fn seconds(count: f64) -> Time {
+        Duration::from_secs_f64(count)
+    }
+
+    fn tell(machine: &mut Machine, message: &str, at: f64) {
+        let header = format!("{{\"wbp\":1,\"type\":{}}}", message);
+        machine.receive(header.as_bytes(), &[], seconds(at));
+    }
+
+    #[test]
+    fn silence_is_loss() {
+        let mut machine = machine();
+        let welcome = r#""welcome","epoch":1,"data":"tcp://*:1","ping_ms":1000,"lost_ms":5000,"models":{}"#;
+        tell(&mut machine, welcome, 100.0);
+        machine.tick(seconds(104.9));
+        assert!(machine.inside);
+        let effects = machine.tick(seconds(105.0));
+        assert!(matches!(effects[..], [Effect::Lost, Effect::Redial]), "{:?}", effects);
+        assert!(!machine.inside);
+    }
+
+    #[test]
+    fn whoever_gets_no_answer_calls_again_on_new_connections() {
+        let mut machine = machine();
+        assert!(machine.tick(seconds(200.0)).is_empty(), "nobody was there to say hello to");
+        machine.connected(seconds(200.0));
+        assert!(machine.tick(seconds(204.9)).is_empty());
+        machine.connected(seconds(204.9)); // a repetition is no answer
+        let effects = machine.tick(seconds(205.0));
+        assert!(matches!(effects[..], [Effect::Redial]), "{:?}", effects);
+        assert!(machine.tick(seconds(211.0)).is_empty(), "the new connection is not there yet");
+        machine.connected(seconds(212.0));
+        tell(&mut machine, r#""refuse","code":"name-taken","text":"why""#, 212.0);
+        assert!(machine.tick(seconds(217.0)).is_empty(), "it is refused, which is an answer");
     }
 }

@@ -239,6 +239,7 @@ impl Loop {
                 Effect::Send(message) => self.control.send(&encode(&message)),
                 Effect::Subscribe { topic, on } => self.data.subscribe(&topic, on),
                 Effect::Connect(told) => self.connect(&told),
+                Effect::Redial => self.redial(),
                 Effect::Ready(staged) => {
                     if let Some(older) = self.shared.handoff.put(staged) {
                         let (model, key) = (older.model.clone(), older.key);
@@ -267,6 +268,11 @@ impl Loop {
                 self.tell(Event::Notice { code: "data-address".to_owned(), text });
             }
         }
+    }
+
+    fn redial(&mut self) {
+        self.control.redial();
+        self.data.redial(&mut self.machine);
     }
 
     fn rejected(&mut self, model: String, key: Key, code: &'static str, text: String) {

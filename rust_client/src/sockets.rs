@@ -13,11 +13,13 @@ const HEARTBEAT_MS: i32 = 5_000; // ZeroMQ's own pings, which free the queues of
 const HEARTBEAT_TIMEOUT_MS: i32 = 30_000; // longer than a chunk of 1 MiB takes at 40 kB/s
 const RECONNECT_MS: i32 = 50;
 const RECONNECT_MAX_MS: i32 = 1_000;
+const CONNECT_MS: i32 = 3_000; // for one attempt: the kernel tries again after 1 s, then after 3 s
 const QUEUE: i32 = 32; // messages held before TCP pushes back; bytes count, so it is small
 
 /// A connected DEALER.
 pub struct Control {
     socket: zmq::Socket,
+    address: String,
     _context: zmq::Context,
 }
 
@@ -48,6 +50,12 @@ impl Control {
     pub fn send(&self, header: &[u8]) {
         let _ = self.socket.send(header, zmq::DONTWAIT);
     }
+
+    /// Makes the connection anew; what waits to be sent on the old one is lost.
+    pub fn redial(&self) {
+        let _ = self.socket.disconnect(&self.address); // fails if there is none
+        let _ = self.socket.connect(&self.address); // only checks the address, which it did before
+    }
 }
 
 fn open(address: &str) -> zmq::Result<Control> {
@@ -58,10 +66,11 @@ fn open(address: &str) -> zmq::Result<Control> {
     socket.set_heartbeat_timeout(HEARTBEAT_TIMEOUT_MS)?;
     socket.set_reconnect_ivl(RECONNECT_MS)?;
     socket.set_reconnect_ivl_max(RECONNECT_MAX_MS)?;
+    socket.set_connect_timeout(CONNECT_MS)?;
     socket.set_immediate(true)?; // say nothing to nobody: it would pile up
     socket.set_rcvhwm(QUEUE)?;
     socket.set_maxmsgsize(MESSAGE_BYTES_MAX as i64)?;
     socket.set_ipv6(address.contains('['))?;
     socket.connect(address)?;
-    Ok(Control { socket, _context: context })
+    Ok(Control { socket, address: address.to_owned(), _context: context })
 }

@@ -125,9 +125,14 @@ impl<T: Copy> Subscription<T> {
 
     /// Takes messages from this endpoint, in place of any before.
     pub fn connect(&mut self, endpoint: Endpoint, places: &mut impl Places<Ticket = T>) {
-        self.hang_up(places);
+        self.redial(places);
         self.endpoint = Some(endpoint);
         self.generation += 1;
+    }
+
+    /// Connects anew, and at once.
+    pub fn redial(&mut self, places: &mut impl Places<Ticket = T>) {
+        self.hang_up(places);
         self.dial_at = Time::ZERO;
         self.pause = REDIAL;
     }

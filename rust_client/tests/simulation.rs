@@ -217,7 +217,11 @@ impl World {
                     assert!(damaged, "{}: {}", code, text);
                 }
                 Effect::Refused { code, text } => panic!("{}: {}", code, text),
-                Effect::Connect(_) | Effect::Joined { .. } | Effect::Lost | Effect::Notice { .. } => {}
+                Effect::Connect(_)
+                | Effect::Redial
+                | Effect::Joined { .. }
+                | Effect::Lost
+                | Effect::Notice { .. } => {}
             }
         }
     }

@@ -36,6 +36,15 @@ class Control {
     }
   }
 
+  // Connects anew; what waits to be sent on the old connection is lost.
+  void redial() {
+    try {
+      socket_.disconnect(address_);
+    } catch (const zmq::error_t&) {  // there is none
+    }
+    socket_.connect(address_);
+  }
+
   // The next message's frames, valid until the next call; empty if there is none.
   Frames receive() {
     std::size_t count = 0;
@@ -82,14 +91,17 @@ class Control {
   static constexpr int kLingerMs = 200;       // what is on its way when we leave gets this
   static constexpr int kHeartbeatMs = 5'000;  // ZeroMQ's own, which free the queues of the gone
   static constexpr int kHeartbeatTimeoutMs = 30'000;  // longer than a chunk takes at 40 kB/s
-  static constexpr int kQueue = 32;  // messages held before TCP pushes back; bytes count
+  static constexpr int kConnectMs = 3'000;  // for one attempt, in which TCP tries at 0 and 1 s
+  static constexpr int kQueue = 32;         // messages held before TCP pushes back; bytes count
 
-  explicit Control(const std::string& address) : context_(1), socket_(context_, ZMQ_DEALER) {
+  explicit Control(const std::string& address)
+      : address_(address), context_(1), socket_(context_, ZMQ_DEALER) {
     socket_.set(zmq::sockopt::linger, kLingerMs);
     socket_.set(zmq::sockopt::heartbeat_ivl, kHeartbeatMs);
     socket_.set(zmq::sockopt::heartbeat_timeout, kHeartbeatTimeoutMs);
     socket_.set(zmq::sockopt::reconnect_ivl, 50);
     socket_.set(zmq::sockopt::reconnect_ivl_max, 1'000);
+    socket_.set(zmq::sockopt::connect_timeout, kConnectMs);
     socket_.set(zmq::sockopt::immediate, true);  // say nothing to nobody: it would pile up
     socket_.set(zmq::sockopt::rcvhwm, kQueue);
     socket_.set(zmq::sockopt::maxmsgsize, static_cast<std::int64_t>(kMessageBytesMax));
@@ -97,6 +109,7 @@ class Control {
     socket_.connect(address);
   }
 
+  const std::string address_;
   zmq::context_t context_;
   zmq::socket_t socket_;
   std::vector<zmq::message_t> parts_;

@@ -17,6 +17,8 @@ struct Send {  // to the publisher, over the control channel
 struct ConnectData {  // take published messages from this endpoint, in place of any before
   std::string endpoint;
 };
+struct Redial {  // make both connections anew: those that there are may lead nowhere
+};
 struct Subscribe {  // ask for a topic, or no longer
   std::string topic;
   bool on;
@@ -39,7 +41,8 @@ struct Notice {  // something that an operator may want to know; `lost` is a cod
   std::string code, text;
 };
 
-using Effect = std::variant<Send, ConnectData, Subscribe, Ready, Rejected, Refused, Joined, Notice>;
+using Effect =
+    std::variant<Send, ConnectData, Redial, Subscribe, Ready, Rejected, Refused, Joined, Notice>;
 using Effects = std::vector<Effect>;
 
 inline void append(Effects& to, Effects more) {

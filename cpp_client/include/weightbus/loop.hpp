@@ -187,6 +187,11 @@ class Loop {
     note({Event::Kind::kNotice, "", 0, 0, "", endpoint.error().code, endpoint.error().text});
   }
 
+  void perform_one(Redial&) {
+    control_->redial();
+    subscription_.redial();
+  }
+
   void perform_one(Ready& ready) {
     if (at_once_(ready.staged)) {
       ready.staged.reset();

@@ -12,6 +12,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -124,10 +125,12 @@ class WorkerMachine {
   Effects tick(double now) {
     if (inside_ && now - heard_at_ >= timing_.lost_after) {
       inside_ = false;
+      unanswered_since_.reset();
       return {Notice{"lost", "the publisher has been silent for " +
-                                 std::to_string(timing_.lost_after) + " s"}};
+                                 std::to_string(timing_.lost_after) + " s"},
+              Redial{}};
     }
-    if (!inside_) return {};
+    if (!inside_) return call_again(now);
     Effects effects;
     for (auto& [model, slot] : slots_) append(effects, slot.tick(now));
     if (now - pinged_at_ >= ping_every_) {
@@ -157,6 +160,7 @@ class WorkerMachine {
       ++malformed_;
       return {};
     }
+    if (!pushed) unanswered_since_.reset();
     const Heard heard{frames, now, pushed};
     return std::visit([&](const auto& message) { return on(message, heard); }, *decoded);
   }
@@ -272,6 +276,7 @@ class WorkerMachine {
 
   Effects hello(double now) {
     said_hello_at_ = now;
+    if (!unanswered_since_) unanswered_since_ = now;
     Hello hello;
     hello.name = identity_.name;
     hello.instance = identity_.instance;
@@ -281,6 +286,13 @@ class WorkerMachine {
     hello.host = truncated(identity_.host, kLabelMax);
     hello.pid = identity_.pid;
     return {Send{std::move(hello)}};
+  }
+
+  // Outside: if nobody answers, the connection may be dead, which TCP finds out late.
+  Effects call_again(double now) {
+    if (!unanswered_since_ || now - *unanswered_since_ < timing_.lost_after) return {};
+    unanswered_since_.reset();
+    return {Redial{}};
   }
 
   Effects welcome(const Welcome& welcome, double now) {
@@ -337,6 +349,7 @@ class WorkerMachine {
   std::string data_;
   double heard_at_ = 0, pinged_at_ = 0, ping_every_;
   double said_hello_at_ = -std::numeric_limits<double>::infinity();
+  std::optional<double> unanswered_since_;  // when hello was said, and nothing came since
   std::shared_ptr<std::vector<std::uint8_t>> scratch_;  // layouts and small versions, on their way
 };
 

@@ -31,8 +31,13 @@ class Subscription {
   // Takes messages from this endpoint, in place of any before.
   void connect(const Endpoint& endpoint) {
     if (endpoint_ && *endpoint_ == endpoint) return;
-    hang_up();
     endpoint_ = endpoint;
+    redial();
+  }
+
+  // Connects anew, and at once.
+  void redial() {
+    hang_up();
     dial_.reset();
     dial_at_ = 0;
     pause_ = kRedialSeconds;

@@ -8,6 +8,8 @@ type (
 	Send struct{ Message Message }
 	// Connect asks for published messages from this endpoint, in place of any before.
 	Connect struct{ Endpoint string }
+	// Redial asks for both connections to be made anew: those that there are may lead nowhere.
+	Redial struct{}
 	// Subscribe asks for a topic, or no longer.
 	Subscribe struct {
 		Topic string

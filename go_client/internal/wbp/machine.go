@@ -30,21 +30,22 @@ type Model struct {
 type Machine struct {
 	Malformed int // messages dropped because they broke the protocol
 
-	identity    Identity
-	timing      Timing
-	slots       map[string]*slot
-	models      map[string]Model
-	opens       Opens
-	inside      bool
-	epoch       int64
-	shared      bool // the publisher is on this host, and its memory can be read
-	data        string
-	subscribed  bool // published messages have reached us in this session
-	heardAt     time.Duration
-	saidHelloAt time.Duration
-	pingedAt    time.Duration
-	pingEvery   time.Duration
-	spare       []byte // for the payload of an announcement, kept so that small versions take no fresh memory
+	identity        Identity
+	timing          Timing
+	slots           map[string]*slot
+	models          map[string]Model
+	opens           Opens
+	inside          bool
+	epoch           int64
+	shared          bool // the publisher is on this host, and its memory can be read
+	data            string
+	subscribed      bool // published messages have reached us in this session
+	heardAt         time.Duration
+	saidHelloAt     time.Duration
+	unansweredSince time.Duration // when hello was said, and nothing came since; never: there is none
+	pingedAt        time.Duration
+	pingEvery       time.Duration
+	spare           []byte // for the payload of an announcement, kept so that small versions take no fresh memory
 }
 
 const spareMax = 1 << 20 // bytes of it
@@ -53,7 +54,7 @@ const spareMax = 1 << 20 // bytes of it
 func NewMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *Machine {
 	m := &Machine{
 		identity: id, models: models, timing: timing, slots: map[string]*slot{}, opens: opens,
-		saidHelloAt: never, pingedAt: never, pingEvery: timing.Ping,
+		saidHelloAt: never, unansweredSince: never, pingedAt: never, pingEvery: timing.Ping,
 	}
 	if opens == nil {
 		m.opens = func(*Shared, int64) Segment { return nil }
@@ -144,6 +145,9 @@ func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, push
 	if err != nil {
 		m.Malformed++
 		return nil
+	}
+	if !pushed {
+		m.unansweredSince = never
 	}
 	switch message := message.(type) {
 	case *Welcome:
@@ -274,6 +278,9 @@ func (m *Machine) helloIfDue(now time.Duration) []Effect {
 		return nil
 	}
 	m.saidHelloAt = now
+	if m.unansweredSince == never {
+		m.unansweredSince = now
+	}
 	models := map[string]*Running{}
 	for name, s := range m.slots {
 		models[name] = s.running
@@ -332,12 +339,22 @@ func (m *Machine) probe(shared *Shared) bool {
 // knows nobody at its end: hello is said at once, and again while nobody answers.
 func (m *Machine) Connected(fresh bool, now time.Duration) []Effect {
 	if fresh {
-		m.inside, m.saidHelloAt = false, never
+		m.inside, m.saidHelloAt, m.unansweredSince = false, never, never
 	}
 	if m.inside {
 		return nil
 	}
 	return m.helloIfDue(now)
+}
+
+// callAgain, outside, gives up connections on which nobody answers: they may be dead, which TCP
+// finds out late.
+func (m *Machine) callAgain(now time.Duration) []Effect {
+	if m.unansweredSince == never || now-m.unansweredSince < m.timing.LostAfter {
+		return nil
+	}
+	m.unansweredSince = never
+	return []Effect{Redial{}}
 }
 
 // Close says goodbye, even from outside: our hello may have been heard, its answer not yet.
@@ -391,11 +408,11 @@ func (m *Machine) Dropped(v *Version, now time.Duration) []Effect {
 // Tick does what is due.
 func (m *Machine) Tick(now time.Duration) []Effect {
 	if !m.inside {
-		return nil
+		return m.callAgain(now)
 	}
 	if now-m.heardAt >= m.timing.LostAfter {
-		m.inside = false
-		return []Effect{Lost{}}
+		m.inside, m.unansweredSince = false, never
+		return []Effect{Lost{}, Redial{}}
 	}
 	var effects []Effect
 	for _, s := range m.slots {

@@ -27,6 +27,27 @@ func TestAnnouncementsShareNoMemory(t *testing.T) {
 	}
 }
 
+// A publisher that is silent is lost, and whoever gets no answer calls again on new connections.
+func TestWhoeverGetsNoAnswerCallsAgainOnNewConnections(t *testing.T) {
+	m := fuzzedMachine()
+	tick := func(at time.Duration, expected ...Effect) {
+		t.Helper()
+		if got := m.Tick(at * time.Millisecond); fmt.Sprintf("%#v", got) != fmt.Sprintf("%#v", expected) {
+			t.Fatalf("at %d ms: %#v", at, got)
+		}
+	}
+	tick(5000, Lost{}, Redial{})
+	tick(100000) // nobody was there to say hello to
+	m.Connected(true, 200*time.Second)
+	tick(204900)
+	m.Connected(false, 204950*time.Millisecond) // hello again, which is no answer
+	tick(205000, Redial{})
+	tick(211000) // the new connection is not there yet
+	m.Connected(true, 212*time.Second)
+	m.Receive([][]byte{Encode(&Refuse{Code: CodeNameTaken, Text: "why"})}, nil, 213*time.Second)
+	tick(217000) // it is refused, which is an answer
+}
+
 // Nothing that a peer announces is allocated before it is checked.
 func TestPlacesAreBounded(t *testing.T) {
 	m := fuzzedMachine()

@@ -28,7 +28,7 @@ type Owner struct {
 	Opened   func()                                // messages can be sent
 	Place    func(frames [][]byte, size int) Place // see NewStream
 	Received func(m Message)                       // a message is complete
-	Closed   func(err error)                       // it broke, or could not be made; called without the lock
+	Closed   func(err error)                       // it broke by itself, or could not be made; called without the lock
 }
 
 // A Connection reaches for an endpoint until it is closed: it dials, reads, and after a failure
@@ -49,6 +49,7 @@ type Connection struct {
 	expect  int           // SO_RCVLOWAT as it is set
 	kick    chan struct{} // there is something to write
 	cancel  context.CancelFunc
+	hangUp  context.CancelFunc // ends the connection, the attempt at one, or the pause after it
 	done    chan struct{}
 }
 
@@ -57,7 +58,8 @@ func Dial(network, address string, kind Kind, limits Limits, owner Owner) *Conne
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Connection{
 		owner: owner, kind: kind, limits: limits, network: network, address: address,
-		topics: map[string]bool{}, kick: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
+		topics: map[string]bool{}, kick: make(chan struct{}, 1), cancel: cancel, hangUp: func() {},
+		done: make(chan struct{}),
 	}
 	go c.run(ctx)
 	return c
@@ -85,6 +87,10 @@ func (c *Connection) Subscribe(topic string, on bool) {
 		c.flush()
 	}
 }
+
+// Redial makes the connection anew, and at once: the one that there is may lead nowhere. What waits
+// to be sent is lost.
+func (c *Connection) Redial() { c.hangUp() }
 
 // Tick sends pings when it is time, and gives up a connection that is silent.
 func (c *Connection) Tick(now time.Time) {
@@ -135,26 +141,37 @@ func (c *Connection) run(ctx context.Context) {
 	defer close(c.done)
 	dialer := net.Dialer{Timeout: dialTimeout}
 	for pause := redialMin; ctx.Err() == nil; {
-		conn, err := dialer.DialContext(ctx, c.network, c.address)
+		attempt := c.attempt(ctx)
+		conn, err := dialer.DialContext(attempt, c.network, c.address)
 		opened := false
 		if err == nil {
-			opened, err = c.serve(ctx, conn)
+			opened, err = c.serve(attempt, conn)
 		}
 		if opened {
 			pause = redialMin
 		}
-		if ctx.Err() != nil {
-			return
+		if attempt.Err() == nil { // else it ends since we want it to
+			c.owner.Closed(err)
 		}
-		c.owner.Closed(err)
 		select {
-		case <-ctx.Done():
+		case <-attempt.Done():
+			pause = redialMin
+			continue
 		case <-time.After(pause):
 		}
 		if pause *= 2; pause > redialMax {
 			pause = redialMax
 		}
 	}
+}
+
+// attempt begins another attempt, which hangUp ends.
+func (c *Connection) attempt(ctx context.Context) context.Context {
+	c.owner.Lock.Lock()
+	defer c.owner.Lock.Unlock()
+	c.hangUp() // of the attempt before: nothing of it is left
+	ctx, c.hangUp = context.WithCancel(ctx)
+	return ctx
 }
 
 // serve uses one connection until it breaks.

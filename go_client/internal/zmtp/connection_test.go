@@ -122,6 +122,25 @@ func TestAConnectionThatBreaksIsMadeAgain(t *testing.T) {
 	}
 }
 
+func TestAConnectionIsMadeAnewWhenAsked(t *testing.T) {
+	h, c, listener := dial(t)
+	for round := 0; round < 3; round++ {
+		p := accept(t, listener)
+		await(t, "opened", h.opened)
+		h.Lock()
+		c.Redial()
+		h.Unlock()
+		if _, err := p.conn.Read(make([]byte, 1)); err != io.EOF {
+			t.Fatal(err)
+		}
+	}
+	accept(t, listener)
+	await(t, "opened", h.opened)
+	if len(h.closed) != 0 {
+		t.Fatalf("told as broken: %v", <-h.closed)
+	}
+}
+
 func TestAPeerThatBreaksZMTPIsLeft(t *testing.T) {
 	h, _, listener := dial(t)
 	p := accept(t, listener)
