@@ -1,5 +1,6 @@
 """Scenarios of processes that end and come back, of names, epochs, silence and goodbyes."""
 
+from weightbus.bus.limits import PUSH_CHUNKS
 from weightbus.tests.conformance.decisions import heard_twice_more
 from weightbus.tests.conformance.publishing import SMALL, expect
 from weightbus.tests.conformance.rules import hold, lose
@@ -27,7 +28,8 @@ def publisher_restart_while_receiving(stage: Stage) -> None:
     stage.publish(noise(stage.chance, SMALL))
     stage.proxy.rules = [hold(stage.which("chunk"), 0.02)]
     stage.proxy.forget()
-    stage.submit(noise(stage.chance, 5 * SMALL), require=0, timeout=0.5)
+    many = 2 * PUSH_CHUNKS * stage.chunk_bytes  # more than can be on the way
+    stage.submit(noise(stage.chance, many), require=0, timeout=0.5)
     stage.proxy.wait_seen("chunk", count=3)
     stage.close_publisher()
     stage.proxy.rules = []
