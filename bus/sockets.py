@@ -29,9 +29,7 @@ LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowle
 HEARTBEAT_MS = 5_000  # ZeroMQ's own pings, which free the queues of peers that are gone
 HEARTBEAT_TIMEOUT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
-CONNECT_MS = (
-    3_000  # for one attempt: the kernel's own second attempt comes after 1 s, its third 3 s
-)
+CONNECT_MS = 3_000  # for one attempt, in which the kernel knocks twice: now and after 1 s
 PUB_QUEUE = (
     1_000  # messages per subscriber before more are dropped; they lie in the version's memory
 )

@@ -128,7 +128,7 @@ class WorkerLoop:
             self._perform(self._machine.connected(now))
         if activity.control:
             self._take(self._sockets.receive, self._machine.receive)
-        if activity.data:
+        if activity.data or now >= next_tick:  # what is here of a chunk tells that more will come
             self._take(self._sockets.receive_published, self._machine.receive_published)
         now = time.monotonic()
         if now >= next_tick:

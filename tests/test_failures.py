@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import queue
 import re
@@ -130,8 +131,8 @@ class Scene:
         bare.connect(publisher.address)
         return bare
 
-    def tunnel(self) -> "Tunnel":
-        tunnel = Tunnel()
+    def tunnel(self, bytes_per_second: float = math.inf) -> "Tunnel":
+        tunnel = Tunnel(bytes_per_second)
         self._stack.callback(tunnel.close)
         return tunnel
 
@@ -140,9 +141,18 @@ class Scene:
 
 
 class Tunnel:
-    """Takes connections and forwards what comes, until `cut`: then it goes nowhere, untold."""
+    """Takes connections and forwards what comes, until `cut`: then it goes nowhere, untold.
 
-    def __init__(self) -> None:
+    Args:
+        bytes_per_second: How fast it does.
+
+    Attributes:
+        heard: What came from those who connected.
+    """
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._speed = bytes_per_second
+        self.heard = bytearray()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = "tcp://{}:{}".format(*self._server.getsockname())
         self._target = ("", 0)
@@ -176,14 +186,18 @@ class Tunnel:
                 here, _ = self._server.accept()
                 there = socket.create_connection(self._target)
                 self._ends += [here, there]
-                self._begin(self._forward, here, there, self._dead)
-                self._begin(self._forward, there, here, self._dead)
+                self._begin(self._forward, here, there, self._dead, self.heard)
+                self._begin(self._forward, there, here, self._dead, bytearray())
 
-    def _forward(self, from_: socket.socket, to: socket.socket, dead: threading.Event) -> None:
+    def _forward(
+        self, from_: socket.socket, to: socket.socket, dead: threading.Event, heard: bytearray
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := from_.recv(65536):
+                heard += data
                 if not dead.is_set():
                     to.sendall(data)
+                    dead.wait(len(data) / self._speed)
             if not dead.is_set():
                 to.shutdown(socket.SHUT_WR)
 
@@ -491,12 +505,28 @@ def test_a_connection_that_leads_nowhere_any_more_is_made_anew(scene: Scene) -> 
     assert subscriber.receive(SECONDS)
     control.cut()
     data.cut()
-    until(lambda: publisher.workers()["w"].state == "lost", "it is lost")
-    publisher.publish("m", model(SMALL, 2))
+    publisher.publish_async("m", model(SMALL, 2))
     update = subscriber.receive(HEARTBEAT_TIMEOUT_MS / 1000 * 2 / 3)
     assert update is not None, "it has waited for ZeroMQ to find out"
     assert update.version == 2
     assert checksum(target) == checksum(model(SMALL, 2))
+
+
+def test_what_comes_slowly_is_not_asked_for_meanwhile(scene: Scene) -> None:
+    """A chunk takes a second here. Whoever fetched it, too, would have it sent twice."""
+    control, data = scene.tunnel(), scene.tunnel(bytes_per_second=2**20)
+    publisher = scene.publisher(advertise=data.address, shared_memory=False, timing=Timing())
+    control.lead_to(publisher.address)
+    data.lead_to(publisher.data_address)
+    nbytes = 2**21
+    subscriber = scene.subscriber(control.address, model(nbytes, 0), timing=Timing())
+    publisher.wait_for_workers(1, SECONDS)
+    for value in (1, 2):
+        control.heard.clear()
+        publisher.publish_async("m", model(nbytes, value))
+        assert subscriber.receive(SECONDS)
+    assert b'"applied"' in control.heard
+    assert b'"fetch"' not in control.heard, control.heard
 
 
 @pytest.mark.slow
