@@ -74,10 +74,10 @@ class Publication:
     decision: Decision = "open"
     resolved: bool = False
     superseded: bool = False
-    targets: dict[str, Target] = field(default_factory=dict[str, Target])
+    targets: dict[str, Target] = field(init=False)
     done: frozenset[State] = field(init=False)  # the states that count as there
     _open: frozenset[State] = field(init=False)  # those that may still become one of them
-    _counts: dict[State, int] = field(default_factory=dict[State, int])  # targets in each state
+    _counts: dict[State, int] = field(init=False)  # targets in each state
 
     def __post_init__(self) -> None:
         self.done = _FINISHED | _STAGED if self.wait == "staged" else _FINISHED

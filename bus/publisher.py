@@ -210,7 +210,7 @@ class PublisherMachine:
     @property
     def pushing(self) -> bool:
         """Whether `push` has something to send now."""
-        return bool(self._pushes) and any(push.ready for push in self._pushes)
+        return any(push.ready for push in self._pushes)
 
     def push(self, now: float) -> list[Effect]:
         """Return the next chunks to publish."""

@@ -210,8 +210,8 @@ class Slot:
         if buffer is None:
             return effects  # `_resume` begins when one is given back
         self._waiting = self._failure = None
-        if data is not None and take_whole(announce, data, buffer):
-            digest = announce.whole.digest if announce.whole is not None else ""
+        digest = take_whole(announce, data, buffer) if data is not None else None
+        if digest is not None:
             return effects + self._arrived(announce, layout, buffer, digest, now)
         self.arriving = Transfer(announce, layout, buffer, now, self.timing)
         if memory is not None:

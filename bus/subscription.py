@@ -97,7 +97,7 @@ class Subscription:
     @property
     def pending(self) -> bool:
         """Whether messages are here already: the descriptor tells nothing of them."""
-        return bool(self._arrived)
+        return bool(self._arrived) or self._stream.held
 
     @property
     def _unsent(self) -> bool:
@@ -106,7 +106,7 @@ class Subscription:
     def receive(self, now: float) -> Sequence[Buffer] | None:
         """Return the frames of the next message, topic first, if there is one."""
         while not self._arrived:
-            if self._socket is None or self._drained:
+            if self._socket is None or (self._drained and not self._stream.held):
                 self._drained = False
                 return None
             try:
@@ -121,6 +121,9 @@ class Subscription:
         return self._arrived.popleft()
 
     def _take(self, connection: socket.socket, stream: Stream, now: float) -> None:
+        if stream.held:
+            self._arrived.extend(stream.received(0))
+            return
         room = stream.room()
         count = connection.recv_into(room)
         if not count:

@@ -261,12 +261,12 @@ class Transfer:
         self._heard_at = now
 
 
-def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -> bool:
-    """Take a version that came with its announcement into a buffer; return whether it is sound."""
+def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -> str | None:
+    """Take a version that came with its announcement; return its digest, None if it is damaged."""
     whole, crc = announce.whole, crc32c(payload)
     if whole is None or whole.crc != crc or len(payload) != buffer.nbytes:
-        return False
+        return None
     if whole.digest != digest(announce.layout, announce.chunk_bytes, [crc]):
-        return False
+        return None
     np.copyto(buffer, np.frombuffer(payload, np.uint8))
-    return True
+    return whole.digest

@@ -53,6 +53,7 @@ class Stream:
         self._place = place
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._have = 0  # bytes in the scratch
+        self.held = False  # a payload in it waits until the messages before it are dealt with
         self._frames: list[Buffer] = []  # of the message that is arriving
         self._body: _Body | None = None  # a frame too long for the scratch
         self._topics: set[bytes] = set()
@@ -85,6 +86,8 @@ class Stream:
     def received(self, count: int) -> Sequence[list[Buffer]]:
         """Take note of so many bytes in `room()`; return the messages that are now complete.
 
+        If `held` is true then, call it again with 0 once these were dealt with, before `room()`.
+
         Raises:
             ZmtpError: Close the connection.
         """
@@ -96,6 +99,7 @@ class Stream:
             if body.missing:
                 return _NOTHING
         messages: list[list[Buffer]] = []
+        self.held = False
         if body is not None:
             self._body = None
             self._frame(body.flags, body.whole(), messages)
@@ -135,6 +139,9 @@ class Stream:
             self._frame(flags, bytes(bytes_[head:end]), messages)
             return end
         if end <= SCRATCH_BYTES and not self._is_payload(flags):
+            return 0
+        if messages and self._is_payload(flags):  # they may decide on its place
+            self.held = True
             return 0
         self._body = self._begin(flags, size)
         self._body.take(bytes_[head:])

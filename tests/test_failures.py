@@ -520,12 +520,13 @@ def test_what_comes_slowly_is_not_asked_for_meanwhile(scene: Scene) -> None:
     data.lead_to(publisher.data_address)
     nbytes = 2**21
     subscriber = scene.subscriber(control.address, model(nbytes, 0), timing=Timing())
-    publisher.wait_for_workers(1, SECONDS)
-    for value in (1, 2):
+    until(lambda: b'"subscribed":true' in control.heard, "it is subscribed")
+    for value in (1, 2):  # the first one's acknowledgement comes after that word of it
         control.heard.clear()
-        publisher.publish_async("m", model(nbytes, value))
+        published = publisher.publish_async("m", model(nbytes, value))
         assert subscriber.receive(SECONDS)
-    assert b'"applied"' in control.heard
+        assert published.result(SECONDS).in_state("applied")
+    assert b'"progress"' in control.heard
     assert b'"fetch"' not in control.heard, control.heard
 
 

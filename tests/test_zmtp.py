@@ -60,8 +60,13 @@ class Side:
             assert count > 0
             room[:count] = data[:count]
             data = data[count:]
-            for frames in self.stream.received(count):
-                self.messages.append([bytes(f) for f in frames])
+            self._take(count)
+            while self.stream.held:
+                self._take(0)
+
+    def _take(self, count: int) -> None:
+        for frames in self.stream.received(count):
+            self.messages.append([bytes(f) for f in frames])
 
 
 @given(
@@ -147,6 +152,23 @@ def test_no_memory_is_taken_for_what_nobody_wants() -> None:
     side.feed(HELLO + b"\x01\x01a\x01\x01b" + b"\x02" + struct.pack(">Q", 2**26))
     assert side.asked == [([b"a", b"b"], 2**26)]
     assert side.stream.room().obj is SINK.obj
+
+
+def test_a_payload_gets_its_place_after_what_came_before_it_was_dealt_with() -> None:
+    """An announcement and the first chunk of its version can come in one read."""
+    side = Side()
+    payload = bytes(2 * SCRATCH_BYTES)
+    data = HELLO + message(b"a", b"announce") + message(b"b", b"chunk", payload)
+    side.stream.room()[:SCRATCH_BYTES] = data[:SCRATCH_BYTES]
+    assert [[bytes(f) for f in m] for m in side.stream.received(SCRATCH_BYTES)] == [
+        [b"a", b"announce"]
+    ]
+    assert side.stream.held
+    assert not side.asked
+    assert not side.stream.received(0)
+    assert side.asked == [([b"b", b"chunk"], len(payload))]
+    side.feed(data[SCRATCH_BYTES:])
+    assert side.messages == [[b"b", b"chunk", payload]]
 
 
 def test_a_place_that_is_taken_away_is_not_written_to() -> None:
