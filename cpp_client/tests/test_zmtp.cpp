@@ -89,6 +89,23 @@ TEST_CASE("messages are the same however their bytes are cut") {
   }
 }
 
+TEST_CASE("a payload is given its place after the messages before it were delivered") {
+  // An announcement and the first chunk of its version can come in one read.
+  std::vector<std::string> order;
+  ZmtpStream stream{[&](Bytes header, std::size_t) {
+                      order.push_back("place of " + std::string(header.text()));
+                      return LeasePtr();
+                    },
+                    [&](const Frames& frames) { order.emplace_back(frames.at(1).text()); }};
+  const std::string bytes = greeting() + kReady + message("announce", "layout") +
+                            message("chunk", std::string(1 << 16, 'p'));
+  const MutableBytes room = stream.room();
+  REQUIRE(room.size < bytes.size());
+  std::memcpy(room.data, bytes.data(), room.size);
+  CHECK(stream.received(room.size));
+  CHECK(order == std::vector<std::string>{"announce", "place of chunk"});
+}
+
 TEST_CASE("a ping is answered with its context") {
   Receiver receiver;
   CHECK(receiver.feed(greeting() + kReady + frame(std::string("\4PING\0\1ctx", 10), 4)));

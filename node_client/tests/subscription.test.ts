@@ -85,6 +85,38 @@ test(
   },
 );
 
+test("what comes slowly is taken piece by piece", deadline, async () => {
+  const sent = message(Buffer.from("m"), Buffer.from("h"), PAYLOAD);
+  const place = sent.length - PAYLOAD.length; // where the payload begins
+  let end = place;
+  let sendMore = () => {};
+  const server = await serve((socket) => {
+    sendMore = () => {
+      end += 1000;
+      socket.write(sent.subarray(end - 1000, end));
+    };
+    socket.write(Buffer.concat([GREETING, READY, sent.subarray(0, end)]));
+    sendMore();
+  });
+  const pieces = await subscribe<number>(destination(server), (done) => ({
+    place: (_, size) => {
+      const lease = new Lease(new Uint8Array(size));
+      const received = lease.received.bind(lease);
+      let count = 0;
+      lease.received = (bytes) => {
+        received(bytes);
+        if (place + lease.count < end) return; // the rest of what was sent comes
+        count += 1;
+        if (count === 5) done(count);
+        else sendMore(); // only once these are here
+      };
+      return lease;
+    },
+  }));
+  server.close();
+  assert.equal(pieces, 5);
+});
+
 test("whoever dials anew does so at once, and asks again", deadline, async () => {
   let asked = 0;
   const subscription = new Subscription({ place: () => null, message: () => {}, broken: () => {} });

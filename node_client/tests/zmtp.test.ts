@@ -126,6 +126,19 @@ test("no memory is taken for what nobody wants", () => {
   ]);
 });
 
+test("a place is asked for after the messages before it were told, if all come in one read", () => {
+  const known: number[] = [];
+  const peer: Peer = new Peer((_, size) => {
+    known.push(peer.messages.length);
+    return new Lease(new Uint8Array(size));
+  });
+  const announce = message(Buffer.from("t"), Buffer.from("announce"));
+  const bytes = Buffer.concat([OPEN, announce, MESSAGE]);
+  assert.ok(peer.stream.room().length >= OPEN.length + announce.length + 100, "one read");
+  peer.feed(bytes);
+  assert.deepEqual(known, [1]);
+});
+
 test("a place that is taken away is not written to", () => {
   const lease = new Lease(new Uint8Array(PAYLOAD.length));
   const peer = new Peer(() => lease);

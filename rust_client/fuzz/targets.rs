@@ -216,12 +216,18 @@ fn read_stream(bytes: &[u8], size: &mut dyn FnMut() -> usize) -> Vec<(Vec<u8>, u
     let mut places = OnePlace::default();
     let mut stream = Stream::new(&["m/ctl".to_owned()].into_iter().collect());
     let mut pieces = Pieces { rest: bytes, size };
-    while matches!(stream.read(&mut pieces, &mut places), Ok(count) if count > 0) {
+    let mut messages = Vec::new();
+    loop {
+        let more = matches!(stream.read(&mut pieces, &mut places), Ok(count) if count > 0);
+        messages.extend(stream.arrived.drain(..).map(|published| (published.header, published.payloads)));
+        if !more {
+            break;
+        }
         assert!(stream.missing() > 0);
     }
     stream.close(&mut places);
     assert!(stream.outgoing.len() <= 64 + 60 + 2 * bytes.len() + 20);
-    stream.arrived.drain(..).map(|published| (published.header, published.payloads)).collect()
+    messages
 }
 
 struct AnyLayout;

@@ -148,11 +148,12 @@ impl Loop {
         if found.control {
             self.take_control();
         }
-        if found.data {
-            self.take_published();
+        let due = self.now() >= *next_tick;
+        if found.data || due {
+            self.take_published(); // what is here of a chunk tells that more will come
         }
-        let now = self.now();
-        if now >= *next_tick {
+        if due {
+            let now = self.now();
             let effects = self.machine.tick(now);
             self.perform(effects);
             *next_tick = now + TICK;

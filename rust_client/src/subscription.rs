@@ -162,9 +162,9 @@ impl<T: Copy> Subscription<T> {
         self.connection.as_ref().map(|connection| (connection.as_raw_fd(), unsent))
     }
 
-    /// Whether a message is here already, so that nobody need wait for the socket.
+    /// Whether something is here already, so that nobody need wait for the socket.
     pub fn has_arrived(&self) -> bool {
-        !self.stream.arrived.is_empty()
+        !self.stream.arrived.is_empty() || self.stream.is_held()
     }
 
     /// Returns the next message, if there is one.

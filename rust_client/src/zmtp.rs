@@ -128,6 +128,7 @@ pub struct Stream<T> {
     state: State,
     scratch: Box<[u8]>,
     have: usize, // bytes in the scratch
+    held: bool,  // a payload in it waits until the messages before it are dealt with
     frames: Vec<Frame<T>>,
     body: Option<Body<T>>,
     topics: BTreeSet<String>,
@@ -142,6 +143,7 @@ impl<T: Copy> Stream<T> {
             state: State::Greeting,
             scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(),
             have: 0,
+            held: false,
             frames: Vec::new(),
             body: None,
             topics: topics.clone(),
@@ -151,6 +153,11 @@ impl<T: Copy> Stream<T> {
     /// Whether the handshake is over.
     pub fn is_open(&self) -> bool {
         self.state == State::Open
+    }
+
+    /// Whether `read` has something to do even if nothing new comes.
+    pub fn is_held(&self) -> bool {
+        self.held
     }
 
     /// Asks for a topic, or no longer.
@@ -177,8 +184,12 @@ impl<T: Copy> Stream<T> {
     }
 
     /// Reads once, to where the bytes belong; returns how many came. Complete messages are in
-    /// `arrived` then. After an error the connection is to be closed, except after `WouldBlock`.
+    /// `arrived` then; deal with them before the next call. After an error the connection is to be
+    /// closed, except after `WouldBlock`.
     pub fn read(&mut self, from: &mut impl Read, places: &mut impl Places<Ticket = T>) -> io::Result<usize> {
+        if std::mem::take(&mut self.held) {
+            self.parse_all(places)?;
+        }
         let body = match &mut self.body {
             Some(body) => body,
             None => {
@@ -250,6 +261,10 @@ impl<T: Copy> Stream<T> {
             return Ok(head + size);
         }
         if head + size <= SCRATCH_BYTES && !payload {
+            return Ok(0);
+        }
+        if payload && !self.arrived.is_empty() {
+            self.held = true; // they may decide on its place
             return Ok(0);
         }
         self.begin_body(flags, size, payload, places);

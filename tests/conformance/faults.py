@@ -1,5 +1,6 @@
 """Scenarios on a network that loses, damages, doubles, delays and cuts."""
 
+from weightbus import Timing
 from weightbus.tests.conformance.publishing import SMALL, expect, on_data
 from weightbus.tests.conformance.rules import (
     Passing,
@@ -11,7 +12,9 @@ from weightbus.tests.conformance.rules import (
     delay,
     double,
     hold,
+    join,
     lose,
+    trickle,
 )
 from weightbus.tests.conformance.stage import Stage
 from weightbus.tests.conformance.weights import noise
@@ -19,6 +22,8 @@ from weightbus.tests.conformance.weights import noise
 LARGER = 3 * SMALL  # bytes: thirty chunks, two windows
 SINGLE = 600  # bytes: one chunk
 TRANSIENT = {"digest-mismatch", "layout-invalid", "unsupported"}
+SLOW = (2**14, 0.03)  # bytes, and seconds between: half a second for what workers sleep until
+TRIES = 3  # where a busy host holds up the pieces themselves
 
 
 def whole(passing: Passing) -> bool:
@@ -131,6 +136,28 @@ def cut_while_receiving(stage: Stage) -> None:
         stage.proxy.rules = [cut(once)]
         stage.publish(noise(stage.chance, LARGER), workers=workers)
         expect(once.count == 1, f"the {channel} connection was not cut; {stage.proxy.story()}")
+
+
+def slow_pushes(stage: Stage) -> None:
+    """waits for chunks that are being pushed slowly, and asks for none of them"""
+    stage.open(chunk_bytes=2**19, timing=Timing())
+    worker = stage.worker()
+    stage.publish(noise(stage.chance, 3 * 2**19))  # the layout is known from now on
+    stage.proxy.rules = [
+        join(stage.which("announce", channel="data")),
+        trickle(stage.which("chunk", channel="data"), *SLOW),
+    ]
+    stories: list[str] = []
+    for _ in range(TRIES):
+        stage.wait_subscribed(worker.name)
+        stage.proxy.forget()
+        stage.publish(noise(stage.chance, 3 * 2**19))
+        expect(bool(stage.proxy.seen("chunk", on_data)), "no chunk was pushed")
+        stage.proxy.wait_seen("end", on_data)  # the link is free again
+        stories.append(stage.proxy.story())
+        if not stage.proxy.seen("fetch"):
+            return
+    expect(False, f"something was fetched while it was being pushed: {'; '.join(stories)}")
 
 
 def no_data_channel(stage: Stage) -> None:

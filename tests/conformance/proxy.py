@@ -68,6 +68,7 @@ class Link:
     to_publisher: asyncio.StreamWriter
     worker: str = ""
     open: bool = False  # messages may be put in from here on
+    kept: bytes = b""  # for the worker, until something comes that it is to arrive with
 
     def cut(self) -> None:
         """End both connections at once."""
@@ -76,9 +77,23 @@ class Link:
 
     def send(self, frames: Sequence[bytes], *, up: bool) -> None:
         """Put a message on its way, if the connection is still there."""
+        self.write(framed(frames), up=up)
+
+    def write(self, data: bytes, *, up: bool) -> None:
+        """Put bytes on their way, if the connection is still there."""
         writer = self.to_publisher if up else self.to_worker
+        if not up:
+            data, self.kept = self.kept + data, b""
         if not writer.is_closing():
-            writer.write(framed(frames))
+            writer.write(data)
+
+    async def trickle(self, frames: Sequence[bytes], pace: tuple[int, float], *, up: bool) -> None:
+        """Put a message on its way piece by piece."""
+        nbytes, seconds = pace
+        data = framed(frames)
+        for begin in range(0, len(data), nbytes):
+            self.write(data[begin : begin + nbytes], up=up)
+            await asyncio.sleep(seconds)
 
 
 class Proxy:
@@ -320,7 +335,11 @@ class Proxy:
         if fate.hold:
             await asyncio.sleep(fate.hold)
         for seconds, copy in fate.copies:
-            if seconds:
+            if fate.pace:
+                await link.trickle(copy, fate.pace, up=up)
+            elif fate.together and not up:
+                link.kept += framed(copy)
+            elif seconds:
                 self._loop.call_later(seconds, partial(link.send, copy, up=up))
             else:
                 link.send(copy, up=up)

@@ -56,11 +56,15 @@ class Fate:
         copies: What arrives of it, and after how many seconds: what comes behind it overtakes it.
         hold: Seconds for which it and everything behind it waits.
         cut: Cut the connection in its stead.
+        pace: In pieces of so many bytes, and so many seconds apart. Put nothing else in meanwhile.
+        together: To a worker, in one piece with the beginning of what comes behind it.
     """
 
     copies: tuple[tuple[float, Frames], ...] = ()
     hold: float = 0.0
     cut: bool = False
+    pace: tuple[int, float] | None = None
+    together: bool = False
 
 
 Rule = Callable[[Passing], Fate | None]
@@ -123,6 +127,16 @@ def cut(which: Which) -> Rule:
 def hold(which: Which, seconds: float) -> Rule:
     """Hold up a connection at each of the messages: a slow link."""
     return lambda p: Fate(copies=((0.0, p.frames),), hold=seconds) if which(p) else None
+
+
+def trickle(which: Which, nbytes: int, seconds: float) -> Rule:
+    """Let messages through in pieces: a slow link, as those see it who wait for whole ones."""
+    return lambda p: Fate(((0.0, p.frames),), pace=(nbytes, seconds)) if which(p) else None
+
+
+def join(which: Which) -> Rule:
+    """Have messages arrive together with the beginning of the next."""
+    return lambda p: Fate(((0.0, p.frames),), together=True) if which(p) else None
 
 
 def delay(which: Which, seconds: float) -> Rule:

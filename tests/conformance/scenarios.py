@@ -72,6 +72,7 @@ SCENARIOS = tuple(
         faults.ends_and_announcements_lost,
         faults.doubled_and_late,
         faults.cut_while_receiving,
+        faults.slow_pushes,
         faults.no_data_channel,
         faults.wrong_digest,
         hostile.malformed_messages,

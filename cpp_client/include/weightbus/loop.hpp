@@ -142,8 +142,10 @@ class Loop {
     do_work();
     if (activity.writable) perform(machine_.connected(now()));
     if (activity.control) take_control();
-    if (activity.other) subscription_.receive(now());
-    if (now() < next_tick_) return;
+    const bool due = now() >= next_tick_;
+    // What is here of a chunk tells that more will come, though too little is here to wake us.
+    if (activity.other || due) subscription_.receive(now());
+    if (!due) return;
     perform(machine_.tick(now()));
     next_tick_ = now() + kTickSeconds;
     publish_state();

@@ -42,6 +42,7 @@ type Connection struct {
 
 	stream  *Stream
 	conn    net.Conn // nil while there is none
+	raw     syscall.RawConn
 	topics  map[string]bool
 	heardAt time.Time
 	pinged  time.Time
@@ -92,7 +93,8 @@ func (c *Connection) Subscribe(topic string, on bool) {
 // to be sent is lost.
 func (c *Connection) Redial() { c.hangUp() }
 
-// Tick sends pings when it is time, and gives up a connection that is silent.
+// Tick is to be called about ten times a second. It sends pings when it is time, gives up a connection
+// that is silent, and has what is here of a payload taken.
 func (c *Connection) Tick(now time.Time) {
 	if c.conn == nil {
 		return
@@ -106,6 +108,7 @@ func (c *Connection) Tick(now time.Time) {
 		c.stream.Ping(uint16(silenceMax / (100 * time.Millisecond)))
 		c.flush()
 	}
+	c.takeWhatIsHere()
 }
 
 // Close ends the connection; what is still to be sent gets a moment.
@@ -183,7 +186,7 @@ func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened bool, err
 		_ = conn.Close()
 		return false, err
 	}
-	c.begin(conn)
+	c.begin(conn, raw)
 	var both sync.WaitGroup
 	both.Add(2)
 	go func() { defer both.Done(); c.write(ctx, conn) }()
@@ -195,7 +198,7 @@ func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened bool, err
 	return opened, err
 }
 
-func (c *Connection) begin(conn net.Conn) {
+func (c *Connection) begin(conn net.Conn, raw syscall.RawConn) {
 	c.owner.Lock.Lock()
 	defer c.owner.Lock.Unlock()
 	c.stream = NewStream(c.kind, c.limits, c.owner.Place)
@@ -203,7 +206,7 @@ func (c *Connection) begin(conn net.Conn) {
 		c.stream.Subscribe(topic, on)
 	}
 	now := time.Now()
-	c.conn, c.heardAt, c.pinged, c.since, c.expect = conn, now, now, now, 1
+	c.conn, c.raw, c.heardAt, c.pinged, c.since, c.expect = conn, raw, now, now, now, 1
 	c.flush()
 }
 
@@ -280,13 +283,9 @@ func (c *Connection) receive(fd int) (wait bool, err error) {
 		return false, errClosed
 	}
 	c.heardAt = time.Now()
-	wasOpen := c.stream.Open()
-	messages, err := c.stream.Received(n)
-	if !wasOpen && c.stream.Open() {
-		c.owner.Opened()
-	}
-	for _, m := range messages {
-		c.owner.Received(m)
+	err = c.deliver(n)
+	for err == nil && c.stream.Held {
+		err = c.deliver(0)
 	}
 	if len(c.stream.Outgoing) > 0 {
 		c.flush()
@@ -297,6 +296,19 @@ func (c *Connection) receive(fd int) (wait bool, err error) {
 	return false, err
 }
 
+// deliver hands over the messages that so many bytes have completed.
+func (c *Connection) deliver(n int) error {
+	wasOpen := c.stream.Open()
+	messages, err := c.stream.Received(n)
+	if !wasOpen && c.stream.Open() {
+		c.owner.Opened()
+	}
+	for _, m := range messages {
+		c.owner.Received(m)
+	}
+	return err
+}
+
 // expectBytes has the kernel wake us when so many bytes are here, rather than for each packet.
 func (c *Connection) expectBytes(fd, n int) {
 	if n > lowWater {
@@ -305,5 +317,13 @@ func (c *Connection) expectBytes(fd, n int) {
 	if n != c.expect && c.network == "tcp" {
 		c.expect = n
 		_ = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_RCVLOWAT, n)
+	}
+}
+
+// takeWhatIsHere has the reader take what there is of a payload, or else the next packet of it: over a
+// slow link a place that is filled bit by bit tells its owner that more will come.
+func (c *Connection) takeWhatIsHere() {
+	if c.expect > 1 { // else it takes everything at once anyway
+		_ = c.raw.Control(func(fd uintptr) { c.expectBytes(int(fd), 1) }) // and this wakes it
 	}
 }

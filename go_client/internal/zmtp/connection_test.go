@@ -57,13 +57,14 @@ type heard struct {
 	opened   chan struct{}
 	messages chan Message
 	closed   chan error
+	place    func(frames [][]byte, size int) Place
 }
 
 func (h *heard) owner() Owner {
 	return Owner{
 		Lock:     h,
 		Opened:   func() { h.opened <- struct{}{} },
-		Place:    wanted,
+		Place:    func(frames [][]byte, size int) Place { return h.place(frames, size) },
 		Received: func(m Message) { h.messages <- m },
 		Closed:   func(err error) { h.closed <- err },
 	}
@@ -74,7 +75,7 @@ func dial(t *testing.T) (*heard, *Connection, net.Listener) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &heard{opened: make(chan struct{}, 9), messages: make(chan Message, 9), closed: make(chan error, 99)}
+	h := &heard{opened: make(chan struct{}, 9), messages: make(chan Message, 9), closed: make(chan error, 99), place: wanted}
 	c := Dial("tcp", listener.Addr().String(), Dealer, testLimits, h.owner())
 	t.Cleanup(func() { listener.Close(); c.Close(0); c.Wait() })
 	return h, c, listener
@@ -151,6 +152,69 @@ func TestAPeerThatBreaksZMTPIsLeft(t *testing.T) {
 	}
 	accept(t, listener)
 	await(t, "opened", h.opened)
+}
+
+func TestThePlaceOfAPayloadIsAskedForAfterTheMessagesBeforeIt(t *testing.T) {
+	h, _, listener := dial(t)
+	p := accept(t, listener)
+	await(t, "opened", h.opened)
+	before := make(chan int, 1)
+	h.Lock()
+	h.place = func(frames [][]byte, size int) Place {
+		before <- len(h.messages)
+		return wanted(frames, size)
+	}
+	h.Unlock()
+	p.send(append(messageOf([]byte("announce")), messageOf([]byte("chunk"), make([]byte, 3*scratchBytes))...))
+	if known := await(t, "a place", before); known != 1 {
+		t.Fatalf("%d messages were handed over before", known)
+	}
+}
+
+// A slow place tells how many bytes it is given.
+type slow struct {
+	memory
+	pieces chan int
+}
+
+func (s *slow) Received(n int) { s.memory.Received(n); s.pieces <- n }
+
+// Bytes that are not worth waking up for are taken nonetheless when it ticks.
+func TestWhatComesSlowlyIsTakenPieceByPiece(t *testing.T) {
+	h, c, listener := dial(t)
+	p := accept(t, listener)
+	await(t, "opened", h.opened)
+	pieces := make(chan int, 1000)
+	h.Lock()
+	h.place = func(_ [][]byte, size int) Place { return &slow{memory{bytes: make([]byte, size)}, pieces} }
+	h.Unlock()
+	in := messageOf([]byte("chunk"), make([]byte, 1<<20))
+	sent, taken := 0, len(in)-(1<<20) // all but the payload comes to no place
+	for round := 0; round < 10; round++ {
+		p.send(in[sent : sent+10000])
+		for sent += 10000; taken < sent; {
+			taken += awaitTicking(t, c, h, pieces)
+		}
+	}
+}
+
+// awaitTicking waits for a piece, and ticks meanwhile as a worker does.
+func awaitTicking(t *testing.T, c *Connection, h *heard, pieces <-chan int) int {
+	t.Helper()
+	clock := time.NewTicker(5 * time.Millisecond)
+	defer clock.Stop()
+	for late := time.After(20 * time.Second); ; {
+		select {
+		case n := <-pieces:
+			return n
+		case now := <-clock.C:
+			h.Lock()
+			c.Tick(now)
+			h.Unlock()
+		case <-late:
+			t.Fatal("what is here is not taken")
+		}
+	}
 }
 
 func TestPingsAndSilence(t *testing.T) {

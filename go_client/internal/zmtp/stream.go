@@ -79,6 +79,7 @@ const (
 //	          └───────┴──────────────┴──── ··· ────┘
 type Stream struct {
 	Outgoing []byte
+	Held     bool // a payload in the scratch waits until the messages before it are dealt with
 
 	kind    Kind
 	limits  Limits
@@ -181,8 +182,9 @@ func (s *Stream) Missing() int {
 	return s.body.missing
 }
 
-// Received takes note of so many bytes in Room, and returns the messages that are now complete.
-// After an error the connection is to be closed.
+// Received takes note of so many bytes in Room, and returns the messages that are now complete. If
+// Held is true then, call it again with 0 once these were dealt with, before Room. After an error the
+// connection is to be closed.
 func (s *Stream) Received(n int) (messages []Message, err error) {
 	if s.body != nil {
 		b := s.body
@@ -194,6 +196,7 @@ func (s *Stream) Received(n int) (messages []Message, err error) {
 		return s.take(b.flags, b.whole(), b.place, nil)
 	}
 	s.have += n
+	s.Held = false
 	at := 0
 	for {
 		size := 0
@@ -245,6 +248,10 @@ func (s *Stream) parse(in []byte, messages []Message) (int, []Message, error) {
 		return end, messages, err
 	}
 	if end <= scratchBytes && !s.isPayload(flags) {
+		return 0, messages, nil
+	}
+	if len(messages) > 0 && s.isPayload(flags) { // they may decide on its place
+		s.Held = true
 		return 0, messages, nil
 	}
 	s.begin(flags, size, in[head:])

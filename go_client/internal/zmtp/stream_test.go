@@ -83,7 +83,18 @@ func receive(s *Stream, in []byte, most func() int) (messages []Message, err err
 		n := copy(room, in)
 		in = in[n:]
 		var more []Message
-		more, err = s.Received(n)
+		more, err = complete(s, n)
+		messages = append(messages, more...)
+	}
+	return messages, err
+}
+
+// complete returns the messages that so many bytes have completed.
+func complete(s *Stream, n int) ([]Message, error) {
+	messages, err := s.Received(n)
+	for err == nil && s.Held {
+		var more []Message
+		more, err = s.Received(0)
 		messages = append(messages, more...)
 	}
 	return messages, err
@@ -223,6 +234,28 @@ func TestAPayloadThatIsCutOffIsCancelled(t *testing.T) {
 	s.Close()
 	if !place.cancel {
 		t.Fatal("it was not cancelled")
+	}
+}
+
+// An announcement and the first chunk of its version can come in one read.
+func TestAPayloadGetsItsPlaceAfterWhatCameBeforeItWasDealtWith(t *testing.T) {
+	asked := 0
+	s := opened(t, Sub, func(frames [][]byte, size int) Place {
+		asked++
+		return wanted(frames, size)
+	})
+	payload := bytes.Repeat([]byte("x"), 2*scratchBytes)
+	in := append(messageOf([]byte("a"), []byte("announce")), messageOf([]byte("b"), []byte("chunk"), payload)...)
+	n := copy(s.Room(), in)
+	messages, err := s.Received(n)
+	if err != nil || text(messages) != "\"a\" \"announce\" \n" || !s.Held || asked != 0 {
+		t.Fatalf("%v, held %v, asked %d times: %s", err, s.Held, asked, text(messages))
+	}
+	if messages, err = s.Received(0); err != nil || len(messages) != 0 || s.Held || asked != 1 {
+		t.Fatalf("%v, held %v, asked %d times: %s", err, s.Held, asked, text(messages))
+	}
+	if messages, err = receive(s, in[n:], all); err != nil || len(messages) != 1 || !bytes.Equal(messages[0].Frames[2], payload) {
+		t.Fatalf("%v, %d messages", err, len(messages))
 	}
 }
 
