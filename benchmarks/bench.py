@@ -21,7 +21,7 @@ from weightbus.benchmarks.model import Shape
 from weightbus.benchmarks.process import Process, ProcessError
 
 COSTS_SECONDS = 300.0
-WIDTH = 110  # characters
+WIDTH = 130  # characters
 
 
 def plans(arguments: argparse.Namespace) -> list[tuple[Plan, list[str]]]:
@@ -120,6 +120,7 @@ def main(words: list[str]) -> int:
         return 1
     for each in costs:
         report.print_costs(each, console)
+    report.print_losses(comparisons, console)
     results: dict[str, Any] = {
         "machine": machine,
         "comparisons": [c.as_json() for c in comparisons],

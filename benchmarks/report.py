@@ -48,6 +48,29 @@ def print_peers(comparisons: Sequence[Comparison], console: Console) -> None:
     console.print(table)
 
 
+def print_losses(comparisons: Sequence[Comparison], console: Console) -> None:
+    """Print which peers were faster than weightbus on their road, and where."""
+    held = [(c, rival) for c in comparisons if c.peer and (rival := _over_rival(c)) is not None]
+    lost = [(c, rival) for c, rival in held if rival.median < 1]
+    if not lost:
+        console.print(f"none of {len(held)} comparisons with a peer is lost")
+        return
+    table = Table(
+        title=f"{len(lost)} of {len(held)} comparisons with a peer are lost", title_justify="left"
+    )
+    for heading in ("model", "workers", "peer"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("x weightbus", justify="right", no_wrap=True)
+    for comparison, rival in lost:
+        plan, peer = comparison.plan, comparison.results[comparison.peer]
+        table.add_row(plan.shape.text, str(plan.workers), peer.title, _spread(rival, 1.0))
+    console.print(table)
+
+
+def _over_rival(comparison: Comparison) -> Spread | None:
+    return comparison.over_rival(comparison.results[comparison.peer])
+
+
 def _what(plan: Plan) -> str:
     return f"{plan.shape.label} in {plan.shape.tensors} tensors to {plan.workers} worker(s)"
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from weightbus.benchmarks import contender, plots, rows, stopped
+from weightbus.benchmarks import contender, plots, report, rows, stopped
 from weightbus.benchmarks.bus import ROADS, Bus, WrongRoad
-from weightbus.benchmarks.comparison import Plan, Spread, host, introduced
+from weightbus.benchmarks.comparison import Comparison, Plan, Result, Spread, host, introduced
 from weightbus.benchmarks.fleet import WrongBytes
 from weightbus.benchmarks.goals import GOALS, Better, Line
 from weightbus.benchmarks.model import Model, Shape
@@ -253,3 +254,24 @@ def test_a_shape_holds_its_bytes() -> None:
 def test_a_spread_is_the_quartiles() -> None:
     assert Spread.of([4.0, 1.0, 2.0, 3.0, 5.0]) == Spread(3.0, 2.0, 4.0)
     assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0)
+
+
+def test_it_says_where_weightbus_loses() -> None:
+    def beside(peer: str, *seconds: float) -> Comparison:
+        ours = Result("weightbus_receive", "us", "weightbus", "raw_tcp", rounds=[[0.2], [0.3]])
+        theirs = Result(peer, f"title of {peer}", "peer", "raw_tcp", rounds=[[s] for s in seconds])
+        plan = Plan(Shape.parse("16MiB/40"), 4, rounds=2, burst=1)
+        return Comparison(plan, {"weightbus_receive": ours, peer: theirs}, peer)
+
+    def printed(*comparisons: Comparison) -> str:
+        console = Console(width=100)
+        with console.capture() as capture:
+            report.print_losses(comparisons, console)
+        return capture.get()
+
+    faster, slower = beside("gloo_flat", 0.1, 0.15), beside("zmq_pickle", 0.4, 0.6)
+    text = printed(faster, slower)
+    assert "1 of 2 comparisons" in text
+    assert all(word in text for word in ("16MiB/40", "4", "title of gloo_flat", "0.50 (0.50-0.50)"))
+    assert "zmq_pickle" not in text
+    assert "none of 1" in printed(slower)
