@@ -80,6 +80,11 @@ class Outlet:
         """Whether it subscribed to a topic, or to the beginning of it."""
         return topic in self.topics or any(topic.startswith(each) for each in self.topics)
 
+    @property
+    def keeps_up(self) -> bool:
+        """Whether no message waits behind the one that is being sent."""
+        return not self._queue
+
     def put(self, message: _Message, now: float) -> None:
         """Send a message if nothing else waits; else keep it, unless too many wait already.
 
@@ -251,6 +256,11 @@ class Distribution:
                     self._watch(outlet)
                 except OSError:
                     self._hang_up(outlet)
+
+    def keep_up(self, topic: bytes) -> bool:
+        """Return whether some subscriber of a topic keeps up, or there is none."""
+        wanting = [outlet for outlet in self._outlets.values() if outlet.wants(topic)]
+        return not wanting or any(outlet.keeps_up for outlet in wanting)
 
     def withdraw(self, topics: Collection[bytes]) -> None:
         """Forget what is not on its way yet of some topics: something newer takes its place."""

@@ -1,7 +1,7 @@
 """The publisher's behaviour, without sockets, threads or clocks.
 
 Feed it what arrives (`receive`), what the user wants (`publish`) and the passing of time (`tick`);
-it answers with effects. `push` gives the next chunks while `pushing` says that there are some.
+it answers with effects. `push` gives the next chunks while `pushing` says of what there are some.
 
     hello ──> welcome                          the worker is on the roster
     publish ──> announce, chunk..., end        pushed; or announce and end, to some workers alone
@@ -208,9 +208,9 @@ class PublisherMachine:
         return [effect for peer in here for effect in self._tell_prepared(peer, prepared)]
 
     @property
-    def pushing(self) -> bool:
-        """Whether `push` has something to send now."""
-        return any(push.ready for push in self._pushes)
+    def pushing(self) -> list[bytes]:
+        """The topics for which `push` has something to send now."""
+        return [push.topic for push in self._pushes if push.ready]
 
     def push(self, now: float) -> list[Effect]:
         """Return the next chunks to publish."""

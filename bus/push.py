@@ -4,6 +4,9 @@ PUB drops silently whatever does not fit into a subscriber's queue. So a push ru
 ahead of what the fastest worker has reported: that worker loses nothing, workers as fast as it
 lose nothing either, and slower ones lose chunks (which they fetch) rather than hold up the others.
 When nobody reports anything for a while the push ends early: pulling always works.
+
+A chunk is hashed when it is pushed, and few are pushed at a time, as connections have room for
+them: no hashed byte waits for others to be hashed, and it is still in the cache when it is sent.
 """
 
 from .effects import Broadcast, Effect
@@ -12,7 +15,7 @@ from .messages import control_topic, data_topic
 from .offers import chunk_of, end_of
 from .version import Retired, Version
 
-BURST_CHUNKS = 8  # pushed before other work gets a turn
+BURST_BYTES = 2**20  # pushed before other work gets a turn
 
 
 class Push:
@@ -20,11 +23,13 @@ class Push:
 
     def __init__(self, version: Version, now: float, patience: float) -> None:
         self.version = version
+        self.topic = data_topic(version.model)
         self.next = 0
         self.done = False
         self._reported = 0
         self._moved_at = now
         self._patience = patience
+        self._burst = max(1, BURST_BYTES // version.plan.chunk_bytes)  # in chunks
 
     def report(self, chunks: int, now: float) -> None:
         """Some worker has so many chunks."""
@@ -44,8 +49,8 @@ class Push:
         v, effects = self.version, list[Effect]()
         stalled = now - self._moved_at >= self._patience
         try:
-            for index in range(self.next, min(self.next + BURST_CHUNKS, self._limit())):
-                effects.append(Broadcast(data_topic(v.model), *chunk_of(v, index)))
+            for index in range(self.next, min(self.next + self._burst, self._limit())):
+                effects.append(Broadcast(self.topic, *chunk_of(v, index)))
                 self.next, self._moved_at = index + 1, now
             if self.next == v.plan.count or stalled:
                 self.done = True

@@ -219,6 +219,10 @@ class PublisherSockets(_Sockets):
         """Publish to everybody who subscribed; whoever is not keeping up loses it."""
         self._data.send(frames, time.monotonic())
 
+    def keep_up(self, topic: bytes) -> bool:
+        """Return whether what was published of a topic is on its way to somebody, or to nobody."""
+        return self._data.keep_up(topic)
+
     def withdraw(self, topics: Collection[bytes]) -> None:
         """Forget what is not on its way yet of some topics."""
         self._data.withdraw(topics)

@@ -216,6 +216,25 @@ def test_a_slow_subscriber_loses_whole_messages_and_nobody_else_does(bench: Benc
     assert slow.messages[-1] == [b"a/ctl", b"end"]
 
 
+def test_a_topic_keeps_up_while_some_subscriber_of_it_does(bench: Bench) -> None:
+    keeps_up, message = bench.distribution.keep_up, [b"a/dat", b"", bytes(LARGE)]
+    assert keeps_up(b"a/dat"), "there is nobody to wait for"
+    slow = Reader(bench.knock(b"a/", read_buffer=4096))
+    bench.knock(b"b/")
+    bench.send(message)
+    assert keeps_up(b"a/dat"), "it is being sent"
+    bench.send(message)
+    assert not keeps_up(b"a/dat"), "one waits, and who asked for something else does not count"
+    assert keeps_up(b"b/dat")
+    fast = bench.knock(b"a/")
+    assert keeps_up(b"a/dat")
+    fast.close()
+    bench.until(lambda: (False, b"a/") in bench.heard)
+    assert not keeps_up(b"a/dat")
+    bench.until(lambda: slow.has(1))
+    assert keeps_up(b"a/dat")
+
+
 def test_what_is_out_of_date_is_withdrawn_and_its_memory_let_go(bench: Bench) -> None:
     slow = Reader(bench.knock(b"a/", b"b/", read_buffer=4096))
     memory = np.full(3 * LARGE, 7, np.uint8)

@@ -1,0 +1,94 @@
+"""The publisher's thread: what it pushes when."""
+
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from typing import cast
+
+import numpy as np
+import pytest
+
+from weightbus.bus import publisher_loop
+from weightbus.bus.limits import PUSH_CHUNKS
+from weightbus.bus.messages import Buffer, Hello, Ping, data_topic, encode
+from weightbus.bus.publication import Publication
+from weightbus.bus.publisher import PublisherMachine
+from weightbus.bus.publisher_loop import PublisherLoop
+from weightbus.bus.sockets import Activity, PublisherSockets
+from weightbus.bus.version import Version
+from weightbus.codecs.layout import Layout
+
+SECONDS = 30.0  # far more than anything here takes
+CHUNK = 2**20  # bytes: a burst, so that one chunk goes at a time
+MODEL = "a"
+
+
+class Road:
+    """Sockets that are none; a test says whether there is room, and knows when the thread waits."""
+
+    def __init__(self) -> None:
+        self.room = True
+        self.sent: list[bytes] = []  # topics
+        self.waits = threading.Semaphore(0)  # released whenever the thread would sleep
+        self._bell = threading.Event()
+
+    def poll(self, seconds: float) -> Activity:
+        if seconds > 0 and not self._bell.is_set():
+            self.waits.release()
+            self._bell.wait(seconds)
+        self._bell.clear()
+        return Activity(control=False, data=False)
+
+    def keep_up(self, topic: bytes) -> bool:
+        return self.room and topic == data_topic(MODEL)
+
+    def broadcast(self, frames: Sequence[Buffer]) -> None:
+        self.sent.append(bytes(frames[0]))
+
+    def withdraw(self, topics: Collection[bytes]) -> None:
+        pass
+
+    def wake(self) -> None:
+        self._bell.set()
+
+    def close(self) -> None:
+        pass
+
+    def asleep(self) -> None:
+        """Wait until the thread has done all that it could."""
+        assert self.waits.acquire(timeout=SECONDS)
+
+
+@pytest.fixture
+def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Road, PublisherLoop]]:
+    monkeypatch.setattr(publisher_loop, "TICK", 1e6)  # ticks once, at the beginning
+    machine, road = PublisherMachine(7, "tcp://d:1"), Road()
+    hello = Hello(name="w", instance="0" * 32, models={MODEL: None})
+    for message in (hello, Ping(subscribed=True)):
+        machine.receive(b"w", [encode(message)], time.monotonic())
+    loop = PublisherLoop(machine, cast("PublisherSockets", road))
+    road.asleep()
+    yield road, loop
+    loop.close()
+
+
+def publication(chunks: int) -> Publication:
+    layout = Layout.plan([("w", "U8", (chunks * CHUNK,))])
+    version = Version(MODEL, layout, np.zeros(chunks * CHUNK, np.uint8), CHUNK)
+    now = time.monotonic()
+    return Publication(1, version, None, None, "applied", "auto", now, now + SECONDS)
+
+
+def test_nothing_is_hashed_before_somebody_has_room_for_it(
+    road: tuple[Road, PublisherLoop],
+) -> None:
+    (sockets, loop), chunks = road, PUSH_CHUNKS // 2
+    sockets.room = False
+    loop.submit(publication(chunks))
+    sockets.asleep()
+    assert data_topic(MODEL) not in sockets.sent
+    assert len(sockets.sent) == 1, "it is announced"
+    sockets.room = True
+    sockets.wake()
+    sockets.asleep()
+    assert sockets.sent.count(data_topic(MODEL)) == chunks
