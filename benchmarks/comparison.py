@@ -110,12 +110,15 @@ class Comparison:
 
     Attributes:
         peer: The peer whose comparison it is; empty if it is of limits and weightbus alone.
+        left_out: Why there are no results.
+        without: Contenders for which there was no memory, while there was for the others.
     """
 
     plan: Plan
     results: dict[str, Result] = field(default_factory=dict[str, Result])
     peer: str = ""
     left_out: str = ""
+    without: list[str] = field(default_factory=list[str])
 
     def over_limit(self, result: Result) -> Spread:
         """Return the spread of a contender's ratios to its limit."""
@@ -165,15 +168,20 @@ def compare(
     Raises:
         ProcessError: A contender failed, or its workers held other bytes than were published.
     """
-    needed, there = plan.bytes_needed(len(names) + bool(peers)), memory.available()
+    there, held_against = memory.available(), (*LIMITS, *RIVALS.values())
+    wanted = list(names)
+    if plan.bytes_needed(len(names) + bool(peers)) > there:  # those at least that ratios refer to
+        names = [name for name in names if name in held_against]
+    needed = plan.bytes_needed(len(names) + bool(peers))
     if needed > there:
         why = f"needs about {needed / 2**30:.0f} GiB of memory, {there / 2**30:.0f} are free"
         return [Comparison(plan, left_out=why)]
     with ExitStack() as stack:
         hosts = {name: stack.enter_context(host(name, plan)) for name in names}
         titles = {name: introduced(name, each) for name, each in hosts.items()}
-        comparisons = [Comparison(plan, played(plan, hosts, titles, say))]
-        beside = {n: each for n, each in hosts.items() if n in (*LIMITS, *RIVALS.values())}
+        without = [name for name in wanted if name not in names]
+        comparisons = [Comparison(plan, played(plan, hosts, titles, say), without=without)]
+        beside = {n: each for n, each in hosts.items() if n in held_against}
         for peer in peers:
             with host(peer, plan) as guest:
                 titles[peer] = introduced(peer, guest)

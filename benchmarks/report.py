@@ -32,6 +32,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for result in comparison.results.values():
         table.add_row(*_row(comparison, result), *_rest(result, plan))
     console.print(table)
+    if comparison.without:
+        console.print(f"left out for lack of memory: {', '.join(comparison.without)}")
 
 
 def print_peers(comparisons: Sequence[Comparison], console: Console) -> None:

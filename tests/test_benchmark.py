@@ -14,9 +14,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from weightbus.benchmarks import contender, plots, report, rows, stopped
+from weightbus.benchmarks import contender, memory, plots, report, rows, stopped
 from weightbus.benchmarks.bus import ROADS, Bus, WrongRoad
-from weightbus.benchmarks.comparison import Comparison, Plan, Result, Spread, host, introduced
+from weightbus.benchmarks.comparison import (
+    Comparison,
+    Plan,
+    Result,
+    Spread,
+    compare,
+    host,
+    introduced,
+)
 from weightbus.benchmarks.fleet import WrongBytes
 from weightbus.benchmarks.goals import GOALS, Better, Line
 from weightbus.benchmarks.model import Model, Shape
@@ -151,6 +159,20 @@ def test_a_peer_publishes_to_two_workers_that_are_isolated(
     assert len(answer["seconds"]) == 2
     with pytest.raises(ProcessError, match="WrongBytes: worker 0 holds"):
         publisher.ask("stray", HOST_SECONDS)
+
+
+def test_what_does_not_fit_is_compared_without_those_that_no_ratio_refers_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan, said = Plan(Shape.parse(TINY), 1, rounds=1, burst=1), list[str]()
+    names = ["raw_tcp", "bare_zmq", "weightbus_receive"]
+    monkeypatch.setattr(memory, "available", lambda: plan.bytes_needed(2))
+    [some] = compare(plan, names, said.append)
+    assert (list(some.results), some.without) == (["raw_tcp", "weightbus_receive"], ["bare_zmq"])
+    monkeypatch.setattr(memory, "available", lambda: plan.bytes_needed(2) - 1)
+    [none] = compare(plan, names, said.append)
+    assert not none.results
+    assert "memory" in none.left_out
 
 
 def test_what_a_contender_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
