@@ -76,6 +76,7 @@ def _series(comparisons: list[dict[str, Any]], where: Where) -> Series:
 
 def _picture(path: Path, title: str, across: str, series: Series, *, logarithmic: bool) -> Path:
     figure, axes = plt.subplots(figsize=(10, 5.5), layout="constrained")
+    axes.set_prop_cycle(color=mpl.colormaps["tab20"].colors)  # type: ignore[attr-defined]
     for (kind, name), points in series.items():
         _line(axes, name, points, STYLES[kind])
     axes.set_yscale("log")
