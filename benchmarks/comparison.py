@@ -169,8 +169,9 @@ def compare(
         ProcessError: A contender failed, or its workers held other bytes than were published.
     """
     there, held_against = memory.available(), (*LIMITS, *RIVALS.values())
-    wanted = list(names)
+    without: list[str] = []
     if plan.bytes_needed(len(names) + bool(peers)) > there:  # those at least that ratios refer to
+        without = [name for name in names if name not in held_against]
         names = [name for name in names if name in held_against]
     needed = plan.bytes_needed(len(names) + bool(peers))
     if needed > there:
@@ -179,7 +180,6 @@ def compare(
     with ExitStack() as stack:
         hosts = {name: stack.enter_context(host(name, plan)) for name in names}
         titles = {name: introduced(name, each) for name, each in hosts.items()}
-        without = [name for name in wanted if name not in names]
         comparisons = [Comparison(plan, played(plan, hosts, titles, say), without=without)]
         beside = {n: each for n, each in hosts.items() if n in held_against}
         for peer in peers:

@@ -52,8 +52,8 @@ def print_peers(comparisons: Sequence[Comparison], console: Console) -> None:
 
 def print_losses(comparisons: Sequence[Comparison], console: Console) -> None:
     """Print which peers were faster than weightbus on their road, and where."""
-    held = [(c, rival) for c in comparisons if c.peer and (rival := _over_rival(c)) is not None]
-    lost = [(c, rival) for c, rival in held if rival.median < 1]
+    held = [(c, c.over_rival(c.results[c.peer])) for c in comparisons if c.peer]
+    lost = [(c, rival) for c, rival in held if rival is not None and rival.median < 1]
     if not lost:
         console.print(f"none of {len(held)} comparisons with a peer is lost")
         return
@@ -67,10 +67,6 @@ def print_losses(comparisons: Sequence[Comparison], console: Console) -> None:
         plan, peer = comparison.plan, comparison.results[comparison.peer]
         table.add_row(plan.shape.text, str(plan.workers), peer.title, _spread(rival, 1.0))
     console.print(table)
-
-
-def _over_rival(comparison: Comparison) -> Spread | None:
-    return comparison.over_rival(comparison.results[comparison.peer])
 
 
 def _what(plan: Plan) -> str:

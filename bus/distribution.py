@@ -259,8 +259,13 @@ class Distribution:
 
     def keep_up(self, topic: bytes) -> bool:
         """Return whether some subscriber of a topic keeps up, or there is none."""
-        wanting = [outlet for outlet in self._outlets.values() if outlet.wants(topic)]
-        return not wanting or any(outlet.keeps_up for outlet in wanting)
+        wanted = False
+        for outlet in self._outlets.values():
+            if outlet.wants(topic):
+                if outlet.keeps_up:
+                    return True
+                wanted = True
+        return not wanted
 
     def withdraw(self, topics: Collection[bytes]) -> None:
         """Forget what is not on its way yet of some topics: something newer takes its place."""

@@ -14,7 +14,7 @@ Nothing here assumes that the publisher is a trainer or that a worker is a leaf.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from .calls import Calls
 from .catalog import Catalog
@@ -212,11 +212,12 @@ class PublisherMachine:
         """The topics for which `push` has something to send now."""
         return [push.topic for push in self._pushes if push.ready]
 
-    def push(self, now: float) -> list[Effect]:
-        """Return the next chunks to publish."""
+    def push(self, now: float, topics: Collection[bytes] | None = None) -> list[Effect]:
+        """Return the next chunks to publish, of some topics alone if they are given."""
         effects: list[Effect] = []
         for push in self._pushes:
-            if push.version.alive:  # it may have been aborted meanwhile
+            chosen = topics is None or push.topic in topics
+            if chosen and push.version.alive:  # it may have been aborted meanwhile
                 effects += push.step(now)
         self._pushes = [push for push in self._pushes if push.version.alive and not push.done]
         return effects

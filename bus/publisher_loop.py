@@ -143,7 +143,7 @@ class PublisherLoop:
 
     def _turn(self, next_tick: float) -> float:
         """Take what there is, push what may be pushed, tick when it is time."""
-        wait = 0.0 if self._work or self._may_push() else next_tick - time.monotonic()
+        wait = 0.0 if self._work or self._with_room() else next_tick - time.monotonic()
         activity = self._sockets.poll(wait)
         now = time.monotonic()
         self._do_work(now)
@@ -151,17 +151,17 @@ class PublisherLoop:
             self._take_messages(now)
         if activity.data:
             self._take_subscriptions(now)
-        if self._may_push():
-            self._perform(self._machine.push(now), now)
+        if topics := self._with_room():
+            self._perform(self._machine.push(now, topics), now)
         if now >= next_tick:
             self._perform(self._machine.tick(now), now)
             self._look(now)
             return now + TICK
         return next_tick
 
-    def _may_push(self) -> bool:
-        """Whether there is something to push, and somebody whose connection has room for it."""
-        return any(self._sockets.keep_up(topic) for topic in self._machine.pushing)
+    def _with_room(self) -> list[bytes]:
+        """Return the topics of what is being pushed for which somebody's connection has room."""
+        return [topic for topic in self._machine.pushing if self._sockets.keep_up(topic)]
 
     def _do_work(self, now: float) -> None:
         while self._work:

@@ -52,6 +52,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "with a peer" in done.stdout, "it says where weightbus loses"
     read: dict[str, Any] = json.loads(file.read_text())
     return read
 

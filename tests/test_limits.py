@@ -31,6 +31,7 @@ from weightbus.bus.messages import (
     Welcome,
     encode,
 )
+from weightbus.bus.push import BURST_BYTES
 from weightbus.codecs.chunks import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
 from weightbus.codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
 
@@ -93,6 +94,7 @@ def test_windows_nest() -> None:
     assert WINDOW_CHUNKS <= FETCH_CHUNKS_MAX, "a window can be asked for at once"
     assert 2 * PROGRESS_CHUNKS <= PUSH_CHUNKS, "progress is reported before a push must wait"
     assert 2 * Timing().report <= Timing().quiet, "a slow push is not taken for a stalled one"
+    assert BURST_BYTES // CHUNK_BYTES_DEFAULT <= PUSH_CHUNKS
     # PUB's queue counts messages: a window of chunks, one more that a report has let out, and the
     # announcement, end and beacons of the models.
     assert 2 * PUSH_CHUNKS + MODELS_MAX // 2 <= sockets.PUB_QUEUE

@@ -63,7 +63,7 @@ class Road:
 def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Road, PublisherLoop]]:
     monkeypatch.setattr(publisher_loop, "TICK", 1e6)  # ticks once, at the beginning
     machine, road = PublisherMachine(7, "tcp://d:1"), Road()
-    hello = Hello(name="w", instance="0" * 32, models={MODEL: None})
+    hello = Hello(name="w", instance="0" * 32, models={MODEL: None, "b": None})
     for message in (hello, Ping(subscribed=True)):
         machine.receive(b"w", [encode(message)], time.monotonic())
     loop = PublisherLoop(machine, cast("PublisherSockets", road))
@@ -72,11 +72,11 @@ def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Road, PublisherLoop]
     loop.close()
 
 
-def publication(chunks: int) -> Publication:
+def publication(chunks: int, model: str = MODEL, id_: int = 1) -> Publication:
     layout = Layout.plan([("w", "U8", (chunks * CHUNK,))])
-    version = Version(MODEL, layout, np.zeros(chunks * CHUNK, np.uint8), CHUNK)
+    version = Version(model, layout, np.zeros(chunks * CHUNK, np.uint8), CHUNK)
     now = time.monotonic()
-    return Publication(1, version, None, None, "applied", "auto", now, now + SECONDS)
+    return Publication(id_, version, None, None, "applied", "auto", now, now + SECONDS)
 
 
 def test_nothing_is_hashed_before_somebody_has_room_for_it(
@@ -92,3 +92,14 @@ def test_nothing_is_hashed_before_somebody_has_room_for_it(
     sockets.wake()
     sockets.asleep()
     assert sockets.sent.count(data_topic(MODEL)) == chunks
+
+
+def test_what_has_no_room_is_not_pushed_along_with_what_has(
+    road: tuple[Road, PublisherLoop],
+) -> None:
+    (sockets, loop), other = road, "b"
+    for model, id_ in ((other, 1), (MODEL, 2)):  # there is room for MODEL alone
+        loop.submit(publication(4, model, id_))
+        sockets.asleep()
+    assert sockets.sent.count(data_topic(MODEL)) == 4
+    assert data_topic(other) not in sockets.sent
