@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Literal, TypedDict, TypeVar, Unpack
 
 from ..bus import endpoints
 from ..bus.arena import Arenas
@@ -31,7 +31,19 @@ from ..codecs.state import Form, State, state_of
 T = TypeVar("T")
 Require = Literal["all"] | int  # all workers, or this many
 
+TIMEOUT = 60.0  # seconds that a publish gets unless it is told otherwise
 ANSWER_SECONDS = 5.0  # beyond its deadline, what a call allows the background thread to answer
+
+
+class PublishOptions(TypedDict, total=False):
+    """The keywords of publish: here for type checkers, their defaults at `publish_async`."""
+
+    workers: Iterable[str] | None
+    require: Require
+    wait: Wait
+    commit: CommitMode
+    verify: bool
+    timeout: float
 
 
 class _Model:
@@ -132,18 +144,7 @@ class Publisher:
             if arena is not None and arena.shared is not None:
                 self._loop.prepare(model, arena.shared, layout.nbytes)
 
-    def publish(
-        self,
-        model: str,
-        weights: object,
-        *,
-        workers: Iterable[str] | None = None,
-        require: Require = "all",
-        wait: Wait = "applied",
-        commit: CommitMode = "auto",
-        verify: bool = False,
-        timeout: float = 60.0,
-    ) -> Receipt:
+    def publish(self, model: str, weights: object, **options: Unpack[PublishOptions]) -> Receipt:
         """Publish a new version of a model and wait until the workers have it.
 
         Args:
@@ -172,17 +173,8 @@ class Publisher:
             ClosedError: The publisher is closed.
         """
         started = time.monotonic()
-        future = self.publish_async(
-            model,
-            weights,
-            workers=workers,
-            require=require,
-            wait=wait,
-            commit=commit,
-            verify=verify,
-            timeout=timeout,
-        )
-        left = started + timeout - time.monotonic()
+        future = self.publish_async(model, weights, **options)
+        left = started + options.get("timeout", TIMEOUT) - time.monotonic()
         return _result(future, max(0.0, left) + ANSWER_SECONDS)
 
     def publish_async(
@@ -195,7 +187,7 @@ class Publisher:
         wait: Wait = "applied",
         commit: CommitMode = "auto",
         verify: bool = False,
-        timeout: float = 60.0,
+        timeout: float = TIMEOUT,
     ) -> "Future[Receipt]":
         """Publish, and return a future of the receipt as soon as the weights are copied.
 
@@ -237,33 +229,13 @@ class Publisher:
             return self._loop.submit(publication)
 
     async def publish_awaitable(
-        self,
-        model: str,
-        weights: object,
-        *,
-        workers: Iterable[str] | None = None,
-        require: Require = "all",
-        wait: Wait = "applied",
-        commit: CommitMode = "auto",
-        verify: bool = False,
-        timeout: float = 60.0,
+        self, model: str, weights: object, **options: Unpack[PublishOptions]
     ) -> Receipt:
         """Publish from a coroutine. Arguments, result and errors are those of `publish`.
 
         The weights are copied before the first suspension; the event loop then runs on.
         """
-        return await asyncio.wrap_future(
-            self.publish_async(
-                model,
-                weights,
-                workers=workers,
-                require=require,
-                wait=wait,
-                commit=commit,
-                verify=verify,
-                timeout=timeout,
-            )
-        )
+        return await asyncio.wrap_future(self.publish_async(model, weights, **options))
 
     def workers(self) -> dict[str, WorkerStatus]:
         """Return who is there, lost workers included, and which version each of them runs."""

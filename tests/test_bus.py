@@ -1,6 +1,7 @@
 """Publishers and subscribers over real sockets: every kind of weights, every way to publish."""
 
 import asyncio
+import inspect
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from weightbus import (
     WorkersMissingError,
 )
 from weightbus.bus.worker_loop import WorkerLoop
+from weightbus.python_client.publisher import PublishOptions
 
 SECONDS = 60.0  # far more than anything here takes
 
@@ -82,6 +84,19 @@ def arrays(value: float, size: int = 1000) -> dict[str, np.ndarray[Any, Any]]:
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
+
+
+def test_every_way_to_publish_takes_the_same_keywords() -> None:
+    real = inspect.signature(Publisher.publish_async).parameters.values()
+    keywords = {p.name for p in real if p.kind is p.KEYWORD_ONLY}
+    assert keywords == PublishOptions.__optional_keys__
+    for word in keywords:
+        assert f"{word}: " in (Publisher.publish.__doc__ or ""), f"publish does not explain {word}"
+
+
+def test_a_keyword_that_there_is_not_is_refused() -> None:
+    with Publisher() as publisher, pytest.raises(TypeError, match="tiemout"):
+        publisher.publish("m", arrays(1), tiemout=1)  # type: ignore[call-arg]  # pyright: ignore
 
 
 # Kinds of weights.
