@@ -58,17 +58,18 @@ class Segment:
     def __init__(self, nbytes: int) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no memfd_create")
-        self._fd = os.memfd_create("weightbus", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create("weightbus", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.fchmod(self._fd, 0o600)
-            os.posix_fallocate(self._fd, 0, HEADER_BYTES + nbytes)  # all of it now, or an error
+            os.fchmod(fd, 0o600)
+            os.posix_fallocate(fd, 0, HEADER_BYTES + nbytes)  # all of it now, or an error
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)  # readers can rely on the size
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)  # readers can rely on the size
             flags = mmap.MAP_SHARED | POPULATE
-            self._memory = mmap.mmap(self._fd, HEADER_BYTES + nbytes, flags=flags)
+            self._memory = mmap.mmap(fd, HEADER_BYTES + nbytes, flags=flags)
         except BaseException:
-            os.close(self._fd)
+            os.close(fd)
             raise
+        self._fd = fd  # `__del__` closes it from now on: never both, the number may be another's
         self.token = secrets.token_hex(16)
         self._memory[:24] = MAGIC + bytes.fromhex(self.token)
         self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
@@ -118,11 +119,20 @@ class View:
         self._memory = mmap.mmap(self._fd, HEADER_BYTES + nbytes, prot=mmap.PROT_READ)
         if self._memory[:24] != MAGIC + bytes.fromhex(shared.token):
             raise OSError(f"{shared.path} is the memory of somebody else")
-        self.token = shared.token
+        self.token, self._path = shared.token, shared.path
         self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
         self._warm = False
         self._lock = threading.Lock()
         self._holders = 0  # the kernel's lock is one for all threads that use this descriptor
+
+    @property
+    def given_up(self) -> bool:
+        """Whether its owner has closed it: nothing will be written there any more."""
+        try:
+            found, ours = os.stat(self._path), os.fstat(self._fd)
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) != (ours.st_dev, ours.st_ino)
 
     def warm(self) -> None:
         """Touch every page once, in a thread of its own: half of what the first copy costs."""
@@ -190,6 +200,8 @@ class Views:
             view = View(shared, nbytes)
         except (OSError, ValueError):
             return None
+        # What is mapped here would stay in memory, though its owner has made room for this one.
+        self._views = {token: each for token, each in self._views.items() if not each.given_up}
         while len(self._views) >= VIEWS_MAX:
             del self._views[next(iter(self._views))]
         self._views[shared.token] = view

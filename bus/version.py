@@ -34,7 +34,7 @@ class Version:
         chunk_bytes: Bytes of a chunk (the last may be shorter).
         shared: Where workers on this host find the data, if they can.
         copied: Give out copies of chunks, so that nobody can hold on to the memory.
-        on_number: Called once the version is numbered.
+        on_number: Called when the version is numbered, unless it was retired before.
         on_release: Called, in any thread, when the version is retired and in nobody's hands.
 
     Attributes:
@@ -71,8 +71,9 @@ class Version:
     def number(self, epoch: int, version: int) -> None:
         """Give the version its number; whoever was told where it is may read it now."""
         self.epoch, self.version = epoch, version
-        if self._on_number is not None:
-            self._on_number(self)
+        told, self._on_number = self._on_number, None  # it holds the memory, which holds us
+        if told is not None:
+            told(self)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -120,7 +121,7 @@ class Version:
 
     def retire(self) -> None:
         """Give out no more chunks."""
-        self._owner = None
+        self._owner = self._on_number = None
 
     @property
     def in_hands(self) -> bool:

@@ -74,7 +74,8 @@ class MemoryTarget:
                 return reader
         reader = Reader(staged.layout, staged.data)
         if reader.section.aligned():  # else its views are copies, of this version alone
-            self._readers = [*self._readers[1 - READERS_MAX :], (staged, reader)]
+            alike = [each for each in self._readers if each[0].layout is staged.layout]
+            self._readers = [*alike[1 - READERS_MAX :], (staged, reader)]  # others hold old memory
         return reader
 
 

@@ -1,6 +1,7 @@
 """Shared memory: proven to be of this host, never torn, gone with its last user."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 import weightbus
 from weightbus.bus.arena import Arenas
+from weightbus.bus.limits import ARENAS_MAX
 from weightbus.bus.messages import Shared
 from weightbus.bus.segment import HEADER_BYTES, Segment, View, Views
 from weightbus.bus.staging import StaleError
@@ -227,3 +229,55 @@ def test_no_shared_memory_means_the_network(monkeypatch: pytest.MonkeyPatch) -> 
         publisher.wait_for_workers(1, timeout=30)
         publisher.publish("policy", {"w": np.ones(1 << 18, np.float32)})
         assert (target["w"] == 1).all()
+
+
+@pytest.fixture(name="uncollected")
+def _uncollected() -> Generator[None]:
+    """No garbage collection: memory goes when its last user does, or it stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def segments_open() -> int:
+    """Return how many segments this process has, or maps: each counts, twice while it is ours."""
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            found += "memfd:weightbus" in os.readlink(f"/proc/self/fd/{descriptor}")
+    return found
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("target", ["file", "memory"])
+def test_memory_of_another_size_goes_at_once_on_both_sides(tmp_path: Path, target: str) -> None:
+    """Also at the worker, which maps what the publisher has given up."""
+    into = tmp_path / "file" if target == "file" else {"w": np.zeros(3)}
+    with (
+        weightbus.Publisher() as publisher,
+        weightbus.Subscriber(publisher.address, {"policy": into}, strict=False) as worker,
+    ):
+        worker.start()
+        publisher.wait_for_workers(1, timeout=30)
+        counts: list[int] = []
+        for size in range(30):
+            publisher.publish("policy", {"w": np.ones(3), "more": np.ones(9_000 + size)})
+            counts.append(segments_open())
+    assert max(counts) <= 2 + 2 * ARENAS_MAX  # the probe, and one arena; twice each, and twice for the worker
+
+
+@pytest.mark.parametrize("call", ["fchmod", "posix_fallocate"])
+def test_a_segment_that_cannot_be_made_closes_nothing_of_others(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def nothing(*_: object) -> None:
+        raise OSError("none left")
+
+    closed: list[int] = []
+    close = os.close
+    monkeypatch.setattr(os, call, nothing)
+    monkeypatch.setattr(os, "close", lambda fd: (closed.append(fd), close(fd)))
+    with pytest.raises(OSError, match="none left"):
+        Segment(NBYTES)
+    assert len(closed) == 1
