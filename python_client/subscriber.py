@@ -33,6 +33,8 @@ log = logging.getLogger("weightbus.subscriber")
 
 CLIENT = "weightbus-python/0.1.0"
 AT_ONCE_BYTES = 2**20  # copied within a fraction of a millisecond
+HOOK_SECONDS = 1.0  # that close() waits for a hook
+COPY_SECONDS = 10.0  # and for a copy into the model, which should not change any more afterwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class Subscriber:
         self._running: dict[str, Update] = {}
         self._error: WeightBusError | None = None
         self._background: threading.Thread | None = None
+        self._in_hook = False
         self._pid = os.getpid()
         identity = Identity(
             name=self.name,
@@ -209,10 +212,12 @@ class Subscriber:
         )
         try:
             if self._on_commit is not None:
+                self._in_hook = True
                 self._on_commit(update)
         finally:  # the weights are in, whatever the hook thinks of it
             # Here first, then at the publisher: whoever waits for its receipt must find it here.
             with self._applied:
+                self._in_hook = False
                 self._running[staged.model] = update
                 self._applied.notify_all()
             self._loop.applied(staged, digest)
@@ -266,13 +271,16 @@ class Subscriber:
                 self._note(error)
                 if self._handoff.wait_closed(1.0):
                     return
-            except Exception as error:
+            except (
+                BaseException
+            ) as error:  # a hook may call sys.exit(), which would end this thread
                 self._note(error)
 
-    def _note(self, error: Exception) -> None:
-        log.error("%s: %s", self.name, error)
+    def _note(self, error: BaseException) -> None:
+        known = error if isinstance(error, WeightBusError) else WeightBusError(repr(error))
+        log.error("%s: %s", self.name, known)
         with self._applied:
-            self._error = error if isinstance(error, WeightBusError) else WeightBusError(str(error))
+            self._error = known
             self._applied.notify_all()
 
     def reading(self, timeout: float | None = None) -> AbstractContextManager[None]:
@@ -332,13 +340,21 @@ class Subscriber:
         return self._handoff.wait_joined(timeout)
 
     def close(self) -> None:
-        """Say goodbye and close the sockets. Calling it twice is fine."""
+        """Say goodbye and close the sockets. Calling it twice is fine.
+
+        Weights do not change any more afterwards. A hook that does not return is left behind.
+        """
         if os.getpid() != self._pid:
             return
         self._loop.close()
         background = self._background
-        if background is not None and background is not threading.current_thread():
-            background.join(10.0)
+        if background is None or background is threading.current_thread():
+            return
+        background.join(HOOK_SECONDS)
+        if not self._in_hook:
+            background.join(COPY_SECONDS)
+        if background.is_alive():
+            log.warning("%s: closed while its hook was still running; it was left behind", self)
 
     def __enter__(self) -> "Subscriber":
         return self

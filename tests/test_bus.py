@@ -3,7 +3,9 @@
 import asyncio
 import inspect
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -31,6 +33,7 @@ from weightbus import (
 )
 from weightbus.bus.worker_loop import WorkerLoop
 from weightbus.python_client.publisher import PublishOptions
+from weightbus.python_client.subscriber import COPY_SECONDS
 
 SECONDS = 60.0  # far more than anything here takes
 
@@ -419,6 +422,35 @@ def test_a_hook_that_raises_is_heard_and_the_weights_are_in(bus: Bus) -> None:
         subscriber.receive(SECONDS)
     assert future.result(SECONDS).in_state("applied") == ["w"]
     assert (target["w"][0], subscriber.version("m")) == (1, 1)
+
+
+def test_a_hook_that_exits_does_not_end_the_background(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0)
+
+    def hook(_update: Update) -> None:
+        sys.exit("enough")
+
+    subscriber = bus.subscriber(publisher, target, on_commit=hook).start()
+    for value in (1, 2):
+        publisher.publish("m", arrays(value), timeout=SECONDS)
+        assert target["w"][0] == value
+    assert "SystemExit('enough')" in str(subscriber.error)
+
+
+def test_close_does_not_wait_for_a_hook_that_hangs(bus: Bus) -> None:
+    publisher, entered, leave = bus.publisher(), threading.Event(), threading.Event()
+
+    def hook(_update: Update) -> None:
+        entered.set()
+        leave.wait(SECONDS)
+
+    subscriber = bus.subscriber(publisher, arrays(0), on_commit=hook).start()
+    publisher.publish("m", arrays(1), wait="none")
+    assert entered.wait(SECONDS)
+    before = time.monotonic()
+    subscriber.close()
+    assert time.monotonic() - before < COPY_SECONDS / 2
+    leave.set()
 
 
 def test_what_the_publisher_is_told_can_be_seen_here_before(

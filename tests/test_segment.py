@@ -264,7 +264,9 @@ def test_memory_of_another_size_goes_at_once_on_both_sides(tmp_path: Path, targe
         for size in range(30):
             publisher.publish("policy", {"w": np.ones(3), "more": np.ones(9_000 + size)})
             counts.append(segments_open())
-    assert max(counts) <= 2 + 2 * ARENAS_MAX  # the probe, and one arena; twice each, and twice for the worker
+    assert (
+        max(counts) <= 2 + 2 * ARENAS_MAX
+    )  # the probe, and one arena; twice each, and twice for the worker
 
 
 @pytest.mark.parametrize("call", ["fchmod", "posix_fallocate"])
@@ -276,8 +278,13 @@ def test_a_segment_that_cannot_be_made_closes_nothing_of_others(
 
     closed: list[int] = []
     close = os.close
+
+    def noted(fd: int) -> None:
+        closed.append(fd)
+        close(fd)
+
     monkeypatch.setattr(os, call, nothing)
-    monkeypatch.setattr(os, "close", lambda fd: (closed.append(fd), close(fd)))
+    monkeypatch.setattr(os, "close", noted)
     with pytest.raises(OSError, match="none left"):
         Segment(NBYTES)
     assert len(closed) == 1
