@@ -1,7 +1,10 @@
 """A small Ray cluster for the tests, and the classes whose instances live in its actors."""
 
+import asyncio
 import os
+import threading
 from collections.abc import Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,6 +87,51 @@ class Updatable(Rollout):
             else policy_or_weights.flatten_keys(".").to_dict()
         )
         self.policy.load_state_dict(flat)
+
+
+LATER = 0.2  # seconds that a method's effect comes after its return
+
+
+class Promising(Updatable):
+    """One whose method returns a promise of its effect; weights go to it by name alone."""
+
+    def promise(self, kind: str, other: Any = None) -> None:
+        self.kind, self.other = kind, other
+
+    def update_policy_weights_(self, *, policy_weights: Any) -> Any:  # type: ignore[override]  # pyright: ignore
+        return getattr(self, self.kind)(policy_weights)
+
+    async def coroutine(self, weights: Any) -> None:
+        await asyncio.sleep(LATER)
+        super().update_policy_weights_(weights)
+
+    def future(self, weights: Any) -> "Future[None]":
+        done: Future[None] = Future()
+
+        def apply() -> None:
+            try:
+                super(Promising, self).update_policy_weights_(weights)
+                done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
+
+        threading.Timer(LATER, apply).start()
+        return done
+
+    def references(self, weights: Any) -> list[Any]:
+        return [self.other.update_policy_weights_.remote(weights)]
+
+    def never(self, weights: Any) -> "Future[None]":
+        del weights
+        return Future()
+
+
+class Async(Updatable):
+    """An actor with an event loop."""
+
+    async def update_policy_weights_(self, policy_or_weights: Any) -> None:  # type: ignore[override]  # pyright: ignore
+        await asyncio.sleep(LATER)
+        super().update_policy_weights_(policy_or_weights)
 
 
 class Receiver(Rollout):

@@ -3,6 +3,7 @@
 Workers build their receivers when they are told to, by a call of RPC.
 """
 
+import asyncio
 import multiprocessing
 import socket
 import threading
@@ -12,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed import rpc
 
@@ -158,3 +160,28 @@ class Collector:
 
     def state(self) -> tuple[set[float], list[str]]:
         return values(self.policy), self.kinds
+
+
+class Coroutine(Collector):
+    """One whose method returns a coroutine."""
+
+    async def update_policy_weights_(self, policy_or_weights: Any) -> None:  # type: ignore[override]  # pyright: ignore
+        await asyncio.sleep(0.1)
+        super().update_policy_weights_(policy_or_weights)
+
+
+class Forward(Collector):
+    """One whose method returns a future of torch's."""
+
+    def update_policy_weights_(self, policy_or_weights: Any) -> Any:
+        done: Any = torch.futures.Future()
+
+        def apply() -> None:
+            try:
+                super(Forward, self).update_policy_weights_(policy_or_weights)
+                done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
+
+        threading.Timer(0.1, apply).start()
+        return done

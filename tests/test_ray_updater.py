@@ -14,7 +14,15 @@ from torch import nn
 from weightbus.bus.errors import PublishError
 from weightbus.python_client.schemes.ray_updater import RayWeightUpdater
 from weightbus.python_client.schemes.updater import WeightUpdaterBase
-from weightbus.tests.ray_cluster import SECONDS, Rollout, Updatable, cluster, model, start
+from weightbus.tests.ray_cluster import (
+    SECONDS,
+    Promising,
+    Rollout,
+    Updatable,
+    cluster,
+    model,
+    start,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,6 +43,11 @@ def seen(actors: list[Any]) -> list[set[float]]:
 
 def calls(actors: list[Any]) -> list[int]:
     return [len(kinds) for kinds in ray.get([a.received.remote() for a in actors], timeout=SECONDS)]
+
+
+@pytest.fixture(scope="module")
+def promising() -> Any:
+    return start(Promising)
 
 
 @pytest.fixture
@@ -195,6 +208,106 @@ def test_an_actor_without_the_method_says_so() -> None:
     ray.kill(actor)
 
 
+# What a method returns may be a promise of its effect.
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "future", "references"])
+def test_a_push_waits_for_what_the_method_promises(
+    promising: Any, actors: list[Any], kind: str
+) -> None:
+    ray.get(promising.promise.remote(kind, actors[0]), timeout=SECONDS)
+    updater = RayWeightUpdater(weights(), [promising], timeout=SECONDS)
+    updater.push_weights(weights(2.0))
+    assert seen([actors[0] if kind == "references" else promising]) == [{2.0}]
+    assert updater.versions() == {0: 1}
+    with pytest.raises(PublishError, match=r"(?s)worker 0 failed.*size mismatch"):
+        updater.push_weights(weights(features=5))
+    assert updater.versions() == {0: 1}
+
+
+def test_a_promise_that_is_not_kept_in_time_is_no_effect(promising: Any) -> None:
+    ray.get(promising.promise.remote("never"), timeout=SECONDS)
+    updater = RayWeightUpdater(weights(), [promising], timeout=1.0)
+    with pytest.raises(PublishError, match=r"worker 0 (failed|behind)"):
+        updater.push_weights()
+    assert not updater.versions()
+    assert ray.get(promising.values.remote(), timeout=SECONDS), "the actor is free again"
+
+
+# The documented hooks.
+
+
+class Mapped(RayWeightUpdater):
+    """An updater of a user's own, by the documentation: every hook, and Ray's own calls."""
+
+    def _get_server_weights(self) -> Any:
+        self.trace = ["get"]
+        return ray.put(self.policy_weights)
+
+    def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
+        self.trace.append(f"map {type(policy_or_weights).__name__}")
+        own = policy_or_weights
+        if isinstance(own, ray.ObjectRef):
+            own = ray.get(own, timeout=SECONDS)
+        return own.apply(lambda t: t + 1)
+
+    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> Any:
+        self.trace.append(f"sync {worker_id} {type(server_weights).__name__}")
+        actor = self.remote_collectors[worker_id]
+        return actor.update_policy_weights_.remote(server_weights)
+
+
+def test_every_hook_gets_what_the_documentation_says(actors: list[Any]) -> None:
+    updater = Mapped(weights(), actors)
+    updater.push_weights()
+    assert updater.trace == ["get", "map ObjectRef", "sync 0 TensorDict", "sync 1 TensorDict"]
+    assert seen(actors) == [{2.0}, {2.0}]
+    assert updater.versions() == {0: 1, 1: 1}, "what the hook returned was waited for"
+    updater.push_weights(weights(4.0), worker_ids=1)
+    assert updater.trace[4:] == ["map TensorDict", "sync 1 TensorDict"]
+    assert seen(actors) == [{2.0}, {5.0}]
+    with pytest.raises(PublishError, match=r"(?s)worker 0 failed.*size mismatch"):
+        updater.push_weights(weights(features=5), worker_ids=0)
+
+
+class Stored(RayWeightUpdater):
+    """One whose weights come from elsewhere in Ray's object store."""
+
+    def _get_server_weights(self) -> Any:
+        return ray.put(self.policy_weights)
+
+
+class Sending(RayWeightUpdater):
+    """One that hands the reference that it was given on, as TorchRL's own does."""
+
+    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> Any:
+        assert isinstance(server_weights, ray.ObjectRef)
+        assert isinstance(ray.get(server_weights, timeout=SECONDS), TensorDict)
+        self.remote_collectors[worker_id].update_policy_weights_.remote(server_weights)
+
+
+def test_server_weights_are_a_reference_as_ray_makes_it(actors: list[Any]) -> None:
+    updater = Stored(weights(3.0), actors)
+    updater.push_weights()
+    assert seen(actors) == [{3.0}, {3.0}]
+    assert updater.versions() == {0: 1, 1: 1}
+    sending = Sending(weights(4.0), actors)
+    sending.push_weights()
+    assert seen(actors) == [{4.0}, {4.0}]
+    assert sending.versions() == {}, "nobody can say what became of a call that was not returned"
+
+
+def test_asking_whether_a_worker_is_skipped_changes_nothing(actors: list[Any]) -> None:
+    updater: Any = RayWeightUpdater(weights(), actors, max_interval=2)
+    skipped: list[bool] = []
+    for _ in range(6):
+        assert updater._skip_update(0) == updater._skip_update(0)  # noqa: SLF001
+        skipped.append(updater._skip_update(0))  # noqa: SLF001
+        updater.push_weights()
+        assert calls(actors)[0] == skipped.count(False)
+    assert skipped == [True, True, False] * 2
+
+
 # The base.
 
 
@@ -235,6 +348,27 @@ def test_subclasses_say_how_to_sync() -> None:
     assert updater.all_worker_ids() is None
     updater.init(1, key=2)
     assert Local.from_policy(network) is None
+
+
+def test_what_a_users_own_way_to_sync_returns_is_waited_for() -> None:
+    done: list[Any] = []
+
+    class Later(Local):
+        async def _sync_weights_with_worker(  # type: ignore[override]  # pyright: ignore
+            self, *, worker_id: Any = None, server_weights: Any
+        ) -> None:
+            done.append((worker_id, server_weights))
+
+    given = {"w": torch.ones(1)}
+    Later(model()).push_weights(given, worker_ids=[1, 2])
+    assert done == [(1, given), (2, given)]
+
+
+def test_a_hook_that_nobody_would_await_is_refused() -> None:
+    async def hook() -> None: ...
+
+    with pytest.raises(TypeError, match=r"hook .*async.*plain function"):
+        Local(model()).register_post_hook(hook)
 
 
 def test_an_updater_has_one_collector() -> None:

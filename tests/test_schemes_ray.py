@@ -19,8 +19,10 @@ from weightbus.python_client.schemes.ray_module import (
     RayModuleTransformScheme,
     RayModuleTransformSender,
 )
+from weightbus.python_client.schemes.ray_updater import RayWeightUpdater
 from weightbus.tests.ray_cluster import (
     SECONDS,
+    Async,
     HookedHost,
     Host,
     Receiver,
@@ -219,6 +221,24 @@ def test_an_actor_may_have_the_documented_method_instead() -> None:
         scheme.send(model(2.0))
     assert seen(actors) == [{2.0}, {0.0}]
     assert get(actors[0].received.remote()) == ["TensorDict", "TensorDict"]
+
+
+def test_an_actor_with_an_event_loop_has_its_weights_when_a_send_returns() -> None:
+    actor = start(Async)
+    scheme = RayWeightSyncScheme(timeout=SECONDS)
+    scheme.init_on_sender(model_id="policy", remote_collectors=[actor], model=model(1.0))
+    scheme.connect()
+    assert seen([actor]) == [{1.0}]
+    scheme.send(model(2.0))
+    assert seen([actor]) == [{2.0}]
+    updater = RayWeightUpdater(model(3.0), [actor], timeout=SECONDS)
+    updater.push_weights()
+    assert seen([actor]) == [{3.0}]
+    for push in (scheme.send, updater.push_weights):
+        with pytest.raises(PublishError, match=r"(?s)worker 0 failed.*size mismatch"):
+            push(model(features=5))
+    assert (scheme.versions(), updater.versions()) == ({0: 2}, {0: 1})
+    ray.kill(actor)
 
 
 def test_the_older_vintage(actors: list[Any]) -> None:

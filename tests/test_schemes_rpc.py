@@ -15,7 +15,7 @@ from weightbus.bus.errors import PublishError
 from weightbus.python_client.schemes.torch_rpc import RPCTransport, RPCWeightSyncScheme
 from weightbus.tests import rpc_group
 from weightbus.tests.ray_cluster import SECONDS, model
-from weightbus.tests.rpc_group import Collector, Group, group
+from weightbus.tests.rpc_group import Collector, Coroutine, Forward, Group, group
 
 # PyTorch's own: its RPC backend uses a process group in a way that it has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning:torch")
@@ -230,6 +230,19 @@ def test_a_collector_may_have_the_documented_method_instead(workers: Group) -> N
     RPCTransport(infos[0], rrefs[0], Collector).send_weights(model(3.0))
     states = [rref.rpc_sync(timeout=SECONDS).state() for rref in rrefs]
     assert [values for values, _ in states] == [{3.0}, {2.0}]
+
+
+@pytest.mark.parametrize("kind", [Coroutine, Forward])
+def test_what_the_documented_method_promises_is_waited_for(workers: Group, kind: Any) -> None:
+    rref: Any = rpc.remote(workers.names[0], kind)
+    scheme = RPCWeightSyncScheme(timeout=SECONDS)
+    scheme.init_on_sender("policy", workers=workers.names[:1], collector_rrefs=[rref])
+    scheme.connect()
+    scheme.send(model(2.0))
+    assert rref.rpc_sync(timeout=SECONDS).state() == ({2.0}, ["TensorDict"])
+    with pytest.raises(PublishError, match=r"(?s)worker 0 failed.*size mismatch"):
+        scheme.send(model(features=5))
+    assert scheme.versions() == {0: 1}
 
 
 def test_without_workers_there_is_nobody_to_send_to() -> None:

@@ -11,7 +11,8 @@ from .calls import CallScheme
 from .delivery import deliver
 from .engine import Engine
 from .gathering import Answer
-from .ray_objects import Store, StoredVersion, call, explain
+from .handing import Outcome
+from .ray_objects import Store, StoredVersion, call, explain, taken
 from .strategy import Format
 from .transport import TransportBackend, WorkerTransport
 
@@ -123,7 +124,7 @@ class ActorRoad:
         return explain(self._actors[worker], error)
 
 
-def _deliver(actor: Any, letter: Letter, version: tuple[bytes, Bytes]) -> Answer:
+def _deliver(actor: Any, letter: Letter, version: tuple[bytes, Bytes]) -> Outcome:
     """Take a version in. (Runs in the actor.)"""
     header, data = version
-    return deliver(Delivery.of(letter, header, data, waits=False), lambda: actor)
+    return deliver(Delivery.of(letter, header, data, waits=False), lambda: actor, taken)

@@ -8,31 +8,23 @@ its collectors are needed: any Ray actor with a method `update_policy_weights_(w
 import time
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 from operator import index
 from typing import Any
 
 import numpy as np
 
 from ...bus.receipt import Receipt
-from ...codecs import numpy_tensors
-from ...codecs.apply import as_tensors
-from ...codecs.layout import Layout
 from ...codecs.state import is_module, is_tensor, state_of
+from .call_reception import MARGIN
+from .engine import TIMEOUT
 from .gathering import Answer, Shipment, gather
-from .ray_objects import Store, StoredVersion, call, explain
+from .handing import Outcome, references
+from .ray_objects import Store, Weights, answer_to, call, explain, taken
 from .sending import check
 from .updater import WeightUpdaterBase, listed, tensors_of
 
-TIMEOUT = 60.0  # seconds that the workers of one push have, unless told otherwise
-
-
-@dataclass(frozen=True, slots=True)
-class ServerWeights:
-    """The weights of one push in the object store; `nested` if actors get a TensorDict of them."""
-
-    stored: StoredVersion
-    nested: bool
+NAMES = "policy_weights", "policy_or_weights"  # what collectors' methods call weights
 
 
 class RayWeightUpdater(WeightUpdaterBase):
@@ -67,6 +59,8 @@ class RayWeightUpdater(WeightUpdaterBase):
         self._versions: dict[int, int] = {}
         self._store = Store()
         self._calls: dict[str, Future[Answer]] = {}
+        self._shared: tuple[Any, Any] | None = None  # what a push gives workers, and where it is
+        self._nbytes = 0
 
     def versions(self) -> dict[int, int]:
         """Return how many pushes had gone out when a worker last acknowledged one, by its id."""
@@ -79,17 +73,17 @@ class RayWeightUpdater(WeightUpdaterBase):
     def _push_weights(self, *, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
         ids = self.all_worker_ids() if worker_ids is None else listed(worker_ids)
         checked = [self._checked(worker) for worker in ids or ()]
-        due = dict.fromkeys(worker for worker in checked if not self._skip_update(worker))
+        due = dict.fromkeys(worker for worker in checked if self._is_due(worker))
         if not due:
             return  # nobody is to have it, so it need not be stored either
         started, given = time.monotonic(), policy_or_weights
         weights = self._maybe_map_weights(self._get_server_weights() if given is None else given)
-        if not isinstance(weights, ServerWeights):
-            weights = self._stored(weights)
         self._version += 1
         for worker in due:
-            self._sync_weights_with_worker(worker_id=worker, server_weights=weights)
-        self._acknowledge(weights.stored.nbytes, started)
+            returned = self._sync_weights_with_worker(worker_id=worker, server_weights=weights)
+            if returned is not None:
+                self._calls[str(worker)] = answer_to(returned, self.timeout)
+        self._acknowledge(started)
 
     def _checked(self, worker_id: Any) -> int:
         try:
@@ -103,37 +97,65 @@ class RayWeightUpdater(WeightUpdaterBase):
             )
         return place
 
+    def _is_due(self, worker_id: int) -> bool:
+        """Count a push for a worker, and tell whether it is to reach it."""
+        skipped = self._skip_update(worker_id)
+        since = self._batches_since_weight_update
+        since[worker_id] = since[worker_id] + 1 if skipped else 0
+        return not skipped
+
     def _skip_update(self, worker_id: int) -> bool:
-        """Count a push for a worker, and tell whether it is still within the interval."""
-        self._batches_since_weight_update[worker_id] += 1
-        skip = self._batches_since_weight_update[worker_id] <= self.max_interval
-        if not skip:
-            self._batches_since_weight_update[worker_id] = 0
-        return skip
+        """Tell whether a worker goes without the next push, since the interval is not over."""
+        return self._batches_since_weight_update[worker_id] < self.max_interval
 
     def _get_server_weights(self) -> Any:
-        """Store the trainer's weights in Ray's object store, as they are now."""
+        """Store the trainer's weights in Ray's object store, as they are now.
+
+        Returns:
+            A reference, as `ray.put` makes them: a method that is given it gets a TensorDict.
+        """
         return self._stored(self.policy_weights)
 
-    def _stored(self, weights: Any) -> "ServerWeights":
+    def _stored(self, weights: Any) -> Any:
+        if references(weights):
+            return weights  # by somebody else, so that nobody here knows how large they are
         if is_module(weights):
             weights = tensors_of(weights)
         flat = type(weights) in (dict, OrderedDict) and all(
             is_tensor(value) or isinstance(value, np.ndarray) for value in weights.values()
         )
-        return ServerWeights(self._store.put(state_of(weights)), nested=not flat)
+        stored = self._store.put(state_of(weights), partial(Weights, nested=not flat))
+        self._nbytes = stored.nbytes
+        return stored.ref
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
-        """Return the weights as they are."""
+        """Return what workers are to be given, of what was given to a push or is the server's.
+
+        Args:
+            policy_or_weights: What was given to the push, as it is, or what `_get_server_weights`
+                returns.
+        """
         return policy_or_weights
 
-    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> None:
-        """Start a worker's update; the push waits for all of them together."""
-        actor, weights = self.remote_collectors[worker_id], server_weights
-        self._calls[str(worker_id)] = call(actor, _update, weights.nested, weights.stored.ref)
+    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> Any:
+        """Start a worker's update; the push waits for all of them together.
 
-    def _acknowledge(self, nbytes: int, started: float) -> None:
-        calls, self._calls = self._calls, {}
+        Args:
+            worker_id: The worker's place.
+            server_weights: What `_maybe_map_weights` returns.
+
+        Returns:
+            Of an override, the reference that its call of the actor returned: the push waits for
+            what that comes to. Of one that returns nothing, nobody knows what became.
+        """
+        if self._shared is None or self._shared[0] is not server_weights:
+            self._shared = server_weights, self._stored(server_weights)  # once for all workers
+        actor, ref = self.remote_collectors[worker_id], self._shared[1]
+        self._calls[str(worker_id)] = call(actor, _update, ref, self.timeout * MARGIN)
+
+    def _acknowledge(self, started: float) -> None:
+        calls, self._calls, self._shared = self._calls, {}, None
+        nbytes, self._nbytes = self._nbytes, 0
         shipment = Shipment("policy", self._epoch, self._version, nbytes, started, self.timeout)
         self.receipt = gather(shipment, calls, self._explain).result()
         for name in self.receipt.in_state("applied"):
@@ -147,17 +169,9 @@ class RayWeightUpdater(WeightUpdaterBase):
         return explain(self.remote_collectors[int(name)], error)
 
 
-def _update(actor: Any, nested: bool, version: tuple[bytes, numpy_tensors.Bytes]) -> Answer:
+def _update(actor: Any, weights: Any, timeout: float) -> Outcome:
     """Give an actor its weights. (Runs in the actor.)"""
-    header, data = version
-    # Tensors of its own, for the stored ones are shared by all actors, and must not be written.
-    weights: Any = as_tensors(Layout.parse(header), data)
-    if nested:
-        from tensordict import TensorDict
-
-        weights = TensorDict(weights).unflatten_keys(".")
     try:
-        actor.update_policy_weights_(weights)
-    except Exception as error:
+        return taken(actor.update_policy_weights_, weights, NAMES, timeout)
+    except Exception as error:  # raised, it would be printed here, and pickled to the sender
         return "failed", f"{type(error).__name__}: {error}"
-    return "applied", ""

@@ -12,6 +12,7 @@ from .calls import CallScheme
 from .delivery import deliver
 from .engine import Engine
 from .gathering import Answer
+from .handing import Outcome
 from .rpc_buffers import Outbox, Parcel, Staging
 from .strategy import Format
 from .transport import TransportBackend, WorkerTransport
@@ -130,7 +131,7 @@ class _Road:
         return "lost", f"RPC worker {name} cannot be reached: {error}"
 
 
-def _deliver(letter: Letter, header: bytes, pieces: list[torch.Tensor], rref: Any) -> Answer:
+def _deliver(letter: Letter, header: bytes, pieces: list[torch.Tensor], rref: Any) -> Outcome:
     """Take a version in. (Runs in the worker, in a thread of the RPC agent.)"""
     data = _staging.join(pieces)
     delivery = Delivery.of(letter, header, data, waits=True)

@@ -4,12 +4,15 @@ It is that of TorchRL's updaters, without their deprecation, and without TorchRL
 """
 
 import abc
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self, cast
 
 from ...bus.errors import PublishError
+from .engine import TIMEOUT
+from .handing import keep
 
 
 class WeightUpdaterBase(abc.ABC):
@@ -83,7 +86,15 @@ class WeightUpdaterBase(abc.ABC):
         return self._post_hooks
 
     def register_post_hook(self, hook: Callable[[], Any]) -> None:
-        """Have a function called, without arguments and in this process, after every push."""
+        """Have a function called, without arguments and in this process, after every push.
+
+        Raises:
+            TypeError: It is `async`, so that a call of it does nothing.
+        """
+        if inspect.iscoroutinefunction(hook):
+            raise TypeError(
+                f"the hook {hook!r} is async, and nobody awaits it: plain function, please"
+            )
         self.post_hooks.append(hook)
 
     def _call_post_hooks(self) -> None:
@@ -117,12 +128,11 @@ class WeightUpdaterBase(abc.ABC):
         given = policy_or_weights
         weights = self._maybe_map_weights(self._get_server_weights() if given is None else given)
         ids = self.all_worker_ids() if worker_ids is None else listed(worker_ids)
-        if ids is None:
-            self._sync_weights_with_worker(server_weights=weights)
-            return
-        for worker in ids:
-            if not self._skip_update(worker):
-                self._sync_weights_with_worker(worker_id=worker, server_weights=weights)
+        due: list[dict[str, Any]] = [{}]  # where workers have no ids, one call without
+        if ids is not None:
+            due = [{"worker_id": worker} for worker in ids if not self._skip_update(worker)]
+        sync = self._sync_weights_with_worker
+        keep([sync(server_weights=weights, **worker) for worker in due], TIMEOUT)
 
     def all_worker_ids(self) -> list[Any] | None:
         """Return the ids of all workers; None where workers have none."""
@@ -154,8 +164,8 @@ class WeightUpdaterBase(abc.ABC):
         )
 
     @abc.abstractmethod
-    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> None:
-        """Bring weights to a worker."""
+    def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> Any:
+        """Bring weights to a worker; what is returned, if it is a promise, is waited for."""
 
 
 def tensors_of(module: Any) -> Any:
