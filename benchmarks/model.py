@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus.codecs.checksum import crc32c
+from weightbus.codecs.native import crc32c
 
 if TYPE_CHECKING:
     import torch

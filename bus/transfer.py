@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codecs.checksum import crc32c, digest
+from ..codecs.checksum import digest
 from ..codecs.chunks import ChunkPlan
 from ..codecs.layout import Layout
+from ..codecs.native import crc32c
 from .limits import WINDOW_CHUNKS, Timing
 from .messages import Announce, Buffer
 

@@ -12,9 +12,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codecs.checksum import crc32c, digest
+from ..codecs.checksum import digest
 from ..codecs.chunks import ChunkPlan
 from ..codecs.layout import Layout
+from ..codecs.native import crc32c
 from .messages import Shared
 
 Role = Literal["latest", "targeted", "pending", "old"]

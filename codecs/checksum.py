@@ -1,30 +1,16 @@
-"""What proves that bytes arrived: a CRC-32C for each chunk, one digest for the whole.
-
-The package `crc32c` and not `google-crc32c`: both run at the same speed (29 GB/s on 1 MiB, 95 ns
-on 256 B), but the latter takes `bytes` only, which costs a copy of every chunk, and holds the GIL.
-"""
+"""What proves that bytes arrived: a CRC-32C for each chunk, one digest for the whole."""
 
 import hashlib
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from crc32c import crc32c as _crc32c
+from .native import crc32c
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from .numpy_tensors import Memory
-
-    def crc32c(data: Memory, value: int = 0) -> int:
-        """Return the CRC-32C (Castagnoli) of a contiguous buffer, going on from `value`.
-
-        Nothing is copied; from 32 KiB on, other threads run meanwhile.
-        """
-        raise NotImplementedError
-
-else:
-    crc32c = _crc32c  # unwrapped, since it is called for every piece of every chunk
 
 
 def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:

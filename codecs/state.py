@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from . import numpy_tensors
-from .copies import Copies
+from . import native, numpy_tensors
+from .copies import Copies, plain_memory
 from .errors import LayoutError, StateError
 from .layout import METADATA, Layout, Signature
 from .outline import Leaf, Outline, outline_of
@@ -176,8 +177,9 @@ class Writer:
                 "a layout that was planned here"
             )
         self._form: Form | None = None
-        self._copies = Copies((), ())
         self._views: list[Leaf] = []
+        self._copies = Copies((), ())
+        self._pieces: _Pieces | None = None
 
     def write(self, state: State) -> None:
         """Copy every tensor's bytes to its place, bit for bit.
@@ -185,18 +187,60 @@ class Writer:
         Raises:
             StateError: The state has other tensors than the layout; nothing was written.
         """
-        values = state.values
-        if state.form is not self._form:
-            if not state.fits(self.section.layout):
-                raise StateError(
-                    f"the state has other tensors than {self.section.layout!r}; plan its layout "
-                    "anew"
-                )
-            self._views = [self.section.like(name, leaf) for name, leaf in state.tensors.items()]
-            self._copies = Copies(self._views, values, private=True)
-            # A form without an outline says nothing of the memory: look again next time.
-            self._form = state.form if state.form.outline is not None else None
-        self._copies.run(self._views, values)
+        self._pair(state)
+        self._copies.run(self._views, state.values)
+
+    def write_hashed(self, state: State, chunk_bytes: int) -> NDArray[np.uint32]:
+        """Write a state and return the CRC-32C of each chunk; in one pass, by the native helper.
+
+        Raises:
+            StateError: As from `write`.
+        """
+        self._pair(state)
+        if self._pieces is None:
+            self._pieces = _Pieces(self.section, self._views, state)
+        return self._pieces.gather(state.values, chunk_bytes)
+
+    def _pair(self, state: State) -> None:
+        """Find out what is copied where, unless nothing but values has changed."""
+        if state.form is self._form:
+            return
+        if not state.fits(self.section.layout):
+            raise StateError(
+                f"the state has other tensors than {self.section.layout!r}; plan its layout anew"
+            )
+        self._views = [self.section.like(name, leaf) for name, leaf in state.tensors.items()]
+        self._copies = Copies(self._views, state.values, private=True)
+        self._pieces = None
+        # A form without an outline says nothing of the memory: look again next time.
+        self._form = state.form if state.form.outline is not None else None
+
+
+class _Pieces:
+    """The tensors of a state in the order of a section: plain memory, or copied there before."""
+
+    def __init__(self, section: Section, views: Sequence[Leaf], state: State) -> None:
+        self._section, self._views = section, views
+        order = {name: index for index, name in enumerate(state.form.signatures)}
+        begin: int = section.data.__array_interface__["data"][0]
+        values, self._others = state.values, list[int]()
+        pieces: list[tuple[int, int]] = []
+        for spec in section.layout.tensors:
+            index = order[spec.name]
+            plain = plain_memory(views[index], values[index])
+            if plain is None:
+                self._others.append(index)
+            address = begin + spec.begin if plain is None else plain[1]
+            pieces.append((address, spec.end - spec.begin))
+        self._from, self._sizes = np.array(pieces, np.uint64).reshape(-1, 2).T.copy()
+        self._copies = Copies(self._of(views), self._of(values), private=True)
+
+    def _of(self, leaves: Sequence[Leaf]) -> list[Leaf]:
+        return [leaves[index] for index in self._others]
+
+    def gather(self, values: Sequence[Leaf], chunk_bytes: int) -> NDArray[np.uint32]:
+        self._copies.run(self._of(self._views), self._of(values))
+        return native.gather(self._section.data, self._from, self._sizes, chunk_bytes)
 
 
 def write_into(state: State, layout: Layout, data: numpy_tensors.Memory) -> None:

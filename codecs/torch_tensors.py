@@ -3,6 +3,7 @@
 Imported only where a torch object is at hand, so that a numpy-only process needs no torch.
 """
 
+import contextlib
 import ctypes
 import operator
 from collections.abc import Hashable, Iterable, Sequence
@@ -10,6 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from . import native
 from .dtypes import name_of_torch, torch_dtype
 from .errors import StateError
 from .layout import Signature, TensorSpec
@@ -17,6 +19,7 @@ from .numpy_tensors import Bytes
 
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 
+_EXCHANGE: object = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # torch 2.10
 _SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
 
@@ -60,6 +63,9 @@ def identity(tensor: torch.Tensor) -> Hashable | None:
 
 def marks(tensors: Sequence[torch.Tensor]) -> Sequence[object] | None:
     """Return what tells plain tensors that were exchanged or reshaped; None if some have none."""
+    if native.BUILT and _EXCHANGE is not None:
+        with contextlib.suppress(BufferError, RuntimeError):  # complex ones, and those below
+            return native.marks(tensors, _EXCHANGE)
     # Four lists and not one of tuples, since ten thousand tensors are nothing unusual.
     try:
         addresses = [*map(torch.Tensor.data_ptr, tensors)]

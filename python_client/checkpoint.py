@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ..codecs.apply import as_arrays
-from ..codecs.checksum import crc32c, digest
+from ..codecs.checksum import digest
 from ..codecs.chunks import CHUNK_BYTES_DEFAULT
 from ..codecs.dtypes import numpy_dtype
 from ..codecs.errors import LayoutError, StateError
 from ..codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout, TensorSpec
+from ..codecs.native import crc32c
 from ..codecs.numpy_tensors import Array, Bytes
 from .shards import INDEX_SUFFIX, SUFFIX, CheckpointError, find, is_index, read_index
 

@@ -16,7 +16,8 @@ from weightbus.bus.publisher import PublisherMachine
 from weightbus.bus.receipt import Receipt
 from weightbus.bus.slot import Slot
 from weightbus.bus.staging import StagedVersion
-from weightbus.codecs.checksum import crc32c, digest
+from weightbus.codecs.checksum import digest
+from weightbus.codecs.native import crc32c
 
 Key = tuple[str, int, int]  # model, epoch, version
 

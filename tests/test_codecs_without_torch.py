@@ -15,7 +15,8 @@ sys.meta_path.insert(0, Blocker())
 
 import numpy as np
 from weightbus.codecs.apply import as_arrays, check, copy_into
-from weightbus.codecs.checksum import crc32c, digest
+from weightbus.codecs.checksum import digest
+from weightbus.codecs.native import crc32c
 from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.dtypes import DTYPES, numpy_dtype
 from weightbus.codecs.layout import Layout

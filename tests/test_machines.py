@@ -44,9 +44,10 @@ from weightbus.bus.publisher import PublisherMachine
 from weightbus.bus.staging import Buffers
 from weightbus.bus.version import Version
 from weightbus.bus.worker import Identity, WorkerMachine
-from weightbus.codecs.checksum import crc32c, digest
+from weightbus.codecs.checksum import digest
 from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.layout import Layout
+from weightbus.codecs.native import crc32c
 
 EPOCH = 7
 CHUNK = 16

@@ -16,10 +16,11 @@ from safetensors.numpy import load_file
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.messages import Buffer, Message, encode, from_publisher, from_worker
 from weightbus.bus.segment import Segment
-from weightbus.codecs.checksum import crc32c, digest
+from weightbus.codecs.checksum import digest
 from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.errors import LayoutError
 from weightbus.codecs.layout import Layout
+from weightbus.codecs.native import crc32c
 from weightbus.tests.conformance.python_vectors import blob, segment
 
 VECTORS = Path(__file__).parent / "vectors"

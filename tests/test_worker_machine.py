@@ -42,8 +42,9 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.slot import Opens, another_host
 from weightbus.bus.worker import Identity, WorkerMachine
-from weightbus.codecs.checksum import crc32c, digest
+from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
+from weightbus.codecs.native import crc32c
 
 EPOCH = 7
 LAYOUT = Layout.plan([("w", "U8", (4,))])

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weightbus import Receipt
-from weightbus.codecs.checksum import crc32c, digest_of
+from weightbus.codecs.checksum import digest_of
+from weightbus.codecs.native import crc32c
 from weightbus.codecs.state import state_of
 from weightbus.tests.conformance.driver import Driver, Event
 

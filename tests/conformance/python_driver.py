@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from weightbus import ApplyError, RefusedError, Subscriber, Update
 from weightbus.bus.limits import STAGING_BYTES_MAX
-from weightbus.codecs.checksum import crc32c
 from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.codecs.layout import PREFIX_BYTES, Layout
+from weightbus.codecs.native import crc32c
 from weightbus.tests.conformance.python_vectors import results
 
 Array = NDArray[Any]

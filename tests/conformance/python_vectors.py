@@ -21,10 +21,11 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.segment import Views
 from weightbus.bus.staging import StaleError
-from weightbus.codecs.checksum import crc32c, digest
+from weightbus.codecs.checksum import digest
 from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.errors import LayoutError
 from weightbus.codecs.layout import Layout
+from weightbus.codecs.native import crc32c
 from weightbus.tests.conformance.python_sequences import play
 
 Case = dict[str, Any]
