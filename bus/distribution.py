@@ -9,9 +9,7 @@ It belongs to one thread, which never waits here.
 """
 
 import contextlib
-import errno
 import logging
-import os
 import selectors
 import socket
 import time
@@ -21,6 +19,7 @@ from dataclasses import dataclass
 
 from . import endpoints
 from .limits import HEADER_BYTES_MAX, MODELS_MAX
+from .listening import Listener
 from .messages import Buffer
 from .zmtp import Stream, ZmtpError, message_parts, rest_of
 
@@ -33,7 +32,6 @@ TURN_BYTES = 2**20  # sent to one subscriber before the next has its turn
 READ_BYTES = 8192  # taken from one subscriber before the next has its turn
 TOPICS_MAX = 4 * MODELS_MAX  # of one subscriber, twice what a worker of all models asks for
 UNREAD_BYTES_MAX = 2**16  # of answers to its pings, which a subscriber does not read
-BACKLOG = 128  # connections that the kernel keeps until they are accepted
 # Within a host, more than this is out of the cache before the other side reads it, and there is
 # nothing to pace, as some congestion control does. Farther away the kernel's choice is the best.
 NEAR_SEND_BUFFER = 2**20
@@ -183,8 +181,7 @@ class Distribution:
     def __init__(self, queue: int, selector: selectors.BaseSelector) -> None:
         self._queue = queue
         self._selector = selector
-        self._listener: socket.socket | None = None
-        self._path = ""  # of an ipc address, to be removed
+        self._listener: Listener | None = None
         self._outlets: dict[int, Outlet] = {}
         self._changes: deque[tuple[bool, bytes]] = deque()
         self._ping_at = 0.0
@@ -197,25 +194,20 @@ class Distribution:
             AddressError: It is taken, or makes no sense.
         """
         try:
-            self._listener = _listening(endpoint)
+            self._listener = Listener(endpoint)
         except OSError as error:
-            reason = str(error.strerror)
+            reason = str(error.strerror or error)
             raise endpoints.unbindable(endpoint, parameter, error.errno, reason) from None
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        path = endpoints.ipc_path(endpoint)
-        if path is not None:
-            self._path = "" if path.startswith("@") else path
-            return endpoint
-        host, port = self._listener.getsockname()[:2]
-        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        self._selector.register(self._listener.socket, selectors.EVENT_READ)
+        return self._listener.endpoint
 
     def attend(self, found: Iterable[tuple[selectors.SelectorKey, int]], now: float) -> None:
         """Accept, read and send what can be, as the selector has found."""
         for key, events in found:
             outlet = key.data
             if not isinstance(outlet, Outlet):
-                if key.fileobj is self._listener:
-                    self._accept(now)
+                if self._listener is not None and key.fileobj is self._listener.socket:
+                    self._accept(self._listener, now)
                 continue
             try:
                 if events & selectors.EVENT_READ:
@@ -231,7 +223,7 @@ class Distribution:
         """Do what is due, a few times a second."""
         if self._listener is not None and self._accept_at and now >= self._accept_at:
             self._accept_at = 0.0
-            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._selector.register(self._listener.socket, selectors.EVENT_READ)
         if now >= self._ping_at:
             self._ping_at = now + PING_SECONDS
             self._look_after(now)
@@ -276,7 +268,7 @@ class Distribution:
         """Hang up; what is on its way gets so many seconds."""
         if self._listener is not None:
             if not self._accept_at:
-                self._selector.unregister(self._listener)
+                self._selector.unregister(self._listener.socket)
             self._listener.close()
             self._listener = None
         end = time.monotonic() + linger
@@ -284,23 +276,18 @@ class Distribution:
             self.attend(self._selector.select(end - now), now)
         for outlet in list(self._outlets.values()):
             self._hang_up(outlet)
-        if self._path:
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
 
     # Connections.
 
-    def _accept(self, now: float) -> None:
-        if self._listener is None:
-            return
+    def _accept(self, listener: Listener, now: float) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = listener.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
             log.warning("cannot accept a subscriber, will try again: %s", error)
             self._accept_at = now + ACCEPT_SECONDS
-            self._selector.unregister(self._listener)
+            self._selector.unregister(listener.socket)
             return
         connection.setblocking(False)
         with contextlib.suppress(OSError):  # it is gone already, which the first look will tell
@@ -348,52 +335,6 @@ def _subscription(message: Sequence[Buffer]) -> tuple[bool, bytes]:
     if len(message) > 1 or body[:1] not in (b"\0", b"\1") or len(body) > HEADER_BYTES_MAX:
         raise ZmtpError("it sent something else than subscriptions")
     return body[:1] == b"\1", body[1:]
-
-
-def _listening(endpoint: str) -> socket.socket:
-    path = endpoints.ipc_path(endpoint)
-    if path is not None:
-        return _listening_at(path)
-    host, port = endpoints.host_and_port(endpoint.replace(":*", ":0"))
-    family = socket.AF_INET6 if "[" in endpoint else socket.AF_INET
-    found = socket.getaddrinfo(
-        None if host == "*" else host, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind(found[0][4])
-        return _ready(listener)
-    except BaseException:
-        listener.close()
-        raise
-
-
-def _listening_at(path: str) -> socket.socket:
-    name = endpoints.ipc_name(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if os.path.exists(path) and not _answers(name):
-            os.unlink(path)  # left behind by a publisher that was killed
-        listener.bind(name)
-        return _ready(listener)
-    except BaseException:
-        listener.close()
-        raise
-
-
-def _answers(name: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        return probe.connect_ex(name) != errno.ECONNREFUSED
-
-
-def _ready(listener: socket.socket) -> socket.socket:
-    listener.listen(BACKLOG)
-    listener.setblocking(False)
-    return listener
 
 
 def _tune(connection: socket.socket) -> None:

@@ -9,6 +9,7 @@ but `poll`, and that for at most the time given.
 
 import contextlib
 import errno
+import os
 import selectors
 import socket
 import time
@@ -21,6 +22,7 @@ from . import endpoints
 from .distribution import Distribution
 from .errors import AddressError
 from .limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+from .listening import Listener
 from .messages import Buffer
 from .subscription import Subscription
 from .zmtp import Place
@@ -55,17 +57,21 @@ class _Sockets:
     """What both sides have: a context, a control socket, and a bell."""
 
     def __init__(self, control: int) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._control = self._socket(control)
         self._asked = False  # whether `_ready` is how things are at the control socket
         self._ready = 0
-        self._bell, self._rope = socket.socketpair()
-        self._bell.setblocking(False)
-        self._rope.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._bell, selectors.EVENT_READ)
-        descriptor = int(self._control.get(zmq.FD))
-        self._selector.register(descriptor, selectors.EVENT_READ, self._control)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        with contextlib.ExitStack() as undo:
+            # Or whoever collects it would wait in it for ever for its socket to be closed.
+            undo.callback(self._context.destroy, 0)
+            self._control = self._socket(control)
+            self._selector = undo.enter_context(selectors.DefaultSelector())
+            self._bell, self._rope = map(undo.enter_context, socket.socketpair())
+            self._bell.setblocking(False)
+            self._rope.setblocking(False)
+            self._selector.register(self._bell, selectors.EVENT_READ)
+            descriptor = int(self._control.get(zmq.FD))
+            self._selector.register(descriptor, selectors.EVENT_READ, self._control)
+            undo.pop_all()
 
     def _socket(self, kind: int) -> "zmq.Socket[bytes]":
         s = self._context.socket(kind)
@@ -147,6 +153,7 @@ class PublisherSockets(_Sockets):
         endpoints.check(address)
         super().__init__(zmq.ROUTER)
         self._data = Distribution(queue, self._selector)
+        self._listener: Listener | None = None  # of an ipc address
         try:
             self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a worker is gone
             self._control.setsockopt(zmq.MAXMSGSIZE, 2 * HEADER_BYTES_MAX)
@@ -171,11 +178,25 @@ class PublisherSockets(_Sockets):
     def _bind(self, endpoint: str) -> str:
         self._control.setsockopt(zmq.IPV6, int("[" in endpoint))
         try:
-            self._control.bind(endpoint)
-        except zmq.ZMQError as error:
-            reason = str(error.strerror)
+            if endpoints.ipc_path(endpoint) in (None, "*"):  # libzmq makes a folder of its own
+                self._control.bind(endpoint)
+            else:
+                self._bind_path(endpoint)
+        except (OSError, zmq.ZMQError) as error:
+            reason = str(error.strerror or error)
             raise endpoints.unbindable(endpoint, "address", error.errno, reason) from None
         return self._control.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _bind_path(self, endpoint: str) -> None:
+        """Have libzmq listen with a socket of ours: by itself it removes whatever is there."""
+        self._listener = Listener(endpoint)
+        descriptor = self._listener.socket.detach()
+        try:
+            self._control.setsockopt(zmq.USE_FD, descriptor)
+            self._control.bind(endpoint)
+        except BaseException:
+            os.close(descriptor)
+            raise
 
     def poll(self, seconds: float) -> Activity:
         """Wait for something to arrive, or for `wake`."""
@@ -230,6 +251,8 @@ class PublisherSockets(_Sockets):
     def close(self) -> None:
         """Close everything; what is on its way gets a moment."""
         self._data.close(LINGER_MS / 1000)
+        if self._listener is not None:
+            self._listener.close()
         super().close()
 
 
@@ -256,9 +279,11 @@ class WorkerSockets(_Sockets):
             self._control.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
             self._control.setsockopt(zmq.IPV6, int("[" in address))
             self._control.connect(address)
-        except zmq.ZMQError as error:
+        except BaseException as error:
             self.close()
-            raise AddressError(f"cannot connect to {address}: {error.strerror}") from None
+            if isinstance(error, zmq.ZMQError):
+                raise AddressError(f"cannot connect to {address}: {error.strerror}") from None
+            raise
 
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
         """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""

@@ -331,6 +331,26 @@ def test_whoever_asks_and_never_reads_the_answers_is_turned_away(bench: Bench) -
     bench.until(gone)
 
 
+def test_a_path_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("mine")
+    bench = Bench()
+    other = Distribution(QUEUE, bench.selector)
+    with pytest.raises(AddressError, match="in use"):
+        other.bind(f"ipc://{tmp_path}/data", "data")
+    assert (tmp_path / "data").read_text() == "mine"
+    other.close(0.0)
+    bench.distribution.close(0.0)
+
+
+def test_a_path_that_somebody_else_has_bound_since_is_left_alone(tmp_path: Path) -> None:
+    bench = Bench(f"ipc://{tmp_path}/data")
+    (tmp_path / "data").unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "data"))
+        bench.distribution.close(0.0)
+        assert (tmp_path / "data").exists()
+
+
 def test_a_path_left_behind_is_taken_over_but_not_one_in_use(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/data"
     left = socket.socket(socket.AF_UNIX)

@@ -5,10 +5,12 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
+from weightbus.bus import listening
 from weightbus.bus.distribution import Distribution
 from weightbus.bus.endpoints import host_and_port
 from weightbus.bus.errors import AddressError
@@ -142,6 +144,62 @@ def test_data_comes_over_ipc_too(tmp_path: Path) -> None:
         assert heard(publisher, worker) == (True, b"a/ctl")
         publisher.broadcast([b"a/ctl", b"{}"])
         assert published(publisher, worker) == [b"a/ctl", b"{}"]
+
+
+@pytest.mark.parametrize("left_behind", [False, True])
+def test_of_two_publishers_at_one_path_the_first_is_undisturbed(
+    tmp_path: Path, left_behind: bool
+) -> None:
+    path = tmp_path / "bus"
+    if left_behind:
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(str(path))
+    with contextlib.ExitStack() as stack:
+        first = PublisherSockets(f"ipc://{path}", None)
+        with pytest.raises(AddressError, match="in use by another process"):
+            PublisherSockets(f"ipc://{path}", f"ipc://{path}.elsewhere")
+        worker = WorkerSockets(first.address, lambda _frames, _size: None)
+        stack.callback(worker.close)
+        assert worker.poll(SECONDS, writable=True).writable, "it still answers"
+        first.close()
+        assert not path.exists()
+        PublisherSockets(f"ipc://{path}", None).close()
+
+
+def test_of_two_publishers_that_find_a_path_left_behind_one_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second comes after the first has looked and before it has bound."""
+    path, look = tmp_path / "bus", listening._left_behind  # noqa: SLF001 - the moment between
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    seconds: list[Future[listening.Listener]] = []
+
+    def look_and_be_slow(path: str) -> bool:
+        found = look(path)
+        if not seconds:
+            seconds.append(pool.submit(listening.Listener, f"ipc://{path}"))
+            wait(seconds, listening.LOCK_SECONDS / 4)
+        return found
+
+    monkeypatch.setattr(listening, "_left_behind", look_and_be_slow)
+    with ThreadPoolExecutor() as pool:
+        first = listening.Listener(f"ipc://{path}")
+        with pytest.raises(OSError, match="in use"):
+            seconds[0].result(SECONDS)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+    first.close()
+
+
+def test_a_name_outside_of_the_file_system_and_one_of_libzmqs_choice(tmp_path: Path) -> None:
+    for address in (f"ipc://@{tmp_path}", "ipc://*"):
+        with contextlib.ExitStack() as stack:
+            publisher = PublisherSockets(address, None)
+            stack.callback(publisher.close)
+            worker = WorkerSockets(publisher.address, lambda _frames, _size: None)
+            stack.callback(worker.close)
+            assert worker.poll(SECONDS, writable=True).writable
 
 
 def test_messages_that_came_together_are_not_waited_for(
