@@ -81,15 +81,16 @@ class PublisherMachine:
         self._calls = Calls(self.roster, self.catalog, self.timing)
         self._pushes: list[Push] = []
         self._beacon_at = 0.0
+        # Functions, not methods of ours: what holds itself is collected late.
         self._handlers: dict[type[Message], Callable[..., list[Effect]]] = {
-            Fetch: self._fetch,
-            Progress: self._progress,
-            Staged: self._staged,
-            Applied: self._applied,
-            Failed: self._failed,
-            Ping: self._ping,
-            Pong: self._pong,
-            Bye: self._bye,
+            Fetch: PublisherMachine._fetch,
+            Progress: PublisherMachine._progress,
+            Staged: PublisherMachine._staged,
+            Applied: PublisherMachine._applied,
+            Failed: PublisherMachine._failed,
+            Ping: PublisherMachine._ping,
+            Pong: PublisherMachine._pong,
+            Bye: PublisherMachine._bye,
         }
 
     # What arrives.
@@ -111,7 +112,7 @@ class PublisherMachine:
             return [Send(Refuse(code="unknown-worker", text=text), to=identity)]
         effects = self._heard(peer, now)
         try:
-            return effects + self._handlers[type(message)](peer, message, now)
+            return effects + self._handlers[type(message)](self, peer, message, now)
         except Retired:  # it was replaced this very moment; the worker will hear of the new one
             return effects
 

@@ -92,9 +92,14 @@ class PublisherLoop:
 
     def close(self, timeout: float = 10.0) -> None:
         """End the thread; open publishes are resolved as they stand."""
-        self._stopping = True
-        self._sockets.wake()
+        self.stop()
         self._thread.join(timeout)
+
+    def stop(self) -> bool:
+        """Have the thread end as soon as it can; return False if somebody has done so before."""
+        before, self._stopping = self._stopping, True
+        self._sockets.wake()
+        return not before
 
     def _hand_over(self, work: Callable[[float], None], future: "Future[T]") -> None:
         with self._lock:

@@ -14,6 +14,7 @@ import selectors
 import socket
 import time
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import zmq
@@ -126,8 +127,7 @@ class _Sockets:
 
     def wake(self) -> None:
         """Make a `poll` in another thread return."""
-        with contextlib.suppress(OSError):  # it was rung before, or nobody is left to wake
-            self._rope.send(b"!")
+        _pull(self._rope)
 
     def close(self) -> None:
         """Close everything; what is on its way gets a moment."""
@@ -270,7 +270,8 @@ class WorkerSockets(_Sockets):
     def __init__(self, address: str, place: Place) -> None:
         self.address = endpoints.check(address)
         super().__init__(zmq.DEALER)
-        self._data = Subscription(place, self.wake)
+        # Not `wake`, which would hold us, and through us the memory that `place` gives out.
+        self._data = Subscription(place, partial(_pull, self._rope))
         self._watched: tuple[socket.socket, bool] | None = None
         try:
             self._control.setsockopt(zmq.IMMEDIATE, 1)  # say nothing to nobody: it would pile up
@@ -351,3 +352,9 @@ class WorkerSockets(_Sockets):
         """Close everything; what is on its way gets a moment."""
         self._data.close()
         super().close()
+
+
+def _pull(rope: socket.socket) -> None:
+    """Ring the bell at the other end."""
+    with contextlib.suppress(OSError):  # it was rung before, or nobody is left to wake
+        rope.send(b"!")

@@ -105,14 +105,15 @@ class WorkerMachine:
         self._unanswered_since: float | None = None  # when hello was said, and nothing came since
         self._pinged_at = 0.0
         self._ping_every = self.timing.ping
+        # Functions, not methods of ours: what holds itself is collected late.
         self._handlers: dict[type[Message], Callable[..., list[Effect]]] = {
-            End: self._end,
-            Commit: self._commit,
-            Abort: self._abort,
-            Beacon: self._beacon,
-            Refuse: self._refuse,
-            Pong: self._pong,
-            Prepare: self._prepare,
+            End: WorkerMachine._end,
+            Commit: WorkerMachine._commit,
+            Abort: WorkerMachine._abort,
+            Beacon: WorkerMachine._beacon,
+            Refuse: WorkerMachine._refuse,
+            Pong: WorkerMachine._pong,
+            Prepare: WorkerMachine._prepare,
         }
 
     # What arrives.
@@ -190,7 +191,7 @@ class WorkerMachine:
             slot = self.slots.get(message.model)
             return slot.chunk(message, payloads[0], now, pushed=pushed) if slot else []
         handler = self._handlers.get(type(message))
-        return handler(message, payloads, now) if handler else []
+        return handler(self, message, payloads, now) if handler else []
 
     def _decode(self, frames: Sequence[Buffer]) -> tuple[PublisherMessage, Sequence[Buffer]]:
         if self._message is not None and len(frames) == 2 and frames[0] is self._header:

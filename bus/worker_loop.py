@@ -91,9 +91,14 @@ class WorkerLoop:
 
     def close(self, timeout: float = 10.0) -> None:
         """Say goodbye and end the thread."""
-        self._stopping = True
-        self._sockets.wake()
+        self.stop()
         self._thread.join(timeout)
+
+    def stop(self) -> bool:
+        """Have the thread end as soon as it can; return False if somebody has done so before."""
+        before, self._stopping = self._stopping, True
+        self._sockets.wake()
+        return not before
 
     def _hand_over(self, work: Callable[[float], list[Effect]]) -> None:
         self._work.append(work)
@@ -116,6 +121,7 @@ class WorkerLoop:
         finally:
             self._handoff.close(ended)
             self._sockets.close()
+            self._at_once = None  # it may hold whoever holds us
 
     def _turn(self, next_tick: float) -> float:
         """Take what there is, tick when it is time."""

@@ -1,6 +1,7 @@
 """Publishing: `Publisher` snapshots a model, sends it, and says what became of it."""
 
 import asyncio
+import contextlib
 import itertools
 import os
 import threading
@@ -27,6 +28,7 @@ from ..codecs.chunks import CHUNK_BYTES_DEFAULT, ChunkPlan
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout
 from ..codecs.state import Form, State, state_of
+from .dropped import end_with
 
 T = TypeVar("T")
 Require = Literal["all"] | int  # all workers, or this many
@@ -80,7 +82,8 @@ class Publisher:
     Raises:
         AddressError: An address makes no sense, or is in use.
 
-    Any thread may call any method. In a process that was forked, make a new Publisher.
+    Any thread may call any method. One that is dropped without `close()` is closed, with a
+    `ResourceWarning`, when Python collects it. In a process that was forked, make a new Publisher.
     """
 
     def __init__(
@@ -99,20 +102,23 @@ class Publisher:
         epoch = time.time_ns() // 1_000_000 if epoch is None else epoch
         if not 1 <= epoch <= INTEGER_MAX:
             raise ValueError(f"epoch={epoch}: choose one of 1 to {INTEGER_MAX}, or leave it out")
-        sockets = PublisherSockets(address, data, queue)
-        self.address = sockets.address
-        self.data_address = sockets.data_address
-        told = advertise or endpoints.advertised(self.address, self.data_address)
-        self._probe = (
-            probe() if shared_memory else None
-        )  # kept, since it is gone with its last user
-        shared = self._probe.shared if self._probe is not None else None
-        self._machine = PublisherMachine(epoch, told, timing, shared)
         self._chunk_bytes = chunk_bytes
         self._models: dict[str, _Model] = {}
         self._ids = itertools.count(1)
         self._pid = os.getpid()
-        self._loop = PublisherLoop(self._machine, sockets)
+        self._probe = (
+            probe() if shared_memory else None
+        )  # kept, since it is gone with its last user
+        shared = self._probe.shared if self._probe is not None else None
+        with contextlib.ExitStack() as undo:
+            sockets = undo.enter_context(contextlib.closing(PublisherSockets(address, data, queue)))
+            self.address = sockets.address
+            self.data_address = sockets.data_address
+            told = advertise or endpoints.advertised(self.address, self.data_address)
+            self._machine = PublisherMachine(epoch, told, timing, shared)
+            self._loop = PublisherLoop(self._machine, sockets)
+            undo.pop_all()
+        end_with(self, self._loop)
 
     def __repr__(self) -> str:
         return f"<Publisher at {self.address}, epoch {self.epoch}>"

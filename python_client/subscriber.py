@@ -9,8 +9,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 from ..bus.errors import ApplyError, ClosedError, RefusedError
@@ -26,8 +27,9 @@ from ..bus.worker_loop import WorkerLoop
 from ..codecs.checksum import digest_of
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
+from .dropped import end_with
 from .reading import InUseError, ReadingLock
-from .targets import targets_of
+from .targets import Target, targets_of
 
 log = logging.getLogger("weightbus.subscriber")
 
@@ -83,6 +85,9 @@ class Subscriber:
 
     Versions are received in the background at all times. They are applied either where `receive()`
     is called, or, after `start()`, in the background. In a process that was forked, make a new one.
+
+    One that is dropped without `close()` leaves, with a `ResourceWarning`, when Python collects it.
+    One that was started is at work, and lives on until `close()` or the end of the process.
     """
 
     def __init__(
@@ -126,20 +131,17 @@ class Subscriber:
         )
         opens = Views().open if shared_memory else another_host
         sizes = {model: target.nbytes for model, target in self._targets.items()}
-        machine = WorkerMachine(
-            identity, self._targets, self._fault, bytes_max, timing, opens, sizes
-        )
-        self._loop = WorkerLoop(machine, WorkerSockets(address, machine.place), self._handoff)
+        # What the thread holds must not hold us: see `dropped`.
+        fault = partial(_fault, self._targets)
+        machine = WorkerMachine(identity, self._targets, fault, bytes_max, timing, opens, sizes)
+        with ExitStack() as undo:
+            sockets = undo.enter_context(closing(WorkerSockets(address, machine.place)))
+            self._loop = WorkerLoop(machine, sockets, self._handoff)
+            undo.pop_all()
+        end_with(self, self._loop)
 
     def __repr__(self) -> str:
         return f"<Subscriber {self.name} of {self.address}: {', '.join(self._targets)}>"
-
-    def _fault(self, model: str, layout: Layout) -> str:
-        """Say why a layout cannot be applied. (Called by the background thread.)"""
-        try:
-            return self._targets[model].fault(layout)
-        except Exception as error:
-            return f"the target could not be examined: {error!r}"
 
     # Applying where the caller is.
 
@@ -375,6 +377,14 @@ class Subscriber:
             )
         if self._background is not None:
             raise ClosedError("this subscriber applies in the background since start()")
+
+
+def _fault(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
+    """Say why a layout cannot be applied. (Called by the background thread.)"""
+    try:
+        return targets[model].fault(layout)
+    except Exception as error:
+        return f"the target could not be examined: {error!r}"
 
 
 def _default_name() -> str:

@@ -1,0 +1,32 @@
+"""What becomes of a publisher or subscriber that is dropped without `close()`.
+
+Its thread would run on and keep it alive for the other side: it would be waited for, though nobody
+can ever call it again. So nothing that the thread holds may hold its owner, and when that is
+collected the thread is told to end: it says goodbye and closes the sockets, and nobody waits for
+it, since the garbage collector must not.
+"""
+
+import os
+import warnings
+import weakref
+from typing import Protocol
+
+
+class Loop(Protocol):
+    """A thread of ours."""
+
+    def stop(self) -> bool:
+        """Have it end; return False if somebody has done so before."""
+        ...
+
+
+def end_with(owner: object, loop: Loop) -> None:
+    """Have a loop end when its owner is collected."""
+    finalizer = weakref.finalize(owner, _end, loop, repr(owner), os.getpid())
+    finalizer.atexit = False  # threads end with the process
+
+
+def _end(loop: Loop, what: str, pid: int) -> None:
+    if os.getpid() == pid and loop.stop():  # a forked child has no thread to end
+        text = f"{what} was dropped without close(): call it, or use a with block"
+        warnings.warn(text, ResourceWarning, stacklevel=2)

@@ -1,0 +1,137 @@
+"""How publishers and subscribers end: half made, dropped without close, and in forked children."""
+
+import gc
+import selectors
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weightbus import AddressError, Publisher, PublishError, Subscriber
+
+SECONDS = 30.0  # far more than anything here takes
+
+
+def descriptors() -> set[str]:
+    """Return the descriptors of this process, and what each of them is."""
+    found = set[str]()
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            found.add(f"{link.name} -> {link.readlink()}")
+        except FileNotFoundError:  # that of this listing
+            continue
+    return found
+
+
+def until_gone(before: set[str]) -> None:
+    """Wait until no descriptor is left that was not there before."""
+    deadline = time.monotonic() + SECONDS
+    while more := descriptors() - before:
+        assert time.monotonic() < deadline, more
+
+
+def subscriber(address: str = "tcp://127.0.0.1:9", **options: object) -> Subscriber:
+    return Subscriber(address, {"m": {"w": np.zeros(3)}}, **options)  # type: ignore[arg-type]
+
+
+MAKES: list[Callable[..., object]] = [Publisher, subscriber]
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_one_with_a_bad_argument_leaves_nothing_behind(make: Callable[..., object]) -> None:
+    before = descriptors()
+    with pytest.raises((AttributeError, TypeError, ValueError)):
+        make(timing="soon")
+    gc.collect()  # hung, once
+    until_gone(before)
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_one_whose_thread_cannot_start_leaves_nothing_behind(
+    make: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = descriptors()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start"):
+        make()
+    gc.collect()
+    until_gone(before)
+
+
+@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("broken", ["socketpair", "DefaultSelector"])
+def test_one_for_which_no_descriptor_is_left_leaves_nothing_behind(
+    make: Callable[..., object], broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> None:
+        raise OSError("too many open files")
+
+    before = descriptors()
+    monkeypatch.setattr(socket if broken == "socketpair" else selectors, broken, none_left)
+    with pytest.raises(OSError, match="too many"):
+        make()
+    gc.collect()
+    until_gone(before)
+
+
+@pytest.fixture(name="uncollected")
+def _uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_one_that_was_closed_goes_with_its_memory_as_its_user_lets_go() -> None:
+    def run() -> list[weakref.ref[object]]:
+        with Publisher() as publisher, subscriber(publisher.address).start() as worker:
+            publisher.wait_for_workers(1, timeout=SECONDS)
+            publisher.publish("m", {"w": np.ones(3)}, timeout=SECONDS)
+            loops = publisher._loop, worker._loop  # noqa: SLF001 - they hold the memory
+            machines = [loop._machine for loop in loops]  # noqa: SLF001
+            return [weakref.ref(each) for each in (publisher, worker, *loops, *machines)]
+
+    left = run()
+    deadline = time.monotonic() + SECONDS
+    while any(each() is not None for each in left):  # a thread may be in its last steps
+        assert time.monotonic() < deadline, [each() for each in left]
+
+
+def test_a_publisher_that_is_dropped_lets_go_of_its_address() -> None:
+    publisher = Publisher()
+    future = publisher.publish_async("m", {"w": np.ones(3)}, require=1, timeout=SECONDS)
+    address, before = publisher.address, time.monotonic()
+    with pytest.warns(ResourceWarning, match="<Publisher at .* was dropped without close"):
+        del publisher
+    with pytest.raises(PublishError):
+        future.result(SECONDS)
+    assert time.monotonic() - before < SECONDS / 2
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            Publisher(address).close()
+            break
+        except AddressError:
+            assert time.monotonic() < deadline
+
+
+def test_one_that_is_dropped_leaves(recwarn: pytest.WarningsRecorder) -> None:
+    with Publisher() as publisher:
+        before = descriptors()
+        dropped = subscriber(publisher.address, name="dropped")
+        assert dropped.wait_joined(SECONDS)
+        del dropped
+        until_gone(before)
+        publisher.publish("m", {"w": np.ones(3)}, timeout=SECONDS)  # all that are there
+    (warning,) = recwarn
+    assert issubclass(warning.category, ResourceWarning)
+    assert "<Subscriber dropped of" in str(warning.message)
