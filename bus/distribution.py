@@ -16,12 +16,14 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from . import endpoints
-from .limits import HEADER_BYTES_MAX, MODELS_MAX
+from .allowance import Allowance
+from .limits import ACCEPTS, MODELS_MAX, SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
 from .listening import Listener
 from .messages import Buffer
-from .zmtp import Stream, ZmtpError, message_parts, rest_of
+from .zmtp import FRAME_HEAD_MAX, SCRATCH_BYTES, Stream, ZmtpError, message_parts, rest_of
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -29,8 +31,7 @@ PING_SECONDS = 5.0  # between two pings: whoever is gone frees its queue
 SILENCE_SECONDS = 30.0  # without an answer, and without taking anything of what waits for it
 ACCEPT_SECONDS = 1.0  # before another attempt when there is no descriptor left for a connection
 TURN_BYTES = 2**20  # sent to one subscriber before the next has its turn
-READ_BYTES = 8192  # taken from one subscriber before the next has its turn
-TOPICS_MAX = 4 * MODELS_MAX  # of one subscriber, twice what a worker of all models asks for
+READ_BYTES = 1024  # taken from one subscriber before the next has its turn: some 100 frames
 UNREAD_BYTES_MAX = 2**16  # of answers to its pings, which a subscriber does not read
 # Within a host, more than this is out of the cache before the other side reads it, and there is
 # nothing to pace, as some congestion control does. Farther away the kernel's choice is the best.
@@ -55,13 +56,16 @@ class Outlet:
 
     def __init__(self, connection: socket.socket, queue: int, now: float) -> None:
         self._socket, self._room = connection, queue
-        self._stream = Stream(_nowhere, b"XPUB")
+        # What a subscriber says fits the scratch: no memory is taken for it.
+        self._stream = Stream(_nowhere, b"XPUB", SCRATCH_BYTES - FRAME_HEAD_MAX, frames_max=1)
+        self._allowance = Allowance(SUBSCRIPTIONS, now)
         self._queue: deque[_Message] = deque()
         self._sending: Sequence[Buffer] = ()  # what is left of the message that is being sent
         self._left = 0  # bytes of that
         self._sent_topic = b""
         self._blocked = False
         self.topics: set[bytes] = set()
+        self.asked: dict[bytes, None] = {}  # of these, what nobody was told of yet
         self.alive_at = now
         self.watched = selectors.EVENT_READ | selectors.EVENT_WRITE
 
@@ -76,7 +80,7 @@ class Outlet:
 
     def wants(self, topic: bytes) -> bool:
         """Whether it subscribed to a topic, or to the beginning of it."""
-        return topic in self.topics or any(topic.startswith(each) for each in self.topics)
+        return not self.topics.isdisjoint(_beginnings(topic))
 
     @property
     def keeps_up(self) -> bool:
@@ -142,26 +146,39 @@ class Outlet:
             self._begin(self._queue.popleft())
         return self._left > 0
 
-    def read(self, now: float) -> list[tuple[bool, bytes]]:
-        """Return what it subscribed to since (or no longer), as on or off and a topic.
+    def read(self, now: float) -> bool:
+        """Take note of what it says; return whether it has subscribed to something.
 
         Raises:
             OSError: The connection is gone.
-            ZmtpError: It does not speak as a subscriber does.
+            ZmtpError: It does not speak as a subscriber does, or not that often.
         """
         try:
             count = self._socket.recv_into(self._stream.room()[:READ_BYTES])
         except BlockingIOError:
-            return []
+            return False
         if not count:
             raise ConnectionResetError("the subscriber has closed the connection")
         self.alive_at = now
-        changes = [_subscription(message) for message in self._stream.received(count)]
-        for on, topic in changes:
-            (self.topics.add if on else self.topics.discard)(topic)
+        before = self._stream.frames
+        for message in self._stream.received(count):
+            self._subscribe(bytes(message[0]))
         if len(self.topics) > TOPICS_MAX or len(self._stream.outgoing) > UNREAD_BYTES_MAX:
             raise ZmtpError("it asks for more than anybody needs")
-        return changes
+        if not self._allowance.take(self._stream.frames - before, now):
+            raise ZmtpError("it asks more often than anybody needs to")
+        return bool(self.asked)
+
+    def _subscribe(self, body: bytes) -> None:
+        on, topic = body[:1], body[1:]
+        if on not in (b"\0", b"\1") or len(topic) > TOPIC_BYTES_MAX:
+            raise ZmtpError("it sent something else than subscriptions to topics of ours")
+        if on == b"\1":
+            self.topics.add(topic)
+            self.asked[topic] = None
+        else:
+            self.topics.discard(topic)
+            self.asked.pop(topic, None)
 
     def close(self) -> None:
         """Hang up."""
@@ -183,7 +200,8 @@ class Distribution:
         self._selector = selector
         self._listener: Listener | None = None
         self._outlets: dict[int, Outlet] = {}
-        self._changes: deque[tuple[bool, bytes]] = deque()
+        self._asking: dict[Outlet, None] = {}  # who subscribed to something that nobody knows yet
+        self._accepts = Allowance(ACCEPTS, 0.0)
         self._ping_at = 0.0
         self._accept_at = 0.0
 
@@ -210,8 +228,8 @@ class Distribution:
                     self._accept(self._listener, now)
                 continue
             try:
-                if events & selectors.EVENT_READ:
-                    self._changes.extend(outlet.read(now))
+                if events & selectors.EVENT_READ and outlet.read(now):
+                    self._asking[outlet] = None
                 self._write(outlet, now)
             except ZmtpError as error:
                 log.warning("a subscriber is turned away: %s", error)
@@ -230,24 +248,36 @@ class Distribution:
 
     @property
     def pending(self) -> bool:
-        """Whether somebody has subscribed since, or left."""
-        return bool(self._changes)
+        """Whether somebody has subscribed since."""
+        return bool(self._asking)
 
-    def receive_subscription(self) -> tuple[bool, bytes] | None:
-        """Return the next subscription: whether somebody subscribed (or left), and the topic."""
-        return self._changes.popleft() if self._changes else None
+    def receive_subscription(self) -> tuple[Outlet, Collection[bytes]] | None:
+        """Return who has subscribed since, and to which topics; each once."""
+        if not self._asking:
+            return None
+        outlet = next(iter(self._asking))
+        del self._asking[outlet]
+        topics, outlet.asked = outlet.asked, {}
+        return outlet, topics
 
     def send(self, frames: Sequence[Buffer], now: float) -> None:
         """Send to everybody who subscribed to the first frame; whoever lags behind loses it."""
-        parts = message_parts(frames)
-        message = _Message(bytes(frames[0]), parts, sum(map(len, parts)))
+        message = _message(frames)
         for outlet in list(self._outlets.values()):
             if outlet.wants(message.topic):
-                try:
-                    outlet.put(message, now)
-                    self._watch(outlet)
-                except OSError:
-                    self._hang_up(outlet)
+                self._put(outlet, message, now)
+
+    def answer(self, outlet: Outlet, frames: Sequence[Buffer], now: float) -> None:
+        """Send to one who has subscribed, if it is still there."""
+        if self._outlets.get(outlet.fileno()) is outlet:
+            self._put(outlet, _message(frames), now)
+
+    def _put(self, outlet: Outlet, message: _Message, now: float) -> None:
+        try:
+            outlet.put(message, now)
+            self._watch(outlet)
+        except OSError:
+            self._hang_up(outlet)
 
     def keep_up(self, topic: bytes) -> bool:
         """Return whether some subscriber of a topic keeps up, or there is none."""
@@ -280,14 +310,16 @@ class Distribution:
     # Connections.
 
     def _accept(self, listener: Listener, now: float) -> None:
+        if not self._accepts.take(1, now):
+            self._pause(listener.socket, now)
+            return
         try:
             connection, _ = listener.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
             log.warning("cannot accept a subscriber, will try again: %s", error)
-            self._accept_at = now + ACCEPT_SECONDS
-            self._selector.unregister(listener.socket)
+            self._pause(listener.socket, now)
             return
         connection.setblocking(False)
         with contextlib.suppress(OSError):  # it is gone already, which the first look will tell
@@ -295,6 +327,11 @@ class Distribution:
         outlet = Outlet(connection, self._queue, now)
         self._outlets[outlet.fileno()] = outlet
         self._selector.register(connection, outlet.watched, outlet)
+
+    def _pause(self, listener: socket.socket, now: float) -> None:
+        """Have the kernel keep who comes next for a while."""
+        self._accept_at = now + ACCEPT_SECONDS
+        self._selector.unregister(listener)
 
     def _write(self, outlet: Outlet, now: float) -> None:
         outlet.write(now)
@@ -320,7 +357,7 @@ class Distribution:
                 self._hang_up(outlet)
 
     def _hang_up(self, outlet: Outlet) -> None:
-        self._changes.extend((False, topic) for topic in outlet.topics)
+        self._asking.pop(outlet, None)
         del self._outlets[outlet.fileno()]
         self._selector.unregister(outlet)
         outlet.close()
@@ -330,11 +367,15 @@ def _nowhere(_frames: Iterable[Buffer], _size: int) -> None:
     """Have no place for a payload: subscribers send none."""
 
 
-def _subscription(message: Sequence[Buffer]) -> tuple[bool, bytes]:
-    body = bytes(message[0])
-    if len(message) > 1 or body[:1] not in (b"\0", b"\1") or len(body) > HEADER_BYTES_MAX:
-        raise ZmtpError("it sent something else than subscriptions")
-    return body[:1] == b"\1", body[1:]
+def _message(frames: Sequence[Buffer]) -> _Message:
+    parts = message_parts(frames)
+    return _Message(bytes(frames[0]), parts, sum(map(len, parts)))
+
+
+@lru_cache(maxsize=2 * MODELS_MAX)
+def _beginnings(topic: bytes) -> frozenset[bytes]:
+    """Return what one may have subscribed to who is to hear of a topic."""
+    return frozenset(topic[:size] for size in range(len(topic) + 1))
 
 
 def _tune(connection: socket.socket) -> None:

@@ -6,6 +6,7 @@ A peer may send anything. What it can make this side remember or allocate is bou
 
 from ..codecs.chunks import CHUNK_BYTES_MAX
 from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
+from .allowance import Rate
 
 INTEGER_MAX = 2**53 - 1  # the largest integer that every JSON library carries exactly
 HEADER_BYTES_MAX = 64 * 1024  # a header holds names and numbers; bulk travels in payload frames
@@ -17,7 +18,16 @@ WORKERS_MAX = 10_000  # workers of one publisher: its roster is memory that peer
 FEATURES_MAX = 64  # features that one side can name
 LABEL_MAX = 256  # characters of a client's description or a host, which reasons may repeat
 TEXT_MAX = 4096  # characters of a reason or an address
+TOPIC_BYTES_MAX = 128 + len("/ctl")  # of the longest model id's: nobody has more to ask for
+TOPICS_MAX = 4 * MODELS_MAX  # of one subscriber, twice what a worker of all models asks for
 STAGING_BYTES_MAX = 64 * 2**30  # bytes of one version that a worker takes unless told otherwise
+
+# What peers may do, in how many at once and how many a second. Beyond that it is a flood, which
+# must cost the others nothing: a few microseconds each, about a tenth of a core in all.
+# A worker of all models subscribes to 128 topics at once. One that cannot keep up leaves a topic
+# and joins it again for each version that it fetches.
+SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, its answers to pings included
+ACCEPTS = Rate(512, 200)  # connections for pushed chunks; whoever waits for one fetches meanwhile
 
 WINDOW_CHUNKS = 16  # chunks that a worker asks for before an answer
 PUSH_CHUNKS = 64  # chunks that a push runs ahead of what some worker has reported

@@ -123,10 +123,10 @@ class PublisherMachine:
             return self._lose(peer, now, "its connection is gone")
         return []
 
-    def subscribed(self, topic: bytes) -> list[Effect]:
-        """Somebody has subscribed: let it hear at once that it is."""
+    def subscribed(self, topic: bytes) -> Beacon | None:
+        """Somebody has subscribed: what to tell it at once, so that it knows it is heard."""
         model = model_of(topic)
-        return [self._beacon(model)] if model is not None else []
+        return self._beacon(model) if model is not None else None
 
     # What the user wants.
 
@@ -232,7 +232,8 @@ class PublisherMachine:
             effects += self._lose(peer, now, f"silent for {now - peer.heard_at:.1f} s")
         if now >= self._beacon_at:
             self._beacon_at = now + self.timing.ping
-            effects += [self._beacon(s.model) for s in self.catalog if s.latest and s.latest.alive]
+            models = [s.model for s in self.catalog if s.latest and s.latest.alive]
+            effects += [Broadcast(control_topic(m), self._beacon(m)) for m in models]
         effects += self.push(now)
         effects += self._calls.settle_all(now)
         for shelf in self.catalog:
@@ -505,12 +506,11 @@ class PublisherMachine:
             del peer.incoming[message.model]
         return self._calls.failed(peer, message, now)
 
-    def _beacon(self, model: str) -> Broadcast:
+    def _beacon(self, model: str) -> Beacon:
         shelf = self.catalog.get(model)
         latest = shelf.latest if shelf is not None else None
         version = latest.version if latest is not None and latest.alive else 0
-        beacon = Beacon(model=model, epoch=self.epoch, version=version)
-        return Broadcast(control_topic(model), beacon)
+        return Beacon(model=model, epoch=self.epoch, version=version)
 
 
 def _name_taken(peer: Peer) -> str:

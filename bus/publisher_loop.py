@@ -155,7 +155,7 @@ class PublisherLoop:
         if activity.control:
             self._take_messages(now)
         if activity.data:
-            self._take_subscriptions(now)
+            self._take_subscriptions()
         if topics := self._with_room():
             self._perform(self._machine.push(now, topics), now)
         if now >= next_tick:
@@ -182,17 +182,17 @@ class PublisherLoop:
             if effects:
                 self._perform(effects, now)
 
-    def _take_subscriptions(self, now: float) -> None:
-        topics: set[bytes] = set()
+    def _take_subscriptions(self) -> None:
+        """Tell whoever has subscribed that it is heard: that one alone, or it could flood all."""
         for _ in range(BATCH):
-            subscription = self._sockets.receive_subscription()
-            if subscription is None:
+            found = self._sockets.receive_subscription()
+            if found is None:
                 break
-            on, topic = subscription
-            if on:
-                topics.add(topic)
-        for topic in topics:
-            self._perform(self._machine.subscribed(topic), now)
+            outlet, topics = found
+            for topic in topics:
+                beacon = self._machine.subscribed(topic)
+                if beacon is not None:
+                    self._sockets.answer(outlet, [topic, encode(beacon)])
 
     def _perform(self, effects: list[Effect], now: float) -> None:
         changed = False

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import zmq
 
 from . import endpoints
-from .distribution import Distribution
+from .distribution import Distribution, Outlet
 from .errors import AddressError
 from .limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from .listening import Listener
@@ -213,9 +213,13 @@ class PublisherSockets(_Sockets):
             return None
         return frames[0].bytes, [frame.bytes for frame in frames[1:]]  # small ones
 
-    def receive_subscription(self) -> tuple[bool, bytes] | None:
-        """Return the next subscription: whether somebody subscribed (or left), and the topic."""
+    def receive_subscription(self) -> tuple[Outlet, Collection[bytes]] | None:
+        """Return who has subscribed since, and to which topics; each once."""
         return self._data.receive_subscription()
+
+    def answer(self, outlet: Outlet, frames: Sequence[Buffer]) -> None:
+        """Send to one who has subscribed."""
+        self._data.answer(outlet, frames, time.monotonic())
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
         """Send to one worker; return False if its connection is gone.

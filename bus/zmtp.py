@@ -23,6 +23,7 @@ from .transfer import Lease
 
 MORE, LONG, COMMAND = 1, 2, 4
 SCRATCH_BYTES: Final = 8192  # read ahead; of a payload, at most so much is copied twice
+FRAME_HEAD_MAX: Final = 9  # flags, and a size of 8 bytes
 FRAMES_MAX: Final = 8  # of a message; a later protocol may have more than one payload
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 
@@ -44,11 +45,21 @@ class Stream:
         place: Given the topic and header of a message, and the size of its payload, says where the
             payload goes; None: nowhere, it is read and forgotten.
         kind: This side's socket type. (We greet as ZMTP 3.0, where subscriptions are messages.)
+        frame_max: Bytes of a frame that is no payload.
+        frames_max: Frames of a message.
     """
 
-    def __init__(self, place: Place, kind: bytes = b"SUB") -> None:
+    def __init__(
+        self,
+        place: Place,
+        kind: bytes = b"SUB",
+        frame_max: int = HEADER_BYTES_MAX,
+        frames_max: int = FRAMES_MAX,
+    ) -> None:
         self.outgoing = bytearray(GREETING)
+        self.frames = 0  # that have arrived, commands included
         self._kind = kind
+        self._frame_max, self._frames_max = frame_max, frames_max
         self.state: State = "greeting"
         self._place = place
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
@@ -138,6 +149,8 @@ class Stream:
         if end <= have:
             self._frame(flags, bytes(bytes_[head:end]), messages)
             return end
+        if size > self._frame_max and not self._is_payload(flags):
+            raise ZmtpError(f"a frame of {size} bytes")
         if end <= SCRATCH_BYTES and not self._is_payload(flags):
             return 0
         if messages and self._is_payload(flags):  # they may decide on its place
@@ -166,7 +179,7 @@ class Stream:
     def _begin(self, flags: int, size: int) -> "_Body":
         """Find a place for a frame that the scratch does not hold."""
         payload = self._is_payload(flags)
-        if size > (MESSAGE_BYTES_MAX if payload else HEADER_BYTES_MAX):
+        if payload and size > MESSAGE_BYTES_MAX:
             raise ZmtpError(f"a frame of {size} bytes")
         lease: Lease | None = None
         if not payload:
@@ -176,13 +189,14 @@ class Stream:
         return _Body(flags, size, lease)
 
     def _frame(self, flags: int, body: Buffer, messages: list[list[Buffer]]) -> None:
+        self.frames += 1
         if flags & COMMAND:
             self._command(bytes(body))
             return
         if self.state != "open":
             raise ZmtpError("a message before READY")
-        if len(self._frames) >= FRAMES_MAX:
-            raise ZmtpError(f"a message of more than {FRAMES_MAX} frames")
+        if len(self._frames) + bool(flags & MORE) >= self._frames_max:
+            raise ZmtpError(f"a message of more than {self._frames_max} frames")
         self._frames.append(body)
         if not flags & MORE:
             messages.append(self._frames)

@@ -190,7 +190,7 @@ class Worker:
                     known = effect.topic in self.topics
                     (self.topics.add if effect.on else self.topics.discard)(effect.topic)
                     if effect.on and not known:
-                        self.sim.subscribed(effect.topic)
+                        self.sim.subscribed(self, effect.topic)
                 case Ready():
                     self.hand_over(effect.staged)
                 case _:
@@ -496,10 +496,10 @@ class Simulation:
         if self.publisher.alive and self.publisher.incarnation == incarnation:
             self.publisher.perform(self.publisher.machine.unreachable(identity, self.now))
 
-    def broadcast(self, effect: Broadcast) -> None:
+    def broadcast(self, effect: Broadcast, to: Sequence[Worker] | None = None) -> None:
         frames: list[Buffer] = [effect.topic, encode(effect.message)]
         frames += [] if effect.payload is None else [effect.payload]
-        for worker in self.workers:
+        for worker in self.workers if to is None else to:
             link = ("data", worker.process)
             reached = worker.alive and worker.connected and effect.topic in worker.topics
             if reached and not self._cut(worker) and self._queued[link] < self.faults.queue:
@@ -551,12 +551,13 @@ class Simulation:
         message = [*map(bytes, frames[:PAYLOAD]), whole]
         worker.perform(machine.receive_published(message, self.now))
 
-    def subscribed(self, topic: bytes) -> None:
-        self.later(0.001, self._subscribed, topic)
+    def subscribed(self, worker: Worker, topic: bytes) -> None:
+        self.later(0.001, self._subscribed, worker, topic)
 
-    def _subscribed(self, topic: bytes) -> None:
-        if self.publisher.alive:
-            self.publisher.perform(self.publisher.machine.subscribed(topic))
+    def _subscribed(self, worker: Worker, topic: bytes) -> None:
+        beacon = self.publisher.machine.subscribed(topic) if self.publisher.alive else None
+        if beacon is not None:
+            self.broadcast(Broadcast(topic, beacon), [worker])
 
     # The course of events.
 

@@ -3,6 +3,7 @@
 import pytest
 
 from weightbus.bus import sockets
+from weightbus.bus.allowance import Allowance, Rate
 from weightbus.bus.limits import (
     ARENAS_MAX,
     BUFFERS_MAX,
@@ -15,7 +16,10 @@ from weightbus.bus.limits import (
     PROGRESS_CHUNKS,
     PUSH_CHUNKS,
     STAGING_BYTES_MAX,
+    SUBSCRIPTIONS,
     TEXT_MAX,
+    TOPIC_BYTES_MAX,
+    TOPICS_MAX,
     WINDOW_CHUNKS,
     WORKERS_MAX,
     Timing,
@@ -29,6 +33,8 @@ from weightbus.bus.messages import (
     Refuse,
     Running,
     Welcome,
+    control_topic,
+    data_topic,
     encode,
 )
 from weightbus.bus.push import BURST_BYTES
@@ -100,6 +106,23 @@ def test_windows_nest() -> None:
     assert 2 * PUSH_CHUNKS + MODELS_MAX // 2 <= sockets.PUB_QUEUE
     assert WINDOW_CHUNKS <= sockets.DEALER_QUEUE
     assert FETCH_CHUNKS_MAX <= sockets.ROUTER_QUEUE
+
+
+def test_a_worker_of_all_models_may_subscribe_at_once() -> None:
+    topics = [data_topic(name) for name in NAMES] + [control_topic(name) for name in NAMES]
+    assert max(map(len, topics)) == TOPIC_BYTES_MAX
+    assert 2 * len(topics) <= TOPICS_MAX <= SUBSCRIPTIONS.burst
+
+
+def test_an_allowance_is_spent_and_comes_back() -> None:
+    mine = Allowance(Rate(3, 10), 5.0)
+    assert [mine.take(1, 5.0) for _ in range(4)] == [True, True, True, False]
+    assert not mine.rested(5.29)
+    assert mine.take(2, 5.2)
+    assert not mine.take(2, 5.2)
+    assert mine.rested(5.51), "what was refused is not held against it for longer"
+    assert mine.take(3, 100.0)
+    assert not mine.take(1, 100.0), "more than all does not come back"
 
 
 def test_one_is_complete_while_another_arrives() -> None:

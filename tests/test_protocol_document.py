@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from weightbus.bus import acceptance, limits, messages, offers, segment, slot
+from weightbus.bus.allowance import Rate
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
@@ -200,6 +201,13 @@ def test_the_limits_are_those_of_the_code() -> None:
     rows = table("12. Limits", 0) + table("12. Limits", 1)
     assert {unquoted(row[0]): number(row[1]) for row in rows} == code
     assert all(row[2] for row in rows), "a limit without a reason"
+
+
+def test_the_rates_are_those_of_the_code() -> None:
+    code = {n: tuple(v) for n, v in vars(limits).items() if isinstance(v, Rate)}
+    rows = table("12. Limits", 2)
+    assert {unquoted(row[0]): (number(row[1]), number(row[2])) for row in rows} == code
+    assert all(row[3] for row in rows), "a rate without a meaning"
 
 
 def test_numbers_in_the_rules_are_those_of_the_code() -> None:
