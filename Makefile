@@ -6,7 +6,7 @@ CLIENTS := cpp_client go_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test check bench targets sim build $(CLIENTS) clients conformance compose-test bench-clients clean
+.PHONY: demo test check bench targets floods sim build $(CLIENTS) clients conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -25,6 +25,10 @@ bench: $(STAMP)
 
 targets: $(STAMP)
 	$(BIN)/python benchmarks/targets.py
+
+# What floods of every kind cost a publisher and its honest workers: six minutes, on a quiet machine.
+floods: $(STAMP)
+	$(BIN)/python benchmarks/floods.py
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)

@@ -135,6 +135,12 @@ class Process(Conversation):
         except subprocess.TimeoutExpired:
             return None
 
+    def end(self, timeout: float) -> Answer:
+        """Close its standard input; return its last words."""
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
+        return self.answer(timeout)
+
     def stop(self) -> None:
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
