@@ -6,7 +6,7 @@ CLIENTS := cpp_client go_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test check bench targets floods sim build $(CLIENTS) clients conformance compose-test bench-clients clean
+.PHONY: demo test check wheel bench targets floods sim build $(CLIENTS) clients conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -50,6 +50,10 @@ conformance: $(STAMP)
 # The demo of docker-compose.yml, broken and mended; with an engine of its own if need be (root, Debian).
 compose-test: $(STAMP)
 	$(BIN)/python tests/compose/run.py
+
+# The wheel, in an environment of its own: every module is in it, and the demo runs.
+wheel: $(STAMP)
+	$(BIN)/python tests/wheel.py
 
 bench-clients: $(STAMP)
 	$(BIN)/python benchmarks/clients.py

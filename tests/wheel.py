@@ -1,0 +1,69 @@
+"""Build the wheel, install it into a clean environment, import every module, and run the demo.
+
+    make wheel
+
+An editable install hides what a wheel lacks: packages are listed by hand in pyproject.toml.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from zipfile import ZipFile
+
+ROOT = Path(__file__).resolve().parent.parent
+SHELVES = ("bus", "codecs", "python_client")
+DEMO_SECONDS = 8
+PATIENCE = 600  # seconds for one step
+
+
+def modules() -> Iterator[str]:
+    """Yield the paths of what the wheel must hold, as they stand in it."""
+    yield from ("weightbus/__init__.py", "weightbus/__main__.py", "weightbus/py.typed")
+    for shelf in SHELVES:
+        for path in (ROOT / shelf).rglob("*"):
+            if path.suffix == ".py" or path.name == "py.typed":
+                yield f"weightbus/{path.relative_to(ROOT).as_posix()}"
+
+
+def run(*command: str | Path, cwd: Path) -> None:
+    """Run a step, from a folder where the checkout is not on Python's path."""
+    print("$", *command, flush=True)
+    subprocess.run(command, cwd=cwd, check=True, timeout=PATIENCE)  # noqa: S603
+
+
+def main() -> None:
+    """Do it all in a temporary folder; the wheel itself is left in dist/."""
+    shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools would ship what lies there
+    dist = ROOT / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as folder:
+        clean = Path(folder)
+        run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", dist, ROOT, cwd=clean)
+        (wheel,) = dist.glob("*.whl")
+        held = set(ZipFile(wheel).namelist())
+        missing = sorted(set(modules()) - held)
+        stray = sorted(n for n in held if n.startswith("weightbus/tests"))
+        assert not missing, f"{wheel.name} lacks {missing}: see packages in pyproject.toml"
+        assert not stray, f"{wheel.name} holds {stray}"
+        venv.create(clean / "env", with_pip=True)
+        python = clean / "env" / "bin" / "python"
+        wanted = f"weightbus[demo,ray,torchrl] @ {wheel.as_uri()}"
+        constraints = ROOT / "constraints.txt"
+        run(python, "-m", "pip", "install", "-q", "-c", constraints, wanted, cwd=clean)
+        names = sorted(n[:-3].replace("/", ".") for n in held if n.endswith(".py"))
+        names = [n.removesuffix(".__init__") for n in names if not n.endswith("__main__")]
+        imports = f"import importlib; [importlib.import_module(n) for n in {names}]"
+        run(python, "-W", "ignore", "-c", imports, cwd=clean)
+        helper = "from weightbus.codecs import native; print(native.description())"
+        run(python, "-c", helper, cwd=clean)
+        weightbus = clean / "env" / "bin" / "weightbus"
+        run(weightbus, "demo", "--seconds", str(DEMO_SECONDS), "--plot", "demo.png", cwd=clean)
+    print(f"{wheel.name}: {len(names)} modules imported, and the demo ran")
+
+
+if __name__ == "__main__":
+    main()
