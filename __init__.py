@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         ProtocolError,
         PublishError,
         RefusedError,
+        TornError,
         UnknownWorkerError,
         WorkersMissingError,
     )
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from .python_client.schemes.torch_rpc import RPCTransport, RPCWeightSyncScheme
     from .python_client.schemes.transport import TransportBackend
     from .python_client.schemes.updater import WeightUpdaterBase
-    from .python_client.subscriber import Subscriber, Update
+    from .python_client.subscriber import Offer, Subscriber, Update
 
 __version__ = "0.1.0"
 
@@ -56,6 +57,7 @@ __all__ = [
     "LayoutError",
     "MultiProcessWeightSyncScheme",
     "NoWeightSyncScheme",
+    "Offer",
     "ProtocolError",
     "PublishError",
     "Publisher",
@@ -74,6 +76,7 @@ __all__ = [
     "StateError",
     "Subscriber",
     "Timing",
+    "TornError",
     "TransportBackend",
     "UnknownWorkerError",
     "Update",
@@ -99,6 +102,7 @@ _HOMES = {
     "LayoutError": "codecs.errors",
     "MultiProcessWeightSyncScheme": "python_client.schemes.bus_schemes",
     "NoWeightSyncScheme": "python_client.schemes.no_sync",
+    "Offer": "python_client.subscriber",
     "ProtocolError": "bus.errors",
     "PublishError": "bus.errors",
     "Publisher": "python_client.publisher",
@@ -117,6 +121,7 @@ _HOMES = {
     "StateError": "codecs.errors",
     "Subscriber": "python_client.subscriber",
     "Timing": "bus.limits",
+    "TornError": "bus.errors",
     "TransportBackend": "python_client.schemes.transport",
     "UnknownWorkerError": "bus.errors",
     "Update": "python_client.subscriber",

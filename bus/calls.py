@@ -87,6 +87,8 @@ class Calls:
             target = publication.targets.get(peer.name)
             if target is not None and target.state in ("behind", "staged"):
                 detail = f"{message.code}: {message.text}"
+                if not message.intact:
+                    detail += "; it runs no version now, until one is applied"
                 text = f"worker {peer.name} failed version {v.version} of {v.model}: {detail}"
                 effects.append(Notice("failed", text, peer.name))
                 publication.move(peer.name, "failed", now, detail)

@@ -9,6 +9,7 @@ WeightBusError
     PublishError                a publish did not reach what it required; carries the receipt
     RefusedError                the publisher will not serve this worker
     ApplyError                  a version arrived but could not be applied; the old one still runs
+        TornError               it failed half-way: no version runs until another is applied
     ClosedError                 the publisher or subscriber was closed
 """
 
@@ -90,6 +91,29 @@ class ApplyError(WeightBusError):
     def __init__(self, text: str, *, model: str, epoch: int, version: int, code: str) -> None:
         super().__init__(text)
         self.model, self.epoch, self.version, self.code = model, epoch, version, code
+
+
+class TornError(ApplyError):
+    """A version could not be applied, and its model holds parts of it: no version runs there.
+
+    Any version that is applied mends it, this one included, which is tried a few times more.
+    """
+
+
+def not_applied(
+    model: str, epoch: int, version: int, cause: BaseException, *, intact: bool
+) -> ApplyError:
+    """Return the error that says why a version could not be applied, and what runs now."""
+    begun = "" if intact else ", and no version runs until one is applied, which mends it"
+    error = (ApplyError if intact else TornError)(
+        f"{model} version {version} could not be applied{begun}: {cause}",
+        model=model,
+        epoch=epoch,
+        version=version,
+        code="apply",
+    )
+    error.__cause__ = cause
+    return error
 
 
 class ClosedError(WeightBusError):

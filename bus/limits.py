@@ -34,6 +34,7 @@ PUSH_CHUNKS = 64  # chunks that a push runs ahead of what some worker has report
 WHOLE_BYTES_MAX = 2**18  # of a version that travels with its announcement, to all who hear that
 PROGRESS_CHUNKS = 16  # chunks between two reports of progress: a quarter of what may be ahead
 ARENAS_MAX = 3  # copies of a model that a publisher holds at most while old ones are in use
+APPLIES_MAX = 3  # in a row that fail half-way, before a version is tried no more
 BUFFERS_MAX = 2  # staging buffers of a worker: one complete, one arriving
 
 

@@ -139,13 +139,14 @@ class Applied(Message, tag="applied", frozen=True, kw_only=True):
 
 
 class Failed(Message, tag="failed", frozen=True, kw_only=True):
-    """This worker will not run the version, and why; it still runs the old one."""
+    """This worker will not run the version, and why; if `intact`, it still runs the old one."""
 
     model: Name
     epoch: Count
     version: Positive
     code: Name
     text: Text
+    intact: bool = True
 
 
 class Bye(Message, tag="bye", frozen=True, kw_only=True):

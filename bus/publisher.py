@@ -422,8 +422,10 @@ class PublisherMachine:
 
     def _progress(self, peer: Peer, message: Progress, now: float) -> list[Effect]:
         shelf = self.catalog.get(message.model)
-        if shelf is None or message.epoch != self.epoch or shelf.get(message.version) is None:
+        if shelf is None or message.epoch != self.epoch or not shelf.had(message.version):
             return []
+        if message.phase == "receiving" and shelf.get(message.version) is None:
+            return []  # what it applies may be gone by now, if that takes so long
         self._note(peer, message.model, message.version, message.phase, message.chunks, now)
         if message.phase != "receiving":
             shelf.left(peer.name, older_than=message.version + 1)
@@ -498,6 +500,8 @@ class PublisherMachine:
         return [Notice("wrong-digest", text, peer.name)]
 
     def _failed(self, peer: Peer, message: Failed, now: float) -> list[Effect]:
+        if not message.intact:
+            peer.running.pop(message.model, None)
         if not self._mine(message):
             return []
         self.catalog[message.model].left(peer.name, older_than=message.version + 1)

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .messages import Shared
-from .staging import POPULATE, StaleError
+from .staging import POPULATE, OverwrittenError, StaleError
 
 MAGIC = b"WBPSHM1\0"
 HEADER_BYTES = 4096  # one page, so that the data section begins on one
@@ -150,13 +150,16 @@ class View:
 
         Raises:
             StaleError: It holds something else than this version.
+            OverwrittenError: It does so only now, after the copy.
         """
         stamp = _stamp(model, epoch, version)
         self._hold()
         try:
-            self._check(stamp)
+            if self._memory[24:STAMP_END] != stamp:
+                raise StaleError
             yield
-            self._check(stamp)
+            if self._memory[24:STAMP_END] != stamp:
+                raise OverwrittenError("the memory was written to while it was copied")
         finally:
             self._let_go()
 
@@ -174,10 +177,6 @@ class View:
             self._holders -= 1
             if self._holders == 0:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-    def _check(self, stamp: bytes) -> None:
-        if self._memory[24:STAMP_END] != stamp:
-            raise StaleError
 
     def __del__(self) -> None:
         fd, self._fd = getattr(self, "_fd", -1), -1

@@ -4,6 +4,9 @@
                           │                               │                  │
                           └── newer announced ────────────┴── abort, newer   └── failed
 
+A version that fails before a byte of the model has changed leaves the one before running. After one
+that fails half-way none runs, and any may be applied, that one included.
+
 `auto` versions are ready as soon as they are staged. The latest version wins: a newer announcement
 replaces the transfer under way. But a worker that was replaced once finishes the next one, by
 fetching, before it looks at anything newer; otherwise one that is slower than the trainer would
@@ -16,13 +19,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ..codecs.layout import Layout
 from .acceptance import Acceptance, Accepts
 from .effects import Effect, Ready, Rejected, Send, Subscribe
-from .limits import PROGRESS_CHUNKS, TEXT_MAX, Timing
+from .limits import APPLIES_MAX, PROGRESS_CHUNKS, TEXT_MAX, Timing
 from .messages import (
     Abort,
     Announce,
@@ -96,11 +100,18 @@ class Slot:
         self.catching_up = False  # finishing one version, whatever is announced
         self._failure: Failed | None = None  # the last one, until another version is begun
         self._taken: Key = (0, 0)  # is being applied
+        self.torn = 0  # applies in a row that failed half-way: while there is one, nothing runs
+        self._torn_epoch = 0  # the greatest of which one did
         self._stale: Key = (
             0,
             0,
         )  # was not to be had from shared memory: fetch it, if it is offered
         self._asked_at = -math.inf  # when the latest announcement was asked for
+
+    @property
+    def epoch(self) -> int:
+        """The greatest of which bytes were written into the model."""
+        return max(self._torn_epoch, self.running.epoch if self.running else 0)
 
     @property
     def _newest(self) -> Key:
@@ -209,7 +220,7 @@ class Slot:
             return effects + rejected + self._caught_up(announce.epoch, now)
         if buffer is None:
             return effects  # `_resume` begins when one is given back
-        self._waiting = self._failure = None
+        self._begun()
         digest = take_whole(announce, data, buffer) if data is not None else None
         if digest is not None:
             return effects + self._arrived(announce, layout, buffer, digest, now)
@@ -222,7 +233,7 @@ class Slot:
 
     def _point(self, announce: Announce, layout: Layout, memory: SharedMemory) -> list[Effect]:
         """The version is whole in shared memory: it can be applied from there."""
-        self._waiting = self._failure = None
+        self._begun()
         self._forget_undecided()
         staged = StagedVersion(
             self.model,
@@ -236,6 +247,12 @@ class Slot:
         )
         self.ready[staged.key] = staged
         return [Ready(staged)]
+
+    def _begun(self) -> None:
+        """A version is on its way: forget why another was not. (That nothing runs is said on.)"""
+        self._waiting = None
+        if not self.torn:
+            self._failure = None
 
     def _abandon(self) -> list[Effect]:
         """A newer version replaces the one arriving; the next is finished, whatever comes."""
@@ -260,7 +277,7 @@ class Slot:
         self._failure = Failed(
             model=self.model, epoch=epoch, version=version, code=code, text=text[:TEXT_MAX]
         )
-        return Send(self._failure)
+        return self._say_failed(self._failure)
 
     def place(self, chunk: Chunk, size: int) -> Lease | None:
         """Say where a chunk's payload belongs that is about to be received; None: nowhere."""
@@ -408,6 +425,7 @@ class Slot:
             self._forget_undecided()
         self._waiting = None
         self._rejected.clear()
+        self.torn = min(self.torn, 1)  # it may be tried as often as at first
         if self.arriving is not None and self.arriving.key[0] != epoch:
             effects += self._drop_arriving(now)
         elif self.arriving is not None:
@@ -425,6 +443,9 @@ class Slot:
         epoch, version = running.epoch, running.version
         return Send(Applied(model=self.model, epoch=epoch, version=version, digest=running.digest))
 
+    def _say_failed(self, failure: Failed) -> Effect:
+        return Send(msgspec.structs.replace(failure, intact=not self.torn))
+
     # What the user does with a version that is ready.
 
     def taken(self, key: Key) -> list[Effect]:
@@ -438,15 +459,26 @@ class Slot:
         if staged is None:
             return []
         self.running = Running(staged.epoch, staged.version, digest or staged.digest)
+        self.torn = 0
+        if self._failure is not None and (self._failure.epoch, self._failure.version) <= key:
+            self._failure = None
         return [self._say_applied(self.running), *self._resume(now)]
 
-    def failed(self, key: Key, text: str, now: float) -> list[Effect]:
-        """A version could not be applied; the old one still runs."""
+    def failed(self, key: Key, text: str, now: float, *, intact: bool = True) -> list[Effect]:
+        """A version could not be applied. If the model is `intact`, what ran before still runs."""
         staged = self._returned(key)
         if staged is None:
             return []
-        self._rejected.append(key)
+        if not intact:
+            self._tear(key)
+        if intact or self.torn >= APPLIES_MAX:
+            self._rejected.append(key)
         return [self._fail(key, "apply", text), *self._resume(now)]
+
+    def _tear(self, key: Key) -> None:
+        """The model holds parts of two versions. What is tried next comes whole and verified."""
+        self.running, self._stale = None, key
+        self.torn, self._torn_epoch = self.torn + 1, max(self._torn_epoch, key[0])
 
     def stale(self, key: Key, now: float) -> list[Effect]:
         """A version was gone from shared memory before it could be copied: ask for the latest."""
@@ -490,17 +522,18 @@ class Slot:
     def repeat(self) -> list[Effect]:
         """Say again how things stand, in case it got lost."""
         effects: list[Effect] = []
-        if self.arriving is not None:
+        if self.arriving is not None and self._taken not in self.ready:
             effects.append(Send(self._progress(self.arriving)))
         held = [*self.ready.values(), *([self.undecided] if self.undecided is not None else [])]
         effects += [self._say_staged(staged) for staged in held if staged.say_staged]
         if self.running is not None:
             effects.append(self._say_applied(self.running))
         if self._failure is not None:
-            effects.append(Send(self._failure))
-        if self.ready and self.arriving is None:
-            epoch, version = max(self.ready)
-            phase: Phase = "applying" if (epoch, version) == self._taken else "staged"
+            effects.append(self._say_failed(self._failure))
+        applying = self._taken in self.ready  # it may hang, and others become ready behind it
+        if applying or (self.ready and self.arriving is None):
+            epoch, version = self._taken if applying else max(self.ready)
+            phase: Phase = "applying" if applying else "staged"
             progress = Progress(
                 model=self.model, epoch=epoch, version=version, chunks=0, phase=phase
             )

@@ -23,6 +23,10 @@ class StaleError(Exception):
     """Shared memory holds another version by now, or is being filled."""
 
 
+class OverwrittenError(StaleError):
+    """It became stale while it was copied: somebody has broken a rule, and the copy is torn."""
+
+
 class SharedMemory(Protocol):
     """A segment of the publisher's, on this host (`segment.View`)."""
 
@@ -32,7 +36,12 @@ class SharedMemory(Protocol):
         ...
 
     def reading(self, model: str, epoch: int, version: int) -> AbstractContextManager[None]:
-        """Hold it while copying; raises StaleError if it holds another version."""
+        """Hold it while copying.
+
+        Raises:
+            StaleError: It holds another version.
+            OverwrittenError: It does so only now, after the copy.
+        """
         ...
 
     def warm(self) -> None:
@@ -69,6 +78,7 @@ class StagedVersion:
 
         Raises:
             StaleError: They are another version's by now.
+            OverwrittenError: They became another version's while they were copied.
         """
         if self.shared is None:
             return nullcontext()

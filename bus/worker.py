@@ -261,8 +261,8 @@ class WorkerMachine:
 
     @property
     def applied_epoch(self) -> int:
-        """The latest epoch whose weights run here: an older publisher is not to be followed."""
-        return max((s.running.epoch for s in self.slots.values() if s.running), default=0)
+        """The latest epoch of which anything was applied: no older publisher is followed."""
+        return max((slot.epoch for slot in self.slots.values()), default=0)
 
     def may_say_hello(self, now: float) -> bool:
         """Return whether enough time has passed since the last hello."""
@@ -345,9 +345,11 @@ class WorkerMachine:
         """A version that was ready is gone from shared memory."""
         return self.slots[model].stale(key, now)
 
-    def failed(self, model: str, key: Key, text: str, now: float) -> list[Effect]:
-        """A version that was ready could not be applied."""
-        return self.slots[model].failed(key, text, now)
+    def failed(
+        self, model: str, key: Key, text: str, now: float, *, intact: bool = True
+    ) -> list[Effect]:
+        """A version that was ready could not be applied; unless `intact`, no version runs now."""
+        return self.slots[model].failed(key, text, now, intact=intact)
 
     def dropped(self, model: str, key: Key, now: float) -> list[Effect]:
         """A version that was ready was replaced before anybody took it."""

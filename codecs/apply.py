@@ -89,10 +89,15 @@ class _Known:
 
 
 class Reader:
-    """Copies versions of one layout out of one buffer, again and again."""
+    """Copies versions of one layout out of one buffer, again and again.
+
+    Attributes:
+        begun: A target may have changed. (Whoever wants to know of one copy sets it back before.)
+    """
 
     def __init__(self, layout: Layout, data: numpy_tensors.Memory) -> None:
         self.section = Section(layout, data)
+        self.begun = False
         self._known: _Known | None = None
 
     def copy_into(self, target: object, *, strict: bool = True, cast: bool = False) -> None:
@@ -108,6 +113,7 @@ class Reader:
             and (known.target is target and known.how == (strict, cast))
             and outline.same(known.outline)
         ):
+            self.begun = True
             known.copies.run(known.destinations, known.sources)
             return
         self._known = None
@@ -115,6 +121,7 @@ class Reader:
         destinations = [leaf for leaf, _ in pairs]
         sources = [self.section.like(spec.name, leaf) for leaf, spec in pairs]
         copies = Copies(destinations, sources)
+        self.begun = True
         copies.run(destinations, sources)
         if outline is not None and self.section.aligned():
             how = strict, cast
@@ -132,12 +139,14 @@ class Reader:
         if is_module(target) and any(map(_on_meta, opened.leaves.values())):
             from . import torch_modules
 
+            self.begun = True  # without memory it could not be used by mistake
             torch_modules.materialise(target)
             opened = _open(target)
         pairs = self._pairs(opened.leaves)
         # Extra state first: it is the user's code, and may raise while nothing is written yet.
         for name, put in opened.extra.items():
             if name in layout.signatures:
+                self.begun = True
                 put(self.section.tensors[layout.by_name(name).name].clone())
         return pairs
 

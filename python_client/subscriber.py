@@ -13,25 +13,31 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
+from typing import Any, NoReturn, TypeVar
 
-from ..bus.errors import ApplyError, ClosedError, RefusedError
+from numpy.typing import NDArray
+
+from ..bus.errors import ClosedError, RefusedError, not_applied
 from ..bus.handoff import Handoff
 from ..bus.limits import MODELS_MAX, STAGING_BYTES_MAX, Timing
 from ..bus.messages import MAPPING, check_name
 from ..bus.segment import Views
 from ..bus.slot import another_host
 from ..bus.sockets import WorkerSockets
-from ..bus.staging import StagedVersion, StaleError
+from ..bus.staging import OverwrittenError, StagedVersion, StaleError
 from ..bus.worker import Identity, WorkerMachine
 from ..bus.worker_loop import WorkerLoop
+from ..codecs.apply import as_arrays
 from ..codecs.checksum import digest_of
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
 from .dropped import end_with
-from .reading import InUseError, ReadingLock
+from .reading import READING_SECONDS, InUseError, ReadingLock
 from .targets import Target, targets_of
 
 log = logging.getLogger("weightbus.subscriber")
+
+T = TypeVar("T")
 
 CLIENT = "weightbus-python/0.1.0"
 AT_ONCE_BYTES = 2**20  # copied within a fraction of a millisecond
@@ -59,6 +65,25 @@ class Update:
     seconds: float
 
 
+class Offer:
+    """A version that is about to be applied, for `before_apply`.
+
+    Attributes:
+        model, epoch, version: Its name and number.
+        nbytes: Bytes of its tensors.
+        digest: What its bytes hash to; empty if it is read from shared memory.
+    """
+
+    def __init__(self, staged: StagedVersion) -> None:
+        self.model, self.epoch, self.version = staged.model, staged.epoch, staged.version
+        self.nbytes, self.digest = staged.layout.nbytes, staged.digest
+        self._staged = staged
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return its tensors as read-only arrays by name; valid until the hook returns."""
+        return as_arrays(self._staged.layout, self._staged.data)
+
+
 class Subscriber:
     """Receives the versions of some models and applies them.
 
@@ -71,8 +96,13 @@ class Subscriber:
             and a random suffix.
         strict: Whether publisher and target must have the same tensor names.
         cast: Whether values may be converted to the target's dtypes.
-        on_commit: Called with each `Update` after it is applied and before it is first used, in the
-            thread that applied it.
+        before_apply: Called with each `Offer` before any byte of the model changes, in the thread
+            that will apply it; readers go on meanwhile. If it raises, the version is not applied,
+            the publisher is told so, and the old one runs on.
+        on_commit: Called with each `Update` after its bytes are in place and before they are first
+            used, in the thread that applied it. It is part of applying: if it raises, the version
+            has failed. A file then gets its old content back. A model in memory then holds no
+            version: `reading()` raises, and the next version that is applied mends it.
         bytes_max: The largest version to accept, in bytes.
         shared_memory: Read versions from the publisher's memory where it is on this host. They are
             then neither sent nor hashed, and staged nowhere: the copy into the model is the only
@@ -98,6 +128,7 @@ class Subscriber:
         name: str | None = None,
         strict: bool = True,
         cast: bool = False,
+        before_apply: Callable[[Offer], None] | None = None,
         on_commit: Callable[[Update], None] | None = None,
         bytes_max: int = STAGING_BYTES_MAX,
         shared_memory: bool = True,
@@ -112,7 +143,8 @@ class Subscriber:
             cast=cast,
         )
         self.address = address
-        self._on_commit = on_commit
+        self._before_apply, self._on_commit = before_apply, on_commit
+        self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
         self._handoff = Handoff()
         self._lock = ReadingLock()
         self._applied = threading.Condition()
@@ -156,6 +188,7 @@ class Subscriber:
 
         Raises:
             ApplyError: A version cannot be applied; the weights are as they were.
+            TornError: A version could not be applied and has spoiled the weights; see `reading`.
             RefusedError: The publisher refuses this worker.
             ClosedError: The subscriber is closed, or applies in the background.
         """
@@ -170,7 +203,8 @@ class Subscriber:
             if staged is None:
                 return None
             try:
-                with self._lock.writing(max(0.0, deadline - time.monotonic())):
+                self._approve(staged)
+                with self._writing(staged, max(0.0, deadline - time.monotonic())):
                     update = self._apply(staged)
                 if update is not None:
                     return update
@@ -180,50 +214,81 @@ class Subscriber:
             except StaleError:  # a newer version took its place in shared memory: wait for that
                 self._loop.stale(staged)
 
-    def _apply(self, staged: StagedVersion) -> Update | None:
+    def _approve(self, staged: StagedVersion) -> None:
+        """Let the user look at a version, once, while readers go on with the one before."""
+        if self._before_apply is None or self._outdated(staged):
+            return
+        if self._approved.get(staged.model) == staged.key:
+            return  # it was put back since: readers did not leave
+        self._loop.taken(staged)
+        try:
+            with staged.reading():
+                self._call(self._before_apply, Offer(staged))
+        except StaleError:
+            raise
+        except BaseException as error:
+            self._failed(staged, error, intact=True)
+        self._approved[staged.model] = staged.key
+
+    def _outdated(self, staged: StagedVersion) -> bool:
         running = self._running.get(staged.model)
-        if running is not None and (running.epoch, running.version) >= staged.key:
+        return running is not None and (running.epoch, running.version) >= staged.key
+
+    def _writing(self, staged: StagedVersion, timeout: float) -> AbstractContextManager[None]:
+        return self._lock.writing(timeout, f"applying {staged.model} version {staged.version}")
+
+    def _apply(self, staged: StagedVersion) -> Update | None:
+        """Apply a version; what fails once bytes have changed leaves none, unless it is undone."""
+        if self._outdated(staged):
             self._loop.dropped(staged)  # another thread was faster, with a newer one
             return None
         self._loop.taken(staged)
-        before = time.perf_counter()
-        digest = staged.digest
+        target, mended = self._targets[staged.model], False
         try:
-            with staged.reading():
-                self._targets[staged.model].apply(staged)
-                if staged.hash_chunks:
-                    digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
-        except StaleError:
-            raise
-        except Exception as error:
-            self._loop.failed(staged, f"{type(error).__name__}: {error}")
-            raise ApplyError(
-                f"{staged.model} version {staged.version} could not be applied: {error}",
-                model=staged.model,
-                epoch=staged.epoch,
-                version=staged.version,
-                code="apply",
-            ) from error
-        update = Update(
-            staged.model,
-            staged.epoch,
-            staged.version,
-            staged.layout.nbytes,
-            digest,
-            time.perf_counter() - before,
-        )
-        try:
+            update = self._copy(staged, target)
+            mended = self._lock.mend(staged.model)
             if self._on_commit is not None:
-                self._in_hook = True
-                self._on_commit(update)
-        finally:  # the weights are in, whatever the hook thinks of it
-            # Here first, then at the publisher: whoever waits for its receipt must find it here.
-            with self._applied:
-                self._in_hook = False
-                self._running[staged.model] = update
-                self._applied.notify_all()
-            self._loop.applied(staged, digest)
+                self._call(self._on_commit, update)
+            target.settle()
+        except BaseException as error:
+            if isinstance(error, StaleError) and not isinstance(error, OverwrittenError):
+                raise  # nothing was copied
+            self._failed(staged, error, intact=_undone(target) and not mended)
+        # Here first, then at the publisher: whoever waits for its receipt must find it here.
+        with self._applied:
+            self._running[staged.model] = update
+            self._applied.notify_all()
+        self._loop.applied(staged, update.digest)
         return update
+
+    def _call(self, hook: Callable[[T], None], told: T) -> None:
+        self._in_hook = True
+        try:
+            hook(told)
+        finally:
+            self._in_hook = False
+
+    def _copy(self, staged: StagedVersion, target: Target) -> Update:
+        before, digest = time.perf_counter(), staged.digest
+        with staged.reading():
+            target.apply(staged)
+            if staged.hash_chunks:
+                digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
+        nbytes, seconds = staged.layout.nbytes, time.perf_counter() - before
+        return Update(staged.model, staged.epoch, staged.version, nbytes, digest, seconds)
+
+    def _failed(self, staged: StagedVersion, error: BaseException, *, intact: bool) -> NoReturn:
+        """Tell everybody that a version could not be applied, and what runs then."""
+        told = not_applied(staged.model, staged.epoch, staged.version, error, intact=intact)
+        if not intact:
+            self._lock.tear(staged.model, told)
+            with self._applied:
+                self._running.pop(staged.model, None)
+                self._applied.notify_all()
+        self._loop.failed(staged, f"{type(error).__name__}: {error}", intact=intact)
+        if not isinstance(error, Exception):
+            raise error
+        raise told
 
     async def receive_awaitable(self, timeout: float) -> Update | None:
         """Receive from a coroutine: waits and applies in a thread of the event loop's executor.
@@ -237,10 +302,11 @@ class Subscriber:
     def start(self) -> "Subscriber":
         """Apply versions in the background from now on, outside every `reading()` block.
 
-        What goes wrong is logged and kept in `error`; the weights then stay as they were.
+        What goes wrong is logged and kept in `error`; the weights then stay as they were, unless
+        that is a `TornError`.
         """
         self._check_usable()
-        if self._on_commit is None:  # a hook may take its time
+        if self._on_commit is None and self._before_apply is None:  # a hook may take its time
             self._loop.apply_by(self._apply_at_once)
         self._background = threading.Thread(
             target=self._apply_all, name="weightbus-apply", daemon=True
@@ -253,7 +319,7 @@ class Subscriber:
         if staged.layout.nbytes > AT_ONCE_BYTES:
             return False
         try:
-            with self._lock.writing(0.0):
+            with self._writing(staged, 0.0):
                 self._apply(staged)
         except InUseError:
             return False
@@ -285,11 +351,15 @@ class Subscriber:
             self._error = known
             self._applied.notify_all()
 
-    def reading(self, timeout: float | None = None) -> AbstractContextManager[None]:
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
         """Return a context in which the weights do not change, for a forward pass.
 
         Raises:
-            TimeoutError: An apply took longer than `timeout` seconds.
+            TimeoutError: An apply, a hook included, took longer than `timeout` seconds; the text
+                says of which version, in which thread, and for how long.
+            TornError: A version failed after it had begun to change the weights, which now are
+                parts of two. Any version that is applied mends them: that one is tried a few times
+                more by itself, and publishing a new one does.
         """
         return self._lock.reading(timeout)
 
@@ -323,13 +393,13 @@ class Subscriber:
         return self._error
 
     def update(self, model: str) -> Update | None:
-        """Return what a model runs; None before its first version."""
+        """Return what a model runs; None before its first version, or if one failed half-way."""
         self._targets[model]
         with self._applied:
             return self._running.get(model)
 
     def version(self, model: str) -> int:
-        """Return the version that a model runs; 0 before its first."""
+        """Return the version that a model runs; 0 if it runs none."""
         update = self.update(model)
         return update.version if update is not None else 0
 
@@ -385,6 +455,15 @@ def _fault(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
         return targets[model].fault(layout)
     except Exception as error:
         return f"the target could not be examined: {error!r}"
+
+
+def _undone(target: Target) -> bool:
+    """Have a target hold what it held before, if it can; return whether it does."""
+    try:
+        return target.undo()
+    except Exception:
+        log.exception("what was there before could not be put back")
+        return False
 
 
 def _default_name() -> str:

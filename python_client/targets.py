@@ -6,9 +6,11 @@ a path                                                               written, th
 
 import os
 import secrets
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from ..bus.staging import StagedVersion
 from ..codecs.apply import Reader, check
@@ -27,7 +29,18 @@ class Target(Protocol):
         ...
 
     def apply(self, staged: StagedVersion) -> None:
-        """Apply a version: all of it, or nothing and an exception."""
+        """Apply a version: all of it, or an exception."""
+        ...
+
+    def undo(self) -> bool:
+        """Have what was there before the last `apply` in place again; say whether it is.
+
+        It is called after that has failed, or the user's part of it.
+        """
+        ...
+
+    def settle(self) -> None:
+        """The last `apply` stands: let go of what was there before."""
         ...
 
     @property
@@ -48,6 +61,7 @@ class MemoryTarget:
     def __init__(self, target: object, *, strict: bool, cast: bool) -> None:
         self._target, self._strict, self._cast = target, strict, cast
         self._readers: list[tuple[StagedVersion, Reader]] = []  # of the buffers used lately
+        self._begun = False  # the last apply may have changed something
 
     def fault(self, layout: Layout) -> str:
         """Name the tensors that differ."""
@@ -64,8 +78,23 @@ class MemoryTarget:
 
     def apply(self, staged: StagedVersion) -> None:
         """Copy every tensor to its place."""
+        self._begun = False
         reader = self._reader(staged)
+        reader.begun = False
+        try:
+            self._copy(reader)
+        finally:
+            self._begun = reader.begun
+
+    def _copy(self, reader: Reader) -> None:
         reader.copy_into(self._target, strict=self._strict, cast=self._cast)
+
+    def undo(self) -> bool:
+        """Say whether nothing was changed: nobody keeps the bytes of the version before."""
+        return not self._begun
+
+    def settle(self) -> None:
+        """Nothing is kept."""
 
     def _reader(self, staged: StagedVersion) -> Reader:
         """Return a reader of this layout in this buffer, the one used before if there is one."""
@@ -88,6 +117,8 @@ class FileTarget:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._before: BinaryIO | None = None  # what the last version has replaced
+        self._replaced = False
         if not path.parent.is_dir():
             raise NotADirectoryError(
                 f"{path}: there is no folder {path.parent} to write it into; make it first"
@@ -105,14 +136,38 @@ class FileTarget:
 
     def apply(self, staged: StagedVersion) -> None:
         """Write the version beside the file, then rename it over the file."""
+        self.settle()
+        with suppress(FileNotFoundError):
+            self._before = self._path.open("rb")  # its bytes stay for as long as it is open
+        self._replace(lambda file: file.writelines((staged.layout.header, staged.data.data)))
+        self._replaced = True
+
+    def undo(self) -> bool:
+        """Put the file back that was there before, or have none if there was none."""
+        before = self._before
+        try:
+            if self._replaced and before is None:
+                self._path.unlink(missing_ok=True)
+            elif self._replaced and before is not None:
+                self._replace(lambda file: shutil.copyfileobj(before, file))
+        finally:
+            self.settle()
+        return True
+
+    def settle(self) -> None:
+        """Let go of what was there before."""
+        if self._before is not None:
+            self._before.close()
+        self._before, self._replaced = None, False
+
+    def _replace(self, write: Callable[[BinaryIO], object]) -> None:
         folder, name = self._path.parent, self._path.name
         # Not by `tempfile`, whose files nobody else may read: others are to load this one.
         temporary = folder / f".{name}.{secrets.token_hex(8)}"
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(staged.layout.header)
-                file.write(staged.data.data)
+                write(file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self._path)

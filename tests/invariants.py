@@ -1,16 +1,17 @@
 """What must hold in every simulated run, whatever the network does.
 
 What is applied is what was published, byte for byte; versions never go back; a receipt and the
-roster claim only what happened; an aborted version is never applied, one that commits together
-never before its commit; every publish is over by its deadline; nobody holds more memory than the
-limits allow.
+roster claim only what happened; what a worker says it runs lies in its memory, and it says that it
+runs nothing while parts of two versions lie there; an aborted version is never applied, one that
+commits together never before its commit; every publish is over by its deadline; nobody holds more
+memory than the limits allow.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from weightbus.bus.limits import BUFFERS_MAX
-from weightbus.bus.messages import Applied, Failed, Message, Staged
+from weightbus.bus.messages import Applied, Failed, Hello, Message, Staged
 from weightbus.bus.publication import Publication
 from weightbus.bus.publisher import PublisherMachine
 from weightbus.bus.receipt import Receipt
@@ -65,6 +66,16 @@ class Invariants:
         if publication.commit == "together":
             assert publication.decision == "commit", f"{name} applied {key} before its commit"
         self.applied.setdefault(name, set()).add(key)
+
+    def on_claim(self, name: str, message: Message, contents: Mapping[str, bytes]) -> None:
+        """A worker says what it runs: that must be what its memory holds."""
+        said: list[Key] = []
+        if isinstance(message, Applied):
+            said = [(message.model, message.epoch, message.version)]
+        if isinstance(message, Hello):
+            said = [(m, r.epoch, r.version) for m, r in message.models.items() if r is not None]
+        for key in said:
+            assert contents.get(key[0]) == self.published[key].data, f"{name} has no {key}"
 
     def on_report(self, name: str, message: Message) -> None:
         """A worker says something of a version."""
@@ -121,6 +132,17 @@ class Invariants:
         for status in machine.status(now):
             assert status.silent_s >= 0
             assert (status.state == "lost") <= (not status.phase), "the lost do nothing"
+
+    def on_contents(self, name: str, slots: Iterable[Slot], contents: Mapping[str, bytes]) -> None:
+        """Time passes at a worker: what it runs is in its memory, and nothing else is."""
+        for slot in slots:
+            found, runs = contents.get(slot.model), slot.running
+            if runs is None:
+                whole = found is not None and not found.startswith(b"torn")
+                assert not whole, f"{name} has forgotten what it runs"
+            else:
+                key = (slot.model, runs.epoch, runs.version)
+                assert found == self.published[key].data, f"{name} has other bytes than {key}"
 
     def on_slots(self, name: str, slots: Iterable[Slot]) -> None:
         """Time passes at a worker."""

@@ -5,9 +5,10 @@
 
 First comes chaos: messages are lost, delayed, doubled, reordered and damaged, links are slow and
 their queues short, workers are cut off, both sides are killed or closed and started again, users
-apply late or fail to, some refuse what does not fit them, two processes want one name, and the
-trainer publishes in every way there is. Then the network heals, and everybody must end up with the
-latest version. `invariants.py` says what must hold all along.
+apply late or fail to, before or after bytes of the model have changed, some refuse what does not
+fit them, two processes want one name, and the trainer publishes in every way there is. Then the
+network heals, and everybody must end up with the latest version. `invariants.py` says
+what must hold all along.
 """
 
 import argparse
@@ -37,8 +38,8 @@ from weightbus.bus.effects import (
     Subscribe,
 )
 from weightbus.bus.errors import ProtocolError, UnknownWorkerError
-from weightbus.bus.limits import ARENAS_MAX, STAGING_BYTES_MAX, Timing
-from weightbus.bus.messages import PAYLOAD, Buffer, Message, Shared, encode, from_worker
+from weightbus.bus.limits import APPLIES_MAX, ARENAS_MAX, STAGING_BYTES_MAX, Timing
+from weightbus.bus.messages import PAYLOAD, Buffer, Hello, Message, Shared, encode, from_worker
 from weightbus.bus.publication import Publication
 from weightbus.bus.publisher import PublisherMachine
 from weightbus.bus.staging import StagedVersion, StaleError
@@ -72,6 +73,7 @@ class Faults:
     delay: float  # mean seconds
     cut: float  # partitions, per worker and second
     death: float  # kills, per process and second
+    apply: float  # failures of users, per version
     reorder: bool
     queue: int  # messages on their way to one subscriber before PUB drops more
     rates: tuple[float, ...]  # bytes per second to a worker, each worker draws one
@@ -87,6 +89,7 @@ class Faults:
             delay=rng.choice([0.001, 0.01, 0.1]),
             cut=rng.choice([0.0, 0.05, 0.2]),
             death=rng.choice([0.0, 0.05, 0.15]),
+            apply=rng.choice([0.0, 0.02, 0.02, 0.5]),
             reorder=rng.random() < 0.5,
             queue=rng.choice([2, 8, 64, 64]),
             rates=rng.choice([(math.inf,), (math.inf, 10_000.0, 3_000.0), (20_000.0,)]),
@@ -140,6 +143,8 @@ class Worker:
         self.topics: set[bytes] = set()
         self.connected = False
         self.refusal = ""
+        self.contents: dict[str, bytes] = {}  # of its models, what lies in their memory
+        self.written = 0  # the greatest epoch of which anything was written there
         self.ready: dict[str, StagedVersion] = {}
         self.applying: set[str] = set()
         self.sim.every_tick(self.incarnation, self, self.tick)
@@ -159,12 +164,25 @@ class Worker:
         try:
             with staged.reading():
                 self.sim.invariants.on_apply(self.name, before, staged)
+                self.contents[staged.model] = staged.data.tobytes()
+                self.written = max(self.written, staged.epoch)
         except StaleError:
             return self.machine.stale(staged.model, staged.key, now)
         digest = staged.digest
         if staged.hash_chunks:
             digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
         return self.machine.applied(staged.model, staged.key, now, digest)
+
+    def fail(self, staged: StagedVersion) -> list[Effect]:
+        """Fail to apply: before a byte has changed, or half-way."""
+        now, torn = self.sim.now, self.sim.rng.random() < 0.5
+        if torn:
+            self.contents[staged.model] = b"torn" + staged.data.tobytes()
+            self.written = max(self.written, staged.epoch)
+        effects = self.machine.failed(staged.model, staged.key, "no", now, intact=not torn)
+        if not torn or self.machine.slots[staged.model].torn >= APPLIES_MAX:
+            self.sim.spoiled.add((self.process, staged.model, *staged.key))
+        return effects
 
     def leave(self) -> None:
         """Close as a user does, with a goodbye."""
@@ -175,12 +193,16 @@ class Worker:
         self.perform(self.machine.tick(self.sim.now))
         self.perform(self.machine.connected(self.sim.now))
         self.sim.invariants.on_slots(self.process, self.machine.slots.values())
+        self.sim.invariants.on_contents(self.process, self.machine.slots.values(), self.contents)
 
     def perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Send():
                     self.sim.invariants.on_report(self.name, effect.message)
+                    self.sim.invariants.on_claim(self.name, effect.message, self.contents)
+                    if isinstance(effect.message, Hello):
+                        assert effect.message.epoch == self.written, "it forgot whom it followed"
                     self.sim.to_publisher(self, effect.message)
                 case Refused():
                     self.refusal = effect.code
@@ -222,9 +244,8 @@ class Worker:
         if incarnation != self.incarnation or not self.alive:
             return
         self.applying.discard(staged.model)
-        if self.sim.chaotic and self.sim.rng.random() < 0.02:
-            self.sim.spoiled.add((self.process, staged.model, *staged.key))
-            effects = self.machine.failed(staged.model, staged.key, "no", self.sim.now)
+        if self.sim.chaotic and self.sim.rng.random() < self.sim.faults.apply:
+            effects = self.fail(staged)
         else:
             running = self.machine.slots[staged.model].running
             before = (running.epoch, running.version) if running else (0, 0)

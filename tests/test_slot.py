@@ -463,6 +463,27 @@ def test_a_failure_leaves_what_runs_and_is_repeated() -> None:
     assert not sent(bench.slot.repeat(), Failed), "another version is begun"
 
 
+def test_after_an_apply_that_failed_half_way_every_report_says_that_nothing_runs() -> None:
+    bench = Bench()
+    bench.deliver(version(1))
+    bench.apply(version(1))
+    bench.deliver(version(2))
+    [failed] = sent(bench.slot.failed((EPOCH, 2), "no", bench.now, intact=False), Failed)
+    assert not failed.intact
+    assert (bench.slot.running, bench.slot.epoch) == (None, EPOCH)
+    bench.objection = "does not fit"
+    [declined] = sent(bench.announce(version(3, nbytes=3)), Failed)
+    assert not declined.intact
+    bench.objection = ""
+    bench.announce(version(4))
+    assert [f.intact for f in sent(bench.slot.repeat(), Failed)] == [False]
+    assert not sent(bench.slot.repeat(), Applied)
+    bench.feed(version(4))
+    bench.end(version(4))
+    [applied] = bench.apply(version(4))
+    assert bench.slot.repeat() == [applied]
+
+
 def test_what_was_not_ready_cannot_have_been_applied() -> None:
     bench = Bench()
     assert not bench.slot.applied((EPOCH, 1), 0.0)

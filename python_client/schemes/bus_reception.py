@@ -5,8 +5,9 @@ from contextlib import AbstractContextManager
 
 from ...bus.errors import ClosedError
 from ...bus.limits import Timing
-from ...bus.staging import StagedVersion
+from ...codecs.apply import Reader
 from ...codecs.layout import Layout
+from ..reading import READING_SECONDS
 from ..subscriber import Subscriber, Update
 from ..targets import MemoryTarget
 from .destination import Destination
@@ -65,7 +66,7 @@ class BusReception:
         update = subscriber.receive(timeout)
         return None if update is None else self._destination.arrivals.take(0.0)
 
-    def reading(self, timeout: float | None = None) -> AbstractContextManager[None]:
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
         """Return a context in which no version is applied."""
         return self._open_subscriber().reading(timeout)
 
@@ -91,9 +92,8 @@ class _BusTarget(MemoryTarget):
         """Say why a layout cannot be applied."""
         return self._destination.fault(layout)
 
-    def apply(self, staged: StagedVersion) -> None:
-        """Copy a version into the model."""
-        self._destination.write(self._reader(staged))
+    def _copy(self, reader: Reader) -> None:
+        self._destination.write(reader)
 
 
 def bus_name(model_id: str) -> str:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from ...bus.errors import ApplyError
 from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
+from ..reading import READING_SECONDS
 from ..subscriber import Update
 from .destination import Destination
 from .gathering import Answer
@@ -141,7 +142,7 @@ class CallReception:
             self._apply(delivery)
         return self._destination.arrivals.take(0.0)
 
-    def reading(self, timeout: float | None = None) -> AbstractContextManager[None]:
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
         """Return a context in which no version is applied."""
         return self._destination.reading(timeout)
 

@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from ...bus.errors import ApplyError
+from ...bus.errors import TornError, not_applied
 from ...codecs.apply import Reader
 from ...codecs.layout import Layout, trimmed
 from ...codecs.numpy_tensors import Memory
 from ...codecs.state import is_module
-from ..reading import ReadingLock
+from ..reading import READING_SECONDS, ReadingLock
 from ..subscriber import Update
 from .arrivals import Arrivals
 from .strategy import WeightStrategy
@@ -54,26 +54,35 @@ class Destination:
 
         Raises:
             ApplyError: It cannot be applied; the model is as it was. The text says why.
+            TornError: It failed half-way; `reading()` raises this until another is applied.
         """
         started = time.perf_counter()
         model = self.subject.model_id or ""
         try:
-            with self._lock.writing(timeout):
-                self.write(Reader(layout, data))
+            with self._lock.writing(timeout, f"applying {model} version {version}"):
+                self._write(Reader(layout, data), epoch, version)
                 seconds = time.perf_counter() - started
                 update = Update(model, epoch, version, layout.nbytes, "", seconds)
                 self.commit(update)
+        except TornError:
+            raise
         except Exception as error:
-            raise ApplyError(
-                f"{model} version {version} could not be applied: {error}",
-                model=model,
-                epoch=epoch,
-                version=version,
-                code="apply",
-            ) from error
+            raise not_applied(model, epoch, version, error, intact=True) from error
         return update
 
-    def reading(self, timeout: float | None = None) -> AbstractContextManager[None]:
+    def _write(self, reader: Reader, epoch: int, version: int) -> None:
+        model = self.subject.model_id or ""
+        try:
+            self.write(reader)
+        except Exception as error:
+            if not reader.begun:
+                raise
+            torn = not_applied(model, epoch, version, error, intact=False)
+            self._lock.tear(model, torn)
+            raise torn from error
+        self._lock.mend(model)
+
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
         """Return a context in which `deliver` waits."""
         return self._lock.reading(timeout)
 
@@ -88,6 +97,7 @@ class Destination:
 
         Raises:
             StateError: It does not fit, and the model was not touched; the text says how.
+            Exception: Whatever failed; `reader.begun` says whether half-way.
         """
         self.strategy.write(reader, self.model(), strict=self._strict, cast=self._cast)
 

@@ -19,6 +19,7 @@ from typing import Protocol
 from ...bus.receipt import Receipt
 from ...codecs.outline import Leaf
 from ...codecs.state import State, state_of
+from ..reading import READING_SECONDS
 from ..subscriber import Update
 
 TIMEOUT = 60.0  # seconds that a call waits unless it is told otherwise
@@ -104,7 +105,7 @@ class Reception(Protocol):
         """
         ...
 
-    def reading(self, timeout: float | None = None) -> AbstractContextManager[None]:
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
         """Return a context in which no version is applied."""
         ...
 

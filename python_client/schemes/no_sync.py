@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ...bus.receipt import Receipt
+from ..reading import READING_SECONDS
 from .destination import Destination
 from .engine import Engine, Reception, Weights
 from .scheme import WeightSyncScheme
@@ -114,7 +115,7 @@ class NoReception:
     def receive(self, timeout: float) -> None:
         """Receive nothing, at once."""
 
-    def reading(self, timeout: float | None = None) -> AbstractContextManager[None]:
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
         """Return a context that keeps nothing out, since nothing ever comes."""
         del timeout
         return nullcontext()

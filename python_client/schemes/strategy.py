@@ -160,6 +160,7 @@ class WeightStrategy:
         from . import module_state
 
         if self.on_meta(model):
+            reader.begun = True
             materialise(model)
         elif not inplace:
             module_state.replace_tensors(model)

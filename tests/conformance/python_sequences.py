@@ -7,6 +7,7 @@ from typing import Any
 from weightbus.bus.effects import Effect, Ready, Send
 from weightbus.bus.limits import STAGING_BYTES_MAX
 from weightbus.bus.messages import encode
+from weightbus.bus.staging import StagedVersion
 from weightbus.bus.worker import Identity, WorkerMachine
 from weightbus.codecs.layout import Layout, difference
 
@@ -23,7 +24,7 @@ def play(case: Case, blob: Blob) -> list[Case]:
 
 
 class Player:
-    """A worker that applies at once whatever is ready."""
+    """A worker that applies at once whatever is ready, or fails to as the case wants it."""
 
     def __init__(self, case: Case) -> None:
         self._in_place: Case = case.get("in_place", {})
@@ -36,6 +37,7 @@ class Player:
         self._now = 1000.0
         self._sent: list[Case] = []
         self._runs: dict[str, int] = {}
+        self._applies: list[str] = case.get("applies", [])
 
     def _fault(self, model: str, layout: Layout) -> str:
         """Say why a layout does not fit the memory that is registered, if any is."""
@@ -70,6 +72,14 @@ class Player:
             if isinstance(effect, Send):
                 self._sent.append(json.loads(encode(effect.message)))
             elif isinstance(effect, Ready):
-                staged = effect.staged
-                self._runs[staged.model] = staged.version
-                self._perform(self._machine.applied(staged.model, staged.key, self._now))
+                self._perform(self._apply(effect.staged))
+
+    def _apply(self, staged: StagedVersion) -> list[Effect]:
+        model, key = staged.model, staged.key
+        outcome, *self._applies = self._applies or ["done"]
+        if outcome == "done":
+            self._runs[model] = staged.version
+            return self._machine.applied(model, key, self._now)
+        if outcome == "torn":
+            self._runs[model] = 0
+        return self._machine.failed(model, key, "no", self._now, intact=outcome != "torn")

@@ -162,4 +162,6 @@ RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "versions.json cases": _version,
     "segments.json cases": segment,
     "sequences.json cases": _sequence,
+    "applying.json messages": _message,
+    "applying.json sequences": _sequence,
 }

@@ -87,6 +87,9 @@ def files() -> dict[str, bytes]:
     sequences = [_sequence(out, case) for case in sequence_cases.sequence_cases()]
     out.table("sequences.json", cases=sequences)
     out.table("mapping.json", cases=[_message(out, each) for each in message_cases.mapping_cases()])
+    failing = [_message(out, each) for each in message_cases.applying_cases()]
+    applying = [_sequence(out, each) for each in sequence_cases.applying_cases()]
+    out.table("applying.json", messages=failing, sequences=applying)
     return out.contents
 
 

@@ -48,7 +48,12 @@ FROM_WORKER: dict[str, dict[str, Field]] = {
     "progress": {**OF_VERSION, "chunks": ("count", REQUIRED), "phase": ("phase", "receiving")},
     "staged": WITH_DIGEST,
     "applied": {**OF_VERSION, "digest": ("digest", REQUIRED)},
-    "failed": {**OF_VERSION, "code": ("name", REQUIRED), "text": ("text", REQUIRED)},
+    "failed": {
+        **OF_VERSION,
+        "code": ("name", REQUIRED),
+        "text": ("text", REQUIRED),
+        "intact": ("boolean", True),
+    },
     "bye": {},
     "ping": PING,
     "pong": {"token": ("count", 0), "epoch": ("count", 0), "models": ("versions", {})},
@@ -281,6 +286,14 @@ def mapping_cases() -> Iterator[Json]:
     for kind, fields in MAPPING.items():
         yield from _valid("from_publisher", kind, fields)
         yield from _broken("from_publisher", kind, fields)
+
+
+def applying_cases() -> Iterator[Json]:
+    """Yield what only those say who can tell that an apply has failed half-way."""
+    fields = FROM_WORKER["failed"]
+    header = {**message("failed", fields, full=True), "intact": False}
+    expect = ok(header, fields, 0)
+    yield case("from_worker failed intact false", "from_worker", [text_of(header)], expect)
 
 
 def _valid(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Json]:

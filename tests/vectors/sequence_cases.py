@@ -134,6 +134,70 @@ def sequence_cases() -> Iterator[Json]:
         yield {**told, "models": ["m"], **case.options, "steps": case.steps}
 
 
+def applying_cases() -> Iterator[Json]:
+    """Yield sequences in which the user fails to apply."""
+    for case in _failing():
+        yield {"name": case.name, "models": ["m"], **case.options, "steps": case.steps}
+
+
+def _failing() -> Iterator[Case]:
+    def failed(version: int, *, intact: bool) -> Json:
+        told = {"type": "failed", **number(version, EPOCH), "code": "apply"}
+        return told if intact else {**told, "intact": False}
+
+    def case_of(name: str, *applies: str) -> Case:
+        return Case(name, options={"applies": ["done", *applies]}).joined().pushed(1, runs={"m": 1})
+
+    def hello(**fields: Any) -> Json:
+        return {"type": "hello", **fields}
+
+    running = {"epoch": EPOCH, "version": 1, "digest": digest_of(1)}
+    unknown = message("refuse", code="unknown-worker", text="")
+    beacon = message("beacon", model="m", epoch=EPOCH, version=2)
+    case = case_of("a version that is turned down leaves the one before", "refused")
+    case.pushed(2, sends=[failed(2, intact=True)], silent=["applied"], runs={"m": 1})
+    case.data(beacon, silent=["fetch"])
+    case.wait(REPEAT, sends=[applied(1), failed(2, intact=True)])
+    case.control(unknown).wait(RETRY, sends=[hello(models={"m": running}, epoch=EPOCH)])
+    case.control(welcome())
+    yield case.pushed(3, sends=[applied(3)], runs={"m": 3})
+    case = case_of("after an apply that failed half-way nothing runs", "torn")
+    case.pushed(2, sends=[failed(2, intact=False)], silent=["applied"], runs={"m": 0})
+    case.wait(REPEAT, sends=[failed(2, intact=False)], silent=["applied"])
+    case.control(unknown).wait(RETRY, sends=[hello(models={"m": None}, epoch=EPOCH)])
+    case.control(welcome())
+    yield case.pushed(3, sends=[applied(3)], runs={"m": 3})
+    case = case_of("while the next arrives it is still said that nothing runs", "torn")
+    case.pushed(2, runs={"m": 0}).data(announce(3)).data(*chunk(3, 0))
+    case.wait(REPEAT, sends=[failed(2, intact=False)])
+    case.control(*chunk(3, 1)).control(*chunk(3, 2))
+    case.control(end(3), sends=[applied(3)], runs={"m": 3})
+    yield case.wait(REPEAT, sends=[applied(3)], silent=["failed"])
+    case = case_of("an apply that failed half-way is tried again", "torn", "done")
+    case.pushed(2, runs={"m": 0}).data(beacon, sends=[{"type": "fetch", "version": 0}])
+    case.control(announce(2), asks=[0, 1, 2])
+    yield case.fetched(2, sends=[applied(2)], runs={"m": 2})
+    case = case_of("it is tried three times", "torn", "torn", "torn").pushed(2, runs={"m": 0})
+    for _ in range(2):
+        case.wait(RETRY).data(beacon, sends=[{"type": "fetch", "version": 0}])
+        case.control(announce(2), asks=[0, 1, 2])
+        case.fetched(2, sends=[failed(2, intact=False)], runs={"m": 0})
+    case.wait(RETRY).data(beacon, silent=["fetch"])
+    yield case.pushed(3, sends=[applied(3)], runs={"m": 3})
+    case = case_of("an older version mends what a newer one has torn", "done", "torn", "done")
+    case.pushed(2, runs={"m": 2}).pushed(4, runs={"m": 0})
+    yield case.pushed(3, sends=[applied(3)], runs={"m": 3})
+    case = case_of("the epoch of what has failed is remembered", "torn").control(unknown)
+    later = EPOCH + 1
+    case.wait(RETRY).control(welcome(later, m=1)).control(announce(1, epoch=later), LAYOUT)
+    for index in range(3):
+        case.control(*chunk(1, index, epoch=later))
+    case.control(end(1, epoch=later), runs={"m": 0}).control(unknown)
+    case.wait(RETRY, sends=[hello(models={"m": None}, epoch=later)])
+    case.control(welcome(EPOCH, m=9), silent=NOTHING)
+    yield case.control(announce(9), LAYOUT, silent=NOTHING, runs={"m": 0})
+
+
 def _joining() -> Iterator[Case]:
     case = Case("hello is said until it is answered")
     case.wait(RETRY, sends=[{"type": "hello", "name": "w", "models": {"m": None}}])
