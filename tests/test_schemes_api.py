@@ -11,14 +11,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 import weightbus
 from weightbus import (
     MultiProcessWeightSyncScheme,
     NoWeightSyncScheme,
+    RPCWeightSyncScheme,
     SharedMemWeightSyncScheme,
     WeightSender,
     WeightStrategy,
@@ -306,6 +309,49 @@ def test_prepare_weights_takes_whatever_a_user_gives() -> None:
         prepared("env")
     del context.policy
     assert prepared(None)["weight"].shape == (3, 3)  # the fallback policy
+
+
+def test_a_dict_of_tensors_is_prepared_as_a_tensordict() -> None:
+    scheme, strategy = ZMQWeightSyncScheme(), WeightStrategy("tensordict")
+
+    def prepared(weights: Any) -> Any:
+        return scheme.prepare_weights(weights, "policy", strategy)
+
+    by_name = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).state_dict()
+    for given in (by_name, {"0": {"weight": by_name["0.weight"]}, "1.bias": by_name["1.bias"]}):
+        weights = prepared(given)
+        assert isinstance(weights, TensorDict)
+        assert weights["0", "weight"].data_ptr() == by_name["0.weight"].data_ptr()
+    clash = {"a": by_name["0.bias"], "a.b": by_name["1.bias"]}
+    for other in ({"a": np.zeros(1)}, {"a": object()}, clash):
+        assert prepared(other) is other, "no TensorDict could hold it, or would need torch"
+
+
+class Cache(Context):
+    """A context of the older vintage, which keeps weights ready."""
+
+    cached: Any = None
+    policy_device: Any
+
+    def get_cached_weights(self, model_id: str) -> Any:
+        """Return them."""
+        return {"policy": self.cached}.get(model_id)
+
+
+@pytest.mark.parametrize("kind", [*BUS, RPCWeightSyncScheme])
+def test_cached_weights_of_a_context_come_before_its_model(kind: type[Any]) -> None:
+    scheme, strategy, context = kind(), WeightStrategy("tensordict"), Cache()
+
+    def prepared(weights: Any = None, model_id: str = "policy") -> Any:
+        return scheme.prepare_weights(weights, model_id, strategy, context)
+
+    assert prepared()["weight"].shape == (1, 1)
+    context.cached = TensorDict(kept=torch.ones(1))
+    assert prepared() is context.cached
+    assert prepared(model_id="hidden")["weight"].shape == (2, 2)
+    assert prepared(context.policy)["weight"].shape == (1, 1), "what was given comes first"
+    context.policy_device = [torch.device("cpu")]  # as TorchRL's have, whose caches may be old
+    assert prepared()["weight"].shape == (1, 1)
 
 
 # The scheme that does nothing.

@@ -21,6 +21,8 @@ from weightbus import (
     SharedMemWeightSyncScheme,
     StateError,
     Timing,
+    WeightBusError,
+    WeightStrategy,
     WeightSyncScheme,
     ZMQWeightSyncScheme,
 )
@@ -416,6 +418,75 @@ def test_a_model_on_the_meta_device_is_not_waited_for_for_ever() -> None:
     assert not receiver.synchronized_on_receiver
     receiver.shutdown()
     sender.shutdown()
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_model_on_the_meta_device_that_cannot_be_filled_says_why_at_once(
+    background: bool,
+) -> None:
+    sender = ZMQWeightSyncScheme(strategy="state_dict", background=background)
+    sender.init_on_sender(model_id="policy", model=Net(), num_workers=1)
+    sender.connect()
+    receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
+    with torch.device("meta"):
+        net = Net()
+    receiver.init_on_receiver(model_id="policy", model=net, worker_idx=0)
+    started = time.monotonic()
+    with pytest.raises(WeightBusError, match=r'(?s)passing: on the meta.*strategy="tensordict'):
+        receiver.connect()
+    assert time.monotonic() - started < receiver.timeout / 4
+    assert not receiver.synchronized_on_receiver
+    receiver.shutdown()
+    sender.shutdown()
+
+
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_workers_that_have_weights_of_their_own_begin_with_them(kind: type[Any]) -> None:
+    sender, strategy = kind(liveness=QUICK), WeightStrategy()
+    own = {i: strategy.extract_weights(fill(Net(), i + 1.0)) for i in range(2)}
+    sender.init_on_sender(params_map=own)
+    receivers = [pickle.loads(pickle.dumps(sender)) for _ in own]  # noqa: S301
+    with torch.device("meta"):
+        nets = [Net() for _ in own]
+    sender.connect()
+    try:
+        for i, receiver in enumerate(receivers):
+            receiver.init_on_receiver(model_id="policy", model=nets[i], worker_idx=i)
+            receiver.connect(timeout=20.0)
+        assert [values(net) for net in nets] == [{1.0}, {2.0}]
+        sender.send(fill(Net(), 3.0))
+        assert sender.versions() == {0: 3, 1: 3}
+        assert [values(net) for net in nets] == [{3.0}, {3.0}]
+        sender.send()
+        assert [values(net) for net in nets] == [{1.0}, {2.0}]
+    finally:
+        for scheme in (*receivers, sender):
+            scheme.shutdown()
+
+
+def test_a_send_comes_after_first_weights_that_nobody_has_taken_yet() -> None:
+    sender = ZMQWeightSyncScheme(liveness=QUICK)
+    own = {i: fill(Net(), i + 1.0) for i in range(2)}
+    sender.init_on_sender(params_map=own)
+    sender.connect()
+    fill(own[1], 9.0)  # what workers begin with is what it was
+    receivers = [pickle.loads(pickle.dumps(sender)) for _ in range(2)]  # noqa: S301
+    nets = [Net(), Net()]
+    newer = threading.Thread(target=lambda: sender.send(fill(Net(), 5.0), worker_ids=0))
+    try:
+        for i, receiver in ((1, receivers[1]), (0, receivers[0])):
+            receiver.init_on_receiver(model_id="policy", model=nets[i], worker_idx=i)
+            receiver.connect()
+            assert receiver.receive(20.0) is not None
+            if i == 1:
+                newer.start()  # it waits for worker 0
+        newer.join(20.0)
+        sender.send(fill(own[1], 7.0), worker_ids=1)
+        assert [values(net) for net in nets] == [{5.0}, {7.0}]
+        assert sender.versions()[0] < sender.versions()[1] <= 4
+    finally:
+        for scheme in (*receivers, sender):
+            scheme.shutdown()
 
 
 def test_transports_of_both_vintages() -> None:

@@ -145,6 +145,17 @@ def test_the_first_weights_wait_for_receivers_that_come_later(workers: Group) ->
     assert workers.values() == [{1.0}, {1.0}]
 
 
+def test_workers_that_have_weights_of_their_own_begin_with_them(workers: Group) -> None:
+    scheme = RPCWeightSyncScheme(timeout=SECONDS)
+    scheme.init_on_sender(workers=workers.names, params_map={0: model(1.0), 1: model(2.0)})
+    workers.call(0, rpc_group.become, scheme, 0)
+    scheme.connect()
+    workers.call(1, rpc_group.become, scheme, 1)
+    for worker in range(2):
+        workers.call(worker, rpc_group.connect)
+    assert workers.values() == [{1.0}, {2.0}]
+
+
 def test_a_send_waits_for_a_receiver_until_its_deadline(workers: Group) -> None:
     scheme = RPCWeightSyncScheme(timeout=SECONDS)
     scheme.init_on_sender(model_id="policy", workers=workers.names)

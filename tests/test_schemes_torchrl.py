@@ -19,6 +19,7 @@ import pytest
 
 pytest.importorskip("torchrl")
 
+from tensordict import TensorDict
 from torchrl import weight_update
 
 from weightbus import (
@@ -164,7 +165,12 @@ def test_no_synchronisation_leaves_workers_with_what_they_were_built_with() -> N
 
 
 def test_two_models_are_kept_apart() -> None:
-    schemes = {"policy": ZMQWeightSyncScheme(), "env.transform[0]": SharedMemWeightSyncScheme()}
+    schemes: dict[str, Any] = {
+        "policy": SharedMemWeightSyncScheme(),
+        "env.transform[0]": ZMQWeightSyncScheme(),
+    }
+    begin = {i: TensorDict.from_module(policy(i + 1.0)) for i in range(2)}
+    schemes["policy"].init_on_sender(params_map=begin)
     envs = [partial(valued_echo, 0), partial(valued_echo, 1)]
     trained, valued = policy(1.0), valued_echo().transform[0]
     schemes["env.transform[0]"].init_on_sender("env.transform[0]", model=valued, num_workers=2)
@@ -173,6 +179,7 @@ def test_two_models_are_kept_apart() -> None:
         collectors.MultiSyncCollector, envs, policy=trained, weight_sync_schemes=schemes
     ) as collector:
         batches, reward = iter(collector), ("next", "reward")
+        collects(batches, {0: 1.0, 1: 2.0})  # each worker what was given for it
         collects(batches, {0: 10.0, 1: 10.0}, reward)
         collector.update_policy_weights_(
             weights_dict={"policy": fill(trained, 2.0), "env.transform[0]": fill(valued, 20.0)}

@@ -12,13 +12,16 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 
 from ...bus.errors import PublishError
 from ...bus.receipt import Receipt, WorkerReceipt
+from ...codecs.errors import WeightBusError
 from ..publisher import Publisher
 from .bus_reception import bus_name
-from .engine import Weights
+from .each import copied
+from .engine import Prepared, Weights
 
 LOOK_SECONDS = 0.02  # between two looks at who has joined meanwhile
 MARGIN = 0.2  # of a send's time, kept for those that are there while others are waited for
@@ -38,6 +41,8 @@ class BusEngine:
         self._model: str | None = None
         self._seen: set[str] = set()  # names of workers that have ever joined
         self._first = 0  # what receivers count from
+        self._firsts: dict[int, Weights] = {}  # what workers begin with that have not joined yet
+        self._order = threading.Lock()  # so that what is published later is newer
 
     def workers(self) -> Sequence[int]:
         """Return the ids of all workers, or of those that have joined and are not lost."""
@@ -55,12 +60,14 @@ class BusEngine:
         ids = [*self.workers()] if workers is None else [*workers]
         there = self._await_joined(ids, deadline - timeout * MARGIN)
         names = self._names(ids)
-        published = self._publisher.publish_async(
-            model,
-            weights.tensors,
-            workers=None if workers is None else [n for n in names.values() if n in there],
-            timeout=deadline - time.monotonic(),
-        )
+        reached = None if workers is None else [n for n in names.values() if n in there]
+        with self._order:
+            for worker, name in names.items():
+                if reached is None or name in reached:
+                    self._firsts.pop(worker, None)  # what is sent now is newer
+            published = self._publisher.publish_async(
+                model, weights.tensors, workers=reached, timeout=deadline - time.monotonic()
+            )
         answer: Future[Receipt] = Future()
 
         def is_published(done: "Future[Receipt]") -> None:
@@ -103,13 +110,37 @@ class BusEngine:
                 workers[str(worker)] = WorkerReceipt(str(worker), "behind", None, text)
         return replace(receipt, model=model_id, workers=workers)
 
-    def greet(self, weights: Weights | None, *, timeout: float) -> None:
+    def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """Publish the first version, which every worker gets that has joined or joins later."""
-        if weights is not None:
+        if isinstance(weights, Weights):
             self._model = bus_name(weights.model_id)
             self._publisher.publish_async(
                 self._model, weights.tensors, require=0, wait="none", timeout=timeout
             )
+        elif weights:
+            self._firsts = {worker: copied(own) for worker, own in weights.items()}
+            greet = threading.Thread(target=self._greet_each, args=(timeout / len(weights),))
+            greet.name, greet.daemon = "weightbus-greet", True
+            greet.start()
+
+    def _greet_each(self, share: float) -> None:
+        """Publish to each worker what it begins with when it joins, unless a send comes first.
+
+        One after the other, since the bus gives up older versions of a model for newer ones.
+        """
+        while self._firsts and not self._closed.wait(LOOK_SECONDS):
+            there = self._publisher.workers().keys()
+            for worker, name in self._names([*self._firsts]).items():
+                with self._order:
+                    own = self._firsts.pop(worker, None) if name in there else None
+                    if own is None:
+                        continue
+                    self._model = model = bus_name(own.model_id)
+                    begun = self._publisher.publish_async(
+                        model, own.tensors, workers=[name], timeout=share
+                    )
+                with suppress(WeightBusError):  # a worker that failed will say so to the next send
+                    begun.result()
 
     def versions(self) -> Mapping[int, int]:
         """Return what each worker says that it runs."""

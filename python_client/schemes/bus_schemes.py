@@ -17,6 +17,7 @@ from .destination import Destination
 from .engine import TIMEOUT, Engine, Reception
 from .scheme import WeightSyncScheme
 from .strategy import Format
+from .subject import is_torchrl
 
 LOOPBACK = "tcp://127.0.0.1:0"
 
@@ -266,7 +267,7 @@ def _check_sources(
 
 def _pipes_of(context: Any) -> Iterable[Pipe] | None:
     """Return the pipes of a context of the older vintage; TorchRL's own are not ours to use."""
-    return None if hasattr(context, "policy_device") else getattr(context, "pipes", None)
+    return None if is_torchrl(context) else getattr(context, "pipes", None)
 
 
 def _read(pipe: Pipe, timeout: float) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from ...bus.receipt import Receipt
 from ...codecs.state import State
 from .call_reception import MARGIN, CallReception, Letter
 from .destination import Destination
-from .engine import Engine, Reception, Weights
+from .each import merged
+from .engine import Engine, Prepared, Reception, Weights
 from .gathering import Answer, Shipment, gather
 from .scheme import WeightSyncScheme
 from .subject import POLICY
@@ -93,7 +94,7 @@ class CallEngine:
         """Call every worker, with a snapshot of the weights."""
         return self._send(weights, workers, timeout, greeting=False)
 
-    def greet(self, weights: Weights | None, *, timeout: float) -> None:
+    def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """Bring the first weights to every worker, and wait for their answers.
 
         A worker that has no receiver yet keeps them for it, and counts as reached.
@@ -102,7 +103,13 @@ class CallEngine:
             PublishError: It names the workers that were not reached.
         """
         if weights is not None:
-            receipt = self._send(weights, None, timeout, greeting=True).result()
+            each = (
+                [(weights, None)]
+                if isinstance(weights, Weights)
+                else [(own, [worker]) for worker, own in weights.items()]
+            )
+            sent = [self._send(own, to, timeout, greeting=True) for own, to in each]
+            receipt = merged([future.result() for future in sent])
             missed = receipt.in_state("failed", "lost", "behind")
             if missed:
                 rest = "; ".join(f"worker {receipt.workers[name]}" for name in missed)

@@ -36,6 +36,7 @@ class Destination:
     ) -> None:
         self.subject, self.strategy = subject, strategy
         self.arrivals = Arrivals()
+        self.refusal = ""  # why the version that was last looked at cannot be applied
         self._strict, self._cast = strict, cast
         self._lock = ReadingLock()
 
@@ -90,7 +91,8 @@ class Destination:
 
     def fault(self, layout: Layout) -> str:
         """Say why a layout cannot be applied; nothing if it can. Changes nothing."""
-        return "\n".join(trimmed(list(self._faults(layout))))
+        self.refusal = "\n".join(trimmed(list(self._faults(layout))))
+        return self.refusal
 
     def write(self, reader: Reader) -> None:
         """Copy a version into the model.
@@ -99,7 +101,11 @@ class Destination:
             StateError: It does not fit, and the model was not touched; the text says how.
             Exception: Whatever failed; `reader.begun` says whether half-way.
         """
-        self.strategy.write(reader, self.model(), strict=self._strict, cast=self._cast)
+        try:
+            self.strategy.write(reader, self.model(), strict=self._strict, cast=self._cast)
+        except Exception as error:
+            self.refusal = str(error)
+            raise
 
     def commit(self, update: Update) -> None:
         """Tell the context, and whoever waits in `receive()`, that a version was applied."""

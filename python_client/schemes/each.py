@@ -30,7 +30,7 @@ def send_each(engine: Engine, weights: Mapping[int, Weights], timeout: float) ->
         StateError: Some of them cannot travel; nothing was sent.
     """
     deadline = time.monotonic() + timeout
-    copies = {worker: _copied(own) for worker, own in weights.items()}
+    copies = {worker: copied(own) for worker, own in weights.items()}
     whole: Future[Receipt] = Future()
 
     def send_all() -> None:
@@ -70,7 +70,7 @@ def receipt_of(future: "Future[Receipt]", timeout: float) -> Receipt:
         return error.receipt
 
 
-def _copied(weights: Weights) -> Weights:
+def copied(weights: Weights) -> Weights:
     """Return a copy of weights in memory of its own, tied ones tied."""
     state = weights.state()
     layout = state.layout()

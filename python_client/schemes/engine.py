@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ...bus.receipt import Receipt
 from ...codecs.outline import Leaf
@@ -48,6 +48,9 @@ class Weights:
         return state_of(self.tensors)
 
 
+Prepared: TypeAlias = Weights | Mapping[int, Weights]  # the same for all, or each worker its own
+
+
 class Engine(Protocol):
     """What carries weights to the workers: the sender's side."""
 
@@ -74,7 +77,7 @@ class Engine(Protocol):
         """
         ...
 
-    def greet(self, weights: Weights | None, *, timeout: float) -> None:
+    def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """Take up work, at `connect()`: have these weights reach every worker that asks for them.
 
         It must not wait for workers that are still being built.

@@ -8,7 +8,7 @@ from typing import Any
 from ...bus.receipt import Receipt
 from ..reading import READING_SECONDS
 from .destination import Destination
-from .engine import Engine, Reception, Weights
+from .engine import Engine, Prepared, Reception, Weights
 from .scheme import WeightSyncScheme
 from .sender import WeightSender
 from .strategy import Format
@@ -95,7 +95,7 @@ class NoEngine:
         done.set_result(Receipt(weights.model_id, 0, 0, 0, 0.0, "", {}))
         return done
 
-    def greet(self, weights: Weights | None, *, timeout: float) -> None:
+    def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """Do nothing."""
 
     def versions(self) -> Mapping[int, int]:

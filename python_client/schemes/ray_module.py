@@ -8,7 +8,7 @@ from typing import Any, cast
 from ...bus.errors import WorkersMissingError
 from .calls import CallEngine
 from .destination import Destination
-from .engine import Engine, Reception, Weights
+from .engine import Engine, Prepared, Reception
 from .ray_actors import ActorRoad, RayTransport, RayWeightSyncScheme, actor_of, actors_in
 from .receiver import WeightReceiver
 from .sender import WeightSender
@@ -110,7 +110,7 @@ class _ModuleEngine:
         self.workers, self.send, self.versions = engine.workers, engine.send, engine.versions
         self._engine, self.close = engine, engine.close
 
-    def greet(self, weights: Weights | None, *, timeout: float) -> None:
+    def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """Make the receivers, then bring them their first weights."""
         scheme = self._scheme()
         made = [

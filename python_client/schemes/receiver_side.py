@@ -1,12 +1,16 @@
 """The receiver's side of a scheme: where weights go, and when."""
 
+import time
 from typing import Any
 
 from ...bus.errors import ApplyError
 from .destination import Destination
 from .engine import Reception
 from .roles import Roles
+from .strategy import DestinationError
 from .subject import log
+
+LOOK_SECONDS = 0.05  # between two looks at whether the first weights have come
 
 
 class ReceiverSide(Roles):
@@ -21,7 +25,14 @@ class ReceiverSide(Roles):
         destination, reception = self._session.destination, self._session.reception
         if destination is None or reception is None or not destination.unfilled():
             return
-        reception.receive(timeout)
+        deadline = time.monotonic() + timeout
+        while destination.unfilled() and not destination.refusal and time.monotonic() < deadline:
+            reception.receive(min(LOOK_SECONDS, timeout))
+        if destination.refusal:
+            raise DestinationError(
+                f"worker {self.worker_idx}: the model is on the meta device, and the weights that "
+                f"came do not fill it:\n{destination.refusal}"
+            )
         if destination.unfilled():
             raise TimeoutError(
                 f"worker {self.worker_idx}: the model is on the meta device, and no weights came "

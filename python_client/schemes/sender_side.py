@@ -5,11 +5,11 @@ from typing import Any, cast
 
 from ...bus.errors import PublishError
 from ...codecs.errors import WeightBusError
-from .engine import Engine, Weights
+from .engine import Engine, Prepared, Weights
 from .roles import Roles
-from .sending import Prepared, SendCall, Sending
+from .sending import SendCall, Sending
 from .strategy import WeightStrategy, has_names
-from .subject import POLICY, model_in
+from .subject import POLICY, is_torchrl, model_in
 
 # What init_on_sender takes itself; the rest is for the adapter.
 SOURCES = (
@@ -74,11 +74,9 @@ class SenderSide(Roles):
                 self._session.connected = False
                 raise
 
-    def _first_weights(self, weights: Any) -> Weights | None:
-        if _is_per_worker(self._session.weights if weights is None else weights):
-            return None  # each worker gets its own with the first send
+    def _first_weights(self, weights: Any) -> Prepared | None:
         try:
-            return self._weights_of(weights, None)
+            return self._prepared(weights)
         except NothingToSendError:
             return None  # the first send brings them
 
@@ -144,12 +142,7 @@ class SenderSide(Roles):
     ) -> Sending:
         """Prepare weights and start to send them over an engine: what all ways to send share."""
         sending.check_idle(call)
-        given = self._session.weights if weights is None else weights
-        prepared: Prepared = (
-            {worker: self._weights_of(own, None) for worker, own in given.items()}
-            if _is_per_worker(given)
-            else self._weights_of(weights, None)
-        )
+        prepared = self._prepared(weights)
         sending.start(prepared, _ids(worker_ids), self.timeout if timeout is None else timeout)
         return sending
 
@@ -160,6 +153,13 @@ class SenderSide(Roles):
                 True  # senders of the older vintage send nothing by themselves
             )
         return self._connected()
+
+    def _prepared(self, weights: Any) -> Prepared:
+        """Prepare whatever a user gave for all workers, or for each."""
+        given = self._session.weights if weights is None else weights
+        if _is_per_worker(given):
+            return {worker: self._weights_of(own, None) for worker, own in given.items()}
+        return self._weights_of(weights, None)
 
     def _weights_of(self, weights: Any, model_id: str | None) -> Weights:
         """Prepare whatever a user gave.
@@ -200,9 +200,9 @@ class SenderSide(Roles):
             weights = model_in(context, weights)
         elif weights is None:
             weights = self._own_weights(model_id, context)
-        return (
-            weights if weights is None or has_names(weights) else strategy.extract_weights(weights)
-        )
+        if weights is None or has_names(weights):
+            return strategy.formed(weights)
+        return strategy.extract_weights(weights)
 
     def _own_weights(self, model_id: str, context: Any) -> Any:
         """Return the model that this scheme is about, or the weights that stand for it."""
@@ -212,6 +212,11 @@ class SenderSide(Roles):
             return self._subject.given
         if context is None:
             return None
+        cached = getattr(context, "get_cached_weights", None)
+        if cached is not None and not is_torchrl(context):  # whose own may be of another device
+            weights = cached(model_id)
+            if weights is not None:
+                return weights
         try:
             return model_in(context, model_id)
         except (AttributeError, KeyError):

@@ -4,7 +4,7 @@ idle ── start() ──> on its way ── finish() ──> idle
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Literal
@@ -12,10 +12,9 @@ from typing import Literal
 from ...bus.errors import ClosedError, PublishError
 from ...bus.receipt import Receipt
 from .each import receipt_of, send_each
-from .engine import ANSWER_SECONDS, Engine, Weights
+from .engine import ANSWER_SECONDS, Engine, Prepared, Weights
 
 SendCall = Literal["send", "send_async"]
-Prepared = Weights | Mapping[int, Weights]  # the same for all, or each worker its own
 
 
 class Sending:

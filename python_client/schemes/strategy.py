@@ -108,6 +108,22 @@ class WeightStrategy:
 
     # What schemes use.
 
+    def formed(self, weights: Any) -> Any:
+        """Return weights in the strategy's own form: for "tensordict", a dict as a TensorDict.
+
+        What no TensorDict can hold (arrays, names that are the beginning of others) stays as it is.
+        """
+        if self.extract_as == "state_dict" or not isinstance(weights, dict):
+            return weights
+        given = cast("dict[str, Any]", weights)
+        try:
+            leaves = named_leaves(given)
+        except StateError:  # which whoever sends them will be told
+            return given
+        heads = {name[:at] for name in leaves for at, sign in enumerate(name) if sign == "."}
+        arrays = any(isinstance(leaf, np.ndarray) for leaf in leaves.values())
+        return given if arrays or not heads.isdisjoint(leaves) else nested(leaves)
+
     def tensors_of(self, source: object) -> dict[str, Leaf]:
         """Return the tensors of a source by dotted name; they share its memory."""
         if is_module(source):
@@ -224,6 +240,8 @@ def _module_faults(layout: Layout, state: "ModuleState", *, strict: bool, cast: 
     for name, tensor in state.tensors.items():
         if name not in published and tensor.is_meta:
             lines.append(f"{name}: on the meta device, and nothing was published to fill it with")
+            if name in state.optional:
+                lines[-1] += '; give both schemes strategy="tensordict", which has every buffer'
         elif name not in published and (name in state.optional or not strict):
             continue
         else:

@@ -100,5 +100,10 @@ def model_in(context: object, model_id: str) -> object:
     return model
 
 
+def is_torchrl(context: object) -> bool:
+    """Tell whether a context is a collector of TorchRL's, with pipes and caches of its own use."""
+    return hasattr(context, "policy_device")
+
+
 def _nothing() -> None:
     return None

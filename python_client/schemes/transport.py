@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ...bus.receipt import Receipt
 from .each import merged
-from .engine import Engine, Weights
+from .engine import Engine, Prepared, Weights
 from .sending import Sending
 
 Prepare = Callable[[Any, str | None], Weights]
@@ -189,7 +189,7 @@ class TransportsEngine:
         futures = {w: self._transports[w].post(weights, timeout) for w in chosen}
         return _gathered(futures, {w: self._transports[w].worker for w in chosen})
 
-    def greet(self, weights: Weights | None, *, timeout: float) -> None:
+    def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """Nothing is left to do: transports are connected when they are made."""
         del weights, timeout
 
