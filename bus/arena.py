@@ -153,10 +153,10 @@ class Arenas:
                     continue
                 version.retire()
                 self._wait(arena, time.monotonic() + min(REUSE_PATIENCE, self._patience))
-            if arena.free:
-                if arena.data.nbytes == nbytes and arena.claim():
-                    return arena
-                self._arenas.remove(arena)  # of no use, or left to the worker that copies from it
+            if arena.free and arena.data.nbytes != nbytes:
+                self._arenas.remove(arena)  # of no use
+            elif arena.free and arena.claim():
+                return arena
         return None
 
     def _evict(self, replaces_latest: bool) -> Arena:

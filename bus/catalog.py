@@ -84,10 +84,11 @@ class Shelf:
         version.receivers.clear()
         self.prune()
 
-    def forget(self, worker: str) -> None:
-        """A worker is lost: keep no version for its sake."""
-        for version in self._versions.values():
-            version.receivers.discard(worker)
+    def forget(self, worker: str, *, but: int = 0) -> None:
+        """A worker is lost: keep no version for its sake, but perhaps one."""
+        for number, version in self._versions.items():
+            if number != but:
+                version.receivers.discard(worker)
 
     def left(self, worker: str, older_than: int) -> None:
         """A worker is no longer at any version below this number."""

@@ -5,6 +5,10 @@ by the thread that has it: a small one is on its way when `send` returns, and of
 kernel takes as much as it has room for whenever it has room. Each subscriber has a queue; what does
 not fit is dropped for that subscriber alone, as ZeroMQ's PUB has it.
 
+A subscriber that takes nothing (a stopped process, say) costs the publisher no memory that the next
+version is to be written to. What waits refers to views of memory weakly: they end with the version,
+which is when nobody needs them. What is half sent is copied if it does not move.
+
 It belongs to one thread, which never waits here.
 """
 
@@ -13,9 +17,9 @@ import logging
 import selectors
 import socket
 import time
+import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 
 from . import endpoints
@@ -29,6 +33,7 @@ log = logging.getLogger("weightbus.publisher")
 
 PING_SECONDS = 5.0  # between two pings: whoever is gone frees its queue
 SILENCE_SECONDS = 30.0  # without an answer, and without taking anything of what waits for it
+HOLD_SECONDS = 0.1  # that half a message may hold on to its memory while none of it is taken
 ACCEPT_SECONDS = 1.0  # before another attempt when there is no descriptor left for a connection
 TURN_BYTES = 2**20  # sent to one subscriber before the next has its turn
 READ_BYTES = 1024  # taken from one subscriber before the next has its turn: some 100 frames
@@ -39,11 +44,19 @@ NEAR_SEND_BUFFER = 2**20
 NEAR_CONGESTION = b"reno"
 
 
-@dataclass(frozen=True, slots=True)
 class _Message:
-    topic: bytes
-    parts: Sequence[Buffer]
-    nbytes: int
+    """A message that waits. If its last frame is a view, whoever sent it must keep that."""
+
+    def __init__(self, frames: Sequence[Buffer]) -> None:
+        self.topic = bytes(frames[0])
+        self._heads, last = message_parts(frames)
+        self._last: Callable[[], Buffer | None]
+        self._last = weakref.ref(last) if isinstance(last, memoryview) else lambda: last
+
+    def parts(self) -> Sequence[Buffer]:
+        """Return what is to be sent; nothing if the memory has been given up."""
+        last = self._last()
+        return () if last is None else (self._heads, last)
 
 
 class Outlet:
@@ -64,6 +77,7 @@ class Outlet:
         self._left = 0  # bytes of that
         self._sent_topic = b""
         self._blocked = False
+        self._moved_at = now  # when the kernel took something last
         self.topics: set[bytes] = set()
         self.asked: dict[bytes, None] = {}  # of these, what nobody was told of yet
         self.alive_at = now
@@ -104,7 +118,15 @@ class Outlet:
         if self._queue:
             self._queue = deque(m for m in self._queue if m.topic not in topics)
         if self._left and self._sent_topic in topics:
-            self._sending = [bytes(part) for part in self._sending]
+            self._let_go()
+
+    def hold(self, now: float) -> None:
+        """Hold on to no memory for a connection that takes nothing."""
+        if now - self._moved_at >= HOLD_SECONDS:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._sending = [bytes(part) for part in self._sending]
 
     def ping(self) -> None:
         """Ask for a sign of life."""
@@ -126,6 +148,7 @@ class Outlet:
             except BlockingIOError:
                 self._blocked = True
                 return
+            self._moved_at = now
             if self._blocked:
                 self._blocked, self.alive_at = False, now
             turn -= sent
@@ -133,16 +156,16 @@ class Outlet:
             self._sending = rest_of(self._sending, sent) if self._left else ()
 
     def _begin(self, message: _Message) -> None:
-        self._sending, self._left = message.parts, message.nbytes
-        self._sent_topic = message.topic
+        self._sending, self._sent_topic = message.parts(), message.topic
+        self._left = sum(map(len, self._sending))
 
     def _refill(self) -> bool:
         """Find something to send. (A command must not come between the frames of a message.)"""
         if self._stream.outgoing:
             command = bytes(self._stream.outgoing)
             self._stream.outgoing.clear()
-            self._begin(_Message(b"", [command], len(command)))
-        elif self._queue:
+            self._sending, self._left, self._sent_topic = (command,), len(command), b""
+        while self._queue and not self._left:
             self._begin(self._queue.popleft())
         return self._left > 0
 
@@ -202,7 +225,7 @@ class Distribution:
         self._outlets: dict[int, Outlet] = {}
         self._asking: dict[Outlet, None] = {}  # who subscribed to something that nobody knows yet
         self._accepts = Allowance(ACCEPTS, 0.0)
-        self._ping_at = 0.0
+        self._ping_at = self._hold_at = 0.0
         self._accept_at = 0.0
 
     def bind(self, endpoint: str, parameter: str) -> str:
@@ -242,6 +265,10 @@ class Distribution:
         if self._listener is not None and self._accept_at and now >= self._accept_at:
             self._accept_at = 0.0
             self._selector.register(self._listener.socket, selectors.EVENT_READ)
+        if now >= self._hold_at:
+            self._hold_at = now + HOLD_SECONDS
+            for outlet in self._outlets.values():
+                outlet.hold(now)
         if now >= self._ping_at:
             self._ping_at = now + PING_SECONDS
             self._look_after(now)
@@ -261,8 +288,11 @@ class Distribution:
         return outlet, topics
 
     def send(self, frames: Sequence[Buffer], now: float) -> None:
-        """Send to everybody who subscribed to the first frame; whoever lags behind loses it."""
-        message = _message(frames)
+        """Send to everybody who subscribed to the first frame; whoever lags behind loses it.
+
+        A last frame that is a view must be kept for as long as anybody is to get it.
+        """
+        message = _Message(frames)
         for outlet in list(self._outlets.values()):
             if outlet.wants(message.topic):
                 self._put(outlet, message, now)
@@ -270,7 +300,7 @@ class Distribution:
     def answer(self, outlet: Outlet, frames: Sequence[Buffer], now: float) -> None:
         """Send to one who has subscribed, if it is still there."""
         if self._outlets.get(outlet.fileno()) is outlet:
-            self._put(outlet, _message(frames), now)
+            self._put(outlet, _Message(frames), now)
 
     def _put(self, outlet: Outlet, message: _Message, now: float) -> None:
         try:
@@ -365,11 +395,6 @@ class Distribution:
 
 def _nowhere(_frames: Iterable[Buffer], _size: int) -> None:
     """Have no place for a payload: subscribers send none."""
-
-
-def _message(frames: Sequence[Buffer]) -> _Message:
-    parts = message_parts(frames)
-    return _Message(bytes(frames[0]), parts, sum(map(len, parts)))
 
 
 @lru_cache(maxsize=2 * MODELS_MAX)

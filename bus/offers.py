@@ -2,7 +2,7 @@
 
 import msgspec
 
-from .messages import Abort, Announce, Chunk, Commit, End, Fetch, Whole
+from .messages import Abort, Announce, Buffer, Chunk, Commit, End, Fetch, Whole
 from .publication import Publication
 from .version import Version
 
@@ -27,7 +27,7 @@ def announcement(version: Version, publication: Publication | None) -> Announce:
     )
 
 
-def whole_of(version: Version, announce: Announce) -> tuple[Announce, memoryview]:
+def whole_of(version: Version, announce: Announce) -> tuple[Announce, Buffer]:
     """Return the announcement of a version of one chunk that takes it along, and its payload."""
     crc, payload = version.chunk(0)
     whole = Whole(crc=crc, digest=version.digest())
@@ -53,7 +53,7 @@ def end_of(version: Version) -> End:
     )
 
 
-def chunk_of(version: Version, index: int) -> tuple[Chunk, memoryview]:
+def chunk_of(version: Version, index: int) -> tuple[Chunk, Buffer]:
     """Return a chunk and its payload.
 
     Raises:

@@ -143,10 +143,13 @@ class PublisherMachine:
         shelf.number(version, self.epoch)
         self._prepared.pop(version.model, None)
         publication.aim(p.name for p in peers)
-        version.receivers = {p.name for p in peers if not p.lost}
         for peer in peers:
             if peer.lost:
                 publication.move(peer.name, "lost", now, "it was lost before the publish")
+            elif peer.told_at is None:
+                peer.told_at = now
+        quiet = self.timing.quiet
+        version.receivers = {p.name for p in peers if not (p.lost or p.mute(now, quiet))}
         if publication.commit == "together":
             shelf.pending = version
             shelf.prune()
@@ -194,7 +197,7 @@ class PublisherMachine:
         known = version.layout.id == shelf.announced_layout
         shelf.announced_layout = version.layout.id
         small = version.plan.count == 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
-        if push and known and small:
+        if push and known and small and version.receivers:
             with contextlib.suppress(Retired):
                 return Broadcast(topic, *whole_of(version, announce))
         if push:
@@ -234,11 +237,20 @@ class PublisherMachine:
             self._beacon_at = now + self.timing.ping
             models = [s.model for s in self.catalog if s.latest and s.latest.alive]
             effects += [Broadcast(control_topic(m), self._beacon(m)) for m in models]
+        self._forget_mute(now)
         effects += self.push(now)
         effects += self._calls.settle_all(now)
         for shelf in self.catalog:
             shelf.prune()
         return effects
+
+    def _forget_mute(self, now: float) -> None:
+        """Keep nothing for those who say nothing but what they were heard to be at."""
+        for peer in self.roster:
+            if not peer.lost and peer.mute(now, self.timing.quiet):
+                for shelf in self.catalog:
+                    incoming = peer.incoming.get(shelf.model)
+                    shelf.forget(peer.name, but=incoming.version if incoming is not None else 0)
 
     def close(self, now: float) -> list[Effect]:
         """Resolve every call that is still open, as it stands."""
@@ -283,7 +295,7 @@ class PublisherMachine:
 
     def _welcome(self, peer: Peer, admission: str, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        peer.subscribed, peer.contested_at = False, None
+        peer.subscribed, peer.contested_at, peer.told_at = False, None, None
         if peer.lost or admission != "known":
             peer.lost = False
             effects.append(Notice("joined", f"worker {peer.name} joined", peer.name))
@@ -324,7 +336,7 @@ class PublisherMachine:
         return [Send(prepared, to=peer.identity)] if wanted and not peer.lost else []
 
     def _heard(self, peer: Peer, now: float) -> list[Effect]:
-        peer.heard_at = now
+        peer.heard_at, peer.told_at = now, None
         if not peer.lost:
             return []
         peer.lost = False
@@ -424,11 +436,14 @@ class PublisherMachine:
         shelf = self.catalog.get(message.model)
         if shelf is None or message.epoch != self.epoch or not shelf.had(message.version):
             return []
-        if message.phase == "receiving" and shelf.get(message.version) is None:
+        version = shelf.get(message.version)
+        if message.phase == "receiving" and version is None:
             return []  # what it applies may be gone by now, if that takes so long
         self._note(peer, message.model, message.version, message.phase, message.chunks, now)
         if message.phase != "receiving":
             shelf.left(peer.name, older_than=message.version + 1)
+        elif version is not None and peer.runs(message.model) < version.key:
+            version.receivers.add(peer.name)
         for push in self._pushes:
             if (push.version.model, push.version.version) == (message.model, message.version):
                 push.report(message.chunks, now)

@@ -40,12 +40,17 @@ class Peer:
     subscribed: bool = False  # published messages are known to reach it
     shared: bool = False  # it reads shared memory of this host
     lost: bool = False
+    told_at: float | None = None  # of a version, for the first time since it was heard
     contested_at: float | None = None  # when another instance asked for its name
 
     def runs(self, model: str) -> tuple[int, int]:
         """Return epoch and version of a model that it runs; (0, 0) if none."""
         running = self.running.get(model)
         return (running.epoch, running.version) if running else (0, 0)
+
+    def mute(self, now: float, patience: float) -> bool:
+        """Whether it says nothing, though it was told of a version: it may have been stopped."""
+        return self.told_at is not None and now - self.told_at >= patience
 
 
 class Roster:

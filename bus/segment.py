@@ -13,7 +13,7 @@ memory when the last process that maps it is gone, however it ended.
 
 Nothing torn is possible: the publisher fills a segment under an exclusive `flock` and the worker
 copies under a shared one, so neither ever waits for the other. A segment that a worker holds (even
-one that was stopped in the middle of its copy) is not overwritten but left to it, and the kernel
+one that was stopped in the middle of its copy) is not overwritten while it does, and the kernel
 ends the hold of a worker that dies. The stamp (epoch, version, model) tells what is in it, zeros
 while it is being filled: a worker that finds another one than was announced came too late, and asks
 for the latest version.

@@ -2,11 +2,12 @@
 
 The bytes belong to an arena that is used again. So a version gives its chunks out only while it is
 alive; `retire()` ends that, and says whether a chunk given out before is still in somebody's hands
-(a socket that has not sent it yet), in which case the arena must not be overwritten.
+(a socket that has not sent it yet), in which case the arena must not be overwritten. Whoever may
+have to wait with a chunk refers to it weakly: it is kept here, for as long as the version lives.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..codecs.checksum import digest
 from ..codecs.chunks import ChunkPlan
 from ..codecs.layout import Layout
 from ..codecs.native import crc32c
-from .messages import Shared
+from .messages import Buffer, Shared
 
 Role = Literal["latest", "targeted", "pending", "old"]
 
@@ -63,6 +64,7 @@ class Version:
         # A view of our own: sockets that send from it keep it alive, and only it.
         self._owner: NDArray[np.uint8] | None = data.view()
         self._in_hands = weakref.ref(self._owner, lambda _: on_release() if on_release else None)
+        self._lent: dict[int, memoryview] = {}  # chunks that were given out
         self._copied, self._on_number = copied, on_number
         self._crcs: list[int | None] = [None] * self.plan.count
         self._digest: str | None = None
@@ -86,21 +88,34 @@ class Version:
         """Whether the bytes can still be given out."""
         return self._owner is not None
 
-    def chunk(self, index: int) -> tuple[int, memoryview]:
+    def chunk(self, index: int) -> tuple[int, Buffer]:
         """Return a chunk's CRC-32C and its bytes.
 
         Raises:
             Retired: The version's memory is used for another.
         """
+        payload = self._payload(index)
+        crc = self._crc(index, payload)
+        if self._copied:
+            return crc, bytes(payload)
+        lent = self._lent.setdefault(index, payload)
+        if self._owner is None:  # it was retired this very moment, in another thread
+            self._lent.clear()
+            raise Retired
+        return crc, lent
+
+    def _payload(self, index: int) -> memoryview:
         owner = self._owner
         if owner is None:
             raise Retired
         begin, end = self.plan.span(index)
-        payload = owner.data[begin:end]
+        return owner.data[begin:end]
+
+    def _crc(self, index: int, payload: memoryview) -> int:
         crc = self._crcs[index]
         if crc is None:
             crc = self._crcs[index] = crc32c(payload)
-        return crc, memoryview(bytes(payload)) if self._copied else payload
+        return crc
 
     def digest(self) -> str:
         """Return the digest of the whole; computes the CRCs that are still missing.
@@ -109,8 +124,9 @@ class Version:
             Retired: The version's memory is used for another and the digest was never computed.
         """
         if self._digest is None:
-            crcs: Sequence[int] = [
-                self.chunk(i)[0] if crc is None else crc for i, crc in enumerate(self._crcs)
+            crcs = [
+                self._crc(i, self._payload(i)) if crc is None else crc
+                for i, crc in enumerate(self._crcs)
             ]
             self._digest = digest(self.layout.id, self.plan.chunk_bytes, crcs)
         return self._digest
@@ -123,6 +139,7 @@ class Version:
     def retire(self) -> None:
         """Give out no more chunks."""
         self._owner = self._on_number = None
+        self._lent.clear()
 
     @property
     def in_hands(self) -> bool:

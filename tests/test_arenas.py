@@ -1,6 +1,7 @@
 """Memory is used again, never while somebody holds it, and the latest version is never given up."""
 
 import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from weightbus.bus.arena import Arenas
 from weightbus.bus.catalog import DIGESTS_KEPT, Shelf
 from weightbus.bus.limits import ARENAS_MAX
+from weightbus.bus.segment import View
 from weightbus.bus.version import Retired, Version
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
@@ -19,8 +21,8 @@ CHUNK = 8
 class Bench:
     """Arenas and a shelf, used as a publisher uses them."""
 
-    def __init__(self) -> None:
-        self.arenas, self.shelf = Arenas("a", CHUNK, patience=0.01), Shelf("a")
+    def __init__(self, *, share: bool = False) -> None:
+        self.arenas, self.shelf = Arenas("a", CHUNK, patience=0.01, share=share), Shelf("a")
 
     def publish(self, nbytes: int = 20, *receivers: str, together: bool = False) -> Version:
         layout = Layout.plan([("w", "U8", (nbytes,))])
@@ -92,6 +94,42 @@ def test_bytes_in_somebodys_hands_are_not_overwritten() -> None:
     assert len(bench.arenas) == 2, "let go, the memory is used again"
     assert third.alive
     assert not second.alive
+
+
+def test_what_waits_in_a_socket_does_not_outlive_a_version() -> None:
+    """A queue refers to a chunk weakly, and the version keeps the chunk for as long as it lives."""
+    bench = Bench()
+    version = bench.publish()
+    waiting = weakref.ref(version.chunk(0)[1])
+    assert waiting() is version.chunk(0)[1]
+    bench.publish()
+    assert waiting() is None
+    assert len(bench.arenas) == 1
+
+
+def test_memory_that_a_worker_copies_from_is_used_again_when_it_is_done() -> None:
+    bench = Bench(share=True)
+    first = bench.publish()
+    assert first.shared is not None
+    view = View(first.shared, 20)
+    with view.reading("a", 1, 1):
+        others = [bench.publish() for _ in range(3)]
+        assert len(bench.arenas) == 2
+        assert first.shared not in [version.shared for version in others]
+    assert bench.publish().shared == first.shared
+    assert len(bench.arenas) == 2
+
+
+def test_who_copies_for_ever_keeps_the_memory_when_all_others_are_in_use() -> None:
+    bench = Bench(share=True)
+    first = bench.publish()
+    assert first.shared is not None
+    with View(first.shared, 20).reading("a", 1, 1):
+        for _ in range(ARENAS_MAX - 1):
+            bench.publish(20, "slow")
+        kept = [bench.publish(20, "slow") for _ in range(3)]
+        assert len(bench.arenas) == ARENAS_MAX
+        assert first.shared not in [version.shared for version in kept]
 
 
 def test_the_last_arena_can_always_be_taken_back() -> None:

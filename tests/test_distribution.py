@@ -20,7 +20,12 @@ from hypothesis import strategies as st
 
 from weightbus.bus import distribution
 from weightbus.bus.allowance import Rate
-from weightbus.bus.distribution import PING_SECONDS, SILENCE_SECONDS, Distribution
+from weightbus.bus.distribution import (
+    HOLD_SECONDS,
+    PING_SECONDS,
+    SILENCE_SECONDS,
+    Distribution,
+)
 from weightbus.bus.endpoints import host_and_port
 from weightbus.bus.errors import AddressError
 from weightbus.bus.limits import SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
@@ -266,6 +271,45 @@ def test_what_is_out_of_date_is_withdrawn_and_its_memory_let_go(bench: Bench) ->
         [b"a/dat", b"0", b"\7" * LARGE],
         [b"b/dat", b"0", b"of another"],
     ]
+
+
+def test_what_waits_for_a_connection_that_takes_nothing_holds_no_memory(bench: Bench) -> None:
+    """A version that is over takes along what waits of it; of what is half sent there is a copy."""
+    stuck, fast = Reader(bench.knock(b"a/", read_buffer=4096)), Reader(bench.knock(b"a/"))
+    memory = np.full(3 * LARGE, 7, np.uint8)
+    owner = memory.view()
+    gone = weakref.ref(owner)
+    version = [owner.data[i * LARGE : (i + 1) * LARGE] for i in range(3)]
+    for index, chunk in enumerate(version):
+        bench.send([b"a/dat", b"%d" % index, chunk])
+        bench.until(partial(fast.has, index + 1))
+        del chunk
+    version.clear()
+    del owner
+    bench.send([b"a/ctl", b"of the next"])
+    gc.collect()
+    assert gone() is not None, "the test needs something half sent"
+    bench.now += HOLD_SECONDS
+    bench.attend()
+    bench.distribution.tick(bench.now)
+    gc.collect()
+    assert gone() is None
+    memory[:] = 0  # as the next version does
+    bench.until(lambda: stuck.has(2))
+    assert stuck.messages == [[b"a/dat", b"0", b"\7" * LARGE], [b"a/ctl", b"of the next"]]
+    assert [len(message[-1]) for message in fast.messages[:3]] == [LARGE] * 3
+
+
+def test_what_waits_for_a_slow_connection_is_sent_while_its_version_lasts(bench: Bench) -> None:
+    slow = Reader(bench.knock(b"a/", read_buffer=4096))
+    version = [memoryview(bytes([i]) * LARGE) for i in range(3)]
+    for index, chunk in enumerate(version):
+        bench.send([b"a/dat", b"%d" % index, chunk])
+    for _ in range(3):
+        bench.now += HOLD_SECONDS
+        bench.distribution.tick(bench.now)
+    bench.until(lambda: slow.has(3))
+    assert slow.messages == [[b"a/dat", b"%d" % i, bytes([i]) * LARGE] for i in range(3)]
 
 
 def test_who_gives_no_sign_of_life_is_let_go_and_who_does_is_kept(bench: Bench) -> None:

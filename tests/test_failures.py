@@ -40,7 +40,7 @@ from weightbus.tests.bus_process import checksum, model
 SECONDS = 60.0  # far more than anything here takes
 QUICK = Timing(ping=0.2, lost_after=2.0)
 QUICK_FACTS = {"ping": QUICK.ping, "lost_after": QUICK.lost_after}
-SMALL = 10_000
+SMALL, LARGE = 10_000, 2**23
 SCRIPT = Path(__file__).with_name("bus_process.py")
 
 
@@ -265,22 +265,26 @@ def test_a_worker_may_come_back_with_its_name(scene: Scene) -> None:
     assert receipt.in_state("applied") == ["w"]
 
 
-def test_a_stopped_worker_slows_nobody_and_catches_up(scene: Scene) -> None:
-    publisher = scene.publisher(timing=Timing(ping=0.2, lost_after=SECONDS))
-    quick, stopped = scene.worker(publisher, "quick"), scene.worker(publisher, "stopped")
+@pytest.mark.parametrize(("nbytes", "shared"), [(SMALL, True), (LARGE, False)])
+def test_a_stopped_worker_slows_nobody_and_catches_up(
+    scene: Scene, nbytes: int, *, shared: bool
+) -> None:
+    timing = Timing(ping=0.2, lost_after=SECONDS)
+    publisher = scene.publisher(timing=timing, shared_memory=shared)
+    quick, stopped = (scene.worker(publisher, n, nbytes=nbytes) for n in ("quick", "stopped"))
     publisher.wait_for_workers(2, SECONDS)
-    publisher.publish("m", model(SMALL, 1), timeout=SECONDS)
+    publisher.publish("m", model(nbytes, 1), timeout=SECONDS)
     stopped.wait("applied", version=1)
     stopped.signal(signal.SIGSTOP)
     try:
-        futures = [publisher.publish_async("m", model(SMALL, v)) for v in range(2, 12)]
+        futures = [publisher.publish_async("m", model(nbytes, v)) for v in range(2, 12)]
         quick.wait("applied", version=11)
         assert not any(future.done() for future in futures), "the stopped one is waited for"
-        receipt = publisher.publish("m", model(SMALL, 12), require=1, timeout=SECONDS)
+        receipt = publisher.publish("m", model(nbytes, 12), require=1, timeout=SECONDS)
         assert receipt.in_state("applied") == ["quick"]
     finally:
         stopped.signal(signal.SIGCONT)
-    assert stopped.wait("applied", version=12)["checksum"] == checksum(model(SMALL, 12))
+    assert stopped.wait("applied", version=12)["checksum"] == checksum(model(nbytes, 12))
     assert futures[-1].result(SECONDS).in_state("applied", "skipped") == ["quick", "stopped"]
 
 

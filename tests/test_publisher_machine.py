@@ -34,6 +34,7 @@ from weightbus.bus.messages import (
     Staged,
     Welcome,
     Whole,
+    data_topic,
     encode,
 )
 from weightbus.bus.publication import Publication
@@ -231,6 +232,65 @@ def test_memory_is_not_kept_for_the_lost() -> None:
     assert version.receivers == {"w0"}
     bench.pass_time(5.0)
     assert version.receivers == set()
+
+
+def test_memory_is_not_kept_for_who_is_told_of_versions_and_says_nothing() -> None:
+    """It may have been stopped. Until it is lost it is waited for, but holds no memory."""
+    bench = Bench("w0", "mute")
+    bench.pass_time(1.0)
+    for name in ("w0", "mute"):
+        bench.say(name, Ping(subscribed=True))
+    for _ in range(20):
+        bench.pass_time(0.05)
+        version, _ = bench.publish()
+        bench.say("w0", report(Applied, version))
+    version, _ = bench.publish()
+    assert version.receivers == {"w0"}
+    bench.say("w0", report(Applied, version))
+    arenas = len(bench.arenas)
+    for _ in range(10):
+        bench.pass_time(0.2)
+        version, effects = bench.publish(require=2)
+        answer = resolved(bench.say("w0", report(Applied, version)))
+        assert (resolved(effects), answer) == (None, None), "it is waited for"
+        assert len(bench.arenas) == arenas
+    bench.say("mute", Ping(subscribed=True))
+    version, _ = bench.publish()
+    assert version.receivers == {"w0", "mute"}
+
+
+def test_memory_is_kept_for_who_was_heard_to_receive() -> None:
+    bench = Bench("w0", "slow")
+    version, _ = bench.publish()
+    bench.pass_time(0.2)
+    bench.say("slow", report(Progress, version, chunks=1))
+    newer, _ = bench.publish()
+    bench.pass_time(1.0)
+    assert version.receivers == {"slow"}
+    assert version.alive
+    assert newer.receivers == set()
+    bench.say("slow", report(Progress, newer, chunks=1))
+    assert (version.receivers, newer.receivers) == (set(), {"slow"})
+    bench.say("slow", report(Applied, newer))
+    bench.say("slow", report(Progress, newer, chunks=1))
+    assert newer.receivers == set(), "it says nothing new"
+
+
+def test_a_small_version_does_not_go_whole_to_those_who_say_nothing() -> None:
+    """It would wait at their connections. As a chunk it is pushed where there is room."""
+    bench = Bench("mute")
+    small = min(CHUNK, WHOLE_BYTES_MAX)
+    bench.publish(small)
+    _, whole = bench.publish(small)
+    assert [m.whole is None for m in sent(whole, Announce) if isinstance(m, Announce)] == [False]
+    bench.pass_time(0.5)
+    version, effects = bench.publish(small)
+    assert [m.whole is None for m in sent(effects, Announce) if isinstance(m, Announce)] == [True]
+    assert bench.machine.pushing == [data_topic("a")]
+    assert sent(bench.machine.push(bench.now), Chunk)
+    answer = resolved(bench.say("mute", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
 
 
 def test_the_latest_is_told_of_at_every_ping() -> None:

@@ -182,7 +182,9 @@ def test_a_stopped_reader_keeps_its_version_while_others_get_newer_ones() -> Non
         process.send_signal(signal.SIGCONT)
         out, _ = process.communicate("go\n", timeout=30)
         assert out.strip() == "{3}"
-    assert len(arenas) == 1
+    assert len(arenas) == 2
+    version.role = "latest"
+    assert arenas.take(layout, replaces_latest=True)[1] is arena, "it serves again"
 
 
 def test_one_copy_and_nothing_on_the_network() -> None:
