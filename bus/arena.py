@@ -10,6 +10,7 @@ up last, and never the latest one unless it is being replaced.
 import logging
 import threading
 import time
+from functools import partial
 
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
@@ -140,7 +141,7 @@ class Arenas:
             copied=copied,
             shared=arena.shared,
             on_number=arena.release,
-            on_release=self._notify,
+            on_release=partial(_notify, self._released),  # no method: it would hold all arenas
         )
         return arena.version, arena
 
@@ -197,6 +198,7 @@ class Arenas:
             self._released.wait_for(lambda: arena.free, deadline - time.monotonic())
         return arena.free
 
-    def _notify(self) -> None:
-        with self._released:
-            self._released.notify_all()
+
+def _notify(released: threading.Condition) -> None:
+    with released:
+        released.notify_all()

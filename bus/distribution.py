@@ -337,6 +337,13 @@ class Distribution:
         for outlet in list(self._outlets.values()):
             self._hang_up(outlet)
 
+    def abandon(self) -> None:
+        """Close what a forked child has inherited; the parent goes on."""
+        if self._listener is not None:
+            self._listener.socket.close()
+        for outlet in self._outlets.values():
+            outlet.close()
+
     # Connections.
 
     def _accept(self, listener: Listener, now: float) -> None:

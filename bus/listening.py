@@ -45,7 +45,7 @@ class Listener:
             self.socket = _listening_at(endpoints.ipc_name(path))
             return
         with _folder_of(path):
-            if _left_behind(path):
+            if left_behind(path):
                 os.unlink(path)
             self.socket = _listening_at(path)
             self._path, self._file = path, _identity(path)
@@ -79,7 +79,7 @@ def _folder_of(path: str) -> Generator[None]:
         os.close(folder)
 
 
-def _left_behind(path: str) -> bool:
+def left_behind(path: str) -> bool:
     """Tell whether a path is a socket at which nobody listens."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):

@@ -22,6 +22,12 @@ import zmq
 from . import endpoints
 from .distribution import Distribution, Outlet
 from .errors import AddressError
+from .inheritance import (
+    abandon_in_children,
+    close_libzmqs,
+    descriptors_of_libzmq,
+    keep_in_children,
+)
 from .limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from .listening import Listener
 from .messages import Buffer
@@ -60,11 +66,12 @@ class _Sockets:
     def __init__(self, control: int) -> None:
         self._asked = False  # whether `_ready` is how things are at the control socket
         self._ready = 0
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         with contextlib.ExitStack() as undo:
-            # Or whoever collects it would wait in it for ever for its socket to be closed.
-            undo.callback(self._context.destroy, 0)
-            self._control = self._socket(control)
+            with descriptors_of_libzmq() as self._libzmqs:
+                self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+                # Or whoever collects it would wait in it for ever for its socket to be closed.
+                undo.callback(self._context.destroy, 0)
+                self._control = self._socket(control)
             self._selector = undo.enter_context(selectors.DefaultSelector())
             self._bell, self._rope = map(undo.enter_context, socket.socketpair())
             self._bell.setblocking(False)
@@ -129,8 +136,16 @@ class _Sockets:
         """Make a `poll` in another thread return."""
         _pull(self._rope)
 
+    def abandon(self) -> None:
+        """Close what a forked child has inherited, see `inheritance`."""
+        self._selector.close()
+        self._bell.close()
+        self._rope.close()
+        close_libzmqs(self._libzmqs)
+
     def close(self) -> None:
         """Close everything; what is on its way gets a moment."""
+        keep_in_children(self)
         self._selector.close()
         self._context.destroy()
         self._bell.close()
@@ -163,6 +178,7 @@ class PublisherSockets(_Sockets):
         except BaseException:
             self.close()
             raise
+        abandon_in_children(self)
 
     def _bind_data(self, address: str, data: str | None) -> str:
         if data is not None:
@@ -252,6 +268,11 @@ class PublisherSockets(_Sockets):
         """Forget what is not on its way yet of some topics."""
         self._data.withdraw(topics)
 
+    def abandon(self) -> None:
+        """Close what a forked child has inherited, see `inheritance`."""
+        self._data.abandon()
+        super().abandon()
+
     def close(self) -> None:
         """Close everything; what is on its way gets a moment."""
         self._data.close(LINGER_MS / 1000)
@@ -289,6 +310,7 @@ class WorkerSockets(_Sockets):
             if isinstance(error, zmq.ZMQError):
                 raise AddressError(f"cannot connect to {address}: {error.strerror}") from None
             raise
+        abandon_in_children(self)
 
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
         """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
@@ -351,6 +373,11 @@ class WorkerSockets(_Sockets):
     def subscribe(self, topic: bytes, on: bool) -> None:
         """Ask for a topic, or no longer; asking twice is asking once."""
         self._data.subscribe(topic, on=on)
+
+    def abandon(self) -> None:
+        """Close what a forked child has inherited, see `inheritance`."""
+        self._data.close()
+        super().abandon()
 
     def close(self) -> None:
         """Close everything; what is on its way gets a moment."""

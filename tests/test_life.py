@@ -92,18 +92,17 @@ def _uncollected() -> Iterator[None]:
 
 @pytest.mark.usefixtures("uncollected")
 def test_one_that_was_closed_goes_with_its_memory_as_its_user_lets_go() -> None:
+    before = descriptors()
+
     def run() -> list[weakref.ref[object]]:
         with Publisher() as publisher, subscriber(publisher.address).start() as worker:
             publisher.wait_for_workers(1, timeout=SECONDS)
             publisher.publish("m", {"w": np.ones(3)}, timeout=SECONDS)
-            loops = publisher._loop, worker._loop  # noqa: SLF001 - they hold the memory
-            machines = [loop._machine for loop in loops]  # noqa: SLF001
-            return [weakref.ref(each) for each in (publisher, worker, *loops, *machines)]
+            return [weakref.ref(publisher), weakref.ref(worker)]
 
     left = run()
-    deadline = time.monotonic() + SECONDS
-    while any(each() is not None for each in left):  # a thread may be in its last steps
-        assert time.monotonic() < deadline, [each() for each in left]
+    until_gone(before)  # the segments, which the machines hold, and their threads to the last
+    assert [each() for each in left] == [None, None]
 
 
 def test_a_publisher_that_is_dropped_lets_go_of_its_address() -> None:

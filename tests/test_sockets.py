@@ -170,7 +170,7 @@ def test_of_two_publishers_that_find_a_path_left_behind_one_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second comes after the first has looked and before it has bound."""
-    path, look = tmp_path / "bus", listening._left_behind  # noqa: SLF001 - the moment between
+    path, look = tmp_path / "bus", listening.left_behind
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
     seconds: list[Future[listening.Listener]] = []
@@ -182,7 +182,7 @@ def test_of_two_publishers_that_find_a_path_left_behind_one_takes_it(
             wait(seconds, listening.LOCK_SECONDS / 4)
         return found
 
-    monkeypatch.setattr(listening, "_left_behind", look_and_be_slow)
+    monkeypatch.setattr(listening, "left_behind", look_and_be_slow)
     with ThreadPoolExecutor() as pool:
         first = listening.Listener(f"ipc://{path}")
         with pytest.raises(OSError, match="in use"):

@@ -1,0 +1,185 @@
+"""A forked child closes what it inherited, its parent notices nothing; nothing crosses an exec."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weightbus import Publisher, Subscriber
+
+SECONDS = 30.0  # far more than anything here takes
+FORKS = pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="needs Linux")
+
+
+def descriptors() -> dict[str, str]:
+    """Return the descriptors of this process, and what each of them is."""
+    found = dict[str, str]()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of this listing
+            found[link.name] = str(link.readlink())
+    return found
+
+
+def weights(value: float) -> dict[str, np.ndarray]:
+    return {"m": np.full(1000, value, np.float32)}
+
+
+@contextlib.contextmanager
+def a_pair(address: str) -> Generator[tuple[Publisher, Subscriber, dict[str, np.ndarray]]]:
+    target = weights(0)
+    with (
+        Publisher(address) as publisher,
+        Subscriber(publisher.address, {"m": target}, name="w").start() as worker,
+    ):
+        publisher.wait_for_workers(1, timeout=SECONDS)
+        publisher.publish("m", weights(1), timeout=SECONDS)  # everything is connected
+        yield publisher, worker, target
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Run something in a forked child, which then ends as any Python process does; its status."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads, of course
+        child = os.fork()
+    if not child:
+        try:
+            work()
+        except BaseException as error:
+            os.write(2, f"{error!r}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    deadline = time.monotonic() + SECONDS
+    while not (done := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(done[1])
+
+
+@FORKS
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_a_child_closes_all_sockets_and_the_parent_goes_on(tmp_path: Path, scheme: str) -> None:
+    before = descriptors()
+    address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/bus"
+    with a_pair(address) as (publisher, worker, target):
+
+        def look() -> None:
+            inherited = {n: what for n, what in descriptors().items() if n not in before}
+            left = [what for what in inherited.values() if "memfd:weightbus" not in what]
+            assert not left, left
+            publisher.close()  # does nothing here
+            worker.close()
+            with a_pair("tcp://127.0.0.1:0") as (_, _, own):
+                assert own["m"][0] == 1
+
+        for value in (2, 3):
+            assert in_child(look) == 0
+            publisher.publish("m", weights(value), timeout=SECONDS)
+            assert target["m"][0] == value
+        if scheme == "ipc":
+            assert (tmp_path / "bus").exists()
+            assert (tmp_path / "bus.data").exists()
+
+
+def test_nothing_crosses_an_exec() -> None:
+    before = descriptors()
+    with a_pair("tcp://127.0.0.1:0"):
+        made = {n: what for n, what in descriptors().items() if n not in before}
+        crossing = {
+            n: what
+            for n, what in made.items()
+            if not fcntl.fcntl(int(n), fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+        }
+    assert made
+    assert not crossing
+
+
+TRAINER = """
+import os, sys
+import torch, weightbus
+from torch.utils.data import DataLoader, Dataset
+
+class Pids(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index): return os.getpid()
+
+model, copy = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+publisher = weightbus.Publisher()
+subscriber = weightbus.Subscriber(publisher.address, {"m": copy}).start()
+publisher.wait_for_workers(1, timeout=30)
+publisher.publish("m", model)
+loader = DataLoader(Pids(), num_workers=2, persistent_workers=True, multiprocessing_context="fork")
+pids = set()
+for batch in loader:
+    pids.update(batch.tolist())
+    publisher.publish("m", model)
+    assert torch.equal(copy.weight, model.weight)
+print(publisher.address, publisher.data_address, *pids, flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def a_trainer() -> Generator[tuple["subprocess.Popen[str]", list[str], list[int]]]:
+    """A trainer with a DataLoader of two processes; its addresses, and their pids."""
+    process = subprocess.Popen(  # noqa: S603 - our own code
+        [sys.executable, "-c", TRAINER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    loaders: list[int] = []
+    try:
+        assert process.stdout is not None
+        control, data, *pids = process.stdout.readline().split()
+        loaders = [int(pid) for pid in pids]
+        yield process, [control, data], loaders
+    finally:
+        process.kill()
+        for pid in loaders:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+@FORKS
+def test_a_killed_trainer_can_start_again_while_its_data_loaders_live() -> None:
+    with a_trainer() as (process, (control, data), loaders):
+        assert len(loaders) == 2
+        process.kill()
+        process.wait(SECONDS)
+        for pid in loaders:
+            os.kill(pid, 0)  # it lives: its loop looks for its parent every 5 s
+        with Publisher(control, data=data):
+            pass
+
+
+def test_a_child_that_runs_to_its_end_ends_in_order() -> None:
+    code = (
+        "import os, sys, warnings, weightbus\n"
+        "warnings.simplefilter('ignore')\n"
+        "publisher = weightbus.Publisher()\n"
+        "subscriber = weightbus.Subscriber(publisher.address, {'m': {}})\n"
+        "subscriber.wait_joined(30)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    with weightbus.Publisher() as own: print(own)\n"
+        "    sys.exit(7)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
+        "subscriber.close()\n"
+        "publisher.close()\n"
+    )
+    done = subprocess.run(  # noqa: S603 - our own code
+        [sys.executable, "-c", code], timeout=SECONDS, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
