@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .python_client.schemes.torch_rpc import RPCTransport, RPCWeightSyncScheme
     from .python_client.schemes.transport import TransportBackend
     from .python_client.schemes.updater import WeightUpdaterBase
+    from .python_client.state_folder import StateFolderError, StoredVersion
     from .python_client.subscriber import Offer, Subscriber, Update
 
 __version__ = "0.1.0"
@@ -74,6 +75,8 @@ __all__ = [
     "RefusedError",
     "SharedMemWeightSyncScheme",
     "StateError",
+    "StateFolderError",
+    "StoredVersion",
     "Subscriber",
     "Timing",
     "TornError",
@@ -119,6 +122,8 @@ _HOMES = {
     "RefusedError": "bus.errors",
     "SharedMemWeightSyncScheme": "python_client.schemes.bus_schemes",
     "StateError": "codecs.errors",
+    "StateFolderError": "python_client.state_folder",
+    "StoredVersion": "python_client.state_folder",
     "Subscriber": "python_client.subscriber",
     "Timing": "bus.limits",
     "TornError": "bus.errors",

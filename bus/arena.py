@@ -62,6 +62,11 @@ class Arena:
             self._segment.release(version.model, version.epoch, version.version)
 
     @property
+    def held(self) -> bool:
+        """Whether somebody copies from it who may take long: nobody waits for it."""
+        return self.version is not None and self.version.held
+
+    @property
     def free(self) -> bool:
         """Whether neither the publisher nor its sockets need it."""
         return self.version is None or not (self.version.alive or self.version.in_hands)
@@ -111,11 +116,14 @@ class Arenas:
         self._arenas.append(Arena(nbytes, share=self._share))
         return self._arenas[0]
 
-    def take(self, layout: Layout, *, replaces_latest: bool) -> tuple[Version, Arena]:
+    def take(
+        self, layout: Layout, *, replaces_latest: bool, chunk_bytes: int | None = None
+    ) -> tuple[Version, Arena]:
         """Return a new version and its arena, which is to be written before it is published.
 
         Args:
             layout: What will lie there.
+            chunk_bytes: Bytes of its chunks, if they are not to be those of other versions.
             replaces_latest: The new version is for every worker and needs no commit, so the
                 latest one may be overwritten if nobody is receiving it.
 
@@ -123,7 +131,7 @@ class Arenas:
             WeightBusError: All arenas stayed in use.
         """
         arena = self._reuse(layout.nbytes, replaces_latest)
-        if arena is None and len(self._arenas) >= ARENAS_MAX:
+        if arena is None and sum(not arena.held for arena in self._arenas) >= ARENAS_MAX:
             arena = self._evict(replaces_latest)
             if arena.data.nbytes != layout.nbytes or not arena.claim():
                 self._arenas.remove(arena)
@@ -137,7 +145,7 @@ class Arenas:
             self._model,
             layout,
             arena.data,
-            self._chunk_bytes,
+            chunk_bytes or self._chunk_bytes,
             copied=copied,
             shared=arena.shared,
             on_number=arena.release,
@@ -148,6 +156,8 @@ class Arenas:
     def _reuse(self, nbytes: int, replaces_latest: bool) -> Arena | None:
         for arena in list(self._arenas):
             version = arena.version
+            if arena.held:
+                continue
             if version is not None and version.alive:
                 idle = version.role == "latest" and not version.receivers
                 if not (replaces_latest and idle):
@@ -184,7 +194,7 @@ class Arenas:
                 return 0, 0
             return _RANK[version.role], -version.version
 
-        for arena in sorted(self._arenas, key=rank):
+        for arena in sorted((a for a in self._arenas if not a.held), key=rank):
             if rank(arena)[0] >= (4 if replaces_latest else 3):
                 break
             if arena.version is not None:

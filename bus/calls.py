@@ -7,7 +7,7 @@ when nobody waits for it any more, until it is decided.
 from collections.abc import Iterator
 
 from .catalog import Catalog
-from .effects import Effect, Notice, Resolve, Send
+from .effects import Effect, Notice, Resolve, Send, Settled
 from .limits import Timing
 from .messages import Failed
 from .offers import abort_of, commit_of
@@ -30,6 +30,11 @@ class Calls:
     def add(self, publication: Publication) -> None:
         """Open a call."""
         self._open[publication.id] = publication
+
+    @property
+    def any_open(self) -> bool:
+        """Whether a call is open."""
+        return bool(self._open)
 
     def undecided(self, version: Version) -> Publication | None:
         """Return the call that published a version, unless it is committed."""
@@ -150,7 +155,8 @@ class Calls:
             targets = None if publication.workers is None else frozenset(publication.workers)
             shelf.settle(version, targets)
             staged = [p for p in peers if publication.targets[p.name].state == "staged"]
-            return [Send(commit_of(version), to=p.identity) for p in staged]
+            settled = [Settled(version)] if targets is None else list[Effect]()
+            return [*settled, *(Send(commit_of(version), to=p.identity) for p in staged)]
         shelf.drop(version)
         text = "superseded by a newer publish" if publication.superseded else "not enough staged"
         abort = abort_of(version.model, version.epoch, version.version, text)

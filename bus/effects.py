@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from .messages import Buffer, Message
 from .receipt import Receipt
 from .staging import StagedVersion
+from .version import Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,13 @@ class Resolve:
     publication: int
     receipt: Receipt
     achieved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A version is the latest for all workers now: what there is to keep of a model."""
+
+    version: Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,15 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Renamed:
+    """The version that runs has another name from now on; its bytes are the same."""
+
+    model: str
+    epoch: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rejected:
     """A version cannot be taken; the old one still runs."""
 
@@ -108,11 +125,13 @@ Effect = (
     | Broadcast
     | Withdraw
     | Resolve
+    | Settled
     | Notice
     | Connect
     | Redial
     | Subscribe
     | Ready
+    | Renamed
     | Rejected
     | Refused
     | Joined

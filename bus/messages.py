@@ -196,6 +196,15 @@ class Prepare(Message, tag="prepare", frozen=True, kw_only=True):
     shared: Shared
 
 
+class Rename(Message, tag="rename", frozen=True, kw_only=True):
+    """What you run is this version here, byte for byte: nothing needs fetching or applying."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+    was: Running
+
+
 class Announce(Message, tag="announce", frozen=True, kw_only=True):
     """A version exists. The layout may follow as payload, or else, with `whole`, all its data."""
 
@@ -272,11 +281,23 @@ class Refuse(Message, tag="refuse", frozen=True, kw_only=True):
 
 WorkerMessage = Hello | Fetch | Progress | Staged | Applied | Failed | Bye | Ping | Pong
 PublisherMessage = (
-    Welcome | Prepare | Announce | Chunk | End | Commit | Abort | Beacon | Refuse | Ping | Pong
+    Welcome
+    | Prepare
+    | Rename
+    | Announce
+    | Chunk
+    | End
+    | Commit
+    | Abort
+    | Beacon
+    | Refuse
+    | Ping
+    | Pong
 )
 
 PAYLOAD: Final = 2  # the index of a published message's payload, after topic and header
 MAPPING: Final = "mapping"  # the feature of a worker that takes `prepare`
+RENAMING: Final = "renaming"  # the feature of a worker that takes `rename`
 
 # How many payload frames may follow a header; none where a type is not listed.
 PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {Announce: (0, 1), Chunk: (1, 1)}

@@ -18,11 +18,12 @@ from collections.abc import Callable, Collection, Sequence
 
 from .calls import Calls
 from .catalog import Catalog
-from .effects import Broadcast, Effect, Notice, Send, Withdraw
+from .effects import Broadcast, Effect, Notice, Send, Settled, Withdraw
 from .errors import ProtocolError, UnknownWorkerError
 from .limits import INTEGER_MAX, WHOLE_BYTES_MAX, Timing
 from .messages import (
     MAPPING,
+    RENAMING,
     Announce,
     Applied,
     Beacon,
@@ -37,6 +38,7 @@ from .messages import (
     Prepare,
     Progress,
     Refuse,
+    Rename,
     Running,
     Shared,
     Staged,
@@ -130,6 +132,12 @@ class PublisherMachine:
 
     # What the user wants.
 
+    def offer(self, version: Version) -> None:
+        """Have a version of an earlier publisher as the latest, before anybody is there."""
+        shelf = self.catalog[version.model]
+        shelf.number(version, self.epoch)
+        shelf.settle(version, None)
+
     def publish(self, publication: Publication, now: float) -> list[Effect]:
         """Publish a version: to every worker that has the model, or to some by name.
 
@@ -155,6 +163,7 @@ class PublisherMachine:
             shelf.prune()
         else:
             shelf.settle(version, None if workers is None else frozenset(workers))
+            effects += [Settled(version)] if workers is None else []
         effects += self._announce(publication, peers, now)
         self._calls.add(publication)
         return effects + self._calls.settle(publication, now)
@@ -256,6 +265,11 @@ class PublisherMachine:
         """Resolve every call that is still open, as it stands."""
         return self._calls.close(now)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a publish is under way. Any thread may ask."""
+        return self._calls.any_open
+
     def status(self, now: float) -> tuple[WorkerStatus, ...]:
         """Return who is there, and who runs which version."""
         return tuple(status_of(peer, self.catalog, self.timing, now) for peer in self.roster)
@@ -318,7 +332,7 @@ class PublisherMachine:
         )
         prepared = self._prepared.values()
         told = [e for each in prepared for e in self._tell_prepared(peer, each)]
-        return [Send(welcome, to=peer.identity), *told, *effects]
+        return [Send(welcome, to=peer.identity), *self._rename(peer), *told, *effects]
 
     def _latest(self, peer: Peer) -> dict[str, int]:
         """Return the newest version that there is for a worker, of each of its models."""
@@ -329,6 +343,21 @@ class PublisherMachine:
             if version is not None:
                 latest[model] = version.version
         return latest
+
+    def _rename(self, peer: Peer) -> list[Effect]:
+        """Tell a worker which of the versions that it runs are the latest under another name."""
+        effects: list[Effect] = []
+        for model, running in peer.running.items() if RENAMING in peer.hello.features else ():
+            shelf = self.catalog.get(model)
+            version = shelf.latest_for(peer.name) if shelf else None
+            if version is None or version.key <= peer.runs(model):
+                continue
+            unproven = not running.digest and self._calls.must_hash(model, version.version)
+            if version.is_known_as(running) and not unproven:
+                epoch, number = version.key
+                rename = Rename(model=model, epoch=epoch, version=number, was=running)
+                effects.append(Send(rename, to=peer.identity))
+        return effects
 
     def _tell_prepared(self, peer: Peer, prepared: Prepare) -> list[Effect]:
         """Tell a worker that understands it where the first version of its model will lie."""
@@ -501,7 +530,8 @@ class PublisherMachine:
             if self._calls.must_hash(model, running.version):
                 return False
             version = shelf.get(running.version)
-            return shelf.had(running.version) and (version is None or version.shared is not None)
+            unhashed = version is None or version.shared is not None or bool(version.names)
+            return shelf.had(running.version) and unhashed
         return shelf.known_digest(running.version) in ("", running.digest)
 
     def _wrong_digest(self, peer: Peer, message: Staged | Applied) -> list[Effect]:

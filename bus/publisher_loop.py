@@ -10,9 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from .effects import Broadcast, Effect, Notice, Resolve, Send, Withdraw
+from .effects import Broadcast, Effect, Notice, Resolve, Send, Settled, Withdraw
 from .errors import ClosedError, PublishError
 from .messages import Shared, control_topic, data_topic, encode
 from .publication import Publication
@@ -20,6 +20,7 @@ from .publisher import PublisherMachine
 from .receipt import Receipt
 from .sockets import PublisherSockets
 from .status import WorkerStatus
+from .version import Version
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -30,16 +31,39 @@ T = TypeVar("T")
 Condition = Callable[[tuple[WorkerStatus, ...]], bool]
 
 
+class Memory(Protocol):
+    """What outlives a publisher (`python_client/keeper.py`)."""
+
+    def offer(self, version: Version) -> None:
+        """Keep a version, the latest for all of its model; must not wait."""
+        ...
+
+    def record(self, epoch: int) -> None:
+        """Keep an epoch, of which no worker has heard yet; everything waits for this."""
+        ...
+
+    def stop(self) -> None:
+        """Nothing more will come; must not wait."""
+        ...
+
+
 class PublisherLoop:
     """A publisher, running.
 
     Args:
         machine: What decides.
         sockets: What carries; the loop closes them.
+        memory: What outlives the publisher, if anything does.
     """
 
-    def __init__(self, machine: PublisherMachine, sockets: PublisherSockets) -> None:
+    def __init__(
+        self,
+        machine: PublisherMachine,
+        sockets: PublisherSockets,
+        memory: Memory | None = None,
+    ) -> None:
         self._machine, self._sockets = machine, sockets
+        self._memory, self._epoch = memory, machine.epoch
         self._work: deque[Callable[[float], None]] = deque()
         self._open: dict[int, Future[Receipt]] = {}
         self._watchers: list[tuple[Condition, Future[None]]] = []
@@ -144,6 +168,8 @@ class PublisherLoop:
         for _, watcher in self._watchers:
             if not watcher.done():
                 watcher.set_exception(ClosedError(f"this publisher is closed{self._why()}"))
+        if self._memory is not None:
+            self._memory.stop()
         self._sockets.close()
 
     def _turn(self, next_tick: float) -> float:
@@ -195,6 +221,9 @@ class PublisherLoop:
                     self._sockets.answer(outlet, [topic, encode(beacon)])
 
     def _perform(self, effects: list[Effect], now: float) -> None:
+        if self._memory is not None and self._machine.epoch != self._epoch:
+            self._epoch = self._machine.epoch
+            self._memory.record(self._epoch)
         changed = False
         for effect in effects:
             match effect:
@@ -212,6 +241,9 @@ class PublisherLoop:
                         self._perform(self._machine.unreachable(effect.to, now), now)
                 case Resolve():
                     self._resolve(effect)
+                case Settled(version):
+                    if self._memory is not None:
+                        self._memory.offer(version)
                 case Notice():
                     changed = True
                     log.info("%s", effect.text)

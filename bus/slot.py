@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..codecs.layout import Layout
 from .acceptance import Acceptance, Accepts
-from .effects import Effect, Ready, Rejected, Send, Subscribe
+from .effects import Effect, Ready, Rejected, Renamed, Send, Subscribe
 from .limits import APPLIES_MAX, PROGRESS_CHUNKS, TEXT_MAX, Timing
 from .messages import (
     Abort,
@@ -38,6 +38,7 @@ from .messages import (
     Failed,
     Fetch,
     Progress,
+    Rename,
     Running,
     Shared,
     Staged,
@@ -191,6 +192,23 @@ class Slot:
         end = End(model=model, epoch=epoch, version=version, digest=whole.digest)
         effects += self.chunk(chunk, payload, now, pushed=True)
         return effects + self.end(end, now)
+
+    def renamed(self, rename: Rename, now: float) -> list[Effect]:
+        """What runs here is a newer version, byte for byte: nothing is to be fetched or applied.
+
+        Not if another version is at the user's, who may be writing it into the model.
+        """
+        key = (rename.epoch, rename.version)
+        if self.running is None or self.running != rename.was or self.ready or key <= self._newest:
+            return []
+        if self.arriving is not None and self.arriving.key > key:
+            return []
+        epoch, version = key
+        self.running, self.epoch = Running(epoch, version, self.running.digest), epoch
+        self._begun()
+        self._forget_undecided()
+        over = self._drop_arriving(now) if self.arriving else self._caught_up(epoch, now)
+        return [Renamed(self.model, epoch, version), self._say_applied(self.running), *over]
 
     def _begin(self, announce: Announce, now: float, data: Buffer | None = None) -> list[Effect]:
         """Start to receive a version, replacing an older one that is still arriving."""

@@ -7,7 +7,7 @@ have to wait with a chunk refers to it weakly: it is kept here, for as long as t
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..codecs.checksum import digest
 from ..codecs.chunks import ChunkPlan
 from ..codecs.layout import Layout
 from ..codecs.native import crc32c
-from .messages import Buffer, Shared
+from .messages import Buffer, Running, Shared
 
 Role = Literal["latest", "targeted", "pending", "old"]
 
@@ -41,6 +41,7 @@ class Version:
 
     Attributes:
         epoch, version: Its number, which the machine gives when it is published.
+        names: The (epoch, version) under which the same bytes were published before.
         receivers: Names of the workers that are still at it.
         role: Why it is kept: it is the latest for all, or for some, or not yet committed.
     """
@@ -68,7 +69,9 @@ class Version:
         self._copied, self._on_number = copied, on_number
         self._crcs: list[int | None] = [None] * self.plan.count
         self._digest: str | None = None
+        self.names: frozenset[tuple[int, int]] = frozenset()
         self.receivers: set[str] = set()
+        self._held: NDArray[np.uint8] | None = None
         self.role: Role = "pending"
 
     def number(self, epoch: int, version: int) -> None:
@@ -131,10 +134,37 @@ class Version:
             self._digest = digest(self.layout.id, self.plan.chunk_bytes, crcs)
         return self._digest
 
+    def is_known_as(self, running: Running) -> bool:
+        """Return whether a worker runs these very bytes, which were published before."""
+        if running.digest and self.names:
+            return running.digest == self._digest
+        return (running.epoch, running.version) in self.names
+
+    def restored(self, digest: str, names: Iterable[tuple[int, int]]) -> None:
+        """The bytes were published before, under these names, and hash to this."""
+        self._digest, self.names = digest, frozenset(names)
+
     @property
     def known_digest(self) -> str:
         """The digest if somebody has needed it before, else nothing."""
         return self._digest or ""
+
+    def hold(self) -> NDArray[np.uint8] | None:
+        """Return the bytes, which nobody overwrites until `let_go`; None if it is too late.
+
+        One thread at a time may hold them. The publisher takes other memory meanwhile.
+        """
+        self._held = self._owner
+        return self._held
+
+    def let_go(self) -> None:
+        """The bytes may be overwritten as far as the holder is concerned."""
+        self._held = None
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody holds the bytes."""
+        return self._held is not None
 
     def retire(self) -> None:
         """Give out no more chunks."""

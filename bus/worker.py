@@ -31,6 +31,7 @@ from .messages import (
     Prepare,
     PublisherMessage,
     Refuse,
+    Rename,
     Welcome,
     control_topic,
     data_topic,
@@ -40,7 +41,7 @@ from .slot import Key, Opens, Slot, another_host
 from .transfer import Lease
 
 # Messages of a publisher that is of one epoch, and of no other.
-_OF_AN_EPOCH = (Announce, Chunk, End, Commit, Abort, Beacon, Pong, Prepare)
+_OF_AN_EPOCH = (Announce, Chunk, End, Commit, Abort, Beacon, Pong, Prepare, Rename)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class WorkerMachine:
             Refuse: WorkerMachine._refuse,
             Pong: WorkerMachine._pong,
             Prepare: WorkerMachine._prepare,
+            Rename: WorkerMachine._rename,
         }
 
     # What arrives.
@@ -236,6 +238,10 @@ class WorkerMachine:
             if memory is not None:
                 memory.warm()
         return []
+
+    def _rename(self, rename: Rename, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        slot = self.slots.get(rename.model)
+        return slot.renamed(rename, now) if slot else []
 
     def _hear_of(self, epoch: int, models: dict[str, int], now: float) -> list[Effect]:
         effects: list[Effect] = []

@@ -19,6 +19,7 @@ from .effects import (
     Redial,
     Refused,
     Rejected,
+    Renamed,
     Send,
     Subscribe,
 )
@@ -44,10 +45,18 @@ class WorkerLoop:
         machine: What decides.
         sockets: What carries; the loop closes them.
         handoff: Where versions are left.
+        on_renamed: Told when what runs is called otherwise; nothing else is at the user's then.
     """
 
-    def __init__(self, machine: WorkerMachine, sockets: WorkerSockets, handoff: Handoff) -> None:
+    def __init__(
+        self,
+        machine: WorkerMachine,
+        sockets: WorkerSockets,
+        handoff: Handoff,
+        on_renamed: Callable[[str, int, int], None] = lambda *_: None,
+    ) -> None:
         self._machine, self._sockets, self._handoff = machine, sockets, handoff
+        self._on_renamed = on_renamed
         self._work: deque[Callable[[float], list[Effect]]] = deque()
         self._stopping = False
         self._at_once: Callable[[StagedVersion], bool] | None = None
@@ -191,6 +200,8 @@ class WorkerLoop:
                             code,
                         )
                     )
+                case Renamed(model, epoch, version):
+                    self._on_renamed(model, epoch, version)
                 case Notice():
                     log.info("%s: %s", effect.kind, effect.text)
                 case _:

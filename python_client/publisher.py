@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypedDict, TypeVar, Unpack
 
@@ -24,15 +26,21 @@ from ..bus.receipt import Receipt
 from ..bus.segment import probe
 from ..bus.sockets import PUB_QUEUE, PublisherSockets
 from ..bus.status import WorkerStatus
+from ..bus.version import Version
 from ..codecs.chunks import CHUNK_BYTES_DEFAULT, ChunkPlan
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout
 from ..codecs.state import Form, State, state_of
 from .dropped import end_with
+from .keeper import Keeper
+from .state_folder import Saved, StateFolder, StateFolderError, StoredVersion
+
+log = logging.getLogger("weightbus.publisher")
 
 T = TypeVar("T")
 Require = Literal["all"] | int  # all workers, or this many
 
+CLOSE_SECONDS = 10.0  # that closing gives the disk for the last versions
 TIMEOUT = 60.0  # seconds that a publish gets unless it is told otherwise
 ANSWER_SECONDS = 5.0  # beyond its deadline, what a call allows the background thread to answer
 
@@ -78,9 +86,13 @@ class Publisher:
         queue: Messages held for a slow worker before pushed ones are dropped (it fetches them).
         shared_memory: Let workers of this user on this host read versions from memory.
         timing: How long to wait for signs of life.
+        state: A folder that outlives this publisher: the epoch, and the latest version of each
+            model, which a publisher that is started with it later offers again.
+        history: How many older versions of each model to keep there, for `rollback`.
 
     Raises:
         AddressError: An address makes no sense, or is in use.
+        StateFolderError: Another publisher has the folder, or it cannot be written.
 
     Any thread may call any method. One that is dropped without `close()` is closed, with a
     `ResourceWarning`, when Python collects it. In a process that was forked, make a new Publisher.
@@ -97,11 +109,10 @@ class Publisher:
         queue: int = PUB_QUEUE,
         shared_memory: bool = True,
         timing: Timing | None = None,
+        state: str | Path | None = None,
+        history: int = 0,
     ) -> None:
         ChunkPlan(0, chunk_bytes)  # refuses a size out of bounds
-        epoch = time.time_ns() // 1_000_000 if epoch is None else epoch
-        if not 1 <= epoch <= INTEGER_MAX:
-            raise ValueError(f"epoch={epoch}: choose one of 1 to {INTEGER_MAX}, or leave it out")
         self._chunk_bytes = chunk_bytes
         self._models: dict[str, _Model] = {}
         self._ids = itertools.count(1)
@@ -110,13 +121,24 @@ class Publisher:
             probe() if shared_memory else None
         )  # kept, since it is gone with its last user
         shared = self._probe.shared if self._probe is not None else None
+        self._keeper: Keeper | None = None
         with contextlib.ExitStack() as undo:
+            self._folder = None if state is None else StateFolder(Path(state), history)
+            if self._folder is not None:
+                undo.enter_context(self._folder)
+            epoch = _epoch(epoch, self._folder)
+            restored = [] if self._folder is None else self._restored(self._folder, epoch)
             sockets = undo.enter_context(contextlib.closing(PublisherSockets(address, data, queue)))
             self.address = sockets.address
             self.data_address = sockets.data_address
             told = advertise or endpoints.advertised(self.address, self.data_address)
             self._machine = PublisherMachine(epoch, told, timing, shared)
-            self._loop = PublisherLoop(self._machine, sockets)
+            for version in restored:
+                self._machine.offer(version)
+            if self._folder is not None:
+                self._keeper = Keeper(self._folder, _busy(self._machine))
+                undo.callback(self._keeper.close, 0.0)
+            self._loop = PublisherLoop(self._machine, sockets, self._keeper)
             undo.pop_all()
         end_with(self, self._loop)
 
@@ -211,16 +233,9 @@ class Publisher:
             self._check_known(names)
         kept = self._model(model)
         with kept.lock:
-            state, layout = kept.describe(weights)
-            _check_chunks(layout.nbytes, self._chunk_bytes)
-            version, arena = kept.arenas.take(
-                layout, replaces_latest=names is None and commit == "auto"
+            version = self._snapshot(
+                kept, weights, replaces_latest=names is None and commit == "auto"
             )
-            try:
-                arena.write(state, layout)
-            except BaseException:
-                version.retire()
-                raise
             publication = Publication(
                 id=next(self._ids),
                 version=version,
@@ -242,6 +257,35 @@ class Publisher:
         The weights are copied before the first suspension; the event loop then runs on.
         """
         return await asyncio.wrap_future(self.publish_async(model, weights, **options))
+
+    def rollback(
+        self, model: str, to: tuple[int, int], **options: Unpack[PublishOptions]
+    ) -> Receipt:
+        """Publish an older version's bytes again, as a new version, and wait for the workers.
+
+        Args:
+            model: The model's id.
+            to: Epoch and version of one that `history` names.
+            options: The keywords of `publish`.
+
+        Returns:
+            What `publish` returns. The version has a new number; the bytes, and so the digest, are
+            the old ones.
+
+        Raises:
+            StateFolderError: There is no such version on disk, or its file is damaged.
+            PublishError, UnknownWorkerError, ClosedError: As of `publish`.
+        """
+        folder = self._need_folder()
+        return self.publish(model, folder.open(folder.find(model, to)), **options)
+
+    def history(self, model: str) -> list[StoredVersion]:
+        """Return the versions of a model that are on disk, the newest first.
+
+        A version is there a moment after it was published, once it is written; the latest is
+        followed by at most `history` older ones.
+        """
+        return self._need_folder().versions(check_name(model, "model"))
 
     def workers(self) -> dict[str, WorkerStatus]:
         """Return who is there, lost workers included, and which version each of them runs."""
@@ -273,10 +317,19 @@ class Publisher:
                 f"{self.address}"
             ) from None
 
-    def close(self) -> None:
-        """Resolve open publishes as they stand and close the sockets. Calling it twice is fine."""
-        if os.getpid() == self._pid:
-            self._loop.close()
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Resolve open publishes as they stand and close the sockets. Calling it twice is fine.
+
+        Args:
+            timeout: Seconds for writing the latest versions to the state folder, if there is one.
+                What could not be written by then is said in a warning.
+        """
+        if os.getpid() != self._pid:
+            return
+        deadline = time.monotonic() + timeout
+        self._loop.close()
+        if self._keeper is not None:
+            self._keeper.close(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> "Publisher":
         return self
@@ -296,6 +349,49 @@ class Publisher:
         share = self._probe is not None
         return self._models.setdefault(name, _Model(name, self._chunk_bytes, share=share))
 
+    def _snapshot(self, kept: _Model, weights: object, *, replaces_latest: bool) -> Version:
+        """Take memory for a new version and copy the weights there, or read them from disk."""
+        saved = weights if isinstance(weights, Saved) else None
+        state, layout = (None, saved.layout) if saved else kept.describe(weights)
+        chunk_bytes = saved.stored.chunk_bytes if saved else self._chunk_bytes
+        _check_chunks(layout.nbytes, chunk_bytes)
+        version, arena = kept.arenas.take(
+            layout, replaces_latest=replaces_latest, chunk_bytes=chunk_bytes
+        )
+        try:
+            if saved is not None:
+                saved.copy_to(arena.data)
+                version.restored(saved.stored.digest, saved.stored.names)
+            elif state is not None:
+                arena.write(state, layout)
+        except BaseException:
+            version.retire()
+            raise
+        return version
+
+    def _restored(self, folder: StateFolder, epoch: int) -> list[Version]:
+        """Read the latest version of each model back, and record what is offered in this epoch."""
+        found: dict[StoredVersion, Version] = {}
+        for model in folder.models():
+            stored = folder.versions(model)[0]
+            try:
+                kept, saved = self._model(model), folder.open(stored)
+                found[stored] = self._snapshot(kept, saved, replaces_latest=True)
+                log.info("%s %s is offered again in epoch %d", model, stored.key, epoch)
+            except StateFolderError as error:
+                log.warning("version %s of %r is not offered: %s", stored.key, model, error)
+        folder.begin(epoch, found)
+        return list(found.values())
+
+    def _need_folder(self) -> StateFolder:
+        self._check_process()
+        if self._folder is None:
+            raise StateFolderError(
+                "this publisher keeps nothing on disk: give it a folder, Publisher(state=...), "
+                "and with history= as many older versions as you may want back"
+            )
+        return self._folder
+
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise ClosedError(
@@ -311,6 +407,23 @@ class Publisher:
                 f"no worker named {', '.join(sorted(unknown))} has joined; known are "
                 f"{', '.join(sorted(known)) or 'none'}: check the name, or wait_for_workers() first"
             )
+
+
+def _busy(machine: PublisherMachine) -> Callable[[], bool]:
+    """Return what tells whether a publish is under way. It keeps no publisher alive."""
+    return lambda: machine.busy
+
+
+def _epoch(asked: int | None, folder: StateFolder | None) -> int:
+    """Return a new publisher's epoch: above all of its folder's, whatever the clock says."""
+    least = 1 if folder is None else folder.epoch + 1
+    epoch = max(time.time_ns() // 1_000_000, least) if asked is None else asked
+    if not least <= epoch <= INTEGER_MAX:
+        seen = f", the first that {folder.path} has not seen" if least > 1 and folder else ""
+        raise ValueError(
+            f"epoch={epoch}: choose one of {least}{seen} to {INTEGER_MAX}, or leave it out"
+        )
+    return epoch
 
 
 def _check_chunks(nbytes: int, chunk_bytes: int) -> None:

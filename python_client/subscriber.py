@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..bus.errors import ClosedError, RefusedError, not_applied
 from ..bus.handoff import Handoff
 from ..bus.limits import MODELS_MAX, STAGING_BYTES_MAX, Timing
-from ..bus.messages import MAPPING, check_name
+from ..bus.messages import MAPPING, RENAMING, check_name
 from ..bus.segment import Views
 from ..bus.slot import another_host
 from ..bus.sockets import WorkerSockets
@@ -159,16 +159,17 @@ class Subscriber:
             client=CLIENT,
             host=socket.gethostname(),
             pid=os.getpid(),
-            features=(MAPPING,) if shared_memory else (),
+            features=(RENAMING, MAPPING) if shared_memory else (RENAMING,),
         )
         opens = Views().open if shared_memory else another_host
         sizes = {model: target.nbytes for model, target in self._targets.items()}
         # What the thread holds must not hold us: see `dropped`.
         fault = partial(_fault, self._targets)
+        rename = partial(_rename, self._running, self._applied)
         machine = WorkerMachine(identity, self._targets, fault, bytes_max, timing, opens, sizes)
         with ExitStack() as undo:
             sockets = undo.enter_context(closing(WorkerSockets(address, machine.place)))
-            self._loop = WorkerLoop(machine, sockets, self._handoff)
+            self._loop = WorkerLoop(machine, sockets, self._handoff, rename)
             undo.pop_all()
         end_with(self, self._loop)
 
@@ -464,6 +465,15 @@ def _undone(target: Target) -> bool:
     except Exception:
         log.exception("what was there before could not be put back")
         return False
+
+
+def _rename(
+    runs: dict[str, Update], changed: threading.Condition, model: str, epoch: int, version: int
+) -> None:
+    """A restarted publisher has what runs here as a version of its own: no bytes change."""
+    with changed:
+        runs[model] = replace(runs[model], epoch=epoch, version=version)
+        changed.notify_all()
 
 
 def _default_name() -> str:

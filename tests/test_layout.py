@@ -67,6 +67,8 @@ FACE = [
     "RefusedError",
     "SharedMemWeightSyncScheme",
     "StateError",
+    "StateFolderError",
+    "StoredVersion",
     "Subscriber",
     "Timing",
     "TornError",

@@ -64,7 +64,12 @@ def test_the_committed_files_are_what_the_generator_writes() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-MESSAGES = table("messages.json") + table("mapping.json") + table("applying.json", "messages")
+MESSAGES = [
+    *table("messages.json"),
+    *table("mapping.json"),
+    *table("applying.json", "messages"),
+    *table("renaming.json", "messages"),
+]
 
 
 @pytest.mark.parametrize("case", MESSAGES, ids=named)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from weightbus.bus.effects import Effect, Ready, Send
+from weightbus.bus.effects import Effect, Ready, Renamed, Send
 from weightbus.bus.limits import STAGING_BYTES_MAX
 from weightbus.bus.messages import encode
 from weightbus.bus.staging import StagedVersion
@@ -71,6 +71,8 @@ class Player:
         for effect in effects:
             if isinstance(effect, Send):
                 self._sent.append(json.loads(encode(effect.message)))
+            elif isinstance(effect, Renamed):
+                self._runs[effect.model] = effect.version
             elif isinstance(effect, Ready):
                 self._perform(self._apply(effect.staged))
 

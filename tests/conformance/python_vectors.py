@@ -155,6 +155,8 @@ def _sequence(case: Case, folder: Path) -> Result:
 RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "messages.json cases": _message,
     "mapping.json cases": _message,
+    "renaming.json messages": _message,
+    "renaming.json sequences": _sequence,
     "layouts.json cases": _layout,
     "chunks.json cases": _chunks,
     "checksums.json crc32c": _crc,

@@ -14,6 +14,7 @@ FOLDER = Path(__file__).parent.parent / "vectors"
 MAY_BE_UNKNOWN = {  # a driver that prints nothing for it does not support it, for this reason
     "mapping.json": "without the feature `mapping`: memory is mapped by the first copy",
     "applying.json": "no way for a user to fail an apply, and no user code in it",
+    "renaming.json": "without the feature `renaming`: what runs already is fetched once more",
     "sequences.json": "the driver does not know this table",
 }
 SAME_CODES = ({"malformed", "protocol-version"},)  # which a worker need not tell apart
@@ -99,7 +100,7 @@ def _judge_of(file: str, name: str, case: Case) -> Judge:
     match file:
         case "messages.json" | "applying.json" if case.get("direction") == "from_worker":
             return _header
-        case "sequences.json" | "applying.json" if "steps" in case:
+        case "sequences.json" | "applying.json" | "renaming.json" if "steps" in case:
             return fault_of_sequence
         case "checksums.json":
             return _equal("crc" if name.startswith("crc32c/") else "digest")

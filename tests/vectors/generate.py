@@ -86,6 +86,11 @@ def files() -> dict[str, bytes]:
     out.table("segments.json", cases=segments)
     sequences = [_sequence(out, case) for case in sequence_cases.sequence_cases()]
     out.table("sequences.json", cases=sequences)
+    out.table(
+        "renaming.json",
+        messages=[_message(out, each) for each in message_cases.renaming_cases()],
+        sequences=[_sequence(out, each) for each in sequence_cases.renaming_cases()],
+    )
     out.table("mapping.json", cases=[_message(out, each) for each in message_cases.mapping_cases()])
     failing = [_message(out, each) for each in message_cases.applying_cases()]
     applying = [_sequence(out, each) for each in sequence_cases.applying_cases()]

@@ -110,6 +110,14 @@ MAPPING: dict[str, dict[str, Field]] = {
         "shared": ("segment", REQUIRED),
     },
 }
+RENAMING: dict[str, dict[str, Field]] = {
+    "rename": {
+        "model": ("name", REQUIRED),
+        "epoch": ("count", REQUIRED),
+        "version": ("positive", REQUIRED),
+        "was": ("run", REQUIRED),
+    },
+}
 DIRECTIONS = {"from_worker": FROM_WORKER, "from_publisher": FROM_PUBLISHER}
 
 INTEGERS: dict[str, tuple[int, int]] = {  # by kind: the least and the greatest
@@ -138,6 +146,7 @@ SAMPLES: dict[str, object] = {
     "segment": SHARED,
     "whole": WHOLE,
     "running": {"policy": RUNNING, "critic": None},
+    "run": RUNNING,
     "versions": {"policy": 7, "critic": 0},
     "names": ["a", "b.c"],
     "boolean": True,
@@ -189,6 +198,16 @@ BAD_VALUES: dict[str, list[object]] = {
         {"policy": {**RUNNING, "digest": "00"}},
         {f"m{i}": None for i in range(65)},
     ],
+    "run": [
+        None,
+        1,
+        [1, 2, DIGEST],
+        {"epoch": 1, "version": 2},
+        {**RUNNING, "version": 0},
+        {**RUNNING, "epoch": -1},
+        {**RUNNING, "digest": "00"},
+        {**RUNNING, "digest": None},
+    ],
     "versions": [
         ["policy"],
         {"a b": 1},
@@ -218,6 +237,7 @@ EXTREMES: dict[str, dict[str, object]] = {  # by kind: what may just be, and wha
         "largest": {f"m{i}": RUNNING for i in range(64)},
         "not hashed": {"policy": {**RUNNING, "digest": ""}},
     },
+    "run": {"not hashed": {**RUNNING, "digest": ""}},
     "versions": {"largest": {f"m{i}": INTEGER_MAX for i in range(64)}},
     "names": {"largest": [f"f{i}" for i in range(64)]},
 }
@@ -294,6 +314,13 @@ def applying_cases() -> Iterator[Json]:
     header = {**message("failed", fields, full=True), "intact": False}
     expect = ok(header, fields, 0)
     yield case("from_worker failed intact false", "from_worker", [text_of(header)], expect)
+
+
+def renaming_cases() -> Iterator[Json]:
+    """Yield the messages of the feature `renaming`."""
+    for kind, fields in RENAMING.items():
+        yield from _valid("from_publisher", kind, fields)
+        yield from _broken("from_publisher", kind, fields)
 
 
 def _valid(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Json]:

@@ -5,7 +5,7 @@ which the worker was welcomed by a publisher of epoch 7.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,15 +129,24 @@ def applied(version: int, epoch: int = EPOCH) -> Json:
 
 def sequence_cases() -> Iterator[Json]:
     """Yield all sequences."""
-    for case in (*_joining(), *_receiving(), *_whole(), *_refusing(), *_deciding(), *_living()):
+    yield from _told((*_joining(), *_receiving(), *_whole()))
+    yield from _told((*_refusing(), *_deciding(), *_living()))
+
+
+def renaming_cases() -> Iterator[Json]:
+    """Yield the sequences of the feature `renaming`."""
+    yield from _told(_renaming())
+
+
+def _told(cases: Iterable[Case]) -> Iterator[Json]:
+    for case in cases:
         told = {"name": case.name, **({"note": case.note} if case.note else {})}
         yield {**told, "models": ["m"], **case.options, "steps": case.steps}
 
 
 def applying_cases() -> Iterator[Json]:
     """Yield sequences in which the user fails to apply."""
-    for case in _failing():
-        yield {"name": case.name, "models": ["m"], **case.options, "steps": case.steps}
+    yield from _told(_failing())
 
 
 def _failing() -> Iterator[Case]:
@@ -438,3 +447,47 @@ def _living() -> Iterator[Case]:
     case = Case("a refused name is asked for again").wait(RETRY)
     case.control(message("refuse", code="name-taken", text=""))
     yield case.wait(2 * RETRY, sends=[{"type": "hello"}])
+
+
+def _renaming() -> Iterator[Case]:
+    """Yield what a worker makes of the word that its version has another name."""
+    later = EPOCH + 1
+
+    def rename(version: int = 1, epoch: int = later, /, **was: Any) -> bytes:
+        old = {"epoch": EPOCH, "version": 1, "digest": digest_of(1), **was}
+        return message("rename", **number(version, epoch), was=old)
+
+    def again(name: str) -> Case:
+        """A worker that runs version 1 comes to a publisher that was restarted."""
+        case = Case(name).joined().pushed(1, sends=[applied(1)], runs={"m": 1})
+        return case.control(welcome(later), asks=[])
+
+    there = {**applied(1, later), "digest": digest_of(1)}
+    case = again("what runs has another name").control(rename(), sends=[there], runs={"m": 1})
+    case.control(announce(1, epoch=later), silent=NOTHING)
+    case.control(message("beacon", model="m", epoch=later, version=1), silent=NOTHING)
+    yield case.wait(REPEAT, sends=[there], asks=[], runs={"m": 1})
+    case = again("what runs has another number").control(rename(2), runs={"m": 2})
+    yield case.control(announce(1, epoch=later), silent=NOTHING, runs={"m": 2})
+    case = again("a name comes twice").control(rename(), sends=[there])
+    yield case.control(rename(), silent=NOTHING, runs={"m": 1})
+    for name, header in {
+        "another version than runs": rename(2, version=2),
+        "another epoch's version": rename(2, epoch=later),
+        "other bytes": rename(2, digest=digest_of(2)),
+        "bytes that nobody hashed": rename(2, digest=""),
+        "a name of another epoch": rename(2, later + 1),
+    }.items():
+        case = again(f"{name}: no name of what runs")
+        yield case.control(header, silent=NOTHING, runs={"m": 1})
+    case = Case("nothing runs that could have a name").joined()
+    yield case.control(rename(2, EPOCH), silent=NOTHING, runs={"m": 0})
+    case = again("a version that arrives gives way to the name")
+    case.data(announce(1, epoch=later), LAYOUT)
+    case.data(*chunk(1, 0, epoch=later)).control(rename(), sends=[there], asks=[])
+    yield case.data(*chunk(1, 1, epoch=later), silent=NOTHING, runs={"m": 1})
+    case = again("a newer version that arrives stays")
+    case.data(announce(3, epoch=later), LAYOUT).data(*chunk(3, 0, epoch=later))
+    case.control(rename(2), silent=["applied"], runs={"m": 1})
+    case.data(*chunk(3, 1, epoch=later)).data(*chunk(3, 2, epoch=later))
+    yield case.data(end(3, epoch=later), sends=[applied(3, later)], runs={"m": 3})

@@ -1,0 +1,168 @@
+"""The thread that keeps a publisher's latest versions on disk, out of everybody's way.
+
+Theory of operation: `offer` leaves a version and returns; a newer one of the model takes its place,
+so a slow disk skips versions as a slow worker does. The thread looks for what was left a few times
+a second, waits a while for a moment without a publish, and holds the version's memory only while it
+writes: the publisher takes another arena meanwhile. What goes wrong is a warning, and is tried
+again with the next version. Nobody waits for the disk but `record`, a second at most, and `close`.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from ..bus.version import Version
+from ..codecs.checksum import digest_of
+from .state_folder import StateFolder, StoredVersion, newest, parts_of
+
+log = logging.getLogger("weightbus.state")
+
+LOOK_SECONDS = 0.05  # between two looks for a version to write; a version is safe so much later
+CALM_SECONDS = 1.0  # how long one version waits, in all, for moments without a publish
+PAUSE_SECONDS = 0.005  # between two looks whether a publish is over
+RECORD_SECONDS = 1.0  # how long a new epoch waits for the disk: less than workers wait for a sign
+STOP_SECONDS = 10.0  # to write what is left when nobody waits for it
+WARN_SECONDS = 60.0  # between two warnings that the disk fails
+
+
+class _OutOfTimeError(Exception):
+    """The publisher is closing, and its deadline has passed."""
+
+
+class Keeper:
+    """Writes into a state folder, in a thread of its own; closes the folder in the end.
+
+    Args:
+        folder: Where to.
+        is_busy: Tells whether a publish is under way.
+    """
+
+    def __init__(self, folder: StateFolder, is_busy: Callable[[], bool]) -> None:
+        self._folder, self._is_busy = folder, is_busy
+        self._offered: dict[str, Version] = {}  # by model, what waits to be written
+        self._lacking: dict[str, str] = {}  # by model, why its latest is not on disk
+        self._epoch = folder.epoch
+        self._recorded = threading.Condition()
+        self._wake = threading.Event()
+        self._deadline: float | None = None  # to be done by then, since the publisher is closing
+        self._calm_by = 0.0
+        self._warned_at = -WARN_SECONDS
+        self._thread = threading.Thread(target=self._run, name="weightbus-state", daemon=True)
+        self._thread.start()
+
+    # For any thread.
+
+    def offer(self, version: Version) -> None:
+        """Have a version written, unless a newer one comes before its turn. Never waits."""
+        self._offered[version.model] = version
+
+    def record(self, epoch: int) -> None:
+        """Have an epoch written before workers hear of it; wait for that, but not for long."""
+        self._epoch = epoch
+        self._wake.set()
+        with self._recorded:
+            done = self._recorded.wait_for(lambda: self._folder.epoch >= epoch, RECORD_SECONDS)
+        if not done:
+            log.warning(
+                "epoch %d is not in %s yet: should this publisher die now, and the clock be behind "
+                "when it is started again, workers would refuse it",
+                epoch,
+                self._folder.path,
+            )
+
+    def stop(self) -> None:
+        """Write what is left and end, without anybody waiting for it."""
+        self._deadline = self._deadline or time.monotonic() + STOP_SECONDS
+        self._wake.set()
+
+    def close(self, timeout: float) -> bool:
+        """Write what is left and end; return whether all is on disk. It warns of what is not."""
+        self._deadline = time.monotonic() + timeout
+        self._wake.set()
+        self._thread.join(timeout)
+        lacking = self._lacking | dict.fromkeys(self._offered, "it was never begun")
+        if lacking:
+            log.warning(
+                "closed without the latest version of %s in the state folder %s: after a restart "
+                "the one before it is offered",
+                "; ".join(f"{model} ({why})" for model, why in sorted(lacking.items())),
+                self._folder.path,
+            )
+        return not lacking
+
+    # For the thread itself.
+
+    def _run(self) -> None:
+        try:
+            while self._deadline is None:
+                self._wake.wait(LOOK_SECONDS)
+                self._wake.clear()
+                self._write_all()
+            self._write_all()
+        except _OutOfTimeError:
+            log.debug("out of time")  # `close` says what is lacking
+        finally:
+            if self._deadline is not None:
+                self._folder.close()
+
+    def _write_all(self) -> None:
+        self._write_epoch()
+        for model in list(self._offered):
+            self._calm_by = time.monotonic() + CALM_SECONDS
+            self._breathe()
+            self._lacking.setdefault(model, "there was no time for it")
+            version = self._offered.pop(model)
+            try:
+                self._write(version)
+                del self._lacking[model]
+            except _OutOfTimeError:
+                raise
+            except Exception as error:  # a full disk, mostly; whatever it is, publishing goes on
+                self._lacking[model] = str(error)
+                self._warn(version, error)
+
+    def _breathe(self) -> None:
+        """Let a publish go first, and write an epoch if somebody waits for that."""
+        self._write_epoch()
+        while self._deadline is None and self._is_busy() and time.monotonic() < self._calm_by:
+            self._wake.wait(PAUSE_SECONDS)
+            self._write_epoch()
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            raise _OutOfTimeError
+
+    def _write_epoch(self) -> None:
+        if self._epoch > self._folder.epoch:
+            try:
+                self._folder.begin(self._epoch)
+            except OSError as error:
+                self._warn(None, error)
+            with self._recorded:
+                self._recorded.notify_all()
+
+    def _write(self, version: Version) -> None:
+        data = version.hold()
+        if data is None:
+            return  # its memory has the next version already, which will be offered in a moment
+        try:
+            chunk_bytes, layout, key = version.plan.chunk_bytes, version.layout, version.key
+            digest = version.known_digest or digest_of(layout.id, data, chunk_bytes)
+            names = newest({key, *version.names})
+            stored = StoredVersion(version.model, *key, layout.nbytes, chunk_bytes, digest, names)
+            self._folder.write(stored, parts_of(layout, data), self._breathe)
+        finally:
+            version.let_go()
+
+    def _warn(self, version: Version | None, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._warned_at < WARN_SECONDS:
+            return
+        self._warned_at = now
+        what = f"epoch {self._epoch}" if version is None else f"{version.model} {version.key}"
+        log.warning(
+            "%s could not be written to the state folder %s: %s. What it held before is still "
+            "there; the next version is tried again",
+            what,
+            self._folder.path,
+            error,
+        )

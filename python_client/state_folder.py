@@ -1,0 +1,374 @@
+"""What of a publisher outlives it: a folder with its versions, its epoch, and a lock.
+
+    weightbus.json                         the epoch, and what each file is: name, digest, chunks
+    policy@1795253000123-42.safetensors    a version: model, epoch, number; its very bytes
+    weightbus.lock                         locked by the publisher that has the folder
+
+Theory of operation: only what `weightbus.json` names exists. A version is written beside its place,
+synced, renamed, and its folder synced; then the table is replaced in the same way; then the files
+that it no longer names are deleted. So a crash at any moment leaves the table before or the one
+after, and either names whole files only. Bytes may rot, and people may copy files about: the table
+carries its own hash, and a version is held against its digest whenever it is read.
+
+Nothing here is a thread; `keeper.py` has the one that writes.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import msgspec
+import numpy as np
+
+from ..bus.limits import INTEGER_MAX
+from ..bus.messages import Count, Hex64, Name, Positive
+from ..codecs.checksum import digest_of
+from ..codecs.chunks import CHUNK_BYTES_MAX
+from ..codecs.errors import WeightBusError
+from ..codecs.layout import Layout
+from ..codecs.numpy_tensors import Bytes
+from .checkpoint import open_checkpoint
+from .shards import SUFFIX, CheckpointError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+log = logging.getLogger("weightbus.state")
+
+LOCK, TABLE, DAMAGED = "weightbus.lock", "weightbus.json", "weightbus.json.damaged"
+PARTIAL = ".partial"  # the end of the name of a file that is being written
+HISTORY_MAX = 10_000  # further files of a model: the table is written anew with every version
+NAMES_MAX = 64  # names of the same bytes: a worker that missed so many restarts fetches them again
+SLICE_BYTES = 2**24  # written at once, between two looks at what else is going on
+
+_OURS = re.compile(rf"[A-Za-z0-9._-]{{1,128}}@([0-9]{{1,16}})-[0-9]{{1,16}}{re.escape(SUFFIX)}\Z")
+
+Key = tuple[int, int]  # epoch, version
+
+
+class StateFolderError(WeightBusError, OSError):
+    """A state folder is in use, cannot be written, or does not hold what is wanted of it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class StoredVersion(msgspec.Struct, frozen=True):
+    """A version on disk.
+
+    Attributes:
+        model, epoch, version: Its name and number: those that it was published under.
+        nbytes: Bytes of its tensors.
+        digest: What it hashes to, in chunks of `chunk_bytes`.
+        names: The (epoch, version) under which these bytes were offered, the newest first.
+    """
+
+    model: Name
+    epoch: Positive
+    version: Positive
+    nbytes: Count
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=1, le=CHUNK_BYTES_MAX)]
+    digest: Hex64
+    names: tuple[tuple[Count, Positive], ...]
+
+    @property
+    def key(self) -> Key:
+        """The order of versions: epoch, then version."""
+        return self.epoch, self.version
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"{self.model}@{self.epoch}-{self.version}{SUFFIX}"
+
+
+class _Table(msgspec.Struct, frozen=True):
+    epoch: Count = 0  # the greatest that this folder's publishers ever had
+    versions: tuple[StoredVersion, ...] = ()  # as they were written
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    sha256: str
+    table: msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A version that is to be read from disk: what to publish instead of weights.
+
+    Attributes:
+        stored: What it is.
+        layout: Its layout, byte for byte as it was published.
+        data: The file's data section. Nobody has checked it yet; `copy_to` does.
+    """
+
+    stored: StoredVersion
+    layout: Layout
+    data: Bytes
+
+    def copy_to(self, memory: Bytes) -> None:
+        """Copy the bytes, and hold the copy against the digest.
+
+        Raises:
+            StateFolderError: They are not what was published.
+        """
+        np.copyto(memory, self.data)
+        found = digest_of(self.layout.id, memory, self.stored.chunk_bytes)
+        if found != self.stored.digest:
+            raise StateFolderError(
+                f"{self.stored.file} is damaged: it hashes to {found}, and {self.stored.digest} "
+                "was published; it is not offered to anybody. Publish anew, or roll back to another"
+            )
+
+
+def _go_on() -> None:
+    """Nothing else is going on."""
+
+
+class StateFolder:
+    """A folder, locked for one publisher until `close`. One thread at a time may write to it.
+
+    Args:
+        path: The folder; made if it is not there.
+        history: How many older versions of each model are kept beside the latest.
+
+    Raises:
+        StateFolderError: Another publisher has it, or it cannot be used.
+    """
+
+    def __init__(self, path: Path, history: int = 0) -> None:
+        if not 0 <= history <= HISTORY_MAX:
+            raise ValueError(f"history={history}: keep 0 to {HISTORY_MAX} older versions")
+        self.path, self._history = path, history
+        self._table = _Table()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StateFolderError(f"{path} cannot be a state folder: {error}") from None
+        try:
+            self._take_lock()
+            self._table = self._read_table()
+            self._tidy()
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<StateFolder {self.path}: epoch {self.epoch}, {len(self._table.versions)} files>"
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._lock, 512, 0).decode(errors="replace").strip()
+            raise StateFolderError(
+                f"the state folder {self.path} belongs to another publisher that is running "
+                f"({holder or 'which has only just started'}): stop that one, or give this one a "
+                "folder of its own"
+            ) from None
+        os.truncate(self._lock, 0)
+        os.pwrite(self._lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def _tidy(self) -> None:
+        """Delete what a publisher left behind that was killed while it wrote."""
+        named = {stored.file for stored in self._table.versions}
+        for path in self.path.iterdir():
+            whole = _OURS.match(path.name.removesuffix(PARTIAL))
+            if whole and (path.name.endswith(PARTIAL) or (named and path.name not in named)):
+                path.unlink(missing_ok=True)
+
+    def _read_table(self) -> _Table:
+        """Return the table; an empty one, and a word to whoever reads logs, if it is damaged."""
+        file = self.path / TABLE
+        used = (int(m[1]) for p in self.path.iterdir() if (m := _OURS.match(p.name)))
+        least = min(max(used, default=0), INTEGER_MAX)
+        try:
+            text = file.read_bytes()
+        except FileNotFoundError:
+            return _Table(least)
+        except OSError as error:
+            raise StateFolderError(f"{file} cannot be read: {error}") from None
+        try:
+            table = _unsealed(text)
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            os.replace(file, self.path / DAMAGED)
+            log.warning(
+                "%s is damaged (%s) and was moved to %s: no version is offered from this folder "
+                "until one is published; its files are left as they are",
+                file,
+                error,
+                DAMAGED,
+            )
+            return _Table(least)
+        return msgspec.structs.replace(table, epoch=max(table.epoch, least))
+
+    @property
+    def epoch(self) -> int:
+        """The greatest epoch that this folder's publishers ever had."""
+        return self._table.epoch
+
+    def models(self) -> list[str]:
+        """Return the models of which there are versions."""
+        return sorted({stored.model for stored in self._table.versions})
+
+    def versions(self, model: str) -> list[StoredVersion]:
+        """Return a model's versions, the newest first."""
+        found = [stored for stored in self._table.versions if stored.model == model]
+        return sorted(found, key=lambda stored: stored.key, reverse=True)
+
+    def find(self, model: str, key: Key) -> StoredVersion:
+        """Return one version, by any of its names.
+
+        Raises:
+            StateFolderError: It is not here; the error says which are.
+        """
+        versions = self.versions(model)
+        for stored in versions:
+            if stored.key == key or key in stored.names:
+                return stored
+        raise StateFolderError(
+            f"version {key} of {model!r} is not in {self.path}; there are "
+            f"{', '.join(str(stored.key) for stored in versions) or 'none'}: see history(), and "
+            "have more of them kept by history="
+        )
+
+    def open(self, stored: StoredVersion) -> Saved:
+        """Open a version's file; its bytes are read, and checked, where they are copied.
+
+        Raises:
+            StateFolderError: It is gone, cut short, or not what was written.
+        """
+        path = self.path / stored.file
+        try:
+            part = open_checkpoint(path).parts[0]
+        except (CheckpointError, OSError) as error:
+            raise StateFolderError(f"{stored.file} cannot be offered: {error}") from None
+        if part.layout.nbytes != stored.nbytes:
+            raise StateFolderError(f"{stored.file} is damaged: it is another model's file")
+        return Saved(stored, part.layout, part.data)
+
+    # Writing.
+
+    def begin(self, epoch: int, offered: Iterable[StoredVersion] = ()) -> None:
+        """Record an epoch before anybody hears of it, and what is offered as its version 1.
+
+        Raises:
+            StateFolderError: It cannot be written.
+        """
+        again = {stored.key: stored.model for stored in offered}
+        versions = tuple(
+            msgspec.structs.replace(s, names=newest((*s.names, (epoch, 1))))
+            if again.get(s.key) == s.model
+            else s
+            for s in self._table.versions
+        )
+        try:
+            self._replace_table(_Table(max(epoch, self.epoch), versions))
+            self._sync_folder()
+        except OSError as error:
+            raise StateFolderError(
+                f"the epoch cannot be written to {self.path}: {error}; make room, or use another "
+                "state folder"
+            ) from None
+
+    def write(
+        self, stored: StoredVersion, parts: Iterable["Buffer"], breathe: Callable[[], None] = _go_on
+    ) -> None:
+        """Write a version, and delete what is older than the history goes back.
+
+        Args:
+            stored: What it is.
+            parts: Its bytes: the layout, then the data section.
+            breathe: Called between two slices; whatever it raises ends the writing.
+
+        Raises:
+            OSError: There is no room, or the disk fails. What was here before still is.
+        """
+        older = [s for s in self.versions(stored.model) if s.key != stored.key]
+        dropped = older[self._history :]
+        kept = tuple(s for s in self._table.versions if s not in dropped and s.file != stored.file)
+        try:
+            self._replace(stored.file, parts, breathe)
+            self._sync_folder()  # before the table names it
+            self._replace_table(_Table(max(self.epoch, stored.epoch), (*kept, stored)))
+        except BaseException:
+            if stored not in self._table.versions:
+                (self.path / stored.file).unlink(missing_ok=True)
+            raise
+        self._sync_folder()  # before what it names no longer goes
+        for old in dropped:
+            (self.path / old.file).unlink(missing_ok=True)
+
+    def _replace_table(self, table: _Table) -> None:
+        text = msgspec.json.encode(table)
+        sealed = _Sealed(hashlib.sha256(text).hexdigest(), msgspec.Raw(text))
+        self._replace(TABLE, [msgspec.json.encode(sealed) + b"\n"])
+        self._table = table
+
+    def _replace(
+        self, name: str, parts: Iterable["Buffer"], breathe: Callable[[], None] = _go_on
+    ) -> None:
+        """Put a file in its place, whole, whatever happens meanwhile."""
+        partial = self.path / (name + PARTIAL)
+        try:
+            file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            try:
+                for part in parts:
+                    _write(file, memoryview(part).cast("B"), breathe)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            os.replace(partial, self.path / name)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    def _sync_folder(self) -> None:
+        folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def __enter__(self) -> "StateFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others have the folder. Calling it twice is fine."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+
+def _write(file: int, view: memoryview, breathe: Callable[[], None]) -> None:
+    while len(view):
+        breathe()
+        view = view[os.write(file, view[:SLICE_BYTES]) :]
+
+
+def _unsealed(text: bytes) -> _Table:
+    sealed = msgspec.json.decode(text, type=_Sealed)
+    if hashlib.sha256(sealed.table).hexdigest() != sealed.sha256:
+        raise ValueError("it does not match its hash")
+    return msgspec.json.decode(sealed.table, type=_Table)
+
+
+def newest(names: Iterable[Key]) -> tuple[Key, ...]:
+    """Return as many of the names of some bytes as are kept, the newest first."""
+    return tuple(sorted(set(names), reverse=True)[:NAMES_MAX])
+
+
+def parts_of(layout: Layout, data: Bytes) -> list["Buffer"]:
+    """Return what a version's file consists of."""
+    return [layout.header, cast("Buffer", data)]

@@ -1,0 +1,297 @@
+"""A version survives its publisher: what is on disk is offered again, and can be gone back to."""
+
+import errno
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+
+from weightbus import Publisher, StateFolderError, StoredVersion, Subscriber, Update
+from weightbus.bus.limits import ARENAS_MAX
+from weightbus.python_client import keeper
+from weightbus.python_client.state_folder import TABLE, StateFolder
+
+SECONDS = 60.0  # far more than anything here takes
+
+Weights = dict[str, Any]
+
+
+def weights(value: int, nbytes: int = 3_000) -> Weights:
+    return {"w": np.full(nbytes, value, np.uint8)}
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+class Fleet:
+    """Publishers that come and go over one folder at one address, and their subscribers."""
+
+    def __init__(self, path: Path, *, shared_memory: bool) -> None:
+        self.path, self.address, self.shared_memory = path, "tcp://127.0.0.1:0", shared_memory
+        self.made: list[Subscriber] = []
+        self.publisher: Publisher | None = None
+
+    def start(self, **options: Any) -> Publisher:
+        """Start a publisher, in place of the one before."""
+        if self.publisher is not None:
+            self.publisher.close()
+        known: dict[str, Any] = {"state": self.path, "shared_memory": self.shared_memory}
+        self.publisher = Publisher(self.address, data="tcp://127.0.0.1:0", **known | options)
+        self.address = self.publisher.address
+        return self.publisher
+
+    def subscriber(self, target: object, **options: Any) -> Subscriber:
+        self.made.append(made := Subscriber(self.address, {"m": target}, **options).start())
+        assert made.wait_joined(SECONDS)
+        return made
+
+    def close(self) -> None:
+        for one in self.made:
+            one.close()
+        if self.publisher is not None:
+            self.publisher.close()
+
+
+@pytest.fixture(name="fleet", params=[False, True], ids=["network", "shared memory"])
+def _fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path / "state", shared_memory=request.param)
+    yield fleet
+    fleet.close()
+
+
+def test_a_late_joiner_gets_what_the_publisher_before_had_published(fleet: Fleet) -> None:
+    first = fleet.start(chunk_bytes=1_000)
+    receipt = first.publish("m", weights(1), verify=True)
+    second = fleet.start()  # with chunks of another size: the version keeps its own
+    target = weights(0)
+    late = fleet.subscriber(target)
+    update = late.wait_for_version("m", epoch=second.epoch, timeout=SECONDS)
+    assert update is not None
+    assert (update.epoch, update.version) == (second.epoch, 1)
+    assert np.array_equal(target["w"], weights(1)["w"])
+    (stored,) = second.history("m")
+    assert stored.names == ((second.epoch, 1), (first.epoch, 1))
+    if not fleet.shared_memory:
+        assert update.digest == stored.digest
+    assert second.publish("m", weights(2), timeout=SECONDS).version == receipt.version + 1
+
+
+def test_who_runs_it_already_takes_its_new_name_and_nothing_else(fleet: Fleet) -> None:
+    fleet.start().publish("m", weights(1))
+    hooks: list[Update] = []
+    target = weights(0)
+    worker = fleet.subscriber(target, name="w0", on_commit=hooks.append)
+    before = worker.wait_for_version("m", timeout=SECONDS)
+    assert before is not None
+    target["w"][:] = 99  # whoever copied it again would show
+    for _ in range(2):
+        again = fleet.start()
+        update = worker.wait_for_version("m", epoch=again.epoch, timeout=SECONDS)
+        assert update is not None
+        assert (update.epoch, update.version) == (again.epoch, 1)
+        assert update.digest == before.digest, "its own, or none: never the publisher's"
+        eventually(lambda: again.workers()["w0"].running == {"m": (again.epoch, 1)})  # noqa: B023
+    assert len(hooks) == 1
+    assert set(target["w"]) == {99}
+    again.publish("m", weights(2), timeout=SECONDS)
+    assert set(target["w"]) == {2}
+    assert [h.version for h in hooks] == [1, 2]
+
+
+def test_going_back_publishes_old_bytes_as_a_new_version(fleet: Fleet) -> None:
+    target = weights(0)
+    first = fleet.start(history=2)
+    worker = fleet.subscriber(target)
+    for value in (1, 2, 3):
+        first.publish("m", weights(value), timeout=SECONDS)
+        eventually(lambda: len(first.history("m")) == value)  # noqa: B023
+    again = fleet.start(history=2)
+    again.wait_for_workers(1, SECONDS)
+    newest, middle, oldest = again.history("m")
+    assert [s.version for s in (newest, middle, oldest)] == [3, 2, 1]
+    receipt = again.rollback("m", oldest.key, verify=True, timeout=SECONDS)
+    assert (receipt.version, receipt.digest) == (2, oldest.digest)
+    assert [w.state for w in receipt.workers.values()] == ["applied"]
+    assert set(target["w"]) == {1}
+    assert worker.version("m") == 2
+    eventually(lambda: again.history("m")[0].key == (again.epoch, 2))
+    assert [s.version for s in again.history("m")[1:]] == [3, 2], "so many older ones are kept"
+    with pytest.raises(StateFolderError, match=r"version \(1, 1\) of 'm' is not in .*; there are"):
+        again.rollback("m", (1, 1))
+
+
+def test_a_version_that_is_not_meant_for_all_is_not_kept(tmp_path: Path) -> None:
+    with Publisher(state=tmp_path) as publisher:
+        publisher.publish("m", weights(1))
+        with Subscriber(publisher.address, {"m": weights(0)}, name="w0") as worker:
+            worker.start()
+            assert worker.wait_for_version("m", timeout=SECONDS)
+            publisher.publish("m", weights(2), workers=["w0"], timeout=SECONDS)
+            publisher.publish("m", weights(3), commit="together", timeout=SECONDS)
+            publisher.publish("m", weights(4), workers=["w0"], timeout=SECONDS)
+    with StateFolder(tmp_path) as folder:
+        assert [stored.version for stored in folder.versions("m")] == [3]
+
+
+def test_what_is_damaged_is_not_offered_and_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Publisher(state=tmp_path) as publisher:
+        publisher.publish("m", weights(1))
+        publisher.publish("n", weights(2))
+    (file,) = tmp_path.glob("m@*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    with Publisher(state=tmp_path) as publisher:
+        assert f"{file.name} is damaged: it hashes to" in caplog.text
+        with (
+            Subscriber(publisher.address, {"m": weights(0)}) as lacks,
+            Subscriber(publisher.address, {"n": weights(0)}) as gets,
+        ):
+            assert gets.receive(SECONDS)
+            assert lacks.receive(0.0) is None
+        with pytest.raises(StateFolderError, match="is damaged"):
+            publisher.rollback("m", publisher.history("m")[0].key)
+        publisher.publish("m", weights(3))
+
+
+def test_a_folder_is_for_one_publisher(tmp_path: Path) -> None:
+    with Publisher(state=tmp_path) as publisher:
+        with pytest.raises(StateFolderError, match=f"process {os.getpid()}"):
+            Publisher(state=tmp_path)
+        publisher.publish("m", weights(1))
+    Publisher(state=tmp_path).close()
+
+
+def test_the_epoch_rises_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Publisher(state=tmp_path) as first:
+        pass
+    monkeypatch.setattr(time, "time_ns", lambda: 10**15)
+    with Publisher(state=tmp_path) as second:
+        assert second.epoch == first.epoch + 1
+    with pytest.raises(ValueError, match=f"choose one of {second.epoch + 1}, the first that"):
+        Publisher(state=tmp_path, epoch=second.epoch)
+    Publisher(state=tmp_path, epoch=second.epoch + 5).close()
+
+
+def test_without_a_folder_there_is_nothing_to_go_back_to() -> None:
+    with Publisher() as publisher, pytest.raises(StateFolderError, match="state="):
+        publisher.history("m")
+
+
+class Disk:
+    """Stands before `StateFolder._replace`: a disk that is full, or that hangs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full, self.open, self.entered = False, threading.Event(), threading.Event()
+        self.open.set()
+        original = StateFolder._replace
+
+        def replace(folder: StateFolder, name: str, *arguments: Any) -> None:
+            if name != TABLE:
+                self.entered.set()
+                assert self.open.wait(SECONDS)
+                if self.full:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            original(folder, name, *arguments)
+
+        monkeypatch.setattr(StateFolder, "_replace", replace)
+
+
+def test_a_full_disk_is_a_warning_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(monkeypatch)
+    with Publisher(state=tmp_path) as publisher:
+        publisher.publish("m", weights(1))
+        eventually(lambda: len(publisher.history("m")) == 1)
+        disk.full = True
+        for value in (2, 3):
+            disk.entered.clear()
+            publisher.publish("m", weights(value))
+            assert disk.entered.wait(SECONDS)
+        eventually(lambda: "No space left" in caplog.text)
+        assert [stored.version for stored in publisher.history("m")] == [1]
+        disk.full = False
+        publisher.publish("m", weights(4))
+        eventually(lambda: publisher.history("m")[0].version == 4)
+    warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1, "it says so now and then, not each time"
+
+
+def test_what_was_not_written_in_time_is_said_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(monkeypatch)
+    publisher = Publisher(state=tmp_path)
+    disk.open.clear()
+    publisher.publish("m", weights(1))
+    assert disk.entered.wait(SECONDS)
+    publisher.close(timeout=0.1)
+    assert "closed without the latest version of m (there was no time for it)" in caplog.text
+    with pytest.raises(StateFolderError, match="belongs to another publisher"):
+        Publisher(state=tmp_path)  # the disk may yet do what it was asked for
+    disk.open.set()
+    publisher.close(timeout=SECONDS)
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_a_slow_disk_keeps_nobody_waiting_and_one_more_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_memory: bool
+) -> None:
+    disk = Disk(monkeypatch)
+    with Publisher(state=tmp_path, shared_memory=shared_memory) as publisher:
+        disk.open.clear()
+        for value in range(1, 30):
+            publisher.publish("m", weights(value))
+            if value == 1:
+                assert disk.entered.wait(SECONDS)
+        arenas = publisher._models["m"].arenas  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        assert len(arenas) <= ARENAS_MAX + 1
+        disk.open.set()
+        eventually(lambda: [s.version for s in publisher.history("m")] == [29])
+    with StateFolder(tmp_path) as folder:
+        memory = np.empty(3_000, np.uint8)
+        folder.open(folder.versions("m")[0]).copy_to(memory)
+        assert set(memory) == {29}
+
+
+def test_a_publish_goes_first_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "CALM_SECONDS", 0.2)
+    with Publisher(state=tmp_path) as publisher, Subscriber(publisher.address, {"m": weights(0)}):
+        publisher.wait_for_workers(1, SECONDS)
+        future = publisher.publish_async("m", weights(1), timeout=SECONDS)  # nobody applies it
+        eventually(lambda: len(publisher.history("m")) == 1)
+        assert not future.done()
+
+
+def test_an_epoch_is_recorded_before_workers_hear_of_it(tmp_path: Path) -> None:
+    with StateFolder(tmp_path) as folder:
+        kept = keeper.Keeper(folder, lambda: True)
+        kept.record(12345)
+        assert folder.epoch == 12345
+        assert b"12345" in (tmp_path / TABLE).read_bytes()
+        assert kept.close(SECONDS)
+
+
+def test_types_of_the_history_are_public() -> None:
+    assert get_type_hints(Publisher.history)["return"] == list[StoredVersion]
+    assert json.loads(json.dumps(StoredVersion.__struct_fields__))[:3] == [
+        "model",
+        "epoch",
+        "version",
+    ]
