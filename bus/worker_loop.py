@@ -53,7 +53,7 @@ class WorkerLoop:
         machine: WorkerMachine,
         sockets: WorkerSockets,
         handoff: Handoff,
-        on_renamed: Callable[[str, int, int], None] = lambda *_: None,
+        on_renamed: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self._machine, self._sockets, self._handoff = machine, sockets, handoff
         self._on_renamed = on_renamed
@@ -201,7 +201,8 @@ class WorkerLoop:
                         )
                     )
                 case Renamed(model, epoch, version):
-                    self._on_renamed(model, epoch, version)
+                    if self._on_renamed is not None:
+                        self._on_renamed(model, epoch, version)
                 case Notice():
                     log.info("%s: %s", effect.kind, effect.text)
                 case _:

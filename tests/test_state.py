@@ -95,6 +95,7 @@ def test_who_runs_it_already_takes_its_new_name_and_nothing_else(fleet: Fleet) -
     before = worker.wait_for_version("m", timeout=SECONDS)
     assert before is not None
     target["w"][:] = 99  # whoever copied it again would show
+    again = fleet.publisher
     for _ in range(2):
         again = fleet.start()
         update = worker.wait_for_version("m", epoch=again.epoch, timeout=SECONDS)
@@ -104,6 +105,7 @@ def test_who_runs_it_already_takes_its_new_name_and_nothing_else(fleet: Fleet) -
         eventually(lambda: again.workers()["w0"].running == {"m": (again.epoch, 1)})  # noqa: B023
     assert len(hooks) == 1
     assert set(target["w"]) == {99}
+    assert again is not None
     again.publish("m", weights(2), timeout=SECONDS)
     assert set(target["w"]) == {2}
     assert [h.version for h in hooks] == [1, 2]
@@ -197,7 +199,7 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full, self.open, self.entered = False, threading.Event(), threading.Event()
         self.open.set()
-        original = StateFolder._replace
+        original = StateFolder._replace  # pyright: ignore[reportPrivateUsage]
 
         def replace(folder: StateFolder, name: str, *arguments: Any) -> None:
             if name != TABLE:

@@ -208,6 +208,7 @@ def test_a_full_disk_at_any_moment_leaves_what_was_there(
     folder: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(folder, 1)
+    fail_at = 0
     for fail_at in range(1_000):
         disk = Disk(fail_at)
         before, there = keys(folder), files(folder.path)
