@@ -204,7 +204,7 @@ class Slot:
         if self.arriving is not None and self.arriving.key > key:
             return []
         epoch, version = key
-        self.running, self.epoch = Running(epoch, version, self.running.digest), epoch
+        self.running = Running(epoch, version, self.running.digest)
         self._begun()
         self._forget_undecided()
         over = self._drop_arriving(now) if self.arriving else self._caught_up(epoch, now)
