@@ -5,8 +5,8 @@ is first used, so that importing the package costs nothing and needs neither tor
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # not from `typing`, which takes longer than everything else here
 if TYPE_CHECKING:
     from .bus.errors import (
         AddressError,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from .cli_inspect import inspect as run_inspect
 from .cli_outcome import conclude
@@ -15,8 +16,32 @@ from .cli_screen import Screen
 from .cli_subscribe import Request
 from .cli_subscribe import subscribe as run_subscribe
 
+
+class _Command(TyperCommand):
+    """A command whose `--help` takes no value, and says so."""
+
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        """Return the option."""
+        return _without_value(super().get_help_option(ctx))
+
+
+class _Commands(TyperGroup):
+    """The commands, and a `--help` that takes no value, and says so."""
+
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        """Return the option."""
+        return _without_value(super().get_help_option(ctx))
+
+
+def _without_value(option: TyperOption | None) -> TyperOption | None:
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
 app = typer.Typer(
     name="weightbus",
+    cls=_Commands,
     help="Publish a model's weights once; every worker applies them, verified.",
     no_args_is_help=True,
     add_completion=False,
@@ -58,7 +83,7 @@ def weightbus(
     del version
 
 
-@app.command()
+@app.command(cls=_Command)
 def demo(
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="Worker processes.")] = 3,
     seconds: Annotated[
@@ -76,7 +101,7 @@ def demo(
     raise typer.Exit(conclude(Screen(as_json), course))
 
 
-@app.command()
+@app.command(cls=_Command)
 def publish(
     path: Checkpoint,
     model: Model,
@@ -107,7 +132,7 @@ def publish(
     raise typer.Exit(conclude(screen, partial(run_publish, screen, order)))
 
 
-@app.command()
+@app.command(cls=_Command)
 def subscribe(
     address: Annotated[str, typer.Argument(metavar="ADDR", help="The publisher's address.")],
     model: Model,
@@ -140,7 +165,7 @@ def subscribe(
     raise typer.Exit(conclude(screen, partial(run_subscribe, screen, request)))
 
 
-@app.command()
+@app.command(cls=_Command)
 def inspect(
     path: Checkpoint,
     every: Annotated[bool, typer.Option("--all", metavar="", help="Show every tensor.")] = False,

@@ -358,6 +358,13 @@ def test_what_can_never_be_received(tmp_path: Path, changes: dict[str, str], wor
     assert words in result_of(result)["text"]
 
 
+@pytest.mark.parametrize("command", [[], ["publish"], ["subscribe"], ["inspect"], ["demo"]])
+def test_help_says_what_takes_a_value(command: list[str]) -> None:
+    shown = run(*command, "--help").stdout
+    assert "--help" in shown
+    assert "bool" not in shown
+
+
 def test_options_that_do_not_exist() -> None:
     assert run("publish", "x", "--modle", "m").exit_code == 2
     assert run("subscribe").exit_code == 2
@@ -380,6 +387,32 @@ def test_a_signal_ends_what_is_not_done(
         silent.wait_for_workers(1, DEADLINE)
         assert worker.stop(number)[0] == code
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("moment", ["import", "exit"])
+def test_ctrl_c_before_or_after_a_command_leaves_no_traceback(moment: str) -> None:
+    """Sent where Python would print what is raised, and go on."""
+    code = (
+        "import os, signal, sys, weakref\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n"
+        "            here = type('Here', (), {})()\n"
+        "            weakref.finalize(here, os.kill, os.getpid(), signal.SIGINT)\n"
+        f"            sys.kept = here if {moment == 'exit'} else None\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from weightbus.python_client.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", code, "--version"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 # Inspecting, and the rest.
