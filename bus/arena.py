@@ -15,6 +15,7 @@ from functools import partial
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
 from ..codecs.state import State, Writer
+from .complaints import Complaints
 from .limits import ARENAS_MAX
 from .messages import Shared
 from .segment import Segment
@@ -22,6 +23,7 @@ from .staging import memory_of
 from .version import Version
 
 log = logging.getLogger("weightbus.publisher")
+_unshared = Complaints(log, "no shared memory (%s): workers on this host use the network too")
 
 PATIENCE = 1.0  # seconds that sockets get to let go of a version, or the machine to take one in
 REUSE_PATIENCE = 0.05  # seconds of it that are spent before another arena is made
@@ -80,7 +82,7 @@ def _segment(nbytes: int) -> Segment | None:
     try:
         return Segment(nbytes)
     except OSError as error:
-        log.warning("no shared memory (%s): workers on this host use the network too", error)
+        _unshared.warn(error.strerror or error, time.monotonic())
         return None
 
 

@@ -136,7 +136,7 @@ class Calls:
             publication.resolved = True
             self._explain(publication, now)
             receipt = publication.receipt(now, publication.version.known_digest)
-            effects.append(Resolve(publication.id, receipt, achieved))
+            effects.append(Resolve(publication.id, receipt, achieved, publication.done))
         if publication.resolved and (
             publication.commit == "auto" or publication.decision != "open"
         ):

@@ -24,6 +24,7 @@ from functools import lru_cache
 
 from . import endpoints
 from .allowance import Allowance
+from .complaints import Complaints
 from .limits import ACCEPTS, MODELS_MAX, SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
 from .listening import Listener
 from .messages import Buffer
@@ -221,6 +222,8 @@ class Distribution:
     def __init__(self, queue: int, selector: selectors.BaseSelector) -> None:
         self._queue = queue
         self._selector = selector
+        self._turned_away = Complaints(log, "a subscriber is turned away: %s")
+        self._not_accepted = Complaints(log, "cannot accept a subscriber, will try again: %s")
         self._listener: Listener | None = None
         self._outlets: dict[int, Outlet] = {}
         self._asking: dict[Outlet, None] = {}  # who subscribed to something that nobody knows yet
@@ -255,7 +258,7 @@ class Distribution:
                     self._asking[outlet] = None
                 self._write(outlet, now)
             except ZmtpError as error:
-                log.warning("a subscriber is turned away: %s", error)
+                self._turned_away.warn(error, now)
                 self._hang_up(outlet)
             except OSError:
                 self._hang_up(outlet)
@@ -355,7 +358,7 @@ class Distribution:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            log.warning("cannot accept a subscriber, will try again: %s", error)
+            self._not_accepted.warn(error, now)
             self._pause(listener.socket, now)
             return
         connection.setblocking(False)

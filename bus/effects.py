@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from .messages import Buffer, Message
-from .receipt import Receipt
+from .receipt import Receipt, State
 from .staging import StagedVersion
 from .version import Version
 
@@ -35,11 +35,12 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """A call of publish is over."""
+    """A call of publish is over; `done` are the states of workers that it counts."""
 
     publication: int
     receipt: Receipt
     achieved: bool
+    done: frozenset[State]
 
 
 @dataclass(frozen=True, slots=True)

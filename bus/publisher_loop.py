@@ -259,7 +259,7 @@ class PublisherLoop:
         if effect.achieved:
             future.set_result(effect.receipt)
         else:
-            future.set_exception(PublishError(_shortfall(effect.receipt), effect.receipt))
+            future.set_exception(PublishError(_shortfall(effect), effect.receipt))
 
     def _look(self, now: float) -> None:
         """Tell whoever waits for a state of the roster."""
@@ -275,10 +275,11 @@ class PublisherLoop:
                     future.set_result(None)
 
 
-def _shortfall(receipt: Receipt) -> str:
-    done = len(receipt.in_state("applied", "skipped"))
-    others = [str(w) for w in receipt.workers.values() if w.state not in ("applied", "skipped")]
+def _shortfall(effect: Resolve) -> str:
+    receipt, there = effect.receipt, effect.receipt.in_state(*effect.done)
+    others = [str(w) for name, w in receipt.workers.items() if name not in there]
     return (
-        f"{receipt.model} version {receipt.version} is applied by {done} of {len(receipt.workers)} "
-        f"workers after {receipt.seconds:.2f} s; " + "; ".join(others)
+        f"{receipt.model} version {receipt.version} is "
+        f"{'staged' if 'staged' in effect.done else 'applied'} by {len(there)} of "
+        f"{len(receipt.workers)} workers after {receipt.seconds:.2f} s; " + "; ".join(others)
     )

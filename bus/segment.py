@@ -19,16 +19,20 @@ while it is being filled: a worker that finds another one than was announced cam
 for the latest version.
 """
 
+import errno
 import fcntl
 import mmap
 import os
 import re
+import resource
 import secrets
 import stat
 import struct
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +46,8 @@ MODEL_BYTES = 128  # the longest id of a model
 STAMP_END = 48 + MODEL_BYTES
 _PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}\Z")
 TOUCH_BYTES = 2**26  # touched in one call, which lets other threads run
+# From 3.13 on Python need not keep a descriptor of its own to what is mapped.
+UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 VIEWS_MAX = 8  # segments that a worker keeps mapped: a few models, each with a few arenas
 
 
@@ -60,12 +66,13 @@ class Segment:
             raise OSError("this system has no memfd_create")
         fd = os.memfd_create("weightbus", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
+            _leave_room(fd)
             os.fchmod(fd, 0o600)
             os.posix_fallocate(fd, 0, HEADER_BYTES + nbytes)  # all of it now, or an error
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)  # readers can rely on the size
             flags = mmap.MAP_SHARED | POPULATE
-            self._memory = mmap.mmap(fd, HEADER_BYTES + nbytes, flags=flags)
+            self._memory = mmap.mmap(fd, HEADER_BYTES + nbytes, flags=flags, **UNTRACKED)
         except BaseException:
             os.close(fd)
             raise
@@ -116,7 +123,8 @@ class View:
             raise OSError(f"{shared.path} is no segment of {nbytes} bytes")
         if not fcntl.fcntl(self._fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             raise OSError(f"{shared.path} could be cut short while it is read")
-        self._memory = mmap.mmap(self._fd, HEADER_BYTES + nbytes, prot=mmap.PROT_READ)
+        size = HEADER_BYTES + nbytes
+        self._memory = mmap.mmap(self._fd, size, prot=mmap.PROT_READ, **UNTRACKED)
         if self._memory[:24] != MAGIC + bytes.fromhex(shared.token):
             raise OSError(f"{shared.path} is the memory of somebody else")
         self.token, self._path = shared.token, shared.path
@@ -205,6 +213,21 @@ class Views:
             del self._views[next(iter(self._views))]
         self._views[shared.token] = view
         return view
+
+
+def _leave_room(fd: int) -> None:
+    """Keep half of the descriptors for connections; the kernel gives out the lowest that is free.
+
+    Raises:
+        OSError: This one is of the other half.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and fd >= most // 2:
+        raise OSError(
+            errno.EMFILE,
+            f"half of this process's {most} descriptors are taken, and the others are for "
+            "connections; raise the limit (ulimit -n), or publish fewer models from one process",
+        )
 
 
 def probe() -> Segment | None:

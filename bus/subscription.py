@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from . import endpoints
+from .complaints import Complaints
 from .errors import AddressError
 from .messages import Buffer
 from .zmtp import Place, Stream, ZmtpError
@@ -35,6 +36,7 @@ class Subscription:
 
     def __init__(self, place: Place, wake: Callable[[], None]) -> None:
         self._place, self._wake = place, wake
+        self._unusable = Complaints(log, "no pushed data from %s")
         self._endpoint = ""
         self._topics: set[bytes] = set()
         self._socket: socket.socket | None = None
@@ -114,7 +116,7 @@ class Subscription:
             except BlockingIOError:
                 self._sleep_until_worth_it()
             except ZmtpError as error:
-                log.warning("no pushed data from %s: %s", self._endpoint, error)
+                self._unusable.warn(f"{self._endpoint}: {error}", now)
                 self._hang_up()
             except OSError:
                 self._hang_up()

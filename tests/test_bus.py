@@ -424,6 +424,14 @@ def test_a_hook_that_exits_does_not_end_the_background(bus: Bus) -> None:
     assert "SystemExit('enough')" in str(subscriber.error)
 
 
+def test_a_shortfall_says_what_was_waited_for(bus: Bus) -> None:
+    publisher = bus.publisher()
+    for name, size in (("good", 1000), ("bad", 3)):
+        bus.subscriber(publisher, arrays(0, size), name=name)
+    with pytest.raises(PublishError, match=r"is staged by 1 of 2 workers after .* s; bad failed"):
+        publisher.publish("m", arrays(1), wait="staged", timeout=SECONDS)
+
+
 def test_close_does_not_wait_for_a_hook_that_hangs(bus: Bus) -> None:
     publisher, entered, leave = bus.publisher(), threading.Event(), threading.Event()
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from weightbus.bus import distribution
 from weightbus.bus.allowance import Rate
+from weightbus.bus.complaints import EVERY_SECONDS
 from weightbus.bus.distribution import (
     HOLD_SECONDS,
     PING_SECONDS,
@@ -432,6 +433,23 @@ def test_whoever_asks_and_never_reads_the_answers_is_turned_away(bench: Bench) -
         return not bench.wanted(b"a/dat")
 
     bench.until(gone)
+
+
+def test_a_flood_of_bad_connections_does_not_fill_the_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    def misbehave() -> None:
+        with socket.create_connection(host_and_port(bench.address)) as connection:
+            connection.sendall(b"GET / HTTP/1.1" + bytes(64))
+            connection.setblocking(False)
+            bench.until(Reader(connection).hung_up)
+
+    for _ in range(20):
+        misbehave()
+    assert len(caplog.records) == 1
+    bench.now += EVERY_SECONDS
+    misbehave()
+    assert "(19 times more since the last warning)" in caplog.records[-1].getMessage()
 
 
 def test_a_path_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -290,3 +291,27 @@ def test_a_segment_that_cannot_be_made_closes_nothing_of_others(
     with pytest.raises(OSError, match="none left"):
         Segment(NBYTES)
     assert len(closed) == 1
+
+
+def test_many_models_leave_descriptors_for_connections() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    models = [f"m{i}" for i in range(64)]
+    with weightbus.Publisher() as publisher:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (2 * (len(os.listdir("/proc/self/fd")) + 20), before[1])
+        )
+        try:
+            for model in models:
+                publisher.publish(model, {"w": np.ones(3)}, wait="none")
+            targets = {model: {"w": np.zeros(3)} for model in models}
+            with weightbus.Subscriber(publisher.address, targets).start() as worker:
+                for model in models:
+                    assert worker.wait_for_version(model, timeout=30), model
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_what_to_do_about_too_few_descriptors_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (6, 6))
+    with pytest.raises(OSError, match="ulimit -n"):
+        Segment(0)
