@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from .bus import ROADS
@@ -12,6 +13,7 @@ from .contender import missing
 from .goals import GOALS, PEERS_SHARED, PEERS_TCP, Goal, Line
 from .model import Shape
 from .process import Process, ProcessError
+from .stopped import middle, tail
 
 MEASURE_SECONDS = 300.0
 PEERS = {*PEERS_TCP, *PEERS_SHARED}
@@ -35,6 +37,7 @@ class Scale:
         starts: Fresh processes, where a row is about what happens once in each.
         crowd: Workers whose cost is held against that of one.
         others: Workers beside a stopped one.
+        seconds: For which it is stopped: it is lost after 5 and hung up on after 30.
     """
 
     model: Shape = MODEL
@@ -46,6 +49,7 @@ class Scale:
     starts: int = 5
     crowd: int = 8
     others: int = 3
+    seconds: float = 60.0
 
 
 def compared(rows: set[str], scale: Scale, say: Say) -> Iterator[Line]:
@@ -148,15 +152,14 @@ def _ratios(runs: list[dict[str, Any]], some: str, others: str) -> Spread:
 
 def stopped(scale: Scale, say: Say) -> Iterator[Line]:
     """Yield what a stopped worker costs the others, on either road."""
-    rounds = scale.rounds or 2 * plan(scale.model, 1).rounds
-    for road in ROADS:
-        say(f"a stopped worker, {road}")
-        arguments = (scale.model.text, road, str(scale.others), str(rounds))
+    for shape, road in product((scale.small, scale.model), ROADS):
+        say(f"a stopped worker, {shape.text}, {road}: {scale.seconds:.0f} s")
+        arguments = (shape.text, road, str(scale.others), str(scale.seconds))
         with Process("stopped", "stopped", *arguments) as process:
-            times = process.answer(MEASURE_SECONDS)
-        ratio = over([[t] for t in times["stopped"]], [[t] for t in times["calm"]])
-        what = f"others' latency beside a stopped worker, {road}"
-        yield Line("stopped", what, scale.others, ratio, 1.05, 1.01)
+            times = process.answer(scale.seconds + MEASURE_SECONDS)
+        what = f"beside a stopped worker, {shape.label}, {road}"
+        yield Line("stopped", f"others' p50 {what}", scale.others, middle(times), 1.05, 1.01)
+        yield Line("stopped", f"others' p99 {what}", scale.others, tail(times), 1.25, 1.05)
 
 
 ROWS = (

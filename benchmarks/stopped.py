@@ -1,59 +1,110 @@
-"""What a worker that has been stopped costs the others: `... stopped SHAPE ROAD WORKERS ROUNDS`.
+"""What a worker that was stopped costs the others: `... stopped SHAPE ROAD WORKERS SECONDS`.
 
-Two publishers take turns. One has so many workers; the other has one more, which gets SIGSTOP right
-before each publish that is timed, so that it is neither gone nor known to be lost. Both times are
-until the same number of workers has applied. Prints one line of JSON.
+Two publishers take turns, a moment each. One has so many workers; the other has one more, which
+gets SIGSTOP once, in the middle of a version, and stays stopped for so many seconds: while the
+buffers of its connections fill, when it is lost after 5 s, when it is hung up on after 30 s. Every
+time is until the others have applied. Then it may go on, and is to get the last version. Prints one
+line of JSON.
 """
 
 import os
 import signal
+import statistics
 import sys
 import time
+from concurrent.futures import Future
 from typing import Any
 
+from weightbus import Receipt
+
 from .bus import MODEL, Bus, Road, road_of
+from .comparison import Spread, over
 from .model import Model, Shape
 from .process import Answers
 
-WARM_UP = 2
+WARM_UP = 3
+TURN_SECONDS = 0.25  # of publishing on one bus before the other has its turn, or one publish
+RETURN_SECONDS = 60.0
+
+Blocks = list[list[float]]
 
 
-def measure(shape: Shape, road: Road, workers: int, rounds: int) -> dict[str, Any]:
-    """Return the seconds of every publish, without and with a stopped worker."""
+def measure(shape: Shape, road: Road, workers: int, seconds: float) -> dict[str, Any]:
+    """Return the seconds of every publish, turn by turn, without and with a stopped worker."""
     model = Model(shape, zeros=False)
     calm, disturbed = (Bus("weightbus", "weightbus_receive", road) for _ in range(2))
     calm.start(workers, model)
     disturbed.start(workers + 1, model)
     stopped = disturbed.fleet.processes[-1].pid
-    times: dict[str, list[float]] = {"calm": [], "stopped": []}
+    times: dict[str, Blocks] = {"calm": [], "stopped": []}
     try:
-        for number in range(-WARM_UP, rounds):
-            calm_seconds = _publish(calm, model, workers)
-            os.kill(stopped, signal.SIGSTOP)
-            stopped_seconds = _publish(disturbed, model, workers)
-            os.kill(stopped, signal.SIGCONT)
-            for bus in (calm, disturbed):  # all are there again, with the same version
-                bus.publish_once()
-                bus.check()
-            if number >= 0:
-                times["calm"].append(calm_seconds)
-                times["stopped"].append(stopped_seconds)
+        for _ in range(WARM_UP):
+            calm.publish_once()
+            disturbed.publish_once()
+        begun = time.perf_counter()
+        under_way = _publish(disturbed, model, workers)
+        os.kill(stopped, signal.SIGSTOP)
+        under_way.result()
+        while time.perf_counter() - begun < seconds:
+            times["calm"].append(_turn(calm, model, workers))
+            times["stopped"].append(_turn(disturbed, model, workers))
+        os.kill(stopped, signal.SIGCONT)
+        returned = _returned(disturbed, model, workers)
+        for bus in (calm, disturbed):  # all are there, with the same version
+            bus.publish_once()
+            bus.check()
     finally:
         os.kill(stopped, signal.SIGCONT)
         calm.stop()
         disturbed.stop()
-    return {"shape": shape.text, "road": road, **times}
+    return {"shape": shape.text, "road": road, "return_seconds": returned, **times}
 
 
-def _publish(bus: Bus, model: Model, workers: int) -> float:
+def _publish(bus: Bus, model: Model, workers: int) -> Future[Receipt]:
     model.advance()
+    return bus.publisher.publish_async(MODEL, model.tensors, require=workers)
+
+
+def _turn(bus: Bus, model: Model, workers: int) -> list[float]:
+    """Publish for a moment; return the seconds that each publish took."""
+    begun = time.perf_counter()
+    times: list[float] = []
+    while not times or time.perf_counter() - begun < TURN_SECONDS:
+        model.advance()
+        before = time.perf_counter()
+        bus.publisher.publish(MODEL, model.tensors, require=workers)
+        times.append(time.perf_counter() - before)
+    return times
+
+
+def _returned(bus: Bus, model: Model, workers: int) -> float:
+    """Return the seconds until a worker that goes on runs what is published now."""
     before = time.perf_counter()
-    bus.publisher.publish(MODEL, model.tensors, require=workers)
+    version = _publish(bus, model, workers).result().version
+    while any(w.running[MODEL][1] != version for w in bus.publisher.workers().values()):
+        if time.perf_counter() - before > RETURN_SECONDS:
+            raise TimeoutError(f"not all run version {version}: {bus.publisher.workers()}")
+        time.sleep(0.001)
     return time.perf_counter() - before
+
+
+def middle(times: dict[str, Blocks]) -> Spread:
+    """Return the ratio of the medians, turn by turn."""
+    return over(times["stopped"], times["calm"])
+
+
+def tail(times: dict[str, Blocks]) -> Spread:
+    """Return the ratio of what one publish in a hundred exceeds, over all turns."""
+    stopped, calm = (_percentile(times[side], 99) for side in ("stopped", "calm"))
+    return Spread.of([stopped / calm])
+
+
+def _percentile(blocks: Blocks, percent: int) -> float:
+    every = [seconds for block in blocks for seconds in block]
+    return statistics.quantiles(every, n=100, method="inclusive")[percent - 1]
 
 
 if __name__ == "__main__":
     answers = Answers({})
-    answers.say(
-        measure(Shape.parse(sys.argv[1]), road_of(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
-    )
+    shape, road, workers, seconds = sys.argv[1:]
+    answers.say(measure(Shape.parse(shape), road_of(road), int(workers), float(seconds)))

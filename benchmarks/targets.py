@@ -35,6 +35,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="rounds of each comparison")
     parser.add_argument("--starts", type=int, default=usual.starts, help="fresh processes")
     parser.add_argument(
+        "--seconds", type=float, default=usual.seconds, help="for which a worker is stopped"
+    )
+    parser.add_argument(
         "--model", type=Shape.parse, default=usual.model, help="in place of 200 MiB"
     )
     parser.add_argument("--json", type=Path, help="write all lines to this file")
@@ -90,6 +93,7 @@ def main(words: list[str]) -> int:
         workers=arguments.workers,
         rounds=arguments.rounds,
         starts=arguments.starts,
+        seconds=arguments.seconds,
     )
     lines: list[Line] = []
     try:

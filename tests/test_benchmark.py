@@ -228,10 +228,17 @@ def test_targets_are_measured_and_judged(tmp_path: Path) -> None:
     assert "MISSED" in {line["verdict"] for line in lines if line["row"] == "tcp"}
 
 
-def test_a_stopped_worker_goes_on_after_each_publish() -> None:
-    measured = stopped.measure(Shape.parse(TINY), "shared", workers=1, rounds=2)
-    assert len(measured["calm"]) == len(measured["stopped"]) == 2
-    assert all(seconds > 0 for seconds in (*measured["calm"], *measured["stopped"]))
+def test_a_worker_is_stopped_for_some_time_and_then_goes_on() -> None:
+    measured = stopped.measure(Shape.parse(TINY), "shared", workers=1, seconds=0.6)
+    assert len(measured["calm"]) == len(measured["stopped"]) >= 1
+    assert all(seconds > 0 for side in ("calm", "stopped") for seconds in measured[side][0])
+    assert 0 < measured["return_seconds"] < stopped.RETURN_SECONDS
+
+
+def test_what_a_stopped_worker_costs_is_the_middle_and_the_tail() -> None:
+    times = {"calm": [[1.0] * 50, [2.0] * 50], "stopped": [[1.5] * 50, [2.0] * 49 + [9.0]]}
+    assert stopped.middle(times).median == 1.25
+    assert 1.0 < stopped.tail(times).median < 4.5
 
 
 @pytest.mark.parametrize(
