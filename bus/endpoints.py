@@ -9,6 +9,7 @@ import errno
 import re
 
 from .errors import AddressError
+from .limits import TEXT_MAX
 
 _TCP = re.compile(r"tcp://(?P<host>\[[^\]]*\]|[^:/\s]+):(?P<port>\d{1,5}|\*)\Z")
 _IPC = re.compile(r"ipc://(?P<path>\S+)\Z")
@@ -20,11 +21,12 @@ def check(endpoint: str) -> str:
     Raises:
         AddressError: It is neither TCP with a port nor IPC with a path.
     """
-    match = _TCP.match(endpoint)
-    if match is None and _IPC.match(endpoint) is None:
+    text = endpoint if isinstance(endpoint, str) else ""  # pyright: ignore
+    match = _TCP.match(text)
+    if (match is None and _IPC.match(text) is None) or len(text) > TEXT_MAX:
         raise AddressError(
-            f"{endpoint!r} is no address of this bus; write tcp://HOST:PORT (port 0: any free one) "
-            "or ipc://PATH"
+            f"{repr(endpoint)[:200]} is no address of this bus; write tcp://HOST:PORT (port 0: any "
+            f"free one) or ipc://PATH, in at most {TEXT_MAX} characters"
         )
     if match is not None and match["port"] != "*" and int(match["port"]) > 65535:
         raise AddressError(f"{endpoint!r}: a port is at most 65535")

@@ -39,13 +39,27 @@ BUFFERS_MAX = 2  # staging buffers of a worker: one complete, one arriving
 
 
 class Timing:
-    """How long each side waits, in seconds. Tests and slow links pass their own."""
+    """How long each side waits, in seconds. Tests and slow links pass their own.
+
+    Raises:
+        ValueError: A time is out of bounds, or a worker would have no two chances to be heard.
+    """
+
+    PING_MAX = 3_600  # seconds, which a welcome tells in milliseconds
+    LOST_MAX = 36_000
 
     def __init__(self, *, ping: float = 1.0, lost_after: float = 5.0) -> None:
-        if not 0 < ping * 2 <= lost_after:
+        given = f"ping={ping!r} and lost_after={lost_after!r}"
+        try:
+            right = bool not in (type(ping), type(lost_after))
+            right &= 0.001 <= ping <= self.PING_MAX and ping * 2 <= lost_after <= self.LOST_MAX
+        except TypeError:
+            right = False
+        if not right:
             raise ValueError(
-                f"ping={ping} and lost_after={lost_after}: a worker needs two chances to be heard; "
-                "choose lost_after of at least twice ping, both above zero"
+                f"{given}: a worker needs two chances to be heard; choose lost_after of at least "
+                f"twice ping and at most {self.LOST_MAX}, and ping of 0.001 to "
+                f"{self.PING_MAX}, in seconds"
             )
         self.ping = ping  # between two pings, beacons, or repetitions of a report
         self.lost_after = lost_after  # silence after which the other side is lost

@@ -28,6 +28,7 @@ from .limits import (
     LABEL_MAX,
     MODELS_MAX,
     TEXT_MAX,
+    Timing,
 )
 
 WBP: Final = 1
@@ -180,8 +181,8 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
 
     epoch: Count
     data: Text
-    ping_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
-    lost_ms: Annotated[int, msgspec.Meta(ge=2, le=36_000_000)]
+    ping_ms: Annotated[int, msgspec.Meta(ge=1, le=1000 * Timing.PING_MAX)]
+    lost_ms: Annotated[int, msgspec.Meta(ge=2, le=1000 * Timing.LOST_MAX)]
     models: Models
     shared: Shared | None = None
     features: Features = []
@@ -396,7 +397,7 @@ def check_name(name: str, what: str) -> str:
     Raises:
         ValueError: It may not.
     """
-    if _NAME.match(name) is None:
+    if not isinstance(name, str) or _NAME.match(name) is None:  # pyright: ignore
         raise ValueError(
             f"{what} {name!r}: a name is 1 to 128 of the characters A-Z a-z 0-9 . _ - so that it "
             "fits topics, files and addresses in every language"

@@ -16,9 +16,10 @@ class ChunkPlan:
     chunk_bytes: int = CHUNK_BYTES_DEFAULT
 
     def __post_init__(self) -> None:
-        if not CHUNK_BYTES_MIN <= self.chunk_bytes <= CHUNK_BYTES_MAX:
+        whole = type(self.chunk_bytes) is int
+        if not whole or not CHUNK_BYTES_MIN <= self.chunk_bytes <= CHUNK_BYTES_MAX:
             raise ValueError(
-                f"chunks of {self.chunk_bytes} bytes; {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX} are "
+                f"chunks of {self.chunk_bytes!r} bytes; {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX} are "
                 "allowed"
             )
         if self.nbytes < 0:

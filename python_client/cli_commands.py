@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from ..bus import checks
 from .cli_inspect import inspect as run_inspect
 from .cli_outcome import conclude
 from .cli_publish import Order
@@ -64,6 +65,13 @@ Checkpoint = Annotated[
 SECONDS_MIN = 0.1
 
 
+def _seconds(value: float | None) -> float | None:
+    try:
+        return None if value is None else checks.seconds(value, "seconds")
+    except ValueError as error:  # "nan" and "inf" are numbers to a command line
+        raise typer.BadParameter(str(error)) from None
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"weightbus {version_of('weightbus')}")
@@ -87,7 +95,8 @@ def weightbus(
 def demo(
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="Worker processes.")] = 3,
     seconds: Annotated[
-        float, typer.Option(min=1, metavar="S", help="How long the policy learns.")
+        float,
+        typer.Option(min=1, callback=_seconds, metavar="S", help="How long the policy learns."),
     ] = 30.0,
     as_json: Json = False,
     plot: Annotated[
@@ -121,7 +130,10 @@ def publish(
     timeout: Annotated[
         float,
         typer.Option(
-            min=SECONDS_MIN, metavar="S", help="Seconds for the workers to come and to be done."
+            min=SECONDS_MIN,
+            callback=_seconds,
+            metavar="S",
+            help="Seconds for the workers to come and to be done.",
         ),
     ] = 300.0,
     as_json: Json = False,
@@ -148,6 +160,7 @@ def subscribe(
         float | None,
         typer.Option(
             min=SECONDS_MIN,
+            callback=_seconds,
             metavar="S",
             help="Seconds without a version to give up after. [default: 300 if --once]",
         ),

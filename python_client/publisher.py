@@ -14,10 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypedDict, TypeVar, Unpack
 
-from ..bus import endpoints
+from ..bus import checks, endpoints
 from ..bus.arena import Arenas
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
-from ..bus.limits import CHUNKS_MAX, INTEGER_MAX, Timing
+from ..bus.limits import CHUNKS_MAX, INTEGER_MAX, WORKERS_MAX, Timing
 from ..bus.messages import check_name
 from ..bus.publication import CommitMode, Publication, Wait
 from ..bus.publisher import PublisherMachine
@@ -42,6 +42,7 @@ Require = Literal["all"] | int  # all workers, or this many
 
 CLOSE_SECONDS = 10.0  # that closing gives the disk for the last versions
 TIMEOUT = 60.0  # seconds that a publish gets unless it is told otherwise
+QUEUE_MAX = 2**20  # messages that may wait for one slow worker, each of which is a chunk or less
 ANSWER_SECONDS = 5.0  # beyond its deadline, what a call allows the background thread to answer
 
 
@@ -113,6 +114,9 @@ class Publisher:
         history: int = 0,
     ) -> None:
         ChunkPlan(0, chunk_bytes)  # refuses a size out of bounds
+        checks.whole(queue, "queue", 1, QUEUE_MAX)
+        checks.instance(timing, "timing", Timing)
+        told = None if advertise is None else endpoints.check(advertise)
         self._chunk_bytes = chunk_bytes
         self._models: dict[str, _Model] = {}
         self._ids = itertools.count(1)
@@ -131,7 +135,7 @@ class Publisher:
             sockets = undo.enter_context(contextlib.closing(PublisherSockets(address, data, queue)))
             self.address = sockets.address
             self.data_address = sockets.data_address
-            told = advertise or endpoints.advertised(self.address, self.data_address)
+            told = told or endpoints.advertised(self.address, self.data_address)
             self._machine = PublisherMachine(epoch, told, timing, shared)
             for version in restored:
                 self._machine.offer(version)
@@ -202,7 +206,7 @@ class Publisher:
         """
         started = time.monotonic()
         future = self.publish_async(model, weights, **options)
-        left = started + options.get("timeout", TIMEOUT) - time.monotonic()
+        left = started + float(options.get("timeout", TIMEOUT)) - time.monotonic()
         return _result(future, max(0.0, left) + ANSWER_SECONDS)
 
     def publish_async(
@@ -225,10 +229,11 @@ class Publisher:
         """
         started = time.monotonic()
         self._check_process()
-        names = None if workers is None else tuple(dict.fromkeys(workers))
+        names = _names(workers)
         needed = _needed(require, names)
-        if timeout <= 0:
-            raise ValueError(f"timeout={timeout}: give the workers a time above 0 seconds")
+        checks.choice(wait, "wait", ("applied", "staged", "none"))
+        checks.choice(commit, "commit", ("auto", "together"))
+        deadline = started + checks.seconds(timeout, "timeout", positive=True)
         if names:
             self._check_known(names)
         kept = self._model(model)
@@ -244,7 +249,7 @@ class Publisher:
                 wait=wait,
                 commit=commit,
                 started=started,
-                deadline=started + timeout,
+                deadline=deadline,
                 hash=verify,
             )
             return self._loop.submit(publication)
@@ -299,6 +304,10 @@ class Publisher:
             WorkersMissingError: They did not come in time; it says who did.
         """
         self._check_process()
+        checks.whole(count, "count", 0, WORKERS_MAX)
+        timeout = checks.seconds(timeout, "timeout")
+        if model is not None:
+            check_name(model, "model")
 
         def there(status: tuple[WorkerStatus, ...]) -> list[str]:
             live = [w for w in status if w.state != "lost"]
@@ -417,13 +426,10 @@ def _busy(machine: PublisherMachine) -> Callable[[], bool]:
 def _epoch(asked: int | None, folder: StateFolder | None) -> int:
     """Return a new publisher's epoch: above all of its folder's, whatever the clock says."""
     least = 1 if folder is None else folder.epoch + 1
-    epoch = max(time.time_ns() // 1_000_000, least) if asked is None else asked
-    if not least <= epoch <= INTEGER_MAX:
-        seen = f", the first that {folder.path} has not seen" if least > 1 and folder else ""
-        raise ValueError(
-            f"epoch={epoch}: choose one of {least}{seen} to {INTEGER_MAX}, or leave it out"
-        )
-    return epoch
+    if asked is None:
+        return max(time.time_ns() // 1_000_000, least)
+    seen = f" (above all that {folder.path} has seen)" if folder is not None else ""
+    return checks.whole(asked, f"epoch{seen}", least, INTEGER_MAX)
 
 
 def _check_chunks(nbytes: int, chunk_bytes: int) -> None:
@@ -434,14 +440,22 @@ def _check_chunks(nbytes: int, chunk_bytes: int) -> None:
         )
 
 
+def _names(workers: Iterable[str] | None) -> tuple[str, ...] | None:
+    if workers is None:
+        return None
+    names = () if isinstance(workers, str) else workers  # else each letter would be a name
+    if names is not workers or not isinstance(names, Iterable):  # pyright: ignore
+        raise ValueError(f"workers={workers!r}: give a list of names, or None for all")
+    return tuple(dict.fromkeys(check_name(name, "worker") for name in names))
+
+
 def _needed(require: object, names: tuple[str, ...] | None) -> int | None:
     if require == "all":
         return None
-    if not isinstance(require, int) or isinstance(require, bool) or require < 0:
-        raise ValueError(f'require={require!r}: write "all", or a number of workers from 0')
-    if names is not None and require > len(names):
-        raise ValueError(f"require={require}, but the publish is for {len(names)} workers only")
-    return require
+    number = checks.whole(require, 'require (of workers, or "all")', 0, WORKERS_MAX)
+    if names is not None and number > len(names):
+        raise ValueError(f"require={number}, but the publish is for {len(names)} workers only")
+    return number
 
 
 def _result(future: "Future[T]", timeout: float) -> T:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import msgspec
 import numpy as np
 
+from ..bus import checks
 from ..bus.limits import INTEGER_MAX
 from ..bus.messages import Count, Hex64, Name, Positive
 from ..codecs.checksum import digest_of
@@ -144,8 +145,7 @@ class StateFolder:
     """
 
     def __init__(self, path: Path, history: int = 0) -> None:
-        if not 0 <= history <= HISTORY_MAX:
-            raise ValueError(f"history={history}: keep 0 to {HISTORY_MAX} older versions")
+        checks.whole(history, "history", 0, HISTORY_MAX)
         self.path, self._history = path, history
         self._table = _Table()
         try:

@@ -17,9 +17,10 @@ from typing import Any, NoReturn, TypeVar
 
 from numpy.typing import NDArray
 
+from ..bus import checks
 from ..bus.errors import ClosedError, RefusedError, not_applied
 from ..bus.handoff import Handoff
-from ..bus.limits import MODELS_MAX, STAGING_BYTES_MAX, Timing
+from ..bus.limits import INTEGER_MAX, MODELS_MAX, STAGING_BYTES_MAX, Timing
 from ..bus.messages import MAPPING, RENAMING, check_name
 from ..bus.segment import Views
 from ..bus.slot import another_host
@@ -134,8 +135,14 @@ class Subscriber:
         shared_memory: bool = True,
         timing: Timing | None = None,
     ) -> None:
-        if not 1 <= len(models) <= MODELS_MAX:
-            raise ValueError(f"{len(models)} models; a subscriber takes 1 to {MODELS_MAX}")
+        count = len(models) if isinstance(models, Mapping) else 0  # pyright: ignore
+        if not 1 <= count <= MODELS_MAX:
+            given = repr(models)[:100]
+            raise ValueError(f"models={given}: give 1 to {MODELS_MAX} targets, by model id")
+        checks.whole(bytes_max, "bytes_max", 0, INTEGER_MAX)
+        checks.instance(timing, "timing", Timing)
+        checks.hook(before_apply, "before_apply")
+        checks.hook(on_commit, "on_commit")
         self.name = check_name(_default_name() if name is None else name, "worker")
         self._targets = targets_of(
             {check_name(model, "model"): target for model, target in models.items()},
@@ -198,7 +205,7 @@ class Subscriber:
 
     def _receive(self, timeout: float) -> Update | None:
         self._lock.check_not_reading()
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + checks.seconds(timeout, "timeout")
         while True:
             staged = self._handoff.take(max(0.0, deadline - time.monotonic()))
             if staged is None:
@@ -362,7 +369,7 @@ class Subscriber:
                 parts of two. Any version that is applied mends them: that one is tried a few times
                 more by itself, and publishing a new one does.
         """
-        return self._lock.reading(timeout)
+        return self._lock.reading(checks.seconds(timeout, "timeout"))
 
     def wait_for_version(
         self, model: str, version: int = 1, *, epoch: int = 0, timeout: float
@@ -376,6 +383,9 @@ class Subscriber:
             KeyError: This subscriber does not have that model.
         """
         self._targets[model]
+        checks.whole(version, "version", 0, INTEGER_MAX)
+        checks.whole(epoch, "epoch", 0, INTEGER_MAX)
+        timeout = checks.seconds(timeout, "timeout")
 
         def there() -> bool:
             running = self._running.get(model)
@@ -410,7 +420,7 @@ class Subscriber:
         Raises:
             RefusedError: The publisher refuses this worker.
         """
-        return self._handoff.wait_joined(timeout)
+        return self._handoff.wait_joined(checks.seconds(timeout, "timeout"))
 
     def close(self) -> None:
         """Say goodbye and close the sockets. Calling it twice is fine.

@@ -683,10 +683,10 @@ def test_coroutines(bus: Bus) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"require": -1}, "a number of workers from 0"),
-        ({"require": True}, "a number of workers from 0"),
-        ({"require": "most"}, "a number of workers from 0"),
-        ({"timeout": 0}, "above 0 seconds"),
+        ({"require": -1}, "whole number from 0 to"),
+        ({"require": True}, "whole number from 0 to"),
+        ({"require": "most"}, "whole number from 0 to"),
+        ({"timeout": 0}, "seconds above 0 to"),
         ({"model": "no/slashes"}, "a name is 1 to 128"),
         ({"workers": [], "require": 1}, "for 0 workers only"),
     ],

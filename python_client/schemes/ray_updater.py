@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...bus import checks
 from ...bus.receipt import Receipt
 from ...codecs.state import is_module, is_tensor, state_of
 from .call_reception import MARGIN
@@ -51,7 +52,7 @@ class RayWeightUpdater(WeightUpdaterBase):
         self.policy_weights = policy_weights
         self.remote_collectors = remote_collectors
         self.max_interval = max(0, max_interval)
-        self.timeout = timeout
+        self.timeout = checks.seconds(timeout, "timeout", positive=True)
         self.receipt: Receipt | None = None
         self._batches_since_weight_update = [0] * len(remote_collectors)
         self._epoch = time.time_ns() // 1_000_000

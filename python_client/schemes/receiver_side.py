@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from ...bus import checks
 from ...bus.errors import ApplyError
 from .destination import Destination
 from .engine import Reception
@@ -104,8 +105,9 @@ class ReceiverSide(Roles):
             raise RuntimeError("Must be initialized on receiver before receiving weights")
         if not session.connected:
             raise RuntimeError("Must be synchronized on receiver before receiving weights")
+        limit = self.timeout if timeout is None else checks.seconds(timeout, "timeout")
         try:
-            update = session.reception.receive(self.timeout if timeout is None else timeout)
+            update = session.reception.receive(limit)
         except ApplyError as error:
             if self.context is None:
                 raise

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ...bus import checks
 from ...bus.receipt import Receipt
 from . import torchrl
 from .engine import TIMEOUT
@@ -45,8 +46,7 @@ class Roles:
         cast: bool = True,
         background: bool = True,
     ) -> None:
-        if timeout <= 0:
-            raise ValueError(f"timeout={timeout}: it must be above 0 seconds")
+        timeout = checks.seconds(timeout, "timeout", positive=True)
         self.strategy_str: Format = strategy
         self._strategy = strategy_named(strategy)
         self.timeout, self.strict, self.cast, self.background = timeout, strict, cast, background
@@ -177,7 +177,8 @@ class Roles:
         reception = self._here().reception
         if reception is None or not self._session.connected:
             raise RuntimeError("reading() needs a receiver: init_on_receiver() and connect() first")
-        return reception.reading(self.timeout if timeout is None else timeout)
+        timeout = self.timeout if timeout is None else checks.seconds(timeout, "timeout")
+        return reception.reading(timeout)
 
     @property
     def shared_transport(self) -> TransportBackend | None:

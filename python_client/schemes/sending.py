@@ -3,12 +3,14 @@
 idle ── start() ──> on its way ── finish() ──> idle
 """
 
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Literal
 
+from ...bus import checks
 from ...bus.errors import ClosedError, PublishError
 from ...bus.receipt import Receipt
 from .each import receipt_of, send_each
@@ -61,8 +63,7 @@ class Sending:
             ValueError: A worker does not exist; nothing was sent.
             StateError: The weights cannot travel; nothing was sent.
         """
-        if timeout <= 0:
-            raise ValueError(f"timeout={timeout}: give the workers a time above 0 seconds")
+        timeout = checks.seconds(timeout, "timeout", positive=True)
         self._deadline = time.monotonic() + timeout
         self._check_known(workers)
         if isinstance(weights, Weights):
@@ -82,7 +83,8 @@ class Sending:
             TimeoutError: It is still on its way after `timeout` seconds. Wait again.
         """
         limit = self._deadline + ANSWER_SECONDS
-        until = limit if timeout is None else min(limit, time.monotonic() + timeout)
+        given = math.inf if timeout is None else checks.seconds(timeout, "timeout")
+        until = min(limit, time.monotonic() + given)
         future = self._future
         if future is None:
             raise RuntimeError("nothing is being sent; start() first")

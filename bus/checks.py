@@ -1,0 +1,59 @@
+"""What callers may pass, checked before anything happens: times, counts, choices.
+
+Each function returns the value or raises a ValueError that says what was given and what is allowed.
+"""
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SECONDS_MAX = 1_000_000  # eleven days: more than anybody waits, less than what timers can count
+
+
+def seconds(value: object, name: str, *, positive: bool = False) -> float:
+    """Return a time to wait. One below zero is a deadline that has passed, and counts as 0.
+
+    Args:
+        value: What was given.
+        name: What the caller calls it.
+        positive: Whether it must be above 0.
+    """
+    given = math.nan if isinstance(value, bool) else value  # True is a number to Python
+    number = float(given) if isinstance(given, numbers.Real) else math.nan
+    if not -math.inf < number <= SECONDS_MAX or (positive and number <= 0):
+        least = "above 0" if positive else "from 0"
+        raise ValueError(f"{name}={value!r}: choose a number of seconds {least} to {SECONDS_MAX}")
+    return max(0.0, number)
+
+
+def whole(value: object, name: str, least: int, most: int) -> int:
+    """Return a whole number within bounds."""
+    given = math.nan if isinstance(value, bool) else value
+    number = int(given) if isinstance(given, numbers.Integral) else least - 1
+    if not least <= number <= most:
+        raise ValueError(f"{name}={value!r}: choose a whole number from {least} to {most}")
+    return number
+
+
+def choice(value: T, name: str, allowed: tuple[T, ...]) -> T:
+    """Return one of a few values."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: choose {' or '.join(map(repr, allowed))}")
+    return value
+
+
+def instance(value: object, name: str, kind: type[T]) -> T | None:
+    """Return a value of a kind, or None."""
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(f"{name}={value!r}: give a {kind.__name__}, or leave it out")
+    return value
+
+
+def hook(value: object, name: str) -> Callable[..., Any] | None:
+    """Return what can be called, or None."""
+    if value is not None and not callable(value):
+        raise ValueError(f"{name}={value!r}: give a function, or leave it out")
+    return value
