@@ -24,7 +24,7 @@ from weightbus.bus.zmtp import COMMAND, GREETING, MORE, message_parts
 LOWEST_PRIORITY = 19  # an attacker has a machine of its own: here it gets what others leave
 BLOCK_BYTES = 2**16  # about what is made at once to be sent
 READ_BYTES = 2**18
-REDIAL_SECONDS = 0.02  # before a connection that was hung up on is dialled again
+REDIAL_SECONDS = 0.1  # before a connection that was hung up on is dialled again, as ZeroMQ does
 NAMES = [f"{i:0128d}" for i in range(MODELS_MAX)]  # the longest there are
 
 
@@ -179,21 +179,26 @@ class _Connection:
         self._attack = attack
         self._blocks = attack.blocks(number)
         self._left = memoryview(_ready(b"DEALER" if attack.channel == "control" else b"SUB"))
+        self._greeted = False  # libzmq hangs up on what comes before its own READY
         self.sent = 0
         self.watched = 0
 
     def serve(self) -> int:
         """Send and read what can be; return what to wait for, 0 if the connection is over."""
         try:
-            if self._attack.reads:
+            if self._attack.reads or not self._greeted:
                 with contextlib.suppress(BlockingIOError):
-                    if not self.socket.recv(READ_BYTES):
+                    got = self.socket.recv(READ_BYTES)
+                    if not got:
                         return 0
+                    self._greeted = self._greeted or b"READY" in got
             return self._send()
         except OSError:
             return 0
 
     def _send(self) -> int:
+        if not self._left and not self._greeted:
+            return selectors.EVENT_READ
         if not self._left:
             block = next(self._blocks, None)
             if block is None:

@@ -34,6 +34,11 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
+class HangUp:
+    """Close the connection of the message that was received last: it floods this publisher."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resolve:
     """A call of publish is over; `done` are the states of workers that it counts."""
 
@@ -125,6 +130,7 @@ Effect = (
     Send
     | Broadcast
     | Withdraw
+    | HangUp
     | Resolve
     | Settled
     | Notice

@@ -15,6 +15,7 @@ CHUNKS_MAX = 2**20  # chunks in a version: what a worker keeps a byte and a chec
 FETCH_CHUNKS_MAX = 64  # chunks in one fetch: what one small message may make a publisher send
 MODELS_MAX = 64  # models of one worker, so that a hello with the longest names fits a header
 WORKERS_MAX = 10_000  # workers of one publisher: its roster is memory that peers can claim
+ROSTER_MODELS_MAX = 4 * WORKERS_MAX  # of all of them: a name and a digest take up to 0.6 kB
 FEATURES_MAX = 64  # features that one side can name
 LABEL_MAX = 256  # characters of a client's description or a host, which reasons may repeat
 TEXT_MAX = 4096  # characters of a reason or an address
@@ -27,6 +28,9 @@ STAGING_BYTES_MAX = 64 * 2**30  # bytes of one version that a worker takes unles
 # A worker of all models subscribes to 128 topics at once. One that cannot keep up leaves a topic
 # and joins it again for each version that it fetches.
 SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, its answers to pings included
+# A worker says at most four hellos a second, of four units each, and a ping.
+TALK = Rate(64, 32)  # units from one connection; a second is a ping interval if that is shorter
+STRANGERS = Rate(1024, 1024)  # messages of connections that have not joined: 40 us for each
 ACCEPTS = Rate(512, 200)  # connections for pushed chunks; whoever waits for one fetches meanwhile
 
 WINDOW_CHUNKS = 16  # chunks that a worker asks for before an answer

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from .calls import Calls
 from .catalog import Catalog
-from .effects import Broadcast, Effect, Notice, Send, Settled, Withdraw
+from .effects import Broadcast, Effect, HangUp, Notice, Send, Settled, Withdraw
 from .errors import ProtocolError, UnknownWorkerError
 from .limits import INTEGER_MAX, WHOLE_BYTES_MAX, Timing
 from .messages import (
@@ -48,6 +48,7 @@ from .messages import (
     model_of,
 )
 from .offers import abort_of, announcement, chunk_of, commit_of, end_of, refusal_of, whole_of
+from .patience import DEAR, Patience, cost_of
 from .publication import Publication
 from .push import Push
 from .roster import Incoming, Peer, Roster
@@ -78,6 +79,7 @@ class PublisherMachine:
         self.timing = timing or Timing()
         self.roster = Roster(self.timing.lost_after)
         self.catalog = Catalog()
+        self._patience = Patience(self.timing)
         self._prepared: dict[str, Prepare] = {}  # by model, until its first version is published
         self.malformed = 0  # messages dropped because they broke the protocol
         self._calls = Calls(self.roster, self.catalog, self.timing)
@@ -99,14 +101,24 @@ class PublisherMachine:
 
     def receive(self, identity: bytes, frames: Sequence[Buffer], now: float) -> list[Effect]:
         """Take one message of a worker. Never raises: whatever is malformed is refused."""
+        if not self._patience.hears(identity):
+            return []
+        nbytes = len(frames[0]) if frames else 0
+        peer = self.roster.by_identity(identity)
+        if peer is None and not self._patience.has_time(now):
+            return [] if self._patience.bears(identity, DEAR, nbytes, now) else [HangUp()]
         try:
             message, _ = from_worker(frames)
         except ProtocolError as error:
             self.malformed += 1
+            if not self._patience.bears(identity, DEAR, nbytes, now):
+                return [HangUp()]
             return [Send(Refuse(code=error.code, text=str(error)), to=identity)]
+        cost = cost_of(message, known=peer is not None)
+        if not self._patience.bears(identity, cost, nbytes, now):
+            return [HangUp()]
         if isinstance(message, Hello):
             return self._hello(identity, message, now)
-        peer = self.roster.by_identity(identity)
         if peer is None:
             if isinstance(message, Bye):
                 return []
@@ -240,6 +252,7 @@ class PublisherMachine:
     def tick(self, now: float) -> list[Effect]:
         """Do what is due: beacons, lost workers, deadlines."""
         effects: list[Effect] = []
+        self._patience.tick(now)
         for peer in self.roster.silent(now):
             effects += self._lose(peer, now, f"silent for {now - peer.heard_at:.1f} s")
         if now >= self._beacon_at:

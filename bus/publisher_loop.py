@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
-from .effects import Broadcast, Effect, Notice, Resolve, Send, Settled, Withdraw
+from .effects import Broadcast, Effect, HangUp, Notice, Resolve, Send, Settled, Withdraw
 from .errors import ClosedError, PublishError
 from .messages import Shared, control_topic, data_topic, encode
 from .publication import Publication
@@ -239,6 +239,8 @@ class PublisherLoop:
                     payload = [] if effect.payload is None else [effect.payload]
                     if not self._sockets.send(effect.to, [*frames, *payload]):
                         self._perform(self._machine.unreachable(effect.to, now), now)
+                case HangUp():
+                    self._sockets.hang_up()
                 case Resolve():
                     self._resolve(effect)
                 case Settled(version):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .limits import WORKERS_MAX
+from .limits import ROSTER_MODELS_MAX, WORKERS_MAX
 from .messages import Hello, Running
 
 Admission = Literal["new", "known", "again", "contested", "taken", "full"]
@@ -60,6 +60,7 @@ class Roster:
         self._lost_after = lost_after
         self._by_name: dict[str, Peer] = {}
         self._by_identity: dict[bytes, Peer] = {}
+        self._models = 0  # of all of them
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self._by_name.values())
@@ -83,6 +84,9 @@ class Roster:
         if other is not None and other.name != hello.name:
             self.remove(other)  # one connection is one worker: it has changed its name
         if peer is not None and peer.instance == hello.instance:
+            if not self._has_room(hello, peer):
+                return "full", None
+            self._models += len(hello.models) - len(peer.hello.models)
             self._by_identity.pop(peer.identity, None)
             peer.identity, peer.hello, peer.heard_at = identity, hello, now
             self._by_identity[identity] = peer
@@ -94,26 +98,38 @@ class Roster:
             if asked is None or now - asked >= self._lost_after:
                 peer.contested_at = now
             return "contested", peer
-        if peer is None and len(self._by_name) >= WORKERS_MAX and not self._forget_lost():
+        if not self._has_room(hello, peer):
             return "full", None
         if peer is not None:
             self.remove(peer)
         admitted: Admission = "new" if peer is None else "again"
         peer = Peer(hello.name, hello.instance, identity, hello, now, running={})
         self._by_name[peer.name] = self._by_identity[identity] = peer
+        self._models += len(hello.models)
         return admitted, peer
+
+    def _has_room(self, hello: Hello, instead_of: Peer | None) -> bool:
+        """Return whether a worker can be let in, if need be in place of those that are lost."""
+        count, models = (1, 0) if instead_of is None else (0, len(instead_of.hello.models))
+
+        def room() -> bool:
+            after = self._models + len(hello.models) - models
+            return len(self._by_name) + count <= WORKERS_MAX and after <= ROSTER_MODELS_MAX
+
+        return room() or (self._forget_lost(instead_of) and room())
 
     def remove(self, peer: Peer) -> None:
         """Forget a worker."""
-        self._by_name.pop(peer.name, None)
+        if self._by_name.pop(peer.name, None) is not None:
+            self._models -= len(peer.hello.models)
         self._by_identity.pop(peer.identity, None)
 
     def silent(self, now: float) -> list[Peer]:
         """Return the live workers that have been silent for too long."""
         return [p for p in self if not p.lost and now - p.heard_at >= self._lost_after]
 
-    def _forget_lost(self) -> bool:
-        lost = [peer for peer in self if peer.lost]
+    def _forget_lost(self, but: Peer | None) -> bool:
+        lost = [peer for peer in self if peer.lost and peer is not but]
         for peer in lost:
             self.remove(peer)
         return bool(lost)

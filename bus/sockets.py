@@ -32,18 +32,22 @@ from .limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from .listening import Listener
 from .messages import Buffer
 from .subscription import Subscription
-from .zmtp import Place
+from .zmtp import FRAMES_MAX, Place
 
 LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowledgement) gets this
-HEARTBEAT_MS = 5_000  # ZeroMQ's own pings, which free the queues of peers that are gone
-HEARTBEAT_TIMEOUT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
+# TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: libzmq
+# (4.3.5) aborts the process if one is due, or one of the peer's is among what was read ahead, where
+# a connection broke that was not read on because enough of its messages waited.
+KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each question without answer
+UNSENT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
 CONNECT_MS = 3_000  # for one attempt, in which the kernel knocks twice: now and after 1 s
 PUB_QUEUE = (
     1_000  # messages per subscriber before more are dropped; they lie in the version's memory
 )
 DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
-ROUTER_QUEUE = 1_000  # messages per worker; workers keep less than a window outstanding
+UNREAD = 4  # messages of one worker before TCP pushes back: each may have 128 KiB
+ROUTER_QUEUE = 128  # messages per worker, who keeps less than a window outstanding
 
 # Plain numbers: arithmetic with the enumerations of pyzmq takes longer than what it is for.
 READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
@@ -84,8 +88,11 @@ class _Sockets:
     def _socket(self, kind: int) -> "zmq.Socket[bytes]":
         s = self._context.socket(kind)
         s.setsockopt(zmq.LINGER, LINGER_MS)
-        s.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        s.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        s.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        s.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_SECONDS)
+        s.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_SECONDS)
+        s.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
+        s.setsockopt(zmq.TCP_MAXRT, UNSENT_MS)
         s.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         s.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         return s
@@ -120,9 +127,12 @@ class _Sockets:
         if not self._ask() & READABLE:
             return None
         self._asked = False
-        frames = [self._control.recv(AT_ONCE, copy=False)]
-        while frames[-1].more:
-            frames.append(self._control.recv(AT_ONCE, copy=False))
+        frame = self._control.recv(AT_ONCE, copy=False)
+        frames = [frame]
+        while frame.more:
+            frame = self._control.recv(AT_ONCE, copy=False)
+            if len(frames) <= FRAMES_MAX:  # the rest can only make it malformed
+                frames.append(frame)
         return frames
 
     def _silence(self) -> None:
@@ -169,11 +179,14 @@ class PublisherSockets(_Sockets):
         super().__init__(zmq.ROUTER)
         self._data = Distribution(queue, self._selector)
         self._listener: Listener | None = None  # of an ipc address
+        self._last: zmq.Frame | None = None  # the identity with the last message
         try:
             self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a worker is gone
             self._control.setsockopt(zmq.MAXMSGSIZE, 2 * HEADER_BYTES_MAX)
             self._control.setsockopt(zmq.SNDHWM, ROUTER_QUEUE)
+            self._control.setsockopt(zmq.RCVHWM, UNREAD)
             self.address = self._bind(address)
+            self._name = self._listening_name()
             self.data_address = self._bind_data(address, data)
         except BaseException:
             self.close()
@@ -203,6 +216,13 @@ class PublisherSockets(_Sockets):
             raise endpoints.unbindable(endpoint, "address", error.errno, reason) from None
         return self._control.getsockopt_string(zmq.LAST_ENDPOINT)
 
+    def _listening_name(self) -> str | int:
+        """Return the local name of connections that were accepted: a path, or a port."""
+        path = endpoints.ipc_path(self.address)
+        if path is not None:
+            return endpoints.ipc_name(path)
+        return endpoints.host_and_port(self.address)[1]
+
     def _bind_path(self, endpoint: str) -> None:
         """Have libzmq listen with a socket of ours: by itself it removes whatever is there."""
         self._listener = Listener(endpoint)
@@ -227,7 +247,22 @@ class PublisherSockets(_Sockets):
         frames = self._receive()
         if frames is None:
             return None
+        self._last = frames[0]
         return frames[0].bytes, [frame.bytes for frame in frames[1:]]  # small ones
+
+    def hang_up(self) -> None:
+        """Close the connection of the message that was received last.
+
+        libzmq has no call for that, but tells the descriptor, and closes what it finds shut down.
+        By now that may be another connection's. If it is one of this socket, its worker comes back.
+        """
+        if self._last is None:
+            return
+        with contextlib.suppress(OSError, zmq.ZMQError):
+            held = os.dup(int(self._last.get(zmq.SRCFD)))
+            with socket.socket(fileno=held) as connection:
+                if _local_name(connection) == self._name:
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def receive_subscription(self) -> tuple[Outlet, Collection[bytes]] | None:
         """Return who has subscribed since, and to which topics; each once."""
@@ -279,6 +314,11 @@ class PublisherSockets(_Sockets):
         if self._listener is not None:
             self._listener.close()
         super().close()
+
+
+def _local_name(connection: socket.socket) -> str | int:
+    name = connection.getsockname()
+    return name[1] if isinstance(name, tuple) else os.fsdecode(name)
 
 
 class WorkerSockets(_Sockets):

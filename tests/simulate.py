@@ -31,6 +31,7 @@ from weightbus.bus.effects import (
     Broadcast,
     Connect,
     Effect,
+    HangUp,
     Ready,
     Refused,
     Resolve,
@@ -310,6 +311,8 @@ class Publisher:
                     self.sim.to_worker(effect)
                 case Broadcast():
                     self.sim.broadcast(effect)
+                case HangUp():
+                    raise AssertionError("a worker was taken for a flood")
                 case Resolve():
                     publication = self.open.pop(effect.publication)
                     invariants = self.sim.invariants

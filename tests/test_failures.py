@@ -34,7 +34,7 @@ from weightbus.bus.endpoints import host_and_port
 from weightbus.bus.messages import Hello, Ping, Refuse, Welcome, encode, from_publisher
 from weightbus.bus.publication import Publication
 from weightbus.bus.publisher import PublisherMachine
-from weightbus.bus.sockets import HEARTBEAT_TIMEOUT_MS
+from weightbus.bus.sockets import UNSENT_MS
 from weightbus.tests.bus_process import checksum, model
 
 SECONDS = 60.0  # far more than anything here takes
@@ -497,7 +497,7 @@ def test_what_is_dropped_on_the_way_is_fetched(scene: Scene) -> None:
 
 
 def test_a_connection_that_leads_nowhere_any_more_is_made_anew(scene: Scene) -> None:
-    """As when a network is cut: neither side is told, and ZeroMQ would need half a minute."""
+    """As when a network is cut: neither side is told, and TCP would need half a minute."""
     control, data = scene.tunnel(), scene.tunnel()
     publisher = scene.publisher(advertise=data.address, shared_memory=False)
     control.lead_to(publisher.address)
@@ -510,7 +510,7 @@ def test_a_connection_that_leads_nowhere_any_more_is_made_anew(scene: Scene) -> 
     control.cut()
     data.cut()
     publisher.publish_async("m", model(SMALL, 2))
-    update = subscriber.receive(HEARTBEAT_TIMEOUT_MS / 1000 * 2 / 3)
+    update = subscriber.receive(UNSENT_MS / 1000 * 2 / 3)
     assert update is not None, "it has waited for ZeroMQ to find out"
     assert update.version == 2
     assert checksum(target) == checksum(model(SMALL, 2))

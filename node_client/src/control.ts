@@ -20,8 +20,6 @@ export class Control {
     linger: LINGER_MS,
     receiveHighWaterMark: 32, // messages held before TCP pushes back
     maxMessageSize: MESSAGE_BYTES_MAX,
-    heartbeatInterval: 5_000, // ZeroMQ's own, which free the queues of peers that are gone
-    heartbeatTimeout: 30_000,
     connectTimeout: CONNECT_MS,
     reconnectInterval: 50,
     reconnectMaxInterval: 1_000,

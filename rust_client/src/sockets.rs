@@ -9,8 +9,6 @@ use crate::limits::MESSAGE_BYTES_MAX;
 use std::io;
 
 const LINGER_MS: i32 = 200; // what is on its way at the end (a goodbye, an acknowledgement) gets this
-const HEARTBEAT_MS: i32 = 5_000; // ZeroMQ's own pings, which free the queues of peers that are gone
-const HEARTBEAT_TIMEOUT_MS: i32 = 30_000; // longer than a chunk of 1 MiB takes at 40 kB/s
 const RECONNECT_MS: i32 = 50;
 const RECONNECT_MAX_MS: i32 = 1_000;
 const CONNECT_MS: i32 = 3_000; // for one attempt: the kernel tries again after 1 s, then after 3 s
@@ -62,8 +60,6 @@ fn open(address: &str) -> zmq::Result<Control> {
     let context = zmq::Context::new();
     let socket = context.socket(zmq::DEALER)?;
     socket.set_linger(LINGER_MS)?;
-    socket.set_heartbeat_ivl(HEARTBEAT_MS)?;
-    socket.set_heartbeat_timeout(HEARTBEAT_TIMEOUT_MS)?;
     socket.set_reconnect_ivl(RECONNECT_MS)?;
     socket.set_reconnect_ivl_max(RECONNECT_MAX_MS)?;
     socket.set_connect_timeout(CONNECT_MS)?;

@@ -89,16 +89,12 @@ class Control {
  private:
   static constexpr std::size_t kFramesMax = 8;
   static constexpr int kLingerMs = 200;       // what is on its way when we leave gets this
-  static constexpr int kHeartbeatMs = 5'000;  // ZeroMQ's own, which free the queues of the gone
-  static constexpr int kHeartbeatTimeoutMs = 30'000;  // longer than a chunk takes at 40 kB/s
   static constexpr int kConnectMs = 3'000;  // for one attempt, in which TCP tries at 0 and 1 s
   static constexpr int kQueue = 32;         // messages held before TCP pushes back; bytes count
 
   explicit Control(const std::string& address)
       : address_(address), context_(1), socket_(context_, ZMQ_DEALER) {
     socket_.set(zmq::sockopt::linger, kLingerMs);
-    socket_.set(zmq::sockopt::heartbeat_ivl, kHeartbeatMs);
-    socket_.set(zmq::sockopt::heartbeat_timeout, kHeartbeatTimeoutMs);
     socket_.set(zmq::sockopt::reconnect_ivl, 50);
     socket_.set(zmq::sockopt::reconnect_ivl_max, 1'000);
     socket_.set(zmq::sockopt::connect_timeout, kConnectMs);

@@ -1,0 +1,179 @@
+"""Whoever floods a publisher's control socket is hung up on, and nobody else is."""
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zmq
+
+from weightbus.bus import patience
+from weightbus.bus.effects import Effect, HangUp
+from weightbus.bus.limits import ROSTER_MODELS_MAX, STRANGERS, TALK, Timing
+from weightbus.bus.messages import Applied, Hello, Message, Ping, Progress, encode
+from weightbus.bus.patience import DEAR
+from weightbus.bus.publisher import PublisherMachine
+from weightbus.bus.roster import Roster
+from weightbus.bus.sockets import PublisherSockets, WorkerSockets
+
+SECONDS = 30.0
+MODEL = "m"
+
+
+def hello(name: str, instance: int = 1, models: int = 0) -> Hello:
+    wanted = dict.fromkeys([MODEL, *(f"m{i}" for i in range(models - 1))])
+    return Hello(name=name, instance=f"{instance:032x}", models=wanted)
+
+
+class Bench:
+    """A publisher, and connections that say things to it."""
+
+    def __init__(self, timing: Timing | None = None) -> None:
+        self.machine = PublisherMachine(7, "tcp://d:1", timing)
+        self.now = 100.0
+
+    def say(self, who: bytes, message: Message | bytes) -> list[Effect]:
+        header = message if isinstance(message, bytes) else encode(message)
+        return self.machine.receive(who, [header], self.now)
+
+    def floods(self, who: bytes, messages: Callable[[int], Message | bytes], count: int) -> bool:
+        """Say so many things at once; return whether that was too much."""
+        return any(HangUp() in self.say(who, messages(n)) for n in range(count))
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        lambda n: hello("flood", n),
+        lambda n: hello(f"flood-{n}"),
+        lambda _: hello("known"),
+        lambda _: Ping(),
+        lambda _: b"{}",
+        lambda n: encode(hello(f"large-{n}"))[:-1] + b',"x":"' + b"x" * 60_000 + b'"}',
+        lambda _: Applied(model=MODEL, epoch=7, version=1, digest=""),
+    ],
+    ids=["instances", "names", "one hello", "pings", "malformed", "large", "says no hello"],
+)
+def test_a_flood_is_hung_up_on_and_then_heard_no_more(
+    flood: Callable[[int], Message | bytes],
+) -> None:
+    bench = Bench()
+    bench.say(b"honest", hello("honest"))
+    assert bench.floods(b"bad", flood, 2 * round(TALK.burst))
+    bench.now += 1000
+    assert bench.say(b"bad", flood(0)) == [], "what is left of it is not even looked at"
+    assert bench.say(b"honest", Ping()), "others are heard"
+    assert bench.say(b"back", hello("back")), "it may come back"
+
+
+def test_a_worker_is_never_taken_for_a_flood() -> None:
+    """It asks for its name, is asked for a sign of life, pings, and reports as fast as it can."""
+    bench = Bench()
+    for _ in range(200):  # nobody welcomes it: another has its name, for instance
+        assert not bench.floods(b"w", lambda _: hello("w"), 1)
+        bench.now += Timing().hello_retry
+    for _ in range(100):
+        assert not bench.floods(b"w", lambda _: Ping(), 1)
+        reports = itertools.repeat(Progress(model=MODEL, epoch=7, version=1, chunks=1), 1000)
+        assert not any(HangUp() in bench.say(b"w", report) for report in reports)
+        bench.now += Timing().ping
+
+
+def test_quick_timing_allows_quick_talk() -> None:
+    timing = Timing(ping=0.01, lost_after=0.1)
+    bench = Bench(timing)
+    for _ in range(1000):
+        assert not bench.floods(b"w", lambda _: hello("w"), 1)
+        assert not bench.floods(b"w", lambda _: Ping(), 1)
+        bench.now += timing.hello_retry
+
+
+def test_strangers_share_what_time_there_is_for_them() -> None:
+    bench = Bench()
+    bench.say(b"honest", hello("honest"))
+    who = [b"%d" % n for n in range(round(STRANGERS.burst) + 100)]
+    answered = [bool(bench.say(each, hello(each.decode()))) for each in who]
+    assert sum(answered) == STRANGERS.burst - 1
+    assert bench.say(b"honest", Ping()), "a worker is none of them"
+    bench.now += 1.0
+    assert bench.say(who[-1], hello("late")), "it is let in when it says hello again"
+
+
+def test_what_is_kept_of_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "HUNG_UP_KEPT", 3)
+    timing = Timing()
+    kept = patience.Patience(timing)
+    for n in range(10):
+        while kept.bears(b"%d" % n, DEAR, 0, 0.0):
+            pass
+    assert [n for n in range(10) if not kept.hears(b"%d" % n)] == [7, 8, 9]
+    kept.bears(b"quiet", DEAR, 0, 0.0)
+    kept.tick(1.0)
+    assert vars(kept)["_each"] == {}
+
+
+def test_the_roster_is_bounded_by_what_its_workers_want() -> None:
+    roster = Roster(5.0)
+    each = 64
+    for n in range(ROSTER_MODELS_MAX // each):
+        admission, peer = roster.admit(b"%d" % n, hello(f"w{n}", models=each), 0.0)
+        assert admission == "new"
+    assert peer is not None
+    assert roster.admit(b"x", hello("x"), 0.0) == ("full", None)
+    assert roster.admit(peer.identity, hello(peer.name, models=each), 0.0)[0] == "known"
+    assert roster.admit(peer.identity, hello(peer.name, models=each + 1), 0.0)[0] == "full"
+    assert roster.admit(peer.identity, hello(peer.name, models=1), 0.0)[0] == "known"
+    assert roster.admit(b"x", hello("x", models=each - 1), 0.0)[0] == "new"
+    peer.lost = True
+    assert roster.admit(b"y", hello("y"), 0.0)[0] == "new", "who is lost makes room"
+    assert roster.by_name(peer.name) is None
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_a_connection_is_closed_and_no_other(scheme: str, tmp_path: Path) -> None:
+    address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/control"
+    sockets = PublisherSockets(address, None)
+    with zmq.Context() as context:
+        good, bad = (context.socket(zmq.DEALER) for _ in range(2))
+        for dealer in (good, bad):
+            dealer.linger = 0
+            dealer.connect(sockets.address)
+        identities = {}
+        for dealer in (good, bad):
+            dealer.send(b"hi")
+            identities[dealer] = _received(sockets)[0]
+        sockets.hang_up()
+        deadline = time.monotonic() + SECONDS
+        while sockets.send(identities[bad], [b"lost"]):
+            assert time.monotonic() < deadline, "it was not closed"
+            sockets.poll(0.01)
+        assert sockets.send(identities[good], [b"still"])
+        assert good.poll(round(1000 * SECONDS))
+        assert good.recv() == b"still"
+        bad.send(b"back")
+        again, frames = _received(sockets)
+        assert (again != identities[bad], [*map(bytes, frames)]) == (True, [b"back"])
+        good.close()
+        bad.close()
+    sockets.close()
+
+
+def _received(sockets: PublisherSockets) -> tuple[bytes, list[bytes]]:
+    deadline = time.monotonic() + SECONDS
+    while (found := sockets.receive()) is None:
+        assert time.monotonic() < deadline, "nothing came"
+        sockets.poll(0.1)
+    return found[0], [bytes(frame) for frame in found[1]]
+
+
+def test_zeromq_sends_no_pings_of_its_own() -> None:
+    """They make libzmq 4.3.5 abort the process where a connection broke that it did not read on."""
+    for sockets in (
+        PublisherSockets("tcp://127.0.0.1:0", None),
+        WorkerSockets("tcp://127.0.0.1:1", lambda _frames, _size: None),
+    ):
+        control: zmq.Socket[bytes] = vars(sockets)["_control"]
+        assert control.get(zmq.HEARTBEAT_IVL) == 0
+        assert control.get(zmq.TCP_KEEPALIVE) == 1
+        sockets.close()
