@@ -117,4 +117,13 @@ def not_applied(
 
 
 class ClosedError(WeightBusError):
-    """The publisher or subscriber was closed, or its background thread ended."""
+    """The publisher or subscriber was closed, or a background thread of it ended: see the cause."""
+
+    @classmethod
+    def of(cls, what: str, cause: BaseException | None) -> ClosedError:
+        """Return the error of a publisher or subscriber that has ended, because of this."""
+        if cause is None or isinstance(cause, ClosedError):
+            return cls(f"this {what} is closed" + (f": {cause}" if cause is not None else ""))
+        error = cls(f"this {what} has ended, since its thread failed: {cause!r}; make a new one")
+        error.__cause__ = cause
+        return error

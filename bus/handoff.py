@@ -15,7 +15,7 @@ class Handoff:
     """A meeting point of two threads."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()  # also when a version runs, or no longer does
         self._ready: dict[str, StagedVersion] = {}
         self._errors: deque[ApplyError] = deque(maxlen=MODELS_MAX)
         self._refusal: RefusedError | None = None
@@ -26,46 +26,46 @@ class Handoff:
 
     def put(self, staged: StagedVersion) -> StagedVersion | None:
         """Leave a version; return the older one that it replaces, if any."""
-        with self._changed:
+        with self.changed:
             older = self._ready.pop(staged.model, None)
             self._ready[staged.model] = staged
-            self._changed.notify_all()
+            self.changed.notify_all()
             return older
 
     def put_back(self, staged: StagedVersion) -> bool:
         """Leave a version again that was taken; return False if a newer one has come meanwhile."""
-        with self._changed:
+        with self.changed:
             if staged.model in self._ready:
                 return False
             self._ready[staged.model] = staged
-            self._changed.notify_all()
+            self.changed.notify_all()
             return True
 
     def reject(self, error: ApplyError) -> None:
         """Leave word that a version could not be taken; once for each version."""
-        with self._changed:
+        with self.changed:
             key = (error.model, error.epoch, error.version)
             if key not in [(e.model, e.epoch, e.version) for e in self._errors]:
                 self._errors.append(error)
-                self._changed.notify_all()
+                self.changed.notify_all()
 
     def refuse(self, error: RefusedError) -> None:
         """Leave word that the publisher refuses this worker."""
-        with self._changed:
+        with self.changed:
             self._refusal = error
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def join(self, epoch: int) -> None:
         """The publisher has let this worker in."""
-        with self._changed:
+        with self.changed:
             self._refusal, self.joined_epoch = None, epoch
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def close(self, reason: BaseException) -> None:
-        """Nothing more will come."""
-        with self._changed:
-            self._closed = reason
-            self._changed.notify_all()
+        """Nothing more will come, for this reason; the first one counts."""
+        with self.changed:
+            self._closed = self._closed or reason
+            self.changed.notify_all()
 
     # For the user's thread.
 
@@ -77,17 +77,45 @@ class Handoff:
             RefusedError: The publisher refuses this worker.
             ClosedError: Nothing will come any more.
         """
-        with self._changed:
-            self._changed.wait_for(self._news, timeout)
+        with self.changed:
+            self.changed.wait_for(self._news, timeout)
+            self.check_alive()
             if self._ready:
                 return self._ready.pop(next(iter(self._ready)))
             if self._errors:
                 raise self._errors.popleft()
             if self._refusal is not None:
                 raise self._refusal
-            if self._closed is not None:
-                raise ClosedError(f"this subscriber is closed: {self._closed}")
+            self.check_open()
             return None
+
+    def check_open(self) -> None:
+        """Check that anything can still come.
+
+        Raises:
+            ClosedError: The subscriber was closed, or a thread of it has failed: that is the cause.
+        """
+        if self._closed is not None:
+            raise ClosedError.of("subscriber", self._closed)
+
+    def check_alive(self) -> None:
+        """Check that no thread has failed; that it was closed is fine.
+
+        Raises:
+            ClosedError: One has; it is the cause.
+        """
+        if self.failure is not None:
+            self.check_open()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What has ended a thread, unless it was `close()`."""
+        return None if isinstance(self._closed, ClosedError) else self._closed
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will come."""
+        return self._closed is not None
 
     def _news(self) -> bool:
         told = self._refusal is not None or self._closed is not None
@@ -100,17 +128,16 @@ class Handoff:
             RefusedError: The publisher refuses this worker.
             ClosedError: The subscriber was closed.
         """
-        with self._changed:
-            self._changed.wait_for(
+        with self.changed:
+            self.changed.wait_for(
                 lambda: bool(self.joined_epoch or self._refusal or self._closed), timeout
             )
+            self.check_open()
             if self._refusal is not None:
                 raise self._refusal
-            if self._closed is not None:
-                raise ClosedError(f"this subscriber is closed: {self._closed}")
             return self.joined_epoch > 0
 
     def wait_closed(self, timeout: float) -> bool:
         """Wait until the subscriber is closed; return whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._closed is not None, timeout)
+        with self.changed:
+            return self.changed.wait_for(lambda: self._closed is not None, timeout)

@@ -4,13 +4,14 @@ Any thread hands it work through `submit` and the other calls below; each return
 thread ends, for whatever reason, every future that is still open fails with the reason.
 """
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, Protocol, TypeVar
 
 from .effects import Broadcast, Effect, HangUp, Notice, Resolve, Send, Settled, Withdraw
 from .errors import ClosedError, PublishError
@@ -64,7 +65,7 @@ class PublisherLoop:
     ) -> None:
         self._machine, self._sockets = machine, sockets
         self._memory, self._epoch = memory, machine.epoch
-        self._work: deque[Callable[[float], None]] = deque()
+        self._work: deque[tuple[Callable[[float], None], Future[Any]]] = deque()
         self._open: dict[int, Future[Receipt]] = {}
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._stopping = False
@@ -93,6 +94,15 @@ class PublisherLoop:
 
         self._hand_over(work, future)
         return future
+
+    def check(self) -> None:
+        """Check that the thread is there.
+
+        Raises:
+            ClosedError: It is not, any more; the cause says why.
+        """
+        if self._ended is not None or self._stopping:
+            raise self._closed()
 
     def prepare(self, model: str, shared: Shared, nbytes: int) -> None:
         """Tell workers where the first version of a model will lie."""
@@ -128,18 +138,18 @@ class PublisherLoop:
     def _hand_over(self, work: Callable[[float], None], future: "Future[T]") -> None:
         with self._lock:
             if self._ended is not None or self._stopping:
-                future.set_exception(ClosedError(f"this publisher is closed{self._why()}"))
+                future.set_exception(self._closed())
                 return
-            self._work.append(work)
+            self._work.append((work, future))
         self._sockets.wake()
 
-    def _why(self) -> str:
-        return f": {self._ended!r}" if self._ended is not None else ""
+    def _closed(self) -> ClosedError:
+        return ClosedError.of("publisher", self._ended)
 
     # For the thread itself.
 
     def _run(self) -> None:
-        ended: BaseException = ClosedError("closed")
+        ended: BaseException = ClosedError("close() was called")
         try:
             next_tick = time.monotonic()
             while not self._stopping:
@@ -157,17 +167,14 @@ class PublisherLoop:
         with self._lock:
             self._ended = reason
             work, self._work = self._work, deque()
-        for job in work:
-            try:
-                job(time.monotonic())
-            except Exception:
-                log.debug("work after the end", exc_info=True)
-        for future in self._open.values():
-            if not future.done():
-                future.set_exception(ClosedError(f"this publisher is closed{self._why()}"))
-        for _, watcher in self._watchers:
-            if not watcher.done():
-                watcher.set_exception(ClosedError(f"this publisher is closed{self._why()}"))
+        waiting: list[Future[Any]] = [
+            *self._open.values(),
+            *(w for _, w in self._watchers),
+            *(f for _, f in work),
+        ]
+        for future in waiting:
+            with contextlib.suppress(InvalidStateError):  # it is done, or given up
+                future.set_exception(self._closed())
         if self._memory is not None:
             self._memory.stop()
         self._sockets.close()
@@ -196,7 +203,9 @@ class PublisherLoop:
 
     def _do_work(self, now: float) -> None:
         while self._work:
-            self._work.popleft()(now)
+            work, _ = self._work[0]  # if it fails, whoever waits for it is told at the end
+            work(now)
+            self._work.popleft()
             self._look(now)
 
     def _take_messages(self, now: float) -> None:
@@ -270,7 +279,14 @@ class PublisherLoop:
         status = self._machine.status(now)
         for watcher in list(self._watchers):
             condition, future = watcher
-            if future.done() or condition(status):
+            try:
+                met = future.done() or condition(status)
+            except Exception as error:  # it is the caller's code
+                self._watchers.remove(watcher)
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
+                continue
+            if met:
                 self._watchers.remove(watcher)
                 # Whoever waited may give up this very moment; a cancelled future takes no result.
                 if future.set_running_or_notify_cancel():

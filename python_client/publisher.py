@@ -167,7 +167,7 @@ class Publisher:
         Raises:
             StateError: The weights cannot travel.
         """
-        self._check_process()
+        self._check_usable()
         kept = self._model(model)
         with kept.lock:
             _, layout = kept.describe(weights)
@@ -228,7 +228,7 @@ class Publisher:
         way: a worker that goes straight to the newer one counts as `skipped`, which is success.
         """
         started = time.monotonic()
-        self._check_process()
+        self._check_usable()
         names = _names(workers)
         needed = _needed(require, names)
         checks.choice(wait, "wait", ("applied", "staged", "none"))
@@ -294,7 +294,7 @@ class Publisher:
 
     def workers(self) -> dict[str, WorkerStatus]:
         """Return who is there, lost workers included, and which version each of them runs."""
-        self._check_process()
+        self._check_usable()
         return {w.name: w for w in _result(self._loop.status(), ANSWER_SECONDS)}
 
     def wait_for_workers(self, count: int, timeout: float, model: str | None = None) -> None:
@@ -303,7 +303,7 @@ class Publisher:
         Raises:
             WorkersMissingError: They did not come in time; it says who did.
         """
-        self._check_process()
+        self._check_usable()
         checks.whole(count, "count", 0, WORKERS_MAX)
         timeout = checks.seconds(timeout, "timeout")
         if model is not None:
@@ -393,7 +393,7 @@ class Publisher:
         return list(found.values())
 
     def _need_folder(self) -> StateFolder:
-        self._check_process()
+        self._check_usable()
         if self._folder is None:
             raise StateFolderError(
                 "this publisher keeps nothing on disk: give it a folder, Publisher(state=...), "
@@ -401,12 +401,13 @@ class Publisher:
             )
         return self._folder
 
-    def _check_process(self) -> None:
+    def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise ClosedError(
                 f"this publisher was made in process {self._pid}, this is process {os.getpid()}: "
                 "sockets do not survive a fork; make a new Publisher here"
             )
+        self._loop.check()
 
     def _check_known(self, names: tuple[str, ...]) -> None:
         known = self.workers()

@@ -154,7 +154,7 @@ class Subscriber:
         self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
         self._handoff = Handoff()
         self._lock = ReadingLock()
-        self._applied = threading.Condition()
+        self._applied = self._handoff.changed
         self._running: dict[str, Update] = {}
         self._error: WeightBusError | None = None
         self._background: threading.Thread | None = None
@@ -333,11 +333,19 @@ class Subscriber:
             return False
         except StaleError:
             self._loop.stale(staged)
-        except Exception as error:
+        except BaseException as error:  # the user's code may be in it, and this is the bus's thread
             self._note(error)
         return True
 
     def _apply_all(self) -> None:
+        try:
+            self._apply_until_closed()
+        except BaseException as error:  # nobody would apply any more: it is over for all
+            log.exception("%s: the thread that applies has failed", self.name)
+            self._handoff.close(error)
+            self._loop.stop()
+
+    def _apply_until_closed(self) -> None:
         while True:
             try:
                 self._receive(1.0)
@@ -369,6 +377,7 @@ class Subscriber:
                 parts of two. Any version that is applied mends them: that one is tried a few times
                 more by itself, and publishing a new one does.
         """
+        self._handoff.check_alive()  # else weights would stay as they are for ever, in silence
         return self._lock.reading(checks.seconds(timeout, "timeout"))
 
     def wait_for_version(
@@ -381,6 +390,7 @@ class Subscriber:
 
         Raises:
             KeyError: This subscriber does not have that model.
+            ClosedError: It is closed, or a thread of it has failed; see the cause.
         """
         self._targets[model]
         checks.whole(version, "version", 0, INTEGER_MAX)
@@ -394,14 +404,18 @@ class Subscriber:
             return (running.epoch, running.version) >= (epoch, version)
 
         with self._applied:
-            return self._running[model] if self._applied.wait_for(there, timeout) else None
+            self._applied.wait_for(lambda: there() or self._handoff.closed, timeout)
+            if not there():
+                self._handoff.check_open()
+            return self._running[model] if there() else None
 
     # How things stand.
 
     @property
     def error(self) -> WeightBusError | None:
         """What went wrong last in the background, if anything has."""
-        return self._error
+        failure = self._handoff.failure
+        return self._error if failure is None else ClosedError.of("subscriber", failure)
 
     def update(self, model: str) -> Update | None:
         """Return what a model runs; None before its first version, or if one failed half-way."""
@@ -456,6 +470,7 @@ class Subscriber:
                 f"this subscriber was made in process {self._pid}, this is process {os.getpid()}: "
                 "sockets do not survive a fork; make a new Subscriber here"
             )
+        self._handoff.check_alive()
         if self._background is not None:
             raise ClosedError("this subscriber applies in the background since start()")
 

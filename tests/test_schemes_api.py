@@ -122,7 +122,7 @@ def test_a_new_scheme(kind: type[Any]) -> None:
     assert kind().strategy == "tensordict"
     with pytest.raises(ValueError, match=r"Unknown strategy: x\. Must be 'tensordict' or 'state"):
         kind(strategy="x")
-    with pytest.raises(ValueError, match="above 0 seconds"):
+    with pytest.raises(ValueError, match="seconds above 0"):
         kind(timeout=0)
 
 

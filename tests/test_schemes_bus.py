@@ -222,7 +222,7 @@ def test_memory_and_ties_stay_and_ids_are_checked() -> None:
             sender.send(fill(net, 3.0), worker_ids=[0, 5])
         with pytest.raises(ValueError, match="no weights given for worker 1"):
             sender.send({0: net}, worker_ids=[0, 1])
-        with pytest.raises(ValueError, match="above 0 seconds"):
+        with pytest.raises(ValueError, match="seconds above 0"):
             sender.send(timeout=0)
         with pytest.raises(StateError, match="a object cannot travel"):
             sender.send({"first.weight": object()})
