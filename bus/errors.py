@@ -15,12 +15,16 @@ WeightBusError
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 from ..codecs.errors import WeightBusError
 
 if TYPE_CHECKING:
     from .receipt import Receipt
+
+
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}  # on a disk, for now
 
 
 class ProtocolError(WeightBusError):
@@ -104,13 +108,14 @@ def not_applied(
     model: str, epoch: int, version: int, cause: BaseException, *, intact: bool
 ) -> ApplyError:
     """Return the error that says why a version could not be applied, and what runs now."""
+    no_room = isinstance(cause, MemoryError) or getattr(cause, "errno", None) in NO_ROOM
     begun = "" if intact else ", and no version runs until one is applied, which mends it"
     error = (ApplyError if intact else TornError)(
         f"{model} version {version} could not be applied{begun}: {cause}",
         model=model,
         epoch=epoch,
         version=version,
-        code="apply",
+        code="no-memory" if no_room and intact else "apply",  # that is tried again
     )
     error.__cause__ = cause
     return error

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from ..codecs.layout import Layout
 from .acceptance import Acceptance, Accepts
 from .effects import Effect, Ready, Rejected, Renamed, Send, Subscribe
+from .later import Later
 from .limits import APPLIES_MAX, PROGRESS_CHUNKS, TEXT_MAX, Timing
 from .messages import (
     Abort,
@@ -98,6 +99,7 @@ class Slot:
         # Could not be taken; not tried again. An older one still may be: what was rejected may
         # have been aborted, or meant for few, and the latest for all be one that was missed.
         self._rejected: deque[Key] = deque(maxlen=REJECTED_KEPT)
+        self._later = Later(timing)
         self.catching_up = False  # finishing one version, whatever is announced
         self._failure: Failed | None = None  # the last one, until another version is begun
         self._taken: Key = (0, 0)  # is being applied
@@ -131,7 +133,7 @@ class Slot:
             known = max(known, self.arriving.key)
         if version == 0 or (epoch, version) <= known or self.catching_up:
             return []
-        if (epoch, version) in self._rejected:
+        if (epoch, version) in self._rejected or self._later.is_early(epoch, version, now):
             return []
         return self._ask_latest(epoch, now)
 
@@ -482,13 +484,21 @@ class Slot:
             self._failure = None
         return [self._say_applied(self.running), *self._resume(now)]
 
-    def failed(self, key: Key, text: str, now: float, *, intact: bool = True) -> list[Effect]:
-        """A version could not be applied. If the model is `intact`, what ran before still runs."""
+    def failed(
+        self, key: Key, text: str, now: float, *, intact: bool = True, full: bool = False
+    ) -> list[Effect]:
+        """A version could not be applied. If the model is `intact`, what ran before still runs.
+
+        `full`: there was no room for it, which there may be later.
+        """
         staged = self._returned(key)
         if staged is None:
             return []
         if not intact:
             self._tear(key)
+        if full and intact:
+            self._later.put_off(key, now)
+            return [self._fail(key, "no-memory", text), *self._resume(now)]
         if intact or self.torn >= APPLIES_MAX:
             self._rejected.append(key)
         return [self._fail(key, "apply", text), *self._resume(now)]

@@ -352,10 +352,17 @@ class WorkerMachine:
         return self.slots[model].stale(key, now)
 
     def failed(
-        self, model: str, key: Key, text: str, now: float, *, intact: bool = True
+        self,
+        model: str,
+        key: Key,
+        text: str,
+        now: float,
+        *,
+        intact: bool = True,
+        full: bool = False,
     ) -> list[Effect]:
         """A version that was ready could not be applied; unless `intact`, no version runs now."""
-        return self.slots[model].failed(key, text, now, intact=intact)
+        return self.slots[model].failed(key, text, now, intact=intact, full=full)
 
     def dropped(self, model: str, key: Key, now: float) -> list[Effect]:
         """A version that was ready was replaced before anybody took it."""

@@ -94,10 +94,12 @@ class WorkerLoop:
         """A version was gone from shared memory before it could be applied."""
         self._hand_over(lambda now: self._machine.stale(staged.model, staged.key, now))
 
-    def failed(self, staged: StagedVersion, text: str, *, intact: bool) -> None:
+    def failed(self, staged: StagedVersion, text: str, *, intact: bool, full: bool) -> None:
         """A version could not be applied; unless `intact`, no version runs now."""
         model, key = staged.model, staged.key
-        self._hand_over(lambda now: self._machine.failed(model, key, text, now, intact=intact))
+        self._hand_over(
+            lambda now: self._machine.failed(model, key, text, now, intact=intact, full=full)
+        )
 
     def close(self, timeout: float = 10.0) -> None:
         """Say goodbye and end the thread."""

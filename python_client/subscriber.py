@@ -293,7 +293,9 @@ class Subscriber:
             with self._applied:
                 self._running.pop(staged.model, None)
                 self._applied.notify_all()
-        self._loop.failed(staged, f"{type(error).__name__}: {error}", intact=intact)
+        self._loop.failed(
+            staged, f"{type(error).__name__}: {error}", intact=intact, full=told.code == "no-memory"
+        )
         if not isinstance(error, Exception):
             raise error
         raise told

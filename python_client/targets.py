@@ -4,7 +4,9 @@ nn.Module, TensorDict, mapping of torch tensors or numpy arrays      copied in p
 a path                                                               written, then renamed
 """
 
+import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
@@ -123,6 +125,7 @@ class FileTarget:
             raise NotADirectoryError(
                 f"{path}: there is no folder {path.parent} to write it into; make it first"
             )
+        self._clear_away()
 
     def fault(self, layout: Layout) -> str:
         """Any layout can be written."""
@@ -161,19 +164,50 @@ class FileTarget:
         self._before, self._replaced = None, False
 
     def _replace(self, write: Callable[[BinaryIO], object]) -> None:
-        folder, name = self._path.parent, self._path.name
-        # Not by `tempfile`, whose files nobody else may read: others are to load this one.
-        temporary = folder / f".{name}.{secrets.token_hex(8)}"
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        temporary, handle = self._temporary()
         try:
             with os.fdopen(handle, "wb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, self._path)
+                os.replace(temporary, self._path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+    def _temporary(self) -> tuple[Path, int]:
+        """Make a file beside the target, and hold its lock: somebody is at it.
+
+        Not by `tempfile`, whose files nobody else may read: others are to load this one.
+        """
+        while True:
+            path = self._path.parent / f".{self._path.name}.{secrets.token_hex(8)}"
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                ours = _locked(handle) and os.fstat(handle).st_nlink > 0
+            except OSError:  # there are no locks here, so nobody clears anything away either
+                ours = True
+            if ours:
+                return path, handle
+            os.close(handle)  # it was cleared away before it had its lock
+
+    def _clear_away(self) -> None:
+        """Remove what killed subscribers have left of this file: nobody holds its lock."""
+        left = re.compile(re.escape(f".{self._path.name}.") + r"[0-9a-f]{16}")
+        for path in self._path.parent.iterdir():
+            if left.fullmatch(path.name):
+                with suppress(OSError), path.open("rb") as file:
+                    if _locked(file.fileno()):
+                        path.unlink()
+
+
+def _locked(handle: int) -> bool:
+    """Take the lock of a file, which the kernel ends with its holder; return whether it is ours."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def targets_of(models: Mapping[str, object], *, strict: bool, cast: bool) -> dict[str, Target]:

@@ -1,7 +1,9 @@
 """Publishers and subscribers over real sockets: every kind of weights, every way to publish."""
 
 import asyncio
+import errno
 import inspect
+import os
 import socket
 import sys
 import threading
@@ -27,6 +29,7 @@ from weightbus import (
     PublishError,
     StateError,
     Subscriber,
+    Timing,
     UnknownWorkerError,
     Update,
     WorkersMissingError,
@@ -430,6 +433,30 @@ def test_a_shortfall_says_what_was_waited_for(bus: Bus) -> None:
         bus.subscriber(publisher, arrays(0, size), name=name)
     with pytest.raises(PublishError, match=r"is staged by 1 of 2 workers after .* s; bad failed"):
         publisher.publish("m", arrays(1), wait="staged", timeout=SECONDS)
+
+
+def test_a_full_disk_is_tried_again(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Applied as soon as there is room, and nothing is left of the attempts before."""
+    full, fsync = threading.Event(), os.fsync
+    full.set()
+
+    def written(file: int) -> None:
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", written)
+    timing = Timing(ping=0.1, lost_after=SECONDS)
+    publisher = bus.publisher(timing=timing)
+    worker = bus.subscriber(publisher, tmp_path / "file", timing=timing).start()
+    with pytest.raises(PublishError, match=r"no-memory: .*No space left"):
+        publisher.publish("m", arrays(1), timeout=SECONDS)
+    assert not list(tmp_path.iterdir())
+    full.clear()
+    assert worker.wait_for_version("m", timeout=SECONDS)
+    assert load_file(tmp_path / "file")["w"][0] == 1
 
 
 def test_close_does_not_wait_for_a_hook_that_hangs(bus: Bus) -> None:

@@ -1,6 +1,7 @@
 """The latest version wins, nothing torn is given out, and two buffers are enough."""
 
 import errno
+import itertools
 import mmap
 from typing import Any
 
@@ -461,6 +462,23 @@ def test_a_failure_leaves_what_runs_and_is_repeated() -> None:
     assert sent(bench.slot.repeat(), Failed)
     bench.announce(version(3))
     assert not sent(bench.slot.repeat(), Failed), "another version is begun"
+
+
+def test_what_found_no_room_is_tried_again_after_ever_longer_pauses() -> None:
+    bench, tried = Bench(), list[float]()
+    while bench.now < 10 * bench.slot.timing.patience_max:
+        bench.now += bench.slot.timing.quiet
+        if sent(bench.slot.hear_of(EPOCH, 1, bench.now), Fetch):
+            tried.append(bench.now)
+            bench.deliver(version(1))
+            failure = bench.slot.failed((EPOCH, 1), "full", bench.now, full=True)
+            assert sent(failure, Failed)[0].code == "no-memory"
+    pauses = [after - before for before, after in itertools.pairwise(tried)]
+    patience, most = bench.slot.timing.patience, bench.slot.timing.patience_max
+    assert pauses[:4] == [patience, 2 * patience, 4 * patience, 8 * patience]
+    assert set(pauses[4:]) == {most}
+    bench.deliver(version(2))
+    assert sent(bench.apply(version(2)), Applied), "another one is not put off"
 
 
 def test_after_an_apply_that_failed_half_way_every_report_says_that_nothing_runs() -> None:
