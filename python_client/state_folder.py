@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 
 from ..bus import checks
+from ..bus.inheritance import abandon_in_children, keep_in_children
 from ..bus.limits import INTEGER_MAX
 from ..bus.messages import Count, Hex64, Name, Positive
 from ..codecs.checksum import digest_of
@@ -153,6 +154,7 @@ class StateFolder:
             self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise StateFolderError(f"{path} cannot be a state folder: {error}") from None
+        abandon_in_children(self)
         try:
             self._take_lock()
             self._table = self._read_table()
@@ -346,6 +348,11 @@ class StateFolder:
 
     def close(self) -> None:
         """Let others have the folder. Calling it twice is fine."""
+        keep_in_children(self)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close what a forked child has inherited, which would keep the folder from others."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)

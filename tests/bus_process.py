@@ -17,7 +17,13 @@ import numpy as np
 
 from weightbus import ApplyError, Publisher, PublishError, RefusedError, Subscriber, Timing
 
-OPTIONS = ("address", "data", "epoch", "shared_memory")  # of a publisher, passed on as they are
+OPTIONS = (
+    "address",
+    "data",
+    "epoch",
+    "shared_memory",
+    "state",
+)  # of a publisher, passed on as they are
 
 
 def tell(event: str, **facts: Any) -> None:

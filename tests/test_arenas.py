@@ -49,6 +49,27 @@ def test_a_steady_state_needs_one_arena() -> None:
     assert [version.alive for version in (first, *others)] == [False] * 5 + [True]
 
 
+def test_a_version_that_is_held_keeps_its_memory_and_nobody_waits_for_that() -> None:
+    bench = Bench()
+    bench.arenas = Arenas("a", CHUNK, patience=60.0)  # whoever waited for it would wait so long
+    held = bench.publish()
+    data = held.hold()
+    assert data is not None
+    for _ in range(3):
+        bench.publish()
+    assert len(bench.arenas) == 2
+    for slow in "xyz":
+        bench.publish(20, slow)
+    assert len(bench.arenas) == ARENAS_MAX + 1, "it does not count"
+    assert bytes(data) == b"\1" * 20
+    held.let_go()
+    del data
+    assert held.hold() is None, "it is superseded"
+    for _ in range(5):
+        bench.publish()
+    assert len(bench.arenas) == ARENAS_MAX + 1
+
+
 def test_a_version_that_is_being_received_keeps_its_memory() -> None:
     bench = Bench()
     old = bench.publish(20, "slow")

@@ -35,6 +35,7 @@ from weightbus.bus.messages import Hello, Ping, Refuse, Welcome, encode, from_pu
 from weightbus.bus.publication import Publication
 from weightbus.bus.publisher import PublisherMachine
 from weightbus.bus.sockets import UNSENT_MS
+from weightbus.python_client.state_folder import TABLE
 from weightbus.tests.bus_process import checksum, model
 
 SECONDS = 60.0  # far more than anything here takes
@@ -681,6 +682,32 @@ def test_neither_side_survives_a_fork(scene: Scene) -> None:
     assert all("do not survive a fork" in text for text in said)
     publisher.wait_for_workers(1, SECONDS)
     assert publisher.publish("m", model(SMALL, 1), timeout=SECONDS).in_state("applied") == ["w"]
+
+
+def test_a_version_survives_a_publisher_that_is_killed(scene: Scene, tmp_path: Path) -> None:
+    facts = {"data": "tcp://127.0.0.1:0", "state": str(tmp_path), "workers": 0}
+    first = scene.leader(address="tcp://127.0.0.1:0", **facts)
+    address = first.wait("ready")["address"]
+    runs = scene.worker(address, "runs")
+    runs.wait("ready")
+    epoch = 0
+    for value in (1, 2, 3):  # the last one may be on its way to the disk when the end comes
+        first.say(value)
+        epoch = first.wait("published", version=value)["epoch"]
+        deadline = time.monotonic() + SECONDS
+        while value < 3 and b'"version":%d' % value not in (tmp_path / TABLE).read_bytes():
+            assert time.monotonic() < deadline
+    first.end()
+    second = scene.leader(address=address, **facts)
+    second.wait("ready")
+    late = scene.worker(address, "late").wait("applied")
+    assert late["version"] == 1
+    assert late["epoch"] > epoch
+    assert late["checksum"] in [checksum(model(SMALL, value)) for value in (2, 3)]
+    second.say(4)
+    assert second.wait("published")["version"] == 2
+    told = runs.wait("applied", epoch=late["epoch"], version=2)
+    assert told["checksum"] == checksum(model(SMALL, 4))
 
 
 def test_names_drawn_for_workers_differ(scene: Scene) -> None:

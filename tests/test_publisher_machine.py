@@ -9,11 +9,12 @@ import pytest
 
 from weightbus.bus import roster
 from weightbus.bus.arena import Arenas
-from weightbus.bus.effects import Broadcast, Effect, Notice, Resolve, Send
+from weightbus.bus.effects import Broadcast, Effect, Notice, Resolve, Send, Settled
 from weightbus.bus.errors import UnknownWorkerError
 from weightbus.bus.limits import PUSH_CHUNKS, WHOLE_BYTES_MAX, Timing
 from weightbus.bus.messages import (
     MAPPING,
+    RENAMING,
     Abort,
     Announce,
     Applied,
@@ -29,6 +30,7 @@ from weightbus.bus.messages import (
     Prepare,
     Progress,
     Refuse,
+    Rename,
     Running,
     Shared,
     Staged,
@@ -135,6 +137,74 @@ def test_workers_hear_of_memory_that_is_prepared_until_something_lies_in_it() ->
     bench.publish()
     late = hello("latest", "2" * 32, features=[MAPPING])
     assert sent(bench.say("latest", late), Prepare) == []
+
+
+# What an earlier publisher has left.
+
+
+def offered(*names: tuple[int, int]) -> tuple[Bench, Version]:
+    """Return a publisher that offers a version which had these names before."""
+    bench = Bench()
+    version, arena = bench.arenas.take(Layout.plan([("w", "U8", (40,))]), replaces_latest=True)
+    arena.data[:] = 5
+    version.restored(version.digest(), names)
+    bench.machine.offer(version)
+    return bench, version
+
+
+OLD = (EPOCH - 2, 40)
+
+
+@pytest.mark.parametrize(
+    ("running", "features", "told"),
+    [
+        (Running(*OLD, "right"), [RENAMING], True),
+        (Running(EPOCH - 1, 3, "right"), [RENAMING], True),
+        (Running(*OLD, ""), [RENAMING], True),
+        (Running(EPOCH - 2, 39, ""), [RENAMING], False),
+        (Running(*OLD, "0" * 64), [RENAMING], False),
+        (Running(*OLD, "right"), [], False),
+        (None, [RENAMING], False),
+    ],
+)
+def test_who_runs_the_bytes_is_told_their_name(
+    running: Running | None, features: list[str], told: bool
+) -> None:
+    bench, version = offered(OLD)
+    if running is not None and running.digest == "right":
+        running = Running(running.epoch, running.version, version.digest())
+    said = hello("w0", models={"a": running}, features=features)
+    effects = bench.say("w0", said)
+    assert next(type(e.message) for e in effects if isinstance(e, Send)) is Welcome
+    renames = sent(effects, Rename, "w0")
+    if not told or running is None:
+        assert renames == []
+        return
+    assert renames == [Rename(model="a", epoch=EPOCH, version=1, was=running)]
+    bench.say("w0", report(Applied, version, digest=running.digest))
+    assert bench.machine.status(0.0)[0].running == {"a": version.key}
+    again = hello("w0", models={"a": Running(*version.key, running.digest)}, features=features)
+    assert sent(bench.say("w0", again), Rename) == [], "it has the name already"
+
+
+def test_the_bytes_have_a_name_only_until_others_are_published() -> None:
+    bench, version = offered(OLD)
+    bench.publish()
+    said = hello("w0", models={"a": Running(*OLD, version.digest())}, features=[RENAMING])
+    assert sent(bench.say("w0", said), Rename) == []
+
+
+def test_what_is_settled_for_all_is_told_once() -> None:
+    bench = Bench("w0", "w1")
+    version, effects = bench.publish()
+    assert [e.version for e in effects if isinstance(e, Settled)] == [version]
+    _, effects = bench.publish(workers=("w0",))
+    assert not any(isinstance(e, Settled) for e in effects)
+    together, effects = bench.publish(commit="together")
+    assert not any(isinstance(e, Settled) for e in effects)
+    effects = bench.say("w0", report(Staged, together))
+    effects += bench.say("w1", report(Staged, together))
+    assert [e.version for e in effects if isinstance(e, Settled)] == [together]
 
 
 # What workers claim.

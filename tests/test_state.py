@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -188,6 +189,41 @@ def test_the_epoch_rises_whatever_the_clock_says(
     ):
         Publisher(state=tmp_path, epoch=second.epoch)
     Publisher(state=tmp_path, epoch=second.epoch + 5).close()
+
+
+def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
+    publisher = Publisher(state=tmp_path)
+    mine, its = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        mine.close()
+        its.send(b"here")
+        its.recv(1)  # until the test is done with us
+        os._exit(0)
+    its.close()
+    try:
+        assert mine.recv(4) == b"here"
+        publisher.close()
+        Publisher(state=tmp_path).close()
+    finally:
+        mine.close()
+        os.waitpid(child, 0)
+
+
+def test_one_that_is_dropped_writes_what_is_left_and_lets_the_folder_go(tmp_path: Path) -> None:
+    made = [Publisher(state=tmp_path)]
+    made[0].publish("m", weights(1))
+    with pytest.warns(ResourceWarning):
+        made.clear()  # nothing that runs holds it, so it is collected at once
+
+    def free() -> bool:
+        try:
+            with StateFolder(tmp_path) as folder:
+                return len(folder.versions("m")) == 1
+        except StateFolderError:
+            return False
+
+    eventually(free)
 
 
 def test_without_a_folder_there_is_nothing_to_go_back_to() -> None:
