@@ -6,7 +6,7 @@ CLIENTS := cpp_client go_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test check wheel bench targets floods sim build $(CLIENTS) clients conformance compose-test bench-clients clean
+.PHONY: demo test check wheel bench targets floods keeping sim build $(CLIENTS) clients conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -29,6 +29,10 @@ targets: $(STAMP)
 # What floods of every kind cost a publisher and its honest workers: six minutes, on a quiet machine.
 floods: $(STAMP)
 	$(BIN)/python benchmarks/floods.py
+
+# What a state folder costs a publish: eight minutes, on a quiet machine.
+keeping: $(STAMP)
+	$(BIN)/python benchmarks/keeping.py
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)

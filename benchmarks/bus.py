@@ -40,12 +40,15 @@ class Bus:
         module: The module whose `work` the workers run.
         road: How the bytes are to travel.
         file: Shared memory in which one worker's tensors are to lie, if somebody watches them.
+        state: The publisher's state folder, if it has one.
     """
 
     kind: Kind = "weightbus"
 
-    def __init__(self, title: str, module: str, road: Road, file: str = "") -> None:
-        self.title = title
+    def __init__(
+        self, title: str, module: str, road: Road, file: str = "", state: str | None = None
+    ) -> None:
+        self.title, self._state = title, state
         self._module, self._road, self._file = module, road, file
 
     def start(self, workers: int, model: Model) -> None:
@@ -54,7 +57,7 @@ class Bus:
         torch.set_num_threads(1)
         self._model, self._workers, self._tensors = model, workers, model.tensors
         self.resident_before = memory.resident()
-        self.publisher = Publisher(shared_memory=self._road == "shared")
+        self.publisher = Publisher(shared_memory=self._road == "shared", state=self._state)
         told = {"address": self.publisher.address, "road": self._road, "file": self._file}
         self.fleet = Fleet(self._module, workers, model.shape, told)
         self.fleet.wait_ready()

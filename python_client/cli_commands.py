@@ -136,11 +136,18 @@ def publish(
             help="Seconds for the workers to come and to be done.",
         ),
     ] = 300.0,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Keep the latest version there; who is started with it offers that again.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Publish a checkpoint, and show what every worker did with it."""
     screen = Screen(as_json)
-    order = Order(path, model, bind, expect, watch, timeout)
+    order = Order(path, model, bind, expect, watch, timeout, state)
     raise typer.Exit(conclude(screen, partial(run_publish, screen, order)))
 
 

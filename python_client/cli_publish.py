@@ -34,6 +34,7 @@ class Order:
     expect: int
     watch: bool
     timeout: float
+    state: Path | None = None
 
     def check(self) -> None:
         """Refuse what can never work.
@@ -105,7 +106,7 @@ def _publish_changes(screen: Screen, order: Order) -> int:
 
 def _listen(order: Order) -> Publisher:
     try:
-        return Publisher(order.bind)
+        return Publisher(order.bind, state=order.state)
     except AddressError as error:
         raise AddressError(
             f"cannot publish at {order.bind}: {error} [--bind takes that port and the next one]"

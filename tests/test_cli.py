@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 import weightbus
 from weightbus.python_client.cli_commands import app
+from weightbus.python_client.state_folder import StateFolder
 
 DEADLINE = 60.0  # seconds for what takes one or two
 SMALL = {"layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
@@ -239,6 +240,21 @@ def test_a_worker_that_does_not_apply(small: Path, tmp_path: Path) -> None:
     assert (receipt["achieved"], receipt["version"]) == (False, 1)
     assert receipt["workers"]["idle"]["state"] in ("behind", "staged")
     assert "error: m version 1 is applied by 0 of 1 workers" in result.stderr
+
+
+def test_what_was_published_is_kept_in_a_folder(small: Path, tmp_path: Path) -> None:
+    address, folder = f"ipc://{tmp_path}/bus", tmp_path / "state"
+    command = ("publish", small, "--model", "m", "--bind", address, "--state", folder, "--json")
+    target = {"layer.weight": np.zeros((2, 3), np.float32)}
+    with weightbus.Subscriber(address, {"m": target}).start():
+        receipt = result_of(run(*command))
+    assert receipt["achieved"], receipt
+    with StateFolder(folder) as kept:
+        (stored,) = kept.versions("m")
+        assert (stored.key, stored.digest) == ((receipt["epoch"], 1), receipt["digest"])
+        result = run(*command)
+    assert result.exit_code == 1
+    assert "belongs to another publisher" in result_of(result)["text"]
 
 
 def test_a_worker_that_cannot_apply_is_told_to_people(small: Path, tmp_path: Path) -> None:
