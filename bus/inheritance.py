@@ -4,9 +4,10 @@ A connection ends, and an address becomes free, when the last process has closed
 lives on (a DataLoader's worker) would keep both from a trainer that is killed and started again.
 
 libzmq names none of its descriptors. But a context opens the same ones whenever its first socket is
-made: for each of its two threads an epoll and an eventfd that wakes it, and two more eventfds. All
-that it opens later is waited for in these epolls, and the kernel tells what is in one. Where it
-does not, or another thread opened something meanwhile, the child keeps what is libzmq's.
+made: for each of its two threads an epoll and an eventfd that wakes it, and another eventfd; and
+one for each socket (for one that is watched two more: who tells, and who is told). All that it
+opens later is waited for in these epolls, and the kernel tells what is in one. Where it does not,
+or another thread opened something meanwhile, the child keeps what is libzmq's.
 """
 
 import contextlib
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Protocol
 
 _EVENTS, _POLL = "anon_inode:[eventfd]", "anon_inode:[eventpoll]"
-_OPENED = [_EVENTS] * 4 + [_POLL] * 2
 _WAITED_FOR = re.compile(r"^tfd:\s*(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)
 
 
@@ -58,21 +58,21 @@ def _abandon_all() -> None:
 
 
 @contextlib.contextmanager
-def descriptors_of_libzmq() -> Generator[list[int]]:
-    """Find out what libzmq opens for a context and its first socket, which the block makes."""
+def descriptors_of_libzmq(sockets: int) -> Generator[list[int]]:
+    """Find out what libzmq opens for a context and its first sockets, which the block makes."""
     found: list[int] = []
     with _opening:
         before = _descriptors()
         yield found
         opened = {number: kind for number, kind in _descriptors().items() if number not in before}
-        if sorted(opened.values()) == _OPENED:
+        if sorted(opened.values()) == [_EVENTS] * (3 + sockets) + [_POLL] * 2:
             found.extend(opened)
 
 
 def close_libzmqs(found: Iterable[int]) -> None:
     """Close what libzmq has opened, and what it has opened since."""
     known = _descriptors()
-    ours = {number for number in found if known.get(number) in _OPENED}
+    ours = {number for number in found if known.get(number) in (_EVENTS, _POLL)}
     for poll in [number for number in ours if known[number] == _POLL]:
         ours.update(_waited_for(poll))
     for number in ours:

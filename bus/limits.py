@@ -67,6 +67,7 @@ class Timing:
             )
         self.ping = ping  # between two pings, beacons, or repetitions of a report
         self.lost_after = lost_after  # silence after which the other side is lost
+        self.deaf_after = 6 * lost_after  # silence of control alone: a chunk may take long
         self.stuck_after = lost_after  # life without progress after which a worker is stuck
         self.hello_retry = min(ping, 0.25)  # between two hellos while nobody answers
         self.quiet = min(ping, 0.25)  # silence after which a worker stops waiting for a push

@@ -53,6 +53,14 @@ ROUTER_QUEUE = 128  # messages per worker, who keeps less than a window outstand
 READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
 AT_ONCE, MORE_AT_ONCE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 
+CHANGES = (  # of a connection. After an error of ZMTP the last one comes, and then none any more
+    zmq.EVENT_CONNECT_DELAYED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+)
+
 Found = list[tuple[selectors.SelectorKey, int]]
 
 
@@ -67,15 +75,17 @@ class Activity(NamedTuple):
 class _Sockets:
     """What both sides have: a context, a control socket, and a bell."""
 
-    def __init__(self, control: int) -> None:
+    def __init__(self, control: int, changes: int = 0) -> None:
         self._asked = False  # whether `_ready` is how things are at the control socket
         self._ready = 0
         with contextlib.ExitStack() as undo:
-            with descriptors_of_libzmq() as self._libzmqs:
+            with descriptors_of_libzmq(3 if changes else 1) as self._libzmqs:
                 self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
                 # Or whoever collects it would wait in it for ever for its socket to be closed.
                 undo.callback(self._context.destroy, 0)
                 self._control = self._socket(control)
+                if changes:
+                    self._changes = self._control.get_monitor_socket(changes)
             self._selector = undo.enter_context(selectors.DefaultSelector())
             self._bell, self._rope = map(undo.enter_context, socket.socketpair())
             self._bell.setblocking(False)
@@ -334,7 +344,7 @@ class WorkerSockets(_Sockets):
 
     def __init__(self, address: str, place: Place) -> None:
         self.address = endpoints.check(address)
-        super().__init__(zmq.DEALER)
+        super().__init__(zmq.DEALER, CHANGES)
         # Not `wake`, which would hold us, and through us the memory that `place` gives out.
         self._data = Subscription(place, partial(_pull, self._rope))
         self._watched: tuple[socket.socket, bool] | None = None
@@ -394,6 +404,18 @@ class WorkerSockets(_Sockets):
         with contextlib.suppress(zmq.Again):
             self._control.send(header, AT_ONCE)
 
+    def changed(self) -> bool:
+        """Return whether anything became of the control connection since this was asked last.
+
+        Ask often: ZeroMQ stands still while a thousand changes wait here.
+        """
+        changed = False
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._changes.recv(AT_ONCE)
+                changed = True
+        return changed
+
     def connect_data(self, endpoint: str) -> None:
         """Take published messages from this endpoint, in place of any before.
 
@@ -421,6 +443,7 @@ class WorkerSockets(_Sockets):
 
     def close(self) -> None:
         """Close everything; what is on its way gets a moment."""
+        self._control.disable_monitor()  # nobody reads it any more, for which ZeroMQ would wait
         self._data.close()
         super().close()
 

@@ -19,7 +19,7 @@ from .zmtp import Place, Stream, ZmtpError
 
 log = logging.getLogger("weightbus.worker")
 
-DIAL_SECONDS = 5.0  # for the host's address and the connection
+DIAL_SECONDS = 5.0  # for the host's address and the connection; and as long for the handshake
 REDIAL_SECONDS, REDIAL_MAX_SECONDS = 0.05, 1.0  # between two attempts; doubles
 SILENCE_SECONDS = 30.0  # a publisher pings and sends beacons far more often than that
 LOW_WATER_BYTES = 2**19  # of a payload, that must be here before we are woken to take them
@@ -80,7 +80,8 @@ class Subscription:
         """Do what is due; return the connection to watch, if any, and whether to write to it."""
         while self._dialled:
             self._adopt(*self._dialled.popleft(), now)
-        if self._socket is not None and now - self._heard_at >= SILENCE_SECONDS:
+        patience = SILENCE_SECONDS if self._stream.state == "open" else DIAL_SECONDS
+        if self._socket is not None and now - self._heard_at >= patience:
             self._hang_up()
         if self._socket is None:
             if self._endpoint and not self._dialling and now >= self._dial_at:
@@ -130,14 +131,13 @@ class Subscription:
         count = connection.recv_into(room)
         if not count:
             raise ConnectionResetError("the publisher has closed the connection")
-        self._heard_at = now
         messages = stream.received(count)
         if messages:
             self._arrived.extend(messages)
         if count < len(room):
             self._sleep_until_worth_it()
-        if stream.state == "open":
-            self._pause = REDIAL_SECONDS
+        if stream.state == "open":  # in a handshake, bytes alone are no sign of life
+            self._heard_at, self._pause = now, REDIAL_SECONDS
         if stream.outgoing:
             self._write(connection)
 

@@ -102,8 +102,10 @@ class WorkerMachine:
         self._data = ""
         self._subscribed = False
         self._heard_at = 0.0
+        self._answered_at = 0.0  # that is, heard on the control channel
         self._said_hello_at = -self.timing.hello_retry
-        self._unanswered_since: float | None = None  # when hello was said, and nothing came since
+        # When hello was said, or the control connection changed, and nothing came on it since.
+        self._unanswered_since: float | None = None
         self._pinged_at = 0.0
         self._ping_every = self.timing.ping
         # Functions, not methods of ours: what holds itself is collected late.
@@ -176,7 +178,7 @@ class WorkerMachine:
             self.malformed += 1
             return []
         if not pushed:
-            self._unanswered_since = None
+            self._answered_at, self._unanswered_since = now, None
         if isinstance(message, Welcome):
             return [] if pushed else self._welcome(message, now)
         if isinstance(message, Ping):
@@ -318,13 +320,28 @@ class WorkerMachine:
             effects += slot.reconnected(welcome.epoch, welcome.models.get(model, 0), now)
         return effects
 
-    def _call_again(self, now: float) -> list[Effect]:
-        """Outside: if nobody answers, the connection may be dead, which TCP finds out late."""
-        since = self._unanswered_since
-        if since is None or now - since < self.timing.lost_after:
-            return []
-        self._unanswered_since = None
-        return [Redial()]
+    def _silent(self, now: float) -> bool:
+        """Return whether the publisher is, or whether the control connection must be dead.
+
+        TCP finds that out late. And ZeroMQ gives a connection up for good once it hears anything
+        that is no ZMTP: then it changes no more, and no hello can be sent. While ZeroMQ tries to
+        connect it changes all the time, but while a name is looked up, which is to be left alone.
+        """
+        timing, since = self.timing, self._unanswered_since
+        if since is not None and now - since >= timing.lost_after:
+            return True
+        # What comes in a frame of a damaged length is swallowed, until that is full.
+        deaf = now - self._answered_at >= timing.deaf_after
+        return self.inside and (deaf or now - self._heard_at >= timing.lost_after)
+
+    def _call_again(self) -> list[Effect]:
+        lost: list[Effect] = [Notice("lost", "the publisher is silent")] if self.inside else []
+        self.inside, self._unanswered_since = False, None
+        return [*lost, Redial()]
+
+    def changed(self, now: float) -> None:
+        """The control connection was made or broke, or an attempt at one began or failed."""
+        self._unanswered_since = now
 
     def connected(self, now: float) -> list[Effect]:
         """Somebody is at the other end of the control channel: say hello, if it is time."""
@@ -372,11 +389,10 @@ class WorkerMachine:
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due."""
-        if self.inside and now - self._heard_at >= self.timing.lost_after:
-            self.inside, self._unanswered_since = False, None
-            return [Notice("lost", "the publisher is silent"), Redial()]
+        if self._silent(now):
+            return self._call_again()
         if not self.inside:
-            return self._call_again(now)
+            return []
         effects: list[Effect] = []
         for slot in self.slots.values():
             effects += slot.tick(now)

@@ -150,6 +150,8 @@ class WorkerLoop:
             self._take(self._sockets.receive_published, self._machine.receive_published)
         now = time.monotonic()
         if now >= next_tick:
+            if self._sockets.changed():
+                self._machine.changed(now)
             self._perform(self._machine.tick(now))
             return now + TICK
         return next_tick

@@ -7,14 +7,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from weightbus.bus import listening
+from weightbus.bus import listening, sockets
 from weightbus.bus.distribution import Distribution
 from weightbus.bus.endpoints import host_and_port
 from weightbus.bus.errors import AddressError
 from weightbus.bus.sockets import PublisherSockets, WorkerSockets
+from weightbus.bus.subscription import SILENCE_SECONDS
 from weightbus.bus.transfer import Lease
 
 SECONDS = 30.0  # far more than anything here takes
@@ -97,7 +99,9 @@ def test_whoever_is_gone_is_reported_so(pair: tuple[PublisherSockets, WorkerSock
     publisher, worker = pair
     assert worker.poll(SECONDS, writable=True).writable
     worker.send(b"hello")
-    assert publisher.poll(SECONDS).control
+    deadline = time.monotonic() + SECONDS
+    while not publisher.poll(SECONDS).control:  # a connection that is made wakes it, too
+        assert time.monotonic() < deadline
     received = publisher.receive()
     assert received is not None
     identity, frames = received
@@ -131,6 +135,22 @@ def test_a_payload_arrives_in_its_place_and_survives_a_restart_of_the_publisher(
         assert heard(again, worker) == [b"a/dat"], "it has dialled again"
         again.broadcast([b"a/dat", b"{}", b"short"])
         assert published(again, worker) == [b"a/dat", b"{}", b"short"]
+
+
+def test_a_connection_that_speaks_now_and_then_stays(
+    pair: tuple[PublisherSockets, WorkerSockets], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, worker = pair
+    clock = [time.monotonic()]
+    monkeypatch.setattr(sockets, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    worker.subscribe(b"a/ctl", on=True)
+    worker.connect_data(publisher.data_address)
+    assert heard(publisher, worker) == [b"a/ctl"]
+    for number in range(3):
+        clock[0] += 0.7 * SILENCE_SECONDS
+        publisher.broadcast([b"a/ctl", b"%d" % number])
+        assert published(publisher, worker) == [b"a/ctl", b"%d" % number]
+    assert publisher.receive_subscription() is None, "it has dialled again"
 
 
 def test_data_comes_over_ipc_too(tmp_path: Path) -> None:

@@ -229,6 +229,42 @@ def test_whoever_gets_no_answer_calls_again_on_new_connections() -> None:
     assert not bench.machine.tick(217.0), "it is refused, which is an answer"
 
 
+def test_a_connection_that_was_given_up_is_made_anew_though_no_hello_could_be_said() -> None:
+    bench = Bench(inside=False)
+    machine = bench.machine
+    assert not machine.tick(200.0), "a name is being looked up"
+    machine.changed(200.0)
+    machine.changed(203.0)
+    assert not machine.tick(207.9), "ZeroMQ is trying"
+    assert machine.tick(208.0) == [Redial()]
+    assert not machine.tick(300.0), "the new connection has not been tried yet"
+    machine.changed(300.0)
+    assert machine.tick(305.0) == [Redial()]
+
+
+def test_a_control_connection_that_broke_ends_the_session_if_nothing_comes_of_it() -> None:
+    bench = Bench()
+    bench.machine.changed(bench.now)
+    bench.now += 1.0
+    bench.tell(Pong(epoch=EPOCH))
+    bench.machine.changed(bench.now)
+    for _ in range(5):
+        assert Redial() not in bench.machine.tick(bench.now)
+        bench.now += 1.0
+        bench.publish(Beacon(model="a", epoch=EPOCH, version=0))
+    assert bench.machine.tick(bench.now) == [Notice("lost", "the publisher is silent"), Redial()]
+    assert not bench.machine.inside
+
+
+def test_published_messages_alone_keep_a_session_only_so_long() -> None:
+    bench = Bench()
+    for _ in range(30):
+        assert Redial() not in bench.machine.tick(bench.now)
+        bench.now += 1.0
+        bench.publish(Beacon(model="a", epoch=EPOCH, version=0))
+    assert bench.machine.tick(bench.now) == [Notice("lost", "the publisher is silent"), Redial()]
+
+
 def test_any_word_of_the_publisher_is_a_sign_of_life() -> None:
     bench = Bench()
     bench.now = 104.0

@@ -262,6 +262,33 @@ TEST_CASE("whoever gets no answer calls again on new connections") {
   CHECK_MESSAGE(machine.tick(217).empty(), "it is refused, which is an answer");
 }
 
+TEST_CASE("a connection that was given up is made anew though no hello could be said") {
+  Player player({});
+  WorkerMachine& machine = player.machine();
+  CHECK_MESSAGE(machine.tick(200).empty(), "a name is being looked up");
+  machine.changed(200);
+  machine.changed(203);
+  CHECK_MESSAGE(machine.tick(207.9).empty(), "ZeroMQ is trying");
+  CHECK(machine.tick(208).size() == 1);
+  CHECK_MESSAGE(machine.tick(300).empty(), "the new connection has not been tried yet");
+  machine.changed(300);
+  const Effects effects = machine.tick(305);
+  REQUIRE(effects.size() == 1);
+  CHECK(std::holds_alternative<Redial>(effects[0]));
+}
+
+TEST_CASE("a control connection that broke ends the session if nothing comes of it") {
+  Pair pair;
+  pair.player.machine().changed(pair.player.now);
+  for (int i = 0; i < 5; ++i) {
+    CHECK(pair.player.machine().inside());
+    pair.player.wait(1.05);
+    pair.player.data(frames_of(pair.publisher.beacon()));
+  }
+  CHECK_FALSE(pair.player.machine().inside());
+  CHECK(std::holds_alternative<Redial>(pair.player.others.back()));
+}
+
 TEST_CASE("limits are checked before anything is allocated") {
   Player::Setting setting;
   setting.bytes_max = 100;

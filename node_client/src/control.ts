@@ -11,7 +11,12 @@ export interface ControlHandlers {
   readonly message: (frames: readonly Uint8Array[]) => void;
   /** The publisher is at the other end. */
   readonly connected: () => void;
+  /** Anything became of the connection: it was made or broke, an attempt at one began or failed. */
+  readonly changed: () => void;
 }
+
+/** After an error of ZMTP the last one comes, and then none any more. */
+const CHANGES = ["connect:delay", "connect:retry", "connect", "handshake", "disconnect"] as const;
 
 export class Control {
   readonly #socket = new Dealer({
@@ -36,6 +41,7 @@ export class Control {
       this.#socket.close();
       throw new AddressError(`cannot connect to ${address}: ${(error as Error).message}`);
     }
+    for (const change of CHANGES) this.#socket.events.on(change, () => handlers.changed());
     this.#socket.events.on("handshake", () => handlers.connected());
   }
 

@@ -30,6 +30,8 @@ export interface Timing {
   readonly ping: number;
   /** Silence after which the publisher is lost. */
   readonly lostAfter: number;
+  /** Silence of the control channel alone after which it is lost. */
+  readonly deafAfter: number;
   /** Between two hellos while nobody answers. */
   readonly helloRetry: number;
   /** Silence after which no push is waited for any more. */
@@ -49,6 +51,7 @@ export function timing(ping = 1000, lostAfter = 5 * ping): Timing {
   return {
     ping,
     lostAfter,
+    deafAfter: 6 * lostAfter,
     helloRetry: Math.min(ping, 250),
     quiet: Math.min(ping, 250),
     patience: ping,

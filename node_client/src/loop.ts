@@ -35,6 +35,7 @@ export class WorkerLoop {
     this.#control = new Control(address, {
       message: (frames) => this.#guarded(() => machine.receive(frames, now())),
       connected: () => this.#guarded(() => machine.connected(now())),
+      changed: () => machine.changed(now()),
     });
     this.#subscription = new Subscription({
       place: (frames, size) => machine.place(frames, size),

@@ -59,7 +59,9 @@ export class WorkerMachine {
   #subscribed = false;
   #heardAt = 0;
   #helloAt = Number.NEGATIVE_INFINITY;
-  #unansweredSince: number | null = null; // when hello was said, and nothing came since
+  #answeredAt = 0; // that is, heard on the control channel
+  // When hello was said, or the control connection changed, and nothing came on it since.
+  #unansweredSince: number | null = null;
   #pingedAt = Number.NEGATIVE_INFINITY;
   #pingEvery: number;
 
@@ -122,7 +124,10 @@ export class WorkerMachine {
   #receive(frames: Frames, now: number, pushed: boolean): Effect[] {
     const decoded = this.#decode(frames, true);
     if (decoded === null) return [];
-    if (!pushed) this.#unansweredSince = null;
+    if (!pushed) {
+      this.#answeredAt = now;
+      this.#unansweredSince = null;
+    }
     const { message } = decoded;
     if (message.type === "ping") return [send({ type: "pong", token: message.token })];
     if (message.type === "welcome") return pushed ? [] : this.#welcome(message, now);
@@ -216,12 +221,32 @@ export class WorkerMachine {
     ];
   }
 
-  /** Outside: if nobody answers, the connection may be dead, which TCP finds out late. */
-  #callAgain(now: number): Effect[] {
+  /**
+   * Whether the publisher is silent, or the control connection must be dead.
+   *
+   * TCP finds that out late. And ZeroMQ gives a connection up for good once it hears anything that
+   * is no ZMTP: then it changes no more, and no hello can be sent. While ZeroMQ tries to connect it
+   * changes all the time, but while a name is looked up, which is to be left alone.
+   */
+  #silent(now: number): boolean {
+    const { lostAfter, deafAfter } = this.timing;
     const since = this.#unansweredSince;
-    if (since === null || now - since < this.timing.lostAfter) return [];
+    if (since !== null && now - since >= lostAfter) return true;
+    // What comes in a frame of a damaged length is swallowed, until that is full.
+    const deaf = now - this.#answeredAt >= deafAfter;
+    return this.inside && (deaf || now - this.#heardAt >= lostAfter);
+  }
+
+  #callAgain(): Effect[] {
+    const lost: Effect[] = this.inside ? [{ do: "lost" }] : [];
+    this.inside = false;
     this.#unansweredSince = null;
-    return [{ do: "redial" }];
+    return [...lost, { do: "redial" }];
+  }
+
+  /** The control connection was made or broke, or an attempt at one began or failed. */
+  changed(now: number): void {
+    this.#unansweredSince = now;
   }
 
   /** Somebody is at the other end of the control channel: say hello, if it is time. */
@@ -263,12 +288,8 @@ export class WorkerMachine {
 
   /** Do what is due. */
   tick(now: number): Effect[] {
-    if (!this.inside) return this.#callAgain(now);
-    if (now - this.#heardAt >= this.timing.lostAfter) {
-      this.inside = false;
-      this.#unansweredSince = null;
-      return [{ do: "lost" }, { do: "redial" }];
-    }
+    if (this.#silent(now)) return this.#callAgain();
+    if (!this.inside) return [];
     const slots = [...this.#slots.values()];
     const effects = slots.flatMap((slot) => slot.tick(now));
     if (now - this.#pingedAt < this.#pingEvery) return effects;

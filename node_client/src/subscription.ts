@@ -5,7 +5,7 @@ import type { Destination } from "./endpoints.js";
 import type { Lease } from "./transfer.js";
 import { Stream } from "./zmtp.js";
 
-const DIAL_MS = 5_000; // for the host's address and the connection
+const DIAL_MS = 5_000; // for the host's address and the connection; and as long for the handshake
 const REDIAL_MS = 50; // between two attempts; doubles,
 const REDIAL_MAX_MS = 1_000; // up to this
 const CLOSED = "the publisher closed the connection";
@@ -24,7 +24,7 @@ export class Subscription {
   #destination: Destination | null = null;
   #socket: Socket | null = null;
   #stream: Stream | null = null;
-  #timer: NodeJS.Timeout | undefined; // until it is dialled again
+  #timer: NodeJS.Timeout | undefined; // until it is dialled again, or must be open
   #pause = REDIAL_MS;
   #reason = CLOSED;
 
@@ -80,11 +80,13 @@ export class Subscription {
     this.#stream = stream;
     this.#reason = CLOSED;
     for (const topic of this.#topics) stream.subscribe(topic, true);
+    const silent = () => socket.destroy(new Error("it was silent for too long"));
     socket.on("connect", () => {
       socket.setTimeout(SILENCE_MS);
+      this.#timer = setTimeout(silent, DIAL_MS); // bytes alone are no sign of life in a handshake
       stream.greet();
     });
-    socket.on("timeout", () => socket.destroy(new Error("it was silent for too long")));
+    socket.on("timeout", silent);
     socket.on("error", (error) => {
       this.#reason = error.message; // and `close` follows
     });
@@ -95,7 +97,10 @@ export class Subscription {
     if (socket !== this.#socket) return false;
     try {
       stream.received(count);
-      if (stream.state === "open") this.#pause = REDIAL_MS;
+      if (stream.state === "open") {
+        this.#pause = REDIAL_MS;
+        clearTimeout(this.#timer);
+      }
       return true;
     } catch (error) {
       socket.destroy(error as Error);
@@ -106,9 +111,7 @@ export class Subscription {
   #closed(socket: Socket): void {
     const destination = this.#destination;
     if (socket !== this.#socket || destination === null) return;
-    this.#socket = null;
-    this.#stream?.close();
-    this.#stream = null;
+    this.#hangUp();
     this.#timer = setTimeout(() => this.#dial(destination), this.#pause);
     if (this.#pause >= REDIAL_MAX_MS) return;
     this.#pause = Math.min(2 * this.#pause, REDIAL_MAX_MS);

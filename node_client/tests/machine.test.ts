@@ -159,6 +159,30 @@ test("whoever gets no answer calls again on new connections", () => {
   assert.deepEqual(machine.tick(217_000), [], "it is refused, which is an answer");
 });
 
+test("a connection that was given up is made anew though no hello could be said", () => {
+  const { machine } = new Bench({ inside: false });
+  assert.deepEqual(machine.tick(200_000), [], "a name is being looked up");
+  machine.changed(200_000);
+  machine.changed(203_000);
+  assert.deepEqual(machine.tick(207_900), [], "ZeroMQ is trying");
+  assert.deepEqual(kinds(machine.tick(208_000)), ["redial"]);
+  assert.deepEqual(machine.tick(300_000), [], "the new connection has not been tried yet");
+  machine.changed(300_000);
+  assert.deepEqual(kinds(machine.tick(305_000)), ["redial"]);
+});
+
+test("a control connection that broke ends the session if nothing comes of it", () => {
+  const bench = new Bench();
+  const { machine } = bench;
+  machine.changed(bench.now);
+  for (let second = 0; second < 5; second++) {
+    assert.ok(!kinds(machine.tick(bench.now)).includes("redial"));
+    bench.now += 1_000;
+    bench.publish([header("beacon", { model: "m", epoch: machine.epoch, version: 0 })]);
+  }
+  assert.deepEqual(kinds(machine.tick(bench.now)), ["lost", "redial"]);
+});
+
 test("after a long silence of everybody it greets again and goes on where it was", () => {
   const bench = new Bench();
   const one = version(1);

@@ -38,6 +38,8 @@ pub struct Timing {
     pub ping: Duration,
     /// Silence after which the publisher is lost.
     pub lost_after: Duration,
+    /// Silence of the control channel alone after which it is lost.
+    pub deaf_after: Duration,
     /// Between two hellos.
     pub hello_retry: Duration,
     /// Silence after which a worker stops waiting for a push.
@@ -53,6 +55,7 @@ impl Default for Timing {
         Timing {
             ping: Duration::from_secs(1),
             lost_after: Duration::from_secs(5),
+            deaf_after: Duration::from_secs(30),
             hello_retry: Duration::from_millis(250),
             quiet: Duration::from_millis(250),
             patience: Duration::from_secs(1),

@@ -57,7 +57,8 @@ pub struct Machine {
     subscribed: bool,
     heard_at: Time,
     said_hello_at: Option<Time>,
-    unanswered_since: Option<Time>, // when hello was said, and nothing came since
+    answered_at: Time,              // that is, heard on the control channel
+    unanswered_since: Option<Time>, // when hello was said, or that connection changed, and nothing came since
     pinged_at: Option<Time>,
     ping_every: Duration,
 }
@@ -87,6 +88,7 @@ impl Machine {
             subscribed: false,
             heard_at: Time::ZERO,
             said_hello_at: None,
+            answered_at: Time::ZERO,
             unanswered_since: None,
             pinged_at: None,
             ping_every: timing.ping,
@@ -116,6 +118,7 @@ impl Machine {
             Some(message) => message,
             None => return Vec::new(),
         };
+        self.answered_at = now;
         self.unanswered_since = None;
         match message {
             FromPublisher::Welcome(welcome) => self.welcome(welcome, now),
@@ -319,15 +322,34 @@ impl Machine {
         effects
     }
 
-    /// Outside: if nobody answers, the connection may be dead, which TCP finds out late.
-    fn call_again(&mut self, now: Time) -> Vec<Effect> {
-        match self.unanswered_since {
-            Some(since) if now.saturating_sub(since) >= self.timing.lost_after => {
-                self.unanswered_since = None;
-                vec![Effect::Redial]
-            }
-            _ => Vec::new(),
+    /// Whether the publisher is silent, or the control connection must be dead.
+    ///
+    /// TCP finds that out late. And ZeroMQ gives a connection up for good once it hears anything
+    /// that is no ZMTP: then it changes no more, and no hello can be sent. While ZeroMQ tries to
+    /// connect it changes all the time, but while a name is looked up, which is to be left alone.
+    fn silent(&self, now: Time) -> bool {
+        let for_so_long = |since, time| now.saturating_sub(since) >= time;
+        let Timing { lost_after, deaf_after, .. } = self.timing;
+        if self.unanswered_since.map_or(false, |since| for_so_long(since, lost_after)) {
+            return true;
         }
+        // What comes in a frame of a damaged length is swallowed, until that is full.
+        let deaf = for_so_long(self.answered_at, deaf_after);
+        self.inside && (deaf || for_so_long(self.heard_at, lost_after))
+    }
+
+    fn call_again(&mut self) -> Vec<Effect> {
+        self.unanswered_since = None;
+        if std::mem::replace(&mut self.inside, false) {
+            vec![Effect::Lost, Effect::Redial]
+        } else {
+            vec![Effect::Redial]
+        }
+    }
+
+    /// The control connection was made or broke, or an attempt at one began or failed.
+    pub fn changed(&mut self, now: Time) {
+        self.unanswered_since = Some(now);
     }
 
     /// Somebody is at the other end of the control channel: say hello, if it is time.
@@ -381,13 +403,11 @@ impl Machine {
 
     /// Does what is due.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
-        if !self.inside {
-            return self.call_again(now);
+        if self.silent(now) {
+            return self.call_again();
         }
-        if now.saturating_sub(self.heard_at) >= self.timing.lost_after {
-            self.inside = false;
-            self.unanswered_since = None;
-            return vec![Effect::Lost, Effect::Redial];
+        if !self.inside {
+            return Vec::new();
         }
         let mut effects: Vec<Effect> = self.slots.iter_mut().flat_map(|(slot, _)| slot.tick(now)).collect();
         if self.pinged_at.map_or(true, |at| now.saturating_sub(at) >= self.ping_every) {
@@ -500,11 +520,16 @@ mod tests {
         machine.receive(header.as_bytes(), &[], seconds(at));
     }
 
-    #[test]
-    fn silence_is_loss() {
+    fn inside(at: f64) -> Machine {
         let mut machine = machine();
         let welcome = r#""welcome","epoch":1,"data":"tcp://*:1","ping_ms":1000,"lost_ms":5000,"models":{}"#;
-        tell(&mut machine, welcome, 100.0);
+        tell(&mut machine, welcome, at);
+        machine
+    }
+
+    #[test]
+    fn silence_is_loss() {
+        let mut machine = inside(100.0);
         machine.tick(seconds(104.9));
         assert!(machine.inside);
         let effects = machine.tick(seconds(105.0));
@@ -525,5 +550,28 @@ mod tests {
         machine.connected(seconds(212.0));
         tell(&mut machine, r#""refuse","code":"name-taken","text":"why""#, 212.0);
         assert!(machine.tick(seconds(217.0)).is_empty(), "it is refused, which is an answer");
+    }
+
+    #[test]
+    fn a_connection_that_was_given_up_is_made_anew_though_no_hello_could_be_said() {
+        let mut machine = machine();
+        assert!(machine.tick(seconds(200.0)).is_empty(), "a name is being looked up");
+        machine.changed(seconds(200.0));
+        machine.changed(seconds(203.0));
+        assert!(machine.tick(seconds(207.9)).is_empty(), "ZeroMQ is trying");
+        assert!(matches!(machine.tick(seconds(208.0))[..], [Effect::Redial]));
+        assert!(machine.tick(seconds(300.0)).is_empty(), "the new connection has not been tried yet");
+        machine.changed(seconds(300.0));
+        assert!(matches!(machine.tick(seconds(305.0))[..], [Effect::Redial]));
+    }
+
+    #[test]
+    fn a_control_connection_that_broke_ends_the_session_if_nothing_comes_of_it() {
+        let mut machine = inside(100.0);
+        machine.changed(seconds(100.0));
+        machine.heard_at = seconds(104.0); // something was published
+        assert!(!machine.tick(seconds(104.9)).iter().any(|effect| matches!(effect, Effect::Redial)));
+        let effects = machine.tick(seconds(105.0));
+        assert!(matches!(effects[..], [Effect::Lost, Effect::Redial]), "{:?}", effects);
     }
 }

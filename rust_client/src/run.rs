@@ -154,6 +154,9 @@ impl Loop {
         }
         if due {
             let now = self.now();
+            if self.control.changed() {
+                self.machine.changed(now);
+            }
             let effects = self.machine.tick(now);
             self.perform(effects);
             *next_tick = now + TICK;

@@ -14,9 +14,21 @@ const RECONNECT_MAX_MS: i32 = 1_000;
 const CONNECT_MS: i32 = 3_000; // for one attempt: the kernel tries again after 1 s, then after 3 s
 const QUEUE: i32 = 32; // messages held before TCP pushes back; bytes count, so it is small
 
+const CHANGES_AT: &str = "inproc://changes";
+
+/// Of a connection. After an error of ZMTP the last one comes, and then none any more.
+const CHANGES: [zmq::SocketEvent; 5] = [
+    zmq::SocketEvent::CONNECT_DELAYED,
+    zmq::SocketEvent::CONNECT_RETRIED,
+    zmq::SocketEvent::CONNECTED,
+    zmq::SocketEvent::HANDSHAKE_SUCCEEDED,
+    zmq::SocketEvent::DISCONNECTED,
+];
+
 /// A connected DEALER.
 pub struct Control {
     socket: zmq::Socket,
+    changes: zmq::Socket, // of the other one, which is closed first
     address: String,
     _context: zmq::Context,
 }
@@ -49,6 +61,17 @@ impl Control {
         let _ = self.socket.send(header, zmq::DONTWAIT);
     }
 
+    /// Whether anything became of the connection since this was asked last.
+    ///
+    /// Ask often: ZeroMQ stands still while a thousand changes wait here.
+    pub fn changed(&self) -> bool {
+        let mut changed = false;
+        while self.changes.recv_bytes(zmq::DONTWAIT).is_ok() {
+            changed = true;
+        }
+        changed
+    }
+
     /// Makes the connection anew; what waits to be sent on the old one is lost.
     pub fn redial(&self) {
         let _ = self.socket.disconnect(&self.address); // fails if there is none
@@ -67,6 +90,9 @@ fn open(address: &str) -> zmq::Result<Control> {
     socket.set_rcvhwm(QUEUE)?;
     socket.set_maxmsgsize(MESSAGE_BYTES_MAX as i64)?;
     socket.set_ipv6(address.contains('['))?;
+    socket.monitor(CHANGES_AT, CHANGES.iter().map(|&change| i32::from(change.to_raw())).sum())?;
+    let changes = context.socket(zmq::PAIR)?;
+    changes.connect(CHANGES_AT)?;
     socket.connect(address)?;
-    Ok(Control { socket, address: address.to_owned(), _context: context })
+    Ok(Control { socket, changes, address: address.to_owned(), _context: context })
 }

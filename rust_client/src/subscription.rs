@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-const DIAL: Duration = Duration::from_secs(5); // for each of the host's addresses
+const DIAL: Duration = Duration::from_secs(5); // for each of the host's addresses, and the handshake
 const REDIAL: Duration = Duration::from_millis(50); // between two attempts; doubles
 const REDIAL_MAX: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(30); // a publisher sends beacons far more often
@@ -150,7 +150,8 @@ impl<T: Copy> Subscription<T> {
         while let Ok(dialled) = self.dialled.1.try_recv() {
             self.adopt(dialled, now);
         }
-        if self.connection.is_some() && now.saturating_sub(self.heard_at) >= SILENCE {
+        let patience = if self.stream.is_open() { SILENCE } else { DIAL };
+        if self.connection.is_some() && now.saturating_sub(self.heard_at) >= patience {
             self.hang_up(places);
         }
         if self.connection.is_none() {
@@ -172,7 +173,7 @@ impl<T: Copy> Subscription<T> {
         while self.stream.arrived.is_empty() {
             let connection = self.connection.as_mut()?;
             match self.stream.read(connection, places) {
-                Ok(count) if count > 0 => self.heard_at = now,
+                Ok(count) if count > 0 => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.expect(self.stream.missing().min(LOW_WATER_BYTES));
                     return None;
@@ -184,6 +185,7 @@ impl<T: Copy> Subscription<T> {
                 }
             }
             if self.stream.is_open() {
+                self.heard_at = now; // in a handshake, bytes alone are no sign of life
                 self.pause = REDIAL;
             }
             self.write(places);

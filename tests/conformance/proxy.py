@@ -16,12 +16,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Fault
-from weightbus.tests.conformance.rules import Channel, Fate, Frames, Header, Passing, Rule
+from weightbus.tests.conformance.rules import Channel, Fate, Frames, Header, Passing, Rule, Spoil
 
 MORE, LONG, COMMAND = 1, 2, 4  # flags of a frame
 GREETING_BYTES = 64
@@ -69,6 +69,7 @@ class Link:
     worker: str = ""
     open: bool = False  # messages may be put in from here on
     kept: bytes = b""  # for the worker, until something comes that it is to arrive with
+    spoils: list[Spoil] = field(default_factory=list[Spoil])  # bytes that are yet to pass
 
     def cut(self) -> None:
         """End both connections at once."""
@@ -84,6 +85,12 @@ class Link:
         writer = self.to_publisher if up else self.to_worker
         if not up:
             data, self.kept = self.kept + data, b""
+        for spoil in [spoil for spoil in self.spoils if spoil.up == up]:
+            if spoil.at < len(data):
+                data = spoil.pass_on(data)
+                self.spoils.remove(spoil)
+            else:
+                spoil.at -= len(data)
         if not writer.is_closing():
             writer.write(data)
 
@@ -106,6 +113,8 @@ class Proxy:
     Attributes:
         rules: Asked in order; the first that has a say decides. Replace the list at any time.
         reachable: The channels on which new connections are taken.
+        spoils: What becomes of new connections: each takes the first of its channel.
+        answers: What answers new control connections in the publisher's place, each once.
     """
 
     def __init__(
@@ -114,6 +123,8 @@ class Proxy:
         self._patience = patience
         self.rules: list[Rule] = []
         self.reachable: set[Channel] = {"control", "data"}
+        self.spoils: list[Spoil] = []
+        self.answers: list[bytes] = []
         self._seen: list[Passing] = []
         self._knocks = 0  # connections that were asked for, with or without success
         self._changed = changed or threading.Condition()
@@ -144,6 +155,21 @@ class Proxy:
             ]
             for link in links:
                 link.cut()
+            return len(links)
+
+        return self._soon(chosen)
+
+    def spoil(self, worker: str, spoil: Spoil) -> int:
+        """Have a byte spoilt of what is to pass on a worker's connection; return on how many."""
+
+        def chosen() -> int:
+            links = [
+                link
+                for link in self._links
+                if link.channel == spoil.channel and link.worker == worker
+            ]
+            for link in links:
+                link.spoils.append(spoil)
             return len(links)
 
         return self._soon(chosen)
@@ -267,17 +293,25 @@ class Proxy:
     async def _serve(
         self, channel: Channel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        spoils = [spoil for spoil in self.spoils if spoil.channel == channel][:1]
+        self.spoils = [spoil for spoil in self.spoils if spoil not in spoils]
+        answer = self.answers.pop(0) if channel == "control" and self.answers else None
         with self._changed:
             self._knocks += 1
             self._changed.notify_all()
         if channel not in self.reachable or channel not in self._targets:
+            return
+        if answer is not None:
+            writer.write(answer)
+            while await reader.read(STREAM_BYTES):  # until the worker gives up
+                pass
             return
         try:
             host, port = self._targets[channel]
             back, forth = await asyncio.open_connection(host, port, limit=STREAM_BYTES)
         except OSError:
             return  # no publisher is there; the worker tries again
-        link = Link(channel, writer, forth)
+        link = Link(channel, writer, forth, spoils=spoils)
         self._links.add(link)
         pumps = [
             asyncio.ensure_future(self._pump(link, reader, up=True)),
@@ -302,7 +336,7 @@ class Proxy:
             part = await reader.read(left)
             if not part:
                 return
-            writer.write(part)
+            link.write(part, up=up)
             left -= len(part)
         frames: list[bytes] = []
         while True:
@@ -313,7 +347,7 @@ class Proxy:
                 size = int.from_bytes(head[1:], "big")
             body = await reader.readexactly(size)
             if flags & COMMAND:
-                writer.write(head + body)
+                link.write(head + body, up=up)
                 continue
             frames.append(body)
             if not flags & MORE:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 Channel = Literal["control", "data"]
 Frames = tuple[bytes, ...]
 Header = dict[str, Any]
+How = Literal["damaged", "doubled", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,31 @@ class Fate:
 
 Rule = Callable[[Passing], Fate | None]
 LOST = Fate()
+
+
+@dataclass(eq=False)
+class Spoil:
+    """One byte of a connection that does not arrive as it was sent.
+
+    Attributes:
+        channel, up: On which connection, and which way.
+        at: How many bytes pass before it.
+        how: Another one comes in its place, it comes twice, or not at all.
+    """
+
+    channel: Channel
+    up: bool
+    at: int
+    how: How
+
+    def __str__(self) -> str:
+        return f"{self.channel}-{'up' if self.up else 'down'}-{self.at}-{self.how}"
+
+    def pass_on(self, data: bytes) -> bytes:
+        """Return what arrives of some bytes among which it is."""
+        byte = data[self.at]
+        there = {"damaged": bytes([byte ^ 0x55]), "doubled": bytes([byte, byte]), "skipped": b""}
+        return data[: self.at] + there[self.how] + data[self.at + 1 :]
 
 
 @dataclass

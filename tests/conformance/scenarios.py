@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weightbus.tests.conformance import decisions, faults, hostile, lives, publishing
+from weightbus.tests.conformance import decisions, faults, hostile, lives, publishing, streams
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Fault
 from weightbus.tests.conformance.stage import Stage
 
@@ -75,6 +75,9 @@ SCENARIOS = tuple(
         faults.slow_pushes,
         faults.no_data_channel,
         faults.wrong_digest,
+        streams.another_answers_first,
+        streams.damaged_handshakes,
+        streams.damaged_control,
         hostile.malformed_messages,
         hostile.hostile_layouts,
         hostile.other_epochs,

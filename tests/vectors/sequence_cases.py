@@ -17,6 +17,7 @@ LAYOUT = padded({"w": info("U8", [10], 0, 10)})
 OTHER_LAYOUT = padded({"v": info("U8", [10], 0, 10)})
 EMPTY_LAYOUT = padded({"w": info("U8", [0], 0, 0)})
 TICK, RETRY, REPEAT, PATIENCE, LOST = 150, 300, 1_200, 2_500, 6_000  # milliseconds, with room
+DEAF = 4_500  # less than what makes silence, and seven times that is more than a session lasts
 NOTHING = ["fetch", "progress", "staged", "applied", "failed"]  # no effect on any version
 IN_PLACE = {"m": {"w": {"dtype": "U8", "shape": [10]}}}
 
@@ -444,6 +445,11 @@ def _living() -> Iterator[Case]:
     case = Case("a silent publisher is lost").joined().pushed(1, runs={"m": 1})
     case.wait(LOST).wait(RETRY, sends=[{"type": "hello", "models": running}], runs={"m": 1})
     yield case.control(welcome(m=1)).pushed(2, sends=[applied(2)], runs={"m": 2})
+    case = Case("published messages alone keep a session only so long").joined()
+    for _ in range(6):
+        case.wait(DEAF, silent=["hello"])
+        case.data(message("beacon", model="m", epoch=EPOCH, version=0))
+    yield case.wait(DEAF, sends=[{"type": "hello"}])
     case = Case("a refused name is asked for again").wait(RETRY)
     case.control(message("refuse", code="name-taken", text=""))
     yield case.wait(2 * RETRY, sends=[{"type": "hello"}])

@@ -45,6 +45,17 @@ class Control {
     socket_.connect(address_);
   }
 
+  // Whether anything became of the connection since this was asked last. Ask often: ZeroMQ stands
+  // still while a thousand changes wait here.
+  bool changed() {
+    bool changed = false;
+    try {
+      for (zmq::message_t change; changes_.recv(change, zmq::recv_flags::dontwait);) changed = true;
+    } catch (const zmq::error_t&) {  // a signal: later
+    }
+    return changed;
+  }
+
   // The next message's frames, valid until the next call; empty if there is none.
   Frames receive() {
     std::size_t count = 0;
@@ -92,8 +103,18 @@ class Control {
   static constexpr int kConnectMs = 3'000;  // for one attempt, in which TCP tries at 0 and 1 s
   static constexpr int kQueue = 32;         // messages held before TCP pushes back; bytes count
 
+  // Of a connection. After an error of ZMTP the last one comes, and then none any more.
+  static constexpr int kChanges = ZMQ_EVENT_CONNECT_DELAYED | ZMQ_EVENT_CONNECT_RETRIED |
+                                  ZMQ_EVENT_CONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED |
+                                  ZMQ_EVENT_DISCONNECTED;
+
   explicit Control(const std::string& address)
-      : address_(address), context_(1), socket_(context_, ZMQ_DEALER) {
+      : address_(address),
+        context_(1),
+        changes_(context_, ZMQ_PAIR),
+        socket_(context_, ZMQ_DEALER) {
+    zmq_socket_monitor(socket_.handle(), "inproc://changes", kChanges);
+    changes_.connect("inproc://changes");
     socket_.set(zmq::sockopt::linger, kLingerMs);
     socket_.set(zmq::sockopt::reconnect_ivl, 50);
     socket_.set(zmq::sockopt::reconnect_ivl_max, 1'000);
@@ -107,6 +128,7 @@ class Control {
 
   const std::string address_;
   zmq::context_t context_;
+  zmq::socket_t changes_;  // of the other one, which is closed first
   zmq::socket_t socket_;
   std::vector<zmq::message_t> parts_;
 };

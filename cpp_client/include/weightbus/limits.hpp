@@ -36,6 +36,7 @@ struct Timing {
   double ping = 1.0;        // between two pings, and two repetitions of a report
   double lost_after = 5.0;  // silence after which the publisher is lost
 
+  double deaf_after() const { return 6 * lost_after; }  // silence of the control channel alone
   double hello_retry() const { return std::min(ping, 0.25); }
   double quiet() const { return std::min(ping, 0.25); }  // then nothing more will be pushed
   double patience() const { return ping; }  // then a fetch is repeated; doubles each time

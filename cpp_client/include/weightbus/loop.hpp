@@ -146,6 +146,7 @@ class Loop {
     // What is here of a chunk tells that more will come, though too little is here to wake us.
     if (activity.other || due) subscription_.receive(now());
     if (!due) return;
+    if (control_->changed()) machine_.changed(now());
     perform(machine_.tick(now()));
     next_tick_ = now() + kTickSeconds;
     publish_state();

@@ -94,6 +94,9 @@ class WorkerMachine {
   // Somebody is at the other end of the control channel: says hello, if it is time.
   Effects connected(double now) { return wants_hello(now) ? hello(now) : Effects{}; }
 
+  // The control connection was made or broke, or an attempt at one began or failed.
+  void changed(double now) { unanswered_since_ = now; }
+
   bool wants_hello(double now) const { return !inside_ && may_say_hello(now); }
 
   // Says goodbye, even from outside: the hello may have been heard, its answer not yet.
@@ -123,14 +126,8 @@ class WorkerMachine {
 
   // Does what is due.
   Effects tick(double now) {
-    if (inside_ && now - heard_at_ >= timing_.lost_after) {
-      inside_ = false;
-      unanswered_since_.reset();
-      return {Notice{"lost", "the publisher has been silent for " +
-                                 std::to_string(timing_.lost_after) + " s"},
-              Redial{}};
-    }
-    if (!inside_) return call_again(now);
+    if (silent(now)) return call_again();
+    if (!inside_) return {};
     Effects effects;
     for (auto& [model, slot] : slots_) append(effects, slot.tick(now));
     if (now - pinged_at_ >= ping_every_) {
@@ -160,7 +157,10 @@ class WorkerMachine {
       ++malformed_;
       return {};
     }
-    if (!pushed) unanswered_since_.reset();
+    if (!pushed) {
+      answered_at_ = now;
+      unanswered_since_.reset();
+    }
     const Heard heard{frames, now, pushed};
     return std::visit([&](const auto& message) { return on(message, heard); }, *decoded);
   }
@@ -288,11 +288,22 @@ class WorkerMachine {
     return {Send{std::move(hello)}};
   }
 
-  // Outside: if nobody answers, the connection may be dead, which TCP finds out late.
-  Effects call_again(double now) {
-    if (!unanswered_since_ || now - *unanswered_since_ < timing_.lost_after) return {};
+  // Whether the publisher is silent, or the control connection must be dead.
+  //
+  // TCP finds that out late. And ZeroMQ gives a connection up for good once it hears anything that
+  // is no ZMTP: then it changes no more, and no hello can be sent. While ZeroMQ tries to connect it
+  // changes all the time, but while a name is looked up, which is to be left alone.
+  bool silent(double now) const {
+    if (unanswered_since_ && now - *unanswered_since_ >= timing_.lost_after) return true;
+    // What comes in a frame of a damaged length is swallowed, until that is full.
+    const bool deaf = now - answered_at_ >= timing_.deaf_after();
+    return inside_ && (deaf || now - heard_at_ >= timing_.lost_after);
+  }
+
+  Effects call_again() {
     unanswered_since_.reset();
-    return {Redial{}};
+    if (!std::exchange(inside_, false)) return {Redial{}};
+    return {Notice{"lost", "the publisher is silent"}, Redial{}};
   }
 
   Effects welcome(const Welcome& welcome, double now) {
@@ -347,9 +358,11 @@ class WorkerMachine {
   bool inside_ = false, subscribed_ = false, shared_ = false;
   std::uint64_t epoch_ = 0, malformed_ = 0;
   std::string data_;
-  double heard_at_ = 0, pinged_at_ = 0, ping_every_;
+  double heard_at_ = 0, answered_at_ = 0;  // the latter on the control channel
+  double pinged_at_ = 0, ping_every_;
   double said_hello_at_ = -std::numeric_limits<double>::infinity();
-  std::optional<double> unanswered_since_;  // when hello was said, and nothing came since
+  // When hello was said, or the control connection changed, and nothing came on it since.
+  std::optional<double> unanswered_since_;
   std::shared_ptr<std::vector<std::uint8_t>> scratch_;  // layouts and small versions, on their way
 };
 

@@ -64,7 +64,8 @@ class Subscription {
   // Does what is due. Afterwards `descriptor()` is to be watched, for writing too if `unsent()`.
   void attend(double now) {
     if (dial_ && dial_->done()) adopt(now);
-    if (socket_ && now - heard_at_ >= kSilenceSeconds) hang_up();
+    const double patience = stream_->open() ? kSilenceSeconds : kHandshakeSeconds;
+    if (socket_ && now - heard_at_ >= patience) hang_up();
     if (socket_) {
       write();
     } else if (endpoint_ && !dial_ && now >= dial_at_) {
@@ -89,8 +90,8 @@ class Subscription {
       }
       if (count <= 0 || !stream_->received(static_cast<std::size_t>(count))) return hang_up();
       total += static_cast<std::size_t>(count);
-      heard_at_ = now;
-      if (stream_->open()) {
+      if (stream_->open()) {  // in a handshake, bytes alone are no sign of life
+        heard_at_ = now;
         pause_ = kRedialSeconds;
         fault_.clear();
       }
@@ -103,6 +104,7 @@ class Subscription {
 
  private:
   static constexpr double kRedialSeconds = 0.05, kRedialMaxSeconds = 1.0;  // doubles
+  static constexpr double kHandshakeSeconds = 5;
   static constexpr double kSilenceSeconds = 30;          // beacons come far more often than that
   static constexpr std::size_t kReceiveBytes = 1 << 18;  // while they are in the cache for the CRC
   static constexpr std::size_t kTurnBytes = 4 << 20;

@@ -31,6 +31,7 @@ const (
 type Timing struct {
 	Ping        time.Duration // between two pings and repetitions
 	LostAfter   time.Duration // silence after which the publisher is lost
+	DeafAfter   time.Duration // silence of the control channel alone after which it is lost
 	HelloRetry  time.Duration // between two hellos
 	Quiet       time.Duration // silence after which a push is no longer waited for
 	Patience    time.Duration // silence after which a fetch is repeated; doubles each time
@@ -43,7 +44,7 @@ func TimingOf(ping, lostAfter time.Duration) Timing {
 	if ping < quick {
 		quick = ping
 	}
-	return Timing{ping, lostAfter, quick, quick, ping, 16 * ping}
+	return Timing{ping, lostAfter, 6 * lostAfter, quick, quick, ping, 16 * ping}
 }
 
 // never is a moment long before the start of any clock.

@@ -41,6 +41,7 @@ type Machine struct {
 	data            string
 	subscribed      bool // published messages have reached us in this session
 	heardAt         time.Duration
+	answeredAt      time.Duration // that is, heard on the control channel
 	saidHelloAt     time.Duration
 	unansweredSince time.Duration // when hello was said, and nothing came since; never: there is none
 	pingedAt        time.Duration
@@ -147,7 +148,7 @@ func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, push
 		return nil
 	}
 	if !pushed {
-		m.unansweredSince = never
+		m.answeredAt, m.unansweredSince = now, never
 	}
 	switch message := message.(type) {
 	case *Welcome:
@@ -410,7 +411,9 @@ func (m *Machine) Tick(now time.Duration) []Effect {
 	if !m.inside {
 		return m.callAgain(now)
 	}
-	if now-m.heardAt >= m.timing.LostAfter {
+	// What comes in a frame of a damaged length is swallowed, until that is full.
+	deaf := now-m.answeredAt >= m.timing.DeafAfter
+	if deaf || now-m.heardAt >= m.timing.LostAfter {
 		m.inside, m.unansweredSince = false, never
 		return []Effect{Lost{}, Redial{}}
 	}

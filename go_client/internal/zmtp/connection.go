@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	dialTimeout  = 5 * time.Second // for the host's address and the connection
-	openTimeout  = 10 * time.Second
+	dialTimeout  = 5 * time.Second       // for the host's address and the connection
+	openTimeout  = 5 * time.Second       // for the handshake
 	redialMin    = 50 * time.Millisecond // between two attempts; doubles
 	redialMax    = time.Second
 	pingEvery    = 5 * time.Second  // ZMTP's own pings, which free the queues of peers that are gone
