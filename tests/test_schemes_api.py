@@ -29,7 +29,11 @@ from weightbus import (
     ZMQWeightSyncScheme,
     register_weight_sync_backend,
 )
+from weightbus.bus.errors import TornError
+from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.schemes import backends
+from weightbus.python_client.schemes.destination import Destination
+from weightbus.python_client.schemes.subject import Subject
 from weightbus.tests.documented_api import (
     BOTH_VINTAGES,
     DOCUMENTED,
@@ -352,6 +356,36 @@ def test_cached_weights_of_a_context_come_before_its_model(kind: type[Any]) -> N
     assert prepared(context.policy)["weight"].shape == (1, 1), "what was given comes first"
     context.policy_device = [torch.device("cpu")]  # as TorchRL's have, whose caches may be old
     assert prepared()["weight"].shape == (1, 1)
+
+
+# Applying, where a context has its part in it.
+
+
+def test_a_version_that_a_context_does_not_take_leaves_none_running_until_the_next() -> None:
+    class Refusing(Context):
+        refuses = True
+
+        def update_policy_weights_(self, **_: Any) -> None:
+            if self.refuses:
+                raise KeyError("no")
+
+    subject, context = Subject(), Refusing()
+    subject.context, subject.model_id = context, "policy"
+    strategy = WeightStrategy("state_dict")
+    destination = Destination(subject, strategy, strict=True, cast=False)
+    state = state_of(nn.Linear(1, 1).state_dict())
+    layout = state.layout()
+    data = np.empty(layout.nbytes, np.uint8)
+    write_into(state, layout, data)
+    with pytest.raises(TornError, match="no version runs until.*no"):
+        destination.deliver(1, 1, layout, data, timeout=1.0)
+    assert destination.arrivals.newest is None
+    with pytest.raises(TornError), destination.reading(1.0):
+        pass
+    context.refuses = False
+    destination.deliver(1, 1, layout, data, timeout=1.0)
+    with destination.reading(1.0):
+        assert destination.arrivals.newest is not None
 
 
 # The scheme that does nothing.

@@ -391,18 +391,64 @@ def test_models_are_found_in_contexts_which_are_told(model_id: str, told: list[A
         sender.shutdown()
 
 
-def test_a_context_that_fails_does_not_undo_an_update(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("later", [False, True], ids=["at-once", "later"])
+def test_a_context_that_fails_fails_the_update_and_the_next_one_mends_it(later: bool) -> None:
     class Failing(Holder):
-        def update_policy_weights_(self, *, model_id: str, policy_or_weights: Any) -> None:
-            del policy_or_weights
-            raise KeyError(model_id)
+        fails = True
+
+        def update_policy_weights_(self, *, model_id: str, policy_or_weights: Any) -> Any:
+            if not later:
+                return self.told(model_id, policy_or_weights)
+
+            async def tell() -> None:
+                self.told(model_id, policy_or_weights)
+
+            return tell()
+
+        def told(self, model_id: str, policy_or_weights: Any) -> None:
+            if self.fails:
+                raise KeyError("a worker of its own said no")
+            super().update_policy_weights_(model_id=model_id, policy_or_weights=policy_or_weights)
 
     context = Failing(policy=Net())
     with one_process(1) as (sender, net, (receiver,), (target,)):
         receiver.context = context
+        with pytest.raises(PublishError, match=r"worker 0 failed.*worker of its own said no"):
+            sender.send(fill(net, 2.0))
+        assert receiver.receive(0.0) is None
+        context.fails = False
+        sender.send(fill(net, 3.0))
+        assert values(target) == {3.0}
+        assert context.updates[-1] == ("policy", {3.0})
+
+
+class Nested(Holder):
+    """A collector that leaves its policy to workers of its own, which it passes weights on to."""
+
+    def __init__(self) -> None:
+        super().__init__(policy=Net())
+        self.policy: Any = None
+        self.policy_factory = [Net, Net]
+
+
+def test_a_collector_without_a_policy_of_its_own_passes_weights_on() -> None:
+    context = Nested()
+    sender, net = ZMQWeightSyncScheme(liveness=QUICK), fill(Net(), 1.0)
+    sender.init_on_sender(model_id="policy", model=net, num_workers=1)
+    receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
+    receiver.init_on_receiver(model_id="policy", context=context, worker_idx=0)
+    try:
+        receiver.connect()
+        sender.connect()
         sender.send(fill(net, 2.0))
-        assert values(target) == {2.0}
-    assert "the collector could not be told" in caplog.text
+        assert context.updates[-1] == ("policy", {2.0})
+        assert context.policy is None
+        with pytest.raises(PublishError, match=r"(?s)worker 0 failed.*first\.weight"):
+            sender.send(Net(5))
+        assert context.updates[-1] == ("policy", {2.0}), "what does not fit is not passed on"
+    finally:
+        receiver.shutdown()
+        sender.shutdown()
 
 
 def test_a_model_on_the_meta_device_is_not_waited_for_for_ever() -> None:

@@ -31,7 +31,15 @@ from weightbus import (
 )
 from weightbus.python_client.schemes.ray_actors import actor_of
 from weightbus.tests.ray_cluster import SECONDS, cluster
-from weightbus.tests.torchrl_parts import Echo, collects, distributed, fill, one_weight, policy
+from weightbus.tests.torchrl_parts import (
+    Echo,
+    collectors,
+    collects,
+    distributed,
+    fill,
+    one_weight,
+    policy,
+)
 
 # Ray's own collectors warn of their own ways, in words that change.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -89,6 +97,33 @@ def test_a_ray_collector_runs_with_a_scheme_from_start_to_end(make: Any) -> None
     finally:
         collector.shutdown(shutdown_ray=False)
     assert not scheme.initialized_on_sender, "TorchRL shuts its schemes down itself"
+
+
+def test_a_ray_collector_of_collectors_that_make_their_own_policies() -> None:
+    scheme = RayWeightSyncScheme(timeout=SECONDS)
+    make: Any = distributed.RayCollector
+    collector = make(
+        [partial(Echo, 0)],
+        policy_factory=partial(policy, 1.0),
+        collector_class=collectors.MultiSyncCollector,
+        num_workers_per_collector=1,
+        frames_per_batch=8,
+        total_frames=10**9,
+        remote_configs={"num_cpus": 0.5},
+        weight_sync_schemes={"policy": scheme},
+    )
+    try:
+        batches = iter(collector)
+        for value in (2.0, 3.0):
+            collector.update_policy_weights_(fill(policy(), value))
+            collects(batches, {0: value})
+        assert scheme.receipt is not None
+        assert scheme.receipt.in_state("applied") == ["0"]
+        with pytest.raises(PublishError, match=r"(?s)worker 0 failed.*wrong"):
+            collector.update_policy_weights_({"module.wrong": policy().module.weight})
+        collects(batches, {0: 3.0})
+    finally:
+        collector.shutdown(shutdown_ray=False)
 
 
 def newest_versions(batches: Any) -> set[int]:

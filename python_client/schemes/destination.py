@@ -8,6 +8,7 @@ calls `fault()`, then `write()`, then `commit()`, and keeps readers away itself.
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from ...bus.errors import TornError, not_applied
 from ...codecs.apply import Reader
@@ -18,7 +19,7 @@ from ..reading import READING_SECONDS, ReadingLock
 from ..subscriber import Update
 from .arrivals import Arrivals
 from .strategy import WeightStrategy
-from .subject import Subject, log
+from .subject import POLICY, Subject
 
 
 class Destination:
@@ -61,27 +62,24 @@ class Destination:
         model = self.subject.model_id or ""
         try:
             with self._lock.writing(timeout, f"applying {model} version {version}"):
-                self._write(Reader(layout, data), epoch, version)
-                seconds = time.perf_counter() - started
-                update = Update(model, epoch, version, layout.nbytes, "", seconds)
-                self.commit(update)
+                reader = Reader(layout, data)
+                try:
+                    self.write(reader)
+                    seconds = time.perf_counter() - started
+                    update = Update(model, epoch, version, layout.nbytes, "", seconds)
+                    self.commit(update)
+                except Exception as error:
+                    torn = not_applied(model, epoch, version, error, intact=False)
+                    if reader.begun:
+                        self._lock.tear(model, torn)
+                        raise torn from error
+                    raise
+                self._lock.mend(model)
         except TornError:
             raise
         except Exception as error:
             raise not_applied(model, epoch, version, error, intact=True) from error
         return update
-
-    def _write(self, reader: Reader, epoch: int, version: int) -> None:
-        model = self.subject.model_id or ""
-        try:
-            self.write(reader)
-        except Exception as error:
-            if not reader.begun:
-                raise
-            torn = not_applied(model, epoch, version, error, intact=False)
-            self._lock.tear(model, torn)
-            raise torn from error
-        self._lock.mend(model)
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
         """Return a context in which `deliver` waits."""
@@ -108,15 +106,14 @@ class Destination:
             raise
 
     def commit(self, update: Update) -> None:
-        """Tell the context, and whoever waits in `receive()`, that a version was applied."""
-        try:
+        """Tell the context, and whoever waits in `receive()`, that a version was written.
+
+        Raises:
+            Exception: The context could not take it. Its part decides, too: what it does with the
+                weights may be to bring them to workers of its own, which then run others.
+        """
+        if update.nbytes:  # a policy without weights, a random one, is not told of any
             self.subject.cascade(lambda: self.strategy.tensors_as_td(self.model()))
-        except Exception:  # the weights are in; what the context makes of them is its own affair
-            log.exception(
-                "%s version %d is applied, but the collector could not be told",
-                update.model,
-                update.version,
-            )
         self.arrivals.put(update)
 
     def _faults(self, layout: Layout) -> Sequence[str]:
@@ -130,7 +127,7 @@ class Destination:
         Raises:
             ValueError: There is none.
         """
-        model = self.subject.model()
+        model = self._found()
         if model is None and self.subject.forsaken:
             raise ValueError("Context has been garbage collected")
         if model is None:
@@ -143,7 +140,7 @@ class Destination:
         Tensors that are handed to a process of torch's multiprocessing stay in the memory of the
         process that hands them over.
         """
-        model = self.subject.model()
+        model = self._found()
         if is_module(model):
             from .module_state import take_out_of_shared_memory
 
@@ -155,4 +152,19 @@ class Destination:
 
     def unfilled(self) -> bool:
         """Tell whether the model is on the meta device: without values before its first version."""
-        return self.subject.model() is not None and self.strategy.on_meta(self.model())
+        return self._found() is not None and self.strategy.on_meta(self.model())
+
+    def _found(self) -> object | None:
+        """Return the model, of a collector that leaves it to its own workers to make one, too.
+
+        That one only shows which versions fit, and is what the collector is told to pass on.
+        """
+        factories: Any = getattr(self.subject.context, "policy_factory", None)
+        make = next((f for f in factories if f is not None), None) if factories else None
+        if make is None or self.subject.model_id != POLICY:
+            return self.subject.model()
+        try:
+            return self.subject.model()
+        except AttributeError:
+            self.subject.given = made = make()
+            return made

@@ -7,7 +7,10 @@ The context is held weakly, since it usually holds the scheme.
 import logging
 import weakref
 from collections.abc import Callable
+from typing import Any
 
+from .engine import TIMEOUT
+from .handing import keep
 from .resolve import resolve
 
 log = logging.getLogger("weightbus.schemes")
@@ -65,6 +68,9 @@ class Subject:
         A collector counts versions and passes weights on to collectors inside it. It can do so for
         its policy and for models that it has schemes for; of another it only counts the version.
         A context that counts no versions, like an inference server, is told of every model.
+
+        Raises:
+            Exception: What the context raises, at once or later.
         """
         context, model_id = self.context, self.model_id or POLICY
         update = getattr(context, "update_policy_weights_", None)
@@ -73,10 +79,12 @@ class Subject:
         schemes: object = getattr(context, "_weight_sync_schemes", None)
         increment = getattr(context, "increment_version", None)
         knows = model_id == POLICY or (isinstance(schemes, dict) and model_id in schemes)
-        if knows or increment is None:
+        told: Any = (
             update(model_id=model_id, policy_or_weights=weights())
-        else:
-            increment()
+            if knows or increment is None
+            else increment()
+        )
+        keep(told, TIMEOUT)
 
 
 def model_in(context: object, model_id: str) -> object:
