@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from .bus.status import WorkerStatus
     from .codecs.errors import LayoutError, StateError, WeightBusError
     from .python_client.publisher import Publisher
-    from .python_client.schemes.backends import register_weight_sync_backend
+    from .python_client.schemes.backends import WeightSyncBackend, register_weight_sync_backend
     from .python_client.schemes.bus_schemes import (
+        DistributedWeightSyncScheme,
+        MPTransport,
         MultiProcessWeightSyncScheme,
         SharedMemWeightSyncScheme,
         ZMQWeightSyncScheme,
@@ -44,7 +46,12 @@ if TYPE_CHECKING:
     from .python_client.schemes.sender import WeightSender
     from .python_client.schemes.strategy import WeightStrategy
     from .python_client.schemes.torch_rpc import RPCTransport, RPCWeightSyncScheme
-    from .python_client.schemes.transport import TransportBackend
+    from .python_client.schemes.transport import (
+        DistributedTransport,
+        InitialSyncTransport,
+        SharedMemTransport,
+        TransportBackend,
+    )
     from .python_client.schemes.updater import WeightUpdaterBase
     from .python_client.state_folder import StateFolderError, StoredVersion
     from .python_client.subscriber import Offer, Subscriber, Update
@@ -55,7 +62,11 @@ __all__ = [
     "AddressError",
     "ApplyError",
     "ClosedError",
+    "DistributedTransport",
+    "DistributedWeightSyncScheme",
+    "InitialSyncTransport",
     "LayoutError",
+    "MPTransport",
     "MultiProcessWeightSyncScheme",
     "NoWeightSyncScheme",
     "Offer",
@@ -73,6 +84,7 @@ __all__ = [
     "RayWeightUpdater",
     "Receipt",
     "RefusedError",
+    "SharedMemTransport",
     "SharedMemWeightSyncScheme",
     "StateError",
     "StateFolderError",
@@ -87,6 +99,7 @@ __all__ = [
     "WeightReceiver",
     "WeightSender",
     "WeightStrategy",
+    "WeightSyncBackend",
     "WeightSyncScheme",
     "WeightUpdaterBase",
     "WorkerReceipt",
@@ -102,7 +115,11 @@ _HOMES = {
     "AddressError": "bus.errors",
     "ApplyError": "bus.errors",
     "ClosedError": "bus.errors",
+    "DistributedTransport": "python_client.schemes.transport",
+    "DistributedWeightSyncScheme": "python_client.schemes.bus_schemes",
+    "InitialSyncTransport": "python_client.schemes.transport",
     "LayoutError": "codecs.errors",
+    "MPTransport": "python_client.schemes.bus_schemes",
     "MultiProcessWeightSyncScheme": "python_client.schemes.bus_schemes",
     "NoWeightSyncScheme": "python_client.schemes.no_sync",
     "Offer": "python_client.subscriber",
@@ -120,6 +137,7 @@ _HOMES = {
     "RayWeightUpdater": "python_client.schemes.ray_updater",
     "Receipt": "bus.receipt",
     "RefusedError": "bus.errors",
+    "SharedMemTransport": "python_client.schemes.transport",
     "SharedMemWeightSyncScheme": "python_client.schemes.bus_schemes",
     "StateError": "codecs.errors",
     "StateFolderError": "python_client.state_folder",
@@ -134,6 +152,7 @@ _HOMES = {
     "WeightReceiver": "python_client.schemes.receiver",
     "WeightSender": "python_client.schemes.sender",
     "WeightStrategy": "python_client.schemes.strategy",
+    "WeightSyncBackend": "python_client.schemes.backends",
     "WeightSyncScheme": "python_client.schemes.scheme",
     "WeightUpdaterBase": "python_client.schemes.updater",
     "WorkerReceipt": "bus.receipt",

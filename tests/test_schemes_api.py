@@ -9,7 +9,7 @@ import logging
 import pickle
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from torch import nn
 
 import weightbus
 from weightbus import (
+    DistributedWeightSyncScheme,
     MultiProcessWeightSyncScheme,
     NoWeightSyncScheme,
     RPCWeightSyncScheme,
@@ -139,7 +140,7 @@ def test_a_new_scheme(kind: type[Any]) -> None:
         ("thread", SharedMemWeightSyncScheme),
         ("process", MultiProcessWeightSyncScheme),
         ("multiprocessing", MultiProcessWeightSyncScheme),
-        ("distributed", ZMQWeightSyncScheme),
+        ("distributed", DistributedWeightSyncScheme),
         ("zmq", ZMQWeightSyncScheme),
     ],
 )
@@ -278,6 +279,63 @@ def test_the_number_of_workers_follows_from_what_is_given(kind: type[Any]) -> No
         scheme.shutdown()
 
 
+# Names that older imports need.
+
+
+def test_every_name_that_torchrl_has_is_there() -> None:
+    theirs = pytest.importorskip("torchrl.weight_update")
+    assert [name for name in theirs.__all__ if not hasattr(weightbus, name)] == []
+    assert set(get_args(theirs.WeightSyncBackend)) <= set(get_args(weightbus.WeightSyncBackend))
+    for backend in get_args(weightbus.WeightSyncBackend):
+        assert isinstance(WeightSyncScheme.from_backend(backend), WeightSyncScheme)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("SharedMemTransport", ({"policy": {}},)),
+        ("SharedMemTransport", ()),
+        ("DistributedTransport", (object(), 1)),
+        ("MPTransport", (object(), object())),
+    ],
+)
+def test_a_transport_that_leads_nowhere_here_says_what_to_write(
+    name: str, given: tuple[Any, ...]
+) -> None:
+    with pytest.raises(TypeError, match=rf"{name}.*(sender_transports|MPTransport\(pipe)"):
+        getattr(weightbus, name)(*given)
+
+
+def test_the_distributed_scheme_is_made_as_torchrls_is() -> None:
+    scheme = DistributedWeightSyncScheme("gloo", False, 30.0)
+    assert (scheme.backend, scheme.sync, scheme.timeout) == ("gloo", False, 30.0)
+    assert scheme.strategy == "tensordict"
+    assert DistributedWeightSyncScheme().timeout == 3600.0
+    with pytest.raises(ValueError, match="'mpi'"):
+        DistributedWeightSyncScheme("mpi")
+    with pytest.raises(TypeError, match=r"pipe to .*workers join at the scheme's address"):
+        scheme.create_transport((object(), 1))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_what_older_tests_look_at_is_there(name: str) -> None:
+    scheme: Any = getattr(weightbus, name)()
+    assert scheme._sender is scheme._receiver is None  # noqa: SLF001
+    assert scheme._initialized_on_sender is scheme._initialized_on_worker is False  # noqa: SLF001
+    if name in ("RayWeightSyncScheme", "RayModuleTransformScheme"):
+        return
+    scheme.init_on_sender("policy", workers=["w"], num_workers=1)
+    assert scheme._sender is scheme.get_sender()  # noqa: SLF001
+    assert scheme._initialized_on_sender is True  # noqa: SLF001
+    copy = pickle.loads(pickle.dumps(scheme))  # noqa: S301
+    assert copy._sender is None  # noqa: SLF001
+    copy.init_on_receiver(model_id="policy", model=nn.Linear(1, 1), worker_idx=0)
+    assert copy._receiver is copy.get_receiver()  # noqa: SLF001
+    assert copy._initialized_on_worker is True  # noqa: SLF001
+    copy.shutdown()
+    scheme.shutdown()
+
+
 # Preparing weights.
 
 
@@ -377,7 +435,7 @@ def test_a_version_that_a_context_does_not_take_leaves_none_running_until_the_ne
     layout = state.layout()
     data = np.empty(layout.nbytes, np.uint8)
     write_into(state, layout, data)
-    with pytest.raises(TornError, match="no version runs until.*no"):
+    with pytest.raises(TornError, match=r"no version runs until.*no"):
         destination.deliver(1, 1, layout, data, timeout=1.0)
     assert destination.arrivals.newest is None
     with pytest.raises(TornError), destination.reading(1.0):

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from weightbus import (
+    MPTransport,
     MultiProcessWeightSyncScheme,
     PublishError,
     SharedMemWeightSyncScheme,
@@ -580,6 +581,22 @@ def test_a_transport_made_of_a_pipe_reaches_one_worker() -> None:
         scheme.shutdown()
 
 
+def test_a_transport_of_the_older_vintage_is_made_of_a_pipe_alone() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    transport = MPTransport(ours, timeout=20.0)
+    receiver, target = MultiProcessWeightSyncScheme(liveness=QUICK), Net()
+    receiver.init_on_worker("policy", model=target, pipe=theirs)
+    try:
+        assert transport.check_connection()
+        transport.send_weights_async("policy", fill(Net(), 2.0))
+        assert receiver.get_receiver().receive(20.0)
+        transport.wait_ack()
+        assert values(target) == {2.0}
+    finally:
+        receiver.shutdown()
+    del transport  # and with it what it has opened
+
+
 def test_a_pipe_that_says_something_else() -> None:
     ours, theirs = multiprocessing.Pipe()
     ours.send_bytes(b'{"other": 1}')
@@ -606,6 +623,7 @@ def test_not_waiting_is_a_setting_of_the_schemes_of_one_host() -> None:
 def test_registered_weights_are_sent_when_a_send_does_not_say() -> None:
     weights = {"a": torch.ones(2)}
     scheme = SharedMemWeightSyncScheme({"policy": weights}, auto_register=False)
+    assert scheme.policy_weights == {"policy": weights}
     with pytest.raises(RuntimeError, match=r"Re-registering weights is not supported\."):
         scheme.register_shared_weights("policy", weights)
     target = {"a": torch.zeros(2)}

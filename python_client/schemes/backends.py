@@ -2,9 +2,22 @@
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 Scheme = TypeVar("Scheme", bound=type)
+
+WeightSyncBackend = Literal[
+    "none",
+    "direct",
+    "shared",
+    "thread",
+    "process",
+    "multiprocessing",
+    "distributed",
+    "rpc",
+    "ray",
+    "zmq",
+]
 
 # Where the scheme of each name lives. Each is loaded when it is first asked for.
 _HOMES = {
@@ -12,6 +25,7 @@ _HOMES = {
     "shared": "bus_schemes:SharedMemWeightSyncScheme",
     "process": "bus_schemes:MultiProcessWeightSyncScheme",
     "zmq": "bus_schemes:ZMQWeightSyncScheme",
+    "distributed": "bus_schemes:DistributedWeightSyncScheme",
     "rpc": "torch_rpc:RPCWeightSyncScheme",
     "ray": "ray_actors:RayWeightSyncScheme",
 }
@@ -19,7 +33,6 @@ _ALIASES = {
     "direct": "none",
     "thread": "shared",
     "multiprocessing": "process",
-    "distributed": "zmq",  # the bus is what reaches other hosts
 }
 _registered: dict[str, type] = {}
 

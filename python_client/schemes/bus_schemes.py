@@ -1,6 +1,7 @@
-"""The schemes over the bus: the same engine three times, with other settings.
+"""The schemes over the bus: the same engine, with other settings.
 
 ZMQWeightSyncScheme            an address that the user chooses; workers on any host
+DistributedWeightSyncScheme    the same, made as TorchRL's of that name
 MultiProcessWeightSyncScheme   a private address on this host, by whichever road works
 SharedMemWeightSyncScheme      the same, by shared memory
 """
@@ -18,6 +19,7 @@ from .engine import TIMEOUT, Engine, Reception
 from .scheme import WeightSyncScheme
 from .strategy import Format
 from .subject import is_torchrl
+from .transport import WorkerTransport
 
 LOOPBACK = "tcp://127.0.0.1:0"
 
@@ -55,6 +57,8 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         cast: Whether values may be converted to the receiving model's dtypes.
         background: Receivers apply in the background; else where `receive()` is called.
     """
+
+    sync = True  # whether `send` waits until the workers have applied the weights
 
     def __init__(
         self,
@@ -131,9 +135,50 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         """Return an engine with one worker, which learns of it by its pipe."""
         if pipe_or_context is None:
             raise ValueError("pipe must be provided: the end of a pipe to the worker")
+        if not hasattr(pipe_or_context, "send_bytes"):
+            raise TypeError(
+                f"a {type(pipe_or_context).__name__} leads to no worker: give the end of a pipe to "
+                "the worker, or let workers join at the scheme's address (init_on_sender)"
+            )
         engine = self._make_engine(num_workers=1, pipes=[pipe_or_context])
         self._session.at_close.append(engine.close)
         return engine
+
+    def send(
+        self,
+        weights: Any = None,
+        worker_ids: int | list[int] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Send weights; see `WeightSyncScheme.send`, or `send_async` if not `sync`."""
+        if self.sync:
+            super().send(weights, worker_ids, timeout=timeout)
+            return
+        sending = self._session.sending
+        if sending is not None and sending.pending:
+            self.wait_async()
+        self.send_async(weights, worker_ids, timeout=timeout)
+
+
+class DistributedWeightSyncScheme(ZMQWeightSyncScheme):
+    """Weights to other hosts, made as TorchRL's scheme over `torch.distributed` is.
+
+    Args:
+        backend: Taken for compatibility, "gloo" or "nccl": no process group is needed.
+        sync: As in `MultiProcessWeightSyncScheme`.
+        timeout: Seconds that a call waits unless it is told otherwise.
+        **settings: Those of `ZMQWeightSyncScheme`. Workers on other hosts need an `address` that
+            they can reach, "tcp://this-host:5555"; by default those of this host can.
+    """
+
+    def __init__(
+        self, backend: str = "gloo", sync: bool = True, timeout: float = 3600.0, **settings: Any
+    ) -> None:
+        if backend not in ("gloo", "nccl"):
+            raise ValueError(f"backend={backend!r}: it is 'gloo' or 'nccl', and neither is used")
+        super().__init__(timeout=timeout, **settings)
+        self.backend, self.sync = backend, sync
 
 
 class MultiProcessWeightSyncScheme(ZMQWeightSyncScheme):
@@ -161,21 +206,23 @@ class MultiProcessWeightSyncScheme(ZMQWeightSyncScheme):
         _check_sources(model_id, context, kwargs, self.num_workers)
         super().init_on_sender(model_id, context, **kwargs)
 
-    def send(
-        self,
-        weights: Any = None,
-        worker_ids: int | list[int] | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> None:
-        """Send weights; see `WeightSyncScheme.send`, or `send_async` if not `sync`."""
-        if self.sync:
-            super().send(weights, worker_ids, timeout=timeout)
-            return
-        sending = self._session.sending
-        if sending is not None and sending.pending:
-            self.wait_async()
-        self.send_async(weights, worker_ids, timeout=timeout)
+
+class MPTransport(WorkerTransport):
+    """The way to the worker at the other end of a pipe, of a scheme of its own.
+
+    Args:
+        pipe: This end. Its worker calls `init_on_worker(..., pipe=...)` with the other.
+        timeout: Seconds that a send may take.
+    """
+
+    def __init__(self, pipe: Any, timeout: Any = TIMEOUT, *_: Any) -> None:
+        if not hasattr(pipe, "send_bytes"):  # queues, as TorchRL's later ones take them
+            raise TypeError(
+                f"an MPTransport of a {type(pipe).__name__} leads nowhere: write MPTransport(pipe) "
+                "or take those of an initialised scheme, sender_transports"
+            )
+        self._scheme = MultiProcessWeightSyncScheme(timeout=timeout)  # ends with the transport
+        super().__init__(*self._scheme.way_to(pipe))
 
 
 class SharedMemWeightSyncScheme(MultiProcessWeightSyncScheme):
@@ -208,7 +255,7 @@ class SharedMemWeightSyncScheme(MultiProcessWeightSyncScheme):
             policy_weights, strategy = strategy, "tensordict"
         super().__init__(strategy, sync, **settings)
         self.per_worker_weights, self.auto_register = per_worker_weights, auto_register
-        self._shared: dict[str, Any] = dict(policy_weights or {})
+        self.policy_weights: dict[str, Any] = dict(policy_weights or {})
 
     def register_shared_weights(self, model_id: str, weights: Any) -> None:
         """Register the weights that are sent for a model if a send does not say.
@@ -216,20 +263,20 @@ class SharedMemWeightSyncScheme(MultiProcessWeightSyncScheme):
         Raises:
             RuntimeError: The model has some.
         """
-        if model_id in self._shared:
+        if model_id in self.policy_weights:
             raise RuntimeError("Re-registering weights is not supported.")
-        self._shared[model_id] = weights
+        self.policy_weights[model_id] = weights
 
     def _own_weights(self, model_id: str, context: Any) -> Any:
         """Return the registered weights of a model, else what the base knows."""
-        if model_id in self._shared:
-            return self._shared[model_id]
+        if model_id in self.policy_weights:
+            return self.policy_weights[model_id]
         if not self.auto_register:
             raise KeyError(f"model {model_id!r} is not registered; register_shared_weights() first")
         return super()._own_weights(model_id, context)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_shared": {}}  # a worker has no use for them
+        return super().__getstate__() | {"policy_weights": {}}  # a worker has no use for them
 
 
 def _check_sources(

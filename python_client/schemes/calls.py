@@ -19,11 +19,10 @@ from ...codecs.state import State
 from .call_reception import MARGIN, CallReception, Letter
 from .destination import Destination
 from .each import merged
-from .engine import Engine, Prepared, Reception, Weights
+from .engine import Prepared, Reception, Weights
 from .gathering import Answer, Shipment, gather
 from .scheme import WeightSyncScheme
 from .subject import POLICY
-from .transport import Prepare
 
 
 class Parcel(Protocol):
@@ -189,10 +188,6 @@ class CallScheme(WeightSyncScheme):
         if self._numbers is None:  # one count for all engines of a scheme, its transports' too
             self._numbers = Numbers()
         return CallEngine(road, self._key, self._numbers, self.strategy_str)
-
-    def way_to(self, peer: Any) -> tuple[Engine, int, Prepare, float]:
-        """Return what a transport to one peer is made of."""
-        return self._engine_of(peer), 0, self._weights_of, self.timeout
 
     def _make_reception(self, destination: Destination, **kwargs: Any) -> Reception:
         return CallReception(

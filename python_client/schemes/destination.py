@@ -166,5 +166,5 @@ class Destination:
         try:
             return self.subject.model()
         except AttributeError:
-            self.subject.given = made = make()
-            return made
+            self.subject.given = make()
+            return self.subject.given

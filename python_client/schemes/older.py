@@ -12,14 +12,32 @@ from .receiver import WeightReceiver
 from .receiver_side import ReceiverSide
 from .sender import WeightSender
 from .sender_side import SenderSide
-from .transport import ReceiverTransport, TransportBackend, WorkerTransport
+from .transport import Prepare, ReceiverTransport, TransportBackend, WorkerTransport
 
 
 class Older(SenderSide, ReceiverSide):
     """What the older API adds to both sides of a scheme."""
 
-    _sender_view: WeightSender | None
-    _receiver_view: WeightReceiver | None
+    _made_sender: WeightSender | None
+    _made_receiver: WeightReceiver | None
+
+    # By these names programs of the older vintage look at what is made and what is not.
+
+    @property
+    def _sender(self) -> WeightSender | None:
+        return self.get_sender() if self.initialized_on_sender else None
+
+    @property
+    def _receiver(self) -> WeightReceiver | None:
+        return self.get_receiver() if self.initialized_on_receiver else None
+
+    @property
+    def _initialized_on_sender(self) -> bool:
+        return self.initialized_on_sender
+
+    @property
+    def _initialized_on_worker(self) -> bool:
+        return self.initialized_on_receiver
 
     def _engine_of(self, pipe_or_context: Any) -> Engine:
         """Return an engine with one worker, 0: the one that `pipe_or_context` leads to."""
@@ -50,9 +68,9 @@ class Older(SenderSide, ReceiverSide):
             raise RuntimeError(
                 f"Must call init_on_sender() before get_sender() on {type(self).__name__}"
             )
-        if self._sender_view is None:
-            self._sender_view = self.create_sender()
-        return self._sender_view
+        if self._made_sender is None:
+            self._made_sender = self.create_sender()
+        return self._made_sender
 
     def get_receiver(self) -> WeightReceiver:
         """Return the receiver; the same one each time.
@@ -64,9 +82,9 @@ class Older(SenderSide, ReceiverSide):
             raise RuntimeError(
                 f"Must call init_on_worker() before get_receiver() on {type(self).__name__}"
             )
-        if self._receiver_view is None:
-            self._receiver_view = self.create_receiver()
-        return self._receiver_view
+        if self._made_receiver is None:
+            self._made_receiver = self.create_receiver()
+        return self._made_receiver
 
     def create_sender(self) -> WeightSender:
         """Return a new sender of this scheme."""
@@ -86,8 +104,11 @@ class Older(SenderSide, ReceiverSide):
             return ReceiverTransport(self, named=pipe_or_context is not None)
         if pipe_or_context is None and self.initialized_on_sender:
             return self._transport_to(kwargs.get("worker_idx", 0))
-        engine = self._engine_of(pipe_or_context)
-        return WorkerTransport(engine, 0, self._weights_of, self.timeout)
+        return WorkerTransport(*self.way_to(pipe_or_context))
+
+    def way_to(self, peer: Any) -> tuple[Engine, int, Prepare, float]:
+        """Return what a transport to one worker is made of."""
+        return self._engine_of(peer), 0, self._weights_of, self.timeout
 
     def _transport_to(self, worker: int) -> WorkerTransport:
         sending = self._session.sending
@@ -97,10 +118,10 @@ class Older(SenderSide, ReceiverSide):
 
     def _start_anew(self, model_id: str | None = None) -> None:
         super()._start_anew(model_id)
-        self._sender_view = self._receiver_view = None
+        self._made_sender = self._made_receiver = None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_sender_view", "_receiver_view"}
+        own = {"_made_sender", "_made_receiver"}
         return {k: v for k, v in super().__getstate__().items() if k not in own}
 
     @property

@@ -114,6 +114,42 @@ class WorkerTransport:
         return {self.worker: known[self.worker]} if self.worker in known else {}
 
 
+class InitialSyncTransport(Protocol):
+    """What connects by itself, and brings the first weights. Ours leave that to the scheme."""
+
+    def setup_connection_and_weights_on_sender(self) -> None:
+        """Connect, and send the first weights."""
+        ...
+
+    def setup_connection_and_weights_on_receiver(
+        self, *, worker_idx: int, weights: Any = None, model: Any = None, strategy: Any = None
+    ) -> Any:
+        """Connect, and return the first weights."""
+        ...
+
+
+class SharedMemTransport(WorkerTransport):
+    """A name of TorchRL's: no transport here is of shared memory alone."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError(
+            "SharedMemTransport is nothing by itself here: workers read a publisher's memory. "
+            "Write SharedMemWeightSyncScheme(), and after init_on_sender() take its "
+            "sender_transports; register_shared_weights(model_id, weights) says what to send"
+        )
+
+
+class DistributedTransport(WorkerTransport):
+    """A name of TorchRL's: no transport here needs a store and a rank."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError(
+            "DistributedTransport is nothing by itself here: there is neither store nor process "
+            "group. Write DistributedWeightSyncScheme(), and after init_on_sender(num_workers=...) "
+            "take its sender_transports"
+        )
+
+
 class ReceivingSide(Protocol):
     """What a transport needs of a receiving scheme."""
 
