@@ -151,7 +151,7 @@ class Receiver(Rollout):
 
     def become(self, scheme: Any, model_id: str = "policy", **kwargs: Any) -> None:
         """Become a receiver, but do not connect yet."""
-        own = {"policy": self.policy, "second": self.second}[model_id]
+        own = self._models()[model_id]
         scheme.init_on_receiver(model_id=model_id, model=own, **kwargs)
         self.schemes[model_id] = scheme
 
@@ -159,7 +159,10 @@ class Receiver(Rollout):
         self.schemes[model_id].connect()
 
     def values_of(self, model_id: str) -> set[float]:
-        return values({"policy": self.policy, "second": self.second}[model_id])
+        return values(self._models()[model_id])
+
+    def _models(self) -> dict[str, nn.Module]:
+        return {"policy": self.policy, "nets.actor": self.policy, "nets.critic[0]": self.second}
 
     def poll(self) -> bool:
         return self.schemes["policy"].receive(timeout=0.0) is not None
@@ -203,6 +206,6 @@ class HookedHost(Host):
         self.scheme = scheme
 
 
-def start(cls: type, *args: Any) -> Any:
+def start(cls: type, *args: Any, **options: Any) -> Any:
     """Start an actor of a class."""
-    return ray.remote(num_cpus=0)(cls).remote(*args)
+    return ray.remote(num_cpus=0, **options)(cls).remote(*args)

@@ -153,17 +153,28 @@ def test_a_stopped_actor_costs_no_more_than_the_deadline(actors: list[Any]) -> N
 
 
 def test_two_models_in_the_same_actors(actors: list[Any]) -> None:
-    first = connected(actors, model(1.0))
-    second = RayWeightSyncScheme(timeout=SECONDS)
-    second.init_on_sender(model_id="second", remote_collectors=actors, model=model(5.0))
-    get([a.become.remote(second, "second", worker_idx=i) for i, a in enumerate(actors)])
-    get([actor.connect.remote("second") for actor in actors])
-    second.connect()
-    assert get(actors[0].values_of.remote("second")) == {5.0}
-    second.send(model(6.0))
-    first.send(model(2.0))
-    assert get(actors[1].values_of.remote("second")) == {6.0}
-    assert seen(actors) == [{2.0}, {2.0}]
+    actors = [actors[0], start(Receiver, max_concurrency=4)]
+    schemes = {"nets.actor": model(1.0), "nets.critic[0]": model(5.0)}
+    senders: list[RayWeightSyncScheme] = []
+    for model_id, trained in schemes.items():
+        scheme = RayWeightSyncScheme(timeout=SECONDS)
+        scheme.init_on_sender(model_id=model_id, remote_collectors=actors, model=trained)
+        get([a.become.remote(scheme, model_id, worker_idx=i) for i, a in enumerate(actors)])
+        get([actor.connect.remote(model_id) for actor in actors])
+        scheme.connect()
+        senders.append(scheme)
+
+    def seen_of(model_id: str) -> list[set[float]]:
+        return get([actor.values_of.remote(model_id) for actor in actors])
+
+    first, second = senders
+    assert (seen_of("nets.actor"), seen_of("nets.critic[0]")) == ([{1.0}] * 2, [{5.0}] * 2)
+    for value in range(6, 12):  # both at once, in the threads of the one that has several
+        second.send_async(model(float(value)))
+        first.send(model(-float(value)))
+        second.wait_async()
+    assert (seen_of("nets.actor"), seen_of("nets.critic[0]")) == ([{-11.0}] * 2, [{11.0}] * 2)
+    ray.kill(actors[1])
 
 
 def test_the_first_weights_wait_for_receivers_that_come_later(actors: list[Any]) -> None:

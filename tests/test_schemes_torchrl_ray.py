@@ -56,23 +56,25 @@ def ray_collector(**kwargs: Any) -> Any:
         [partial(Echo, 0), partial(Echo, 1)],
         frames_per_batch=8,
         total_frames=10**9,
-        sync=True,
         remote_configs={"num_cpus": 0.5},
         **kwargs,
     )
 
 
 SCHEMES = [
-    pytest.param(partial(RayWeightSyncScheme, timeout=SECONDS), id="ray"),
-    pytest.param(partial(ZMQWeightSyncScheme, liveness=Timing(ping=0.2, lost_after=1.0)), id="zmq"),
+    pytest.param(partial(RayWeightSyncScheme, timeout=SECONDS), False, id="ray-async"),
+    pytest.param(
+        partial(ZMQWeightSyncScheme, liveness=Timing(ping=0.2, lost_after=1.0)), True, id="zmq-sync"
+    ),
 ]
 
 
-@pytest.mark.parametrize("make", SCHEMES)
-def test_a_ray_collector_runs_with_a_scheme_from_start_to_end(make: Any) -> None:
+@pytest.mark.parametrize(("make", "sync"), SCHEMES)
+def test_a_ray_collector_runs_with_a_scheme_from_start_to_end(make: Any, sync: bool) -> None:
     scheme, trained = make(), policy(1.0)
     collector = ray_collector(
         policy=trained,
+        sync=sync,
         weight_sync_schemes={"policy": scheme},
         collector_kwargs={"track_policy_version": True},
     )
@@ -93,7 +95,8 @@ def test_a_ray_collector_runs_with_a_scheme_from_start_to_end(make: Any) -> None
             collector.update_policy_weights_({"module.wrong": trained.module.weight})
         collects(batches, {0: 2.0, 1: 3.0})
         an_updater_serves_it(collector, batches)
-        a_killed_actor_is_named(collector, scheme, next(batches))
+        one = next(batch for batch in batches if 1 in batch["worker"])
+        a_killed_actor_is_named(collector, scheme, one)
     finally:
         collector.shutdown(shutdown_ray=False)
     assert not scheme.initialized_on_sender, "TorchRL shuts its schemes down itself"

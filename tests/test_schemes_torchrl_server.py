@@ -1,17 +1,30 @@
-"""TorchRL's inference server polls a scheme for weights, and counts what it gets."""
+"""TorchRL's inference servers and evaluators run the weights that a scheme brings them."""
 
 # TorchRL has no stubs.
 # pyright: reportMissingTypeStubs=false
+
+from functools import partial
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torchrl")
 
 from tensordict import TensorDict, TensorDictBase
-from torchrl.modules.inference_server import InferenceServer, ThreadingTransport
+from torchrl.modules.inference_server import (
+    InferenceServer,
+    MPTransport,
+    ProcessInferenceServer,
+    ThreadingTransport,
+)
 
-from weightbus import PublishError, Timing, ZMQWeightSyncScheme
-from weightbus.tests.torchrl_parts import fill, policy
+from weightbus import MultiProcessWeightSyncScheme, PublishError, Timing, ZMQWeightSyncScheme
+from weightbus.tests.torchrl_parts import Echo, collectors, fill, policy
+
+Evaluator: Any = collectors.Evaluator
+
+
+SECONDS = 20.0  # what anything here may take on a busy machine
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["between-batches", "background"])
@@ -36,3 +49,47 @@ def test_an_inference_server_gets_weights_and_counts_them(background: bool, mode
             assert server.policy_version == version, "each version counts once"
     receiver.shutdown()
     sender.shutdown()
+
+
+def test_an_inference_server_in_a_process_of_its_own_gets_weights() -> None:
+    sender = ZMQWeightSyncScheme(num_workers=1, timeout=SECONDS)
+    sender.init_on_sender("policy")
+    transport = MPTransport()
+    client = transport.client()
+    make: Any = ProcessInferenceServer
+    with make(
+        policy_factory=partial(policy, 1.0),
+        transport=transport,
+        weight_sync=ZMQWeightSyncScheme(sender.address),
+    ):
+        sender.connect()
+        for value in (2.0, 3.0):
+            sender.send(fill(policy(), value))
+            acted: TensorDictBase = client(TensorDict(observation=[1.0]))
+            assert acted["action"].item() == value
+    sender.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore")  # of its own ways, in words that change
+def test_an_evaluator_in_a_process_of_its_own_runs_what_it_is_given() -> None:
+    scheme = MultiProcessWeightSyncScheme(timeout=SECONDS)
+    make: Any = Evaluator
+    evaluator = make(
+        Echo,
+        policy_factory=partial(policy, 1.0),
+        num_trajectories=1,
+        max_steps=2,
+        frames_per_batch=2,
+        backend="process",
+        weight_sync_schemes={"policy": scheme},
+        metrics_fn=lambda batch: {"acted": batch["action"].mean().item()},
+    )
+    try:
+        for value in (2.0, 3.0):
+            found = evaluator.evaluate(fill(policy(), value))
+            assert found["eval/acted"] == value
+        assert scheme.receipt is not None
+        assert scheme.receipt.in_state("applied") == ["0"]
+    finally:
+        evaluator.shutdown()
+        scheme.shutdown()
