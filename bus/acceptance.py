@@ -11,6 +11,7 @@ Accepts = Callable[[str, Layout], str]
 Fault = tuple[str, str]  # a code of `failed`, and what is wrong in words
 
 LAYOUTS_KEPT = 4  # layouts remembered, so that a model that alternates sends none again
+LAYOUTS_BYTES_KEPT = 2**22  # of headers; each takes some five times that, once it is understood
 
 
 class Acceptance:
@@ -47,12 +48,17 @@ class Acceptance:
             return str(error)
         if layout.id != announce.layout:
             return f"the layout hashes to {layout.id}, announced was {announce.layout}"
-        while len(self._layouts) >= LAYOUTS_KEPT:
+        self._layouts[layout.id] = layout
+        while self._too_many():
             oldest = next(iter(self._layouts))
             del self._layouts[oldest]
             self._accepted.discard(oldest)
-        self._layouts[layout.id] = layout
         return ""
+
+    def _too_many(self) -> bool:
+        nbytes = sum(len(layout.header) for layout in self._layouts.values())
+        count = len(self._layouts)
+        return count > LAYOUTS_KEPT or (count > 1 and nbytes > LAYOUTS_BYTES_KEPT)
 
     def fault(self, announce: Announce) -> Fault | None:
         """Return why a version cannot be taken, as far as that is known yet."""

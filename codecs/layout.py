@@ -19,7 +19,7 @@ value names a tensor and its key does not; everything else there is plain text a
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -45,9 +45,11 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 Signature = tuple[str, tuple[int, ...]]  # a tensor's dtype name and shape
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One tensor and the bytes of the data section that it owns."""
+class TensorSpec(msgspec.Struct, frozen=True, gc=False):
+    """One tensor and the bytes of the data section that it owns.
+
+    There may be a million of them, so the garbage collector does not look at each.
+    """
 
     name: str
     dtype: str
@@ -170,7 +172,9 @@ class _Info(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 _ENTRIES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _INFO = msgspec.json.Decoder(_Info)
 _TEXTS = msgspec.json.Decoder(dict[str, str])
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_SAME = {name: name for name in DTYPES}  # so that a million tensors share the names of dtypes
+BLOCK_BYTES: Final = 2**16  # of a header that is looked at at once
 
 
 def _encode(rows: list[tuple[str, str, tuple[int, ...]]], texts: Mapping[str, str]) -> bytes:
@@ -227,18 +231,35 @@ def _check_spelling(text: bytes, keys: int) -> None:
     nothing; but outside of strings a JSON text has one colon for each key, and the types above
     fix how many keys there are.
     """
-    bare = _STRING.sub(b"", text)
-    if bare.count(b":") != keys:
+    colons = signs = 0
+    for bare in _outside_of_strings(text):
+        colons += bare.count(b":")
+        signs += bare.count(b"-")
+    if colons != keys:
         raise LayoutError("a key stands twice in the header; each may stand once")
-    if b"-" in bare:
+    if signs:
         raise LayoutError("a number in the header has a sign; sizes and offsets have none")
+
+
+def _outside_of_strings(text: bytes) -> Iterator[bytes]:
+    """Return what of a JSON text is in no string, piece by piece: the whole may be large."""
+    at, inside = 0, False
+    while at < len(text):
+        end = at + BLOCK_BYTES
+        block = text[at:end]
+        if (len(block) - len(block.rstrip(b"\\"))) % 2:  # what it escapes is in the next one
+            block += text[end : end + 1]
+        at += len(block)
+        pieces = _ESCAPE.sub(b"", block).split(b'"')
+        yield b"".join(pieces[inside::2])
+        inside ^= len(pieces) % 2 == 0
 
 
 def _place(infos: Mapping[str, _Info]) -> tuple[TensorSpec, ...]:
     """Order the tensors by where they lie, and check that they cover the data without gaps."""
     specs = sorted(
         (
-            TensorSpec(name, info.dtype, info.shape, *info.data_offsets)
+            TensorSpec(name, _SAME.get(info.dtype, info.dtype), info.shape, *info.data_offsets)
             for name, info in infos.items()
         ),
         key=lambda spec: (spec.begin, spec.end),
