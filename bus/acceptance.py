@@ -1,9 +1,10 @@
 """What a worker makes sure of before it takes a version: that it can be read, and that it fits."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ..codecs.errors import LayoutError
-from ..codecs.layout import Layout
+from ..codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout
 from .limits import CHUNKS_MAX
 from .messages import Announce, Buffer
 
@@ -14,6 +15,13 @@ LAYOUTS_KEPT = 4  # layouts remembered, so that a model that alternates sends no
 LAYOUTS_BYTES_KEPT = 2**22  # of headers; each takes some five times that, once it is understood
 
 
+class Expected(NamedTuple):
+    """What is known of the versions of a model before any was announced."""
+
+    nbytes: int = 0  # 0: not known
+    layout_bytes: int = PREFIX_BYTES + HEADER_BYTES_MAX  # at most
+
+
 class Acceptance:
     """The layouts that a worker knows of one model, and what it takes.
 
@@ -21,9 +29,17 @@ class Acceptance:
         model: Its name.
         accepts: Says why a layout cannot be applied here; nothing if it can.
         bytes_max: The largest version to take, in bytes.
+        layout_bytes_max: The largest layout to take. Understanding one takes time and memory.
     """
 
-    def __init__(self, model: str, accepts: Accepts, bytes_max: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        accepts: Accepts,
+        bytes_max: int,
+        layout_bytes_max: int = Expected().layout_bytes,
+    ) -> None:
+        self._layout_bytes_max = layout_bytes_max
         self._model, self._accepts, self.bytes_max = model, accepts, bytes_max
         self._layouts: dict[str, Layout] = {}
         self._accepted: set[str] = set()  # ids of layouts among them that can be applied here
@@ -68,6 +84,9 @@ class Acceptance:
         if announce.nbytes > self.bytes_max:
             text = f"{announce.nbytes} bytes; this worker takes at most {self.bytes_max}"
             return "too-large", f"{text}: raise its bytes_max if that is meant"
+        if announce.layout_bytes > self._layout_bytes_max:
+            text = f"a layout of {announce.layout_bytes} bytes; of this worker's model none has"
+            return "too-large", f"{text} more than {self._layout_bytes_max}: are its names others?"
         if announce.nbytes > CHUNKS_MAX * announce.chunk_bytes:
             text = f"{announce.nbytes} bytes in chunks of {announce.chunk_bytes}"
             return "too-many-chunks", f"{text} are more than {CHUNKS_MAX} chunks"

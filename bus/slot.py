@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codecs.layout import Layout
-from .acceptance import Acceptance, Accepts
+from .acceptance import Acceptance, Accepts, Expected
 from .effects import Effect, Ready, Rejected, Renamed, Send, Subscribe
 from .later import Later
 from .limits import APPLIES_MAX, PROGRESS_CHUNKS, TEXT_MAX, Timing
@@ -74,6 +74,7 @@ class Slot:
         accepts: Says why a layout cannot be applied here; nothing if it can.
         bytes_max: The largest version to stage, in bytes.
         timing: How long to wait.
+        expected: What versions are like, where that is known.
         opens: Opens a segment of shared memory; None if it is not of this host.
     """
 
@@ -84,6 +85,7 @@ class Slot:
         bytes_max: int,
         timing: Timing,
         opens: Opens = another_host,
+        expected: Expected = Expected(),  # noqa: B008 - it cannot change
     ) -> None:
         self.model = model
         self.timing = timing
@@ -91,7 +93,8 @@ class Slot:
         self.arriving: Transfer | None = None
         self.undecided: StagedVersion | None = None  # staged together, waiting for the commit
         self.ready: dict[Key, StagedVersion] = {}  # given out to be applied
-        self._acceptance = Acceptance(model, accepts, bytes_max)
+        self._acceptance = Acceptance(model, accepts, bytes_max, expected.layout_bytes)
+        self._expected = expected
         self._opens = opens
         self.shared = False  # versions are read from shared memory: nothing needs to be pushed
         self._buffers = Buffers()
@@ -428,8 +431,9 @@ class Slot:
         self.arriving = self._waiting = None
         return self._caught_up(epoch, now)
 
-    def expect(self, nbytes: int) -> None:
+    def expect(self) -> None:
         """Versions will come over the network, probably of this size: have a buffer for them."""
+        nbytes = self._expected.nbytes
         if not self.shared and nbytes <= self._acceptance.bytes_max:
             self._buffers.reserve(nbytes)
 

@@ -10,7 +10,7 @@ its workers coming back on their own.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .acceptance import Accepts
+from .acceptance import Accepts, Expected
 from .effects import Connect, Effect, Joined, Notice, Redial, Refused, Send, Subscribe
 from .errors import ProtocolError
 from .limits import STAGING_BYTES_MAX, WHOLE_BYTES_MAX, Timing
@@ -72,7 +72,7 @@ class WorkerMachine:
         accepts: Says why a layout cannot be applied; nothing if it can.
         bytes_max: The largest version to stage, in bytes.
         opens: Opens shared memory of the publisher's host; None where it is another host's.
-        sizes: By model, the bytes of the versions that are expected, where that is known.
+        expected: By model, what versions are like, where that is known.
         timing: How long it waits. It pings more often if the publisher's welcome says so.
     """
 
@@ -84,12 +84,15 @@ class WorkerMachine:
         bytes_max: int = STAGING_BYTES_MAX,
         timing: Timing | None = None,
         opens: Opens = another_host,
-        sizes: Mapping[str, int] | None = None,
+        expected: Mapping[str, Expected] | None = None,
     ) -> None:
         self.identity = identity
-        self._sizes = sizes or {}
+        known = expected or {}
         self.timing = timing or Timing()
-        self.slots = {m: Slot(m, accepts, bytes_max, self.timing, opens) for m in models}
+        self.slots = {
+            m: Slot(m, accepts, bytes_max, self.timing, opens, known.get(m, Expected()))
+            for m in models
+        }
         self.shared = False  # the publisher is on this host, and its memory can be read
         self._opens, self._bytes_max = opens, bytes_max
         self.inside = False
@@ -316,7 +319,7 @@ class WorkerMachine:
             slot.shared = self.shared
             on = not (slot.catching_up or self.shared)
             effects.append(Subscribe(data_topic(model), on=on))
-            slot.expect(self._sizes.get(model, 0))
+            slot.expect()
             effects += slot.reconnected(welcome.epoch, welcome.models.get(model, 0), now)
         return effects
 

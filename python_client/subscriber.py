@@ -169,11 +169,11 @@ class Subscriber:
             features=(RENAMING, MAPPING) if shared_memory else (RENAMING,),
         )
         opens = Views().open if shared_memory else another_host
-        sizes = {model: target.nbytes for model, target in self._targets.items()}
+        expected = {model: target.expected() for model, target in self._targets.items()}
         # What the thread holds must not hold us: see `dropped`.
         fault = partial(_fault, self._targets)
         rename = partial(_rename, self._running, self._applied)
-        machine = WorkerMachine(identity, self._targets, fault, bytes_max, timing, opens, sizes)
+        machine = WorkerMachine(identity, self._targets, fault, bytes_max, timing, opens, expected)
         with ExitStack() as undo:
             sockets = undo.enter_context(closing(WorkerSockets(address, machine.place)))
             self._loop = WorkerLoop(machine, sockets, self._handoff, rename)

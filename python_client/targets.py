@@ -14,12 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from ..bus.acceptance import Expected
 from ..bus.staging import StagedVersion
 from ..codecs.apply import Reader, check
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout, trimmed
 from ..codecs.state import state_of
 
+# Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
+LAYOUT_SLACK_BYTES = 2**20
 READERS_MAX = 4  # readers kept: two staging buffers, or the arenas of a publisher on this host
 
 
@@ -45,9 +48,8 @@ class Target(Protocol):
         """The last `apply` stands: let go of what was there before."""
         ...
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the versions that fit; 0 if that is not known."""
+    def expected(self) -> Expected:
+        """Say what is known of versions that fit."""
         ...
 
 
@@ -70,13 +72,16 @@ class MemoryTarget:
         lines = check(layout, self._target, strict=self._strict, cast=self._cast)
         return "\n".join(trimmed(lines))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors, each once; 0 if they could not be published themselves."""
+    def expected(self) -> Expected:
+        """Say what its tensors would be published as, each once, if they could be."""
         try:
-            return state_of(self._target).layout().nbytes
+            layout = state_of(self._target).layout()
         except StateError:  # on the meta device, for instance
-            return 0
+            return Expected()
+        if not self._strict:  # others may have any number of names beside
+            return Expected(layout.nbytes)
+        longest = 2 * len(layout.header) + LAYOUT_SLACK_BYTES
+        return Expected(layout.nbytes, min(longest, Expected().layout_bytes))
 
     def apply(self, staged: StagedVersion) -> None:
         """Copy every tensor to its place."""
@@ -132,10 +137,9 @@ class FileTarget:
         del layout
         return ""
 
-    @property
-    def nbytes(self) -> int:
+    def expected(self) -> Expected:
         """Nobody knows."""
-        return 0
+        return Expected()
 
     def apply(self, staged: StagedVersion) -> None:
         """Write the version beside the file, then rename it over the file."""
