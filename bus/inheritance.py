@@ -1,7 +1,8 @@
-"""What a forked child inherits of our sockets: it closes all of it, and the parent notices nothing.
+"""What a forked child inherits of our sockets and locks: it closes them, and its parent goes on.
 
-A connection ends, and an address becomes free, when the last process has closed it. So a child that
-lives on (a DataLoader's worker) would keep both from a trainer that is killed and started again.
+A connection ends, and an address or a lock becomes free, when the last process has closed it. So a
+child that lives on (a DataLoader's worker) would keep them from a trainer that is killed and
+started again.
 
 libzmq names none of its descriptors. But a context opens the same ones whenever its first socket is
 made: for each of its two threads an epoll and an eventfd that wakes it, and another eventfd; and

@@ -76,6 +76,7 @@ def _folder_of(path: str) -> Generator[None]:
                 time.sleep(LOOK_SECONDS)
         yield
     finally:
+        fcntl.flock(folder, fcntl.LOCK_UN)  # also for a child that was forked meanwhile
         os.close(folder)
 
 

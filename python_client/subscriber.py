@@ -318,10 +318,9 @@ class Subscriber:
         self._check_usable()
         if self._on_commit is None and self._before_apply is None:  # a hook may take its time
             self._loop.apply_by(self._apply_at_once)
-        self._background = threading.Thread(
-            target=self._apply_all, name="weightbus-apply", daemon=True
-        )
-        self._background.start()
+        background = threading.Thread(target=self._apply_all, name="weightbus-apply", daemon=True)
+        background.start()
+        self._background = background  # `close` joins it, which it must not before it has started
         return self
 
     def _apply_at_once(self, staged: StagedVersion) -> bool:

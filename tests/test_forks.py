@@ -113,7 +113,7 @@ class Pids(Dataset):
     def __getitem__(self, index): return os.getpid()
 
 model, copy = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
-publisher = weightbus.Publisher()
+publisher = weightbus.Publisher(state=sys.argv[1])
 subscriber = weightbus.Subscriber(publisher.address, {"m": copy}).start()
 publisher.wait_for_workers(1, timeout=30)
 publisher.publish("m", model)
@@ -129,10 +129,10 @@ sys.stdin.readline()
 
 
 @contextlib.contextmanager
-def a_trainer() -> Generator[tuple["subprocess.Popen[str]", list[str], list[int]]]:
+def a_trainer(state: Path) -> Generator[tuple["subprocess.Popen[str]", list[str], list[int]]]:
     """A trainer with a DataLoader of two processes; its addresses, and their pids."""
     process = subprocess.Popen(  # noqa: S603 - our own code
-        [sys.executable, "-c", TRAINER],
+        [sys.executable, "-c", TRAINER, str(state)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -153,14 +153,14 @@ def a_trainer() -> Generator[tuple["subprocess.Popen[str]", list[str], list[int]
 
 
 @FORKS
-def test_a_killed_trainer_can_start_again_while_its_data_loaders_live() -> None:
-    with a_trainer() as (process, (control, data), loaders):
+def test_a_killed_trainer_can_start_again_while_its_data_loaders_live(tmp_path: Path) -> None:
+    with a_trainer(tmp_path) as (process, (control, data), loaders):
         assert len(loaders) == 2
         process.kill()
         process.wait(SECONDS)
         for pid in loaders:
             os.kill(pid, 0)  # it lives: its loop looks for its parent every 5 s
-        with Publisher(control, data=data):
+        with Publisher(control, data=data, state=tmp_path):
             pass
 
 

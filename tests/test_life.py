@@ -134,3 +134,13 @@ def test_one_that_is_dropped_leaves(recwarn: pytest.WarningsRecorder) -> None:
     (warning,) = recwarn
     assert issubclass(warning.category, ResourceWarning)
     assert "<Subscriber dropped of" in str(warning.message)
+
+
+def test_one_that_could_not_be_started_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with subscriber() as worker:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"):
+            worker.start()
