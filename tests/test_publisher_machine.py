@@ -327,6 +327,10 @@ def test_memory_is_not_kept_for_who_is_told_of_versions_and_says_nothing() -> No
     bench.say("mute", Ping(subscribed=True))
     version, _ = bench.publish()
     assert version.receivers == {"w0", "mute"}
+    bench.pass_time(1.0)
+    bench.say("mute", hello("mute"))
+    version, _ = bench.publish()
+    assert version.receivers == {"mute"}
 
 
 def test_memory_is_kept_for_who_was_heard_to_receive() -> None:
