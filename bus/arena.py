@@ -8,6 +8,7 @@ up last, and never the latest one unless it is being replaced.
 """
 
 import logging
+import math
 import threading
 import time
 from functools import partial
@@ -16,15 +17,18 @@ from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
 from ..codecs.state import State, Writer
 from .complaints import Complaints
+from .deadline import Deadline
+from .errors import DeadlineError
 from .limits import ARENAS_MAX
 from .messages import Shared
 from .segment import Segment
-from .staging import memory_of
+from .staging import Check, memory_of
 from .version import Version
 
 log = logging.getLogger("weightbus.publisher")
 _unshared = Complaints(log, "no shared memory (%s): workers on this host use the network too")
 
+NEVER = Deadline(math.inf, "")
 PATIENCE = 1.0  # seconds that sockets get to let go of a version, or the machine to take one in
 REUSE_PATIENCE = 0.05  # seconds of it that are spent before another arena is made
 LOOK = 0.005  # seconds between two looks at versions that were handed over a moment ago
@@ -39,19 +43,24 @@ class Arena:
     Args:
         nbytes: Its size.
         share: Whether workers on this host may read it; it is private if there is no way.
+        check: Called between the steps of taking it; may raise.
     """
 
-    def __init__(self, nbytes: int, *, share: bool) -> None:
+    def __init__(self, nbytes: int, *, share: bool, check: Check = lambda: None) -> None:
         self.version: Version | None = None
-        self._segment = _segment(nbytes) if share else None
-        self.data = memory_of(nbytes, touched=True) if self._segment is None else self._segment.data
+        self._segment = _segment(nbytes, check) if share else None
+        self.data = (
+            memory_of(nbytes, touched=True, check=check)
+            if self._segment is None
+            else self._segment.data
+        )
         self._writer: Writer | None = None
 
-    def write(self, state: State, layout: Layout) -> None:
-        """Copy a state into the memory."""
+    def write(self, state: State, layout: Layout, check: Check = lambda: None) -> None:
+        """Copy a state into the memory; `check` is called between steps."""
         if self._writer is None or self._writer.section.layout is not layout:
             self._writer = Writer(layout, self.data)
-        self._writer.write(state)
+        self._writer.write(state, check)
 
     @property
     def shared(self) -> Shared | None:
@@ -78,9 +87,11 @@ class Arena:
         return self._segment is None or self._segment.claim()
 
 
-def _segment(nbytes: int) -> Segment | None:
+def _segment(nbytes: int, check: Check) -> Segment | None:
     try:
-        return Segment(nbytes)
+        return Segment(nbytes, check)
+    except DeadlineError:  # it is an OSError, too
+        raise
     except OSError as error:
         _unshared.warn(error.strerror or error, time.monotonic())
         return None
@@ -119,7 +130,12 @@ class Arenas:
         return self._arenas[0]
 
     def take(
-        self, layout: Layout, *, replaces_latest: bool, chunk_bytes: int | None = None
+        self,
+        layout: Layout,
+        *,
+        replaces_latest: bool,
+        chunk_bytes: int | None = None,
+        deadline: Deadline = NEVER,
     ) -> tuple[Version, Arena]:
         """Return a new version and its arena, which is to be written before it is published.
 
@@ -128,18 +144,20 @@ class Arenas:
             chunk_bytes: Bytes of its chunks, if they are not to be those of other versions.
             replaces_latest: The new version is for every worker and needs no commit, so the
                 latest one may be overwritten if nobody is receiving it.
+            deadline: When memory must be there.
 
         Raises:
             WeightBusError: All arenas stayed in use.
+            DeadlineError: There was no time to take the memory.
         """
         arena = self._reuse(layout.nbytes, replaces_latest)
         if arena is None and sum(not arena.held for arena in self._arenas) >= ARENAS_MAX:
-            arena = self._evict(replaces_latest)
+            arena = self._evict(replaces_latest, min(self._patience, deadline.left()))
             if arena.data.nbytes != layout.nbytes or not arena.claim():
                 self._arenas.remove(arena)
                 arena = None
         if arena is None:
-            arena = Arena(layout.nbytes, share=self._share)
+            arena = Arena(layout.nbytes, share=self._share, check=deadline.check)
             self._arenas.append(arena)
             arena.claim()
         copied = self._arenas.index(arena) >= ARENAS_MAX - 1
@@ -172,8 +190,8 @@ class Arenas:
                 return arena
         return None
 
-    def _evict(self, replaces_latest: bool) -> Arena:
-        deadline = time.monotonic() + self._patience
+    def _evict(self, replaces_latest: bool, patience: float) -> Arena:
+        deadline = time.monotonic() + patience
         while True:
             arena = self._evict_now(replaces_latest, deadline)
             if arena is not None:

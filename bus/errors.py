@@ -6,6 +6,7 @@ WeightBusError
     AddressError                an endpoint cannot be bound, or makes no sense
     UnknownWorkerError          a publish names a worker that has never joined
     WorkersMissingError         not enough workers joined in time
+    DeadlineError               the weights were not copied in time; nothing was published
     PublishError                a publish did not reach what it required; carries the receipt
     RefusedError                the publisher will not serve this worker
     ApplyError                  a version arrived but could not be applied; the old one still runs
@@ -55,6 +56,13 @@ class UnknownWorkerError(WeightBusError, LookupError):
 
 class WorkersMissingError(WeightBusError, TimeoutError):
     """Not enough workers joined in time."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DeadlineError(WeightBusError, TimeoutError):
+    """The time for a publish was over before the weights were copied: nothing was published."""
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .messages import Shared
-from .staging import POPULATE, OverwrittenError, StaleError
+from .staging import STEP_BYTES, Check, OverwrittenError, StaleError, populate
 
 MAGIC = b"WBPSHM1\0"
 HEADER_BYTES = 4096  # one page, so that the data section begins on one
@@ -56,23 +56,27 @@ class Segment:
 
     Args:
         nbytes: Bytes of the data section.
+        check: Called between the steps of taking it; may raise.
 
     Raises:
         OSError: There is no memory for it, or this system has no such thing.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, check: Check = lambda: None) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no memfd_create")
         fd = os.memfd_create("weightbus", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             _leave_room(fd)
             os.fchmod(fd, 0o600)
-            os.posix_fallocate(fd, 0, HEADER_BYTES + nbytes)  # all of it now, or an error
+            size = HEADER_BYTES + nbytes
+            for begin in range(0, size, STEP_BYTES):  # all of it now, or an error
+                os.posix_fallocate(fd, begin, min(STEP_BYTES, size - begin))
+                check()
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)  # readers can rely on the size
-            flags = mmap.MAP_SHARED | POPULATE
-            self._memory = mmap.mmap(fd, HEADER_BYTES + nbytes, flags=flags, **UNTRACKED)
+            self._memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, **UNTRACKED)
+            populate(self._memory, check)
         except BaseException:
             os.close(fd)
             raise

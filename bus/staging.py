@@ -6,6 +6,7 @@ no fresh memory.
 """
 
 import mmap
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +17,10 @@ from numpy.typing import NDArray
 from ..codecs.layout import Layout
 from .limits import BUFFERS_MAX
 
-POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Linux: all pages at once, several times cheaper
+Check = Callable[[], None]  # called between steps; what it raises ends them
+
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
+STEP_BYTES = 2**26  # of memory that is taken at a time: a fraction of a tenth of a second
 
 
 class StaleError(Exception):
@@ -90,8 +94,23 @@ class StagedVersion:
         return self.epoch, self.version
 
 
-def memory_of(nbytes: int, *, touched: bool = False) -> NDArray[np.uint8]:
+def populate(memory: mmap.mmap, check: Check) -> None:
+    """Have the kernel give all pages of a fresh mapping now, cheaper than one by one."""
+    for begin in range(0, len(memory), STEP_BYTES):
+        length = min(STEP_BYTES, len(memory) - begin)
+        try:
+            memory.madvise(POPULATE_WRITE, begin, length)
+        except OSError:  # another kernel
+            np.frombuffer(memory, np.uint8)[begin : begin + length : mmap.PAGESIZE] = 0
+        check()
+
+
+def memory_of(
+    nbytes: int, *, touched: bool = False, check: Check = lambda: None
+) -> NDArray[np.uint8]:
     """Return memory of this size; with `touched`, the kernel gives all of it now.
+
+    `check` is called between the steps of that, and may raise.
 
     Not by numpy, which asks for huge pages: where memory is fragmented, the kernel takes half a
     second to make those for 200 MiB, and copies between them are no faster.
@@ -101,11 +120,13 @@ def memory_of(nbytes: int, *, touched: bool = False) -> NDArray[np.uint8]:
     """
     if not nbytes:
         return np.empty(0, np.uint8)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (POPULATE if touched else 0)
     try:
-        return np.frombuffer(mmap.mmap(-1, nbytes, flags=flags), np.uint8)
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise MemoryError(f"no memory for {nbytes} bytes: {error}") from None
+    if touched:
+        populate(memory, check)
+    return np.frombuffer(memory, np.uint8)
 
 
 class Buffers:

@@ -4,13 +4,15 @@ One call of a library costs more than to copy a small tensor. So those that are 
 both sides are copied as memory; the others by numpy, or by one call of torch for all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import native, numpy_tensors
 from .outline import Leaf, of_torch
+
+STEP_BYTES = 2**26  # copied before somebody may look at the clock: some hundredths of a second
 
 
 class Copies:
@@ -28,8 +30,8 @@ class Copies:
     ) -> None:
         plain: list[tuple[int, int, int]] = []  # where to, where from, how much
         self._changed: list[int] = []  # of these, the ones that torch must be told of
-        self._arrays: list[int] = []
-        self._tensors: list[int] = []
+        arrays: list[int] = []
+        tensors: list[int] = []
         for index, (destination, source) in enumerate(zip(destinations, sources, strict=True)):
             memory = plain_memory(destination, source)
             if memory is not None:
@@ -37,20 +39,41 @@ class Copies:
                 if not (private or isinstance(destination, np.ndarray)):
                     self._changed.append(index)
             elif isinstance(destination, np.ndarray):
-                self._arrays.append(index)
+                arrays.append(index)
             else:
-                self._tensors.append(index)
+                tensors.append(index)
+        self._array_steps = _steps(arrays, destinations)
+        self._tensor_steps = _steps(tensors, destinations)
         self._copy_plain = native.copies(*np.array(plain, np.uint64).reshape(-1, 3).T.copy())
 
-    def run(self, destinations: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
-        """Copy every tensor."""
+    def run(
+        self,
+        destinations: Sequence[Leaf],
+        sources: Sequence[Leaf],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Copy every tensor; `check` is called between steps, and may raise."""
         self._copy_plain()
         if self._changed:
             of_torch().changed(_some(destinations, self._changed))
-        if self._arrays:
-            numpy_tensors.copy(_some(destinations, self._arrays), _some(sources, self._arrays))
-        if self._tensors:
-            of_torch().copy(_some(destinations, self._tensors), _some(sources, self._tensors))
+        for step in self._array_steps:
+            numpy_tensors.copy(_some(destinations, step), _some(sources, step))
+            check()
+        for step in self._tensor_steps:
+            of_torch().copy(_some(destinations, step), _some(sources, step))
+            check()
+
+
+def _steps(indexes: Sequence[int], leaves: Sequence[Leaf]) -> list[list[int]]:
+    """Cut tensors into steps, of one or of not many bytes."""
+    steps, nbytes = list[list[int]](), STEP_BYTES
+    for index in indexes:
+        if nbytes >= STEP_BYTES:
+            steps.append([])
+            nbytes = 0
+        steps[-1].append(index)
+        nbytes += leaves[index].nbytes
+    return steps
 
 
 def _some(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[Any]:

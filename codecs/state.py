@@ -7,7 +7,7 @@ elements (tied weights) become aliases of the first of them in sorted order, as 
 """
 
 import sys
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -181,14 +181,16 @@ class Writer:
         self._copies = Copies((), ())
         self._pieces: _Pieces | None = None
 
-    def write(self, state: State) -> None:
+    def write(self, state: State, check: Callable[[], None] = lambda: None) -> None:
         """Copy every tensor's bytes to its place, bit for bit.
+
+        `check` is called between steps; what it raises leaves the buffer half written.
 
         Raises:
             StateError: The state has other tensors than the layout; nothing was written.
         """
         self._pair(state)
-        self._copies.run(self._views, state.values)
+        self._copies.run(self._views, state.values, check)
 
     def write_hashed(self, state: State, chunk_bytes: int) -> NDArray[np.uint32]:
         """Write a state and return the CRC-32C of each chunk; in one pass, by the native helper.

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Literal, TypedDict, TypeVar, Unpack
 
 from ..bus import checks, endpoints
-from ..bus.arena import Arenas
+from ..bus.arena import NEVER, Arenas
+from ..bus.deadline import Deadline
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
 from ..bus.limits import CHUNKS_MAX, INTEGER_MAX, WORKERS_MAX, Timing
 from ..bus.messages import check_name
@@ -55,6 +56,22 @@ class PublishOptions(TypedDict, total=False):
     commit: CommitMode
     verify: bool
     timeout: float
+
+
+_LATE = (
+    "{model}: the weights were not copied within {timeout} s, so nothing was published; give it a "
+    "longer timeout, or prepare() the model beforehand: memory for its first version takes longest"
+)
+
+
+@contextlib.contextmanager
+def _held(lock: threading.Lock, deadline: Deadline) -> Generator[None]:
+    while not lock.acquire(timeout=deadline.left()):
+        deadline.check()  # others are copying
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class _Model:
@@ -202,6 +219,8 @@ class Publisher:
             PublishError: Less was achieved than required. It carries the receipt.
             UnknownWorkerError: A worker of that name has never joined; nothing was published.
             StateError: The weights cannot travel; nothing was published.
+            DeadlineError: They were not copied in time; nothing was published. (One tensor is
+                copied in one go.)
             ClosedError: The publisher is closed.
         """
         started = time.monotonic()
@@ -237,9 +256,10 @@ class Publisher:
         if names:
             self._check_known(names)
         kept = self._model(model)
-        with kept.lock:
+        until = Deadline(deadline, _LATE.format(model=model, timeout=timeout))
+        with _held(kept.lock, until):
             version = self._snapshot(
-                kept, weights, replaces_latest=names is None and commit == "auto"
+                kept, weights, replaces_latest=names is None and commit == "auto", deadline=until
             )
             publication = Publication(
                 id=next(self._ids),
@@ -358,21 +378,29 @@ class Publisher:
         share = self._probe is not None
         return self._models.setdefault(name, _Model(name, self._chunk_bytes, share=share))
 
-    def _snapshot(self, kept: _Model, weights: object, *, replaces_latest: bool) -> Version:
+    def _snapshot(
+        self,
+        kept: _Model,
+        weights: object,
+        *,
+        replaces_latest: bool,
+        deadline: Deadline = NEVER,
+    ) -> Version:
         """Take memory for a new version and copy the weights there, or read them from disk."""
         saved = weights if isinstance(weights, Saved) else None
         state, layout = (None, saved.layout) if saved else kept.describe(weights)
         chunk_bytes = saved.stored.chunk_bytes if saved else self._chunk_bytes
         _check_chunks(layout.nbytes, chunk_bytes)
         version, arena = kept.arenas.take(
-            layout, replaces_latest=replaces_latest, chunk_bytes=chunk_bytes
+            layout, replaces_latest=replaces_latest, chunk_bytes=chunk_bytes, deadline=deadline
         )
         try:
             if saved is not None:
                 saved.copy_to(arena.data)
                 version.restored(saved.stored.digest, saved.stored.names)
             elif state is not None:
-                arena.write(state, layout)
+                arena.write(state, layout, deadline.check)
+            deadline.check()
         except BaseException:
             version.retire()
             raise

@@ -47,6 +47,7 @@ FACE = [
     "AddressError",
     "ApplyError",
     "ClosedError",
+    "DeadlineError",
     "DistributedTransport",
     "DistributedWeightSyncScheme",
     "InitialSyncTransport",
