@@ -152,6 +152,8 @@ class WorkerMachine:
         The place is good until the next call: give the message to `receive_published` before.
         None: nowhere; the message is then to be received with an empty payload.
         """
+        if self._placed is not None and self._placed.live:  # its message will not come any more
+            self._placed.cancel()
         self._placed = self._place(frames, size)
         return self._placed
 

@@ -40,6 +40,7 @@ class Invariants:
     applied: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])  # by worker
     staged: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])
     failed: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])
+    renamed: int = 0  # how often a worker ran what a restarted publisher had kept
     aborted: set[Key] = field(default_factory=set[Key])
     receipts: list[tuple[Publication, Receipt, bool]] = field(
         default_factory=list[tuple[Publication, Receipt, bool]]
@@ -66,6 +67,14 @@ class Invariants:
         if publication.commit == "together":
             assert publication.decision == "commit", f"{name} applied {key} before its commit"
         self.applied.setdefault(name, set()).add(key)
+
+    def on_rename(self, name: str, key: Key, contents: Mapping[str, bytes]) -> None:
+        """A worker calls what it runs otherwise: it must be those very bytes."""
+        assert contents.get(key[0]) == self.published[key].data, f"{name} has no {key}"
+        newest = max((k for k in self.applied.get(name, set()) if k[0] == key[0]), default=key)
+        assert key >= newest, f"{name} went back from {newest} to {key}"
+        self.applied.setdefault(name, set()).add(key)
+        self.renamed += 1
 
     def on_claim(self, name: str, message: Message, contents: Mapping[str, bytes]) -> None:
         """A worker says what it runs: that must be what its memory holds."""

@@ -34,13 +34,24 @@ from weightbus.bus.effects import (
     HangUp,
     Ready,
     Refused,
+    Renamed,
     Resolve,
     Send,
+    Settled,
     Subscribe,
 )
 from weightbus.bus.errors import ProtocolError, UnknownWorkerError
 from weightbus.bus.limits import APPLIES_MAX, ARENAS_MAX, STAGING_BYTES_MAX, Timing
-from weightbus.bus.messages import PAYLOAD, Buffer, Hello, Message, Shared, encode, from_worker
+from weightbus.bus.messages import (
+    PAYLOAD,
+    RENAMING,
+    Buffer,
+    Hello,
+    Message,
+    Shared,
+    encode,
+    from_worker,
+)
 from weightbus.bus.publication import Publication
 from weightbus.bus.publisher import PublisherMachine
 from weightbus.bus.staging import StagedVersion, StaleError
@@ -136,7 +147,8 @@ class Worker:
         self.incarnation += 1
         self.alive, self.cut_until = True, 0.0
         instance = f"{self.sim.rng.getrandbits(128):032x}"
-        identity = Identity(self.name, instance)
+        features = (RENAMING,) if self.name != "w1" else ()
+        identity = Identity(self.name, instance, features=features)
         models = ["a", "b"] if self.name == "w0" else ["a"]
         self.machine = WorkerMachine(
             identity, models, self.objection, self.bytes_max, self.sim.timing, self.open
@@ -216,6 +228,10 @@ class Worker:
                         self.sim.subscribed(self, effect.topic)
                 case Ready():
                     self.hand_over(effect.staged)
+                case Renamed(model, epoch, version):
+                    key = (model, epoch, version)
+                    self.sim.invariants.on_rename(self.name, key, self.contents)
+                    self.written = max(self.written, epoch)
                 case _:
                     pass
 
@@ -256,6 +272,17 @@ class Worker:
             self.apply_later(staged.model)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A version on disk."""
+
+    model: str
+    layout: Layout
+    data: bytes
+    digest: str
+    names: set[tuple[int, int]]  # under which it was published or offered
+
+
 class Publisher:
     """One publisher process and its trainer."""
 
@@ -279,6 +306,8 @@ class Publisher:
         epoch = 100_000 + int(sim.now * 1000)
         if sim.rng.random() < 0.2:  # the clock of the new host is behind
             epoch -= sim.rng.randrange(20_000)
+        if sim.disk is not None:
+            epoch = max(epoch, *sim.epochs, 0) + 1
         while epoch in sim.epochs:
             epoch += 1
         sim.epochs.add(epoch)
@@ -287,7 +316,25 @@ class Publisher:
         self.arenas: dict[str, Arenas] = {}
         self.open = {}
         self.peers: dict[bytes, tuple[Worker, int]] = {}
+        for stored in (sim.disk or {}).values():
+            self.offer_again(stored)
         sim.every_tick(self.incarnation, self, self.tick)
+
+    def offer_again(self, stored: Stored) -> None:
+        """Offer what a publisher before has left on disk."""
+        arenas = self.arenas[stored.model] = Arenas(stored.model, CHUNK, patience=0.0)
+        version, arena = arenas.take(stored.layout, replaces_latest=True)
+        arena.data[:] = np.frombuffer(stored.data, np.uint8)
+        shared = self.sim.share(arena.data)
+        version.shared = shared if self.sim.rng.random() < 0.9 else None
+        version.restored(stored.digest, stored.names)
+        self.machine.offer(version)
+        stored.names.add(version.key)
+        self.sim.memories[shared.token].stamp = (version.model, *version.key)
+        now, ids = self.sim.now, self.sim.ids
+        self.sim.invariants.on_publish(
+            Publication(next(ids), version, None, 0, "none", "auto", now, now), stored.data
+        )
 
     def identity(self, worker: Worker) -> bytes:
         return f"{worker.process}#{worker.incarnation}".encode()
@@ -305,6 +352,7 @@ class Publisher:
             self.perform(self.machine.push(self.sim.now))
 
     def perform(self, effects: Sequence[Effect]) -> None:
+        self.sim.epochs.add(self.machine.epoch)  # it may have risen: recorded before it is told
         for effect in effects:
             match effect:
                 case Send():
@@ -317,6 +365,16 @@ class Publisher:
                     publication = self.open.pop(effect.publication)
                     invariants = self.sim.invariants
                     invariants.on_receipt(publication, effect.receipt, effect.achieved)
+                case Settled(version) if self.sim.disk is not None:
+                    if self.sim.rng.random() < 0.8:  # else the disk is slow, or the end comes first
+                        published = self.sim.invariants.published[version.model, *version.key]
+                        self.sim.disk[version.model] = Stored(
+                            version.model,
+                            version.layout,
+                            published.data,
+                            published.digest,
+                            {version.key, *version.names},
+                        )
                 case _:
                     pass
 
@@ -388,6 +446,8 @@ class Simulation:
         self.ids = itertools.count()
         self.epochs: set[int] = set()
         self.memories: dict[str, Memory] = {}
+        # What publishers leave behind, if they leave anything, and all their epochs with it.
+        self.disk: dict[str, Stored] | None = {} if seed % 2 else None
         self.chaotic = True
         self.events = 0
         self._order = itertools.count()

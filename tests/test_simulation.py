@@ -7,6 +7,7 @@ import pytest
 from weightbus.tests import simulate
 
 SEEDS = 500
+RENAMING = (33, 41, 77, 85, 95, 115, 133, 157)  # in most of them, a worker takes a new name
 BLOCK = 25  # seeds that one process takes at a time
 
 
@@ -24,6 +25,10 @@ def test_a_seed_is_one_run() -> None:
     assert [r for _, r, _ in one.invariants.receipts] == [
         r for _, r, _ in other.invariants.receipts
     ]
+
+
+def test_what_a_publisher_keeps_is_taken_by_its_new_name() -> None:
+    assert any(simulate.Simulation(seed).run().invariants.renamed for seed in RENAMING)
 
 
 def test_seeds_differ() -> None:

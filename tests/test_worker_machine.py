@@ -413,6 +413,21 @@ def test_the_data_of_a_whole_version_has_a_place_if_its_length_is_right() -> Non
     assert bench.machine.place([b"a/ctl", header], len(LAYOUT.header)) is None
 
 
+def test_a_place_is_good_until_the_next_one_is_asked_for() -> None:
+    bench = Bench()
+    bench.publish(announce(), LAYOUT.header)
+    header = encode(Chunk(model="a", epoch=EPOCH, version=1, index=0, crc=crc32c(DATA)))
+    lease = bench.machine.place([b"a/dat", header], len(DATA))
+    assert lease is not None
+    assert bench.machine.place([b"a/dat", b"no header"], 3) is None
+    assert not lease.live
+    bench.machine.inside = False  # the first message would have no effect any more
+    bench.machine.receive_published([b"a/dat", header, lease.view], bench.now)
+    bench.machine.inside = True
+    effects = bench.machine.tick(bench.now + Timing().quiet)
+    assert Fetch(model="a", epoch=EPOCH, version=1, first=0, count=1) in sent(effects, Fetch)
+
+
 @pytest.mark.parametrize(
     ("pause", "reports"), [(0.001, [16, 32]), (0.06, [2, 4, 6, 8]), (0.11, [1, 2, 3, 4])]
 )
