@@ -349,6 +349,8 @@ class StateFolder:
     def close(self) -> None:
         """Let others have the folder. Calling it twice is fine."""
         keep_in_children(self)
+        if self._lock >= 0:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that was forked just now has it, too
         self.abandon()
 
     def abandon(self) -> None:

@@ -88,6 +88,17 @@ def test_a_late_joiner_gets_what_the_publisher_before_had_published(fleet: Fleet
     assert second.publish("m", weights(2), timeout=SECONDS).version == receipt.version + 1
 
 
+def renamed(fleet: Fleet, worker: Subscriber, digest: str) -> Publisher:
+    """Restart the publisher; return it once the worker runs the new name of what it ran."""
+    again = fleet.start()
+    update = worker.wait_for_version("m", epoch=again.epoch, timeout=SECONDS)
+    assert update is not None
+    assert (update.epoch, update.version) == (again.epoch, 1)
+    assert update.digest == digest, "its own, or none: never the publisher's"
+    eventually(lambda: again.workers()["w0"].running == {"m": (again.epoch, 1)})
+    return again
+
+
 def test_who_runs_it_already_takes_its_new_name_and_nothing_else(fleet: Fleet) -> None:
     fleet.start().publish("m", weights(1))
     hooks: list[Update] = []
@@ -96,17 +107,10 @@ def test_who_runs_it_already_takes_its_new_name_and_nothing_else(fleet: Fleet) -
     before = worker.wait_for_version("m", timeout=SECONDS)
     assert before is not None
     target["w"][:] = 99  # whoever copied it again would show
-    again = fleet.publisher
-    for _ in range(2):
-        again = fleet.start()
-        update = worker.wait_for_version("m", epoch=again.epoch, timeout=SECONDS)
-        assert update is not None
-        assert (update.epoch, update.version) == (again.epoch, 1)
-        assert update.digest == before.digest, "its own, or none: never the publisher's"
-        eventually(lambda: again.workers()["w0"].running == {"m": (again.epoch, 1)})  # noqa: B023
+    renamed(fleet, worker, before.digest)
+    again = renamed(fleet, worker, before.digest)
     assert len(hooks) == 1
     assert set(target["w"]) == {99}
-    assert again is not None
     again.publish("m", weights(2), timeout=SECONDS)
     assert set(target["w"]) == {2}
     assert [h.version for h in hooks] == [1, 2]
