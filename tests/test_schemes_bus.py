@@ -526,6 +526,7 @@ def test_a_send_comes_after_first_weights_that_nobody_has_taken_yet() -> None:
             receiver.connect()
             assert receiver.receive(20.0) is not None
             if i == 1:
+                assert values(nets[1]) == {2.0}
                 newer.start()  # it waits for worker 0
         newer.join(20.0)
         sender.send(fill(own[1], 7.0), worker_ids=1)

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,18 @@ def test_a_model_without_memory_waits_for_its_first_weights(workers: Group) -> N
     for future in connecting:
         future.wait()
     assert workers.values() == [{1.0}, {1.0}]
+
+
+def test_a_model_without_memory_that_cannot_be_filled_says_why_at_once(workers: Group) -> None:
+    scheme = RPCWeightSyncScheme(timeout=SECONDS)
+    scheme.init_on_sender("policy", workers=workers.names[:1], model=model(1.0, features=5))
+    workers.call(0, rpc_group.build_hollow)
+    workers.call(0, rpc_group.become, scheme, 0)
+    connecting = rpc.rpc_async(workers.names[0], rpc_group.connect, timeout=SECONDS)
+    with suppress(PublishError):  # it came to the receiver, or was kept for it
+        scheme.connect()
+    with pytest.raises(ValueError, match=r"(?s)DestinationError.*0\.weight"):  # as torch tells it
+        connecting.wait()
 
 
 def test_nothing_is_applied_while_the_weights_are_read(workers: Group, tmp_path: Path) -> None:
