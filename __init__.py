@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         WorkersMissingError,
     )
     from .bus.limits import Timing
+    from .bus.listeners import WorkerEvent
     from .bus.receipt import Receipt, WorkerReceipt
     from .bus.status import WorkerStatus
     from .codecs.errors import LayoutError, StateError, WeightBusError
@@ -104,6 +105,7 @@ __all__ = [
     "WeightSyncBackend",
     "WeightSyncScheme",
     "WeightUpdaterBase",
+    "WorkerEvent",
     "WorkerReceipt",
     "WorkerStatus",
     "WorkersMissingError",
@@ -158,6 +160,7 @@ _HOMES = {
     "WeightSyncBackend": "python_client.schemes.backends",
     "WeightSyncScheme": "python_client.schemes.scheme",
     "WeightUpdaterBase": "python_client.schemes.updater",
+    "WorkerEvent": "bus.listeners",
     "WorkerReceipt": "bus.receipt",
     "WorkerStatus": "bus.status",
     "WorkersMissingError": "bus.errors",

@@ -11,6 +11,8 @@ import logging
 import math
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from functools import partial
 
 from ..codecs.errors import WeightBusError
@@ -55,6 +57,7 @@ class Arena:
             else self._segment.data
         )
         self._writer: Writer | None = None
+        self._claimed = threading.Lock()  # no version is numbered anew while its memory is claimed
 
     def write(self, state: State, layout: Layout, check: Check = lambda: None) -> None:
         """Copy a state into the memory; `check` is called between steps."""
@@ -68,9 +71,27 @@ class Arena:
         return self._segment.shared if self._segment is not None else None
 
     def release(self, version: Version) -> None:
-        """The version in it has its number: let workers read it."""
-        if self._segment is not None:
+        """The version in it has its number, or another one: let workers read it by that."""
+        with self._claimed:
+            if self._segment is None or version.shared is None:
+                return
+            if not version.alive or not self._segment.claim():
+                version.shared = (
+                    None  # the old number stays: it is read over the network by the new
+                )
+                return
             self._segment.release(version.model, version.epoch, version.version)
+
+    def releaser(self) -> Callable[[Version], None]:
+        """Return `release` for a version to call: weakly, since the version is held here."""
+        known = weakref.WeakMethod(self.release)
+
+        def release(version: Version) -> None:
+            method = known()
+            if method is not None:
+                method(version)
+
+        return release
 
     @property
     def held(self) -> bool:
@@ -84,7 +105,8 @@ class Arena:
 
     def claim(self) -> bool:
         """Take it to be overwritten; False if a worker is copying from it this moment."""
-        return self._segment is None or self._segment.claim()
+        with self._claimed:
+            return self._segment is None or self._segment.claim()
 
 
 def _segment(nbytes: int, check: Check) -> Segment | None:
@@ -168,7 +190,7 @@ class Arenas:
             chunk_bytes or self._chunk_bytes,
             copied=copied,
             shared=arena.shared,
-            on_number=arena.release,
+            on_number=arena.releaser(),
             on_release=partial(_notify, self._released),  # no method: it would hold all arenas
         )
         return arena.version, arena

@@ -6,6 +6,7 @@ when nobody waits for it any more, until it is decided.
 
 from collections.abc import Iterator
 
+from .absent import Absent
 from .catalog import Catalog
 from .effects import Effect, Notice, Resolve, Send, Settled
 from .limits import Timing
@@ -20,9 +21,10 @@ from .version import Version
 class Calls:
     """The open calls of one publisher."""
 
-    def __init__(self, roster: Roster, catalog: Catalog, timing: Timing) -> None:
-        self._roster, self._catalog, self._timing = roster, catalog, timing
+    def __init__(self, roster: Roster, catalog: Catalog, timing: Timing, absent: Absent) -> None:
+        self._roster, self._catalog, self._timing, self._absent = roster, catalog, timing, absent
         self._open: dict[int, Publication] = {}
+        self._unheard: set[str] = set()  # models of which it was said that nobody gets them
 
     def __iter__(self) -> Iterator[Publication]:
         return iter(list(self._open.values()))
@@ -51,25 +53,49 @@ class Calls:
 
     # What happens.
 
-    def supersede(self, pending: Version | None, now: float) -> list[Effect]:
-        """A newer version comes: give up the one that waits for its commit."""
+    def give_up(self, pending: Version | None, why: str, now: float) -> list[Effect]:
+        """The version that waits for its commit is not to have it."""
         effects: list[Effect] = []
         for publication in self:
             if publication.version is pending:
-                publication.superseded = True
+                publication.ended = why
                 effects += self.settle(publication, now)
         return effects
 
-    def returned(self, peer: Peer, now: float) -> None:
-        """A worker that was lost is back."""
+    def renewed(self, epoch: int) -> None:
+        """What is still given out has the number of a later epoch."""
         for publication in self:
+            if publication.version.epoch == epoch:
+                publication.renew()
+
+    def returned(self, peer: Peer, now: float) -> list[Version]:
+        """A worker is there (again); return what it has to stage, and may not have heard of."""
+        self._unheard.difference_update(peer.hello.models)
+        waiting: list[Version] = []
+        for publication in self:
+            version = publication.version
+            if publication.workers is None and version.model in peer.hello.models:
+                publication.welcome(peer.name)
             publication.move(peer.name, "behind", now)
+            target = publication.targets.get(peer.name)
+            undecided = publication.commit == "together" and publication.decision == "open"
+            if undecided and version.alive and target is not None and target.state == "behind":
+                waiting.append(version)
+        return waiting
 
     def lost(self, peer: Peer, detail: str, now: float) -> list[Effect]:
         """A worker is lost."""
         effects: list[Effect] = []
         for publication in self:
-            publication.move(peer.name, "lost", now, detail)
+            publication.lose(peer.name, now, detail)
+            effects += self.settle(publication, now)
+        return effects
+
+    def left(self, peer: Peer, now: float) -> list[Effect]:
+        """A worker has said goodbye."""
+        effects: list[Effect] = []
+        for publication in self:
+            publication.move(peer.name, "left", now)
             effects += self.settle(publication, now)
         return effects
 
@@ -136,7 +162,10 @@ class Calls:
             publication.resolved = True
             self._explain(publication, now)
             receipt = publication.receipt(now, publication.version.known_digest)
-            effects.append(Resolve(publication.id, receipt, achieved, publication.done))
+            missing = "" if achieved else self._missing(publication)
+            effects.append(Resolve(publication.id, receipt, achieved, publication.done, missing))
+            if achieved and publication.nobody:
+                effects += self._to_nobody(publication)
         if publication.resolved and (
             publication.commit == "auto" or publication.decision != "open"
         ):
@@ -158,9 +187,35 @@ class Calls:
             settled = [Settled(version)] if targets is None else list[Effect]()
             return [*settled, *(Send(commit_of(version), to=p.identity) for p in staged)]
         shelf.drop(version)
-        text = "superseded by a newer publish" if publication.superseded else "not enough staged"
+        text = publication.ended or "not enough staged"
         abort = abort_of(version.model, version.epoch, version.version, text)
         return [Send(abort, to=p.identity) for p in peers]
+
+    def _away(self, publication: Publication) -> list[str]:
+        """Say of everybody who wants the model, and is no target, why it is not there."""
+        model = publication.version.model
+        lost = [p.name for p in self._roster if p.lost and model in p.hello.models]
+        names = [name for name in lost if name not in publication.targets]
+        return [f"worker {name} is lost" for name in names] + self._absent.of(model)
+
+    def _missing(self, publication: Publication) -> str:
+        """Say how many workers were expected and never came, and who they may be."""
+        if not publication.missing:
+            return ""
+        away = "; ".join(self._away(publication)) or "nobody was refused, is lost or has left"
+        return f"{publication.missing} of {publication.expect} workers never came ({away})"
+
+    def _to_nobody(self, publication: Publication) -> list[Effect]:
+        """Say that nobody is there any more; once, until somebody is."""
+        version, away = publication.version, self._away(publication)
+        if not away or version.model in self._unheard:
+            return []
+        self._unheard.add(version.model)
+        text = (
+            f"version {version.version} of {version.model} was published to nobody: "
+            f"{'; '.join(away)}. It waits for those that join; publish(expect=N) fails without them"
+        )
+        return [Notice("nobody", text, warning=True)]
 
     def _explain(self, publication: Publication, now: float) -> None:
         """Say of every target that is not there yet what it is doing."""

@@ -7,6 +7,7 @@ received. Everything else is retired, so that its memory can be used again.
 import contextlib
 from collections.abc import Iterator
 
+from .limits import EPOCHS_KEPT
 from .version import Retired, Version
 
 DIGESTS_KEPT = 1000  # versions that are gone but whose late acknowledgements can still be checked
@@ -23,7 +24,10 @@ class Shelf:
         self._targeted: dict[str, Version] = {}  # by worker, what was published to it alone
         self._versions: dict[int, Version] = {}
         self._digests: dict[int, str] = {}  # of versions that are gone
-        self._count = 0
+        self._first, self._count = 1, 0  # the numbers of this epoch
+
+    def __iter__(self) -> Iterator[Version]:
+        return iter(self._versions.values())
 
     def number(self, version: Version, epoch: int) -> None:
         """Take a new version in and number it."""
@@ -31,14 +35,25 @@ class Shelf:
         version.number(epoch, self._count)
         self._versions[version.version] = version
 
+    def renew(self, epoch: int) -> None:
+        """Give what is still needed a number of a later epoch; nobody has anything of that yet."""
+        for version in self._versions.values():
+            version.receivers.clear()
+        self.prune()
+        self._digests.clear()
+        self._first = min(self._versions, default=self._count + 1)
+        for number, version in self._versions.items():
+            version.names = frozenset(sorted({*version.names, version.key})[-EPOCHS_KEPT:])
+            version.number(epoch, number)
+
     def get(self, number: int) -> Version | None:
         """Return a version that can still be given out."""
         version = self._versions.get(number)
         return version if version is not None and version.alive else None
 
     def had(self, number: int) -> bool:
-        """Return whether there ever was a version of this number."""
-        return 1 <= number <= self._count
+        """Return whether there ever was a version of this number in this epoch."""
+        return self._first <= number <= self._count
 
     def known_digest(self, number: int) -> str | None:
         """Return a version's digest.

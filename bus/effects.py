@@ -46,6 +46,7 @@ class Resolve:
     receipt: Receipt
     achieved: bool
     done: frozenset[State]
+    missing: str = ""  # who was expected, and never came
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,12 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that an operator may want to know."""
+    """Something that an operator may want to know; `warning`: that an operator should know."""
 
     kind: str
     text: str
     worker: str = ""
+    warning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ class Hello(Message, tag="hello", frozen=True, kw_only=True):
     instance: Hex32
     models: Annotated[dict[Name, Running | None], msgspec.Meta(max_length=MODELS_MAX)]
     epoch: Count = 0
+    age_ms: Count = 0
     features: Features = []
     client: Label = ""
     host: Label = ""
@@ -185,6 +186,7 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
     lost_ms: Annotated[int, msgspec.Meta(ge=2, le=1000 * Timing.LOST_MAX)]
     models: Models
     shared: Shared | None = None
+    age_ms: Count = 0
     features: Features = []
 
 

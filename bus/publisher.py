@@ -14,13 +14,18 @@ Nothing here assumes that the publisher is a trainer or that a worker is a leaf.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Sequence
 
+import msgspec
+
+from .absent import Absent
 from .calls import Calls
 from .catalog import Catalog
 from .effects import Broadcast, Effect, HangUp, Notice, Send, Settled, Withdraw
+from .epochs import epoch_above
 from .errors import ProtocolError, UnknownWorkerError
-from .limits import INTEGER_MAX, WHOLE_BYTES_MAX, Timing
+from .limits import WHOLE_BYTES_MAX, Timing
 from .messages import (
     MAPPING,
     RENAMING,
@@ -52,7 +57,7 @@ from .patience import DEAR, Patience, cost_of
 from .publication import Publication
 from .push import Push
 from .roster import Incoming, Peer, Roster
-from .status import WorkerStatus, phase_of, status_of
+from .status import WorkerStatus, is_stuck, phase_of, status_of
 from .version import Retired, Version
 
 
@@ -61,6 +66,8 @@ class PublisherMachine:
 
     Args:
         epoch: Its incarnation; workers refuse a lower one than they have applied from.
+        age: Says for how many seconds it has been running, by a clock that never stops; with it the
+            epoch may be raised where that is sound. None: the epoch is final.
         data_endpoint: Where PUB is, as workers are told.
         timing: How long it waits.
         shared: A segment by which workers find out that they are on the same host.
@@ -72,9 +79,12 @@ class PublisherMachine:
         data_endpoint: str,
         timing: Timing | None = None,
         shared: Shared | None = None,
+        age: Callable[[], float] | None = None,
     ) -> None:
         self.shared = shared
         self.epoch = epoch
+        self._age = age
+        self._renewed_at = -math.inf
         self.data_endpoint = data_endpoint
         self.timing = timing or Timing()
         self.roster = Roster(self.timing.lost_after)
@@ -82,7 +92,8 @@ class PublisherMachine:
         self._patience = Patience(self.timing)
         self._prepared: dict[str, Prepare] = {}  # by model, until its first version is published
         self.malformed = 0  # messages dropped because they broke the protocol
-        self._calls = Calls(self.roster, self.catalog, self.timing)
+        self._absent = Absent()
+        self._calls = Calls(self.roster, self.catalog, self.timing, self._absent)
         self._pushes: list[Push] = []
         self._beacon_at = 0.0
         # Functions, not methods of ours: what holds itself is collected late.
@@ -94,7 +105,6 @@ class PublisherMachine:
             Failed: PublisherMachine._failed,
             Ping: PublisherMachine._ping,
             Pong: PublisherMachine._pong,
-            Bye: PublisherMachine._bye,
         }
 
     # What arrives.
@@ -119,9 +129,9 @@ class PublisherMachine:
             return [HangUp()]
         if isinstance(message, Hello):
             return self._hello(identity, message, now)
+        if isinstance(message, Bye):
+            return self._leave(peer, "it said goodbye", now) if peer is not None else []
         if peer is None:
-            if isinstance(message, Bye):
-                return []
             text = "say hello first: this publisher does not know this connection"
             return [Send(Refuse(code="unknown-worker", text=text), to=identity)]
         effects = self._heard(peer, now)
@@ -159,7 +169,7 @@ class PublisherMachine:
         version, workers = publication.version, publication.workers
         peers = self._targets(version.model, workers)
         shelf = self.catalog[version.model]
-        effects = self._calls.supersede(shelf.pending, now)
+        effects = self._calls.give_up(shelf.pending, "superseded by a newer publish", now)
         shelf.number(version, self.epoch)
         self._prepared.pop(version.model, None)
         publication.aim(p.name for p in peers)
@@ -255,6 +265,7 @@ class PublisherMachine:
         self._patience.tick(now)
         for peer in self.roster.silent(now):
             effects += self._lose(peer, now, f"silent for {now - peer.heard_at:.1f} s")
+        effects += [self._moved(p, now) for p in self.roster if self._turned(p, now)]
         if now >= self._beacon_at:
             self._beacon_at = now + self.timing.ping
             models = [s.model for s in self.catalog if s.latest and s.latest.alive]
@@ -287,44 +298,107 @@ class PublisherMachine:
         """Return who is there, and who runs which version."""
         return tuple(status_of(peer, self.catalog, self.timing, now) for peer in self.roster)
 
+    def status_of(self, name: str, now: float) -> WorkerStatus | None:
+        """Return how things stand with one worker; None if there is none of that name."""
+        peer = self.roster.by_name(name)
+        return None if peer is None else status_of(peer, self.catalog, self.timing, now)
+
     # Joining and leaving.
 
     def _hello(self, identity: bytes, hello: Hello, now: float) -> list[Effect]:
-        if hello.epoch > self.epoch and not self._outgrow(hello.epoch):
-            text = (
-                f"this publisher is of epoch {self.epoch}, but {hello.name} runs weights of the "
-                f"later epoch {hello.epoch}: another publisher has taken over; stop this one, or "
-                "restart it so that it takes a new epoch"
-            )
-            return [
-                Send(Refuse(code="stale-epoch", text=text), to=identity),
-                Notice("stale-epoch", text, hello.name),
-            ]
+        effects: list[Effect] = []
+        if self._runs_another(hello):
+            epoch = epoch_above(hello, None if self._age is None else self._age())
+            if epoch is None:
+                return self._turn_away(identity, hello, "stale-epoch", self._stale(hello), now)
+            if now - self._renewed_at < self.timing.lost_after:
+                return []  # it says hello again; whatever is said, workers start anew only so often
+            effects = self._renew(epoch, hello, now)
+        other = self.roster.by_identity(identity)
+        if other is not None and other.name != hello.name:
+            effects += self._leave(other, "its connection has taken another name", now)
+        return effects + self._admit(identity, hello, now)
+
+    def _admit(self, identity: bytes, hello: Hello, now: float) -> list[Effect]:
         admission, peer = self.roster.admit(identity, hello, now)
         match admission:
             case "contested" if peer is not None:
                 return [Send(Ping(token=0), to=peer.identity)]
             case "taken" if peer is not None:
-                return [Send(Refuse(code="name-taken", text=_name_taken(peer)), to=identity)]
+                return self._turn_away(identity, hello, "name-taken", _name_taken(peer), now)
             case "full":
                 text = "the roster is full: stop some workers, or start another publisher"
-                return [Send(Refuse(code="limit", text=text), to=identity)]
+                return self._turn_away(identity, hello, "limit", text, now)
             case _:
                 assert peer is not None  # noqa: S101 - the other admissions have one
                 return self._welcome(peer, admission, now)
 
-    def _outgrow(self, epoch: int) -> bool:
-        """Take a later epoch than the one a worker knows, if nothing was published in ours yet."""
-        if any(True for _ in self.catalog) or epoch >= INTEGER_MAX:
-            return False
-        self.epoch = epoch + 1
-        return True
+    def _turn_away(
+        self, identity: bytes, hello: Hello, code: str, text: str, now: float
+    ) -> list[Effect]:
+        """Refuse a worker; say so once, though it asks again and again."""
+        effects: list[Effect] = [Send(Refuse(code=code, text=text), to=identity)]
+        told = f"worker {hello.name} is refused ({code}): {text}"
+        if self._absent.note(hello.name, hello.models, code, told, now):
+            effects.append(Notice("refused", told, hello.name, warning=True))
+        return effects
+
+    # Who comes first.
+
+    def _runs_another(self, hello: Hello) -> bool:
+        """Return whether a worker runs weights of a publisher that may be later than this one."""
+        return hello.epoch > self.epoch or any(
+            running is not None and running.epoch == self.epoch and not self._had(model, running)
+            for model, running in hello.models.items()
+        )
+
+    def _had(self, model: str, running: Running) -> bool:
+        shelf = self.catalog.get(model)
+        return shelf is not None and shelf.had(running.version)
+
+    def _stale(self, hello: Hello) -> str:
+        chosen = (
+            "its epoch was chosen, and stays"
+            if self._age is None
+            else "it did not start after that"
+        )
+        return (
+            f"this publisher is of epoch {self.epoch}, but {hello.name} runs weights of epoch "
+            f"{hello.epoch}, from another publisher, and {chosen}: if the other one is the newer, "
+            "stop this one; if not, stop the other and restart this one, which then takes over"
+        )
+
+    def _renew(self, epoch: int, hello: Hello, now: float) -> list[Effect]:
+        """Take a later epoch. For workers it is as if the publisher had restarted."""
+        text = (
+            f"epoch {self.epoch} becomes {epoch}: {hello.name} runs weights of epoch "
+            f"{hello.epoch}, whose publisher started before this one; one of two clocks is wrong"
+        )
+        effects: list[Effect] = [Notice("renewed", text, warning=True)]
+        for shelf in self.catalog:
+            effects += self._calls.give_up(shelf.pending, "its publisher takes a new epoch", now)
+            effects.append(Withdraw(shelf.model))
+            shelf.renew(epoch)
+            effects += [Settled(shelf.latest)] if shelf.latest and shelf.latest.alive else []
+        self.epoch, self._renewed_at = epoch, now
+        self._calls.renewed(epoch)
+        self._pushes.clear()
+        self._prepared = {
+            model: msgspec.structs.replace(prepared, epoch=epoch)
+            for model, prepared in self._prepared.items()
+        }
+        for peer in self.roster:
+            peer.subscribed = False
+            peer.incoming.clear()
+        return effects + [  # of another epoch than theirs: they say hello
+            Send(Pong(epoch=epoch), to=peer.identity) for peer in self.roster if not peer.lost
+        ]
 
     def _welcome(self, peer: Peer, admission: str, now: float) -> list[Effect]:
         effects: list[Effect] = []
         peer.subscribed, peer.contested_at, peer.told_at = False, None, None
-        if peer.lost or admission != "known":
-            peer.lost = False
+        self._absent.forget(peer.name)
+        if admission != "known":
             effects.append(Notice("joined", f"worker {peer.name} joined", peer.name))
         peer.incoming.clear()
         peer.running = {
@@ -332,9 +406,10 @@ class PublisherMachine:
             for model, running in peer.hello.models.items()
             if running is not None and self._plausible(model, running)
         }
-        self._calls.returned(peer, now)
+        effects += self._back(peer, now)
         for model in peer.running:
-            effects += self._calls.arrived(peer, model, now)
+            if peer.runs(model)[0] == self.epoch:
+                effects += self._calls.arrived(peer, model, now)
         welcome = Welcome(
             epoch=self.epoch,
             data=self.data_endpoint,
@@ -342,6 +417,7 @@ class PublisherMachine:
             lost_ms=max(2, round(self.timing.lost_after * 1000)),
             models=self._latest(peer),
             shared=self.shared,
+            age_ms=0 if self._age is None else math.floor(self._age() * 1000),
         )
         prepared = self._prepared.values()
         told = [e for each in prepared for e in self._tell_prepared(peer, each)]
@@ -379,28 +455,56 @@ class PublisherMachine:
 
     def _heard(self, peer: Peer, now: float) -> list[Effect]:
         peer.heard_at, peer.told_at = now, None
-        if not peer.lost:
-            return []
-        peer.lost = False
-        self._calls.returned(peer, now)
-        return [Notice("returned", f"worker {peer.name} answers again", peer.name)]
+        return self._back(peer, now) if peer.lost else []
+
+    def _back(self, peer: Peer, now: float) -> list[Effect]:
+        """A worker is there, and may have missed what others were told."""
+        effects: list[Effect] = []
+        if peer.lost:
+            peer.lost = False
+            effects.append(Notice("back", f"worker {peer.name} answers again", peer.name))
+        for version in self._calls.returned(peer, now):
+            with contextlib.suppress(Retired):
+                effects += self._describe(peer, version)
+        return effects
 
     def _lose(self, peer: Peer, now: float, why: str) -> list[Effect]:
-        phases = "; ".join(
-            phase_of(m, i, self.catalog, self.timing, now) for m, i in peer.incoming.items()
-        )
+        phases = self._doing(peer, now)
         detail = why + (f" while {phases}" if phases else "")
-        peer.lost, peer.subscribed = True, False
-        for shelf in self.catalog:
-            shelf.forget(peer.name)
-        peer.incoming.clear()
+        peer.lost, peer.stuck = True, False
+        self._forget(peer)
         notice = Notice("lost", f"worker {peer.name} is lost: {detail}", peer.name)
         return [notice, *self._calls.lost(peer, detail, now)]
 
-    def _bye(self, peer: Peer, _message: Bye, now: float) -> list[Effect]:
-        effects = self._lose(peer, now, "it said goodbye")
+    def _turned(self, peer: Peer, now: float) -> bool:
+        """Return whether a worker is stuck and was not, or the other way round."""
+        return not peer.lost and peer.stuck != is_stuck(peer, self.timing, now)
+
+    def _moved(self, peer: Peer, now: float) -> Notice:
+        peer.stuck = not peer.stuck
+        if not peer.stuck:
+            return Notice("back", f"worker {peer.name} moves again", peer.name)
+        return Notice("stuck", f"worker {peer.name} is stuck: {self._doing(peer, now)}", peer.name)
+
+    def _doing(self, peer: Peer, now: float) -> str:
+        return "; ".join(
+            phase_of(m, i, self.catalog, self.timing, now) for m, i in peer.incoming.items()
+        )
+
+    def _forget(self, peer: Peer) -> None:
+        """A worker is no longer there: nothing is kept for its sake."""
+        peer.subscribed = False
+        for shelf in self.catalog:
+            shelf.forget(peer.name)
+        peer.incoming.clear()
+
+    def _leave(self, peer: Peer, why: str, now: float) -> list[Effect]:
+        """A worker leaves in order: nobody waits for it."""
+        self._forget(peer)
         self.roster.remove(peer)
-        return effects
+        text = f"worker {peer.name} has left: {why}"
+        self._absent.note(peer.name, peer.hello.models, "left", text, now)
+        return [Notice("left", text, peer.name), *self._calls.left(peer, now)]
 
     def _ping(self, peer: Peer, message: Ping, _now: float) -> list[Effect]:
         peer.subscribed, peer.shared = message.subscribed, message.shared

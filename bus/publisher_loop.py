@@ -11,10 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from .effects import Broadcast, Effect, HangUp, Notice, Resolve, Send, Settled, Withdraw
 from .errors import ClosedError, PublishError
+from .listeners import CLOSE_SECONDS, EVENT_KINDS, EventKind, Listener, WorkerEvent
 from .messages import Shared, control_topic, data_topic, encode
 from .publication import Publication
 from .publisher import PublisherMachine
@@ -68,6 +69,7 @@ class PublisherLoop:
         self._work: deque[tuple[Callable[[float], None], Future[Any]]] = deque()
         self._open: dict[int, Future[Receipt]] = {}
         self._watchers: list[tuple[Condition, Future[None]]] = []
+        self._listeners: list[Listener] = []
         self._stopping = False
         self._ended: BaseException | None = None
         self._lock = threading.Lock()  # between taking work in and ending
@@ -124,10 +126,37 @@ class PublisherLoop:
         self._hand_over(lambda _now: self._watchers.append((condition, future)), future)
         return future
 
+    def listen(self, listener: Listener) -> "Future[None]":
+        """Tell a listener what becomes of workers, and first of those that are there already."""
+
+        def work(now: float) -> None:
+            for status in self._machine.status(now):
+                kind: EventKind = "joined" if status.state == "live" else status.state
+                text = f"worker {status.name} was there before, {status.state}"
+                listener.tell(WorkerEvent(kind, status.name, text, status))
+            self._listeners.append(listener)
+            future.set_result(None)
+
+        future: Future[None] = Future()
+        self._hand_over(work, future)
+        return future
+
+    def unlisten(self, listener: Listener) -> None:
+        """Tell a listener nothing more."""
+
+        def work(_now: float) -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        listener.end()
+        self._hand_over(work, Future[None]())
+
     def close(self, timeout: float = 10.0) -> None:
         """End the thread; open publishes are resolved as they stand."""
         self.stop()
         self._thread.join(timeout)
+        for listener in self._listeners:
+            listener.join(CLOSE_SECONDS)
 
     def stop(self) -> bool:
         """Have the thread end as soon as it can; return False if somebody has done so before."""
@@ -175,6 +204,8 @@ class PublisherLoop:
         for future in waiting:
             with contextlib.suppress(InvalidStateError):  # it is done, or given up
                 future.set_exception(self._closed())
+        for listener in self._listeners:
+            listener.end()
         if self._memory is not None:
             self._memory.stop()
         self._sockets.close()
@@ -257,11 +288,21 @@ class PublisherLoop:
                         self._memory.offer(version)
                 case Notice():
                     changed = True
-                    log.info("%s", effect.text)
+                    log.log(logging.WARNING if effect.warning else logging.INFO, "%s", effect.text)
+                    self._tell(effect, now)
                 case _:
                     raise AssertionError(f"a publisher does not {effect}")
         if changed:
             self._look(now)
+
+    def _tell(self, notice: Notice, now: float) -> None:
+        """Tell whoever listens what became of a worker."""
+        if self._listeners and notice.kind in EVENT_KINDS:
+            status = self._machine.status_of(notice.worker, now)
+            kind = cast("EventKind", notice.kind)
+            event = WorkerEvent(kind, notice.worker, notice.text, status)
+            for listener in self._listeners:
+                listener.tell(event)
 
     def _resolve(self, effect: Resolve) -> None:
         future = self._open.pop(effect.publication)
@@ -295,9 +336,14 @@ class PublisherLoop:
 
 def _shortfall(effect: Resolve) -> str:
     receipt, there = effect.receipt, effect.receipt.in_state(*effect.done)
-    others = [str(w) for name, w in receipt.workers.items() if name not in there]
-    return (
-        f"{receipt.model} version {receipt.version} is "
-        f"{'staged' if 'staged' in effect.done else 'applied'} by {len(there)} of "
-        f"{len(receipt.workers)} workers after {receipt.seconds:.2f} s; " + "; ".join(others)
+    left = receipt.in_state("left")
+    others = [str(w) for name, w in receipt.workers.items() if name not in (*there, *left)]
+    return "; ".join(
+        [
+            f"{receipt.model} version {receipt.version} is "
+            f"{'staged' if 'staged' in effect.done else 'applied'} by {len(there)} of "
+            f"{len(receipt.workers) - len(left)} workers after {receipt.seconds:.2f} s",
+            *others,
+            *([effect.missing] if effect.missing else []),
+        ]
     )

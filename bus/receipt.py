@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["applied", "staged", "failed", "lost", "behind", "skipped"]
+State = Literal["applied", "staged", "failed", "lost", "behind", "skipped", "left"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +14,9 @@ class WorkerReceipt:
     Attributes:
         name: The worker.
         state: `applied` (it runs the version), `staged` (it holds the version, verified),
-            `failed` (it will not run it; `detail` says why), `lost` (it fell silent or left),
-            `behind` (it is still at it; `detail` says in which phase), `skipped` (it runs a newer
-            version).
+            `failed` (it will not run it; `detail` says why), `lost` (it fell silent), `left` (it
+            said goodbye, and is no longer one of "all"), `behind` (it is still at it; `detail` says
+            in which phase), `skipped` (it runs a newer version).
         seconds: From the call of publish to that state; None while `behind`.
         detail: Words for a person; empty where the state says it all.
     """

@@ -41,6 +41,7 @@ class Peer:
     shared: bool = False  # it reads shared memory of this host
     lost: bool = False
     told_at: float | None = None  # of a version, for the first time since it was heard
+    stuck: bool = False  # it was said to be stuck
     contested_at: float | None = None  # when another instance asked for its name
 
     def runs(self, model: str) -> tuple[int, int]:
@@ -80,9 +81,6 @@ class Roster:
         in. `contested`: ask the peer returned for a sign of life. `taken`, `full`: refuse.
         """
         peer = self._by_name.get(hello.name)
-        other = self._by_identity.get(identity)
-        if other is not None and other.name != hello.name:
-            self.remove(other)  # one connection is one worker: it has changed its name
         if peer is not None and peer.instance == hello.instance:
             if not self._has_room(hello, peer):
                 return "full", None

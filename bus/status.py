@@ -36,12 +36,16 @@ class WorkerStatus:
     pid: int
 
 
+def is_stuck(peer: Peer, timing: Timing, now: float) -> bool:
+    """Return whether a worker has something on its way that has not moved for long."""
+    return any(now - i.since >= timing.stuck_after for i in peer.incoming.values())
+
+
 def status_of(peer: Peer, catalog: Catalog, timing: Timing, now: float) -> WorkerStatus:
     """Return how things stand with a worker."""
-    slow = [i for i in peer.incoming.values() if now - i.since >= timing.stuck_after]
     return WorkerStatus(
         name=peer.name,
-        state="lost" if peer.lost else "stuck" if slow else "live",
+        state="lost" if peer.lost else "stuck" if is_stuck(peer, timing, now) else "live",
         models=tuple(peer.hello.models),
         running={m: (r.epoch, r.version) for m, r in peer.running.items()},
         phase={m: phase_of(m, i, catalog, timing, now) for m, i in peer.incoming.items()},

@@ -36,7 +36,7 @@ class Version:
         chunk_bytes: Bytes of a chunk (the last may be shorter).
         shared: Where workers on this host find the data, if they can.
         copied: Give out copies of chunks, so that nobody can hold on to the memory.
-        on_number: Called when the version is numbered, unless it was retired before.
+        on_number: Called whenever the version is numbered. It must not hold us.
         on_release: Called, in any thread, when the version is retired and in nobody's hands.
 
     Attributes:
@@ -75,11 +75,10 @@ class Version:
         self.role: Role = "pending"
 
     def number(self, epoch: int, version: int) -> None:
-        """Give the version its number; whoever was told where it is may read it now."""
+        """Give the version its number, or another; who is told where it is may read it now."""
         self.epoch, self.version = epoch, version
-        told, self._on_number = self._on_number, None  # it holds the memory, which holds us
-        if told is not None:
-            told(self)
+        if self._on_number is not None:
+            self._on_number(self)
 
     @property
     def key(self) -> tuple[int, int]:

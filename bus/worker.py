@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from .acceptance import Accepts, Expected
 from .effects import Connect, Effect, Joined, Notice, Redial, Refused, Send, Subscribe
+from .epochs import Ages
 from .errors import ProtocolError
 from .limits import STAGING_BYTES_MAX, WHOLE_BYTES_MAX, Timing
 from .messages import (
@@ -106,6 +107,7 @@ class WorkerMachine:
         self._subscribed = False
         self._heard_at = 0.0
         self._answered_at = 0.0  # that is, heard on the control channel
+        self._ages = Ages()
         self._said_hello_at = -self.timing.hello_retry
         # When hello was said, or the control connection changed, and nothing came on it since.
         self._unanswered_since: float | None = None
@@ -290,6 +292,7 @@ class WorkerMachine:
             instance=self.identity.instance,
             models={m: s.running for m, s in self.slots.items()},
             epoch=self.applied_epoch,
+            age_ms=self._ages.of(self.applied_epoch, now),
             client=self.identity.client,
             host=self.identity.host,
             pid=self.identity.pid,
@@ -304,6 +307,7 @@ class WorkerMachine:
                 f"later epoch {self.applied_epoch}: connect it to the newer publisher"
             )
             return [Refused("stale-epoch", text)]
+        self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
         if self.inside and welcome.epoch == self.epoch:
             return self._hear_of(welcome.epoch, welcome.models, now)  # the answer to a second hello
         self.inside, self.epoch, self._heard_at = True, welcome.epoch, now

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from ..bus import checks
+from ..bus.limits import Timing
 from .cli_inspect import inspect as run_inspect
 from .cli_outcome import conclude
 from .cli_publish import Order
@@ -143,11 +144,21 @@ def publish(
             help="Keep the latest version there; who is started with it offers that again.",
         ),
     ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            callback=_seconds,
+            metavar="S",
+            help="Seconds for which a worker that falls silent meanwhile may return.",
+            show_default=f"{Timing().lost_after:g}",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Publish a checkpoint, and show what every worker did with it."""
     screen = Screen(as_json)
-    order = Order(path, model, bind, expect, watch, timeout, state)
+    order = Order(path, model, bind, expect, watch, timeout, state, grace)
     raise typer.Exit(conclude(screen, partial(run_publish, screen, order)))
 
 

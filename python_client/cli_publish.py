@@ -35,6 +35,7 @@ class Order:
     watch: bool
     timeout: float
     state: Path | None = None
+    grace: float | None = None
 
     def check(self) -> None:
         """Refuse what can never work.
@@ -175,7 +176,12 @@ def _send(
         before = publisher.workers()
         # Verified on every road, since whoever moves files wants to compare digests.
         future = publisher.publish_async(
-            order.model, checkpoint.arrays(), verify=True, timeout=timeout
+            order.model,
+            checkpoint.arrays(),
+            verify=True,
+            timeout=timeout,
+            grace=order.grace,
+            expect=0 if order.watch else order.expect,  # with --watch, whoever is there
         )
         give_up = time.monotonic() + timeout + GRACE_SECONDS
         while not wait([future], LOOK_SECONDS).done:

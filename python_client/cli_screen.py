@@ -36,6 +36,7 @@ STATE_STYLES = {
     "behind": "yellow",
     "failed": BAD,
     "lost": BAD,
+    "left": DIM,
 }
 
 

@@ -19,6 +19,7 @@ from ..bus.arena import NEVER, Arenas
 from ..bus.deadline import Deadline
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
 from ..bus.limits import CHUNKS_MAX, INTEGER_MAX, WORKERS_MAX, Timing
+from ..bus.listeners import Listener, WorkerEvent
 from ..bus.messages import check_name
 from ..bus.publication import CommitMode, Publication, Wait
 from ..bus.publisher import PublisherMachine
@@ -56,6 +57,8 @@ class PublishOptions(TypedDict, total=False):
     commit: CommitMode
     verify: bool
     timeout: float
+    grace: float | None
+    expect: int | None
 
 
 _LATE = (
@@ -99,7 +102,10 @@ class Publisher:
         data: Where the data socket is bound; None: on the next port (or path) beside `address`.
         advertise: What workers are told to connect to for data; None: follows from `data`.
         epoch: This publisher's incarnation. Workers refuse one that is lower than what they have
-            applied from. None: milliseconds since 1970, so that a restart is always higher.
+            applied from. None: milliseconds since 1970; should the clock be behind that of a
+            publisher before, a worker's word that this one started later raises the epoch, and what
+            was published is announced anew. An epoch that is given is never changed.
+        expect: How many workers "all" are at least in `publish`, unless it is told otherwise.
         chunk_bytes: Bytes of a chunk.
         queue: Messages held for a slow worker before pushed ones are dropped (it fetches them).
         shared_memory: Let workers of this user on this host read versions from memory.
@@ -129,7 +135,10 @@ class Publisher:
         timing: Timing | None = None,
         state: str | Path | None = None,
         history: int = 0,
+        expect: int = 0,
     ) -> None:
+        self._expect = checks.whole(expect, "expect", 0, WORKERS_MAX)
+        age = None if epoch is not None else _age()
         ChunkPlan(0, chunk_bytes)  # refuses a size out of bounds
         checks.whole(queue, "queue", 1, QUEUE_MAX)
         checks.instance(timing, "timing", Timing)
@@ -153,7 +162,7 @@ class Publisher:
             self.address = sockets.address
             self.data_address = sockets.data_address
             told = told or endpoints.advertised(self.address, self.data_address)
-            self._machine = PublisherMachine(epoch, told, timing, shared)
+            self._machine = PublisherMachine(epoch, told, timing, shared, age)
             for version in restored:
                 self._machine.offer(version)
             if self._folder is not None:
@@ -210,13 +219,20 @@ class Publisher:
             verify: Have workers that read shared memory hash what they read, too. (What comes over
                 the network is always verified.) It costs about as much as the copy.
             timeout: Seconds for all of this.
+            grace: Seconds of it for which a worker that falls silent meanwhile is waited for, since
+                it may return; 0: not at all. None: `lost_after` of the publisher's timing. Who says
+                goodbye is not waited for, and no longer one of "all".
+            expect: How many "all" are at least: those that are missing are waited for, until they
+                join and get there. None: as many as the Publisher was told to expect.
 
         Returns:
-            What each worker did, and when. With no worker there, `workers` in it is empty: the
-            version waits for those that join.
+            What each worker did, and when. With no worker there, and none expected, `workers` in
+            it is empty: the version waits for those that join. If there were workers before, a
+            warning in the log says who is lost, has left or is refused, and why.
 
         Raises:
-            PublishError: Less was achieved than required. It carries the receipt.
+            PublishError: Less was achieved than required. It carries the receipt, and says who is
+                missing of those that were expected.
             UnknownWorkerError: A worker of that name has never joined; nothing was published.
             StateError: The weights cannot travel; nothing was published.
             DeadlineError: They were not copied in time; nothing was published. (One tensor is
@@ -239,6 +255,8 @@ class Publisher:
         commit: CommitMode = "auto",
         verify: bool = False,
         timeout: float = TIMEOUT,
+        grace: float | None = None,
+        expect: int | None = None,
     ) -> "Future[Receipt]":
         """Publish, and return a future of the receipt as soon as the weights are copied.
 
@@ -253,6 +271,9 @@ class Publisher:
         checks.choice(wait, "wait", ("applied", "staged", "none"))
         checks.choice(commit, "commit", ("auto", "together"))
         deadline = started + checks.seconds(timeout, "timeout", positive=True)
+        expected = self._expected(expect, names, needed)
+        lost_after = self._machine.timing.lost_after
+        grace = checks.seconds(lost_after if grace is None else grace, "grace")
         if names:
             self._check_known(names)
         kept = self._model(model)
@@ -271,6 +292,8 @@ class Publisher:
                 started=started,
                 deadline=deadline,
                 hash=verify,
+                grace=grace,
+                expect=expected,
             )
             return self._loop.submit(publication)
 
@@ -345,6 +368,31 @@ class Publisher:
                 f"({', '.join(names) or 'none'}): start the others, and check that they connect to "
                 f"{self.address}"
             ) from None
+
+    def on_worker(self, callback: Callable[[WorkerEvent], object]) -> Callable[[], None]:
+        """Have a callback told what becomes of workers; first, of those that are there already.
+
+        It is called in a thread of its own, with one event after another: it may take its time,
+        and may call anything of this publisher. If it raises, that is logged. One that falls
+        10,000 events behind misses the oldest, which `event.missed` says.
+
+        Args:
+            callback: Takes a `WorkerEvent`.
+
+        Returns:
+            What ends it, when called.
+
+        Raises:
+            ClosedError: The publisher is closed.
+        """
+        self._check_usable()
+        listener = Listener(callback)
+        try:
+            _result(self._loop.listen(listener), ANSWER_SECONDS)
+        except BaseException:
+            listener.end()
+            raise
+        return lambda: self._loop.unlisten(listener)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Resolve open publishes as they stand and close the sockets. Calling it twice is fine.
@@ -437,6 +485,19 @@ class Publisher:
             )
         self._loop.check()
 
+    def _expected(
+        self, expect: int | None, names: tuple[str, ...] | None, needed: int | None
+    ) -> int:
+        """Return how many workers all are at least."""
+        if expect is None:
+            return self._expect if names is None and needed is None else 0
+        if names is not None or needed is not None:
+            raise ValueError(
+                f"expect={expect} says how many all workers are: leave out workers= and require=, "
+                "or leave out expect="
+            )
+        return checks.whole(expect, "expect", 0, WORKERS_MAX)
+
     def _check_known(self, names: tuple[str, ...]) -> None:
         known = self.workers()
         unknown = [name for name in names if name not in known]
@@ -476,6 +537,13 @@ def _names(workers: Iterable[str] | None) -> tuple[str, ...] | None:
     if names is not workers or not isinstance(names, Iterable):  # pyright: ignore
         raise ValueError(f"workers={workers!r}: give a list of names, or None for all")
     return tuple(dict.fromkeys(check_name(name, "worker") for name in names))
+
+
+def _age() -> Callable[[], float]:
+    """Return what tells the seconds since now by a clock that runs on while the host sleeps."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    started = time.clock_gettime(clock)
+    return lambda: time.clock_gettime(clock) - started
 
 
 def _needed(require: object, names: tuple[str, ...] | None) -> int | None:

@@ -4,7 +4,8 @@ What is applied is what was published, byte for byte; versions never go back; a 
 roster claim only what happened; what a worker says it runs lies in its memory, and it says that it
 runs nothing while parts of two versions lie there; an aborted version is never applied, one that
 commits together never before its commit; every publish is over by its deadline; nobody holds more
-memory than the limits allow.
+memory than the limits allow. No publisher takes an epoch above that of one which started later, no
+worker goes to and fro between two, and what listeners are told of workers is how things stand.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ from weightbus.bus.publisher import PublisherMachine
 from weightbus.bus.receipt import Receipt
 from weightbus.bus.slot import Slot
 from weightbus.bus.staging import StagedVersion
+from weightbus.bus.version import Version
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.native import crc32c
 
@@ -42,9 +44,37 @@ class Invariants:
     failed: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])
     renamed: int = 0  # how often a worker ran what a restarted publisher had kept
     aborted: set[Key] = field(default_factory=set[Key])
+    started: dict[int, float] = field(default_factory=dict[int, float])  # by epoch, its publisher
+    backward: set[tuple[str, float, float]] = field(  # by worker, from a later publisher to which
+        default_factory=set[tuple[str, float, float]]
+    )
     receipts: list[tuple[Publication, Receipt, bool]] = field(
         default_factory=list[tuple[Publication, Receipt, bool]]
     )
+
+    def on_epoch(self, epoch: int, started: float) -> None:
+        """A publisher that started then has an epoch."""
+        assert epoch not in self.started, f"two publishers are of epoch {epoch}"
+        self.started[epoch] = started
+
+    def on_outbid(self, theirs: int, ours: int, started: float) -> None:
+        """A publisher that started then takes an epoch above another's."""
+        assert self.started[theirs] < started, f"{ours} outbids {theirs}, which started later"
+        self.on_epoch(ours, started)
+
+    def on_follow(self, process: str, before: int, epoch: int) -> None:
+        """A worker that runs weights of one epoch applies a version of another."""
+        old, new = self.started.get(before), self.started[epoch]
+        if old is not None and new < old:  # by a clock that is ahead; once it is known, never again
+            step = (process, old, new)
+            assert step not in self.backward, f"{process} goes to and fro between two publishers"
+            self.backward.add(step)
+
+    def on_renewal(self, version: Version) -> None:
+        """A version that was published has another number."""
+        key = (version.model, version.epoch, version.version)
+        known = [p for p in self.published.values() if p.publication.version is version]
+        self.published[key] = known[0]
 
     def on_publish(self, publication: Publication, data: bytes) -> None:
         """A trainer publishes."""
@@ -115,7 +145,9 @@ class Invariants:
         if achieved and publication.wait != "none":
             done = ["applied", "skipped"] + (["staged"] if publication.wait == "staged" else [])
             there = sum(w.state in done for w in receipt.workers.values())
-            needed = len(receipt.workers) if publication.require is None else publication.require
+            present = sum(w.state != "left" for w in receipt.workers.values())
+            needed = max(present, publication.expect)
+            needed = needed if publication.require is None else publication.require
             assert there >= needed, f"achieved with {there} of {needed}: {receipt}"
 
     def _check_claim(self, name: str, state: str, key: Key) -> None:
@@ -130,7 +162,7 @@ class Invariants:
         if state == "skipped":
             assert newest > key, f"{name} runs {newest}, nothing newer than {key}"
 
-    def on_roster(self, machine: PublisherMachine, now: float) -> None:
+    def on_roster(self, machine: PublisherMachine, told: Mapping[str, str], now: float) -> None:
         """Time passes at a publisher."""
         for peer in machine.roster:
             for model, running in peer.running.items():
@@ -138,6 +170,7 @@ class Invariants:
                 assert key in self.applied.get(peer.name, set()), f"{peer.name} does not run {key}"
                 hashed = ("", self.published[key].digest)
                 assert running.digest in hashed, f"{peer.name} has other bytes"
+        assert told == {w.name: w.state for w in machine.status(now)}, "listeners know otherwise"
         for status in machine.status(now):
             assert status.silent_s >= 0
             assert (status.state == "lost") <= (not status.phase), "the lost do nothing"

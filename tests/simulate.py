@@ -6,9 +6,10 @@
 First comes chaos: messages are lost, delayed, doubled, reordered and damaged, links are slow and
 their queues short, workers are cut off, both sides are killed or closed and started again, users
 apply late or fail to, before or after bytes of the model have changed, some refuse what does not
-fit them, two processes want one name, and the trainer publishes in every way there is. Then the
-network heals, and everybody must end up with the latest version. `invariants.py` says
-what must hold all along.
+fit them, two processes want one name, and the trainer publishes in every way there is. Clocks are
+wrong; in some runs a second publisher takes over while the first lives on, and workers wander
+between the two. Then the network heals, all go to the publisher that started last, and everybody
+must end up with its latest version. `invariants.py` says what must hold all along.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from weightbus.bus.effects import (
     Connect,
     Effect,
     HangUp,
+    Notice,
     Ready,
     Refused,
     Renamed,
@@ -66,6 +68,7 @@ from weightbus.tests.invariants import Invariants
 TICK = 0.1  # seconds of virtual time between two ticks of a machine
 CHAOS = 12.0  # seconds of faults
 HEALING = 90.0  # seconds after them in which everybody must catch up
+APART = 3.0  # seconds between two starts that are told apart, whatever delays the network has
 SETTLED = 3.0  # seconds without faults after which catching up is checked
 EVENTS_MAX = 100_000  # in one run; a sound one takes a few thousand
 CHUNK = 16  # bytes
@@ -90,6 +93,8 @@ class Faults:
     queue: int  # messages on their way to one subscriber before PUB drops more
     rates: tuple[float, ...]  # bytes per second to a worker, each worker draws one
     impostor: bool  # a second process takes the name of the first worker
+    successor: bool  # a second publisher starts somewhere while the first one lives
+    skew: float  # how many seconds wall clocks are off, either way
 
     @staticmethod
     def draw(rng: random.Random) -> "Faults":
@@ -106,6 +111,8 @@ class Faults:
             queue=rng.choice([2, 8, 64, 64]),
             rates=rng.choice([(math.inf,), (math.inf, 10_000.0, 3_000.0), (20_000.0,)]),
             impostor=rng.random() < 0.2,
+            successor=rng.random() < 0.3,
+            skew=rng.choice([0.0, 0.0, 20.0]),
         )
 
 
@@ -138,6 +145,7 @@ class Worker:
         self.sim, self.name, self.process = sim, name, process
         self.incarnation = 0
         self.alive = False
+        self.at = sim.publishers[0]  # where its address leads to
         self.rate = sim.rng.choice(sim.faults.rates)
         self.local = sim.rng.random() < 0.4  # on the publisher's host
         self.picky = sim.rng.random() < 0.15
@@ -154,7 +162,7 @@ class Worker:
             identity, models, self.objection, self.bytes_max, self.sim.timing, self.open
         )
         self.topics: set[bytes] = set()
-        self.connected = False
+        self.connected, self.lent = "", False
         self.refusal = ""
         self.contents: dict[str, bytes] = {}  # of its models, what lies in their memory
         self.written = 0  # the greatest epoch of which anything was written there
@@ -179,6 +187,8 @@ class Worker:
                 self.sim.invariants.on_apply(self.name, before, staged)
                 self.contents[staged.model] = staged.data.tobytes()
                 self.written = max(self.written, staged.epoch)
+                process = f"{self.process}#{self.incarnation} of {staged.model}"
+                self.sim.invariants.on_follow(process, before[0], staged.epoch)
         except StaleError:
             return self.machine.stale(staged.model, staged.key, now)
         digest = staged.digest
@@ -220,7 +230,7 @@ class Worker:
                 case Refused():
                     self.refusal = effect.code
                 case Connect():
-                    self.connected = True
+                    self.connected = effect.endpoint
                 case Subscribe():
                     known = effect.topic in self.topics
                     (self.topics.add if effect.on else self.topics.discard)(effect.topic)
@@ -289,9 +299,12 @@ class Publisher:
     machine: PublisherMachine
     open: dict[int, Publication]
 
-    def __init__(self, sim: "Simulation") -> None:
-        self.sim, self.incarnation = sim, 0
-        self.start()
+    def __init__(self, sim: "Simulation", name: str) -> None:
+        self.sim, self.name, self.incarnation = sim, name, 0
+        self.endpoint = f"tcp://{name}"
+        self.alive = False
+        self.epochs: set[int] = set()
+        self.disk = sim.disk if name == "p0" else None  # nobody else has this folder
 
     def stop(self) -> None:
         """Close as a user does: every open call is answered."""
@@ -303,20 +316,23 @@ class Publisher:
         self.incarnation += 1
         self.alive = True
         sim = self.sim
-        epoch = 100_000 + int(sim.now * 1000)
-        if sim.rng.random() < 0.2:  # the clock of the new host is behind
-            epoch -= sim.rng.randrange(20_000)
-        if sim.disk is not None:
-            epoch = max(epoch, *sim.epochs, 0) + 1
-        while epoch in sim.epochs:
+        self.started = started = sim.now
+        epoch = 100_000 + int((started + sim.rng.uniform(-1, 1) * sim.faults.skew) * 1000)
+        if self.disk is not None:
+            epoch = max(epoch, *self.epochs, 0) + 1
+        while epoch in sim.invariants.started:
             epoch += 1
-        sim.epochs.add(epoch)
+        sim.invariants.on_epoch(epoch, started)
         probe = sim.share(np.empty(0, np.uint8))
-        self.machine = PublisherMachine(epoch, "tcp://data", sim.timing, probe)
+        drift = sim.rng.uniform(0.9999, 1.0001)
+        self.machine = PublisherMachine(
+            epoch, self.endpoint, sim.timing, probe, age=lambda: (sim.now - started) * drift
+        )
+        self.told: dict[str, str] = {}  # what a listener knows of workers
         self.arenas: dict[str, Arenas] = {}
         self.open = {}
         self.peers: dict[bytes, tuple[Worker, int]] = {}
-        for stored in (sim.disk or {}).values():
+        for stored in (self.disk or {}).values():
             self.offer_again(stored)
         sim.every_tick(self.incarnation, self, self.tick)
 
@@ -345,30 +361,54 @@ class Publisher:
             late = self.sim.now - publication.deadline
             assert late < 2 * TICK, f"publish {publication.id} is open {late:.1f} s past its time"
         self.pump()
-        self.sim.invariants.on_roster(self.machine, self.sim.now)
+        self.sim.invariants.on_roster(self.machine, self.told, self.sim.now)
+
+    def receive(self, identity: bytes, frames: Frames) -> None:
+        epoch = self.machine.epoch
+        effects = self.machine.receive(identity, frames, self.sim.now)
+        if self.machine.epoch != epoch:
+            self.restamp()
+            hello = from_worker(frames)[0]
+            assert isinstance(hello, Hello)
+            self.sim.invariants.on_outbid(hello.epoch, self.machine.epoch, self.started)
+        self.perform(effects)
+        self.pump()
+
+    def restamp(self) -> None:
+        """What is still given out has another number."""
+        for shelf in self.machine.catalog:
+            for version in shelf:
+                self.stamp(version)
+                self.sim.invariants.on_renewal(version)
+
+    def stamp(self, version: Version) -> None:
+        if version.shared is not None:
+            self.sim.memories[version.shared.token].stamp = (version.model, *version.key)
 
     def pump(self) -> None:
         while self.machine.pushing:
             self.perform(self.machine.push(self.sim.now))
 
     def perform(self, effects: Sequence[Effect]) -> None:
-        self.sim.epochs.add(self.machine.epoch)  # it may have risen: recorded before it is told
+        self.epochs.add(self.machine.epoch)  # it may have risen: recorded before it is told
         for effect in effects:
             match effect:
                 case Send():
-                    self.sim.to_worker(effect)
+                    self.sim.to_worker(self, effect)
                 case Broadcast():
-                    self.sim.broadcast(effect)
+                    self.sim.broadcast(self, effect)
                 case HangUp():
                     raise AssertionError("a worker was taken for a flood")
+                case Notice():
+                    self.listen(effect)
                 case Resolve():
                     publication = self.open.pop(effect.publication)
                     invariants = self.sim.invariants
                     invariants.on_receipt(publication, effect.receipt, effect.achieved)
-                case Settled(version) if self.sim.disk is not None:
+                case Settled(version) if self.disk is not None:
                     if self.sim.rng.random() < 0.8:  # else the disk is slow, or the end comes first
                         published = self.sim.invariants.published[version.model, *version.key]
-                        self.sim.disk[version.model] = Stored(
+                        self.disk[version.model] = Stored(
                             version.model,
                             version.layout,
                             published.data,
@@ -377,6 +417,15 @@ class Publisher:
                         )
                 case _:
                     pass
+
+    def listen(self, notice: Notice) -> None:
+        """Do as a user who is told what becomes of workers."""
+        if notice.kind in ("joined", "back"):
+            self.told[notice.worker] = "live"
+        elif notice.kind in ("lost", "stuck"):
+            self.told[notice.worker] = notice.kind
+        elif notice.kind == "left":
+            del self.told[notice.worker]
 
     def publish(self) -> bool:
         """Publish in one way or another; return whether there was memory for it."""
@@ -401,11 +450,15 @@ class Publisher:
         data[:] = np.frombuffer(rng.randbytes(size), np.uint8)
         shared = sim.share(data)
         version.shared = shared if rng.random() < 0.9 else None
+        require = rng.choice([None, None, 0, 1, 2])
+        expected = workers is None and require is None and rng.random() < 0.2
         publication = Publication(
             id=next(sim.ids),
             version=version,
             workers=workers,
-            require=rng.choice([None, None, 0, 1, 2]),
+            require=require,
+            expect=rng.choice([1, 2, 5]) if expected else 0,
+            grace=rng.choice([0.0, 0.3, sim.timing.lost_after]),
             wait=rng.choice(["applied", "applied", "staged", "none"]),
             commit="together" if together else "auto",
             hash=rng.random() < 0.2,
@@ -424,9 +477,7 @@ class Publisher:
             del self.open[publication.id]
             publication.version.retire()
             return
-        version = publication.version
-        if version.shared is not None:
-            self.sim.memories[version.shared.token].stamp = (version.model, *version.key)
+        self.stamp(publication.version)
         self.sim.invariants.on_publish(publication, data)
         self.perform(effects)
         self.pump()
@@ -444,7 +495,6 @@ class Simulation:
         self.invariants = Invariants()
         self.spoiled: set[tuple[str, str, int, int]] = set()  # users failed to apply these
         self.ids = itertools.count()
-        self.epochs: set[int] = set()
         self.memories: dict[str, Memory] = {}
         # What publishers leave behind, if they leave anything, and all their epochs with it.
         self.disk: dict[str, Stored] | None = {} if seed % 2 else None
@@ -455,6 +505,7 @@ class Simulation:
         self._arrives: dict[Link, float] = {}  # when the last message on a link does
         self._busy: dict[Link, float] = {}  # until when the bytes before take up a link
         self._queued: Counter[Link] = Counter()
+        self.publishers = [Publisher(self, "p0")]
         names = [f"w{i}" for i in range(self.rng.randint(1, 4))]
         self.workers = [Worker(self, name, name) for name in names]
         for worker in self.workers:
@@ -462,7 +513,10 @@ class Simulation:
         if self.faults.impostor:
             self.workers.append(Worker(self, "w0", "impostor"))
             self.later(self.rng.uniform(0.0, CHAOS), self._restart, self.workers[-1])
-        self.publisher = Publisher(self)
+        self.publishers[0].start()
+        if self.faults.successor:
+            self.publishers.append(Publisher(self, "p1"))
+            self.later(self.rng.uniform(0.0, CHAOS), self._restart, self.publishers[-1])
 
     def share(self, data: NDArray[np.uint8]) -> Shared:
         """Return where workers find these bytes; what was there before is stale."""
@@ -547,45 +601,47 @@ class Simulation:
     def to_publisher(self, worker: Worker, message: Message) -> None:
         if self._cut(worker):
             return
-        identity = self.publisher.identity(worker)
-        self.publisher.peers[identity] = (worker, worker.incarnation)
-        link = (worker.process, "publisher")
-        self._deliver(link, [encode(message)], math.inf, self._at_publisher, identity)
+        publisher, identity = worker.at, worker.at.identity(worker)
+        link = (worker.process, publisher.name)
+        self._deliver(link, [encode(message)], math.inf, self._at_publisher, publisher, identity)
 
-    def _at_publisher(self, frames: Frames, identity: bytes) -> None:
+    def _at_publisher(self, frames: Frames, publisher: Publisher, identity: bytes) -> None:
         if self.trace:
-            print(f"{self.now:8.3f} {identity.decode()} -> publisher {bytes(frames[0][:160])!r}")
-        if self.publisher.alive:
-            self.publisher.peers.setdefault(identity, self._who(identity))
-            self.publisher.perform(self.publisher.machine.receive(identity, frames, self.now))
-            self.publisher.pump()
+            what = bytes(frames[0][:160])
+            print(f"{self.now:8.3f} {identity.decode()} -> {publisher.name} {what!r}")
+        if publisher.alive:
+            publisher.peers.setdefault(identity, self._who(identity))
+            publisher.receive(identity, frames)
 
     def _who(self, identity: bytes) -> tuple[Worker, int]:
         process, incarnation = identity.decode().split("#")
         return next(w for w in self.workers if w.process == process), int(incarnation)
 
-    def to_worker(self, send: Send) -> None:
-        worker, incarnation = self.publisher.peers[send.to]
-        if not worker.alive or worker.incarnation != incarnation:
-            self.later(0.0, self._unreachable, send.to, self.publisher.incarnation)
+    def to_worker(self, publisher: Publisher, send: Send) -> None:
+        worker, incarnation = publisher.peers[send.to]
+        if not worker.alive or worker.incarnation != incarnation or worker.at is not publisher:
+            self.later(0.0, self._unreachable, publisher, send.to, publisher.incarnation)
             return
         if self._cut(worker):
             return
         frames: list[Buffer] = [encode(send.message)]
         frames += [] if send.payload is None else [send.payload]
-        link = ("control", worker.process)
+        link = (publisher.name, worker.process)
         self._deliver(link, frames, worker.rate, self._at_worker, worker, incarnation, False)
 
-    def _unreachable(self, identity: bytes, incarnation: int) -> None:
-        if self.publisher.alive and self.publisher.incarnation == incarnation:
-            self.publisher.perform(self.publisher.machine.unreachable(identity, self.now))
+    def _unreachable(self, publisher: Publisher, identity: bytes, incarnation: int) -> None:
+        if publisher.alive and publisher.incarnation == incarnation:
+            publisher.perform(publisher.machine.unreachable(identity, self.now))
 
-    def broadcast(self, effect: Broadcast, to: Sequence[Worker] | None = None) -> None:
+    def broadcast(
+        self, publisher: Publisher, effect: Broadcast, to: Sequence[Worker] | None = None
+    ) -> None:
         frames: list[Buffer] = [effect.topic, encode(effect.message)]
         frames += [] if effect.payload is None else [effect.payload]
         for worker in self.workers if to is None else to:
-            link = ("data", worker.process)
-            reached = worker.alive and worker.connected and effect.topic in worker.topics
+            link = (publisher.endpoint, worker.process)
+            reached = worker.alive and worker.connected == publisher.endpoint
+            reached = reached and effect.topic in worker.topics
             if reached and not self._cut(worker) and self._queued[link] < self.faults.queue:
                 incarnation = worker.incarnation
                 self._deliver(link, frames, worker.rate, self._at_worker, worker, incarnation, True)
@@ -595,7 +651,7 @@ class Simulation:
             return
         if self.trace:
             print(f"{self.now:8.3f} publisher -> {worker.process} {bytes(frames[pushed][:160])!r}")
-        if pushed and len(frames) > PAYLOAD and self.rng.random() < 0.7:
+        if pushed and len(frames) > PAYLOAD and not worker.lent and self.rng.random() < 0.7:
             self._lend(worker, frames)
             return
         receive = worker.machine.receive_published if pushed else worker.machine.receive
@@ -604,6 +660,7 @@ class Simulation:
     def _lend(self, worker: Worker, frames: Frames) -> None:
         """Let a payload arrive straight in its place, the beginning now and the rest later."""
         machine, payload = worker.machine, bytes(frames[PAYLOAD])
+        worker.lent = True  # a connection carries one message at a time
         lease = machine.place(frames[:PAYLOAD], len(payload))
         count = self.rng.randrange(len(payload) + 1)
         if lease is not None:
@@ -622,6 +679,7 @@ class Simulation:
         """The rest of a payload is here, unless the connection broke."""
         if worker.machine is not machine or not worker.alive:
             return
+        worker.lent = False
         live = lease is not None and lease.live
         if self.chaotic and self.rng.random() < 0.1:
             if lease is not None and live:
@@ -636,12 +694,12 @@ class Simulation:
         worker.perform(machine.receive_published(message, self.now))
 
     def subscribed(self, worker: Worker, topic: bytes) -> None:
-        self.later(0.001, self._subscribed, worker, topic)
+        self.later(0.001, self._subscribed, worker, worker.at, topic)
 
-    def _subscribed(self, worker: Worker, topic: bytes) -> None:
-        beacon = self.publisher.machine.subscribed(topic) if self.publisher.alive else None
+    def _subscribed(self, worker: Worker, publisher: Publisher, topic: bytes) -> None:
+        beacon = publisher.machine.subscribed(topic) if publisher.alive else None
         if beacon is not None:
-            self.broadcast(Broadcast(topic, beacon), [worker])
+            self.broadcast(publisher, Broadcast(topic, beacon), [worker])
 
     # The course of events.
 
@@ -653,22 +711,31 @@ class Simulation:
         for worker in self.workers:
             if rng.random() < faults.cut * step:
                 worker.cut_until = self.now + rng.choice([0.5, 2.0, 8.0])
+            if rng.random() < 0.3 * step:
+                worker.at = rng.choice(self.publishers)
             if worker.alive and rng.random() < faults.death * step:
                 if rng.random() < 0.3:
                     worker.leave()
                 worker.alive = False
                 self.later(rng.choice([0.0, 0.5, 7.0]), self._restart, worker)
-        if self.publisher.alive and rng.random() < faults.death * step / 2:
-            if rng.random() < 0.3:
-                self.publisher.stop()
-            self.publisher.alive = False
-            self.later(rng.choice([0.0, 1.0, 7.0]), self._restart, self.publisher)
-        if self.publisher.alive and rng.random() < 0.3:
-            self.publisher.publish()
+        for publisher in self.publishers:
+            if publisher.alive and rng.random() < faults.death * step / 2:
+                if rng.random() < 0.3:
+                    publisher.stop()
+                publisher.alive = False
+                self.later(rng.choice([0.0, 1.0, 7.0]), self._restart, publisher)
+            if publisher.alive and rng.random() < 0.3:
+                publisher.publish()
         self.later(step, self.chaos)
 
+    @property
+    def publisher(self) -> Publisher:
+        """The one that started last."""
+        return max((p for p in self.publishers if p.incarnation), key=lambda p: p.started)
+
     def _restart(self, process: Worker | Publisher) -> None:
-        if not process.alive:
+        late = isinstance(process, Publisher) and not self.chaotic
+        if not process.alive and not late:
             if self.trace:
                 print(f"{self.now:8.3f} restart {getattr(process, 'name', 'publisher')}")
             process.start()
@@ -684,8 +751,8 @@ class Simulation:
 
     def _lag(self, worker: Worker) -> list[str]:
         machine = self.publisher.machine
-        if worker.machine.applied_epoch > machine.epoch:
-            # It follows a later publisher than this one, whose clock is behind.
+        if self._unproven(worker.machine.applied_epoch):
+            # It follows another publisher, and cannot tell which of the two is the later one.
             told = worker.refusal == "stale-epoch"
             return [] if told else [f"{worker.process} was not told that the epoch is stale"]
         peer = machine.roster.by_name(worker.name)
@@ -702,6 +769,11 @@ class Simulation:
                 lagging.append(f"the roster does not know that {worker.process} runs {runs}")
         return lagging
 
+    def _unproven(self, epoch: int) -> bool:
+        """Return whether nobody can know that the last publisher is later than that of an epoch."""
+        older = self.invariants.started.get(epoch, math.inf)
+        return epoch > self.publisher.machine.epoch and older > self.publisher.started - APART
+
     def _wants(self, worker: Worker, version: Version) -> bool:
         spoiled = (worker.process, version.model, *version.key) in self.spoiled
         return not spoiled and worker.takes(version.layout)
@@ -715,12 +787,13 @@ class Simulation:
         self.later(0.0, self.chaos)
         self.run_until(CHAOS)
         self.chaotic = False
-        processes: list[Worker | Publisher] = [*self.workers, self.publisher]
-        for process in processes:
+        for process in self.workers:
             if not process.alive:
                 process.start()
+        if not self.publisher.alive:
+            self.publisher.start()
         for worker in self.workers:
-            worker.cut_until = 0.0
+            worker.cut_until, worker.at = 0.0, self.publisher
         self.run_until(CHAOS + 1.0)
         while not self.publisher.publish():
             self.run_until(self.now + TICK)

@@ -88,6 +88,7 @@ FACE = [
     "WeightSyncBackend",
     "WeightSyncScheme",
     "WeightUpdaterBase",
+    "WorkerEvent",
     "WorkerReceipt",
     "WorkerStatus",
     "WorkersMissingError",

@@ -17,6 +17,7 @@ LETTERS: dict[str, State] = {
     "k": "skipped",
     "f": "failed",
     "l": "lost",
+    "g": "left",
 }
 
 
@@ -115,7 +116,7 @@ def test_an_aborted_publish_achieved_nothing() -> None:
 def test_a_superseded_commit_is_aborted_unless_it_was_decided() -> None:
     open_, decided = (publication(s, commit="together") for s in ("sb", "ss"))
     decided.decide(0.0)
-    open_.superseded = decided.superseded = True
+    open_.ended = decided.ended = "a newer one"
     assert (open_.decide(0.0), decided.decide(0.0)) == ("abort", "commit")
 
 
@@ -154,3 +155,43 @@ def test_the_receipt_tells_seconds_since_the_call() -> None:
     assert receipt.workers["w1"].seconds is None
     assert "w0 applied after 2.000 s" in str(receipt)
     assert receipt.in_state("applied", "behind") == ["w0", "w1"]
+
+
+@pytest.mark.parametrize(
+    ("states", "expect", "early", "late"),
+    [
+        ("", 1, None, False),
+        ("a", 1, True, True),
+        ("a", 2, None, False),
+        ("ab", 2, None, False),
+        ("al", 2, False, False),
+        ("ag", 2, None, False),  # it left: another may come in its place
+        ("ag", 1, True, True),
+        ("g", 0, True, True),
+    ],
+)
+def test_all_are_at_least_as_many_as_expected(
+    states: str, expect: int, early: bool | None, late: bool
+) -> None:
+    made = publication(states)
+    made.expect = expect
+    assert (made.verdict(9.99), made.verdict(10.0)) == (early, late)
+
+
+def test_the_lost_are_waited_for_as_long_as_their_grace_lasts() -> None:
+    made = publication("ab")
+    made.grace = 3.0
+    made.lose("w1", 4.0, "silent")
+    assert made.verdict(6.99) is None
+    assert made.verdict(7.0) is False
+    made.move("w1", "behind", 6.0)
+    assert made.verdict(7.0) is None, "it is back"
+
+
+def test_a_version_of_another_number_is_had_by_nobody() -> None:
+    made = publication("abslg", require=1, wait="staged")
+    made.lose("w1", 4.0, "silent")
+    made.renew()
+    assert [t.state for t in made.targets.values()] == ["behind", "lost", "behind", "lost", "left"]
+    assert made.targets["w1"].detail == "silent"
+    assert made.verdict(5.0) is None

@@ -11,7 +11,7 @@ from weightbus.bus import roster
 from weightbus.bus.arena import Arenas
 from weightbus.bus.effects import Broadcast, Effect, Notice, Resolve, Send, Settled
 from weightbus.bus.errors import UnknownWorkerError
-from weightbus.bus.limits import PUSH_CHUNKS, WHOLE_BYTES_MAX, Timing
+from weightbus.bus.limits import ABSENT_MAX, PUSH_CHUNKS, WHOLE_BYTES_MAX, Timing
 from weightbus.bus.messages import (
     MAPPING,
     RENAMING,
@@ -19,6 +19,7 @@ from weightbus.bus.messages import (
     Announce,
     Applied,
     Beacon,
+    Bye,
     Chunk,
     Commit,
     End,
@@ -27,6 +28,7 @@ from weightbus.bus.messages import (
     Hello,
     Message,
     Ping,
+    Pong,
     Prepare,
     Progress,
     Refuse,
@@ -52,9 +54,9 @@ class Bench:
     """A publisher with some workers that have said hello."""
 
     def __init__(self, *names: str, listening: bool = True) -> None:
-        self.machine = PublisherMachine(EPOCH, "tcp://d:1", Timing())
-        self.arenas = Arenas("a", CHUNK)
         self.now = 0.0
+        self.machine = PublisherMachine(EPOCH, "tcp://d:1", Timing(), age=lambda: self.now)
+        self.arenas = Arenas("a", CHUNK)
         for name in names:
             self.say(name, hello(name))
             if listening:
@@ -72,6 +74,8 @@ class Bench:
         wait: Literal["applied", "staged", "none"] = "applied",
         commit: Literal["auto", "together"] = "auto",
         seconds: float = 10.0,
+        grace: float = 0.0,
+        expect: int = 0,
     ) -> tuple[Version, list[Effect]]:
         layout = Layout.plan([("w", "U8", (nbytes,))])
         fresh = workers is None and commit == "auto"
@@ -86,6 +90,8 @@ class Bench:
             commit=commit,
             started=self.now,
             deadline=self.now + seconds,
+            grace=grace,
+            expect=expect,
         )
         return version, self.machine.publish(publication, self.now)
 
@@ -114,6 +120,10 @@ def sent(effects: list[Effect], kind: type[Message], to: str | None = None) -> l
         if isinstance(e, Send | Broadcast) and isinstance(e.message, kind)
         if to is None or (isinstance(e, Send) and e.to == to.encode())
     ]
+
+
+def notices(effects: list[Effect], kind: str) -> list[Notice]:
+    return [e for e in effects if isinstance(e, Notice) and e.kind == kind]
 
 
 def resolved(effects: list[Effect]) -> Resolve | None:
@@ -205,6 +215,348 @@ def test_what_is_settled_for_all_is_told_once() -> None:
     effects = bench.say("w0", report(Staged, together))
     effects += bench.say("w1", report(Staged, together))
     assert [e.version for e in effects if isinstance(e, Settled)] == [together]
+
+
+# Which of two publishers is the later one.
+
+
+def stale(name: str = "old", *, age: float, epoch: int = 50) -> Hello:
+    """Return the hello of a worker that runs weights of a publisher of that age, in seconds."""
+    running = Running(epoch, 3, "e" * 64)
+    return hello(name, models={"a": running}, epoch=epoch, age_ms=round(age * 1000))
+
+
+def test_the_later_of_two_publishers_takes_a_later_epoch() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=60)
+    bench.now = 2.0
+    effects = bench.say("old", stale(age=30.0))
+    assert bench.machine.epoch == 50 + 30_000 - 2_002, "where the first one's clock would have it"
+    [warning] = notices(effects, "renewed")
+    assert warning.warning
+    [welcome] = sent(effects, Welcome, "old")
+    assert isinstance(welcome, Welcome)
+    assert (welcome.epoch, welcome.models) == (bench.machine.epoch, {"a": version.version})
+    assert version.key == (bench.machine.epoch, 1)
+    told = Pong(epoch=bench.machine.epoch)
+    assert sent(effects, Pong, "w0") == [told], "whoever is inside says hello again"
+
+
+def test_an_older_publisher_takes_no_epoch_whether_it_has_published_or_not() -> None:
+    for published_before in (True, False):
+        bench = Bench("w0")
+        if published_before:
+            bench.publish()
+        bench.now = 30.0
+        effects = bench.say("old", stale(age=30.0))
+        assert bench.machine.epoch == EPOCH
+        [refuse] = sent(effects, Refuse, "old")
+        assert isinstance(refuse, Refuse)
+        assert refuse.code == "stale-epoch"
+        assert {"old", "w0"} > {p.name for p in bench.machine.roster}
+
+
+def test_without_an_age_nothing_is_proven() -> None:
+    bench = Bench()
+    assert sent(bench.say("old", stale(age=0.0)), Refuse)
+    assert bench.machine.epoch == EPOCH
+
+
+def test_an_epoch_that_was_chosen_is_final_and_no_age_is_told() -> None:
+    machine = PublisherMachine(EPOCH, "tcp://d:1", Timing())
+    effects = machine.receive(b"old", [encode(stale(age=30.0))], 0.0)
+    assert sent(effects, Refuse)
+    [welcome] = sent(machine.receive(b"w0", [encode(hello("w0"))], 9.0), Welcome)
+    assert isinstance(welcome, Welcome)
+    assert welcome.age_ms == 0
+
+
+def test_an_epoch_out_of_bounds_is_not_taken() -> None:
+    bench = Bench()
+    assert sent(bench.say("old", stale(age=30.0, epoch=2**53 - 1)), Refuse)
+    assert bench.machine.epoch == EPOCH
+
+
+def test_a_version_of_our_epoch_that_never_was_is_another_publishers() -> None:
+    bench = Bench()
+    bench.publish()
+    bench.now = 2.0
+    assert sent(bench.say("old", stale(age=1.0, epoch=EPOCH)), Refuse)
+    assert sent(bench.say("old", stale(age=9.0, epoch=EPOCH)), Welcome)
+    assert bench.machine.epoch > EPOCH
+
+
+def test_workers_start_anew_only_so_often_whatever_is_said() -> None:
+    bench = Bench("w0")
+    bench.say("old", stale(age=30.0))
+    epoch = bench.machine.epoch
+    bench.now = 1.0
+    assert not bench.say("older", stale("older", age=30.0, epoch=epoch + 9))
+    assert bench.machine.epoch == epoch
+    bench.now = 6.0
+    assert sent(bench.say("older", stale("older", age=30.0, epoch=epoch + 9)), Welcome)
+
+
+def test_a_refusal_is_told_once_and_says_who_why_and_what_to_do() -> None:
+    bench = Bench()
+    bench.publish()
+    bench.now = 60.0
+    [notice] = notices(bench.say("old", stale(age=30.0)), "refused")
+    assert notice.warning
+    assert notice.worker == "old"
+    assert "old runs weights of epoch 50" in notice.text
+    assert "restart this one" in notice.text
+    bench.now = 61.0
+    effects = bench.say("old", stale(age=31.0))
+    assert sent(effects, Refuse, "old")
+    assert not notices(effects, "refused"), "once is enough, for a while"
+    bench.now = 130.0
+    assert notices(bench.say("old", stale(age=31.0)), "refused")
+
+
+def test_any_number_of_refused_names_is_a_bounded_number_of_warnings() -> None:
+    bench = Bench()
+    bench.now = 60.0
+    told = [e for i in range(200) for e in bench.say(f"{i}", stale(f"w{i}", age=1.0))]
+    assert len(notices(told, "refused")) == ABSENT_MAX
+
+
+def test_open_calls_settle_in_the_new_epoch() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(seconds=60)
+    before = report(Applied, version)
+    bench.say("w0", before)
+    bench.say("old", stale(age=30.0))
+    assert not bench.say("w1", before), "what runs is of the epoch before"
+    for name in ("w0", "w1"):
+        assert resolved(bench.say(name, hello(name))) is None
+    assert resolved(bench.say("w0", report(Applied, version))) is None
+    answer = resolved(bench.say("w1", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+    assert answer.receipt.epoch == bench.machine.epoch
+    assert answer.receipt.in_state("applied") == ["w0", "w1"]
+
+
+def test_a_call_that_is_overtaken_is_skipped_across_epochs() -> None:
+    bench = Bench("w0")
+    bench.publish(seconds=60)
+    newer, _ = bench.publish(seconds=60)
+    bench.say("old", stale(age=30.0))
+    claim = Running(EPOCH, 1, "f" * 64)
+    assert resolved(bench.say("w0", hello("w0", models={"a": claim}))) is None, "of other bytes"
+    effects = bench.say("w0", report(Applied, newer))
+    answers = [e.receipt for e in effects if isinstance(e, Resolve)]
+    assert [(r.epoch, r.workers["w0"].state) for r in answers] == [
+        (EPOCH, "skipped"),
+        (bench.machine.epoch, "applied"),
+    ]
+
+
+def test_an_undecided_version_is_aborted_before_the_epoch_changes() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(commit="together", seconds=60)
+    bench.say("w0", report(Staged, version))
+    effects = bench.say("old", stale(age=30.0))
+    [abort] = sent(effects, Abort, "w0")
+    assert isinstance(abort, Abort)
+    assert (abort.epoch, abort.version) == (EPOCH, 1)
+    answer = resolved(effects)
+    assert answer is not None
+    assert not answer.achieved
+    assert not sent(bench.say("w1", report(Staged, version)), Commit)
+
+
+def test_memory_that_is_prepared_is_told_of_in_the_new_epoch() -> None:
+    bench, where = Bench(), Shared("/proc/1/fd/3", "a" * 32)
+    bench.machine.prepare("a", where, 40)
+    bench.say("old", stale(age=30.0))
+    late = hello("late", "1" * 32, features=[MAPPING])
+    [told] = sent(bench.say("late", late), Prepare)
+    assert isinstance(told, Prepare)
+    assert told.epoch == bench.machine.epoch
+
+
+def test_what_was_gone_before_the_epoch_changed_never_was_of_it() -> None:
+    bench = Bench("w0")
+    for _ in range(2):
+        bench.say("w0", report(Applied, bench.publish()[0]))
+    latest, _ = bench.publish()
+    bench.say("w0", report(Applied, latest))
+    bench.say("old", stale(age=30.0))
+    claim = report(Applied, latest, version=1, digest="f" * 64)
+    assert notices(bench.say("w0", claim), "wrong-digest")
+
+
+# Who is there.
+
+
+def test_who_becomes_lost_may_return_for_a_while() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(seconds=60, grace=3.0)
+    bench.say("w1", report(Applied, version))
+    assert resolved(bench.pass_time(5.0)) is None
+    assert resolved(bench.pass_time(2.9)) is None
+    bench.say("w0", Ping())
+    answer = resolved(bench.say("w0", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+
+
+@pytest.mark.parametrize("grace", [0.0, 3.0])
+def test_who_stays_lost_is_waited_for_no_longer(grace: float) -> None:
+    bench = Bench("w0")
+    bench.publish(seconds=60, grace=grace)
+    answer = resolved(bench.pass_time(5.0))
+    if grace:
+        assert answer is None
+        assert resolved(bench.pass_time(grace - 0.01)) is None
+        answer = resolved(bench.pass_time(0.01))
+    assert answer is not None
+    assert not answer.achieved
+    assert answer.receipt.in_state("lost") == ["w0"]
+
+
+def test_who_was_lost_before_is_not_waited_for() -> None:
+    bench = Bench("w0")
+    bench.pass_time(5.0)
+    _, effects = bench.publish(workers=("w0",), grace=3.0)
+    answer = resolved(effects)
+    assert answer is not None
+    assert not answer.achieved
+
+
+def test_who_returns_hears_of_what_is_undecided() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(commit="together", seconds=60, grace=9.0)
+    bench.say("w1", report(Staged, version))
+    bench.pass_time(5.0)
+    [announced] = sent(bench.say("w0", hello("w0")), Announce, "w0")
+    assert isinstance(announced, Announce)
+    assert (announced.version, announced.commit) == (1, "together")
+    bench.say("w1", report(Staged, version))
+    effects = bench.say("w0", report(Staged, version))
+    assert all(sent(effects, Commit, name) for name in ("w0", "w1"))
+
+
+def test_who_says_goodbye_is_no_longer_one_of_all() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish()
+    assert resolved(bench.say("w0", report(Applied, version))) is None
+    effects = bench.say("w1", Bye())
+    assert notices(effects, "left")
+    assert not notices(effects, "lost")
+    answer = resolved(effects)
+    assert answer is not None
+    assert answer.achieved
+    assert answer.receipt.in_state("left") == ["w1"]
+
+
+def test_who_comes_again_is_one_of_all_again() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish()
+    bench.say("w1", Bye())
+    bench.say("w1", hello("w1", "1" * 32))
+    assert resolved(bench.say("w0", report(Applied, version))) is None
+    answer = resolved(bench.say("w1", report(Applied, version)))
+    assert answer is not None
+    assert answer.receipt.in_state("applied") == ["w0", "w1"]
+
+
+def test_a_quorum_that_has_left_is_none() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(require=2)
+    bench.say("w0", report(Applied, version))
+    answer = resolved(bench.say("w1", Bye()))
+    assert answer is not None
+    assert not answer.achieved
+
+
+def test_a_connection_that_takes_another_name_has_left_under_the_first() -> None:
+    bench = Bench("w0")
+    bench.publish()
+    effects = bench.say("w0", hello("w9"))
+    assert notices(effects, "left")
+    answer = resolved(effects)
+    assert answer is not None
+    assert answer.receipt.in_state("left") == ["w0"]
+
+
+def test_those_that_are_expected_become_targets_when_they_join() -> None:
+    bench = Bench("w0")
+    version, effects = bench.publish(expect=2, seconds=60)
+    assert resolved(effects) is None
+    assert resolved(bench.say("w0", report(Applied, version))) is None
+    bench.say("b", hello("b", models={"b": None}))
+    bench.say("w1", hello("w1"))
+    bench.say("w2", hello("w2"))
+    answer = resolved(bench.say("w1", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+    assert sorted(answer.receipt.workers) == ["w0", "w1"], "w2 was not needed any more"
+
+
+def test_those_that_are_expected_stage_together() -> None:
+    bench = Bench("w0")
+    version, effects = bench.publish(expect=2, seconds=60, commit="together")
+    assert not sent(effects, Abort)
+    bench.say("w0", report(Staged, version))
+    assert sent(bench.say("w1", hello("w1")), Announce, "w1")
+    effects = bench.say("w1", report(Staged, version))
+    assert all(sent(effects, Commit, name) for name in ("w0", "w1"))
+
+
+def test_a_shortfall_says_who_is_missing() -> None:
+    bench = Bench("w0", "w1", "w2")
+    bench.say("w1", Bye())
+    bench.pass_time(5.0)
+    bench.say("old", stale(age=1.0))
+    bench.publish(expect=3, seconds=1)
+    answer = resolved(bench.pass_time(1.0))
+    assert answer is not None
+    assert not answer.achieved
+    assert answer.missing.startswith("3 of 3 workers never came (")
+    for part in ("w0 is lost", "w2 is lost", "w1 has left", "old is refused (stale-epoch)"):
+        assert part in answer.missing
+
+
+def test_a_publish_to_nobody_any_more_is_a_warning_once() -> None:
+    bench = Bench()
+    assert not notices(bench.publish()[1], "nobody"), "there never was anybody"
+    bench.say("w0", hello("w0"))
+    bench.say("w1", hello("w1"))
+    version, _ = bench.publish()
+    bench.say("w1", Bye())
+    effects = bench.say("w0", Bye())
+    [notice] = notices(effects, "nobody")
+    assert notice.warning
+    assert "w0 has left" in notice.text
+    assert "w1 has left" in notice.text
+    assert version.version == 2
+    assert not notices(bench.publish()[1], "nobody")
+    bench.say("w0", hello("w0", "1" * 32))
+    bench.pass_time(5.0)
+    [notice] = notices(bench.publish()[1], "nobody")
+    assert "w0 is lost" in notice.text
+
+
+def test_what_listeners_hear_is_how_things_stand() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=60)
+    bench.say("w0", report(Progress, version, chunks=1))
+    for _ in range(4):
+        assert not notices(bench.pass_time(1.0), "stuck")
+        bench.say("w0", Ping())
+    [stuck] = notices(bench.pass_time(1.0), "stuck")
+    bench.say("w0", Ping())
+    assert "no progress for 5.0 s" in stuck.text
+    bench.say("w0", report(Progress, version, chunks=2))
+    assert notices(bench.pass_time(0.1), "back")
+    assert notices(bench.pass_time(5.0), "lost")
+    assert [n.kind for n in bench.say("w0", Ping()) if isinstance(n, Notice)] == ["back"]
+    bench.pass_time(5.0)
+    said = [n.kind for n in bench.say("w0", Bye()) if isinstance(n, Notice)]
+    assert said == ["left"], "it was lost, and is not back in between"
 
 
 # What workers claim.
@@ -645,24 +997,6 @@ def test_closing_resolves_every_call() -> None:
 
 
 # Joining.
-
-
-def test_a_later_epoch_is_outgrown_before_anything_is_published() -> None:
-    bench = Bench()
-    [welcome] = sent(bench.say("w0", hello("w0", epoch=50)), Welcome)
-    assert isinstance(welcome, Welcome)
-    assert welcome.epoch == bench.machine.epoch == 51
-
-
-def test_a_later_epoch_is_refused_once_something_is_published() -> None:
-    bench = Bench()
-    bench.publish()
-    effects = bench.say("w0", hello("w0", epoch=EPOCH + 1))
-    [refuse] = sent(effects, Refuse)
-    assert isinstance(refuse, Refuse)
-    assert refuse.code == "stale-epoch"
-    assert not list(bench.machine.roster)
-    assert not sent(bench.say("w1", hello("w1", epoch=EPOCH)), Refuse), "its own epoch is fine"
 
 
 def test_a_full_roster_refuses_until_somebody_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ export const MESSAGE_BYTES_MAX = LAYOUT_BYTES_MAX + HEADER_BYTES_MAX; // ZMQ_MAX
 
 export const WINDOW_CHUNKS = 16; // asked for and not here yet, at most
 export const PROGRESS_CHUNKS = 4; // between two reports of progress: a quarter of the window
+export const EPOCHS_KEPT = 8; // of which the publisher's age is remembered
 export const BUFFERS_MAX = 2; // of a model: one version complete, one arriving
 export const STAGING_BYTES_MAX = 2 ** 36; // of one version, unless the user says otherwise
 

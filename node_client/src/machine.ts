@@ -9,6 +9,7 @@
  * goes back.
  */
 
+import { Ages } from "./ages.js";
 import { type Effect, send } from "./effects.js";
 import { ProtocolError } from "./errors.js";
 import type { Layout } from "./layout.js";
@@ -55,6 +56,7 @@ export class WorkerMachine {
   /** Messages dropped because they broke the protocol. */
   malformed = 0;
   readonly #slots = new Map<string, Slot>();
+  readonly #ages = new Ages();
   #data = "";
   #subscribed = false;
   #heardAt = 0;
@@ -184,7 +186,9 @@ export class WorkerMachine {
     this.#unansweredSince ??= now;
     const models = new Map<string, Running | null>();
     for (const [model, slot] of this.#slots) models.set(model, slot.running);
-    return [send({ type: "hello", ...this.identity, models, epoch: this.appliedEpoch })];
+    const epoch = this.appliedEpoch;
+    const age_ms = this.#ages.of(epoch, now);
+    return [send({ type: "hello", ...this.identity, models, epoch, age_ms })];
   }
 
   #welcome(welcome: Welcome, now: number): Effect[] {
@@ -194,6 +198,7 @@ export class WorkerMachine {
         `epoch ${this.appliedEpoch}: connect it to the newer publisher`;
       return [{ do: "refused", code: "stale-epoch", text }];
     }
+    this.#ages.heard(welcome.epoch, welcome.age_ms, this.appliedEpoch, now);
     this.#heardAt = now;
     // The answer to a second hello:
     if (this.inside && welcome.epoch === this.epoch) return this.#hearOf(welcome.models, now);

@@ -34,6 +34,7 @@ const FROM_PUBLISHER = {
     lost_ms: f.integer(2, 36_000_000),
     models: f.byName(f.count),
     shared: f.optional(f.nullable(f.shared), nothing),
+    age_ms: f.optional(f.count, zero),
     features: f.optional(f.names, () => []),
   },
   announce: {
@@ -108,6 +109,7 @@ export type WorkerMessage =
       readonly instance: string;
       readonly models: ReadonlyMap<string, Running | null>;
       readonly epoch?: number;
+      readonly age_ms?: number;
       readonly features?: readonly string[];
       readonly client?: string;
       readonly host?: string;

@@ -101,8 +101,9 @@ class BusEngine:
         """Return a receipt with every worker under its id, those that are missing included."""
         workers: dict[str, WorkerReceipt] = {}
         for worker, name in names.items():
-            if name in receipt.workers:
-                workers[str(worker)] = replace(receipt.workers[name], name=str(worker))
+            row = receipt.workers.get(name)
+            if row is not None and not (row.state == "left" and self._count is not None):
+                workers[str(worker)] = replace(row, name=str(worker))
             elif name in self._seen:
                 workers[str(worker)] = WorkerReceipt(str(worker), "lost", 0.0, "it has left")
             else:

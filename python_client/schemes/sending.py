@@ -112,10 +112,13 @@ class Sending:
 
 
 def check(receipt: Receipt) -> None:
-    """Raise PublishError unless every worker has the version, or a newer one."""
-    total, done = len(receipt.workers), receipt.in_state("applied", "skipped")
+    """Raise PublishError unless every worker that stayed has the version, or a newer one."""
+    done, left = receipt.in_state("applied", "skipped"), receipt.in_state("left")
+    total = len(receipt.workers) - len(left)
     if len(done) < total:
-        rest = "; ".join(f"worker {w}" for n, w in sorted(receipt.workers.items()) if n not in done)
+        rest = "; ".join(
+            f"worker {w}" for n, w in sorted(receipt.workers.items()) if n not in (*done, *left)
+        )
         raise PublishError(
             f"{receipt.model} version {receipt.version}: {len(done)} of {total} workers have it. "
             f"{rest}. The others can still be sent to.",

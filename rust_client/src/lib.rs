@@ -36,6 +36,7 @@ pub use worker::{Builder, Update, Updates, Worker};
 // The protocol without sockets: for conformance tests, fuzzers and tools. It may change with any
 // version of this crate.
 #[doc(hidden)]
+pub mod ages;
 pub mod checksum;
 #[doc(hidden)]
 pub mod digest;

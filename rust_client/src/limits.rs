@@ -22,6 +22,7 @@ pub const MESSAGE_BYTES_MAX: u64 = 100_065_536;
 // What each side chooses for itself.
 pub const PROGRESS_CHUNKS: usize = 4; // chunks between two reports: a quarter of the window
 pub const BYTES_MAX: u64 = 1 << 36; // of one version, unless the user says otherwise
+pub const EPOCHS_KEPT: usize = 8; // of which the publisher's age is remembered
 pub const BUFFERS_MAX: usize = 2; // of one model: a version that is complete, one that arrives
 pub const BUFFERS_KEPT: usize = 3; // unused: those two, and one that a snapshot gave back
 pub const SEGMENTS_MAX: usize = 8; // kept open: a publisher has three for each model

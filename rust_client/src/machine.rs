@@ -8,6 +8,7 @@
 //! or runs stays as it is, and hello is said again and again: a publisher that restarts finds its
 //! workers coming back on their own.
 
+use crate::ages::Ages;
 use crate::effects::{Effect, Host};
 use crate::limits::{Timing, BYTES_MAX};
 use crate::messages::*;
@@ -53,6 +54,7 @@ pub struct Machine {
     identity: Identity,
     slots: Vec<(Slot, u64)>, // and the bytes that are expected
     host: Arc<dyn Host>,
+    ages: Ages,
     data: String,
     subscribed: bool,
     heard_at: Time,
@@ -84,6 +86,7 @@ impl Machine {
             slots: models.iter().map(slot).collect(),
             identity,
             host,
+            ages: Ages::default(),
             data: String::new(),
             subscribed: false,
             heard_at: Time::ZERO,
@@ -275,6 +278,7 @@ impl Machine {
             instance: self.identity.instance.clone(),
             models: running.collect(),
             epoch: self.applied_epoch(),
+            age_ms: self.ages.of(self.applied_epoch(), now),
             features: Vec::new(),
             client: self.identity.client.clone(),
             host: self.identity.host.clone(),
@@ -292,6 +296,7 @@ impl Machine {
             );
             return vec![Effect::Refused { code: "stale-epoch".to_owned(), text }];
         }
+        self.ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch(), now);
         if self.inside && welcome.epoch == self.epoch {
             self.heard_at = now;
             return self.hear_of(welcome.epoch, &welcome.models, now); // an answer to a second hello

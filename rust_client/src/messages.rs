@@ -120,6 +120,7 @@ pub struct Hello {
     pub instance: String,
     pub models: BTreeMap<String, Option<Running>>,
     pub epoch: u64,
+    pub age_ms: u64,
     pub features: Vec<String>,
     pub client: String,
     pub host: String,
@@ -187,6 +188,7 @@ pub struct Welcome {
     pub lost_ms: u64,
     pub models: BTreeMap<String, u64>,
     pub shared: Option<Shared>,
+    pub age_ms: u64,
     pub features: Vec<String>,
 }
 
@@ -313,6 +315,7 @@ fn read_from_publisher(fields: &Fields) -> Result<FromPublisher, Fault> {
             lost_ms: fields.within("lost_ms", 2..=36_000_000)?,
             models: fields.models("models", Fields::count)?,
             shared: fields.nullable("shared", read_shared)?,
+            age_ms: fields.or("age_ms", 0, Fields::count)?,
             features: fields.or("features", Vec::new(), Fields::names)?,
         }),
         "announce" => FromPublisher::Announce(read_announce(fields)?),
@@ -384,6 +387,7 @@ fn read_from_worker(fields: &Fields) -> Result<FromWorker, Fault> {
             instance: fields.hex("instance", 32)?,
             models: fields.models("models", |models, model| models.nullable(model, read_running))?,
             epoch: fields.or("epoch", 0, Fields::count)?,
+            age_ms: fields.or("age_ms", 0, Fields::count)?,
             features: fields.or("features", Vec::new(), Fields::names)?,
             client: fields.or("client", String::new(), label)?,
             host: fields.or("host", String::new(), label)?,

@@ -32,6 +32,7 @@ FROM_WORKER: dict[str, dict[str, Field]] = {
         "instance": ("hex32", REQUIRED),
         "models": ("running", REQUIRED),
         "epoch": ("count", 0),
+        "age_ms": ("count", 0),
         "features": ("names", []),
         "client": ("label", ""),
         "host": ("label", ""),
@@ -66,6 +67,7 @@ FROM_PUBLISHER: dict[str, dict[str, Field]] = {
         "lost_ms": ("lost_ms", REQUIRED),
         "models": ("versions", REQUIRED),
         "shared": ("shared", None),
+        "age_ms": ("count", 0),
         "features": ("names", []),
     },
     "announce": {

@@ -74,10 +74,10 @@ def end(version: int, *, epoch: int = EPOCH, of: str | None = None) -> bytes:
     return message("end", **number(version, epoch), digest=of or digest_of(version))
 
 
-def welcome(epoch: int = EPOCH, **models: int) -> bytes:
+def welcome(epoch: int = EPOCH, age_ms: int = 0, **models: int) -> bytes:
     """Return a welcome."""
     told = {"epoch": epoch, "data": "tcp://*:9", "ping_ms": 1000, "lost_ms": 5000}
-    return message("welcome", **told, models=models)
+    return message("welcome", **told, age_ms=age_ms, models=models)
 
 
 @dataclass
@@ -224,6 +224,28 @@ def _joining() -> Iterator[Case]:
     yield case.data(beacon, sends=[{"type": "ping", "subscribed": True}])
     case = Case("a ping is answered with its token").joined()
     yield case.control(message("ping", token=9), sends=[{"type": "pong", "token": 9}])
+
+
+def _ages() -> Iterator[Case]:
+    gone = message("refuse", code="unknown-worker", text="")
+
+    def aged(age_ms: int) -> Json:
+        return {"type": "hello", "epoch": EPOCH, "age_ms": age_ms}
+
+    case = Case("the age of a publisher is told to others").wait(RETRY)
+    case.control(welcome(age_ms=60_000)).pushed(1, runs={"m": 1}).wait(4_000)
+    case.control(message("pong", epoch=EPOCH, models={})).wait(4_000)
+    case.control(gone, sends=[aged(68_000)])
+    case.control(welcome(age_ms=50_000, m=1)).wait(400)  # one that was long on its way
+    yield case.control(gone, sends=[aged(68_400)])
+    case = Case("the age is that of the publisher whose weights run").wait(RETRY)
+    case.control(welcome(age_ms=60_000)).pushed(1, runs={"m": 1}).wait(1_000)
+    case.control(gone, sends=[aged(61_000)])
+    case.control(welcome(EPOCH + 1, age_ms=5_000)).wait(1_000)
+    yield case.control(gone, sends=[aged(62_000)])
+    case = Case("a publisher that says no age is as old as it has been known").joined()
+    case.pushed(1, runs={"m": 1}).wait(1_000)
+    yield case.control(gone, sends=[aged(1_000)])
 
 
 def _receiving() -> Iterator[Case]:
@@ -442,6 +464,7 @@ def _living() -> Iterator[Case]:
     case.control(welcome(EPOCH - 1, m=9), silent=NOTHING)
     case.control(announce(9, epoch=EPOCH - 1), LAYOUT, silent=NOTHING)
     yield case.wait(2 * RETRY, sends=[{"type": "hello"}], silent=["applied"], runs={"m": 1})
+    yield from _ages()
     case = Case("a silent publisher is lost").joined().pushed(1, runs={"m": 1})
     case.wait(LOST).wait(RETRY, sends=[{"type": "hello", "models": running}], runs={"m": 1})
     yield case.control(welcome(m=1)).pushed(2, sends=[applied(2)], runs={"m": 2})

@@ -28,6 +28,7 @@ inline constexpr std::size_t kNameBytesMax = 4096;                         // of
 inline constexpr std::uint64_t kMessageBytesMax = 100'065'536;             // ZMQ_MAXMSGSIZE
 inline constexpr std::uint64_t kStagingBytesMax = std::uint64_t{1} << 36;  // unless told otherwise
 inline constexpr std::size_t kBuffersMax = 2;   // of a model: one complete, one arriving
+inline constexpr std::size_t kEpochsKept = 8;   // of which the publisher's age is remembered
 inline constexpr std::size_t kSegmentsMax = 8;  // mapped at once: a few models, a few arenas each
 inline constexpr int kNestingMax = 16;          // deeper headers are refused
 

@@ -18,6 +18,7 @@
 #include <variant>
 #include <vector>
 
+#include "ages.hpp"
 #include "effects.hpp"
 #include "limits.hpp"
 #include "messages.hpp"
@@ -282,6 +283,7 @@ class WorkerMachine {
     hello.instance = identity_.instance;
     for (const auto& [model, slot] : slots_) hello.models[model] = slot.running();
     hello.epoch = applied_epoch();
+    hello.age_ms = ages_.of(hello.epoch, now);
     hello.client = truncated(identity_.client, kLabelMax);
     hello.host = truncated(identity_.host, kLabelMax);
     hello.pid = identity_.pid;
@@ -313,6 +315,7 @@ class WorkerMachine {
                                          std::to_string(applied_epoch()) +
                                          ": connect it to the newer publisher"}};
     }
+    ages_.heard(welcome.epoch, welcome.age_ms, applied_epoch(), now);
     if (inside_ && welcome.epoch == epoch_) {  // the answer to a second hello
       heard_at_ = now;
       return hear_of(welcome.models, now);
@@ -357,6 +360,7 @@ class WorkerMachine {
   std::map<std::string, Slot> slots_;
   bool inside_ = false, subscribed_ = false, shared_ = false;
   std::uint64_t epoch_ = 0, malformed_ = 0;
+  Ages ages_;
   std::string data_;
   double heard_at_ = 0, answered_at_ = 0;  // the latter on the control channel
   double pinged_at_ = 0, ping_every_;

@@ -84,7 +84,7 @@ struct Hello {
   static constexpr std::string_view kType = "hello";
   std::string name, instance;
   std::map<std::string, std::optional<Running>> models;
-  std::uint64_t epoch = 0;
+  std::uint64_t epoch = 0, age_ms = 0;
   std::vector<std::string> features;
   std::string client, host;
   std::uint64_t pid = 0;
@@ -95,6 +95,7 @@ void describe(Hello& m, V& f) {
   f("instance", m.instance, kHex32);
   f("models", m.models, ByName<OrNull<Object>>{{}, kModelsMax});
   f("epoch", m.epoch, kCount, 0U);
+  f("age_ms", m.age_ms, kCount, 0U);
   f("features", m.features, Each<Name>{{}, kFeaturesMax}, std::vector<std::string>{});
   f("client", m.client, Text{kLabelMax}, "");
   f("host", m.host, Text{kLabelMax}, "");
@@ -200,6 +201,7 @@ struct Welcome {
   std::uint64_t ping_ms = 0, lost_ms = 0;
   Versions models;
   std::optional<Shared> shared;
+  std::uint64_t age_ms = 0;
   std::vector<std::string> features;
 };
 template <class V>
@@ -210,6 +212,7 @@ void describe(Welcome& m, V& f) {
   f("lost_ms", m.lost_ms, Integer{2, 36'000'000});
   f("models", m.models, ByName<Integer>{kCount, kModelsMax});
   f("shared", m.shared, OrNull<Object>{}, std::nullopt);
+  f("age_ms", m.age_ms, kCount, 0U);
   f("features", m.features, Each<Name>{{}, kFeaturesMax}, std::vector<std::string>{});
 }
 

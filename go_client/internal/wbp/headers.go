@@ -71,7 +71,8 @@ var fromPublisher = map[string]func(*fields) Message{
 		return &Welcome{
 			Epoch: f.count("epoch", required), Data: f.text("data", TextMax),
 			PingMS: f.integer("ping_ms", 1, 3_600_000, required), LostMS: f.integer("lost_ms", 2, 36_000_000, required),
-			Models: f.versions("models", required), Shared: f.shared(), Features: f.names("features"),
+			Models: f.versions("models", required), Shared: f.shared(), AgeMS: f.count("age_ms", optional),
+			Features: f.names("features"),
 		}
 	},
 	"announce": func(f *fields) Message {

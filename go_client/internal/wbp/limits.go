@@ -24,6 +24,7 @@ const (
 	WindowChunks    = 16              // chunks that a worker asks for before an answer
 	ProgressChunks  = 4               // chunks between two reports: a quarter of the window
 	BytesMaxDefault = 1 << 36         // bytes of one version that a worker takes unless told otherwise
+	EpochsKept      = 8               // epochs of which the publisher's age is remembered
 	BuffersMax      = 2               // staging buffers of a model: one complete, one arriving
 )
 

@@ -37,6 +37,7 @@ type Machine struct {
 	opens           Opens
 	inside          bool
 	epoch           int64
+	ages            ages
 	shared          bool // the publisher is on this host, and its memory can be read
 	data            string
 	subscribed      bool // published messages have reached us in this session
@@ -54,7 +55,7 @@ const spareMax = 1 << 20 // bytes of it
 // NewMachine returns a worker that is outside. opens may be nil: the shared road is not taken.
 func NewMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *Machine {
 	m := &Machine{
-		identity: id, models: models, timing: timing, slots: map[string]*slot{}, opens: opens,
+		identity: id, models: models, timing: timing, slots: map[string]*slot{}, opens: opens, ages: ages{},
 		saidHelloAt: never, unansweredSince: never, pingedAt: never, pingEvery: timing.Ping,
 	}
 	if opens == nil {
@@ -288,7 +289,7 @@ func (m *Machine) helloIfDue(now time.Duration) []Effect {
 	}
 	id := m.identity
 	return []Effect{Send{&Hello{Name: id.Name, Instance: id.Instance, Models: models, Epoch: m.appliedEpoch(),
-		Client: id.Client, Host: id.Host, PID: id.PID}}}
+		AgeMS: m.ages.of(m.appliedEpoch(), now), Client: id.Client, Host: id.Host, PID: id.PID}}}
 }
 
 func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
@@ -296,6 +297,7 @@ func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
 		return []Effect{Refused{CodeStaleEpoch, fmt.Sprintf("the publisher is of epoch %d, but this worker runs "+
 			"weights of the later epoch %d: connect it to the newer publisher", w.Epoch, latest)}}
 	}
+	m.ages.heard(w.Epoch, w.AgeMS, m.appliedEpoch(), now)
 	if m.inside && w.Epoch == m.epoch { // the answer to a second hello
 		m.heardAt = now
 		return m.hearOf(w.Models, now)

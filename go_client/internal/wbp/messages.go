@@ -32,6 +32,7 @@ type (
 		Instance string              `json:"instance"`
 		Models   map[string]*Running `json:"models"`
 		Epoch    int64               `json:"epoch"`
+		AgeMS    int64               `json:"age_ms"`
 		Features []string            `json:"features,omitempty"`
 		Client   string              `json:"client"`
 		Host     string              `json:"host"`
@@ -106,6 +107,7 @@ type (
 		LostMS   int64            `json:"lost_ms"`
 		Models   map[string]int64 `json:"models"`
 		Shared   *Shared          `json:"shared"`
+		AgeMS    int64            `json:"age_ms"`
 		Features []string         `json:"features"`
 	}
 	// Announce says that a version exists.

@@ -125,6 +125,7 @@ pub fn welcome(epoch: u64, data: &str, models: BTreeMap<String, u64>) -> Message
         lost_ms: 5000,
         models,
         shared: None,
+        age_ms: 0,
         features: Vec::new(),
     };
     (encode(&FromPublisher::Welcome(welcome)), Vec::new())

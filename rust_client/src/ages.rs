@@ -1,0 +1,33 @@
+//! How old the publishers are whose weights run at a worker, or may yet be applied there.
+//!
+//! A publisher tells its age, and a worker tells other publishers how old that one is by now: the
+//! younger of two started later, whatever their clocks say.
+
+use std::collections::BTreeMap;
+
+use crate::limits::{EPOCHS_KEPT, INTEGER_MAX};
+use crate::transfer::Time;
+
+/// By epoch, an age in milliseconds and when it was that.
+#[derive(Default)]
+pub struct Ages(BTreeMap<u64, (u64, Time)>);
+
+impl Ages {
+    /// The publisher of an epoch says its age; weights of the epoch `applied` run here.
+    pub fn heard(&mut self, epoch: u64, age_ms: u64, applied: u64, now: Time) {
+        let age_ms = age_ms.max(self.of(epoch, now));
+        self.0.retain(|&known, _| known >= applied && known != epoch);
+        if self.0.len() >= EPOCHS_KEPT {
+            let last = *self.0.keys().next_back().unwrap_or(&epoch);
+            self.0.remove(&last);
+        }
+        self.0.insert(epoch, (age_ms, now));
+    }
+
+    /// For how many milliseconds, at least, the publisher of an epoch has run.
+    pub fn of(&self, epoch: u64, now: Time) -> u64 {
+        let Some(&(age_ms, at)) = self.0.get(&epoch) else { return 0 };
+        let since = now.saturating_sub(at).as_millis().min(u128::from(INTEGER_MAX)) as u64;
+        age_ms.saturating_add(since).min(INTEGER_MAX)
+    }
+}
