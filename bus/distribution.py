@@ -26,7 +26,7 @@ from . import endpoints
 from .allowance import Allowance
 from .complaints import Complaints
 from .limits import ACCEPTS, MODELS_MAX, SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
-from .listening import Listener
+from .listening import Listener, spent
 from .messages import Buffer
 from .zmtp import FRAME_HEAD_MAX, SCRATCH_BYTES, Stream, ZmtpError, message_parts, rest_of
 
@@ -359,6 +359,10 @@ class Distribution:
             return
         except OSError as error:
             self._not_accepted.warn(error, now)
+            self._pause(listener.socket, now)
+            return
+        if spent(connection.fileno()):
+            connection.close()
             self._pause(listener.socket, now)
             return
         connection.setblocking(False)

@@ -8,6 +8,7 @@ from ..codecs.chunks import CHUNK_BYTES_MAX
 from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
 from .allowance import Rate
 
+DESCRIPTORS_RESERVED = 32  # kept from connections: for the process itself, and while others close
 INTEGER_MAX = 2**53 - 1  # the largest integer that every JSON library carries exactly
 HEADER_BYTES_MAX = 64 * 1024  # a header holds names and numbers; bulk travels in payload frames
 MESSAGE_BYTES_MAX = max(CHUNK_BYTES_MAX, LAYOUT_BYTES_MAX) + HEADER_BYTES_MAX  # ZMQ_MAXMSGSIZE

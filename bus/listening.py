@@ -10,16 +10,24 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import socket
 import stat
 import time
 from collections.abc import Generator
 
 from . import endpoints
+from .limits import DESCRIPTORS_RESERVED
 
 BACKLOG = 128  # connections that the kernel keeps until they are accepted
 LOCK_SECONDS = 1.0  # for the lock on a folder, which others hold for less than a millisecond
 LOOK_SECONDS = 0.005  # between two attempts to take it
+
+
+def spent(descriptor: int) -> bool:
+    """Return whether hardly any descriptors are left: a new one has the lowest free number."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit != resource.RLIM_INFINITY and descriptor >= limit - DESCRIPTORS_RESERVED
 
 
 class Listener:

@@ -12,6 +12,7 @@ import errno
 import os
 import selectors
 import socket
+import sys
 import time
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -29,7 +30,7 @@ from .inheritance import (
     keep_in_children,
 )
 from .limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
-from .listening import Listener
+from .listening import Listener, spent
 from .messages import Buffer
 from .subscription import Subscription
 from .zmtp import FRAMES_MAX, Place
@@ -186,10 +187,12 @@ class PublisherSockets(_Sockets):
 
     def __init__(self, address: str, data: str | None, queue: int = PUB_QUEUE) -> None:
         endpoints.check(address)
-        super().__init__(zmq.ROUTER)
+        super().__init__(zmq.ROUTER, zmq.EVENT_ACCEPTED)
         self._data = Distribution(queue, self._selector)
         self._listener: Listener | None = None  # of an ipc address
         self._last: zmq.Frame | None = None  # the identity with the last message
+        self._spare = self._bell.dup()  # takes the place of a connection that is to be closed
+        self._selector.register(int(self._changes.get(zmq.FD)), selectors.EVENT_READ, self._changes)
         try:
             self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a worker is gone
             self._control.setsockopt(zmq.MAXMSGSIZE, 2 * HEADER_BYTES_MAX)
@@ -249,6 +252,9 @@ class PublisherSockets(_Sockets):
         control, found = self._poll(seconds)
         now = time.monotonic()
         self._data.attend(found, now)
+        # Its descriptor, too, tells nothing unless all was taken before: so look when it is quiet.
+        if not found or any(key.data is self._changes for key, _ in found):
+            self._spare_the_last()
         self._data.tick(now)
         return Activity(control=bool(control), data=self._data.pending)
 
@@ -266,13 +272,28 @@ class PublisherSockets(_Sockets):
         libzmq has no call for that, but tells the descriptor, and closes what it finds shut down.
         By now that may be another connection's. If it is one of this socket, its worker comes back.
         """
-        if self._last is None:
-            return
-        with contextlib.suppress(OSError, zmq.ZMQError):
-            held = os.dup(int(self._last.get(zmq.SRCFD)))
-            with socket.socket(fileno=held) as connection:
-                if _local_name(connection) == self._name:
-                    connection.shutdown(socket.SHUT_RDWR)
+        if self._last is not None:
+            self._shut_down(int(self._last.get(zmq.SRCFD)))
+
+    def _spare_the_last(self) -> None:
+        """Close connections that took the last descriptors: libzmq spins once there is none."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                change, _ = self._changes.recv_multipart(AT_ONCE)
+                descriptor = int.from_bytes(change[2:6], sys.byteorder)
+                if spent(descriptor):
+                    self._shut_down(descriptor)
+
+    def _shut_down(self, descriptor: int) -> None:
+        with contextlib.suppress(OSError):
+            os.dup2(descriptor, self._spare.fileno(), inheritable=False)
+        try:
+            if _local_name(self._spare) == self._name:
+                self._spare.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it is closed already
+            pass
+        finally:
+            os.dup2(self._bell.fileno(), self._spare.fileno(), inheritable=False)
 
     def receive_subscription(self) -> tuple[Outlet, Collection[bytes]] | None:
         """Return who has subscribed since, and to which topics; each once."""
@@ -316,6 +337,7 @@ class PublisherSockets(_Sockets):
     def abandon(self) -> None:
         """Close what a forked child has inherited, see `inheritance`."""
         self._data.abandon()
+        self._spare.close()
         super().abandon()
 
     def close(self) -> None:
@@ -323,11 +345,13 @@ class PublisherSockets(_Sockets):
         self._data.close(LINGER_MS / 1000)
         if self._listener is not None:
             self._listener.close()
+        self._control.disable_monitor()
+        self._spare.close()
         super().close()
 
 
 def _local_name(connection: socket.socket) -> str | int:
-    name = connection.getsockname()
+    name: tuple[str, int] | str | bytes = connection.getsockname()
     return name[1] if isinstance(name, tuple) else os.fsdecode(name)
 
 

@@ -1,6 +1,9 @@
 """Whoever floods a publisher's control socket is hung up on, and nobody else is."""
 
+import contextlib
 import itertools
+import resource
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +11,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from weightbus.bus import patience
+from weightbus.bus import listening, patience
 from weightbus.bus.effects import Effect, HangUp
+from weightbus.bus.endpoints import host_and_port, ipc_path
 from weightbus.bus.limits import ROSTER_MODELS_MAX, STRANGERS, TALK, Timing
 from weightbus.bus.messages import Applied, Hello, Message, Ping, Progress, encode
 from weightbus.bus.patience import DEAR
@@ -117,8 +121,8 @@ def test_the_roster_is_bounded_by_what_its_workers_want() -> None:
     roster = Roster(5.0)
     each = 64
     for n in range(ROSTER_MODELS_MAX // each):
-        admission, peer = roster.admit(b"%d" % n, hello(f"w{n}", models=each), 0.0)
-        assert admission == "new"
+        assert roster.admit(b"%d" % n, hello(f"w{n}", models=each), 0.0)[0] == "new"
+    peer = roster.by_name("w0")
     assert peer is not None
     assert roster.admit(b"x", hello("x"), 0.0) == ("full", None)
     assert roster.admit(peer.identity, hello(peer.name, models=each), 0.0)[0] == "known"
@@ -169,11 +173,53 @@ def _received(sockets: PublisherSockets) -> tuple[bytes, list[bytes]]:
 
 def test_zeromq_sends_no_pings_of_its_own() -> None:
     """They make libzmq 4.3.5 abort the process where a connection broke that it did not read on."""
-    for sockets in (
+    for side in (
         PublisherSockets("tcp://127.0.0.1:0", None),
         WorkerSockets("tcp://127.0.0.1:1", lambda _frames, _size: None),
     ):
-        control: zmq.Socket[bytes] = vars(sockets)["_control"]
+        control = vars(side)["_control"]
         assert control.get(zmq.HEARTBEAT_IVL) == 0
         assert control.get(zmq.TCP_KEEPALIVE) == 1
-        sockets.close()
+        side.close()
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_the_last_descriptors_are_kept_from_connections(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any, libzmq tries to accept the next connection again and again."""
+    address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/control"
+    sockets = PublisherSockets(address, None)
+    with contextlib.ExitStack() as stack:
+        stack.callback(sockets.close)
+        sockets.poll(0.0)
+        first = stack.enter_context(_dialled(sockets.address))
+        sockets.poll(0.1)
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        monkeypatch.setattr(listening, "DESCRIPTORS_RESERVED", limit)
+        for where in (sockets.address, sockets.data_address):
+            late = stack.enter_context(_dialled(where))
+            late.settimeout(0.01)
+            deadline, heard = time.monotonic() + SECONDS, b"?"
+            while heard:
+                assert time.monotonic() < deadline, "it was not turned away"
+                sockets.poll(0.01)
+                with contextlib.suppress(TimeoutError):
+                    heard = _heard(late)
+        assert _heard(first), "who was there before is left alone"
+
+
+def _dialled(endpoint: str) -> socket.socket:
+    path = ipc_path(endpoint)
+    if path is None:
+        return socket.create_connection(host_and_port(endpoint), SECONDS)
+    found = socket.socket(socket.AF_UNIX)
+    found.connect(path)
+    return found
+
+
+def _heard(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(4096)
+    except ConnectionResetError:
+        return b""
