@@ -205,7 +205,9 @@ def test_watch_waits_for_a_file_to_come(commands: Commands, tmp_path: Path) -> N
 
 
 def test_a_killed_worker_is_in_the_receipt(commands: Commands, small: Path, tmp_path: Path) -> None:
-    publisher, address = commands.publish(small, "--expect", 2, "--timeout", DEADLINE)
+    publisher, address = commands.publish(
+        small, "--expect", 2, "--timeout", DEADLINE, "--grace", 0.2
+    )
     idle = (  # it joins, and takes whatever comes, but never applies it
         "import sys, numpy, weightbus\n"
         "target = {'layer.weight': numpy.zeros((2, 3), 'f4')}\n"
