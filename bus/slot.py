@@ -1,31 +1,20 @@
-"""One model of a worker: what it runs, what is arriving, and what waits to be applied.
+"""One model of a worker: what comes of it, and what becomes of the versions here (`phases.py`).
 
-    idle ──announce──> arriving ──all chunks, digest──> staged ──commit──> ready ──applied──> idle
-                          │                               │                  │
-                          └── newer announced ────────────┴── abort, newer   └── failed
-
-A version that fails before a byte of the model has changed leaves the one before running. After one
-that fails half-way none runs, and any may be applied, that one included.
-
-`auto` versions are ready as soon as they are staged. The latest version wins: a newer announcement
-replaces the transfer under way. But a worker that was replaced once finishes the next one, by
-fetching, before it looks at anything newer; otherwise one that is slower than the trainer would
-never complete any.
+The latest version wins: an older one that is on its way makes room for it. But a worker that had to
+drop one finishes the next, by fetching, before it looks at anything newer.
 """
 
 import math
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from ..codecs.layout import Layout
 from .acceptance import Acceptance, Accepts, Expected
 from .effects import Effect, Ready, Rejected, Renamed, Send, Subscribe
+from .holdings import Held, Holdings, Key
 from .later import Later
 from .limits import APPLIES_MAX, PROGRESS_CHUNKS, TEXT_MAX, Timing
 from .messages import (
@@ -46,7 +35,8 @@ from .messages import (
     Whole,
     data_topic,
 )
-from .staging import Buffers, SharedMemory, StagedVersion, StaleError
+from .phases import MODES, Event, Mode, Phase, Turn
+from .staging import SharedMemory, StagedVersion, StaleError
 from .transfer import Lease, Transfer, take_whole
 
 
@@ -55,15 +45,12 @@ def another_host(_shared: Shared, _nbytes: int) -> SharedMemory | None:
     return None
 
 
-Key = tuple[int, int]
-Phase = Literal["staged", "applying"]
 Opens = Callable[[Shared, int], SharedMemory | None]
 
 RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
 # What may be otherwise next time, since bytes were damaged or memory was short: the next beacon
 # tries again.
 TRANSIENT = {"digest-mismatch", "layout-invalid", "no-memory", "unsupported"}
-REJECTED_KEPT = 8  # versions remembered that could not be taken here
 
 
 class Slot:
@@ -89,25 +76,16 @@ class Slot:
     ) -> None:
         self.model = model
         self.timing = timing
-        self.running: Running | None = None
-        self.arriving: Transfer | None = None
-        self.undecided: StagedVersion | None = None  # staged together, waiting for the commit
-        self.ready: dict[Key, StagedVersion] = {}  # given out to be applied
+        self.holds = Holdings()
+        self.mode: Mode = "following"
+        self.shared = False  # versions are read from shared memory: nothing needs to be pushed
+        self.torn = 0  # applies in a row that failed half-way: while there is one, nothing runs
+        self.epoch = 0  # the greatest of which bytes were written into the model
         self._acceptance = Acceptance(model, accepts, bytes_max, expected.layout_bytes)
         self._expected = expected
         self._opens = opens
-        self.shared = False  # versions are read from shared memory: nothing needs to be pushed
-        self._buffers = Buffers()
-        self._waiting: Announce | None = None  # newer, but its layout or a buffer is missing
-        # Could not be taken; not tried again. An older one still may be: what was rejected may
-        # have been aborted, or meant for few, and the latest for all be one that was missed.
-        self._rejected: deque[Key] = deque(maxlen=REJECTED_KEPT)
         self._later = Later(timing)
-        self.catching_up = False  # finishing one version, whatever is announced
         self._failure: Failed | None = None  # the last one, until another version is begun
-        self._taken: Key = (0, 0)  # is being applied
-        self.torn = 0  # applies in a row that failed half-way: while there is one, nothing runs
-        self._torn_epoch = 0  # the greatest of which one did
         self._stale: Key = (
             0,
             0,
@@ -115,28 +93,21 @@ class Slot:
         self._asked_at = -math.inf  # when the latest announcement was asked for
 
     @property
-    def epoch(self) -> int:
-        """The greatest of which bytes were written into the model."""
-        return max(self._torn_epoch, self.running.epoch if self.running else 0)
-
-    @property
-    def _newest(self) -> Key:
-        """The newest version that needs no announcement any more."""
-        keys = [(0, 0), *self.ready]
-        keys += [(self.running.epoch, self.running.version)] if self.running else []
-        keys += [self.undecided.key] if self.undecided else []
-        return max(keys)
+    def running(self) -> Running | None:
+        """What runs."""
+        held = self.holds.at("running")
+        return held.running if held is not None else None
 
     # What the publisher says.
 
     def hear_of(self, epoch: int, version: int, now: float) -> list[Effect]:
         """A beacon, a welcome or a stray chunk speaks of a version: ask if it is news."""
-        known = self._newest
-        if self.arriving is not None:
-            known = max(known, self.arriving.key)
-        if version == 0 or (epoch, version) <= known or self.catching_up:
+        arriving, key = self.holds.at("arriving"), (epoch, version)
+        if version == 0 or key <= self.holds.newest or key in self.holds.rejected:
             return []
-        if (epoch, version) in self._rejected or self._later.is_early(epoch, version, now):
+        if arriving is not None and (key <= arriving.key or self.mode == "catching-up"):
+            return []
+        if self._later.is_early(epoch, version, now):
             return []
         return self._ask_latest(epoch, now)
 
@@ -144,10 +115,9 @@ class Slot:
         if now - self._asked_at < self.timing.quiet:
             return []
         self._asked_at = now
-        waiting = self._waiting
-        layout = waiting is not None and self._acceptance.layout(waiting) is None
-        fetch = Fetch(model=self.model, epoch=epoch, version=0, layout=layout)
-        return [Send(fetch)]
+        waiting = self.holds.at("announced")
+        layout = waiting is not None and self._acceptance.layout(waiting.announce) is None
+        return [Send(Fetch(model=self.model, epoch=epoch, version=0, layout=layout))]
 
     def announced(
         self,
@@ -165,24 +135,24 @@ class Slot:
         key = (announce.epoch, announce.version)
         fault = self._acceptance.learn(announce, layout) if layout is not None else None
         if fault is not None:
-            return self._reject(announce, *fault)
-        if self.undecided is not None and key == self.undecided.key and announce.commit == "auto":
-            return self._commit()
-        if key <= self._newest or key in self._rejected:
+            return self._fail(key, *fault)
+        staged, arriving = self.holds.at("staged"), self.holds.at("arriving")
+        if staged is not None and key == staged.key and announce.commit == "auto":
+            return self._commit(staged)
+        if key <= self.holds.newest or key in self.holds.rejected:
             return []
-        if self.arriving is not None:
-            if key < self.arriving.key:
+        if arriving is not None and arriving.transfer is not None:
+            if key == arriving.key and same_bytes(announce, arriving.announce):
+                arriving.announce = announce  # it may have been committed meanwhile
                 return []
-            if key == self.arriving.key and same_bytes(announce, self.arriving.announce):
-                self.arriving.announce = announce  # it may have been committed meanwhile
+            if key < arriving.key or (self.mode == "catching-up" and key != arriving.key):
                 return []
-            if self.catching_up and key != self.arriving.key:
-                return []
-        effects = self._begin(announce, now, data)
+        held = self.holds.expect(announce)
+        effects = self._begin(held, now, data)
         follows = announce.whole is not None or (pushed and not self.shared)
-        if self.arriving is not None and not follows:
-            self.arriving.pull()
-            effects += self._pull(self.arriving, now)
+        if held.phase == "arriving" and held.transfer is not None and not follows:
+            held.transfer.pull()
+            effects += self._pull(held, held.transfer, now)
         return effects
 
     def announced_whole(
@@ -191,7 +161,7 @@ class Slot:
         """A version exists, and this is all of it: announcement, chunk and end in one."""
         effects = self.announced(announce, None, now, data=payload)
         model, epoch, version = self.model, announce.epoch, announce.version
-        if self.arriving is None or self.arriving.key != (epoch, version):
+        if self._arriving(epoch, version) is None:
             return effects  # it was taken at once, or is not wanted
         chunk = Chunk(model=model, epoch=epoch, version=version, index=0, crc=whole.crc)
         end = End(model=model, epoch=epoch, version=version, digest=whole.digest)
@@ -203,290 +173,266 @@ class Slot:
 
         Not if another version is at the user's, who may be writing it into the model.
         """
-        key = (rename.epoch, rename.version)
-        if self.running is None or self.running != rename.was or self.ready or key <= self._newest:
+        key, held = (rename.epoch, rename.version), self.holds.at("running")
+        if held is None or held.running != rename.was or self.holds.all("ready", "applying"):
             return []
-        if self.arriving is not None and self.arriving.key > key:
+        begun = max((h.key for h in self.holds.all("arriving")), default=(0, 0))
+        if key <= self.holds.newest or key < begun:
             return []
-        epoch, version = key
-        self.running = Running(epoch, version, self.running.digest)
-        self._begun()
-        self._forget_undecided()
-        over = self._drop_arriving(now) if self.arriving else self._caught_up(epoch, now)
-        return [Renamed(self.model, epoch, version), self._say_applied(self.running), *over]
+        for older in self.holds.all("announced", "arriving", "staged"):
+            self.holds.move(older, "newer")
+        self.holds.rename(held, key)
+        held.running, self.epoch = Running(*key, rename.was.digest), max(self.epoch, key[0])
+        self._failure = None
+        said = [Renamed(self.model, *key), self._say_applied(held.running)]
+        return [*said, *self._turn("completed", now)]
 
-    def _begin(self, announce: Announce, now: float, data: Buffer | None = None) -> list[Effect]:
-        """Start to receive a version, replacing an older one that is still arriving."""
-        self._waiting = announce
+    def _begin(self, held: Held, now: float, data: Buffer | None = None) -> list[Effect]:
+        """Start to receive a version, if everything is there for it."""
+        announce = held.announce
         fault = self._acceptance.fault(announce)
         if fault is not None:
-            return self._reject(announce, *fault)
+            return self._decline(held, *fault)
         layout = self._acceptance.layout(announce)
         if layout is None:
-            fetch = Fetch(
-                model=self.model, epoch=announce.epoch, version=announce.version, layout=True
-            )
             self._asked_at = now
-            return [Send(fetch)]
-        stale = (announce.epoch, announce.version) == self._stale
-        shared = None if stale else announce.shared
+            epoch, version = held.key
+            return [Send(Fetch(model=self.model, epoch=epoch, version=version, layout=True))]
+        shared = None if held.key == self._stale else announce.shared
         memory = self._opens(shared, announce.nbytes) if shared is not None else None
         at_once = announce.acknowledge == "applied" and announce.commit == "auto"
         if memory is not None and at_once:
-            return self._drop_arriving(now) + self._point(announce, layout, memory)
-        effects = self._abandon()
+            return self._map(held, layout, memory, now)
+        effects = self._replace_arriving()
         try:
-            buffer = self._buffers.take(announce.nbytes)
+            if not self.holds.take_memory(held):
+                return effects  # `_resume` begins when one is given back
         except MemoryError:
             text = f"there is no memory for {announce.nbytes} bytes: lower bytes_max, or make room"
-            rejected = self._reject(announce, "no-memory", text)
-            return effects + rejected + self._caught_up(announce.epoch, now)
-        if buffer is None:
-            return effects  # `_resume` begins when one is given back
-        self._begun()
+            return effects + self._decline(held, "no-memory", text)
+        return effects + self._receive(held, layout, data, memory, now)
+
+    def _receive(
+        self,
+        held: Held,
+        layout: Layout,
+        data: Buffer | None,
+        memory: SharedMemory | None,
+        now: float,
+    ) -> list[Effect]:
+        """There is a buffer: take what came along, or what lies in shared memory; else wait."""
+        announce, buffer = held.announce, held.buffer
+        assert buffer is not None  # noqa: S101 - it was taken a moment ago
+        self._move_on(held, "begun")
         digest = take_whole(announce, data, buffer) if data is not None else None
         if digest is not None:
-            return effects + self._arrived(announce, layout, buffer, digest, now)
-        self.arriving = Transfer(announce, layout, buffer, now, self.timing)
+            return self._arrived(held, layout, digest, now)
+        held.transfer = Transfer(announce, layout, buffer, now, self.timing)
         if memory is not None:
-            stamp = (self.model, announce.epoch, announce.version)
-            with suppress(StaleError), memory.reading(*stamp):
-                self.arriving.read(memory.data)
-        return effects
+            with suppress(StaleError), memory.reading(self.model, *held.key):
+                held.transfer.read(memory.data)
+        return []
 
-    def _point(self, announce: Announce, layout: Layout, memory: SharedMemory) -> list[Effect]:
+    def _map(self, held: Held, layout: Layout, memory: SharedMemory, now: float) -> list[Effect]:
         """The version is whole in shared memory: it can be applied from there."""
-        self._begun()
-        self._forget_undecided()
-        staged = StagedVersion(
-            self.model,
-            announce.epoch,
-            announce.version,
-            layout,
-            memory.data,
-            digest="",
-            shared=memory,
-            hash_chunks=announce.chunk_bytes if announce.hash else 0,
+        announce = held.announce
+        for older in self.holds.all("arriving", "staged"):
+            self.holds.move(older, "newer")
+        chunks = announce.chunk_bytes if announce.hash else 0
+        epoch, version = held.key
+        held.staged = StagedVersion(
+            self.model, epoch, version, layout, memory.data, "", shared=memory, hash_chunks=chunks
         )
-        self.ready[staged.key] = staged
-        return [Ready(staged)]
+        self._move_on(held, "mapped")
+        return [*self._turn("completed", now), Ready(held.staged)]
 
-    def _begun(self) -> None:
+    def _move_on(self, held: Held, event: Event) -> None:
         """A version is on its way: forget why another was not. (That nothing runs is said on.)"""
-        self._waiting = None
+        self.holds.move(held, event)
         if not self.torn:
             self._failure = None
 
-    def _abandon(self) -> list[Effect]:
-        """A newer version replaces the one arriving; the next is finished, whatever comes."""
-        if self.arriving is None:
+    def _replace_arriving(self) -> list[Effect]:
+        """A newer version takes the place of the one that is arriving."""
+        if not self.holds.move(self.holds.at("arriving"), "newer"):
             return []
-        self._release(self.arriving)
-        self.arriving = None
-        if self.catching_up:
+        return self._turn("replaced")
+
+    def _turn(self, turn: Turn, now: float = -math.inf) -> list[Effect]:
+        """Take pushed chunks again, and look for what came meanwhile; or no longer."""
+        mode = MODES[self.mode].get(turn)
+        if mode is None:
             return []
-        self.catching_up = True
-        return [] if self.shared else [Subscribe(data_topic(self.model), on=False)]
+        self.mode = mode
+        on = mode == "following"
+        subscribe = Subscribe(data_topic(self.model), on=on and not self.shared)
+        newest = self.holds.newest[0]
+        return [subscribe, *(self._ask_latest(newest, now) if on else [])]
 
-    def _reject(self, announce: Announce, code: str, text: str) -> list[Effect]:
-        if code not in TRANSIENT:
-            self._rejected.append((announce.epoch, announce.version))
-        self._waiting = None
-        rejected = Rejected(self.model, announce.epoch, announce.version, code, text)
-        return [self._fail((announce.epoch, announce.version), code, text), rejected]
+    def _decline(self, held: Held, code: str, text: str) -> list[Effect]:
+        self.holds.move(held, "failed" if code in TRANSIENT else "declined")
+        return self._fail(held.key, code, text)
 
-    def _fail(self, key: Key, code: str, text: str) -> Effect:
+    def _fail(self, key: Key, code: str, text: str) -> list[Effect]:
         epoch, version = key
         self._failure = Failed(
             model=self.model, epoch=epoch, version=version, code=code, text=text[:TEXT_MAX]
         )
-        return self._say_failed(self._failure)
+        return [self._say_failed(self._failure), Rejected(self.model, epoch, version, code, text)]
+
+    # What arrives of it.
+
+    def _arriving(self, epoch: int, version: int) -> Held | None:
+        held = self.holds.at("arriving")
+        return held if held is not None and held.key == (epoch, version) else None
 
     def place(self, chunk: Chunk, size: int) -> Lease | None:
         """Say where a chunk's payload belongs that is about to be received; None: nowhere."""
-        transfer = self.arriving
-        if transfer is None or transfer.key != (chunk.epoch, chunk.version):
+        held = self._arriving(chunk.epoch, chunk.version)
+        if held is None or held.transfer is None:
             return None
-        return transfer.lend(chunk.index, size)
+        return held.transfer.lend(chunk.index, size)
 
     def chunk(self, chunk: Chunk, payload: Buffer, now: float, *, pushed: bool) -> list[Effect]:
         """A piece of a version."""
-        transfer = self.arriving
-        if transfer is None or transfer.key != (chunk.epoch, chunk.version):
-            return self.hear_of(chunk.epoch, chunk.version, now) if self._waiting is None else []
+        held = self._arriving(chunk.epoch, chunk.version)
+        if held is None or held.transfer is None:
+            return self._stray(chunk.epoch, chunk.version, now)
+        transfer = held.transfer
         fresh = transfer.add(chunk.index, chunk.crc, payload, now, pushed=pushed)
-        effects = self._pull(transfer, now)
+        effects = self._pull(held, transfer, now)
         slow = now - transfer.reported_at >= self.timing.report
         if fresh and pushed and (slow or transfer.here % PROGRESS_CHUNKS == 0):
             transfer.reported_at = now
-            effects.append(Send(self._progress(transfer)))
-        return effects + self._completed(now)
+            effects.append(self._say_progress(held, transfer))
+        return effects + self._completed(held, transfer, now)
 
     def end(self, end: End, now: float) -> list[Effect]:
         """All chunks of a version are out."""
-        transfer = self.arriving
-        if transfer is None or transfer.key != (end.epoch, end.version):
-            return self.hear_of(end.epoch, end.version, now) if self._waiting is None else []
-        transfer.end(end.digest)
-        return self._pull(transfer, now) + self._completed(now)
+        held = self._arriving(end.epoch, end.version)
+        if held is None or held.transfer is None:
+            return self._stray(end.epoch, end.version, now)
+        held.transfer.end(end.digest)
+        pulled = self._pull(held, held.transfer, now)
+        return pulled + self._completed(held, held.transfer, now)
 
-    def _pull(self, transfer: Transfer, now: float) -> list[Effect]:
-        epoch, version = transfer.key
+    def _stray(self, epoch: int, version: int, now: float) -> list[Effect]:
+        waiting = self.holds.at("announced")
+        return self.hear_of(epoch, version, now) if waiting is None else []
+
+    def _pull(self, held: Held, transfer: Transfer, now: float) -> list[Effect]:
+        epoch, version = held.key
         return [
             Send(Fetch(model=self.model, epoch=epoch, version=version, first=first, count=count))
             for first, count in transfer.wants(now)
         ]
 
-    def _progress(self, transfer: Transfer) -> Progress:
-        epoch, version = transfer.key
-        return Progress(model=self.model, epoch=epoch, version=version, chunks=transfer.here)
-
-    def _completed(self, now: float) -> list[Effect]:
+    def _completed(self, held: Held, transfer: Transfer, now: float) -> list[Effect]:
         """If the version is whole: verify it, then stage it."""
-        transfer = self.arriving
-        if transfer is None or not transfer.complete:
+        if not transfer.complete:
             return []
-        if not transfer.verify():
-            if transfer.restarts < RESTARTS_MAX:
-                return []  # the next tick fetches it anew
-            self._release(transfer)
-            self.arriving = None
-            text = f"the whole did not match its digest, {transfer.restarts} times"
-            rejected = self._reject(transfer.announce, "digest-mismatch", text)
-            return rejected + self._caught_up(transfer.key[0], now)
-        self.arriving = None
-        digest = transfer.digest or ""
-        return self._arrived(transfer.announce, transfer.layout, transfer.buffer, digest, now)
+        if transfer.verify():
+            return self._arrived(held, transfer.layout, transfer.digest or "", now)
+        if transfer.restarts < RESTARTS_MAX:
+            return []  # the next tick fetches it anew
+        text = f"the whole did not match its digest, {transfer.restarts} times"
+        return self._decline(held, "digest-mismatch", text)
 
-    def _arrived(
-        self, announce: Announce, layout: Layout, data: NDArray[np.uint8], digest: str, now: float
-    ) -> list[Effect]:
+    def _arrived(self, held: Held, layout: Layout, digest: str, now: float) -> list[Effect]:
         """A version is whole and sound: stage it, and commit it unless that waits for others."""
-        epoch, version = announce.epoch, announce.version
+        announce, buffer = held.announce, held.buffer
+        assert buffer is not None  # noqa: S101 - it arrived there
         say = announce.acknowledge == "staged" or announce.commit == "together"
-        staged = StagedVersion(self.model, epoch, version, layout, data, digest, say_staged=say)
-        effects = [self._say_staged(staged)] if say else list[Effect]()
-        self._forget_undecided()
-        self.undecided = staged
+        epoch, version = held.key
+        self.holds.move(self.holds.at("staged"), "newer")
+        held.staged = StagedVersion(
+            self.model, epoch, version, layout, buffer, digest, say_staged=say
+        )
+        self.holds.move(held, "whole")
+        effects = self._say_staged([held])
         if announce.commit != "together":
-            effects += self._commit()
-        return effects + self._caught_up(epoch, now)
+            effects += self._commit(held)
+        return effects + self._turn("completed", now)
 
-    def _forget_undecided(self) -> None:
-        """A newer version is whole, or this one will not be committed."""
-        if self.undecided is not None:
-            self._buffers.give_back(self.undecided.data)
-            self.undecided = None
-
-    def _commit(self) -> list[Effect]:
-        staged, self.undecided = self.undecided, None
-        if staged is None:
-            return []
-        self.ready[staged.key] = staged
-        return [Ready(staged)]
-
-    def _caught_up(self, epoch: int, now: float) -> list[Effect]:
-        """A transfer is over: take pushed chunks again, and look for what came meanwhile."""
-        if not self.catching_up:
-            return []
-        self.catching_up = False
-        return [
-            Subscribe(data_topic(self.model), on=not self.shared),
-            *self._ask_latest(epoch, now),
-        ]
+    def _commit(self, held: Held) -> list[Effect]:
+        self.holds.move(held, "committed")
+        return [Ready(held.staged)] if held.staged is not None else []
 
     def committed(self, commit: Commit) -> list[Effect]:
         """The version that is staged here may be applied."""
-        staged = self.undecided
-        same = staged is not None and staged.key == (commit.epoch, commit.version)
-        if staged is None or not same or staged.digest != commit.digest:
+        held, key = self.holds.at("staged"), (commit.epoch, commit.version)
+        if held is None or held.staged is None or held.key != key:
             return []
-        return self._commit()
+        return self._commit(held) if held.staged.digest == commit.digest else []
 
     def aborted(self, abort: Abort, now: float) -> list[Effect]:
         """The version must not be applied; drop what there is of it."""
         key = (abort.epoch, abort.version)
-        if self.undecided is not None and self.undecided.key == key:
-            self._forget_undecided()
-        if self.arriving is not None and self.arriving.key == key:
-            return self._drop_arriving(now)
-        return self._resume(now)
+        for held in self.holds.all("announced", "arriving", "staged"):
+            if held.key == key:
+                self.holds.move(held, "aborted")
+        return self._go_on(abort.epoch, now)
 
     def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
-        """The publisher no longer has a version."""
-        if self.arriving is not None and epoch not in (0, self.arriving.key[0]):
-            return []  # a late word of an older publisher
-        if self._waiting is not None and version in (0, self._waiting.version):
-            self._waiting = None
-        if self.arriving is not None and self.arriving.key[1] == version:
-            asked = self.arriving.key[0]
-            return self._drop_arriving(now) + self._ask_latest(asked, now)
+        """The publisher no longer has a version; 0: it has none."""
+        for held in self.holds.all("announced", "arriving"):
+            named = version == held.key[1] or (version == 0 and held.phase == "announced")
+            late = epoch not in (0, held.key[0])  # a word of an older publisher
+            if named and not late and self.holds.move(held, "gone") and held.transfer is not None:
+                return self._resume(now) or self._ask_latest(held.key[0], now)
         return []
 
-    def _drop_arriving(self, now: float) -> list[Effect]:
-        if self.arriving is None:
-            return []
-        epoch = self.arriving.key[0]
-        self._release(self.arriving)
-        self.arriving = self._waiting = None
-        return self._caught_up(epoch, now)
+    def _go_on(self, epoch: int, now: float) -> list[Effect]:
+        """There may be room now for what waited; who is catching up must find something to do."""
+        effects = self._resume(now)
+        idle = not effects and self.mode == "catching-up" and self.holds.at("arriving") is None
+        return self._ask_latest(epoch, now) if idle else effects
+
+    # The session.
 
     def expect(self) -> None:
         """Versions will come over the network, probably of this size: have a buffer for them."""
         nbytes = self._expected.nbytes
         if not self.shared and nbytes <= self._acceptance.bytes_max:
-            self._buffers.reserve(nbytes)
-
-    def _release(self, transfer: Transfer) -> None:
-        """A transfer is over before it is whole: its buffer may serve another."""
-        transfer.revoke()
-        self._buffers.give_back(transfer.buffer)
+            self.holds.buffers.reserve(nbytes)
 
     def reconnected(self, epoch: int, version: int, now: float) -> list[Effect]:
         """The publisher has let this worker in (again), and has this version for it."""
-        effects: list[Effect] = []
-        if self.undecided is not None and self.undecided.epoch != epoch:
-            self._forget_undecided()
-        self._waiting = None
-        self._rejected.clear()
+        for held in self.holds.all("announced", "arriving", "staged"):
+            if held.phase == "announced" or held.key[0] != epoch:
+                self.holds.move(held, "fenced")
+            elif held.phase == "arriving" and held.transfer is not None:
+                held.transfer.reconnected(now)
+        self.holds.rejected.clear()
         self.torn = min(self.torn, 1)  # it may be tried as often as at first
-        if self.arriving is not None and self.arriving.key[0] != epoch:
-            effects += self._drop_arriving(now)
-        elif self.arriving is not None:
-            self.arriving.reconnected(now)
         self._asked_at = -math.inf
-        held = [*self.ready.values(), *([self.undecided] if self.undecided is not None else [])]
-        effects += [self._say_staged(staged) for staged in held if staged.say_staged]
-        return effects + self.hear_of(epoch, version, now)
-
-    def _say_staged(self, staged: StagedVersion) -> Effect:
-        epoch, version = staged.key
-        return Send(Staged(model=self.model, epoch=epoch, version=version, digest=staged.digest))
-
-    def _say_applied(self, running: Running) -> Effect:
-        epoch, version = running.epoch, running.version
-        return Send(Applied(model=self.model, epoch=epoch, version=version, digest=running.digest))
-
-    def _say_failed(self, failure: Failed) -> Effect:
-        return Send(msgspec.structs.replace(failure, intact=not self.torn))
+        held_back = self.holds.all("ready", "applying", "staged")
+        return self._say_staged(held_back) + self.hear_of(epoch, version, now)
 
     # What the user does with a version that is ready.
 
     def taken(self, key: Key) -> list[Effect]:
         """Somebody has begun to apply a version."""
-        self._taken = key
+        self.holds.move(self._given(key, "ready"), "taken")
+        return []
+
+    def put_back(self, key: Key) -> list[Effect]:
+        """Somebody could not apply a version just now."""
+        self.holds.move(self._given(key, "applying"), "put-back")
         return []
 
     def applied(self, key: Key, now: float, digest: str = "") -> list[Effect]:
         """A version was applied: it runs here. `digest`, if it was hashed only then."""
-        staged = self._returned(key)
-        if staged is None:
+        held, older = self._given(key, "applying"), self.holds.at("running")
+        if held is None or held.staged is None:
             return []
-        self.running = Running(staged.epoch, staged.version, digest or staged.digest)
-        self.torn = 0
+        self.holds.move(held, "applied")
+        self.holds.move(older, "newer")
+        held.running = Running(*key, digest or held.staged.digest)
+        self.torn, self.epoch = 0, max(self.epoch, key[0])
         if self._failure is not None and (self._failure.epoch, self._failure.version) <= key:
             self._failure = None
-        return [self._say_applied(self.running), *self._resume(now)]
+        return [self._say_applied(held.running), *self._resume(now)]
 
     def failed(
         self, key: Key, text: str, now: float, *, intact: bool = True, full: bool = False
@@ -495,48 +441,44 @@ class Slot:
 
         `full`: there was no room for it, which there may be later.
         """
-        staged = self._returned(key)
-        if staged is None:
+        held = self._given(key, "applying")
+        if held is None:
             return []
-        if not intact:
-            self._tear(key)
+        if not intact:  # it holds parts of two versions; what is tried next comes verified
+            self.holds.move(self.holds.at("running"), "torn")
+            self._stale, self.torn, self.epoch = key, self.torn + 1, max(self.epoch, key[0])
         if full and intact:
             self._later.put_off(key, now)
-            return [self._fail(key, "no-memory", text), *self._resume(now)]
-        if intact or self.torn >= APPLIES_MAX:
-            self._rejected.append(key)
-        return [self._fail(key, "apply", text), *self._resume(now)]
-
-    def _tear(self, key: Key) -> None:
-        """The model holds parts of two versions. What is tried next comes whole and verified."""
-        self.running, self._stale = None, key
-        self.torn, self._torn_epoch = self.torn + 1, max(self._torn_epoch, key[0])
+            self.holds.move(held, "failed")
+            said, *_ = self._fail(key, "no-memory", text)
+        else:
+            again = not intact and self.torn < APPLIES_MAX
+            self.holds.move(held, "torn" if again else "declined")
+            said, *_ = self._fail(key, "apply", text)
+        return [said, *self._resume(now)]
 
     def stale(self, key: Key, now: float) -> list[Effect]:
         """A version was gone from shared memory before it could be copied: ask for the latest."""
-        staged = self._returned(key)
-        if staged is None:
+        if not self.holds.move(self._given(key, "applying"), "stale"):
             return []
         self._stale, self._asked_at = key, -math.inf
-        return self._ask_latest(staged.epoch, now)
+        return self._ask_latest(key[0], now)
 
     def dropped(self, key: Key, now: float) -> list[Effect]:
         """A version was replaced by a newer one before anybody applied it."""
-        return self._resume(now) if self._returned(key) is not None else []
+        held = self._given(key, "ready", "applying")
+        return self._resume(now) if self.holds.move(held, "newer") else []
 
-    def _returned(self, key: Key) -> StagedVersion | None:
-        staged = self.ready.pop(key, None)
-        if staged is not None and staged.shared is None:
-            self._buffers.give_back(staged.data)
-        return staged
+    def _given(self, key: Key, *phases: Phase) -> Held | None:
+        return next((held for held in self.holds.all(*phases) if held.key == key), None)
 
     def _resume(self, now: float) -> list[Effect]:
         """A buffer is free: begin what waited for it."""
-        waiting = self._waiting
-        if waiting is None or self.arriving is not None:
+        waiting = self.holds.at("announced")
+        if waiting is None or self.holds.at("arriving") is not None:
             return []
-        if (waiting.epoch, waiting.version) <= self._newest:
-            self._waiting = None
+        if waiting.key <= self.holds.newest:
+            self.holds.move(waiting, "newer")
             return []
         return self._begin(waiting, now)
 
@@ -544,9 +486,10 @@ class Slot:
 
     def tick(self, now: float) -> list[Effect]:
         """Fetch what is due."""
-        if self.arriving is not None:
-            return self._pull(self.arriving, now) + self._completed(now)
-        waiting = self._waiting
+        held = self.holds.at("arriving")
+        if held is not None and held.transfer is not None:
+            return self._pull(held, held.transfer, now) + self._completed(held, held.transfer, now)
+        waiting = self.holds.at("announced")
         if waiting is not None and now - self._asked_at >= self.timing.patience:
             return self._begin(waiting, now)
         return []
@@ -554,23 +497,43 @@ class Slot:
     def repeat(self) -> list[Effect]:
         """Say again how things stand, in case it got lost."""
         effects: list[Effect] = []
-        if self.arriving is not None and self._taken not in self.ready:
-            effects.append(Send(self._progress(self.arriving)))
-        held = [*self.ready.values(), *([self.undecided] if self.undecided is not None else [])]
-        effects += [self._say_staged(staged) for staged in held if staged.say_staged]
+        arriving, applying = self.holds.at("arriving"), self.holds.at("applying")
+        if arriving is not None and arriving.transfer is not None and applying is None:
+            effects.append(self._say_progress(arriving, arriving.transfer))
+        effects += self._say_staged(self.holds.all("ready", "applying", "staged"))
         if self.running is not None:
             effects.append(self._say_applied(self.running))
         if self._failure is not None:
             effects.append(self._say_failed(self._failure))
-        applying = self._taken in self.ready  # it may hang, and others become ready behind it
-        if applying or (self.ready and self.arriving is None):
-            epoch, version = self._taken if applying else max(self.ready)
-            phase: Phase = "applying" if applying else "staged"
-            progress = Progress(
-                model=self.model, epoch=epoch, version=version, chunks=0, phase=phase
-            )
-            effects.append(Send(progress))
+        ready = [applying] if applying is not None else self.holds.all("ready")
+        if ready and (applying is not None or arriving is None):
+            effects.append(self._say_progress(max(ready, key=lambda held: held.key)))
         return effects
+
+    def _say_progress(self, held: Held, transfer: Transfer | None = None) -> Effect:
+        epoch, version = held.key
+        phase: Literal["receiving", "applying", "staged"] = "receiving"
+        if transfer is None:  # it may hang in an apply, and others become ready behind it
+            phase = "applying" if held.phase == "applying" else "staged"
+        chunks = transfer.here if transfer is not None else 0
+        progress = Progress(
+            model=self.model, epoch=epoch, version=version, chunks=chunks, phase=phase
+        )
+        return Send(progress)
+
+    def _say_staged(self, some: list[Held]) -> list[Effect]:
+        due = [held.staged for held in some if held.staged is not None and held.staged.say_staged]
+        return [
+            Send(Staged(model=self.model, epoch=s.epoch, version=s.version, digest=s.digest))
+            for s in due
+        ]
+
+    def _say_applied(self, running: Running) -> Effect:
+        epoch, version = running.epoch, running.version
+        return Send(Applied(model=self.model, epoch=epoch, version=version, digest=running.digest))
+
+    def _say_failed(self, failure: Failed) -> Effect:
+        return Send(msgspec.structs.replace(failure, intact=not self.torn))
 
 
 def same_bytes(one: Announce, other: Announce) -> bool:

@@ -1,10 +1,8 @@
 """The worker's behaviour, without sockets, threads or clocks.
 
-    outside ──hello, welcome──> inside ──silence, "unknown-worker", another epoch──> outside
-
-Inside, messages go to the slot of the model they speak of (`slot.py`). Outside, everything that was
-staged or runs stays as it is, and hello is said again and again: a publisher that restarts finds
-its workers coming back on their own.
+A worker is outside a session or inside (`phases.SESSIONS`). Inside, messages go to the slot of the
+model they speak of (`slot.py`). Outside, everything that was staged or runs stays as it is, and
+hello is said again and again: a publisher that restarts finds its workers coming back on their own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +12,7 @@ from .acceptance import Accepts, Expected
 from .effects import Connect, Effect, Joined, Notice, Redial, Refused, Send, Subscribe
 from .epochs import Ages
 from .errors import ProtocolError
+from .holdings import Key
 from .limits import STAGING_BYTES_MAX, WHOLE_BYTES_MAX, Timing
 from .messages import (
     PAYLOAD,
@@ -38,7 +37,8 @@ from .messages import (
     data_topic,
     from_publisher,
 )
-from .slot import Key, Opens, Slot, another_host
+from .phases import SESSIONS, Change, Session
+from .slot import Opens, Slot, another_host
 from .transfer import Lease
 
 # Messages of a publisher that is of one epoch, and of no other.
@@ -96,7 +96,7 @@ class WorkerMachine:
         }
         self.shared = False  # the publisher is on this host, and its memory can be read
         self._opens, self._bytes_max = opens, bytes_max
-        self.inside = False
+        self.session: Session = "outside"
         self.epoch: int = 0
         self.malformed = 0  # messages dropped because they broke the protocol
         self._whole = bytearray(WHOLE_BYTES_MAX)  # the one that is being received, until it is read
@@ -262,17 +262,25 @@ class WorkerMachine:
     def _refuse(self, refuse: Refuse, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
         match refuse.code:
             case "unknown-worker":
-                self.inside = False
+                self._turn("unknown")
                 return self._hello(now) if self.may_say_hello(now) else []
             case "gone" | "range" if self.inside and refuse.model in self.slots:
                 return self.slots[refuse.model].gone(refuse.epoch, refuse.version, now)
             case "name-taken" | "stale-epoch" | "limit" | "protocol-version":
-                self.inside = False
+                self._turn("refused")
                 return [Refused(refuse.code, refuse.text)]
             case _:
                 return [Notice(refuse.code, refuse.text)]
 
     # Joining.
+
+    @property
+    def inside(self) -> bool:
+        """Whether there is a session."""
+        return self.session == "inside"
+
+    def _turn(self, change: Change) -> None:
+        self.session = SESSIONS[self.session].get(change, self.session)
 
     @property
     def applied_epoch(self) -> int:
@@ -310,7 +318,8 @@ class WorkerMachine:
         self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
         if self.inside and welcome.epoch == self.epoch:
             return self._hear_of(welcome.epoch, welcome.models, now)  # the answer to a second hello
-        self.inside, self.epoch, self._heard_at = True, welcome.epoch, now
+        self._turn("welcomed")
+        self.epoch, self._heard_at = welcome.epoch, now
         self._ping_every = min(self.timing.ping, welcome.ping_ms / 1000)
         effects: list[Effect] = [Joined(welcome.epoch)]
         self._subscribed = False
@@ -323,7 +332,7 @@ class WorkerMachine:
         for model, slot in self.slots.items():
             effects.append(Subscribe(control_topic(model), on=True))
             slot.shared = self.shared
-            on = not (slot.catching_up or self.shared)
+            on = slot.mode == "following" and not self.shared
             effects.append(Subscribe(data_topic(model), on=on))
             slot.expect()
             effects += slot.reconnected(welcome.epoch, welcome.models.get(model, 0), now)
@@ -345,7 +354,8 @@ class WorkerMachine:
 
     def _call_again(self) -> list[Effect]:
         lost: list[Effect] = [Notice("lost", "the publisher is silent")] if self.inside else []
-        self.inside, self._unanswered_since = False, None
+        self._turn("silent")
+        self._unanswered_since = None
         return [*lost, Redial()]
 
     def changed(self, now: float) -> None:
@@ -389,6 +399,10 @@ class WorkerMachine:
     ) -> list[Effect]:
         """A version that was ready could not be applied; unless `intact`, no version runs now."""
         return self.slots[model].failed(key, text, now, intact=intact, full=full)
+
+    def put_back(self, model: str, key: Key) -> list[Effect]:
+        """Somebody could not apply a version just now, and will be offered it again."""
+        return self.slots[model].put_back(key)
 
     def dropped(self, model: str, key: Key, now: float) -> list[Effect]:
         """A version that was ready was replaced before anybody took it."""

@@ -78,6 +78,7 @@ class WorkerLoop:
 
     def put_back(self, staged: StagedVersion) -> None:
         """A version was not applied after all, for now: leave it again unless a newer one came."""
+        self._work.append(lambda _now: self._machine.put_back(staged.model, staged.key))
         if not self._handoff.put_back(staged):
             self.dropped(staged)
 

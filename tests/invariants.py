@@ -11,6 +11,7 @@ worker goes to and fro between two, and what listeners are told of workers is ho
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from weightbus.bus.holdings import IN_MEMORY
 from weightbus.bus.limits import BUFFERS_MAX
 from weightbus.bus.messages import Applied, Failed, Hello, Message, Staged
 from weightbus.bus.publication import Publication
@@ -189,6 +190,5 @@ class Invariants:
     def on_slots(self, name: str, slots: Iterable[Slot]) -> None:
         """Time passes at a worker."""
         for slot in slots:
-            ready = sum(staged.shared is None for staged in slot.ready.values())
-            held = (slot.arriving is not None) + (slot.undecided is not None) + ready
+            held = sum(h.buffer is not None for h in slot.holds.all(*IN_MEMORY))
             assert held <= BUFFERS_MAX, f"{name} holds {held} copies of {slot.model}"

@@ -3,6 +3,8 @@
 import errno
 import itertools
 import mmap
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from weightbus.bus.acceptance import LAYOUTS_KEPT
 from weightbus.bus.effects import Effect, Ready, Rejected, Send, Subscribe
+from weightbus.bus.holdings import Held
 from weightbus.bus.limits import CHUNKS_MAX, TEXT_MAX, Timing
 from weightbus.bus.messages import (
     Abort,
@@ -22,10 +25,14 @@ from weightbus.bus.messages import (
     Fetch,
     Message,
     Progress,
+    Rename,
+    Shared,
     Staged,
 )
+from weightbus.bus.phases import Event, Phase
 from weightbus.bus.slot import RESTARTS_MAX, Slot
 from weightbus.bus.staging import Buffers, StagedVersion
+from weightbus.bus.transfer import Transfer
 from weightbus.bus.version import Version
 from weightbus.codecs.layout import Layout
 
@@ -73,7 +80,10 @@ class Bench:
         return self.announce(v, **fields) + self.feed(v) + self.end(v)
 
     def apply(self, v: Version) -> list[Effect]:
-        return self.slot.applied(v.key, self.now)
+        return self.slot.taken(v.key) + self.slot.applied(v.key, self.now)
+
+    def fail(self, v: Version, text: str = "no", *, intact: bool = True) -> list[Effect]:
+        return self.slot.taken(v.key) + self.slot.failed(v.key, text, self.now, intact=intact)
 
 
 def version(number: int, nbytes: int = 20, epoch: int = EPOCH) -> Version:
@@ -116,6 +126,18 @@ def sent(effects: list[Effect], *kinds: type[Message]) -> list[Any]:
     return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kinds)]
 
 
+def arriving(bench: Bench) -> Held:
+    held = bench.slot.holds.at("arriving")
+    assert held is not None
+    return held
+
+
+def transfer(bench: Bench) -> Transfer:
+    found = arriving(bench).transfer
+    assert found is not None
+    return found
+
+
 # Arriving.
 
 
@@ -140,7 +162,7 @@ def test_an_announcement_without_layout_asks_for_it_and_repeats_that() -> None:
     bench, v = Bench(), version(1)
     [fetch] = sent(bench.announce(v, header=False), Fetch)
     assert (fetch.version, fetch.count, fetch.layout) == (1, 0, True)
-    assert bench.slot.arriving is None, "nothing is allocated yet"
+    assert bench.slot.holds.at("arriving") is None, "nothing is allocated yet"
     bench.now = 0.99
     assert not bench.slot.tick(bench.now)
     bench.now = 1.0
@@ -153,7 +175,7 @@ def test_a_layout_is_remembered_and_judged_once() -> None:
     bench.deliver(one)
     bench.apply(one)
     bench.announce(two, header=False)
-    assert bench.slot.arriving is not None
+    assert bench.slot.holds.at("arriving") is not None
     assert bench.asked == [one.layout.id]
 
 
@@ -174,7 +196,7 @@ def test_a_layout_that_is_not_the_announced_one_is_not_learnt() -> None:
     effects = bench.slot.announced(announcement(v), wrong.layout.header, 0.0)
     [failed] = sent(effects, Failed)
     assert failed.code == "layout-invalid"
-    assert bench.slot.arriving is None
+    assert bench.slot.holds.at("arriving") is None
     assert ready(bench.deliver(v)), "damage on the way is no verdict on the version"
 
 
@@ -228,7 +250,7 @@ def test_no_memory_is_a_refusal_and_not_the_end(monkeypatch: pytest.MonkeyPatch)
         patch.setattr(mmap, "mmap", exhausted)
         [failed] = sent(bench.announce(v), Failed)
     assert failed.code == "no-memory"
-    assert bench.slot.arriving is None
+    assert bench.slot.holds.at("arriving") is None
     assert ready(bench.deliver(version(2))), "there may be memory for the next"
 
 
@@ -245,7 +267,7 @@ def test_a_whole_that_does_not_match_is_fetched_anew_a_few_times() -> None:
     effects = bench.feed(v, pushed=False) + bench.end(v, "0" * 64)
     [failed] = sent(effects, Failed)
     assert failed.code == "digest-mismatch"
-    assert bench.slot.arriving is None
+    assert bench.slot.holds.at("arriving") is None
     assert ready(bench.deliver(v)), "and it may come again"
 
 
@@ -257,8 +279,7 @@ def test_a_newer_version_replaces_the_one_arriving() -> None:
     bench.announce(version(1))
     bench.feed(version(1), 0)
     effects = bench.announce(version(2))
-    assert bench.slot.arriving is not None
-    assert bench.slot.arriving.key == (EPOCH, 2)
+    assert arriving(bench).key == (EPOCH, 2)
     assert [(e.topic, e.on) for e in effects if isinstance(e, Subscribe)] == [(b"a/dat", False)]
 
 
@@ -316,10 +337,9 @@ def test_a_third_version_waits_for_a_buffer() -> None:
     bench.deliver(version(1))
     bench.deliver(version(2))
     bench.announce(version(3))
-    assert bench.slot.arriving is None
+    assert bench.slot.holds.at("arriving") is None
     bench.apply(version(1))
-    assert bench.slot.arriving is not None
-    assert bench.slot.arriving.key == (EPOCH, 3)
+    assert arriving(bench).key == (EPOCH, 3)
 
 
 def test_what_waits_for_a_buffer_is_the_newest() -> None:
@@ -329,8 +349,7 @@ def test_what_waits_for_a_buffer_is_the_newest() -> None:
     bench.announce(version(3))
     bench.announce(version(4))
     bench.slot.dropped((EPOCH, 1), bench.now)
-    assert bench.slot.arriving is not None
-    assert bench.slot.arriving.key == (EPOCH, 4)
+    assert arriving(bench).key == (EPOCH, 4)
 
 
 def test_buffers_are_used_again() -> None:
@@ -366,7 +385,7 @@ def test_a_commit_of_something_else_commits_nothing(fields: dict[str, Any]) -> N
     bench, v = Bench(), version(1)
     bench.deliver(v, commit="together")
     assert not bench.slot.committed(commit(v, **fields))
-    assert bench.slot.undecided is not None
+    assert bench.slot.holds.at("staged") is not None
 
 
 def test_a_commit_that_comes_as_an_announcement_counts() -> None:
@@ -379,13 +398,13 @@ def test_an_abort_drops_what_is_staged_and_what_arrives() -> None:
     bench, v = Bench(), version(1)
     bench.deliver(v, commit="together")
     bench.slot.aborted(abort(v), bench.now)
-    assert bench.slot.undecided is None
+    assert bench.slot.holds.at("staged") is None
     assert not ready(bench.slot.committed(commit(v)))
     bench.announce(version(2), commit="together")
     bench.slot.aborted(abort(version(1)), bench.now)
-    assert bench.slot.arriving is not None, "another version's abort"
+    assert bench.slot.holds.at("arriving") is not None, "another version's abort"
     bench.slot.aborted(abort(version(2)), bench.now)
-    assert bench.slot.arriving is None
+    assert bench.slot.holds.at("arriving") is None
     assert ready(bench.deliver(version(3)))
     assert ready(bench.deliver(version(4))), "both buffers are back"
 
@@ -396,9 +415,9 @@ def test_an_abort_makes_room_for_what_waits_for_a_buffer() -> None:
     bench.deliver(one)
     bench.deliver(two, commit="together")
     bench.announce(three)
-    assert bench.slot.arriving is None
+    assert bench.slot.holds.at("arriving") is None
     bench.slot.aborted(abort(two), bench.now)
-    assert bench.slot.arriving is not None
+    assert bench.slot.holds.at("arriving") is not None
     assert ready(bench.feed(three) + bench.end(three))
 
 
@@ -455,7 +474,7 @@ def test_a_failure_leaves_what_runs_and_is_repeated() -> None:
     bench.deliver(version(1))
     bench.apply(version(1))
     bench.deliver(version(2))
-    [failed] = sent(bench.slot.failed((EPOCH, 2), "no room", bench.now), Failed)
+    [failed] = sent(bench.fail(version(2), "no room"), Failed)
     assert (failed.code, failed.text) == ("apply", "no room")
     assert bench.slot.running is not None
     assert bench.slot.running.version == 1
@@ -471,6 +490,7 @@ def test_what_found_no_room_is_tried_again_after_ever_longer_pauses() -> None:
         if sent(bench.slot.hear_of(EPOCH, 1, bench.now), Fetch):
             tried.append(bench.now)
             bench.deliver(version(1))
+            bench.slot.taken((EPOCH, 1))
             failure = bench.slot.failed((EPOCH, 1), "full", bench.now, full=True)
             assert sent(failure, Failed)[0].code == "no-memory"
     pauses = [after - before for before, after in itertools.pairwise(tried)]
@@ -486,7 +506,7 @@ def test_after_an_apply_that_failed_half_way_every_report_says_that_nothing_runs
     bench.deliver(version(1))
     bench.apply(version(1))
     bench.deliver(version(2))
-    [failed] = sent(bench.slot.failed((EPOCH, 2), "no", bench.now, intact=False), Failed)
+    [failed] = sent(bench.fail(version(2), intact=False), Failed)
     assert not failed.intact
     assert (bench.slot.running, bench.slot.epoch) == (None, EPOCH)
     bench.objection = "does not fit"
@@ -517,7 +537,7 @@ def test_what_is_gone_is_given_up_and_the_latest_asked_for() -> None:
     bench = Bench()
     bench.announce(version(1))
     effects = bench.slot.gone(EPOCH, 1, bench.now)
-    assert bench.slot.arriving is None
+    assert bench.slot.holds.at("arriving") is None
     assert sent(effects, Fetch)[0].version == 0
 
 
@@ -526,8 +546,8 @@ def test_another_epoch_drops_what_its_publisher_never_had() -> None:
     bench.deliver(version(1), commit="together")
     bench.announce(version(2))
     bench.slot.reconnected(EPOCH + 1, 0, bench.now)
-    assert bench.slot.undecided is None
-    assert bench.slot.arriving is None
+    assert bench.slot.holds.at("staged") is None
+    assert bench.slot.holds.at("arriving") is None
     assert ready(bench.deliver(version(1, epoch=EPOCH + 1)))
 
 
@@ -537,8 +557,7 @@ def test_the_same_epoch_goes_on_where_it_was() -> None:
     bench.end(v)
     bench.feed(v, 0)
     bench.slot.reconnected(EPOCH, 1, bench.now)
-    assert bench.slot.arriving is not None
-    assert bench.slot.arriving.here == 1
+    assert transfer(bench).here == 1
     [fetch] = sent(bench.slot.tick(bench.now), Fetch)
     assert (fetch.first, fetch.count) == (1, 2)
 
@@ -572,3 +591,152 @@ def test_memory_that_is_lent_is_taken_back_with_the_version_it_was_for(end: str)
         bench.slot.aborted(abort(v), bench.now)
     assert not lease.live
     assert bench.slot.place(chunk, len(payload)) is None
+
+
+# Each arrow of the table, by what makes it happen.
+
+
+class Memory:
+    """A segment that can be opened."""
+
+    data = np.full(20, 1, np.uint8)
+
+    def reading(self, _model: str, _epoch: int, _version: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def warm(self) -> None:
+        pass
+
+
+def come_to(bench: Bench, v: Version, phase: Phase) -> None:
+    """Bring a version to a phase."""
+    if phase == "announced":
+        bench.announce(v, header=False)
+    elif phase == "arriving":
+        bench.announce(v)
+    elif phase == "staged":
+        bench.deliver(v, commit="together", acknowledge="staged")
+    else:
+        bench.deliver(v)
+        if phase in ("applying", "running"):
+            bench.slot.taken(v.key)
+        if phase == "running":
+            bench.slot.applied(v.key, bench.now)
+    assert phase_of(bench, v.key) == phase
+
+
+def happen(bench: Bench, v: Version, event: Event) -> tuple[int, int]:
+    """Make something happen to a version; return its name afterwards."""
+    slot, now, phase = bench.slot, bench.now, phase_of(bench, v.key)
+    match event, phase:
+        case "begun", _:
+            bench.announce(v)
+        case "mapped", _:
+            slot._opens = lambda _shared, _nbytes: Memory()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+            bench.announce(v, shared=Shared(path="/proc/1/fd/1", token="0" * 32))
+        case "whole", _:
+            bench.feed(v)
+            bench.end(v)
+        case "committed", _:
+            slot.committed(commit(v))
+        case "declined", "announced":
+            bench.objection = "does not fit"
+            bench.announce(v)
+        case "failed", "announced":
+            bench.announce(v, encoding="zip")
+        case "failed", "arriving":
+            for _ in range(RESTARTS_MAX):
+                bench.feed(v, pushed=False)
+                bench.end(v, "0" * 64)
+        case "newer", "announced":
+            bench.announce(version(2), header=False)
+        case "newer", "arriving":
+            bench.announce(version(2))
+        case "newer", "staged":
+            bench.deliver(version(2), commit="together", acknowledge="staged")
+        case "newer", "running":
+            bench.deliver(version(2))
+            bench.apply(version(2))
+        case "torn", "running":
+            bench.deliver(version(2))
+            bench.fail(version(2), intact=False)
+        case "renamed", _:
+            was = slot.running
+            assert was is not None
+            slot.renamed(Rename(model="a", epoch=EPOCH, version=9, was=was), now)
+            return EPOCH, 9
+        case "gone", _:
+            slot.gone(EPOCH, 1, now)
+        case "aborted", _:
+            slot.aborted(abort(v), now)
+        case "fenced", _:
+            slot.reconnected(EPOCH + 1, 0, now)
+        case _:
+            told: dict[Event, Callable[[], object]] = {
+                "taken": lambda: slot.taken(v.key),
+                "put-back": lambda: slot.put_back(v.key),
+                "applied": lambda: slot.applied(v.key, now),
+                "declined": lambda: slot.failed(v.key, "no", now),
+                "failed": lambda: slot.failed(v.key, "full", now, full=True),
+                "torn": lambda: slot.failed(v.key, "no", now, intact=False),
+                "stale": lambda: slot.stale(v.key, now),
+                "newer": lambda: slot.dropped(v.key, now),
+            }
+            told[event]()
+    return v.key
+
+
+def phase_of(bench: Bench, key: tuple[int, int]) -> Phase:
+    """Return the phase of a version."""
+    live: list[Phase] = ["announced", "arriving", "staged", "ready", "applying", "running"]
+    found = [held.phase for held in bench.slot.holds.all(*live) if held.key == key]
+    assert len(found) <= 1
+    rejected: Phase = "rejected" if key in bench.slot.holds.rejected else "dropped"
+    return found[0] if found else rejected
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "after"),
+    [
+        ("announced", "begun", "arriving"),
+        ("announced", "mapped", "ready"),
+        ("announced", "declined", "rejected"),
+        ("announced", "failed", "dropped"),
+        ("announced", "newer", "dropped"),
+        ("announced", "gone", "dropped"),
+        ("announced", "aborted", "dropped"),
+        ("announced", "fenced", "dropped"),
+        ("arriving", "whole", "ready"),  # by way of staged, since it is to be applied at once
+        ("arriving", "failed", "dropped"),
+        ("arriving", "newer", "dropped"),
+        ("arriving", "gone", "dropped"),
+        ("arriving", "aborted", "dropped"),
+        ("arriving", "fenced", "dropped"),
+        ("staged", "committed", "ready"),
+        ("staged", "newer", "dropped"),
+        ("staged", "aborted", "dropped"),
+        ("staged", "fenced", "dropped"),
+        ("ready", "taken", "applying"),
+        ("ready", "newer", "dropped"),
+        ("applying", "applied", "running"),
+        ("applying", "put-back", "ready"),
+        ("applying", "declined", "rejected"),
+        ("applying", "failed", "dropped"),
+        ("applying", "torn", "dropped"),
+        ("applying", "stale", "dropped"),
+        ("applying", "newer", "dropped"),
+        ("running", "renamed", "running"),
+        ("running", "newer", "dropped"),
+        ("running", "torn", "dropped"),
+    ],
+)
+def test_what_happens_moves_a_version_along_its_arrow(
+    before: Phase, event: Event, after: Phase
+) -> None:
+    bench, v = Bench(), version(1)
+    come_to(bench, v, before)
+    key = happen(bench, v, event)
+    assert phase_of(bench, key) == after
+    if after in ("dropped", "rejected"):
+        later = bench.slot.tick(bench.now + bench.slot.timing.patience)
+        assert (EPOCH, 1) not in [(f.epoch, f.version) for f in sent(later, Fetch)]

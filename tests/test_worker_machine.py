@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
@@ -40,7 +41,8 @@ from weightbus.bus.messages import (
     Whole,
     encode,
 )
-from weightbus.bus.slot import Opens, another_host
+from weightbus.bus.phases import Event
+from weightbus.bus.slot import Opens, Slot, another_host
 from weightbus.bus.worker import Identity, WorkerMachine
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
@@ -98,10 +100,23 @@ def sent(effects: list[Effect], kind: type[Message]) -> list[Message]:
     return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
 
 
+def run(slot: Slot, running: Running) -> None:
+    """Have a version run that came some time ago."""
+    told = {"epoch": running.epoch, "version": running.version, "layout": "0" * 64}
+    sizes = {"layout_bytes": 10, "nbytes": 0, "chunk_bytes": 1}
+    words = {"commit": "auto", "acknowledge": "applied", "encoding": "raw"}
+    held = slot.holds.expect(
+        msgspec.convert({"model": slot.model, **told, **sizes, **words}, Announce)
+    )
+    events: list[Event] = ["begun", "whole", "committed", "taken", "applied"]
+    assert all(slot.holds.move(held, event) for event in events)
+    held.running, slot.epoch = running, running.epoch
+
+
 def test_hello_says_who_and_what_it_runs() -> None:
     bench = Bench(inside=False)
     running = Running(3, 9, "f" * 64)
-    bench.machine.slots["b"].running = running
+    run(bench.machine.slots["b"], running)
     [hello] = sent(bench.machine.connected(bench.now), Hello)
     assert hello == Hello(
         name="w",
@@ -173,13 +188,13 @@ def test_another_epoch_is_answered_with_hello_and_nothing_else(epoch: int) -> No
     ):
         bench.now += 1.0
         assert [type(e.message) for e in bench.tell(message) if isinstance(e, Send)] == [Hello]
-    assert bench.machine.slots["a"].arriving is None
+    assert bench.machine.slots["a"].holds.at("arriving") is None
     assert bench.machine.epoch == EPOCH, "only a welcome settles it"
 
 
 def test_a_publisher_of_an_earlier_epoch_than_what_runs_is_not_followed() -> None:
     bench = Bench(inside=False)
-    bench.machine.slots["a"].running = Running(EPOCH + 1, 1, "f" * 64)
+    run(bench.machine.slots["a"], Running(EPOCH + 1, 1, "f" * 64))
     [refused] = bench.tell(welcome(EPOCH))
     assert isinstance(refused, Refused)
     assert refused.code == "stale-epoch"
@@ -275,7 +290,7 @@ def test_any_word_of_the_publisher_is_a_sign_of_life() -> None:
 
 def test_pings_go_out_and_reports_with_them() -> None:
     bench = Bench()
-    bench.machine.slots["a"].running = Running(EPOCH, 1, "f" * 64)
+    run(bench.machine.slots["a"], Running(EPOCH, 1, "f" * 64))
     first = bench.machine.tick(100.0)
     assert sent(first, Ping) == [Ping(subscribed=False)]
     assert sent(first, Applied)
@@ -323,6 +338,7 @@ def applied(bench: Bench, effects: list[Effect]) -> list[Message]:
     for effect in effects:
         if isinstance(effect, Ready):
             key = effect.staged.key
+            bench.machine.taken("a", key)
             reports += sent(bench.machine.applied("a", key, bench.now), Applied)
     return reports
 
@@ -421,9 +437,9 @@ def test_a_place_is_good_until_the_next_one_is_asked_for() -> None:
     assert lease is not None
     assert bench.machine.place([b"a/dat", b"no header"], 3) is None
     assert not lease.live
-    bench.machine.inside = False  # the first message would have no effect any more
+    bench.machine.session = "outside"  # the first message would have no effect any more
     bench.machine.receive_published([b"a/dat", header, lease.view], bench.now)
-    bench.machine.inside = True
+    bench.machine.session = "inside"
     effects = bench.machine.tick(bench.now + Timing().quiet)
     assert Fetch(model="a", epoch=EPOCH, version=1, first=0, count=1) in sent(effects, Fetch)
 
@@ -466,8 +482,8 @@ def test_a_chunk_that_is_dropped_once_it_is_in_its_place_is_fetched(broken: str)
     elif broken == "another epoch":
         frames[1] = encode(Chunk(model="a", epoch=EPOCH - 1, version=1, index=0, crc=crc))
     else:
-        bench.machine.inside = False
+        bench.machine.session = "outside"
     bench.machine.receive_published(frames, bench.now)
-    bench.machine.inside = True
+    bench.machine.session = "inside"
     effects = bench.machine.tick(bench.now + Timing().quiet)
     assert Fetch(model="a", epoch=EPOCH, version=1, first=0, count=1) in sent(effects, Fetch)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
 from weightbus.bus import transfer
+from weightbus.bus.effects import Effect
+from weightbus.bus.messages import Commit
 from weightbus.bus.slot import Slot
 from weightbus.codecs import native
 from weightbus.tests.conformance import python_driver
@@ -180,7 +182,12 @@ def blind() -> None:
 
 def obedient() -> None:
     """Be a client that follows every commit."""
-    Slot.committed = lambda self, commit: self._commit()  # type: ignore[method-assign]  # noqa: ARG005 # pyright: ignore[reportPrivateUsage]
+
+    def committed(slot: Slot, _commit: Commit) -> list[Effect]:
+        held = slot.holds.at("staged")
+        return slot._commit(held) if held is not None else []  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    Slot.committed = committed  # type: ignore[assignment, method-assign]
 
 
 def stubborn() -> None:

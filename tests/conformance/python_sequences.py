@@ -79,6 +79,7 @@ class Player:
     def _apply(self, staged: StagedVersion) -> list[Effect]:
         model, key = staged.model, staged.key
         outcome, *self._applies = self._applies or ["done"]
+        self._machine.taken(model, key)
         if outcome == "done":
             self._runs[model] = staged.version
             return self._machine.applied(model, key, self._now)

@@ -19,6 +19,7 @@ from weightbus.bus.messages import (
     encode,
     from_publisher,
 )
+from weightbus.bus.phases import ARROWS, MODES, SESSIONS
 from weightbus.bus.segment import Views
 from weightbus.bus.staging import StaleError
 from weightbus.codecs.checksum import digest
@@ -152,6 +153,14 @@ def _sequence(case: Case, folder: Path) -> Result:
     return {"steps": play(case, lambda frame: blob(frame, folder))}
 
 
+TABLES: dict[str, Any] = {"version": ARROWS, "model": MODES, "worker": SESSIONS}
+
+
+def _phase(case: Case, _folder: Path) -> Result:
+    table: dict[str, dict[str, str]] = TABLES[case["of"]]
+    return {"next": table[case["state"]].get(case["event"])}
+
+
 RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "messages.json cases": _message,
     "mapping.json cases": _message,
@@ -163,6 +172,7 @@ RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "checksums.json digests": _digest,
     "versions.json cases": _version,
     "segments.json cases": segment,
+    "phases.json cases": _phase,
     "sequences.json cases": _sequence,
     "applying.json messages": _message,
     "applying.json sequences": _sequence,

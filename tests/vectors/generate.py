@@ -16,6 +16,7 @@ from pathlib import Path
 from weightbus.tests.vectors import (
     layout_cases,
     message_cases,
+    phase_cases,
     segment_cases,
     sequence_cases,
     sum_cases,
@@ -86,6 +87,7 @@ def files() -> dict[str, bytes]:
     out.table("segments.json", cases=segments)
     sequences = [_sequence(out, case) for case in sequence_cases.sequence_cases()]
     out.table("sequences.json", cases=sequences)
+    out.table("phases.json", cases=phase_cases.phase_cases())
     out.table(
         "renaming.json",
         messages=[_message(out, each) for each in message_cases.renaming_cases()],

@@ -130,7 +130,7 @@ def applied(version: int, epoch: int = EPOCH) -> Json:
 
 def sequence_cases() -> Iterator[Json]:
     """Yield all sequences."""
-    yield from _told((*_joining(), *_receiving(), *_whole()))
+    yield from _told((*_joining(), *_receiving(), *_many_chunks(), *_catching_up(), *_whole()))
     yield from _told((*_refusing(), *_deciding(), *_living()))
 
 
@@ -301,6 +301,57 @@ def _receiving() -> Iterator[Case]:
     yield case.control(end(2), sends=[applied(2), newest], runs={"m": 2})
 
 
+def _many_chunks() -> Iterator[Case]:
+    """Yield what shows only where there are more chunks than a window has."""
+    count = 40
+    nbytes, layout = count * CHUNK_BYTES, padded({"w": info("U8", [160], 0, 160)})
+    told = announce(1, layout=layout, nbytes=nbytes)
+
+    def part(index: int) -> list[bytes]:
+        data = data_of(1, nbytes)[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+        return [message("chunk", **number(1, EPOCH), index=index, crc=crc32c(data)), data]
+
+    def report(chunks: int) -> Json:
+        return {"type": "progress", **number(1, EPOCH), "chunks": chunks}
+
+    whole = digest_of(1, layout, nbytes)
+    there = {"type": "applied", **number(1, EPOCH), "digest": whole}
+    case = Case("no more than a window is asked for").joined()
+    case.control(told, layout, asks=[*range(16)])
+    for index in range(15):
+        case.control(*part(index))
+    case.control(*part(15)).wait(TICK)
+    for index in range(16, 24):
+        case.control(*part(index))
+    for index in range(24, count):
+        case.wait(TICK).control(*part(index))
+    yield case.control(end(1, of=whole), sends=[there], runs={"m": 1})
+    case = Case("progress is reported").joined().data(told, layout)
+    for index in range(count):
+        case.data(*part(index), **({"sends": [report(index + 1)]} if index % 16 == 15 else {}))
+    yield case.data(end(1, of=whole), sends=[there], runs={"m": 1})
+    case = Case("who gets no answer asks less often").joined().control(announce(1), LAYOUT)
+    alive = message("pong", epoch=EPOCH, models={"m": 1})
+    for wait, again in ((1_500, True), (1_200, False), (800, True), (2_600, False), (1_300, True)):
+        case.control(alive).wait(wait, asks=[0, 1, 2] if again else [])
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+
+
+def _catching_up() -> Iterator[Case]:
+    latest = {"type": "fetch", "version": 0}
+    for name, word in {
+        "gone": message("refuse", code="gone", text="", **number(2, EPOCH)),
+        "aborted": message("abort", **number(2, EPOCH)),
+    }.items():
+        case = Case(f"a version that was caught up with is {name}").joined()
+        case.data(announce(1), LAYOUT).data(*chunk(1, 0)).data(announce(2))
+        case.wait(RETRY, asks=[0, 1, 2]).control(word, sends=[latest]).wait(RETRY)
+        case.control(message("pong", epoch=EPOCH, models={"m": 3}), sends=[latest])
+        case.control(announce(3), asks=[0, 1, 2])
+        case.fetched(3, sends=[applied(3)], runs={"m": 3})
+        yield case.pushed(4, sends=[applied(4)], runs={"m": 4})
+
+
 def _whole() -> Iterator[Case]:
     """Yield versions that come with their announcement."""
     cut = 16  # bytes of a chunk
@@ -415,6 +466,11 @@ def _deciding() -> Iterator[Case]:
         case = held(f"a commit of {name} has no effect")
         case.control(wrong, silent=["applied"], runs={"m": 0})
         yield case.control(commit(), sends=[applied(1)], runs={"m": 1})
+    case = Case("a commit before all has come has no effect").joined()
+    case.data(announce(1, **together), LAYOUT).data(*chunk(1, 0)).control(commit())
+    case.data(*chunk(1, 1)).data(*chunk(1, 2))
+    case.data(end(1), sends=[staged], silent=["applied"], runs={"m": 0})
+    yield case.control(commit(), sends=[applied(1)], runs={"m": 1})
     case = held("an announcement as auto commits")
     yield case.control(announce(1), sends=[applied(1)], runs={"m": 1})
     abort = message("abort", **number(1, EPOCH))
@@ -424,6 +480,7 @@ def _deciding() -> Iterator[Case]:
     yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
     case = Case("an abort while it arrives").joined().data(announce(1), LAYOUT)
     case.data(*chunk(1, 0)).control(abort).wait(TICK, asks=[])
+    case.data(*chunk(1, 1)).data(*chunk(1, 2)).data(end(1), silent=["applied", "staged"])
     yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
     case = held("a newer version replaces one that waits for its commit")
     case.pushed(2, sends=[applied(2)], runs={"m": 2})
