@@ -330,8 +330,8 @@ def test_open_calls_settle_in_the_new_epoch() -> None:
     assert not bench.say("w1", before), "what runs is of the epoch before"
     for name in ("w0", "w1"):
         assert resolved(bench.say(name, hello(name))) is None
-    assert resolved(bench.say("w0", report(Applied, version))) is None
-    answer = resolved(bench.say("w1", report(Applied, version)))
+    assert resolved(bench.say("w1", report(Applied, version))) is None, "w0 had it, by no such name"
+    answer = resolved(bench.say("w0", report(Applied, version)))
     assert answer is not None
     assert answer.achieved
     assert answer.receipt.epoch == bench.machine.epoch
