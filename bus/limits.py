@@ -31,7 +31,9 @@ STAGING_BYTES_MAX = 64 * 2**30  # bytes of one version that a worker takes unles
 SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, its answers to pings included
 # A worker says at most four hellos a second, of four units each, and a ping.
 TALK = Rate(64, 32)  # units from one connection; a second is a ping interval if that is shorter
-STRANGERS = Rate(1024, 1024)  # messages of connections that have not joined: 40 us for each
+STRANGERS = Rate(1024, 256)  # messages of connections that have not joined: each may be a worker
+# libzmq hands over what it has read of a connection that was hung up on, some thousand messages.
+HANG_UPS = Rate(64, 16)  # of control connections, before newcomers are turned away for a while
 ACCEPTS = Rate(512, 200)  # connections for pushed chunks; whoever waits for one fetches meanwhile
 
 WINDOW_CHUNKS = 16  # chunks that a worker asks for before an answer

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import zmq
 
 from . import endpoints
+from .allowance import Allowance
 from .distribution import Distribution, Outlet
 from .errors import AddressError
 from .inheritance import (
@@ -29,7 +30,7 @@ from .inheritance import (
     descriptors_of_libzmq,
     keep_in_children,
 )
-from .limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+from .limits import HANG_UPS, HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from .listening import Listener, spent
 from .messages import Buffer
 from .subscription import Subscription
@@ -47,6 +48,7 @@ PUB_QUEUE = (
     1_000  # messages per subscriber before more are dropped; they lie in the version's memory
 )
 DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
+CLOSED_SECONDS = 1.0  # to newcomers, after too many connections were hung up on
 UNREAD = 4  # messages of one worker before TCP pushes back: each may have 128 KiB
 ROUTER_QUEUE = 128  # messages per worker, who keeps less than a window outstanding
 
@@ -191,6 +193,8 @@ class PublisherSockets(_Sockets):
         self._data = Distribution(queue, self._selector)
         self._listener: Listener | None = None  # of an ipc address
         self._last: zmq.Frame | None = None  # the identity with the last message
+        self._hang_ups = Allowance(HANG_UPS, 0.0)
+        self._open_at = 0.0  # when newcomers are let in again
         self._spare = self._bell.dup()  # takes the place of a connection that is to be closed
         self._selector.register(int(self._changes.get(zmq.FD)), selectors.EVENT_READ, self._changes)
         try:
@@ -274,14 +278,21 @@ class PublisherSockets(_Sockets):
         """
         if self._last is not None:
             self._shut_down(int(self._last.get(zmq.SRCFD)))
+            now = time.monotonic()
+            if not self._hang_ups.take(1, now):
+                self._open_at = now + CLOSED_SECONDS
 
     def _spare_the_last(self) -> None:
-        """Close connections that took the last descriptors: libzmq spins once there is none."""
+        """Close connections that took the last descriptors: libzmq spins once there is none.
+
+        And all that come while many had to be hung up on: each costs time until its last message.
+        """
+        closed = time.monotonic() < self._open_at
         with contextlib.suppress(zmq.Again):
             while True:
                 change, _ = self._changes.recv_multipart(AT_ONCE)
                 descriptor = int.from_bytes(change[2:6], sys.byteorder)
-                if spent(descriptor):
+                if closed or spent(descriptor):
                     self._shut_down(descriptor)
 
     def _shut_down(self, descriptor: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from weightbus.bus import listening, patience
+from weightbus.bus.allowance import Rate
 from weightbus.bus.effects import Effect, HangUp
 from weightbus.bus.endpoints import host_and_port, ipc_path
 from weightbus.bus.limits import ROSTER_MODELS_MAX, STRANGERS, TALK, Timing
@@ -183,6 +184,28 @@ def test_zeromq_sends_no_pings_of_its_own() -> None:
         side.close()
 
 
+def test_newcomers_are_turned_away_while_many_are_hung_up_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("weightbus.bus.sockets.HANG_UPS", Rate(0, 1))
+    monkeypatch.setattr("weightbus.bus.sockets.CLOSED_SECONDS", SECONDS)
+    sockets = PublisherSockets("tcp://127.0.0.1:0", None)
+    with contextlib.ExitStack() as stack:
+        stack.callback(sockets.close)
+        context = stack.enter_context(zmq.Context())
+        dealer = stack.enter_context(context.socket(zmq.DEALER))
+        dealer.linger = 0
+        dealer.connect(sockets.address)
+        dealer.send(b"hi")
+        assert _received(sockets)[1] == [b"hi"]
+        sockets.hang_up()
+        _turned_away(sockets, stack.enter_context(_dialled(sockets.address)))
+        vars(sockets)["_open_at"] = 0.0  # as time would
+        dealer.send(b"back")
+        assert _received(sockets)[1] == [b"back"]
+        dealer.close()
+
+
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
 def test_the_last_descriptors_are_kept_from_connections(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,15 +221,18 @@ def test_the_last_descriptors_are_kept_from_connections(
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         monkeypatch.setattr(listening, "DESCRIPTORS_RESERVED", limit)
         for where in (sockets.address, sockets.data_address):
-            late = stack.enter_context(_dialled(where))
-            late.settimeout(0.01)
-            deadline, heard = time.monotonic() + SECONDS, b"?"
-            while heard:
-                assert time.monotonic() < deadline, "it was not turned away"
-                sockets.poll(0.01)
-                with contextlib.suppress(TimeoutError):
-                    heard = _heard(late)
+            _turned_away(sockets, stack.enter_context(_dialled(where)))
         assert _heard(first), "who was there before is left alone"
+
+
+def _turned_away(sockets: PublisherSockets, late: socket.socket) -> None:
+    late.settimeout(0.01)
+    deadline, heard = time.monotonic() + SECONDS, b"?"
+    while heard:
+        assert time.monotonic() < deadline, "it was not turned away"
+        sockets.poll(0.01)
+        with contextlib.suppress(TimeoutError):
+            heard = _heard(late)
 
 
 def _dialled(endpoint: str) -> socket.socket:
