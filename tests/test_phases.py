@@ -14,7 +14,7 @@ from weightbus.bus.phases import ARROWS, MODES, SESSIONS, Event, Phase
 ROOT = Path(__file__).parent.parent
 WORKER = (ROOT / "docs" / "PROTOCOL.md").read_text().split("\n## 8. ")[1].split("\n## 9. ")[0]
 CASES = json.loads((ROOT / "tests" / "vectors" / "phases.json").read_text())["cases"]
-EVENTS = sorted({event for arrows in ARROWS.values() for event in arrows})
+EVENTS: list[Event] = sorted({event for arrows in ARROWS.values() for event in arrows})
 
 
 def of_the_document(head: str) -> dict[str, dict[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from weightbus.bus.acceptance import LAYOUTS_KEPT
 from weightbus.bus.effects import Effect, Ready, Rejected, Send, Subscribe
@@ -31,7 +32,7 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.phases import Event, Phase
 from weightbus.bus.slot import RESTARTS_MAX, Slot
-from weightbus.bus.staging import Buffers, StagedVersion
+from weightbus.bus.staging import Buffers, SharedMemory, StagedVersion
 from weightbus.bus.transfer import Transfer
 from weightbus.bus.version import Version
 from weightbus.codecs.layout import Layout
@@ -46,7 +47,8 @@ class Bench:
     def __init__(self, bytes_max: int = 1000, objection: str = "") -> None:
         self.objection = objection
         self.asked: list[str] = []  # layouts that the user was asked about
-        self.slot = Slot("a", self.accepts, bytes_max, Timing())
+        self.memory: SharedMemory | None = None  # what any segment turns out to be
+        self.slot = Slot("a", self.accepts, bytes_max, Timing(), lambda _shared, _size: self.memory)
         self.now = 0.0
         self.effects: list[Effect] = []
 
@@ -599,7 +601,9 @@ def test_memory_that_is_lent_is_taken_back_with_the_version_it_was_for(end: str)
 class Memory:
     """A segment that can be opened."""
 
-    data = np.full(20, 1, np.uint8)
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        return np.full(20, 1, np.uint8)
 
     def reading(self, _model: str, _epoch: int, _version: int) -> AbstractContextManager[None]:
         return nullcontext()
@@ -632,7 +636,7 @@ def happen(bench: Bench, v: Version, event: Event) -> tuple[int, int]:
         case "begun", _:
             bench.announce(v)
         case "mapped", _:
-            slot._opens = lambda _shared, _nbytes: Memory()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+            bench.memory = Memory()
             bench.announce(v, shared=Shared(path="/proc/1/fd/1", token="0" * 32))
         case "whole", _:
             bench.feed(v)
@@ -691,8 +695,9 @@ def phase_of(bench: Bench, key: tuple[int, int]) -> Phase:
     live: list[Phase] = ["announced", "arriving", "staged", "ready", "applying", "running"]
     found = [held.phase for held in bench.slot.holds.all(*live) if held.key == key]
     assert len(found) <= 1
-    rejected: Phase = "rejected" if key in bench.slot.holds.rejected else "dropped"
-    return found[0] if found else rejected
+    if found:
+        return found[0]
+    return "rejected" if key in bench.slot.holds.rejected else "dropped"
 
 
 @pytest.mark.parametrize(

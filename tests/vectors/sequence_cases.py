@@ -330,7 +330,8 @@ def _many_chunks() -> Iterator[Case]:
     for index in range(count):
         case.data(*part(index), **({"sends": [report(index + 1)]} if index % 16 == 15 else {}))
     yield case.data(end(1, of=whole), sends=[there], runs={"m": 1})
-    case = Case("who gets no answer asks less often").joined().control(announce(1), LAYOUT)
+    case = Case("who gets no answer asks less often").joined()
+    case.control(announce(1), LAYOUT, asks=[0, 1, 2])
     alive = message("pong", epoch=EPOCH, models={"m": 1})
     for wait, again in ((1_500, True), (1_200, False), (800, True), (2_600, False), (1_300, True)):
         case.control(alive).wait(wait, asks=[0, 1, 2] if again else [])

@@ -99,7 +99,7 @@ class Control {
 
  private:
   static constexpr std::size_t kFramesMax = 8;
-  static constexpr int kLingerMs = 200;       // what is on its way when we leave gets this
+  static constexpr int kLingerMs = 200;     // what is on its way when we leave gets this
   static constexpr int kConnectMs = 3'000;  // for one attempt, in which TCP tries at 0 and 1 s
   static constexpr int kQueue = 32;         // messages held before TCP pushes back; bytes count
 
