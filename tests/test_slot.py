@@ -605,7 +605,8 @@ class Memory:
     def data(self) -> NDArray[np.uint8]:
         return np.full(20, 1, np.uint8)
 
-    def reading(self, _model: str, _epoch: int, _version: int) -> AbstractContextManager[None]:
+    def reading(self, model: str, epoch: int, version: int) -> AbstractContextManager[None]:
+        assert (model, epoch, version) == ("a", EPOCH, 1)
         return nullcontext()
 
     def warm(self) -> None:
@@ -693,7 +694,7 @@ def happen(bench: Bench, v: Version, event: Event) -> tuple[int, int]:
 def phase_of(bench: Bench, key: tuple[int, int]) -> Phase:
     """Return the phase of a version."""
     live: list[Phase] = ["announced", "arriving", "staged", "ready", "applying", "running"]
-    found = [held.phase for held in bench.slot.holds.all(*live) if held.key == key]
+    found: list[Phase] = [held.phase for held in bench.slot.holds.all(*live) if held.key == key]
     assert len(found) <= 1
     if found:
         return found[0]
