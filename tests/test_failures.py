@@ -361,7 +361,7 @@ def test_a_publisher_whose_clock_is_behind_finds_its_workers(
     target, late = model(SMALL, 0), model(SMALL, 0)
     first = Publisher(timing=QUICK)
     subscriber = scene.subscriber(first, target).start()
-    first.publish("m", model(SMALL, 1), timeout=SECONDS)
+    first.publish("m", model(SMALL, 1), expect=1, timeout=SECONDS)
     first.close()
     hour_ago = time.time_ns() - 3600 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: hour_ago)

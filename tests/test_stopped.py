@@ -1,6 +1,7 @@
 """Who takes nothing of what it is sent costs the others nothing, for as long as that lasts."""
 
 import socket
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +25,8 @@ def test_a_connection_that_is_never_read_takes_no_memory(
     """What is on its way to it is let go soon, so that one arena serves all versions."""
     made: list[Arena] = []
 
-    def make(nbytes: int, *, share: bool) -> Arena:
-        made.append(Arena(nbytes, share=share))
+    def make(nbytes: int, **how: Any) -> Arena:
+        made.append(Arena(nbytes, **how))
         return made[-1]
 
     monkeypatch.setattr(arena, "Arena", make)
