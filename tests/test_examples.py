@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import weightbus
 
@@ -62,6 +64,40 @@ def test_a_worker_of_the_line_predicts_with_each_version(name: str) -> None:
         assert worker.wait(timeout=30) == 0
         said_goodbye = publisher.publish("line", weights, timeout=60)
         assert said_goodbye.workers == {}, "one that is only lost would still be waited for"
+
+
+def test_a_worker_of_level_1_keeps_the_newest_version(tmp_path: Path) -> None:
+    path, address = tmp_path / "m.safetensors", f"ipc://{tmp_path}/bus"
+    weights = {"w": np.arange(300, dtype=np.float32)}  # 38 chunks: three windows
+
+    def opened() -> weightbus.Publisher:
+        return weightbus.Publisher(address, chunk_bytes=32)
+
+    def is_published() -> bool:
+        return bool((safetensors.numpy.load_file(path)["w"] == weights["w"]).all())
+
+    with opened() as publisher:
+        receipt = publisher.publish("m", weights, timeout=60)  # it joins late
+        with running("level1_worker.py", address, "m", str(path)):
+            publisher.wait_for_workers(1, timeout=60)
+            deadline = time.monotonic() + 60
+            while not path.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert is_published()
+            for _ in range(3):
+                weights["w"] += 1
+                assert publisher.publish("m", weights, timeout=60).digest
+                assert is_published()
+            with pytest.raises(weightbus.PublishError, match="unsupported"):
+                publisher.publish("m", weights, commit="together", timeout=60)
+            publisher.close()
+            with opened() as later:
+                later.wait_for_workers(1, timeout=60)
+                weights["w"] += 1
+                again = later.publish("m", weights, timeout=60)
+                assert (again.epoch > receipt.epoch, again.version) == (True, 1)
+                assert is_published()
+    assert len((EXAMPLES / "level1_worker.py").read_text().splitlines()) <= 120
 
 
 @pytest.mark.parametrize("name", ["numpy_worker.py", "jax_worker.py"])

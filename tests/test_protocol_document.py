@@ -179,6 +179,28 @@ def test_examples_are_valid(example: str) -> None:
     assert type(message) is kind
 
 
+def test_the_session_on_the_first_page_is_valid() -> None:
+    page = section("0. The first page: a worker that only pulls")
+    lines = re.findall(r"^(-->|<--) \{(.*)\}(?: \+ \d+ bytes)?$", page, re.MULTILINE)
+    for arrow, fields in lines:
+        whole = re.sub(r'("instance":"\w{4})\.{3}', rf"\g<1>{'0' * 28}", fields)
+        header = '{"wbp":1,' + re.sub(r"\.{3}", "0" * 60, whole) + "}"
+        payload = [b""] if '"chunk"' in fields else []
+        (from_worker if arrow == "-->" else from_publisher)([header.encode(), *payload])
+    told = {re.search(r'"type":"(\w+)"', fields)[1] for _, fields in lines}  # type: ignore[index]
+    assert told >= {
+        "hello",
+        "welcome",
+        "ping",
+        "pong",
+        "fetch",
+        "announce",
+        "end",
+        "chunk",
+        "applied",
+    }
+
+
 def test_every_message_has_an_example() -> None:
     assert {json.loads(example)["type"] for example in EXAMPLES} == set(TYPES)
 
