@@ -152,12 +152,14 @@ void describe(Applied& m, V& f) {
 struct Failed : OfVersion {
   static constexpr std::string_view kType = "failed";
   std::string code, text;
+  bool intact = true;  // what ran before still runs
 };
 template <class V>
 void describe(Failed& m, V& f) {
   describe_version(m, f);
   f("code", m.code, Name{});
   f("text", m.text, Text{kTextMax});
+  f("intact", m.intact, Boolean{}, true);
 }
 
 struct Bye {
