@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import safetensors.numpy
 
 import weightbus
+from weightbus.tests.compose.waiting import wait_for
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -80,9 +80,7 @@ def test_a_worker_of_level_1_keeps_the_newest_version(tmp_path: Path) -> None:
         receipt = publisher.publish("m", weights, timeout=60)  # it joins late
         with running("level1_worker.py", address, "m", str(path)):
             publisher.wait_for_workers(1, timeout=60)
-            deadline = time.monotonic() + 60
-            while not path.exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_for(path.exists, "the version from before it came is kept", 60)
             assert is_published()
             for _ in range(3):
                 weights["w"] += 1

@@ -3,10 +3,10 @@
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -57,12 +57,13 @@ def in_child(work: Callable[[], object]) -> int:
             os.write(2, f"{error!r}\n".encode())
             os._exit(1)
         os._exit(0)
-    deadline = time.monotonic() + SECONDS
-    while not (done := os.waitpid(child, os.WNOHANG))[0]:
-        if time.monotonic() > deadline:
+    ended = os.pidfd_open(child)
+    try:
+        if not select.select([ended], [], [], SECONDS)[0]:
             os.kill(child, signal.SIGKILL)
-        time.sleep(0.01)
-    return os.waitstatus_to_exitcode(done[1])
+    finally:
+        os.close(ended)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @FORKS
