@@ -21,9 +21,9 @@ if TYPE_CHECKING:
         WorkersMissingError,
     )
     from .bus.limits import Timing
-    from .bus.listeners import WorkerEvent
+    from .bus.net.listeners import WorkerEvent
+    from .bus.publisher.status import WorkerStatus
     from .bus.receipt import Receipt, WorkerReceipt
-    from .bus.status import WorkerStatus
     from .codecs.errors import LayoutError, StateError, WeightBusError
     from .python_client.publisher import Publisher
     from .python_client.schemes.backends import WeightSyncBackend, register_weight_sync_backend
@@ -160,9 +160,9 @@ _HOMES = {
     "WeightSyncBackend": "python_client.schemes.backends",
     "WeightSyncScheme": "python_client.schemes.scheme",
     "WeightUpdaterBase": "python_client.schemes.updater",
-    "WorkerEvent": "bus.listeners",
+    "WorkerEvent": "bus.net.listeners",
     "WorkerReceipt": "bus.receipt",
-    "WorkerStatus": "bus.status",
+    "WorkerStatus": "bus.publisher.status",
     "WorkersMissingError": "bus.errors",
     "ZMQWeightSyncScheme": "python_client.schemes.bus_schemes",
     "register_weight_sync_backend": "python_client.schemes.backends",

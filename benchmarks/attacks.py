@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from weightbus.bus.endpoints import host_and_port
 from weightbus.bus.limits import HEADER_BYTES_MAX, MODELS_MAX
 from weightbus.bus.messages import Hello, Message, Ping, encode
-from weightbus.bus.zmtp import COMMAND, GREETING, MORE, message_parts
+from weightbus.bus.net.endpoints import host_and_port
+from weightbus.bus.net.zmtp import COMMAND, GREETING, MORE, message_parts
 
 LOWEST_PRIORITY = 19  # an attacker has a machine of its own: here it gets what others leave
 BLOCK_BYTES = 2**16  # about what is made at once to be sent

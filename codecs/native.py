@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from . import _native
+    from ..codecs import _native
     from .numpy_tensors import Bytes, Memory
 
 Addresses = NDArray[np.uint64]
@@ -31,7 +31,7 @@ if not TYPE_CHECKING:
     _native = None
     if os.environ.get(CHOICE, "1") != "0":
         with contextlib.suppress(ImportError):  # no compiler, or another system
-            from . import _native
+            from ..codecs import _native
 
 BUILT: bool = _native is not None
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..bus.version import Version
+from ..bus.memory.version import Version
 from ..codecs.checksum import digest_of
 from .state_folder import StateFolder, StoredVersion, newest, parts_of
 

@@ -14,25 +14,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypedDict, TypeVar, Unpack
 
-from ..bus import checks, endpoints
-from ..bus.arena import NEVER, Arenas
 from ..bus.deadline import Deadline
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
 from ..bus.limits import CHUNKS_MAX, INTEGER_MAX, WORKERS_MAX, Timing
-from ..bus.listeners import Listener, WorkerEvent
+from ..bus.memory.segment import probe
+from ..bus.memory.snapshots import NEVER, Arenas
+from ..bus.memory.version import Version
 from ..bus.messages import check_name
-from ..bus.publication import CommitMode, Publication, Wait
-from ..bus.publisher import PublisherMachine
-from ..bus.publisher_loop import PublisherLoop
+from ..bus.net import endpoints
+from ..bus.net.control import PUB_QUEUE, PublisherSockets
+from ..bus.net.listeners import Listener, WorkerEvent
+from ..bus.net.publisher_loop import PublisherLoop
+from ..bus.publisher.machine import PublisherMachine
+from ..bus.publisher.publication import CommitMode, Publication, Wait
+from ..bus.publisher.status import WorkerStatus
 from ..bus.receipt import Receipt
-from ..bus.segment import probe
-from ..bus.sockets import PUB_QUEUE, PublisherSockets
-from ..bus.status import WorkerStatus
-from ..bus.version import Version
 from ..codecs.chunks import CHUNK_BYTES_DEFAULT, ChunkPlan
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout
 from ..codecs.state import Form, State, state_of
+from . import checks
 from .dropped import end_with
 from .keeper import Keeper
 from .state_folder import Saved, StateFolder, StateFolderError, StoredVersion

@@ -27,17 +27,17 @@ from typing import TYPE_CHECKING, Annotated, cast
 import msgspec
 import numpy as np
 
-from ..bus import checks
-from ..bus.inheritance import abandon_in_children, keep_in_children
 from ..bus.limits import INTEGER_MAX
 from ..bus.messages import Count, Hex64, Name, Positive
+from ..bus.net.inheritance import abandon_in_children, keep_in_children
 from ..codecs.checksum import digest_of
 from ..codecs.chunks import CHUNK_BYTES_MAX
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
 from ..codecs.numpy_tensors import Bytes
-from .checkpoint import open_checkpoint
-from .shards import SUFFIX, CheckpointError
+from . import checks
+from .checkpoints.checkpoint import open_checkpoint
+from .checkpoints.shards import SUFFIX, CheckpointError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

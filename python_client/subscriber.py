@@ -17,21 +17,21 @@ from typing import Any, NoReturn, TypeVar
 
 from numpy.typing import NDArray
 
-from ..bus import checks
 from ..bus.errors import ClosedError, RefusedError, not_applied
-from ..bus.handoff import Handoff
 from ..bus.limits import INTEGER_MAX, MODELS_MAX, STAGING_BYTES_MAX, Timing
+from ..bus.memory.segment import Views
+from ..bus.memory.staging import OverwrittenError, StagedVersion, StaleError
 from ..bus.messages import MAPPING, RENAMING, check_name
-from ..bus.segment import Views
-from ..bus.slot import another_host
-from ..bus.sockets import WorkerSockets
-from ..bus.staging import OverwrittenError, StagedVersion, StaleError
-from ..bus.worker import Identity, WorkerMachine
-from ..bus.worker_loop import WorkerLoop
+from ..bus.net.control import WorkerSockets
+from ..bus.net.handoff import Handoff
+from ..bus.net.worker_loop import WorkerLoop
+from ..bus.worker.machine import Identity, WorkerMachine
+from ..bus.worker.slot import another_host
 from ..codecs.apply import as_arrays
 from ..codecs.checksum import digest_of
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
+from . import checks
 from .dropped import end_with
 from .reading import READING_SECONDS, InUseError, ReadingLock
 from .targets import Target, targets_of

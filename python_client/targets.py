@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from ..bus.acceptance import Expected
-from ..bus.staging import StagedVersion
+from ..bus.memory.staging import StagedVersion
+from ..bus.worker.layouts import Expected
 from ..codecs.apply import Reader, check
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout, trimmed

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from weightbus.bus import phases
+from weightbus.bus.worker import phases
 from weightbus.tests import simulate
 from weightbus.tests.conformance.python_sequences import play
 from weightbus.tests.conformance.python_vectors import blob

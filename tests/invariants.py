@@ -11,15 +11,15 @@ worker goes to and fro between two, and what listeners are told of workers is ho
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from weightbus.bus.holdings import IN_MEMORY
 from weightbus.bus.limits import BUFFERS_MAX
+from weightbus.bus.memory.staging import StagedVersion
+from weightbus.bus.memory.version import Version
 from weightbus.bus.messages import Applied, Failed, Hello, Message, Staged
-from weightbus.bus.publication import Publication
-from weightbus.bus.publisher import PublisherMachine
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.receipt import Receipt
-from weightbus.bus.slot import Slot
-from weightbus.bus.staging import StagedVersion
-from weightbus.bus.version import Version
+from weightbus.bus.worker.holdings import IN_MEMORY
+from weightbus.bus.worker.slot import Slot
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.native import crc32c
 

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus.bus.arena import Arenas
 from weightbus.bus.effects import (
     Broadcast,
     Connect,
@@ -44,6 +43,9 @@ from weightbus.bus.effects import (
 )
 from weightbus.bus.errors import ProtocolError, UnknownWorkerError
 from weightbus.bus.limits import APPLIES_MAX, ARENAS_MAX, STAGING_BYTES_MAX, Timing
+from weightbus.bus.memory.snapshots import Arenas
+from weightbus.bus.memory.staging import StagedVersion, StaleError
+from weightbus.bus.memory.version import Version
 from weightbus.bus.messages import (
     PAYLOAD,
     RENAMING,
@@ -54,12 +56,10 @@ from weightbus.bus.messages import (
     encode,
     from_worker,
 )
-from weightbus.bus.publication import Publication
-from weightbus.bus.publisher import PublisherMachine
-from weightbus.bus.staging import StagedVersion, StaleError
-from weightbus.bus.transfer import Lease
-from weightbus.bus.version import Version
-from weightbus.bus.worker import Identity, WorkerMachine
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.bus.worker.transfer import Lease
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from weightbus.bus import acceptance
-from weightbus.bus.acceptance import LAYOUTS_KEPT, Acceptance
 from weightbus.bus.messages import Announce
+from weightbus.bus.worker import layouts as acceptance
+from weightbus.bus.worker.layouts import LAYOUTS_KEPT, Acceptance
 from weightbus.codecs import layout as layouts
 from weightbus.codecs.errors import LayoutError
 from weightbus.codecs.layout import Layout

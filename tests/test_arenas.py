@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from weightbus.bus.arena import Arenas
-from weightbus.bus.catalog import DIGESTS_KEPT, Shelf
 from weightbus.bus.limits import ARENAS_MAX
-from weightbus.bus.segment import View
-from weightbus.bus.version import Retired, Version
+from weightbus.bus.memory.segment import View
+from weightbus.bus.memory.snapshots import Arenas
+from weightbus.bus.memory.version import Retired, Version
+from weightbus.bus.publisher.shelf import DIGESTS_KEPT, Shelf
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
 

@@ -19,10 +19,10 @@ from weightbus import (
     Timing,
     ZMQWeightSyncScheme,
 )
-from weightbus.bus.checks import SECONDS_MAX
 from weightbus.bus.errors import AddressError
 from weightbus.bus.limits import TEXT_MAX
-from weightbus.python_client.cli_commands import app
+from weightbus.python_client.checks import SECONDS_MAX
+from weightbus.python_client.cli.commands import app
 
 WEIGHTS = {"w": np.zeros(3, np.float32)}
 TIMES: list[object] = [math.inf, -math.inf, math.nan, 1e10, SECONDS_MAX * 1.001, "1", True]

@@ -34,7 +34,7 @@ from weightbus import (
     Update,
     WorkersMissingError,
 )
-from weightbus.bus.worker_loop import WorkerLoop
+from weightbus.bus.net.worker_loop import WorkerLoop
 from weightbus.python_client.publisher import PublishOptions
 from weightbus.python_client.subscriber import COPY_SECONDS
 
@@ -641,7 +641,7 @@ def test_an_address_in_use_says_so(bus: Bus) -> None:
 
 def test_any_port_means_any_port_for_data_too(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """The port beside a free one need not be free."""
-    from weightbus.bus import endpoints
+    from weightbus.bus.net import endpoints
 
     taken = bus.publisher().address
     beside: Callable[[str], str] = endpoints.beside

@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save, save_file
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.numpy_tensors import Array
 from weightbus.codecs.state import state_of
-from weightbus.python_client.checkpoint import open_checkpoint
-from weightbus.python_client.shards import CheckpointError
+from weightbus.python_client.checkpoints.checkpoint import open_checkpoint
+from weightbus.python_client.checkpoints.shards import CheckpointError
 
 FIRST: dict[str, Array] = {
     "a.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -286,7 +286,7 @@ def test_a_checkpoint_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from pathlib import Path\n"
-        "from weightbus.python_client.checkpoint import open_checkpoint\n"
+        "from weightbus.python_client.checkpoints.checkpoint import open_checkpoint\n"
         "print(sorted(open_checkpoint(Path(sys.argv[1])).arrays()))"
     )
     done = subprocess.run(  # noqa: S603

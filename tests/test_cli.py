@@ -15,14 +15,14 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner, Result
 
 import weightbus
-from weightbus.python_client.cli_commands import app
+from weightbus.python_client.cli.commands import app
 from weightbus.python_client.state_folder import StateFolder
 
 DEADLINE = 60.0  # seconds for what takes one or two
 SMALL = {"layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
 INTERRUPTIBLE = (  # a child of a background job would ignore SIGINT
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from weightbus.python_client.cli import main; main()"
+    "from weightbus.python_client.cli.main import main; main()"
 )
 
 
@@ -420,7 +420,7 @@ def test_ctrl_c_before_or_after_a_command_leaves_no_traceback(moment: str) -> No
         "            weakref.finalize(here, os.kill, os.getpid(), signal.SIGINT)\n"
         f"            sys.kept = here if {moment == 'exit'} else None\n"
         "sys.meta_path.insert(0, Finder())\n"
-        "from weightbus.python_client.cli import main\n"
+        "from weightbus.python_client.cli.main import main\n"
         "main()\n"
     )
     done = subprocess.run(  # noqa: S603
@@ -471,9 +471,9 @@ def test_the_module_is_the_command() -> None:
 
 
 def test_what_is_not_installed_is_named() -> None:
-    code = "import sys; sys.modules['typer'] = None\nfrom weightbus.python_client.cli import main\n"
+    code = "import sys; sys.modules['typer'] = None; import weightbus.python_client.cli.main as cli"
     done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", code + "main()"],
+        [sys.executable, "-c", code + "; cli.main()"],
         capture_output=True,
         text=True,
         timeout=DEADLINE,

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from weightbus.python_client.cli_outcome import UsageError
+from weightbus.python_client.cli.outcome import UsageError
 from weightbus.python_client.demo.course import run_demo
 from weightbus.python_client.demo.episode import Episode, from_line, to_line
 from weightbus.python_client.demo.policy import (

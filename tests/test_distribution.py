@@ -18,21 +18,21 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightbus.bus import distribution
 from weightbus.bus.allowance import Rate
 from weightbus.bus.complaints import EVERY_SECONDS
-from weightbus.bus.distribution import (
+from weightbus.bus.errors import AddressError
+from weightbus.bus.limits import SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
+from weightbus.bus.messages import Buffer
+from weightbus.bus.net import pub as distribution
+from weightbus.bus.net.endpoints import host_and_port
+from weightbus.bus.net.pub import (
     HOLD_SECONDS,
     PING_SECONDS,
     SILENCE_SECONDS,
     Distribution,
 )
-from weightbus.bus.endpoints import host_and_port
-from weightbus.bus.errors import AddressError
-from weightbus.bus.limits import SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
-from weightbus.bus.messages import Buffer
-from weightbus.bus.transfer import Lease
-from weightbus.bus.zmtp import GREETING, Stream, message_parts, rest_of
+from weightbus.bus.net.zmtp import GREETING, Stream, message_parts, rest_of
+from weightbus.bus.worker.transfer import Lease
 
 SECONDS = 30.0  # far more than anything here takes
 QUEUE = 4

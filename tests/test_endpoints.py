@@ -2,8 +2,8 @@
 
 import pytest
 
-from weightbus.bus import endpoints
 from weightbus.bus.errors import AddressError
+from weightbus.bus.net import endpoints
 
 
 @pytest.mark.parametrize(

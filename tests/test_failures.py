@@ -30,11 +30,11 @@ from weightbus import (
     UnknownWorkerError,
 )
 from weightbus.bus.effects import Effect
-from weightbus.bus.endpoints import host_and_port
 from weightbus.bus.messages import Hello, Ping, Refuse, Welcome, encode, from_publisher
-from weightbus.bus.publication import Publication
-from weightbus.bus.publisher import PublisherMachine
-from weightbus.bus.sockets import UNSENT_MS
+from weightbus.bus.net.control import UNSENT_MS
+from weightbus.bus.net.endpoints import host_and_port
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.publication import Publication
 from weightbus.python_client.state_folder import TABLE
 from weightbus.tests.bus_process import checksum, model
 
@@ -644,7 +644,7 @@ def test_when_the_publishers_thread_dies_everybody_is_told(
 def test_when_the_subscribers_thread_dies_receive_says_so(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from weightbus.bus.worker import WorkerMachine
+    from weightbus.bus.worker.machine import WorkerMachine
 
     subscriber = scene.subscriber(scene.publisher(), model(SMALL, 0))
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from weightbus.bus.errors import ApplyError, ClosedError, RefusedError
-from weightbus.bus.handoff import Handoff
 from weightbus.bus.limits import MODELS_MAX
-from weightbus.bus.staging import StagedVersion
+from weightbus.bus.memory.staging import StagedVersion
+from weightbus.bus.net.handoff import Handoff
 from weightbus.codecs.layout import Layout
 
 SECONDS = 10.0  # far more than anything here takes

@@ -2,7 +2,6 @@
 
 import pytest
 
-from weightbus.bus import sockets
 from weightbus.bus.allowance import Allowance, Rate
 from weightbus.bus.limits import (
     ARENAS_MAX,
@@ -37,7 +36,8 @@ from weightbus.bus.messages import (
     data_topic,
     encode,
 )
-from weightbus.bus.push import BURST_BYTES
+from weightbus.bus.net import control as sockets
+from weightbus.bus.publisher.push import BURST_BYTES
 from weightbus.codecs.chunks import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
 from weightbus.codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from weightbus import ClosedError, Publisher, Subscriber, Timing, WorkerEvent
-from weightbus.bus import listeners
-from weightbus.bus.listeners import Listener
+from weightbus.bus.net import listeners
+from weightbus.bus.net.listeners import Listener
 
 SECONDS = 60.0  # far more than anything here takes
 QUICK = Timing(ping=0.1, lost_after=0.5)

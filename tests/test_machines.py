@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from weightbus.bus import roster
 from weightbus.bus.effects import Broadcast, Effect, Ready, Resolve, Send, Subscribe
-from weightbus.bus.holdings import IN_MEMORY
 from weightbus.bus.limits import BUFFERS_MAX, HEADER_BYTES_MAX, INTEGER_MAX, Timing
+from weightbus.bus.memory.staging import Buffers
+from weightbus.bus.memory.version import Version
 from weightbus.bus.messages import (
     Abort,
     Announce,
@@ -39,12 +39,12 @@ from weightbus.bus.messages import (
     from_publisher,
     from_worker,
 )
-from weightbus.bus.offers import end_of
-from weightbus.bus.publication import Publication
-from weightbus.bus.publisher import PublisherMachine
-from weightbus.bus.staging import Buffers
-from weightbus.bus.version import Version
-from weightbus.bus.worker import Identity, WorkerMachine
+from weightbus.bus.publisher import roster
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.offers import end_of
+from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.worker.holdings import IN_MEMORY
+from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.layout import Layout

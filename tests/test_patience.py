@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 import zmq
 
-from weightbus.bus import listening, patience
 from weightbus.bus.allowance import Rate
 from weightbus.bus.effects import Effect, HangUp
-from weightbus.bus.endpoints import host_and_port, ipc_path
 from weightbus.bus.limits import ROSTER_MODELS_MAX, STRANGERS, TALK, Timing
 from weightbus.bus.messages import Applied, Hello, Message, Ping, Progress, encode
-from weightbus.bus.patience import DEAR
-from weightbus.bus.publisher import PublisherMachine
-from weightbus.bus.roster import Roster
-from weightbus.bus.sockets import PublisherSockets, WorkerSockets
+from weightbus.bus.net import listening
+from weightbus.bus.net.control import PublisherSockets, WorkerSockets
+from weightbus.bus.net.endpoints import host_and_port, ipc_path
+from weightbus.bus.publisher import patience
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.patience import DEAR
+from weightbus.bus.publisher.roster import Roster
 
 SECONDS = 30.0
 MODEL = "m"
@@ -187,8 +188,8 @@ def test_zeromq_sends_no_pings_of_its_own() -> None:
 def test_newcomers_are_turned_away_while_many_are_hung_up_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("weightbus.bus.sockets.HANG_UPS", Rate(0, 1))
-    monkeypatch.setattr("weightbus.bus.sockets.CLOSED_SECONDS", SECONDS)
+    monkeypatch.setattr("weightbus.bus.net.control.HANG_UPS", Rate(0, 1))
+    monkeypatch.setattr("weightbus.bus.net.control.CLOSED_SECONDS", SECONDS)
     sockets = PublisherSockets("tcp://127.0.0.1:0", None)
     with contextlib.ExitStack() as stack:
         stack.callback(sockets.close)

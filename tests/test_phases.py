@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from weightbus.bus.holdings import IN_MEMORY, Held, Holdings
 from weightbus.bus.messages import Announce
-from weightbus.bus.phases import ARROWS, MODES, SESSIONS, Event, Phase
+from weightbus.bus.worker.holdings import IN_MEMORY, Held, Holdings
+from weightbus.bus.worker.phases import ARROWS, MODES, SESSIONS, Event, Phase
 
 ROOT = Path(__file__).parent.parent
 WORKER = (ROOT / "docs" / "PROTOCOL.md").read_text().split("\n## 8. ")[1].split("\n## 9. ")[0]

@@ -11,10 +11,11 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from weightbus.bus import acceptance, limits, messages, offers, segment, slot
+from weightbus.bus import limits, messages
 from weightbus.bus.allowance import Rate
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.limits import Timing
+from weightbus.bus.memory import segment
 from weightbus.bus.messages import (
     PAYLOADS,
     Message,
@@ -24,6 +25,9 @@ from weightbus.bus.messages import (
     from_publisher,
     from_worker,
 )
+from weightbus.bus.publisher import offers
+from weightbus.bus.worker import layouts as acceptance
+from weightbus.bus.worker import slot
 from weightbus.codecs import chunks, layout
 from weightbus.codecs.dtypes import DTYPES
 

@@ -5,9 +5,9 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from weightbus.bus.publication import ARROWS, Publication
+from weightbus.bus.memory.version import Version
+from weightbus.bus.publisher.publication import ARROWS, Publication
 from weightbus.bus.receipt import State
-from weightbus.bus.version import Version
 from weightbus.codecs.layout import Layout
 
 LETTERS: dict[str, State] = {

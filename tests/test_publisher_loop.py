@@ -8,14 +8,14 @@ from typing import cast
 import numpy as np
 import pytest
 
-from weightbus.bus import publisher_loop
 from weightbus.bus.limits import PUSH_CHUNKS
+from weightbus.bus.memory.version import Version
 from weightbus.bus.messages import Buffer, Hello, Ping, data_topic, encode
-from weightbus.bus.publication import Publication
-from weightbus.bus.publisher import PublisherMachine
-from weightbus.bus.publisher_loop import PublisherLoop
-from weightbus.bus.sockets import Activity, PublisherSockets
-from weightbus.bus.version import Version
+from weightbus.bus.net import publisher_loop
+from weightbus.bus.net.control import Activity, PublisherSockets
+from weightbus.bus.net.publisher_loop import PublisherLoop
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.publication import Publication
 from weightbus.codecs.layout import Layout
 
 SECONDS = 30.0  # far more than anything here takes

@@ -7,11 +7,11 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from weightbus.bus import roster
-from weightbus.bus.arena import Arenas
 from weightbus.bus.effects import Broadcast, Effect, Notice, Resolve, Send, Settled
 from weightbus.bus.errors import UnknownWorkerError
 from weightbus.bus.limits import ABSENT_MAX, PUSH_CHUNKS, WHOLE_BYTES_MAX, Timing
+from weightbus.bus.memory.snapshots import Arenas
+from weightbus.bus.memory.version import Version
 from weightbus.bus.messages import (
     MAPPING,
     RENAMING,
@@ -41,9 +41,9 @@ from weightbus.bus.messages import (
     data_topic,
     encode,
 )
-from weightbus.bus.publication import Publication
-from weightbus.bus.publisher import PublisherMachine
-from weightbus.bus.version import Version
+from weightbus.bus.publisher import roster
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.publication import Publication
 from weightbus.codecs.layout import Layout
 
 EPOCH, CHUNK = 7, 16

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from weightbus import Publisher, Subscriber, Timing
-from weightbus.bus import subscription
+from weightbus.bus.net import sub as subscription
 from weightbus.tests.conformance.proxy import Proxy
 from weightbus.tests.conformance.rules import Channel, Passing, Spoil, Which, lose
 from weightbus.tests.conformance.streams import HANDSHAKE, LATER, OTHERS

@@ -2,9 +2,9 @@
 
 import pytest
 
-from weightbus.bus import roster
 from weightbus.bus.messages import Hello
-from weightbus.bus.roster import Admission, Peer, Roster
+from weightbus.bus.publisher import roster
+from weightbus.bus.publisher.roster import Admission, Peer, Roster
 
 LOST_AFTER = 5.0
 

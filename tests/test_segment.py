@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import weightbus
-from weightbus.bus.arena import Arenas
 from weightbus.bus.limits import ARENAS_MAX
+from weightbus.bus.memory.segment import HEADER_BYTES, Segment, View, Views
+from weightbus.bus.memory.snapshots import Arenas
+from weightbus.bus.memory.staging import StaleError
 from weightbus.bus.messages import Shared
-from weightbus.bus.segment import HEADER_BYTES, Segment, View, Views
-from weightbus.bus.staging import StaleError
 from weightbus.codecs.layout import Layout
 
 NBYTES = 1 << 16
@@ -137,7 +137,7 @@ def reader(shared: Shared) -> Generator["subprocess.Popen[str]"]:
     code = (
         "import sys\n"
         "from weightbus.bus.messages import Shared\n"
-        "from weightbus.bus.segment import View\n"
+        "from weightbus.bus.memory.segment import View\n"
         f"view = View(Shared({shared.path!r}, {shared.token!r}), {NBYTES})\n"
         "with view.reading('policy', 7, 1):\n"
         "    print('holding', flush=True)\n"

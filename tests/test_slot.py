@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from weightbus.bus.acceptance import LAYOUTS_KEPT
 from weightbus.bus.effects import Effect, Ready, Rejected, Send, Subscribe
-from weightbus.bus.holdings import Held
 from weightbus.bus.limits import CHUNKS_MAX, TEXT_MAX, Timing
+from weightbus.bus.memory.staging import Buffers, SharedMemory, StagedVersion
+from weightbus.bus.memory.version import Version
 from weightbus.bus.messages import (
     Abort,
     Announce,
@@ -30,11 +30,11 @@ from weightbus.bus.messages import (
     Shared,
     Staged,
 )
-from weightbus.bus.phases import Event, Phase
-from weightbus.bus.slot import RESTARTS_MAX, Slot
-from weightbus.bus.staging import Buffers, SharedMemory, StagedVersion
-from weightbus.bus.transfer import Transfer
-from weightbus.bus.version import Version
+from weightbus.bus.worker.holdings import Held
+from weightbus.bus.worker.layouts import LAYOUTS_KEPT
+from weightbus.bus.worker.phases import Event, Phase
+from weightbus.bus.worker.slot import RESTARTS_MAX, Slot
+from weightbus.bus.worker.transfer import Transfer
 from weightbus.codecs.layout import Layout
 
 CHUNK = 8

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from weightbus import DeadlineError, Publisher
-from weightbus.bus import deadline, segment, staging
+from weightbus.bus import deadline
+from weightbus.bus.memory import segment, staging
 from weightbus.codecs import copies
 from weightbus.codecs.state import Writer
 

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from weightbus.bus import listening, sockets
-from weightbus.bus.distribution import Distribution
-from weightbus.bus.endpoints import host_and_port
 from weightbus.bus.errors import AddressError
-from weightbus.bus.sockets import PublisherSockets, WorkerSockets
-from weightbus.bus.subscription import SILENCE_SECONDS
-from weightbus.bus.transfer import Lease
+from weightbus.bus.net import control as sockets
+from weightbus.bus.net import listening
+from weightbus.bus.net.control import PublisherSockets, WorkerSockets
+from weightbus.bus.net.endpoints import host_and_port
+from weightbus.bus.net.pub import Distribution
+from weightbus.bus.net.sub import SILENCE_SECONDS
+from weightbus.bus.worker.transfer import Lease
 
 SECONDS = 30.0  # far more than anything here takes
 

@@ -1,7 +1,7 @@
 """Staging buffers: made once, used again, and there before the first version if possible."""
 
 from weightbus.bus.limits import BUFFERS_MAX
-from weightbus.bus.staging import Buffers
+from weightbus.bus.memory.staging import Buffers
 
 
 def address(buffer: object) -> int:

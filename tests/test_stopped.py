@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from weightbus import Publisher, Subscriber, Timing
-from weightbus.bus import arena
-from weightbus.bus.arena import Arena
-from weightbus.bus.endpoints import host_and_port
-from weightbus.bus.zmtp import GREETING
+from weightbus.bus.memory import snapshots as arena
+from weightbus.bus.memory.snapshots import Arena
+from weightbus.bus.net.endpoints import host_and_port
+from weightbus.bus.net.zmtp import GREETING
 from weightbus.tests.bus_process import model
 
 SECONDS = 60.0  # far more than anything here takes

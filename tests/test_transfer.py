@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from weightbus.bus.limits import FETCH_CHUNKS_MAX, WINDOW_CHUNKS, Timing
 from weightbus.bus.messages import Announce
-from weightbus.bus.transfer import DAMAGED_MAX, Transfer
+from weightbus.bus.worker.transfer import DAMAGED_MAX, Transfer
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c

@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from weightbus.bus.errors import ProtocolError
+from weightbus.bus.memory.segment import Segment
 from weightbus.bus.messages import Buffer, Message, encode, from_publisher, from_worker
-from weightbus.bus.segment import Segment
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.errors import LayoutError

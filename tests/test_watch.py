@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from weightbus.python_client.watch import Watch
+from weightbus.python_client.checkpoints.watch import Watch
 
 
 def file_of(value: float) -> bytes:

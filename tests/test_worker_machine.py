@@ -41,9 +41,9 @@ from weightbus.bus.messages import (
     Whole,
     encode,
 )
-from weightbus.bus.phases import Event
-from weightbus.bus.slot import Opens, Slot, another_host
-from weightbus.bus.worker import Identity, WorkerMachine
+from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.bus.worker.phases import Event
+from weightbus.bus.worker.slot import Opens, Slot, another_host
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c

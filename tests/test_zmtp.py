@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from weightbus.bus.limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from weightbus.bus.messages import Buffer
-from weightbus.bus.transfer import Lease
-from weightbus.bus.zmtp import (
+from weightbus.bus.net.zmtp import (
     COMMAND,
     FRAMES_MAX,
     GREETING,
@@ -22,6 +21,7 @@ from weightbus.bus.zmtp import (
     Stream,
     ZmtpError,
 )
+from weightbus.bus.worker.transfer import Lease
 
 HELLO = GREETING + b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04XPUB"
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ...bus.status import WorkerStatus
+from ...bus.publisher.status import WorkerStatus
 from .fleet import Fleet
 from .tally import version_of
 

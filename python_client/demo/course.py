@@ -24,7 +24,7 @@ from ...bus.errors import PublishError, WorkersMissingError
 from ...bus.limits import Timing
 from ...bus.receipt import Receipt
 from ...codecs.errors import WeightBusError
-from ..cli_outcome import UsageError
+from ..cli.outcome import UsageError
 from ..publisher import Publisher
 from .accident import Accident
 from .episode import Episode

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from ...bus.status import WorkerStatus
+from ...bus.publisher.status import WorkerStatus
 from .accident import Accident
 from .tally import RECENT, Latency, Tally, version_of
 

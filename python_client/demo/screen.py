@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ...bus.status import WorkerStatus
+from ...bus.publisher.status import WorkerStatus
 from .policy import RETURN_MAX
 from .tally import Tally, version_of
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...bus.publisher.status import WorkerStatus
 from ...bus.receipt import Receipt
-from ...bus.status import WorkerStatus
 from .episode import Episode
 from .policy import MODEL
 

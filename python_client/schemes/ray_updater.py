@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ...bus import checks
 from ...bus.receipt import Receipt
 from ...codecs.state import is_module, is_tensor, state_of
+from .. import checks
 from .call_reception import MARGIN
 from .engine import TIMEOUT
 from .gathering import Answer, Shipment, gather

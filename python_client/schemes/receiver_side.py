@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
-from ...bus import checks
 from ...bus.errors import ApplyError
+from .. import checks
 from .destination import Destination
 from .engine import Reception
 from .roles import Roles

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ...bus import checks
 from ...bus.receipt import Receipt
+from .. import checks
 from . import torchrl
 from .engine import TIMEOUT
 from .session import Session, Side

@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Literal
 
-from ...bus import checks
 from ...bus.errors import ClosedError, PublishError
 from ...bus.receipt import Receipt
+from .. import checks
 from .each import receipt_of, send_each
 from .engine import ANSWER_SECONDS, Engine, Prepared, Weights
 

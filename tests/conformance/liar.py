@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
-from weightbus.bus import transfer
 from weightbus.bus.effects import Effect
 from weightbus.bus.messages import Commit
-from weightbus.bus.slot import Slot
+from weightbus.bus.worker import transfer
+from weightbus.bus.worker.slot import Slot
 from weightbus.codecs import native
 from weightbus.tests.conformance import python_driver
 

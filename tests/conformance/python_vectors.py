@@ -11,6 +11,8 @@ from typing import Any, cast
 import msgspec
 
 from weightbus.bus.errors import ProtocolError
+from weightbus.bus.memory.segment import Views
+from weightbus.bus.memory.staging import StaleError
 from weightbus.bus.messages import (
     WBP,
     Message,
@@ -19,9 +21,7 @@ from weightbus.bus.messages import (
     encode,
     from_publisher,
 )
-from weightbus.bus.phases import ARROWS, MODES, SESSIONS
-from weightbus.bus.segment import Views
-from weightbus.bus.staging import StaleError
+from weightbus.bus.worker.phases import ARROWS, MODES, SESSIONS
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.errors import LayoutError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from weightbus import Publisher, PublishError, Receipt, Timing, WeightBusError
-from weightbus.bus.status import WorkerStatus
+from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Driver, Fault, Options
 from weightbus.tests.conformance.ledger import Bytes, Ledger, Weights
 from weightbus.tests.conformance.proxy import Proxy

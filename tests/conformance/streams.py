@@ -6,7 +6,7 @@ sees none: a worker has to notice, and call again.
 
 from functools import partial
 
-from weightbus.bus.zmtp import GREETING
+from weightbus.bus.net.zmtp import GREETING
 from weightbus.tests.conformance.decisions import heard_twice_more
 from weightbus.tests.conformance.proxy import Proxy, framed
 from weightbus.tests.conformance.publishing import SMALL, expect

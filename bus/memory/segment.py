@@ -1,0 +1,248 @@
+"""Memory that workers on the same host read directly: the shared road.
+
+A publisher's arena is a `memfd`: memory with a file descriptor but no name. A worker of the same
+user opens it through `/proc/<pid>/fd/<fd>`, read-only, and proves that it is on that host by
+finding the token that the publisher announced. Nothing needs cleaning up: the kernel frees the
+memory when the last process that maps it is gone, however it ended.
+
+    0       8       24      32        40       48              4096
+    ├───────┼───────┼───────┼─────────┼────────┼─────── ··· ────┼──────────────┤
+    │ magic │ token │ epoch │ version │ length │ model, zeros   │ data section │
+    └───────┴───────┴───────┴─────────┴────────┴────────────────┴──────────────┘
+                      u64     u64       u64 (little-endian), of the model's id
+
+Nothing torn is possible: the publisher fills a segment under an exclusive `flock` and the worker
+copies under a shared one, so neither ever waits for the other. A segment that a worker holds (even
+one that was stopped in the middle of its copy) is not overwritten while it does, and the kernel
+ends the hold of a worker that dies. The stamp (epoch, version, model) tells what is in it, zeros
+while it is being filled: a worker that finds another one than was announced came too late, and asks
+for the latest version.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import re
+import resource
+import secrets
+import stat
+import struct
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..messages import Shared
+from .staging import STEP_BYTES, Check, OverwrittenError, StaleError, populate
+
+MAGIC = b"WBPSHM1\0"
+HEADER_BYTES = 4096  # one page, so that the data section begins on one
+MODEL_BYTES = 128  # the longest id of a model
+STAMP_END = 48 + MODEL_BYTES
+_PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}\Z")
+TOUCH_BYTES = 2**26  # touched in one call, which lets other threads run
+# From 3.13 on Python need not keep a descriptor of its own to what is mapped.
+UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+VIEWS_MAX = 8  # segments that a worker keeps mapped: a few models, each with a few arenas
+
+
+class Segment:
+    """A segment of this process, which others may read.
+
+    Args:
+        nbytes: Bytes of the data section.
+        check: Called between the steps of taking it; may raise.
+
+    Raises:
+        OSError: There is no memory for it, or this system has no such thing.
+    """
+
+    def __init__(self, nbytes: int, check: Check = lambda: None) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no memfd_create")
+        fd = os.memfd_create("weightbus", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            _leave_room(fd)
+            os.fchmod(fd, 0o600)
+            size = HEADER_BYTES + nbytes
+            for begin in range(0, size, STEP_BYTES):  # all of it now, or an error
+                os.posix_fallocate(fd, begin, min(STEP_BYTES, size - begin))
+                check()
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)  # readers can rely on the size
+            self._memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, **UNTRACKED)
+            populate(self._memory, check)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd  # `__del__` closes it from now on: never both, the number may be another's
+        self.token = secrets.token_hex(16)
+        self._memory[:24] = MAGIC + bytes.fromhex(self.token)
+        self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
+
+    def claim(self) -> bool:
+        """Take the segment for a new fill; False if a worker is copying from it."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self._memory[24:STAMP_END] = bytes(STAMP_END - 24)
+        return True
+
+    def release(self, model: str, epoch: int, version: int) -> None:
+        """The fill is whole: stamp it, and let workers copy."""
+        self._memory[24:STAMP_END] = _stamp(model, epoch, version)
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    @property
+    def shared(self) -> Shared:
+        """Where others find it."""
+        path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        return Shared(path=path, token=self.token)
+
+    def __del__(self) -> None:
+        fd, self._fd = getattr(self, "_fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class View:
+    """Another process's segment, read-only.
+
+    Raises:
+        OSError: There is no such segment on this host, or it is not ours to read.
+    """
+
+    def __init__(self, shared: Shared, nbytes: int) -> None:
+        if _PATH.match(shared.path) is None:
+            raise OSError(f"{shared.path!r} is no path of a segment")
+        self._fd = os.open(shared.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != HEADER_BYTES + nbytes:
+            raise OSError(f"{shared.path} is no segment of {nbytes} bytes")
+        if not fcntl.fcntl(self._fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise OSError(f"{shared.path} could be cut short while it is read")
+        size = HEADER_BYTES + nbytes
+        self._memory = mmap.mmap(self._fd, size, prot=mmap.PROT_READ, **UNTRACKED)
+        if self._memory[:24] != MAGIC + bytes.fromhex(shared.token):
+            raise OSError(f"{shared.path} is the memory of somebody else")
+        self.token, self._path = shared.token, shared.path
+        self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
+        self._warm = False
+        self._lock = threading.Lock()
+        self._holders = 0  # the kernel's lock is one for all threads that use this descriptor
+
+    @property
+    def given_up(self) -> bool:
+        """Whether its owner has closed it: nothing will be written there any more."""
+        try:
+            found, ours = os.stat(self._path), os.fstat(self._fd)
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) != (ours.st_dev, ours.st_ino)
+
+    def warm(self) -> None:
+        """Touch every page once, in a thread of its own: half of what the first copy costs."""
+        if not self._warm:
+            self._warm = True
+            threading.Thread(target=self._touch, name="weightbus-map", daemon=True).start()
+
+    def _touch(self) -> None:
+        for begin in range(0, self.data.nbytes, TOUCH_BYTES):
+            self.data[begin : begin + TOUCH_BYTES : mmap.PAGESIZE].max()
+
+    @contextmanager
+    def reading(self, model: str, epoch: int, version: int) -> Generator[None]:
+        """Hold the segment while copying from it.
+
+        Raises:
+            StaleError: It holds something else than this version.
+            OverwrittenError: It does so only now, after the copy.
+        """
+        stamp = _stamp(model, epoch, version)
+        self._hold()
+        try:
+            if self._memory[24:STAMP_END] != stamp:
+                raise StaleError
+            yield
+            if self._memory[24:STAMP_END] != stamp:
+                raise OverwrittenError("the memory was written to while it was copied")
+        finally:
+            self._let_go()
+
+    def _hold(self) -> None:
+        with self._lock:
+            if self._holders == 0:
+                try:
+                    fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise StaleError from None
+            self._holders += 1
+
+    def _let_go(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def __del__(self) -> None:
+        fd, self._fd = getattr(self, "_fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Views:
+    """The segments that a worker has opened, so that each is mapped once."""
+
+    def __init__(self) -> None:
+        self._views: dict[str, View] = {}
+
+    def open(self, shared: Shared, nbytes: int) -> View | None:
+        """Return a segment of this host; None if it is not to be had."""
+        known = self._views.get(shared.token)
+        if known is not None and known.data.nbytes == nbytes:
+            return known
+        try:
+            view = View(shared, nbytes)
+        except (OSError, ValueError):
+            return None
+        # What is mapped here would stay in memory, though its owner has made room for this one.
+        self._views = {token: each for token, each in self._views.items() if not each.given_up}
+        while len(self._views) >= VIEWS_MAX:
+            del self._views[next(iter(self._views))]
+        self._views[shared.token] = view
+        return view
+
+
+def _leave_room(fd: int) -> None:
+    """Keep half of the descriptors for connections; the kernel gives out the lowest that is free.
+
+    Raises:
+        OSError: This one is of the other half.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and fd >= most // 2:
+        raise OSError(
+            errno.EMFILE,
+            f"half of this process's {most} descriptors are taken, and the others are for "
+            "connections; raise the limit (ulimit -n), or publish fewer models from one process",
+        )
+
+
+def probe() -> Segment | None:
+    """Return an empty segment, by which workers find out that they are on this host."""
+    try:
+        segment = Segment(0)
+    except OSError:
+        return None
+    return segment
+
+
+def _stamp(model: str, epoch: int, version: int) -> bytes:
+    name = model.encode()
+    return struct.pack("<QQQ", epoch, version, len(name)) + name.ljust(MODEL_BYTES, b"\0")

@@ -1,0 +1,165 @@
+"""Where a version waits until it is whole: the buffers of one model, and what they then hold.
+
+There are at most two. One holds a version that is complete and waits to be applied, the other the
+version that is arriving. They are kept and used again, so that a steady stream of versions touches
+no fresh memory.
+"""
+
+import mmap
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...codecs.layout import Layout
+from ..limits import BUFFERS_MAX
+
+Check = Callable[[], None]  # called between steps; what it raises ends them
+
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
+STEP_BYTES = 2**26  # of memory that is taken at a time: a fraction of a tenth of a second
+
+
+class StaleError(Exception):
+    """Shared memory holds another version by now, or is being filled."""
+
+
+class OverwrittenError(StaleError):
+    """It became stale while it was copied: somebody has broken a rule, and the copy is torn."""
+
+
+class SharedMemory(Protocol):
+    """A segment of the publisher's, on this host (`segment.View`)."""
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The data section, read-only."""
+        ...
+
+    def reading(self, model: str, epoch: int, version: int) -> AbstractContextManager[None]:
+        """Hold it while copying.
+
+        Raises:
+            StaleError: It holds another version.
+            OverwrittenError: It does so only now, after the copy.
+        """
+        ...
+
+    def warm(self) -> None:
+        """Map it ahead of the first copy, without keeping the caller."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedVersion:
+    """A version, whole and verified, in a buffer of ours or in shared memory.
+
+    Attributes:
+        model, epoch, version: Its name and number.
+        layout: Where each tensor lies.
+        data: The data section, `layout.nbytes` bytes; valid until it is applied or dropped.
+        digest: What the bytes hash to; empty on the shared road, where nothing hashes them.
+        say_staged: The publisher wants to know that it is staged, before it is applied.
+        shared: The segment, if `data` lies in one.
+        hash_chunks: On the shared road: hash the bytes, in chunks of this size; 0: do not.
+    """
+
+    model: str
+    epoch: int
+    version: int
+    layout: Layout
+    data: NDArray[np.uint8]
+    digest: str
+    say_staged: bool = False
+    shared: SharedMemory | None = None
+    hash_chunks: int = 0
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Hold the bytes while copying from them.
+
+        Raises:
+            StaleError: They are another version's by now.
+            OverwrittenError: They became another version's while they were copied.
+        """
+        if self.shared is None:
+            return nullcontext()
+        return self.shared.reading(self.model, self.epoch, self.version)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The order of versions: epoch, then version."""
+        return self.epoch, self.version
+
+
+def populate(memory: mmap.mmap, check: Check) -> None:
+    """Have the kernel give all pages of a fresh mapping now, cheaper than one by one."""
+    for begin in range(0, len(memory), STEP_BYTES):
+        length = min(STEP_BYTES, len(memory) - begin)
+        try:
+            memory.madvise(POPULATE_WRITE, begin, length)
+        except OSError:  # another kernel
+            np.frombuffer(memory, np.uint8)[begin : begin + length : mmap.PAGESIZE] = 0
+        check()
+
+
+def memory_of(
+    nbytes: int, *, touched: bool = False, check: Check = lambda: None
+) -> NDArray[np.uint8]:
+    """Return memory of this size; with `touched`, the kernel gives all of it now.
+
+    `check` is called between the steps of that, and may raise.
+
+    Not by numpy, which asks for huge pages: where memory is fragmented, the kernel takes half a
+    second to make those for 200 MiB, and copies between them are no faster.
+
+    Raises:
+        MemoryError: There is none.
+    """
+    if not nbytes:
+        return np.empty(0, np.uint8)
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryError(f"no memory for {nbytes} bytes: {error}") from None
+    if touched:
+        populate(memory, check)
+    return np.frombuffer(memory, np.uint8)
+
+
+class Buffers:
+    """The staging buffers of one model."""
+
+    def __init__(self) -> None:
+        self._free: list[NDArray[np.uint8]] = []
+        self._taken = 0
+
+    def reserve(self, nbytes: int) -> None:
+        """Make a buffer of this size now, so that the first version need not wait for it."""
+        if nbytes and not self._taken and not self._free:
+            with suppress(MemoryError):  # whoever asks for it then is told
+                self._free.append(memory_of(nbytes, touched=True))
+
+    def take(self, nbytes: int) -> NDArray[np.uint8] | None:
+        """Return a buffer of this size, one used before if possible; None if all are in use.
+
+        Raises:
+            MemoryError: There is no memory for it.
+        """
+        if self._taken >= BUFFERS_MAX:
+            return None
+        fits = next((i for i, b in enumerate(self._free) if b.nbytes == nbytes), None)
+        if fits is not None:
+            buffer = self._free.pop(fits)
+        else:
+            self._free.clear()  # the model has changed its size: the old memory will not fit again
+            buffer = memory_of(nbytes)
+        self._taken += 1
+        return buffer
+
+    def give_back(self, buffer: NDArray[np.uint8]) -> None:
+        """Take a buffer back."""
+        self._taken -= 1
+        self._free.append(buffer)

@@ -1,0 +1,484 @@
+"""The sockets of either side. No other module of the package imports zmq.
+
+The data connection is not libzmq's but our own, on either side (`distribution.py`,
+`subscription.py`): it speaks the same protocol, and is faster.
+
+Each object belongs to one thread, but for `wake`, which any thread may call. Nothing here blocks
+but `poll`, and that for at most the time given.
+"""
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import zmq
+
+from ..allowance import Allowance
+from ..errors import AddressError
+from ..limits import HANG_UPS, HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+from ..messages import Buffer
+from . import endpoints
+from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
+from .listening import Listener, spent
+from .pub import Distribution, Outlet
+from .sub import Subscription
+from .zmtp import FRAMES_MAX, Place
+
+LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowledgement) gets this
+# TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: libzmq
+# (4.3.5) aborts the process if one is due, or one of the peer's is among what was read ahead, where
+# a connection broke that was not read on because enough of its messages waited.
+KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each question without answer
+UNSENT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
+RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
+CONNECT_MS = 3_000  # for one attempt, in which the kernel knocks twice: now and after 1 s
+PUB_QUEUE = (
+    1_000  # messages per subscriber before more are dropped; they lie in the version's memory
+)
+DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
+CLOSED_SECONDS = 1.0  # to newcomers, after too many connections were hung up on
+UNREAD = 4  # messages of one worker before TCP pushes back: each may have 128 KiB
+ROUTER_QUEUE = 128  # messages per worker, who keeps less than a window outstanding
+
+# Plain numbers: arithmetic with the enumerations of pyzmq takes longer than what it is for.
+READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
+AT_ONCE, MORE_AT_ONCE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+
+CHANGES = (  # of a connection. After an error of ZMTP the last one comes, and then none any more
+    zmq.EVENT_CONNECT_DELAYED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+)
+
+Found = list[tuple[selectors.SelectorKey, int]]
+
+
+class Activity(NamedTuple):
+    """What `poll` found."""
+
+    control: bool
+    data: bool
+    writable: bool = False
+
+
+class _Sockets:
+    """What both sides have: a context, a control socket, and a bell."""
+
+    def __init__(self, control: int, changes: int = 0) -> None:
+        self._asked = False  # whether `_ready` is how things are at the control socket
+        self._ready = 0
+        with contextlib.ExitStack() as undo:
+            with descriptors_of_libzmq(3 if changes else 1) as self._libzmqs:
+                self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+                # Or whoever collects it would wait in it for ever for its socket to be closed.
+                undo.callback(self._context.destroy, 0)
+                self._control = self._socket(control)
+                if changes:
+                    self._changes = self._control.get_monitor_socket(changes)
+            self._selector = undo.enter_context(selectors.DefaultSelector())
+            self._bell, self._rope = map(undo.enter_context, socket.socketpair())
+            self._bell.setblocking(False)
+            self._rope.setblocking(False)
+            self._selector.register(self._bell, selectors.EVENT_READ)
+            descriptor = int(self._control.get(zmq.FD))
+            self._selector.register(descriptor, selectors.EVENT_READ, self._control)
+            undo.pop_all()
+
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+        s = self._context.socket(kind)
+        s.setsockopt(zmq.LINGER, LINGER_MS)
+        s.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        s.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_SECONDS)
+        s.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_SECONDS)
+        s.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
+        s.setsockopt(zmq.TCP_MAXRT, UNSENT_MS)
+        s.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        s.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        return s
+
+    def _poll(self, seconds: float, wanted: int = READABLE) -> tuple[int, Found]:
+        """Wait for something to arrive or for `wake`.
+
+        Returns:
+            What is wanted of the control socket and can be done there; and what else was found.
+        """
+        control = self._ask() & wanted
+        found = self._selector.select(0.0 if control else max(0.0, seconds))
+        for key, _ in found:
+            if key.fileobj is self._bell:
+                self._silence()
+            elif key.data is self._control:
+                self._asked = False
+        return self._ask() & wanted, found
+
+    def _ask(self) -> int:
+        """Return what can be done at the control socket.
+
+        Its descriptor tells only that something has changed, and may not tell it again once the
+        socket was used: so look after each use, before going to sleep.
+        """
+        if not self._asked:
+            self._asked, self._ready = True, int(self._control.get(zmq.EVENTS))
+        return self._ready
+
+    def _receive(self) -> list[zmq.Frame] | None:
+        """Return the next message of the control socket, if there is one."""
+        if not self._ask() & READABLE:
+            return None
+        self._asked = False
+        frame = self._control.recv(AT_ONCE, copy=False)
+        frames = [frame]
+        while frame.more:
+            frame = self._control.recv(AT_ONCE, copy=False)
+            if len(frames) <= FRAMES_MAX:  # the rest can only make it malformed
+                frames.append(frame)
+        return frames
+
+    def _silence(self) -> None:
+        try:
+            while self._bell.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def wake(self) -> None:
+        """Make a `poll` in another thread return."""
+        _pull(self._rope)
+
+    def abandon(self) -> None:
+        """Close what a forked child has inherited, see `inheritance`."""
+        self._selector.close()
+        self._bell.close()
+        self._rope.close()
+        close_libzmqs(self._libzmqs)
+
+    def close(self) -> None:
+        """Close everything; what is on its way gets a moment."""
+        keep_in_children(self)
+        self._selector.close()
+        self._context.destroy()
+        self._bell.close()
+        self._rope.close()
+
+
+class PublisherSockets(_Sockets):
+    """A bound ROUTER (control) and a bound `Distribution` (data).
+
+    Args:
+        address: Where the ROUTER is bound.
+        data: Where the data socket is bound; None: beside it.
+        queue: Messages held for a subscriber before more are dropped.
+
+    Raises:
+        AddressError: An address makes no sense, or is taken.
+    """
+
+    def __init__(self, address: str, data: str | None, queue: int = PUB_QUEUE) -> None:
+        endpoints.check(address)
+        super().__init__(zmq.ROUTER, zmq.EVENT_ACCEPTED)
+        self._data = Distribution(queue, self._selector)
+        self._listener: Listener | None = None  # of an ipc address
+        self._last: zmq.Frame | None = None  # the identity with the last message
+        self._hang_ups = Allowance(HANG_UPS, 0.0)
+        self._open_at = 0.0  # when newcomers are let in again
+        self._spare = self._bell.dup()  # takes the place of a connection that is to be closed
+        self._selector.register(int(self._changes.get(zmq.FD)), selectors.EVENT_READ, self._changes)
+        try:
+            self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a worker is gone
+            self._control.setsockopt(zmq.MAXMSGSIZE, 2 * HEADER_BYTES_MAX)
+            self._control.setsockopt(zmq.SNDHWM, ROUTER_QUEUE)
+            self._control.setsockopt(zmq.RCVHWM, UNREAD)
+            self.address = self._bind(address)
+            self._name = self._listening_name()
+            self.data_address = self._bind_data(address, data)
+        except BaseException:
+            self.close()
+            raise
+        abandon_in_children(self)
+
+    def _bind_data(self, address: str, data: str | None) -> str:
+        if data is not None:
+            return self._data.bind(endpoints.check(data), "data")
+        try:
+            return self._data.bind(endpoints.beside(self.address), "data")
+        except AddressError:
+            if not endpoints.beside(address).endswith(":0"):
+                raise
+            # The port beside is taken, but any would have done for control, so any does for data.
+            return self._data.bind(endpoints.resolve("tcp://*:0", self.address), "data")
+
+    def _bind(self, endpoint: str) -> str:
+        self._control.setsockopt(zmq.IPV6, int("[" in endpoint))
+        try:
+            if endpoints.ipc_path(endpoint) in (None, "*"):  # libzmq makes a folder of its own
+                self._control.bind(endpoint)
+            else:
+                self._bind_path(endpoint)
+        except (OSError, zmq.ZMQError) as error:
+            reason = str(error.strerror or error)
+            raise endpoints.unbindable(endpoint, "address", error.errno, reason) from None
+        return self._control.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _listening_name(self) -> str | int:
+        """Return the local name of connections that were accepted: a path, or a port."""
+        path = endpoints.ipc_path(self.address)
+        if path is not None:
+            return endpoints.ipc_name(path)
+        return endpoints.host_and_port(self.address)[1]
+
+    def _bind_path(self, endpoint: str) -> None:
+        """Have libzmq listen with a socket of ours: by itself it removes whatever is there."""
+        self._listener = Listener(endpoint)
+        descriptor = self._listener.socket.detach()
+        try:
+            self._control.setsockopt(zmq.USE_FD, descriptor)
+            self._control.bind(endpoint)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def poll(self, seconds: float) -> Activity:
+        """Wait for something to arrive, or for `wake`."""
+        control, found = self._poll(seconds)
+        now = time.monotonic()
+        self._data.attend(found, now)
+        # Its descriptor, too, tells nothing unless all was taken before: so look when it is quiet.
+        if not found or any(key.data is self._changes for key, _ in found):
+            self._spare_the_last()
+        self._data.tick(now)
+        return Activity(control=bool(control), data=self._data.pending)
+
+    def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
+        """Return the identity and the frames of the next control message, if there is one."""
+        frames = self._receive()
+        if frames is None:
+            return None
+        self._last = frames[0]
+        return frames[0].bytes, [frame.bytes for frame in frames[1:]]  # small ones
+
+    def hang_up(self) -> None:
+        """Close the connection of the message that was received last.
+
+        libzmq has no call for that, but tells the descriptor, and closes what it finds shut down.
+        By now that may be another connection's. If it is one of this socket, its worker comes back.
+        """
+        if self._last is not None:
+            self._shut_down(int(self._last.get(zmq.SRCFD)))
+            now = time.monotonic()
+            if not self._hang_ups.take(1, now):
+                self._open_at = now + CLOSED_SECONDS
+
+    def _spare_the_last(self) -> None:
+        """Close connections that took the last descriptors: libzmq spins once there is none.
+
+        And all that come while many had to be hung up on: each costs time until its last message.
+        """
+        closed = time.monotonic() < self._open_at
+        with contextlib.suppress(zmq.Again):
+            while True:
+                change, _ = self._changes.recv_multipart(AT_ONCE)
+                descriptor = int.from_bytes(change[2:6], sys.byteorder)
+                if closed or spent(descriptor):
+                    self._shut_down(descriptor)
+
+    def _shut_down(self, descriptor: int) -> None:
+        with contextlib.suppress(OSError):
+            os.dup2(descriptor, self._spare.fileno(), inheritable=False)
+        try:
+            if _local_name(self._spare) == self._name:
+                self._spare.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it is closed already
+            pass
+        finally:
+            os.dup2(self._bell.fileno(), self._spare.fileno(), inheritable=False)
+
+    def receive_subscription(self) -> tuple[Outlet, Collection[bytes]] | None:
+        """Return who has subscribed since, and to which topics; each once."""
+        return self._data.receive_subscription()
+
+    def answer(self, outlet: Outlet, frames: Sequence[Buffer]) -> None:
+        """Send to one who has subscribed."""
+        self._data.answer(outlet, frames, time.monotonic())
+
+    def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
+        """Send to one worker; return False if its connection is gone.
+
+        A worker that does not read loses the message once its queue is full, as with any loss.
+        """
+        self._asked = False
+        try:
+            self._control.send(identity, MORE_AT_ONCE)
+            for frame in frames[:-1]:
+                self._control.send(frame, MORE_AT_ONCE)
+            self._control.send(frames[-1], AT_ONCE, copy=False)
+        except zmq.Again:
+            return True
+        except zmq.ZMQError as error:
+            if error.errno == errno.EHOSTUNREACH:
+                return False
+            raise
+        return True
+
+    def broadcast(self, frames: Sequence[Buffer]) -> None:
+        """Publish to everybody who subscribed; whoever is not keeping up loses it."""
+        self._data.send(frames, time.monotonic())
+
+    def keep_up(self, topic: bytes) -> bool:
+        """Return whether what was published of a topic is on its way to somebody, or to nobody."""
+        return self._data.keep_up(topic)
+
+    def withdraw(self, topics: Collection[bytes]) -> None:
+        """Forget what is not on its way yet of some topics."""
+        self._data.withdraw(topics)
+
+    def abandon(self) -> None:
+        """Close what a forked child has inherited, see `inheritance`."""
+        self._data.abandon()
+        self._spare.close()
+        super().abandon()
+
+    def close(self) -> None:
+        """Close everything; what is on its way gets a moment."""
+        self._data.close(LINGER_MS / 1000)
+        if self._listener is not None:
+            self._listener.close()
+        self._control.disable_monitor()
+        self._spare.close()
+        super().close()
+
+
+def _local_name(connection: socket.socket) -> str | int:
+    name: tuple[str, int] | str | bytes = connection.getsockname()
+    return name[1] if isinstance(name, tuple) else os.fsdecode(name)
+
+
+class WorkerSockets(_Sockets):
+    """A connected DEALER (control) and a `Subscription`, once the publisher says where.
+
+    Args:
+        address: The publisher's ROUTER.
+        place: Where payloads of published messages go, see `zmtp.Stream`.
+
+    Raises:
+        AddressError: The address makes no sense.
+    """
+
+    def __init__(self, address: str, place: Place) -> None:
+        self.address = endpoints.check(address)
+        super().__init__(zmq.DEALER, CHANGES)
+        # Not `wake`, which would hold us, and through us the memory that `place` gives out.
+        self._data = Subscription(place, partial(_pull, self._rope))
+        self._watched: tuple[socket.socket, bool] | None = None
+        try:
+            self._control.setsockopt(zmq.IMMEDIATE, 1)  # say nothing to nobody: it would pile up
+            self._control.setsockopt(zmq.RCVHWM, DEALER_QUEUE)
+            self._control.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+            self._control.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+            self._control.setsockopt(zmq.IPV6, int("[" in address))
+            self._control.connect(address)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, zmq.ZMQError):
+                raise AddressError(f"cannot connect to {address}: {error.strerror}") from None
+            raise
+        abandon_in_children(self)
+
+    def poll(self, seconds: float, *, writable: bool = False) -> Activity:
+        """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
+        self._watch(self._data.attend(time.monotonic()))
+        pending = self._data.pending
+        wanted = READABLE | (WRITABLE if writable else 0)
+        control, found = self._poll(0.0 if pending else seconds, wanted)
+        watched = self._watched[0] if self._watched is not None else None
+        return Activity(
+            control=bool(control & READABLE),
+            data=pending or any(key.fileobj is watched for key, _ in found),
+            writable=bool(control & WRITABLE),
+        )
+
+    def _watch(self, wanted: tuple[socket.socket, bool] | None) -> None:
+        """Have the poller look at the data connection, if there is one."""
+        if wanted == self._watched:
+            return
+        if self._watched is not None and (wanted is None or wanted[0] is not self._watched[0]):
+            self._selector.unregister(self._watched[0])
+            self._watched = None
+        if wanted is not None:
+            connection, unsent = wanted
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
+            change = self._selector.register if self._watched is None else self._selector.modify
+            change(connection, events)
+        self._watched = wanted
+
+    def receive(self) -> Sequence[Buffer] | None:
+        """Return the frames of the next control message, if there is one."""
+        frames = self._receive()
+        return None if frames is None else [frame.buffer for frame in frames]
+
+    def receive_published(self) -> Sequence[Buffer] | None:
+        """Return the frames of the next published message, topic first, if there is one."""
+        return self._data.receive(time.monotonic())
+
+    def send(self, header: bytes) -> None:
+        """Send to the publisher; lost while nobody is there."""
+        self._asked = False
+        with contextlib.suppress(zmq.Again):
+            self._control.send(header, AT_ONCE)
+
+    def changed(self) -> bool:
+        """Return whether anything became of the control connection since this was asked last.
+
+        Ask often: ZeroMQ stands still while a thousand changes wait here.
+        """
+        changed = False
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._changes.recv(AT_ONCE)
+                changed = True
+        return changed
+
+    def connect_data(self, endpoint: str) -> None:
+        """Take published messages from this endpoint, in place of any before.
+
+        Raises:
+            AddressError: It cannot be connected to.
+        """
+        self._data.connect(endpoints.resolve(endpoint, self.address))
+
+    def redial(self) -> None:
+        """Make both connections anew; what waits to be sent on the old ones is lost."""
+        self._asked = False
+        with contextlib.suppress(zmq.ZMQError):  # there is none
+            self._control.disconnect(self.address)
+        self._control.connect(self.address)
+        self._data.redial()
+
+    def subscribe(self, topic: bytes, on: bool) -> None:
+        """Ask for a topic, or no longer; asking twice is asking once."""
+        self._data.subscribe(topic, on=on)
+
+    def abandon(self) -> None:
+        """Close what a forked child has inherited, see `inheritance`."""
+        self._data.close()
+        super().abandon()
+
+    def close(self) -> None:
+        """Close everything; what is on its way gets a moment."""
+        self._control.disable_monitor()  # nobody reads it any more, for which ZeroMQ would wait
+        self._data.close()
+        super().close()
+
+
+def _pull(rope: socket.socket) -> None:
+    """Ring the bell at the other end."""
+    with contextlib.suppress(OSError):  # it was rung before, or nobody is left to wake
+        rope.send(b"!")

@@ -1,0 +1,100 @@
+"""Addresses: where the data socket goes beside the control socket, and what workers are told.
+
+A user types one address, the control socket's. The data socket's follows from it, and a worker
+completes what it is told with the host that it used itself, so that one publisher can be reached
+under several names (loopback, a container's name, an address behind a port mapping).
+"""
+
+import errno
+import re
+
+from ..errors import AddressError
+from ..limits import TEXT_MAX
+
+_TCP = re.compile(r"tcp://(?P<host>\[[^\]]*\]|[^:/\s]+):(?P<port>\d{1,5}|\*)\Z")
+_IPC = re.compile(r"ipc://(?P<path>\S+)\Z")
+
+
+def check(endpoint: str) -> str:
+    """Return the endpoint if this bus can use it.
+
+    Raises:
+        AddressError: It is neither TCP with a port nor IPC with a path.
+    """
+    text = endpoint if isinstance(endpoint, str) else ""  # pyright: ignore
+    match = _TCP.match(text)
+    if (match is None and _IPC.match(text) is None) or len(text) > TEXT_MAX:
+        raise AddressError(
+            f"{repr(endpoint)[:200]} is no address of this bus; write tcp://HOST:PORT (port 0: any "
+            f"free one) or ipc://PATH, in at most {TEXT_MAX} characters"
+        )
+    if match is not None and match["port"] != "*" and int(match["port"]) > 65535:
+        raise AddressError(f"{endpoint!r}: a port is at most 65535")
+    return endpoint
+
+
+def beside(control: str) -> str:
+    """Return where the data socket is bound if nobody says: the next port, or a path beside."""
+    match = _TCP.match(control)
+    if match is None:
+        return control + ".data"
+    port = int(match["port"].replace("*", "0"))
+    return f"tcp://{match['host']}:{port + 1 if 0 < port < 65535 else 0}"
+
+
+def advertised(control: str, data: str) -> str:
+    """Return the data address as workers are told it: `*` where it is on the control's host."""
+    one, other = _TCP.match(control), _TCP.match(data)
+    if one and other and one["host"] == other["host"]:
+        return f"tcp://*:{other['port']}"
+    return data
+
+
+def resolve(data: str, control: str) -> str:
+    """Return the data address as this worker can use it, given the control address it used.
+
+    Raises:
+        AddressError: The publisher told something that cannot be connected to.
+    """
+    match = _TCP.match(check(data))
+    if match is None or match["host"] not in ("*", "0.0.0.0", "[::]"):  # noqa: S104 - a comparison
+        return data
+    used = _TCP.match(control)
+    if used is None:
+        raise AddressError(
+            f"the publisher's data is at {data!r}, on the host of its control address, but "
+            f"{control!r} names no host; give the publisher an address to advertise"
+        )
+    return f"tcp://{used['host']}:{match['port']}"
+
+
+def host_and_port(endpoint: str) -> tuple[str, int]:
+    """Return the host and port of a TCP endpoint that `check` has passed."""
+    match = _TCP.match(endpoint)
+    if match is None or match["port"] == "*":
+        raise AddressError(f"{endpoint!r} cannot be connected to: it names no host and port")
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def ipc_path(endpoint: str) -> str | None:
+    """Return the path of an IPC endpoint; None for any other."""
+    match = _IPC.match(endpoint)
+    return match["path"] if match else None
+
+
+def ipc_name(path: str) -> str:
+    """Return what the kernel calls the path of an IPC endpoint.
+
+    One that begins with @ is a name outside of the file system, as ZeroMQ has it.
+    """
+    return "\0" + path[1:] if path.startswith("@") else path
+
+
+def unbindable(endpoint: str, parameter: str, number: int | None, reason: str) -> AddressError:
+    """Return the error for an endpoint that cannot be bound, by the system's number and words."""
+    if number == errno.EADDRINUSE:
+        return AddressError(
+            f"{endpoint} is in use by another process; stop it, or pass another {parameter}= "
+            "(port 0 takes any free one)"
+        )
+    return AddressError(f"cannot bind {parameter} {endpoint}: {reason}")

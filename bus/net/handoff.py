@@ -1,0 +1,143 @@
+"""Where the worker's thread leaves versions that are ready, and the user's thread takes them.
+
+At most one version of a model waits here: a newer one takes its place.
+"""
+
+import threading
+from collections import deque
+
+from ..errors import ApplyError, ClosedError, RefusedError
+from ..limits import MODELS_MAX
+from ..memory.staging import StagedVersion
+
+
+class Handoff:
+    """A meeting point of two threads."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()  # also when a version runs, or no longer does
+        self._ready: dict[str, StagedVersion] = {}
+        self._errors: deque[ApplyError] = deque(maxlen=MODELS_MAX)
+        self._refusal: RefusedError | None = None
+        self._closed: BaseException | None = None
+        self.joined_epoch = 0
+
+    # For the worker's thread.
+
+    def put(self, staged: StagedVersion) -> StagedVersion | None:
+        """Leave a version; return the older one that it replaces, if any."""
+        with self.changed:
+            older = self._ready.pop(staged.model, None)
+            self._ready[staged.model] = staged
+            self.changed.notify_all()
+            return older
+
+    def put_back(self, staged: StagedVersion) -> bool:
+        """Leave a version again that was taken; return False if a newer one has come meanwhile."""
+        with self.changed:
+            if staged.model in self._ready:
+                return False
+            self._ready[staged.model] = staged
+            self.changed.notify_all()
+            return True
+
+    def reject(self, error: ApplyError) -> None:
+        """Leave word that a version could not be taken; once for each version."""
+        with self.changed:
+            key = (error.model, error.epoch, error.version)
+            if key not in [(e.model, e.epoch, e.version) for e in self._errors]:
+                self._errors.append(error)
+                self.changed.notify_all()
+
+    def refuse(self, error: RefusedError) -> None:
+        """Leave word that the publisher refuses this worker."""
+        with self.changed:
+            self._refusal = error
+            self.changed.notify_all()
+
+    def join(self, epoch: int) -> None:
+        """The publisher has let this worker in."""
+        with self.changed:
+            self._refusal, self.joined_epoch = None, epoch
+            self.changed.notify_all()
+
+    def close(self, reason: BaseException) -> None:
+        """Nothing more will come, for this reason; the first one counts."""
+        with self.changed:
+            self._closed = self._closed or reason
+            self.changed.notify_all()
+
+    # For the user's thread.
+
+    def take(self, timeout: float | None) -> StagedVersion | None:
+        """Return a version that is ready, oldest model first; None when the time is over.
+
+        Raises:
+            ApplyError: A version could not be taken.
+            RefusedError: The publisher refuses this worker.
+            ClosedError: Nothing will come any more.
+        """
+        with self.changed:
+            self.changed.wait_for(self._news, timeout)
+            self.check_alive()
+            if self._ready:
+                return self._ready.pop(next(iter(self._ready)))
+            if self._errors:
+                raise self._errors.popleft()
+            if self._refusal is not None:
+                raise self._refusal
+            self.check_open()
+            return None
+
+    def check_open(self) -> None:
+        """Check that anything can still come.
+
+        Raises:
+            ClosedError: The subscriber was closed, or a thread of it has failed: that is the cause.
+        """
+        if self._closed is not None:
+            raise ClosedError.of("subscriber", self._closed)
+
+    def check_alive(self) -> None:
+        """Check that no thread has failed; that it was closed is fine.
+
+        Raises:
+            ClosedError: One has; it is the cause.
+        """
+        if self.failure is not None:
+            self.check_open()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What has ended a thread, unless it was `close()`."""
+        return None if isinstance(self._closed, ClosedError) else self._closed
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will come."""
+        return self._closed is not None
+
+    def _news(self) -> bool:
+        told = self._refusal is not None or self._closed is not None
+        return bool(self._ready or self._errors or told)
+
+    def wait_joined(self, timeout: float) -> bool:
+        """Wait until the publisher has let this worker in; return whether it has.
+
+        Raises:
+            RefusedError: The publisher refuses this worker.
+            ClosedError: The subscriber was closed.
+        """
+        with self.changed:
+            self.changed.wait_for(
+                lambda: bool(self.joined_epoch or self._refusal or self._closed), timeout
+            )
+            self.check_open()
+            if self._refusal is not None:
+                raise self._refusal
+            return self.joined_epoch > 0
+
+    def wait_closed(self, timeout: float) -> bool:
+        """Wait until the subscriber is closed; return whether it is."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self._closed is not None, timeout)

@@ -1,0 +1,96 @@
+"""Who is told what becomes of workers: callbacks, each in a thread of its own.
+
+The bus's thread only ever appends to a bounded queue. So a callback that is slow, hangs or raises
+costs nobody else anything; one that is too slow misses the oldest events, and is told how many.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from ..limits import EVENTS_MAX
+from ..publisher.status import WorkerStatus
+
+log = logging.getLogger("weightbus.publisher")
+
+CLOSE_SECONDS = 1.0  # what a callback gets to take what is left when the publisher closes
+
+EventKind = Literal["joined", "lost", "back", "stuck", "left", "refused"]
+EVENT_KINDS = get_args(EventKind)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEvent:
+    """Something became of a worker.
+
+    Attributes:
+        kind: `joined`; `lost` (it fell silent); `stuck` (it answers, and makes no progress); `back`
+            (it answers again, or moves again); `left` (it said goodbye); `refused` (it was not let
+            in; said once a minute while it goes on asking).
+        worker: Its name.
+        text: What happened and why, in words.
+        status: What `workers()` would have shown of it at that moment; None if nothing.
+        missed: How many events before this one were dropped, since the callback was too slow:
+            `workers()` says how things stand.
+    """
+
+    kind: EventKind
+    worker: str
+    text: str
+    status: WorkerStatus | None
+    missed: int = 0
+
+
+Callback = Callable[[WorkerEvent], object]
+
+
+class Listener:
+    """One callback, and what it has not been told yet."""
+
+    def __init__(self, callback: Callback) -> None:
+        self._callback = callback
+        self._events: deque[WorkerEvent] = deque()
+        self._missed = 0
+        self._changed = threading.Condition()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="weightbus-events", daemon=True)
+        self._thread.start()
+
+    def tell(self, event: WorkerEvent) -> None:
+        """Hand an event over; never waits."""
+        with self._changed:
+            if len(self._events) >= EVENTS_MAX:
+                self._events.popleft()
+                self._missed += 1
+            self._events.append(event)
+            self._changed.notify()
+
+    def end(self) -> None:
+        """Tell it what it has not heard yet, and nothing more."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+    def join(self, timeout: float) -> None:
+        """Wait until it has been told everything."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _next(self) -> WorkerEvent | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._events or self._ended)
+            if not self._events:
+                return None
+            event, missed = self._events.popleft(), self._missed
+            self._missed = 0
+        return replace(event, missed=missed) if missed else event
+
+    def _run(self) -> None:
+        while (event := self._next()) is not None:
+            try:
+                self._callback(event)
+            except BaseException:  # even one that would end this thread: the next event is due
+                log.exception("a callback of on_worker raised at: %s", event.text)

@@ -1,0 +1,428 @@
+"""The publisher's data socket: a PUB of our own, which sends straight from a version's memory.
+
+To libzmq every message is an object, which it hands to a thread of its own. Here a message is sent
+by the thread that has it: a small one is on its way when `send` returns, and of a large one the
+kernel takes as much as it has room for whenever it has room. Each subscriber has a queue; what does
+not fit is dropped for that subscriber alone, as ZeroMQ's PUB has it.
+
+A subscriber that takes nothing (a stopped process, say) costs the publisher no memory that the next
+version is to be written to. What waits refers to views of memory weakly: they end with the version,
+which is when nobody needs them. What is half sent is copied if it does not move.
+
+It belongs to one thread, which never waits here.
+"""
+
+import contextlib
+import logging
+import selectors
+import socket
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import lru_cache
+
+from ..allowance import Allowance
+from ..complaints import Complaints
+from ..limits import ACCEPTS, MODELS_MAX, SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
+from ..messages import Buffer
+from . import endpoints
+from .listening import Listener, spent
+from .zmtp import FRAME_HEAD_MAX, SCRATCH_BYTES, Stream, ZmtpError, message_parts, rest_of
+
+log = logging.getLogger("weightbus.publisher")
+
+PING_SECONDS = 5.0  # between two pings: whoever is gone frees its queue
+SILENCE_SECONDS = 30.0  # without an answer, and without taking anything of what waits for it
+HOLD_SECONDS = 0.1  # that half a message may hold on to its memory while none of it is taken
+ACCEPT_SECONDS = 1.0  # before another attempt when there is no descriptor left for a connection
+TURN_BYTES = 2**20  # sent to one subscriber before the next has its turn
+READ_BYTES = 1024  # taken from one subscriber before the next has its turn: some 100 frames
+UNREAD_BYTES_MAX = 2**16  # of answers to its pings, which a subscriber does not read
+# Within a host, more than this is out of the cache before the other side reads it, and there is
+# nothing to pace, as some congestion control does. Farther away the kernel's choice is the best.
+NEAR_SEND_BUFFER = 2**20
+NEAR_CONGESTION = b"reno"
+
+
+class _Message:
+    """A message that waits. If its last frame is a view, whoever sent it must keep that."""
+
+    def __init__(self, frames: Sequence[Buffer]) -> None:
+        self.topic = bytes(frames[0])
+        self._heads, last = message_parts(frames)
+        self._last: Callable[[], Buffer | None]
+        self._last = weakref.ref(last) if isinstance(last, memoryview) else lambda: last
+
+    def parts(self) -> Sequence[Buffer]:
+        """Return what is to be sent; nothing if the memory has been given up."""
+        last = self._last()
+        return () if last is None else (self._heads, last)
+
+
+class Outlet:
+    """One subscriber's connection, and what is on its way to it.
+
+    Args:
+        connection: Its socket.
+        queue: Messages that wait before more are dropped.
+    """
+
+    def __init__(self, connection: socket.socket, queue: int, now: float) -> None:
+        self._socket, self._room = connection, queue
+        # What a subscriber says fits the scratch: no memory is taken for it.
+        self._stream = Stream(_nowhere, b"XPUB", SCRATCH_BYTES - FRAME_HEAD_MAX, frames_max=1)
+        self._allowance = Allowance(SUBSCRIPTIONS, now)
+        self._queue: deque[_Message] = deque()
+        self._sending: Sequence[Buffer] = ()  # what is left of the message that is being sent
+        self._left = 0  # bytes of that
+        self._sent_topic = b""
+        self._blocked = False
+        self._moved_at = now  # when the kernel took something last
+        self.topics: set[bytes] = set()
+        self.asked: dict[bytes, None] = {}  # of these, what nobody was told of yet
+        self.alive_at = now
+        self.watched = selectors.EVENT_READ | selectors.EVENT_WRITE
+
+    def fileno(self) -> int:
+        """Return the connection's descriptor."""
+        return self._socket.fileno()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether anything waits to be sent."""
+        return bool(self._left or self._queue or self._stream.outgoing)
+
+    def wants(self, topic: bytes) -> bool:
+        """Whether it subscribed to a topic, or to the beginning of it."""
+        return not self.topics.isdisjoint(_beginnings(topic))
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether no message waits behind the one that is being sent."""
+        return not self._queue
+
+    def put(self, message: _Message, now: float) -> None:
+        """Send a message if nothing else waits; else keep it, unless too many wait already.
+
+        Raises:
+            OSError: The connection is gone.
+        """
+        if not self.unsent:
+            self._begin(message)
+            self.write(now)
+        elif len(self._queue) < self._room:
+            self._queue.append(message)
+
+    def withdraw(self, topics: Collection[bytes]) -> None:
+        """Forget what waits of some topics; what is half sent is copied, to let its memory go."""
+        if self._queue:
+            self._queue = deque(m for m in self._queue if m.topic not in topics)
+        if self._left and self._sent_topic in topics:
+            self._let_go()
+
+    def hold(self, now: float) -> None:
+        """Hold on to no memory for a connection that takes nothing."""
+        if now - self._moved_at >= HOLD_SECONDS:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._sending = [bytes(part) for part in self._sending]
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+        self._stream.ping()
+
+    def write(self, now: float) -> None:
+        """Send until the kernel takes no more, or others should have a turn.
+
+        Its buffer was full and has room again: the other side lives, though it may take long to
+        come to our ping and to answer.
+
+        Raises:
+            OSError: The connection is gone.
+        """
+        turn = TURN_BYTES
+        while turn > 0 and (self._left or self._refill()):
+            try:
+                sent = self._socket.sendmsg(self._sending)
+            except BlockingIOError:
+                self._blocked = True
+                return
+            self._moved_at = now
+            if self._blocked:
+                self._blocked, self.alive_at = False, now
+            turn -= sent
+            self._left -= sent
+            self._sending = rest_of(self._sending, sent) if self._left else ()
+
+    def _begin(self, message: _Message) -> None:
+        self._sending, self._sent_topic = message.parts(), message.topic
+        self._left = sum(map(len, self._sending))
+
+    def _refill(self) -> bool:
+        """Find something to send. (A command must not come between the frames of a message.)"""
+        if self._stream.outgoing:
+            command = bytes(self._stream.outgoing)
+            self._stream.outgoing.clear()
+            self._sending, self._left, self._sent_topic = (command,), len(command), b""
+        while self._queue and not self._left:
+            self._begin(self._queue.popleft())
+        return self._left > 0
+
+    def read(self, now: float) -> bool:
+        """Take note of what it says; return whether it has subscribed to something.
+
+        Raises:
+            OSError: The connection is gone.
+            ZmtpError: It does not speak as a subscriber does, or not that often.
+        """
+        try:
+            count = self._socket.recv_into(self._stream.room()[:READ_BYTES])
+        except BlockingIOError:
+            return False
+        if not count:
+            raise ConnectionResetError("the subscriber has closed the connection")
+        self.alive_at = now
+        before = self._stream.frames
+        for message in self._stream.received(count):
+            self._subscribe(bytes(message[0]))
+        if len(self.topics) > TOPICS_MAX or len(self._stream.outgoing) > UNREAD_BYTES_MAX:
+            raise ZmtpError("it asks for more than anybody needs")
+        if not self._allowance.take(self._stream.frames - before, now):
+            raise ZmtpError("it asks more often than anybody needs to")
+        return bool(self.asked)
+
+    def _subscribe(self, body: bytes) -> None:
+        on, topic = body[:1], body[1:]
+        if on not in (b"\0", b"\1") or len(topic) > TOPIC_BYTES_MAX:
+            raise ZmtpError("it sent something else than subscriptions to topics of ours")
+        if on == b"\1":
+            self.topics.add(topic)
+            self.asked[topic] = None
+        else:
+            self.topics.discard(topic)
+            self.asked.pop(topic, None)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._queue.clear()
+        self._sending, self._left = (), 0
+        self._socket.close()
+
+
+class Distribution:
+    """A bound socket and its subscribers.
+
+    Args:
+        queue: Messages held for a subscriber before more are dropped.
+        selector: Where its sockets are registered; what that finds goes to `attend`.
+    """
+
+    def __init__(self, queue: int, selector: selectors.BaseSelector) -> None:
+        self._queue = queue
+        self._selector = selector
+        self._turned_away = Complaints(log, "a subscriber is turned away: %s")
+        self._not_accepted = Complaints(log, "cannot accept a subscriber, will try again: %s")
+        self._listener: Listener | None = None
+        self._outlets: dict[int, Outlet] = {}
+        self._asking: dict[Outlet, None] = {}  # who subscribed to something that nobody knows yet
+        self._accepts = Allowance(ACCEPTS, 0.0)
+        self._ping_at = self._hold_at = 0.0
+        self._accept_at = 0.0
+
+    def bind(self, endpoint: str, parameter: str) -> str:
+        """Listen at an endpoint; return it with the port that was taken.
+
+        Raises:
+            AddressError: It is taken, or makes no sense.
+        """
+        try:
+            self._listener = Listener(endpoint)
+        except OSError as error:
+            reason = str(error.strerror or error)
+            raise endpoints.unbindable(endpoint, parameter, error.errno, reason) from None
+        self._selector.register(self._listener.socket, selectors.EVENT_READ)
+        return self._listener.endpoint
+
+    def attend(self, found: Iterable[tuple[selectors.SelectorKey, int]], now: float) -> None:
+        """Accept, read and send what can be, as the selector has found."""
+        for key, events in found:
+            outlet = key.data
+            if not isinstance(outlet, Outlet):
+                if self._listener is not None and key.fileobj is self._listener.socket:
+                    self._accept(self._listener, now)
+                continue
+            try:
+                if events & selectors.EVENT_READ and outlet.read(now):
+                    self._asking[outlet] = None
+                self._write(outlet, now)
+            except ZmtpError as error:
+                self._turned_away.warn(error, now)
+                self._hang_up(outlet)
+            except OSError:
+                self._hang_up(outlet)
+
+    def tick(self, now: float) -> None:
+        """Do what is due, a few times a second."""
+        if self._listener is not None and self._accept_at and now >= self._accept_at:
+            self._accept_at = 0.0
+            self._selector.register(self._listener.socket, selectors.EVENT_READ)
+        if now >= self._hold_at:
+            self._hold_at = now + HOLD_SECONDS
+            for outlet in self._outlets.values():
+                outlet.hold(now)
+        if now >= self._ping_at:
+            self._ping_at = now + PING_SECONDS
+            self._look_after(now)
+
+    @property
+    def pending(self) -> bool:
+        """Whether somebody has subscribed since."""
+        return bool(self._asking)
+
+    def receive_subscription(self) -> tuple[Outlet, Collection[bytes]] | None:
+        """Return who has subscribed since, and to which topics; each once."""
+        if not self._asking:
+            return None
+        outlet = next(iter(self._asking))
+        del self._asking[outlet]
+        topics, outlet.asked = outlet.asked, {}
+        return outlet, topics
+
+    def send(self, frames: Sequence[Buffer], now: float) -> None:
+        """Send to everybody who subscribed to the first frame; whoever lags behind loses it.
+
+        A last frame that is a view must be kept for as long as anybody is to get it.
+        """
+        message = _Message(frames)
+        for outlet in list(self._outlets.values()):
+            if outlet.wants(message.topic):
+                self._put(outlet, message, now)
+
+    def answer(self, outlet: Outlet, frames: Sequence[Buffer], now: float) -> None:
+        """Send to one who has subscribed, if it is still there."""
+        if self._outlets.get(outlet.fileno()) is outlet:
+            self._put(outlet, _Message(frames), now)
+
+    def _put(self, outlet: Outlet, message: _Message, now: float) -> None:
+        try:
+            outlet.put(message, now)
+            self._watch(outlet)
+        except OSError:
+            self._hang_up(outlet)
+
+    def keep_up(self, topic: bytes) -> bool:
+        """Return whether some subscriber of a topic keeps up, or there is none."""
+        wanted = False
+        for outlet in self._outlets.values():
+            if outlet.wants(topic):
+                if outlet.keeps_up:
+                    return True
+                wanted = True
+        return not wanted
+
+    def withdraw(self, topics: Collection[bytes]) -> None:
+        """Forget what is not on its way yet of some topics: something newer takes its place."""
+        for outlet in self._outlets.values():
+            outlet.withdraw(topics)
+
+    def close(self, linger: float) -> None:
+        """Hang up; what is on its way gets so many seconds."""
+        if self._listener is not None:
+            if not self._accept_at:
+                self._selector.unregister(self._listener.socket)
+            self._listener.close()
+            self._listener = None
+        end = time.monotonic() + linger
+        while any(o.unsent for o in self._outlets.values()) and (now := time.monotonic()) < end:
+            self.attend(self._selector.select(end - now), now)
+        for outlet in list(self._outlets.values()):
+            self._hang_up(outlet)
+
+    def abandon(self) -> None:
+        """Close what a forked child has inherited; the parent goes on."""
+        if self._listener is not None:
+            self._listener.socket.close()
+        for outlet in self._outlets.values():
+            outlet.close()
+
+    # Connections.
+
+    def _accept(self, listener: Listener, now: float) -> None:
+        if not self._accepts.take(1, now):
+            self._pause(listener.socket, now)
+            return
+        try:
+            connection, _ = listener.socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._not_accepted.warn(error, now)
+            self._pause(listener.socket, now)
+            return
+        if spent(connection.fileno()):
+            connection.close()
+            self._pause(listener.socket, now)
+            return
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):  # it is gone already, which the first look will tell
+            _tune(connection)
+        outlet = Outlet(connection, self._queue, now)
+        self._outlets[outlet.fileno()] = outlet
+        self._selector.register(connection, outlet.watched, outlet)
+
+    def _pause(self, listener: socket.socket, now: float) -> None:
+        """Have the kernel keep who comes next for a while."""
+        self._accept_at = now + ACCEPT_SECONDS
+        self._selector.unregister(listener)
+
+    def _write(self, outlet: Outlet, now: float) -> None:
+        outlet.write(now)
+        self._watch(outlet)
+
+    def _watch(self, outlet: Outlet) -> None:
+        """Have the selector wait until the rest can be sent, if there is any."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if outlet.unsent else 0)
+        if outlet.watched != events:
+            outlet.watched = events
+            self._selector.modify(outlet, events, outlet)
+
+    def _look_after(self, now: float) -> None:
+        """Ask everybody for a sign of life; hang up on whoever gave none for long."""
+        for outlet in list(self._outlets.values()):
+            if now - outlet.alive_at >= SILENCE_SECONDS:
+                self._hang_up(outlet)
+                continue
+            outlet.ping()
+            try:
+                self._write(outlet, now)
+            except OSError:
+                self._hang_up(outlet)
+
+    def _hang_up(self, outlet: Outlet) -> None:
+        self._asking.pop(outlet, None)
+        del self._outlets[outlet.fileno()]
+        self._selector.unregister(outlet)
+        outlet.close()
+
+
+def _nowhere(_frames: Iterable[Buffer], _size: int) -> None:
+    """Have no place for a payload: subscribers send none."""
+
+
+@lru_cache(maxsize=2 * MODELS_MAX)
+def _beginnings(topic: bytes) -> frozenset[bytes]:
+    """Return what one may have subscribed to who is to hear of a topic."""
+    return frozenset(topic[:size] for size in range(len(topic) + 1))
+
+
+def _tune(connection: socket.socket) -> None:
+    if connection.family == socket.AF_UNIX:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_SEND_BUFFER)
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if connection.getsockname()[0] == connection.getpeername()[0]:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_SEND_BUFFER)
+        if hasattr(socket, "TCP_CONGESTION"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, NEAR_CONGESTION)

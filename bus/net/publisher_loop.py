@@ -1,0 +1,349 @@
+"""The publisher's thread: it owns the sockets, moves frames, and lets the machine decide.
+
+Any thread hands it work through `submit` and the other calls below; each returns a future. If the
+thread ends, for whatever reason, every future that is still open fails with the reason.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, Protocol, TypeVar, cast
+
+from ..effects import Broadcast, Effect, HangUp, Notice, Resolve, Send, Settled, Withdraw
+from ..errors import ClosedError, PublishError
+from ..memory.version import Version
+from ..messages import Shared, control_topic, data_topic, encode
+from ..publisher.machine import PublisherMachine
+from ..publisher.publication import Publication
+from ..publisher.status import WorkerStatus
+from ..receipt import Receipt
+from .control import PublisherSockets
+from .listeners import CLOSE_SECONDS, EVENT_KINDS, EventKind, Listener, WorkerEvent
+
+log = logging.getLogger("weightbus.publisher")
+
+TICK = 0.1  # seconds between two looks at the clock when nothing happens
+BATCH = 64  # messages taken from one socket before the other gets a turn
+
+T = TypeVar("T")
+Condition = Callable[[tuple[WorkerStatus, ...]], bool]
+
+
+class Memory(Protocol):
+    """What outlives a publisher (`python_client/keeper.py`)."""
+
+    def offer(self, version: Version) -> None:
+        """Keep a version, the latest for all of its model; must not wait."""
+        ...
+
+    def record(self, epoch: int) -> None:
+        """Keep an epoch, of which no worker has heard yet; everything waits for this."""
+        ...
+
+    def stop(self) -> None:
+        """Nothing more will come; must not wait."""
+        ...
+
+
+class PublisherLoop:
+    """A publisher, running.
+
+    Args:
+        machine: What decides.
+        sockets: What carries; the loop closes them.
+        memory: What outlives the publisher, if anything does.
+    """
+
+    def __init__(
+        self,
+        machine: PublisherMachine,
+        sockets: PublisherSockets,
+        memory: Memory | None = None,
+    ) -> None:
+        self._machine, self._sockets = machine, sockets
+        self._memory, self._epoch = memory, machine.epoch
+        self._work: deque[tuple[Callable[[float], None], Future[Any]]] = deque()
+        self._open: dict[int, Future[Receipt]] = {}
+        self._watchers: list[tuple[Condition, Future[None]]] = []
+        self._listeners: list[Listener] = []
+        self._stopping = False
+        self._ended: BaseException | None = None
+        self._lock = threading.Lock()  # between taking work in and ending
+        self._thread = threading.Thread(target=self._run, name="weightbus-publisher", daemon=True)
+        self._thread.start()
+
+    # For any thread.
+
+    def submit(self, publication: Publication) -> "Future[Receipt]":
+        """Publish; the future is the receipt, or a PublishError that carries it."""
+        future: Future[Receipt] = Future()
+
+        def work(now: float) -> None:
+            self._open[publication.id] = future
+            try:
+                effects = self._machine.publish(publication, now)
+            except Exception as error:
+                del self._open[publication.id]
+                publication.version.retire()
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
+            else:
+                self._perform(effects, now)
+
+        self._hand_over(work, future)
+        return future
+
+    def check(self) -> None:
+        """Check that the thread is there.
+
+        Raises:
+            ClosedError: It is not, any more; the cause says why.
+        """
+        if self._ended is not None or self._stopping:
+            raise self._closed()
+
+    def prepare(self, model: str, shared: Shared, nbytes: int) -> None:
+        """Tell workers where the first version of a model will lie."""
+
+        def work(now: float) -> None:
+            self._perform(self._machine.prepare(model, shared, nbytes), now)
+
+        self._hand_over(work, Future[None]())
+
+    def status(self) -> "Future[tuple[WorkerStatus, ...]]":
+        """Ask who is there."""
+        future: Future[tuple[WorkerStatus, ...]] = Future()
+        self._hand_over(lambda now: future.set_result(self._machine.status(now)), future)
+        return future
+
+    def watch(self, condition: Condition) -> "Future[None]":
+        """Return a future that is done once the roster fulfils a condition."""
+        future: Future[None] = Future()
+        self._hand_over(lambda _now: self._watchers.append((condition, future)), future)
+        return future
+
+    def listen(self, listener: Listener) -> "Future[None]":
+        """Tell a listener what becomes of workers, and first of those that are there already."""
+
+        def work(now: float) -> None:
+            for status in self._machine.status(now):
+                kind: EventKind = "joined" if status.state == "live" else status.state
+                text = f"worker {status.name} was there before, {status.state}"
+                listener.tell(WorkerEvent(kind, status.name, text, status))
+            self._listeners.append(listener)
+            future.set_result(None)
+
+        future: Future[None] = Future()
+        self._hand_over(work, future)
+        return future
+
+    def unlisten(self, listener: Listener) -> None:
+        """Tell a listener nothing more."""
+
+        def work(_now: float) -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        listener.end()
+        self._hand_over(work, Future[None]())
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End the thread; open publishes are resolved as they stand."""
+        self.stop()
+        self._thread.join(timeout)
+        for listener in self._listeners:
+            listener.join(CLOSE_SECONDS)
+
+    def stop(self) -> bool:
+        """Have the thread end as soon as it can; return False if somebody has done so before."""
+        before, self._stopping = self._stopping, True
+        self._sockets.wake()
+        return not before
+
+    def _hand_over(self, work: Callable[[float], None], future: "Future[T]") -> None:
+        with self._lock:
+            if self._ended is not None or self._stopping:
+                future.set_exception(self._closed())
+                return
+            self._work.append((work, future))
+        self._sockets.wake()
+
+    def _closed(self) -> ClosedError:
+        return ClosedError.of("publisher", self._ended)
+
+    # For the thread itself.
+
+    def _run(self) -> None:
+        ended: BaseException = ClosedError("close() was called")
+        try:
+            next_tick = time.monotonic()
+            while not self._stopping:
+                next_tick = self._turn(next_tick)
+            now = time.monotonic()
+            self._do_work(now)
+            self._perform(self._machine.close(now), now)
+        except BaseException as error:
+            log.exception("the publisher's thread failed")
+            ended = error
+        finally:
+            self._end(ended)
+
+    def _end(self, reason: BaseException) -> None:
+        with self._lock:
+            self._ended = reason
+            work, self._work = self._work, deque()
+        waiting: list[Future[Any]] = [
+            *self._open.values(),
+            *(w for _, w in self._watchers),
+            *(f for _, f in work),
+        ]
+        for future in waiting:
+            with contextlib.suppress(InvalidStateError):  # it is done, or given up
+                future.set_exception(self._closed())
+        for listener in self._listeners:
+            listener.end()
+        if self._memory is not None:
+            self._memory.stop()
+        self._sockets.close()
+
+    def _turn(self, next_tick: float) -> float:
+        """Take what there is, push what may be pushed, tick when it is time."""
+        wait = 0.0 if self._work or self._with_room() else next_tick - time.monotonic()
+        activity = self._sockets.poll(wait)
+        now = time.monotonic()
+        self._do_work(now)
+        if activity.control:
+            self._take_messages(now)
+        if activity.data:
+            self._take_subscriptions()
+        if topics := self._with_room():
+            self._perform(self._machine.push(now, topics), now)
+        if now >= next_tick:
+            self._perform(self._machine.tick(now), now)
+            self._look(now)
+            return now + TICK
+        return next_tick
+
+    def _with_room(self) -> list[bytes]:
+        """Return the topics of what is being pushed for which somebody's connection has room."""
+        return [topic for topic in self._machine.pushing if self._sockets.keep_up(topic)]
+
+    def _do_work(self, now: float) -> None:
+        while self._work:
+            work, _ = self._work[0]  # if it fails, whoever waits for it is told at the end
+            work(now)
+            self._work.popleft()
+            self._look(now)
+
+    def _take_messages(self, now: float) -> None:
+        for _ in range(BATCH):
+            message = self._sockets.receive()
+            if message is None:
+                return
+            effects = self._machine.receive(*message, now)
+            if effects:
+                self._perform(effects, now)
+
+    def _take_subscriptions(self) -> None:
+        """Tell whoever has subscribed that it is heard: that one alone, or it could flood all."""
+        for _ in range(BATCH):
+            found = self._sockets.receive_subscription()
+            if found is None:
+                break
+            outlet, topics = found
+            for topic in topics:
+                beacon = self._machine.subscribed(topic)
+                if beacon is not None:
+                    self._sockets.answer(outlet, [topic, encode(beacon)])
+
+    def _perform(self, effects: list[Effect], now: float) -> None:
+        if self._memory is not None and self._machine.epoch != self._epoch:
+            self._epoch = self._machine.epoch
+            self._memory.record(self._epoch)
+        changed = False
+        for effect in effects:
+            match effect:
+                case Broadcast():
+                    self._sockets.broadcast(
+                        [effect.topic, encode(effect.message)]
+                        + ([] if effect.payload is None else [effect.payload])
+                    )
+                case Withdraw(model):
+                    self._sockets.withdraw((control_topic(model), data_topic(model)))
+                case Send():
+                    frames = [encode(effect.message)]
+                    payload = [] if effect.payload is None else [effect.payload]
+                    if not self._sockets.send(effect.to, [*frames, *payload]):
+                        self._perform(self._machine.unreachable(effect.to, now), now)
+                case HangUp():
+                    self._sockets.hang_up()
+                case Resolve():
+                    self._resolve(effect)
+                case Settled(version):
+                    if self._memory is not None:
+                        self._memory.offer(version)
+                case Notice():
+                    changed = True
+                    log.log(logging.WARNING if effect.warning else logging.INFO, "%s", effect.text)
+                    self._tell(effect, now)
+                case _:
+                    raise AssertionError(f"a publisher does not {effect}")
+        if changed:
+            self._look(now)
+
+    def _tell(self, notice: Notice, now: float) -> None:
+        """Tell whoever listens what became of a worker."""
+        if self._listeners and notice.kind in EVENT_KINDS:
+            status = self._machine.status_of(notice.worker, now)
+            kind = cast("EventKind", notice.kind)
+            event = WorkerEvent(kind, notice.worker, notice.text, status)
+            for listener in self._listeners:
+                listener.tell(event)
+
+    def _resolve(self, effect: Resolve) -> None:
+        future = self._open.pop(effect.publication)
+        if not future.set_running_or_notify_cancel():
+            return
+        if effect.achieved:
+            future.set_result(effect.receipt)
+        else:
+            future.set_exception(PublishError(_shortfall(effect), effect.receipt))
+
+    def _look(self, now: float) -> None:
+        """Tell whoever waits for a state of the roster."""
+        if not self._watchers:
+            return
+        status = self._machine.status(now)
+        for watcher in list(self._watchers):
+            condition, future = watcher
+            try:
+                met = future.done() or condition(status)
+            except Exception as error:  # it is the caller's code
+                self._watchers.remove(watcher)
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
+                continue
+            if met:
+                self._watchers.remove(watcher)
+                # Whoever waited may give up this very moment; a cancelled future takes no result.
+                if future.set_running_or_notify_cancel():
+                    future.set_result(None)
+
+
+def _shortfall(effect: Resolve) -> str:
+    receipt, there = effect.receipt, effect.receipt.in_state(*effect.done)
+    left = receipt.in_state("left")
+    others = [str(w) for name, w in receipt.workers.items() if name not in (*there, *left)]
+    return "; ".join(
+        [
+            f"{receipt.model} version {receipt.version} is "
+            f"{'staged' if 'staged' in effect.done else 'applied'} by {len(there)} of "
+            f"{len(receipt.workers) - len(left)} workers after {receipt.seconds:.2f} s",
+            *others,
+            *([effect.missing] if effect.missing else []),
+        ]
+    )

@@ -1,0 +1,226 @@
+"""The worker's data connection: dialled in the background, read straight to where bytes belong.
+
+It belongs to one thread, which never waits here: a helper thread looks up the host and connects,
+and rings a bell when it is done. A connection that breaks or falls silent is dialled again.
+"""
+
+import contextlib
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ..complaints import Complaints
+from ..errors import AddressError
+from ..messages import Buffer
+from . import endpoints
+from .zmtp import Place, Stream, ZmtpError
+
+log = logging.getLogger("weightbus.worker")
+
+DIAL_SECONDS = 5.0  # for the host's address and the connection; and as long for the handshake
+REDIAL_SECONDS, REDIAL_MAX_SECONDS = 0.05, 1.0  # between two attempts; doubles
+SILENCE_SECONDS = 30.0  # a publisher pings and sends beacons far more often than that
+LOW_WATER_BYTES = 2**19  # of a payload, that must be here before we are woken to take them
+IPC_PATH_MAX = 107  # bytes that fit an address of the kernel
+
+
+class Subscription:
+    """Messages of some topics from one publisher.
+
+    Args:
+        place: Where payloads go, see `zmtp.Stream`.
+        wake: Rings the bell of the thread that owns this; called by the thread that dials.
+    """
+
+    def __init__(self, place: Place, wake: Callable[[], None]) -> None:
+        self._place, self._wake = place, wake
+        self._unusable = Complaints(log, "no pushed data from %s")
+        self._endpoint = ""
+        self._topics: set[bytes] = set()
+        self._socket: socket.socket | None = None
+        self._stream = Stream(place)
+        self._arrived: deque[list[Buffer]] = deque()
+        self._dialled: deque[tuple[str, socket.socket | None]] = deque()
+        self._dialling = self._closed = False
+        self._dial_at = 0.0
+        self._pause = REDIAL_SECONDS
+        self._heard_at = 0.0
+        self._expected = 1
+        self._drained = False  # nothing more is here, until the descriptor says so
+
+    def connect(self, endpoint: str) -> None:
+        """Take messages from this endpoint, in place of any before.
+
+        Raises:
+            AddressError: It cannot be an address.
+        """
+        path = endpoints.ipc_path(endpoint)
+        if path is not None and len(path.encode()) > IPC_PATH_MAX:
+            raise AddressError(
+                f"cannot connect to data at {endpoint}: a path has at most {IPC_PATH_MAX} bytes"
+            )
+        if endpoint != self._endpoint:
+            self._hang_up()
+            self._endpoint, self._dial_at, self._pause = endpoint, 0.0, REDIAL_SECONDS
+
+    def redial(self) -> None:
+        """Connect anew, and at once."""
+        self._hang_up()
+        self._dial_at, self._pause = 0.0, REDIAL_SECONDS
+
+    def subscribe(self, topic: bytes, *, on: bool) -> None:
+        """Ask for a topic, or no longer; asking twice is asking once."""
+        if (topic in self._topics) != on:
+            (self._topics.add if on else self._topics.discard)(topic)
+            self._stream.subscribe(topic, on=on)
+
+    def attend(self, now: float) -> tuple[socket.socket, bool] | None:
+        """Do what is due; return the connection to watch, if any, and whether to write to it."""
+        while self._dialled:
+            self._adopt(*self._dialled.popleft(), now)
+        patience = SILENCE_SECONDS if self._stream.state == "open" else DIAL_SECONDS
+        if self._socket is not None and now - self._heard_at >= patience:
+            self._hang_up()
+        if self._socket is None:
+            if self._endpoint and not self._dialling and now >= self._dial_at:
+                self._dialling = True
+                self._dial_at, self._pause = (
+                    now + self._pause,
+                    min(2 * self._pause, REDIAL_MAX_SECONDS),
+                )
+                threading.Thread(
+                    target=self._dial, args=(self._endpoint,), name="weightbus-dial", daemon=True
+                ).start()
+            return None
+        connection = self._socket
+        return (connection, self._unsent) if self._write(connection) else None
+
+    @property
+    def pending(self) -> bool:
+        """Whether messages are here already: the descriptor tells nothing of them."""
+        return bool(self._arrived) or self._stream.held
+
+    @property
+    def _unsent(self) -> bool:
+        return bool(self._stream.outgoing)
+
+    def receive(self, now: float) -> Sequence[Buffer] | None:
+        """Return the frames of the next message, topic first, if there is one."""
+        while not self._arrived:
+            if self._socket is None or (self._drained and not self._stream.held):
+                self._drained = False
+                return None
+            try:
+                self._take(self._socket, self._stream, now)
+            except BlockingIOError:
+                self._sleep_until_worth_it()
+            except ZmtpError as error:
+                self._unusable.warn(f"{self._endpoint}: {error}", now)
+                self._hang_up()
+            except OSError:
+                self._hang_up()
+        return self._arrived.popleft()
+
+    def _take(self, connection: socket.socket, stream: Stream, now: float) -> None:
+        if stream.held:
+            self._arrived.extend(stream.received(0))
+            return
+        room = stream.room()
+        count = connection.recv_into(room)
+        if not count:
+            raise ConnectionResetError("the publisher has closed the connection")
+        messages = stream.received(count)
+        if messages:
+            self._arrived.extend(messages)
+        if count < len(room):
+            self._sleep_until_worth_it()
+        if stream.state == "open":  # in a handshake, bytes alone are no sign of life
+            self._heard_at, self._pause = now, REDIAL_SECONDS
+        if stream.outgoing:
+            self._write(connection)
+
+    def _sleep_until_worth_it(self) -> None:
+        """Have the kernel wake us for a good part of what is missing, not for each packet."""
+        self._drained = True
+        count = min(self._stream.missing, LOW_WATER_BYTES)
+        if count != self._expected and self._socket is not None:
+            self._expected = count
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+
+    def close(self) -> None:
+        """Hang up for good."""
+        self._closed = True
+        self._endpoint = ""
+        self._hang_up()
+        self._forget_dialled()
+
+    # Connecting.
+
+    def _dial(self, endpoint: str) -> None:
+        """Connect. (In a thread of its own.)"""
+        found: socket.socket | None = None
+        with contextlib.suppress(OSError, UnicodeError):
+            found = _connected(endpoint)
+        self._dialled.append((endpoint, found))
+        self._wake()
+        if self._closed:
+            self._forget_dialled()
+
+    def _forget_dialled(self) -> None:
+        """Close what nobody will adopt. (Called by either thread, whichever comes last.)"""
+        with contextlib.suppress(IndexError):
+            while True:
+                _, found = self._dialled.popleft()
+                if found is not None:
+                    found.close()
+
+    def _adopt(self, endpoint: str, found: socket.socket | None, now: float) -> None:
+        self._dialling = False
+        if found is None:
+            return
+        if endpoint != self._endpoint or self._socket is not None:
+            found.close()
+            return
+        found.setblocking(False)
+        self._socket, self._heard_at, self._expected = found, now, 1
+        self._stream = Stream(self._place)
+        for topic in self._topics:
+            self._stream.subscribe(topic, on=True)
+
+    def _write(self, connection: socket.socket) -> bool:
+        """Send what is to be sent; return False if the connection turns out to be gone."""
+        try:
+            if self._unsent:
+                del self._stream.outgoing[: connection.send(self._stream.outgoing)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._hang_up()
+            return False
+        return True
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._stream.close()
+        self._stream = Stream(self._place)
+        for topic in self._topics:
+            self._stream.subscribe(topic, on=True)
+        self._arrived.clear()
+
+
+def _connected(endpoint: str) -> socket.socket:
+    path = endpoints.ipc_path(endpoint)
+    if path is None:
+        return socket.create_connection(endpoints.host_and_port(endpoint), DIAL_SECONDS)
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        found.settimeout(DIAL_SECONDS)
+        found.connect(endpoints.ipc_name(path))
+    except BaseException:
+        found.close()
+        raise
+    return found

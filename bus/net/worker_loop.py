@@ -1,0 +1,229 @@
+"""The worker's thread: it owns the sockets, moves frames, and lets the machine decide.
+
+What is ready to be applied goes to the `Handoff`; what the user's thread did with it comes back
+through `taken`, `applied` and `failed`.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ..effects import (
+    Connect,
+    Effect,
+    Joined,
+    Notice,
+    Ready,
+    Redial,
+    Refused,
+    Rejected,
+    Renamed,
+    Send,
+    Subscribe,
+)
+from ..errors import AddressError, ApplyError, ClosedError, RefusedError
+from ..memory.staging import StagedVersion
+from ..messages import Buffer, encode
+from ..worker.machine import WorkerMachine
+from .control import WorkerSockets
+from .handoff import Handoff
+
+log = logging.getLogger("weightbus.worker")
+
+TICK = 0.1  # seconds between two looks at the clock when nothing happens
+BATCH = 16  # messages taken from one socket before the other gets a turn
+
+Frames = Sequence[Buffer]
+
+
+class WorkerLoop:
+    """A worker, running.
+
+    Args:
+        machine: What decides.
+        sockets: What carries; the loop closes them.
+        handoff: Where versions are left.
+        on_renamed: Told when what runs is called otherwise; nothing else is at the user's then.
+    """
+
+    def __init__(
+        self,
+        machine: WorkerMachine,
+        sockets: WorkerSockets,
+        handoff: Handoff,
+        on_renamed: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        self._machine, self._sockets, self._handoff = machine, sockets, handoff
+        self._on_renamed = on_renamed
+        self._work: deque[Callable[[float], list[Effect]]] = deque()
+        self._stopping = False
+        self._at_once: Callable[[StagedVersion], bool] | None = None
+        self._thread = threading.Thread(target=self._run, name="weightbus-worker", daemon=True)
+        self._thread.start()
+
+    # For any thread.
+
+    def apply_by(self, at_once: Callable[[StagedVersion], bool]) -> None:
+        """Offer each version that is ready to this first, in the worker's thread.
+
+        It must not take long; it returns False for what is to be left for other threads.
+        """
+        self._at_once = at_once
+
+    def taken(self, staged: StagedVersion) -> None:
+        """A version is about to be applied. (No hurry: it only serves those who ask.)"""
+        self._work.append(lambda _now: self._machine.taken(staged.model, staged.key))
+
+    def put_back(self, staged: StagedVersion) -> None:
+        """A version was not applied after all, for now: leave it again unless a newer one came."""
+        self._work.append(lambda _now: self._machine.put_back(staged.model, staged.key))
+        if not self._handoff.put_back(staged):
+            self.dropped(staged)
+
+    def dropped(self, staged: StagedVersion) -> None:
+        """A version will not be applied, since a newer one was."""
+        self._hand_over(lambda now: self._machine.dropped(staged.model, staged.key, now))
+
+    def applied(self, staged: StagedVersion, digest: str) -> None:
+        """A version was applied; its bytes hash to this, if they were hashed."""
+        model, key = staged.model, staged.key
+        self._hand_over(lambda now: self._machine.applied(model, key, now, digest))
+
+    def stale(self, staged: StagedVersion) -> None:
+        """A version was gone from shared memory before it could be applied."""
+        self._hand_over(lambda now: self._machine.stale(staged.model, staged.key, now))
+
+    def failed(self, staged: StagedVersion, text: str, *, intact: bool, full: bool) -> None:
+        """A version could not be applied; unless `intact`, no version runs now."""
+        model, key = staged.model, staged.key
+        self._hand_over(
+            lambda now: self._machine.failed(model, key, text, now, intact=intact, full=full)
+        )
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Say goodbye and end the thread."""
+        self.stop()
+        self._thread.join(timeout)
+
+    def stop(self) -> bool:
+        """Have the thread end as soon as it can; return False if somebody has done so before."""
+        before, self._stopping = self._stopping, True
+        self._sockets.wake()
+        return not before
+
+    def _hand_over(self, work: Callable[[float], list[Effect]]) -> None:
+        self._work.append(work)
+        if threading.current_thread() is not self._thread:
+            self._sockets.wake()
+
+    # For the thread itself.
+
+    def _run(self) -> None:
+        ended: BaseException = ClosedError("close() was called")
+        try:
+            next_tick = time.monotonic()
+            while not self._stopping:
+                next_tick = self._turn(next_tick)
+            self._do_work(time.monotonic())
+            self._perform(self._machine.close())
+        except BaseException as error:
+            log.exception("the worker's thread failed")
+            ended = error
+        finally:
+            self._handoff.close(ended)
+            self._sockets.close()
+            self._at_once = None  # it may hold whoever holds us
+
+    def _turn(self, next_tick: float) -> float:
+        """Take what there is, tick when it is time."""
+        may_hello = not self._machine.inside and self._machine.may_say_hello(time.monotonic())
+        wait = 0.0 if self._work else next_tick - time.monotonic()
+        activity = self._sockets.poll(wait, writable=may_hello)
+        now = time.monotonic()
+        self._do_work(now)
+        if activity.writable:
+            self._perform(self._machine.connected(now))
+        if activity.control:
+            self._take(self._sockets.receive, self._machine.receive)
+        if activity.data or now >= next_tick:  # what is here of a chunk tells that more will come
+            self._take(self._sockets.receive_published, self._machine.receive_published)
+        now = time.monotonic()
+        if now >= next_tick:
+            if self._sockets.changed():
+                self._machine.changed(now)
+            self._perform(self._machine.tick(now))
+            return now + TICK
+        return next_tick
+
+    def _do_work(self, now: float) -> None:
+        while self._work:
+            self._perform(self._work.popleft()(now))
+
+    def _take(
+        self,
+        receive: Callable[[], Frames | None],
+        handle: Callable[[Frames, float], list[Effect]],
+    ) -> None:
+        for _ in range(BATCH):
+            frames = receive()
+            if frames is None:
+                return
+            self._perform(handle(frames, time.monotonic()))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._sockets.send(encode(effect.message))
+                case Ready():
+                    self._leave(effect.staged)
+                case Subscribe():
+                    self._sockets.subscribe(effect.topic, effect.on)
+                case Connect():
+                    self._connect(effect.endpoint)
+                case Redial():
+                    self._sockets.redial()
+                case Joined():
+                    self._handoff.join(effect.epoch)
+                case Rejected(model, epoch, version, code, text):
+                    log.warning("%s version %d: %s: %s", model, version, code, text)
+                    error = ApplyError(
+                        f"{model} version {version} cannot be applied here ({code}): {text}",
+                        model=model,
+                        epoch=epoch,
+                        version=version,
+                        code=code,
+                    )
+                    self._handoff.reject(error)
+                case Refused(code, text):
+                    self._handoff.refuse(
+                        RefusedError(
+                            f"the publisher at {self._sockets.address} refuses worker "
+                            f"{self._machine.identity.name!r} ({code}): {text}",
+                            code,
+                        )
+                    )
+                case Renamed(model, epoch, version):
+                    if self._on_renamed is not None:
+                        self._on_renamed(model, epoch, version)
+                case Notice():
+                    log.info("%s: %s", effect.kind, effect.text)
+                case _:
+                    raise AssertionError(f"a worker does not {effect}")
+
+    def _leave(self, staged: StagedVersion) -> None:
+        if self._at_once is not None and self._at_once(staged):
+            self._do_work(time.monotonic())  # what became of it
+            return
+        older = self._handoff.put(staged)
+        if older is not None:
+            now = time.monotonic()
+            self._perform(self._machine.dropped(older.model, older.key, now))
+
+    def _connect(self, endpoint: str) -> None:
+        try:
+            self._sockets.connect_data(endpoint)
+        except AddressError as error:  # everything can still be fetched
+            log.warning("no pushed data: %s", error)

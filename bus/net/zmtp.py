@@ -1,0 +1,262 @@
+"""Either side of a data connection in ZMTP 3 (ZeroMQ RFC 23, NULL security), without sockets.
+
+libzmq receives each message into memory of its own: fresh pages to touch, a hand-over between
+threads, and a copy to where the bytes belong, which together cost more than the network does. So
+the worker reads published messages itself, and the bulk of a payload goes from the kernel straight
+to its place. (Why the publisher sends them itself: `distribution.py`.) Feed what arrives into
+`room()` and `received()`; send what is in `outgoing`, but never between the frames of a message.
+
+    greeting (64 bytes) ──> READY ──> messages and commands
+
+    a frame:  ┌───────┬──────────────┬──── ··· ────┐   flags: 1 more follow, 2 long size, 4 command
+              │ flags │ size, 1 or 8 │    body     │
+              └───────┴──────────────┴──── ··· ────┘
+    a message: topic, header, at most one payload
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+from ..limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+from ..messages import PAYLOAD, Buffer
+from ..worker.transfer import Lease
+
+MORE, LONG, COMMAND = 1, 2, 4
+SCRATCH_BYTES: Final = 8192  # read ahead; of a payload, at most so much is copied twice
+FRAME_HEAD_MAX: Final = 9  # flags, and a size of 8 bytes
+FRAMES_MAX: Final = 8  # of a message; a later protocol may have more than one payload
+GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+SINK: Final = memoryview(bytearray(2**16))  # for what nobody wants; nobody reads it either
+_NOTHING: Final[Sequence[list[Buffer]]] = ()
+
+Place = Callable[[Sequence[Buffer], int], Lease | None]
+State = Literal["greeting", "ready", "open"]
+
+
+class ZmtpError(Exception):
+    """The other side does not speak ZMTP 3, or breaks its rules: the connection is of no use."""
+
+
+class Stream:
+    """One connection.
+
+    Args:
+        place: Given the topic and header of a message, and the size of its payload, says where the
+            payload goes; None: nowhere, it is read and forgotten.
+        kind: This side's socket type. (We greet as ZMTP 3.0, where subscriptions are messages.)
+        frame_max: Bytes of a frame that is no payload.
+        frames_max: Frames of a message.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        kind: bytes = b"SUB",
+        frame_max: int = HEADER_BYTES_MAX,
+        frames_max: int = FRAMES_MAX,
+    ) -> None:
+        self.outgoing = bytearray(GREETING)
+        self.frames = 0  # that have arrived, commands included
+        self._kind = kind
+        self._frame_max, self._frames_max = frame_max, frames_max
+        self.state: State = "greeting"
+        self._place = place
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._have = 0  # bytes in the scratch
+        self.held = False  # a payload in it waits until the messages before it are dealt with
+        self._frames: list[Buffer] = []  # of the message that is arriving
+        self._body: _Body | None = None  # a frame too long for the scratch
+        self._topics: set[bytes] = set()
+
+    def subscribe(self, topic: bytes, *, on: bool) -> None:
+        """Ask for a topic, or no longer."""
+        (self._topics.add if on else self._topics.discard)(topic)
+        if self.state == "open":
+            self._send(bytes([on]) + topic)
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+        if self.state == "open":
+            self._send(b"\x04PING\0\0", COMMAND)
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go."""
+        body = self._body
+        if body is None:
+            return self._scratch[self._have :]
+        if body.lease.live:
+            return body.lease.room()
+        return SINK[: body.missing]
+
+    @property
+    def missing(self) -> int:
+        """How many bytes must come before anything can be done with them, at least 1."""
+        return self._body.missing if self._body is not None else 1
+
+    def received(self, count: int) -> Sequence[list[Buffer]]:
+        """Take note of so many bytes in `room()`; return the messages that are now complete.
+
+        If `held` is true then, call it again with 0 once these were dealt with, before `room()`.
+
+        Raises:
+            ZmtpError: Close the connection.
+        """
+        body = self._body
+        if body is not None:
+            body.missing -= count
+            if body.lease.live:
+                body.lease.received(count)
+            if body.missing:
+                return _NOTHING
+        messages: list[list[Buffer]] = []
+        self.held = False
+        if body is not None:
+            self._body = None
+            self._frame(body.flags, body.whole(), messages)
+            return messages
+        self._have += count
+        at = 0
+        while (size := self._parse(at, messages)) > 0:
+            at += size
+        self._scratch[: self._have - at] = bytes(self._scratch[at : self._have])
+        self._have -= at
+        return messages
+
+    def close(self) -> None:
+        """The connection is gone, perhaps in the middle of a payload."""
+        if self._body is not None and self._body.lease.live:
+            self._body.lease.cancel()
+
+    # Taking bytes apart.
+
+    def _parse(self, at: int, messages: list[list[Buffer]]) -> int:
+        """Take what begins at `at` in the scratch; return its size, 0 if more must come first."""
+        bytes_ = self._scratch[at : self._have]
+        have = self._have - at
+        if self.state == "greeting":
+            return self._greet(bytes_)
+        if have < 2:
+            return 0
+        flags = bytes_[0]
+        head = 9 if flags & LONG else 2
+        if flags > MORE | LONG | COMMAND:
+            raise ZmtpError(f"a frame with flags {flags:#x}")
+        if have < head:
+            return 0
+        size = int.from_bytes(bytes_[1:head], "big")
+        end = head + size
+        if end <= have:
+            self._frame(flags, bytes(bytes_[head:end]), messages)
+            return end
+        if size > self._frame_max and not self._is_payload(flags):
+            raise ZmtpError(f"a frame of {size} bytes")
+        if end <= SCRATCH_BYTES and not self._is_payload(flags):
+            return 0
+        if messages and self._is_payload(flags):  # they may decide on its place
+            self.held = True
+            return 0
+        self._body = self._begin(flags, size)
+        self._body.take(bytes_[head:])
+        return have
+
+    def _greet(self, bytes_: memoryview) -> int:
+        if len(bytes_) < len(GREETING):
+            return 0
+        if bytes_[0] != 0xFF or bytes_[9] != 0x7F or bytes_[10] < 3:
+            raise ZmtpError("the other side does not speak ZMTP 3")
+        mechanism = bytes(bytes_[12:32]).rstrip(b"\0")
+        if mechanism != b"NULL":
+            raise ZmtpError(f"the other side asks for {mechanism.decode('latin1')} security")
+        self.state = "ready"
+        kind = b"\x0bSocket-Type" + len(self._kind).to_bytes(4, "big") + self._kind
+        self._send(b"\x05READY" + kind, COMMAND)
+        return len(GREETING)
+
+    def _is_payload(self, flags: int) -> bool:
+        return not flags & COMMAND and len(self._frames) >= PAYLOAD
+
+    def _begin(self, flags: int, size: int) -> "_Body":
+        """Find a place for a frame that the scratch does not hold."""
+        payload = self._is_payload(flags)
+        if payload and size > MESSAGE_BYTES_MAX:
+            raise ZmtpError(f"a frame of {size} bytes")
+        lease: Lease | None = None
+        if not payload:
+            lease = Lease(memoryview(bytearray(size)), hashed=False)
+        elif len(self._frames) == PAYLOAD:
+            lease = self._place(self._frames, size)
+        return _Body(flags, size, lease)
+
+    def _frame(self, flags: int, body: Buffer, messages: list[list[Buffer]]) -> None:
+        self.frames += 1
+        if flags & COMMAND:
+            self._command(bytes(body))
+            return
+        if self.state != "open":
+            raise ZmtpError("a message before READY")
+        if len(self._frames) + bool(flags & MORE) >= self._frames_max:
+            raise ZmtpError(f"a message of more than {self._frames_max} frames")
+        self._frames.append(body)
+        if not flags & MORE:
+            messages.append(self._frames)
+            self._frames = []
+
+    def _command(self, body: bytes) -> None:
+        size = 1 + body[0] if body else 0
+        name, rest = body[1:size], body[size:]
+        if name == b"READY" and self.state == "ready":
+            self.state = "open"
+            for topic in sorted(self._topics):
+                self._send(b"\1" + topic)
+        elif name == b"PING":
+            self._send(b"\x04PONG" + rest[2:18], COMMAND)
+        elif name == b"ERROR":
+            raise ZmtpError(f"the other side says: {rest[1:].decode('latin1')}")
+
+    def _send(self, body: bytes, flags: int = 0) -> None:
+        self.outgoing += bytes([flags, len(body)]) + body
+
+
+class _Body:
+    """A frame too long for the scratch, on its way to its place; `missing` bytes are to come."""
+
+    def __init__(self, flags: int, size: int, lease: Lease | None) -> None:
+        self.flags, self.missing = flags, size
+        self.lease = lease if lease is not None else Lease(memoryview(b""), live=False)
+
+    def take(self, bytes_: memoryview) -> None:
+        """Take the part that was read ahead."""
+        self.missing -= len(bytes_)
+        if self.lease.live:
+            self.lease.view[: len(bytes_)] = bytes_
+            self.lease.received(len(bytes_))
+
+    def whole(self) -> Buffer:
+        """Return the body; nothing of it if nobody wants it any more."""
+        return self.lease.view if self.lease.live else b""
+
+
+def message_parts(frames: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Return a message as the buffers to send one after the other; the last frame is not copied."""
+    heads = b"".join(_head(frame, MORE) + bytes(frame) for frame in frames[:-1])
+    return heads + _head(frames[-1], 0), frames[-1]
+
+
+def _head(frame: Buffer, flags: int) -> bytes:
+    size = len(frame)
+    if size < 256:
+        return bytes([flags, size])
+    return bytes([flags | LONG]) + size.to_bytes(8, "big")
+
+
+def rest_of(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
+    """Return what is left of some buffers once so many bytes of them are sent."""
+    left: list[Buffer] = []
+    for part in parts:
+        if sent >= len(part):
+            sent -= len(part)
+            continue
+        left.append(memoryview(part)[sent:] if sent else part)
+        sent = 0
+    return left

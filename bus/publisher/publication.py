@@ -1,0 +1,204 @@
+"""One call of publish: which workers it is for, what each has done, and when the call is over.
+
+Theory of operation: every target is in one state, and only moves along an arrow.
+
+    behind ──> staged ──> applied                 (skipped: it went past this to a newer one)
+       │          │
+       └──────────┴─────> failed | lost | left    (who was lost, or left, and returns is behind)
+
+`verdict` asks one question of the counts: is the requirement met, can it still be met, is there
+time left? A call that must commit together also asks whether enough workers have staged. It is
+asked whenever a worker has reported, so the counts are kept up to date and not made anew.
+
+Who becomes lost may return, and is waited for a while (`grace`). Who leaves in order will not, and
+is no longer one of all. Where a number of workers is expected, those that join become targets until
+so many are there.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..memory.version import Version
+from ..receipt import Receipt, State, WorkerReceipt
+
+Wait = Literal["applied", "staged", "none"]
+CommitMode = Literal["auto", "together"]
+Decision = Literal["open", "commit", "abort"]
+
+# What a target may become next. Reports may come late, twice, or out of order; whatever has no
+# arrow here changes nothing.
+ARROWS: dict[State, frozenset[State]] = {
+    "behind": frozenset({"staged", "applied", "skipped", "failed", "lost", "left"}),
+    "staged": frozenset({"applied", "skipped", "failed", "lost", "left"}),
+    "lost": frozenset({"behind", "staged", "applied", "skipped", "failed", "left"}),
+    "left": frozenset({"behind"}),  # it has come again
+    "failed": frozenset({"staged", "applied", "skipped", "left"}),  # a retry may succeed
+    "applied": frozenset(),
+    "skipped": frozenset(),
+}
+
+_FINISHED: frozenset[State] = frozenset({"applied", "skipped"})
+_STAGED: frozenset[State] = frozenset({"staged"})
+_UNFINISHED: frozenset[State] = frozenset({"behind", "staged"})
+
+
+@dataclass(slots=True)
+class Target:
+    """One worker as a publish sees it."""
+
+    name: str
+    state: State = "behind"
+    at: float | None = None
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Publication:
+    """One call of publish.
+
+    Attributes:
+        id: Names the call between the machine and whoever waits.
+        version: What is published.
+        workers: Names given by the caller; None means every worker that has the model.
+        require: How many must get there; None means all.
+        wait: What "there" is.
+        commit: Whether workers apply on their own or together.
+        started, deadline: On the machine's clock, in seconds.
+        hash: Workers that read shared memory hash what they read.
+        grace: Seconds for which a worker that becomes lost is waited for.
+        expect: Where all are required: how many those must be, at least.
+        ended: Why it is given up before its time; empty: it is not.
+    """
+
+    id: int
+    version: Version
+    workers: tuple[str, ...] | None
+    require: int | None
+    wait: Wait
+    commit: CommitMode
+    started: float
+    deadline: float
+    hash: bool = False
+    grace: float = 0.0
+    expect: int = 0
+    decision: Decision = "open"
+    resolved: bool = False
+    ended: str = ""
+    targets: dict[str, Target] = field(init=False)
+    done: frozenset[State] = field(init=False)  # the states that count as there
+    _open: frozenset[State] = field(init=False)  # those that may still become one of them
+    _counts: dict[State, int] = field(init=False)  # targets in each state
+    _away: dict[str, float] = field(init=False)  # until when the lost are waited for
+
+    def __post_init__(self) -> None:
+        self.done = _FINISHED | _STAGED if self.wait == "staged" else _FINISHED
+        self._open = _UNFINISHED - self.done
+        self.aim(())
+
+    def aim(self, names: Iterable[str]) -> None:
+        """Say which workers it is for."""
+        self.targets = {name: Target(name) for name in names}
+        self._counts = dict.fromkeys(ARROWS, 0)
+        self._counts["behind"] = len(self.targets)
+        self._away = {}
+
+    def welcome(self, name: str) -> None:
+        """A worker has joined: it is one of all that are expected, if too few are there."""
+        if self.missing and name not in self.targets:
+            self.targets[name] = Target(name)
+            self._counts["behind"] += 1
+
+    def renew(self) -> None:
+        """The version has another number: nobody who is there has it by that yet."""
+        gone = [t for t in self.targets.values() if t.state in ("lost", "left")]
+        away = self._away
+        self.aim(self.targets)
+        for target in gone:
+            self.move(target.name, target.state, target.at or 0.0, target.detail)
+        self._away = away
+
+    def lose(self, name: str, now: float, detail: str) -> None:
+        """A worker is lost, and may return."""
+        self.move(name, "lost", now, detail)
+        target = self.targets.get(name)
+        if target is not None and target.state == "lost":
+            self._away[name] = now + self.grace
+
+    def move(self, name: str, state: State, now: float, detail: str = "") -> None:
+        """Note what a worker did; a worker that is no target changes nothing."""
+        target = self.targets.get(name)
+        if target is not None and state in ARROWS[target.state]:
+            self._counts[target.state] -= 1
+            self._counts[state] += 1
+            target.state, target.detail = state, detail
+            self._away.pop(name, None)
+            target.at = None if state == "behind" else now
+
+    def _count(self, states: frozenset[State]) -> int:
+        return sum(map(self._counts.__getitem__, states))
+
+    @property
+    def missing(self) -> int:
+        """How many workers are expected besides those that are there."""
+        there = len(self.targets) - self._counts["left"]
+        return max(0, self.expect - there) if self.require is None else 0
+
+    @property
+    def nobody(self) -> bool:
+        """Whether it is for all, and all are none."""
+        return self.require is None and len(self.targets) == self._counts["left"]
+
+    @property
+    def _needed(self) -> int:
+        if self.require is not None:
+            return self.require
+        return len(self.targets) - self._counts["left"] + self.missing
+
+    def _may_come(self, now: float) -> int:
+        """Count those that are not there and are waited for."""
+        return self.missing + sum(until > now for until in self._away.values())
+
+    def decide(self, now: float) -> Decision:
+        """Decide a `together` publish: commit, abort, or still open."""
+        if self.decision == "open" and self.commit == "together":
+            staged = self._count(_FINISHED) + self._counts["staged"]
+            possible = staged + self._counts["behind"] + self._may_come(now)
+            if staged >= self._needed:
+                self.decision = "commit"
+            elif self.ended or possible < self._needed or now >= self.deadline:
+                self.decision = "abort"
+        return self.decision
+
+    def verdict(self, now: float) -> bool | None:
+        """Return whether the publish achieved what it required; None while that is open."""
+        done, open_ = self._count(self.done), self._count(self._open) + self._may_come(now)
+        over = open_ == 0 or now >= self.deadline or bool(self.ended)
+        if self.commit == "together" and self.decision == "abort":
+            return False
+        if self.wait == "none":
+            return True
+        if self.require is None:  # every target: do not give up on the others when one has failed
+            return True if done == self._needed else (False if over else None)
+        if self.require == 0:
+            return True if over else None
+        if done >= self.require:
+            return True
+        return False if over or done + open_ < self.require else None
+
+    def receipt(self, now: float, digest: str) -> Receipt:
+        """Return what has become of the publish so far."""
+        return Receipt(
+            model=self.version.model,
+            epoch=self.version.epoch,
+            version=self.version.version,
+            nbytes=self.version.layout.nbytes,
+            seconds=now - self.started,
+            digest=digest,
+            workers={
+                t.name: WorkerReceipt(
+                    t.name, t.state, None if t.at is None else t.at - self.started, t.detail
+                )
+                for t in self.targets.values()
+            },
+        )

@@ -1,0 +1,232 @@
+"""The calls of publish that are open: what workers do moves them along, until they are resolved.
+
+A call is open from `add` until its future can be resolved. One that commits together stays, even
+when nobody waits for it any more, until it is decided.
+"""
+
+from collections.abc import Iterator
+
+from ..effects import Effect, Notice, Resolve, Send, Settled
+from ..limits import Timing
+from ..memory.version import Version
+from ..messages import Failed
+from .absent import Absent
+from .offers import abort_of, commit_of
+from .publication import Publication
+from .roster import Peer, Roster
+from .shelf import Catalog
+from .status import phase_of
+
+
+class Calls:
+    """The open calls of one publisher."""
+
+    def __init__(self, roster: Roster, catalog: Catalog, timing: Timing, absent: Absent) -> None:
+        self._roster, self._catalog, self._timing, self._absent = roster, catalog, timing, absent
+        self._open: dict[int, Publication] = {}
+        self._unheard: set[str] = set()  # models of which it was said that nobody gets them
+
+    def __iter__(self) -> Iterator[Publication]:
+        return iter(list(self._open.values()))
+
+    def add(self, publication: Publication) -> None:
+        """Open a call."""
+        self._open[publication.id] = publication
+
+    @property
+    def any_open(self) -> bool:
+        """Whether a call is open."""
+        return bool(self._open)
+
+    def undecided(self, version: Version) -> Publication | None:
+        """Return the call that published a version, unless it is committed."""
+        for publication in self:
+            if publication.version is version and publication.decision != "commit":
+                return publication
+        return None
+
+    def must_hash(self, model: str, version: int) -> bool:
+        """Return whether an open call wants workers to hash a version."""
+        return any(
+            p.hash and (p.version.model, p.version.version) == (model, version) for p in self
+        )
+
+    # What happens.
+
+    def give_up(self, pending: Version | None, why: str, now: float) -> list[Effect]:
+        """The version that waits for its commit is not to have it."""
+        effects: list[Effect] = []
+        for publication in self:
+            if publication.version is pending:
+                publication.ended = why
+                effects += self.settle(publication, now)
+        return effects
+
+    def renewed(self, epoch: int) -> None:
+        """What is still given out has the number of a later epoch."""
+        for publication in self:
+            if publication.version.epoch == epoch:
+                publication.renew()
+
+    def returned(self, peer: Peer, now: float) -> list[Version]:
+        """A worker is there (again); return what it has to stage, and may not have heard of."""
+        self._unheard.difference_update(peer.hello.models)
+        waiting: list[Version] = []
+        for publication in self:
+            version = publication.version
+            if publication.workers is None and version.model in peer.hello.models:
+                publication.welcome(peer.name)
+            publication.move(peer.name, "behind", now)
+            target = publication.targets.get(peer.name)
+            undecided = publication.commit == "together" and publication.decision == "open"
+            if undecided and version.alive and target is not None and target.state == "behind":
+                waiting.append(version)
+        return waiting
+
+    def lost(self, peer: Peer, detail: str, now: float) -> list[Effect]:
+        """A worker is lost."""
+        effects: list[Effect] = []
+        for publication in self:
+            publication.lose(peer.name, now, detail)
+            effects += self.settle(publication, now)
+        return effects
+
+    def left(self, peer: Peer, now: float) -> list[Effect]:
+        """A worker has said goodbye."""
+        effects: list[Effect] = []
+        for publication in self:
+            publication.move(peer.name, "left", now)
+            effects += self.settle(publication, now)
+        return effects
+
+    def staged(self, peer: Peer, version: Version, now: float) -> list[Effect]:
+        """A worker has staged a version."""
+        effects: list[Effect] = []
+        for publication in self:
+            if publication.version is version:
+                publication.move(peer.name, "staged", now)
+                effects += self.settle(publication, now)
+        return effects
+
+    def failed(self, peer: Peer, message: Failed, now: float) -> list[Effect]:
+        """A worker will not run a version."""
+        effects: list[Effect] = []
+        for publication in self:
+            v = publication.version
+            if (v.model, v.version) != (message.model, message.version):
+                continue
+            target = publication.targets.get(peer.name)
+            if target is not None and target.state in ("behind", "staged"):
+                detail = f"{message.code}: {message.text}"
+                if not message.intact:
+                    detail += "; it runs no version now, until one is applied"
+                text = f"worker {peer.name} failed version {v.version} of {v.model}: {detail}"
+                effects.append(Notice("failed", text, peer.name))
+                publication.move(peer.name, "failed", now, detail)
+            effects += self.settle(publication, now)
+        return effects
+
+    def arrived(self, peer: Peer, model: str, now: float) -> list[Effect]:
+        """A worker runs a version: move every publish of that version and of older ones."""
+        runs, effects = peer.runs(model), list[Effect]()
+        for publication in self:
+            version = publication.version
+            if version.model != model or version.key > runs:
+                continue
+            if version.key == runs:
+                publication.move(peer.name, "applied", now)
+            elif version.key < runs:
+                publication.move(peer.name, "skipped", now, f"it runs version {runs[1]}")
+            effects += self.settle(publication, now)
+        return effects
+
+    # Deciding and resolving.
+
+    def settle_all(self, now: float) -> list[Effect]:
+        """Do what is due."""
+        return [effect for publication in self for effect in self.settle(publication, now)]
+
+    def close(self, now: float) -> list[Effect]:
+        """Resolve every call as it stands."""
+        for publication in self:
+            publication.deadline = now
+        return self.settle_all(now)
+
+    def settle(self, publication: Publication, now: float) -> list[Effect]:
+        """Commit or abort if that is due, and resolve the call if it is over."""
+        effects: list[Effect] = []
+        if publication.decision == "open" and publication.decide(now) != "open":
+            effects += self._decided(publication)
+        achieved = publication.verdict(now)
+        if achieved is not None and not publication.resolved:
+            publication.resolved = True
+            self._explain(publication, now)
+            receipt = publication.receipt(now, publication.version.known_digest)
+            missing = "" if achieved else self._missing(publication)
+            effects.append(Resolve(publication.id, receipt, achieved, publication.done, missing))
+            if achieved and publication.nobody:
+                effects += self._to_nobody(publication)
+        if publication.resolved and (
+            publication.commit == "auto" or publication.decision != "open"
+        ):
+            self._open.pop(publication.id, None)
+        return effects
+
+    def _decided(self, publication: Publication) -> list[Effect]:
+        version = publication.version
+        shelf = self._catalog[version.model]
+        peers = [
+            p
+            for n in publication.targets
+            if (p := self._roster.by_name(n)) is not None and not p.lost
+        ]
+        if publication.decision == "commit":
+            targets = None if publication.workers is None else frozenset(publication.workers)
+            shelf.settle(version, targets)
+            staged = [p for p in peers if publication.targets[p.name].state == "staged"]
+            settled = [Settled(version)] if targets is None else list[Effect]()
+            return [*settled, *(Send(commit_of(version), to=p.identity) for p in staged)]
+        shelf.drop(version)
+        text = publication.ended or "not enough staged"
+        abort = abort_of(version.model, version.epoch, version.version, text)
+        return [Send(abort, to=p.identity) for p in peers]
+
+    def _away(self, publication: Publication) -> list[str]:
+        """Say of everybody who wants the model, and is no target, why it is not there."""
+        model = publication.version.model
+        lost = [p.name for p in self._roster if p.lost and model in p.hello.models]
+        names = [name for name in lost if name not in publication.targets]
+        return [f"worker {name} is lost" for name in names] + self._absent.of(model)
+
+    def _missing(self, publication: Publication) -> str:
+        """Say how many workers were expected and never came, and who they may be."""
+        if not publication.missing:
+            return ""
+        away = "; ".join(self._away(publication)) or "nobody was refused, is lost or has left"
+        return f"{publication.missing} of {publication.expect} workers never came ({away})"
+
+    def _to_nobody(self, publication: Publication) -> list[Effect]:
+        """Say that nobody is there any more; once, until somebody is."""
+        version, away = publication.version, self._away(publication)
+        if not away or version.model in self._unheard:
+            return []
+        self._unheard.add(version.model)
+        text = (
+            f"version {version.version} of {version.model} was published to nobody: "
+            f"{'; '.join(away)}. It waits for those that join; publish(expect=N) fails without them"
+        )
+        return [Notice("nobody", text, warning=True)]
+
+    def _explain(self, publication: Publication, now: float) -> None:
+        """Say of every target that is not there yet what it is doing."""
+        model = publication.version.model
+        for target in publication.targets.values():
+            peer = self._roster.by_name(target.name)
+            if target.state not in publication.done and peer is not None and not target.detail:
+                incoming = peer.incoming.get(model)
+                doing = (
+                    phase_of(model, incoming, self._catalog, self._timing, now)
+                    if incoming
+                    else "nothing heard of it yet"
+                )
+                target.detail = f"{doing}; last heard {now - peer.heard_at:.1f} s ago"

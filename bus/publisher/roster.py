@@ -1,0 +1,133 @@
+"""Who is there: every worker that a publisher knows, by name and by ZeroMQ identity.
+
+A name belongs to one living instance. A second instance that asks for it is put off while the
+first is asked for a sign of life: if one comes, the second is refused; if none comes, or its
+connection is gone, the name passes on. So a worker that crashed and came back is let in quickly,
+and two workers started with one name learn of it at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..limits import ROSTER_MODELS_MAX, WORKERS_MAX
+from ..messages import Hello, Running
+
+Admission = Literal["new", "known", "again", "contested", "taken", "full"]
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A version on its way to a worker."""
+
+    version: int
+    phase: str
+    chunks: int
+    since: float  # when it last made progress
+
+
+@dataclass(slots=True)
+class Peer:
+    """One worker, as the publisher knows it."""
+
+    name: str
+    instance: str
+    identity: bytes
+    hello: Hello
+    heard_at: float
+    running: dict[str, Running]
+    incoming: dict[str, Incoming] = field(default_factory=dict[str, Incoming])
+    subscribed: bool = False  # published messages are known to reach it
+    shared: bool = False  # it reads shared memory of this host
+    lost: bool = False
+    told_at: float | None = None  # of a version, for the first time since it was heard
+    stuck: bool = False  # it was said to be stuck
+    contested_at: float | None = None  # when another instance asked for its name
+
+    def runs(self, model: str) -> tuple[int, int]:
+        """Return epoch and version of a model that it runs; (0, 0) if none."""
+        running = self.running.get(model)
+        return (running.epoch, running.version) if running else (0, 0)
+
+    def mute(self, now: float, patience: float) -> bool:
+        """Whether it says nothing, though it was told of a version: it may have been stopped."""
+        return self.told_at is not None and now - self.told_at >= patience
+
+
+class Roster:
+    """The workers of one publisher."""
+
+    def __init__(self, lost_after: float) -> None:
+        self._lost_after = lost_after
+        self._by_name: dict[str, Peer] = {}
+        self._by_identity: dict[bytes, Peer] = {}
+        self._models = 0  # of all of them
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self._by_name.values())
+
+    def by_name(self, name: str) -> Peer | None:
+        """Return the worker of a name, lost ones included."""
+        return self._by_name.get(name)
+
+    def by_identity(self, identity: bytes) -> Peer | None:
+        """Return the worker behind a connection."""
+        return self._by_identity.get(identity)
+
+    def admit(self, identity: bytes, hello: Hello, now: float) -> tuple[Admission, Peer | None]:
+        """Take a hello: who has the name now, and on what footing.
+
+        `new`, `known` (heard before) and `again` (another instance after the first was lost) are
+        in. `contested`: ask the peer returned for a sign of life. `taken`, `full`: refuse.
+        """
+        peer = self._by_name.get(hello.name)
+        if peer is not None and peer.instance == hello.instance:
+            if not self._has_room(hello, peer):
+                return "full", None
+            self._models += len(hello.models) - len(peer.hello.models)
+            self._by_identity.pop(peer.identity, None)
+            peer.identity, peer.hello, peer.heard_at = identity, hello, now
+            self._by_identity[identity] = peer
+            return "known", peer
+        if peer is not None and not peer.lost:
+            asked = peer.contested_at
+            if asked is not None and now - asked < self._lost_after and peer.heard_at > asked:
+                return "taken", peer
+            if asked is None or now - asked >= self._lost_after:
+                peer.contested_at = now
+            return "contested", peer
+        if not self._has_room(hello, peer):
+            return "full", None
+        if peer is not None:
+            self.remove(peer)
+        admitted: Admission = "new" if peer is None else "again"
+        peer = Peer(hello.name, hello.instance, identity, hello, now, running={})
+        self._by_name[peer.name] = self._by_identity[identity] = peer
+        self._models += len(hello.models)
+        return admitted, peer
+
+    def _has_room(self, hello: Hello, instead_of: Peer | None) -> bool:
+        """Return whether a worker can be let in, if need be in place of those that are lost."""
+        count, models = (1, 0) if instead_of is None else (0, len(instead_of.hello.models))
+
+        def room() -> bool:
+            after = self._models + len(hello.models) - models
+            return len(self._by_name) + count <= WORKERS_MAX and after <= ROSTER_MODELS_MAX
+
+        return room() or (self._forget_lost(instead_of) and room())
+
+    def remove(self, peer: Peer) -> None:
+        """Forget a worker."""
+        if self._by_name.pop(peer.name, None) is not None:
+            self._models -= len(peer.hello.models)
+        self._by_identity.pop(peer.identity, None)
+
+    def silent(self, now: float) -> list[Peer]:
+        """Return the live workers that have been silent for too long."""
+        return [p for p in self if not p.lost and now - p.heard_at >= self._lost_after]
+
+    def _forget_lost(self, but: Peer | None) -> bool:
+        lost = [peer for peer in self if peer.lost and peer is not but]
+        for peer in lost:
+            self.remove(peer)
+        return bool(lost)

@@ -1,0 +1,76 @@
+"""Who runs what, and what everybody is doing: the roster as an operator sees it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..limits import Timing
+from .roster import Incoming, Peer
+from .shelf import Catalog
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker, as an operator sees it.
+
+    Attributes:
+        name: Its name.
+        state: `live`, `stuck` (it answers, but makes no progress) or `lost`.
+        models: The models that it wants.
+        running: By model, the (epoch, version) that it runs.
+        phase: By model, what it is doing with a newer version, such as "receiving 3 of 8 chunks of
+            version 5"; empty when idle.
+        progress: By model that is arriving, how many chunks are there, of how many in all.
+        silent_s: Seconds since it was last heard.
+        client, host, pid: What it says it is.
+    """
+
+    name: str
+    state: Literal["live", "stuck", "lost"]
+    models: tuple[str, ...]
+    running: dict[str, tuple[int, int]]
+    phase: dict[str, str]
+    progress: dict[str, tuple[int, int]]
+    silent_s: float
+    client: str
+    host: str
+    pid: int
+
+
+def is_stuck(peer: Peer, timing: Timing, now: float) -> bool:
+    """Return whether a worker has something on its way that has not moved for long."""
+    return any(now - i.since >= timing.stuck_after for i in peer.incoming.values())
+
+
+def status_of(peer: Peer, catalog: Catalog, timing: Timing, now: float) -> WorkerStatus:
+    """Return how things stand with a worker."""
+    return WorkerStatus(
+        name=peer.name,
+        state="lost" if peer.lost else "stuck" if is_stuck(peer, timing, now) else "live",
+        models=tuple(peer.hello.models),
+        running={m: (r.epoch, r.version) for m, r in peer.running.items()},
+        phase={m: phase_of(m, i, catalog, timing, now) for m, i in peer.incoming.items()},
+        progress={
+            m: (i.chunks, _chunks(m, i, catalog))
+            for m, i in peer.incoming.items()
+            if i.phase == "receiving"
+        },
+        silent_s=now - peer.heard_at,
+        client=peer.hello.client,
+        host=peer.hello.host,
+        pid=peer.hello.pid,
+    )
+
+
+def phase_of(model: str, incoming: Incoming, catalog: Catalog, timing: Timing, now: float) -> str:
+    """Say what a worker is doing with a version, and since when it has not moved."""
+    text = f"{incoming.phase} version {incoming.version}"
+    if incoming.phase == "receiving":
+        text += f", {incoming.chunks} of {_chunks(model, incoming, catalog)} chunks here"
+    idle = now - incoming.since
+    return text + (f", no progress for {idle:.1f} s" if idle >= timing.quiet else "")
+
+
+def _chunks(model: str, incoming: Incoming, catalog: Catalog) -> int:
+    """Return how many chunks the version has; what is here, if it is gone by now."""
+    version = catalog[model].get(incoming.version)
+    return version.plan.count if version is not None else incoming.chunks

@@ -1,0 +1,106 @@
+"""What a worker makes sure of before it takes a version: that it can be read, and that it fits."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...codecs.errors import LayoutError
+from ...codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout
+from ..limits import CHUNKS_MAX
+from ..messages import Announce, Buffer
+
+Accepts = Callable[[str, Layout], str]
+Fault = tuple[str, str]  # a code of `failed`, and what is wrong in words
+
+LAYOUTS_KEPT = 4  # layouts remembered, so that a model that alternates sends none again
+LAYOUTS_BYTES_KEPT = 2**22  # of headers; each takes some five times that, once it is understood
+
+
+class Expected(NamedTuple):
+    """What is known of the versions of a model before any was announced."""
+
+    nbytes: int = 0  # 0: not known
+    layout_bytes: int = PREFIX_BYTES + HEADER_BYTES_MAX  # at most
+
+
+class Acceptance:
+    """The layouts that a worker knows of one model, and what it takes.
+
+    Args:
+        model: Its name.
+        accepts: Says why a layout cannot be applied here; nothing if it can.
+        bytes_max: The largest version to take, in bytes.
+        layout_bytes_max: The largest layout to take. Understanding one takes time and memory.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        accepts: Accepts,
+        bytes_max: int,
+        layout_bytes_max: int = Expected().layout_bytes,
+    ) -> None:
+        self._layout_bytes_max = layout_bytes_max
+        self._model, self._accepts, self.bytes_max = model, accepts, bytes_max
+        self._layouts: dict[str, Layout] = {}
+        self._accepted: set[str] = set()  # ids of layouts among them that can be applied here
+
+    def layout(self, announce: Announce) -> Layout | None:
+        """Return the layout of an announced version, if it is known."""
+        return self._layouts.get(announce.layout)
+
+    def learn(self, announce: Announce, header: Buffer) -> Fault | None:
+        """Remember a layout that came with an announcement; return what is wrong with it."""
+        problem = self._learn(announce, header)
+        if problem:
+            return "layout-invalid", problem
+        return None
+
+    def _learn(self, announce: Announce, header: Buffer) -> str:
+        if len(header) != announce.layout_bytes:
+            return f"the layout has {len(header)} bytes, announced were {announce.layout_bytes}"
+        try:
+            layout = Layout.parse(bytes(header))
+        except LayoutError as error:
+            return str(error)
+        if layout.id != announce.layout:
+            return f"the layout hashes to {layout.id}, announced was {announce.layout}"
+        self._layouts[layout.id] = layout
+        while self._too_many():
+            oldest = next(iter(self._layouts))
+            del self._layouts[oldest]
+            self._accepted.discard(oldest)
+        return ""
+
+    def _too_many(self) -> bool:
+        nbytes = sum(len(layout.header) for layout in self._layouts.values())
+        count = len(self._layouts)
+        return count > LAYOUTS_KEPT or (count > 1 and nbytes > LAYOUTS_BYTES_KEPT)
+
+    def fault(self, announce: Announce) -> Fault | None:
+        """Return why a version cannot be taken, as far as that is known yet."""
+        if announce.encoding != "raw" or announce.encryption is not None:
+            what = f"encoding {announce.encoding!r}, encryption {announce.encryption!r}"
+            return "unsupported", f"{what}; this worker takes 'raw' without encryption"
+        if announce.nbytes > self.bytes_max:
+            text = f"{announce.nbytes} bytes; this worker takes at most {self.bytes_max}"
+            return "too-large", f"{text}: raise its bytes_max if that is meant"
+        if announce.layout_bytes > self._layout_bytes_max:
+            text = f"a layout of {announce.layout_bytes} bytes; of this worker's model none has"
+            return "too-large", f"{text} more than {self._layout_bytes_max}: are its names others?"
+        if announce.nbytes > CHUNKS_MAX * announce.chunk_bytes:
+            text = f"{announce.nbytes} bytes in chunks of {announce.chunk_bytes}"
+            return "too-many-chunks", f"{text} are more than {CHUNKS_MAX} chunks"
+        layout = self.layout(announce)
+        return self._mismatch(announce, layout) if layout is not None else None
+
+    def _mismatch(self, announce: Announce, layout: Layout) -> Fault | None:
+        if layout.nbytes != announce.nbytes:
+            text = f"announced are {announce.nbytes} bytes, the layout holds {layout.nbytes}"
+            return "layout-invalid", text
+        if layout.id in self._accepted:
+            return None
+        problem = self._accepts(self._model, layout)
+        if problem:
+            return "layout-mismatch", problem
+        self._accepted.add(layout.id)
+        return None

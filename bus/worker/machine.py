@@ -1,0 +1,427 @@
+"""The worker's behaviour, without sockets, threads or clocks.
+
+A worker is outside a session or inside (`phases.SESSIONS`). Inside, messages go to the slot of the
+model they speak of (`slot.py`). Outside, everything that was staged or runs stays as it is, and
+hello is said again and again: a publisher that restarts finds its workers coming back on their own.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..effects import Connect, Effect, Joined, Notice, Redial, Refused, Send, Subscribe
+from ..epochs import Ages
+from ..errors import ProtocolError
+from ..limits import STAGING_BYTES_MAX, WHOLE_BYTES_MAX, Timing
+from ..messages import (
+    PAYLOAD,
+    Abort,
+    Announce,
+    Beacon,
+    Buffer,
+    Bye,
+    Chunk,
+    Commit,
+    End,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Prepare,
+    PublisherMessage,
+    Refuse,
+    Rename,
+    Welcome,
+    control_topic,
+    data_topic,
+    from_publisher,
+)
+from .holdings import Key
+from .layouts import Accepts, Expected
+from .phases import SESSIONS, Change, Session
+from .slot import Opens, Slot, another_host
+from .transfer import Lease
+
+# Messages of a publisher that is of one epoch, and of no other.
+_OF_AN_EPOCH = (Announce, Chunk, End, Commit, Abort, Beacon, Pong, Prepare, Rename)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a worker is.
+
+    Attributes:
+        name: What it is called; one living worker per name and publisher.
+        instance: 32 hexadecimal digits, drawn anew at each start.
+        client, host, pid: For operators.
+        features: What it can do beyond what every worker can.
+    """
+
+    name: str
+    instance: str
+    client: str = ""
+    host: str = ""
+    pid: int = 0
+    features: tuple[str, ...] = ()
+
+
+class WorkerMachine:
+    """One worker.
+
+    Args:
+        identity: Who it is.
+        models: The models that it wants.
+        accepts: Says why a layout cannot be applied; nothing if it can.
+        bytes_max: The largest version to stage, in bytes.
+        opens: Opens shared memory of the publisher's host; None where it is another host's.
+        expected: By model, what versions are like, where that is known.
+        timing: How long it waits. It pings more often if the publisher's welcome says so.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        models: Iterable[str],
+        accepts: Accepts,
+        bytes_max: int = STAGING_BYTES_MAX,
+        timing: Timing | None = None,
+        opens: Opens = another_host,
+        expected: Mapping[str, Expected] | None = None,
+    ) -> None:
+        self.identity = identity
+        known = expected or {}
+        self.timing = timing or Timing()
+        self.slots = {
+            m: Slot(m, accepts, bytes_max, self.timing, opens, known.get(m, Expected()))
+            for m in models
+        }
+        self.shared = False  # the publisher is on this host, and its memory can be read
+        self._opens, self._bytes_max = opens, bytes_max
+        self.session: Session = "outside"
+        self.epoch: int = 0
+        self.malformed = 0  # messages dropped because they broke the protocol
+        self._whole = bytearray(WHOLE_BYTES_MAX)  # the one that is being received, until it is read
+        self._placed: Lease | None = None  # where a payload is being received
+        self._header: Buffer = b""  # the one that came with it, and what it says
+        self._message: PublisherMessage | None = None
+        self._data = ""
+        self._subscribed = False
+        self._heard_at = 0.0
+        self._answered_at = 0.0  # that is, heard on the control channel
+        self._ages = Ages()
+        self._said_hello_at = -self.timing.hello_retry
+        # When hello was said, or the control connection changed, and nothing came on it since.
+        self._unanswered_since: float | None = None
+        self._pinged_at = 0.0
+        self._ping_every = self.timing.ping
+        # Functions, not methods of ours: what holds itself is collected late.
+        self._handlers: dict[type[Message], Callable[..., list[Effect]]] = {
+            End: WorkerMachine._end,
+            Commit: WorkerMachine._commit,
+            Abort: WorkerMachine._abort,
+            Beacon: WorkerMachine._beacon,
+            Refuse: WorkerMachine._refuse,
+            Pong: WorkerMachine._pong,
+            Prepare: WorkerMachine._prepare,
+            Rename: WorkerMachine._rename,
+        }
+
+    # What arrives.
+
+    def receive(self, frames: Sequence[Buffer], now: float) -> list[Effect]:
+        """Take a message of the control channel. Never raises: what is malformed is dropped."""
+        return self._receive(frames, now, pushed=False)
+
+    def receive_published(self, frames: Sequence[Buffer], now: float) -> list[Effect]:
+        """Take a published message, its topic included."""
+        effects = self._published(frames, now) if self.inside else []
+        lease = self._placed
+        if lease is not None and len(frames) > PAYLOAD and frames[PAYLOAD] is lease.view:
+            self._placed = None
+            if lease.live:  # nobody took it: its message was malformed, or no longer wanted
+                lease.cancel()
+        return effects
+
+    def _published(self, frames: Sequence[Buffer], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if not self._subscribed:  # the first one proves that the subscription has arrived
+            self._subscribed = True
+            effects.append(Send(Ping(subscribed=True, shared=self.shared)))
+        return effects + self._receive(frames[1:], now, pushed=True)
+
+    def place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
+        """Say where the payload of a published message belongs, of which topic and header are here.
+
+        The place is good until the next call: give the message to `receive_published` before.
+        None: nowhere; the message is then to be received with an empty payload.
+        """
+        if self._placed is not None and self._placed.live:  # its message will not come any more
+            self._placed.cancel()
+        self._placed = self._place(frames, size)
+        return self._placed
+
+    def _place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
+        try:
+            message, _ = from_publisher([frames[1], b""])
+        except ProtocolError:
+            return None
+        self._header, self._message = frames[1], message
+        if not self.inside or not isinstance(message, (Announce, Chunk)):
+            return None
+        slot = self.slots.get(message.model) if message.epoch == self.epoch else None
+        if slot is None:
+            return None
+        if isinstance(message, Chunk):
+            return slot.place(message, size)
+        if message.whole is not None:
+            fits = size == message.nbytes <= WHOLE_BYTES_MAX
+            return Lease(memoryview(self._whole)[:size], hashed=False) if fits else None
+        fits = size == message.layout_bytes
+        return Lease(memoryview(bytearray(size)), hashed=False) if fits else None
+
+    def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
+        try:
+            message, payloads = self._decode(frames)
+        except ProtocolError:
+            self.malformed += 1
+            return []
+        if not pushed:
+            self._answered_at, self._unanswered_since = now, None
+        if isinstance(message, Welcome):
+            return [] if pushed else self._welcome(message, now)
+        if isinstance(message, Ping):
+            return [Send(Pong(token=message.token))]
+        if not self.inside:
+            return self._refuse(message, (), now) if isinstance(message, Refuse) else []
+        if isinstance(message, _OF_AN_EPOCH) and message.epoch != self.epoch:
+            # The publisher restarted, or our welcome was damaged: only hello settles who is right.
+            return self._hello(now) if self.may_say_hello(now) else []
+        self._heard_at = now
+        if isinstance(message, Announce):
+            return self._announce(message, payloads, now, pushed=pushed)
+        if isinstance(message, Chunk):
+            slot = self.slots.get(message.model)
+            return slot.chunk(message, payloads[0], now, pushed=pushed) if slot else []
+        handler = self._handlers.get(type(message))
+        return handler(self, message, payloads, now) if handler else []
+
+    def _decode(self, frames: Sequence[Buffer]) -> tuple[PublisherMessage, Sequence[Buffer]]:
+        if self._message is not None and len(frames) == 2 and frames[0] is self._header:
+            return self._message, frames[1:]  # it was decoded to find a place for the payload
+        return from_publisher(frames)
+
+    def _announce(
+        self, message: Announce, payloads: Sequence[Buffer], now: float, *, pushed: bool
+    ) -> list[Effect]:
+        slot = self.slots.get(message.model)
+        payload = payloads[0] if payloads else None
+        if slot is None:
+            return []
+        if message.whole is None or payload is None:
+            return slot.announced(message, payload, now, pushed=pushed)
+        return slot.announced_whole(message, message.whole, payload, now)
+
+    def _end(self, message: End, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        slot = self.slots.get(message.model)
+        return slot.end(message, now) if slot else []
+
+    def _commit(self, message: Commit, _payloads: Sequence[Buffer], _now: float) -> list[Effect]:
+        slot = self.slots.get(message.model)
+        return slot.committed(message) if slot else []
+
+    def _abort(self, message: Abort, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        slot = self.slots.get(message.model)
+        return slot.aborted(message, now) if slot else []
+
+    def _beacon(self, message: Beacon, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        slot = self.slots.get(message.model)
+        return slot.hear_of(message.epoch, message.version, now) if slot else []
+
+    def _pong(self, pong: Pong, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        return self._hear_of(pong.epoch, pong.models, now)
+
+    def _prepare(self, prepare: Prepare, _payloads: Sequence[Buffer], _now: float) -> list[Effect]:
+        """Map memory in which a version will lie, so that it need not wait for that."""
+        wanted = prepare.model in self.slots and prepare.nbytes <= self._bytes_max
+        if self.shared and wanted:
+            memory = self._opens(prepare.shared, prepare.nbytes)
+            if memory is not None:
+                memory.warm()
+        return []
+
+    def _rename(self, rename: Rename, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        slot = self.slots.get(rename.model)
+        return slot.renamed(rename, now) if slot else []
+
+    def _hear_of(self, epoch: int, models: dict[str, int], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for model, version in models.items():
+            if model in self.slots:
+                effects += self.slots[model].hear_of(epoch, version, now)
+        return effects
+
+    def _refuse(self, refuse: Refuse, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+        match refuse.code:
+            case "unknown-worker":
+                self._turn("unknown")
+                return self._hello(now) if self.may_say_hello(now) else []
+            case "gone" | "range" if self.inside and refuse.model in self.slots:
+                return self.slots[refuse.model].gone(refuse.epoch, refuse.version, now)
+            case "name-taken" | "stale-epoch" | "limit" | "protocol-version":
+                self._turn("refused")
+                return [Refused(refuse.code, refuse.text)]
+            case _:
+                return [Notice(refuse.code, refuse.text)]
+
+    # Joining.
+
+    @property
+    def inside(self) -> bool:
+        """Whether there is a session."""
+        return self.session == "inside"
+
+    def _turn(self, change: Change) -> None:
+        self.session = SESSIONS[self.session].get(change, self.session)
+
+    @property
+    def applied_epoch(self) -> int:
+        """The latest epoch of which anything was applied: no older publisher is followed."""
+        return max((slot.epoch for slot in self.slots.values()), default=0)
+
+    def may_say_hello(self, now: float) -> bool:
+        """Return whether enough time has passed since the last hello."""
+        return now - self._said_hello_at >= self.timing.hello_retry
+
+    def _hello(self, now: float) -> list[Effect]:
+        self._said_hello_at = now
+        if self._unanswered_since is None:
+            self._unanswered_since = now
+        hello = Hello(
+            name=self.identity.name,
+            instance=self.identity.instance,
+            models={m: s.running for m, s in self.slots.items()},
+            epoch=self.applied_epoch,
+            age_ms=self._ages.of(self.applied_epoch, now),
+            client=self.identity.client,
+            host=self.identity.host,
+            pid=self.identity.pid,
+            features=list(self.identity.features),
+        )
+        return [Send(hello)]
+
+    def _welcome(self, welcome: Welcome, now: float) -> list[Effect]:
+        if welcome.epoch < self.applied_epoch:
+            text = (
+                f"the publisher is of epoch {welcome.epoch}, but this worker runs weights of the "
+                f"later epoch {self.applied_epoch}: connect it to the newer publisher"
+            )
+            return [Refused("stale-epoch", text)]
+        self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
+        if self.inside and welcome.epoch == self.epoch:
+            return self._hear_of(welcome.epoch, welcome.models, now)  # the answer to a second hello
+        self._turn("welcomed")
+        self.epoch, self._heard_at = welcome.epoch, now
+        self._ping_every = min(self.timing.ping, welcome.ping_ms / 1000)
+        effects: list[Effect] = [Joined(welcome.epoch)]
+        self._subscribed = False
+        self.shared = welcome.shared is not None and self._opens(welcome.shared, 0) is not None
+        if welcome.data != self._data:
+            self._data = welcome.data
+            effects.append(Connect(welcome.data))
+        if self.shared:  # before anything is pushed or hashed for us
+            effects.append(Send(Ping(subscribed=False, shared=True)))
+        for model, slot in self.slots.items():
+            effects.append(Subscribe(control_topic(model), on=True))
+            slot.shared = self.shared
+            on = slot.mode == "following" and not self.shared
+            effects.append(Subscribe(data_topic(model), on=on))
+            slot.expect()
+            effects += slot.reconnected(welcome.epoch, welcome.models.get(model, 0), now)
+        return effects
+
+    def _silent(self, now: float) -> bool:
+        """Return whether the publisher is, or whether the control connection must be dead.
+
+        TCP finds that out late. And ZeroMQ gives a connection up for good once it hears anything
+        that is no ZMTP: then it changes no more, and no hello can be sent. While ZeroMQ tries to
+        connect it changes all the time, but while a name is looked up, which is to be left alone.
+        """
+        timing, since = self.timing, self._unanswered_since
+        if since is not None and now - since >= timing.lost_after:
+            return True
+        # What comes in a frame of a damaged length is swallowed, until that is full.
+        deaf = now - self._answered_at >= timing.deaf_after
+        return self.inside and (deaf or now - self._heard_at >= timing.lost_after)
+
+    def _call_again(self) -> list[Effect]:
+        lost: list[Effect] = [Notice("lost", "the publisher is silent")] if self.inside else []
+        self._turn("silent")
+        self._unanswered_since = None
+        return [*lost, Redial()]
+
+    def changed(self, now: float) -> None:
+        """The control connection was made or broke, or an attempt at one began or failed."""
+        self._unanswered_since = now
+
+    def connected(self, now: float) -> list[Effect]:
+        """Somebody is at the other end of the control channel: say hello, if it is time."""
+        return self._hello(now) if not self.inside and self.may_say_hello(now) else []
+
+    def close(self) -> list[Effect]:
+        """Say goodbye, even from outside: our hello may have been heard, its answer not yet."""
+        return [Send(Bye())]
+
+    # What the user does.
+
+    def taken(self, model: str, key: Key) -> list[Effect]:
+        """Somebody has begun to apply a version that was ready."""
+        return self.slots[model].taken(key)
+
+    def applied(self, model: str, key: Key, now: float, digest: str = "") -> list[Effect]:
+        """A version that was ready runs now. `digest`, if it was hashed only then."""
+        effects = self.slots[model].applied(key, now, digest)
+        if self.inside and self.applied_epoch > self.epoch:
+            effects += self._hello(now)  # it came from a later publisher than the one we follow
+        return effects
+
+    def stale(self, model: str, key: Key, now: float) -> list[Effect]:
+        """A version that was ready is gone from shared memory."""
+        return self.slots[model].stale(key, now)
+
+    def failed(
+        self,
+        model: str,
+        key: Key,
+        text: str,
+        now: float,
+        *,
+        intact: bool = True,
+        full: bool = False,
+    ) -> list[Effect]:
+        """A version that was ready could not be applied; unless `intact`, no version runs now."""
+        return self.slots[model].failed(key, text, now, intact=intact, full=full)
+
+    def put_back(self, model: str, key: Key) -> list[Effect]:
+        """Somebody could not apply a version just now, and will be offered it again."""
+        return self.slots[model].put_back(key)
+
+    def dropped(self, model: str, key: Key, now: float) -> list[Effect]:
+        """A version that was ready was replaced before anybody took it."""
+        return self.slots[model].dropped(key, now)
+
+    # Time.
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what is due."""
+        if self._silent(now):
+            return self._call_again()
+        if not self.inside:
+            return []
+        effects: list[Effect] = []
+        for slot in self.slots.values():
+            effects += slot.tick(now)
+        if now - self._pinged_at >= self._ping_every:
+            self._pinged_at = now
+            effects.append(Send(Ping(subscribed=self._subscribed, shared=self.shared)))
+            for slot in self.slots.values():
+                effects += slot.repeat()
+        return effects

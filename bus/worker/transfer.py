@@ -1,0 +1,273 @@
+"""One version arriving chunk by chunk, pushed and fetched in any order.
+
+Theory of operation: each chunk is in one of four states, one byte each.
+
+    MISSING ──fetch──> ASKED ──┐
+       │                 │     ├──> HERE
+       ├─────push────────┼─────┤
+       └─────lend────────┴─> LENT ──damaged, cut off──> MISSING
+
+A chunk is lent while its bytes are being received straight into their place: whatever else comes
+of it meanwhile is ignored, since nobody may write there twice.
+
+Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
+fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing has
+arrived for a while. At most a window of chunks is ASKED; an answer that does not come in time
+turns all ASKED back to MISSING, and the patience doubles until something arrives.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...codecs.checksum import digest
+from ...codecs.chunks import ChunkPlan
+from ...codecs.layout import Layout
+from ...codecs.native import crc32c
+from ..limits import WINDOW_CHUNKS, Timing
+from ..messages import Announce, Buffer
+
+MISSING, ASKED, HERE, LENT = 0, 1, 2, 3
+PIECE_BYTES = 2**18  # received at once: still in the cache for the checksum
+DAMAGED_MAX = 16  # damaged chunks that are asked for again at once, before patience decides
+
+
+def _nothing() -> None:
+    """Nobody minds."""
+
+
+class Lease:
+    """Memory into which a payload is being received, piece by piece.
+
+    Args:
+        view: The memory.
+        on_cancel: Called when the payload will never be complete.
+        hashed: Whether somebody will ask for `crc`.
+        live: Whether there is such memory; else the payload is read and forgotten.
+    """
+
+    def __init__(
+        self,
+        view: memoryview,
+        on_cancel: Callable[[], None] = _nothing,
+        *,
+        hashed: bool = True,
+        live: bool = True,
+    ) -> None:
+        self.view = view
+        self.live = live  # it can end: then the memory serves another purpose, so keep out
+        self.count = 0  # bytes that are here
+        self.crc = 0  # of these, computed while they are in the cache
+        self._on_cancel, self._hashed = on_cancel, hashed
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go."""
+        return self.view[self.count : self.count + PIECE_BYTES]
+
+    def received(self, count: int) -> None:
+        """Take note of so many bytes in `room()`."""
+        begin, self.count = self.count, self.count + count
+        if self._hashed:
+            self.crc = crc32c(self.view[begin : self.count], self.crc)
+
+    def cancel(self) -> None:
+        """The rest will never come."""
+        self._on_cancel()
+
+
+class Transfer:
+    """A version on its way into a staging buffer.
+
+    Args:
+        announce: What the publisher said of the version.
+        layout: Its layout.
+        buffer: `announce.nbytes` writable bytes.
+        now: The time.
+        timing: How long to wait.
+    """
+
+    def __init__(
+        self,
+        announce: Announce,
+        layout: Layout,
+        buffer: NDArray[np.uint8],
+        now: float,
+        timing: Timing,
+    ) -> None:
+        self.announce, self.layout, self.buffer = announce, layout, buffer
+        self.plan = ChunkPlan(announce.nbytes, announce.chunk_bytes)
+        self.key = (announce.epoch, announce.version)
+        self.here = 0  # chunks that have arrived
+        self.damaged = 0  # chunks whose bytes did not match their checksum
+        self.restarts = 0  # times the whole did not match its digest
+        self.digest: str | None = None  # from `end`
+        self.reported_at = now  # when the publisher was told last how far this is
+        self._states = bytearray(self.plan.count)
+        self._crcs = np.zeros(self.plan.count, np.uint32)
+        self._asked = 0
+        self._cursor = 0  # nothing below it is MISSING
+        self._pushed = 0  # everything below it was pushed, or dropped on the way
+        self._timing = timing
+        self._heard_at = now
+        self._patience = timing.patience
+        self._gap = 0.0  # seconds between two chunks, the longest lately
+        self._end_asked = False
+        self._lease: Lease | None = None  # of the chunk that is LENT
+        self._lent = (0, 0)  # which chunk, and how much of it was here when we looked last
+        self._pulling = False  # nothing more will be pushed, as far as we can tell
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is here and the digest is known."""
+        return self.here == self.plan.count and self.digest is not None
+
+    def add(self, index: int, crc: int, payload: Buffer, now: float, *, pushed: bool) -> bool:
+        """Take a chunk; return whether it is new and sound. A chunk that is neither is ignored."""
+        if index >= self.plan.count:
+            return False
+        if pushed:
+            self._pushed = max(self._pushed, index + 1)
+        lease = self._lease
+        if lease is not None and payload is lease.view and index == self._lent[0]:
+            self.revoke()
+            if lease.count != len(lease.view) or lease.crc != crc:
+                self._reject(index)
+                return False
+        elif self._states[index] in (HERE, LENT):
+            return False
+        else:
+            begin, end = self.plan.span(index)
+            if len(payload) != end - begin or crc32c(payload) != crc:
+                self._reject(index)
+                return False
+            np.copyto(self.buffer[begin:end], np.frombuffer(payload, np.uint8))
+            self._asked -= self._states[index] == ASKED
+        self._states[index] = HERE
+        self._crcs[index] = crc
+        self.here += 1
+        self._hear(now)
+        return True
+
+    def lend(self, index: int, size: int) -> Lease | None:
+        """Return the place of a chunk of this size, to receive it there; None if it has none.
+
+        `add` takes it once it is complete, and must be given the lease's own view as payload.
+        """
+        if index >= self.plan.count or self._states[index] in (HERE, LENT):
+            return None
+        begin, end = self.plan.span(index)
+        if size != end - begin:
+            return None
+        self.revoke()
+        self._asked -= self._states[index] == ASKED
+        self._states[index], self._lent = LENT, (index, 0)
+        self._lease = Lease(self.buffer.data[begin:end], self.revoke)
+        return self._lease
+
+    def revoke(self) -> None:
+        """Nobody may write into the buffer any more."""
+        if self._lease is None:
+            return
+        self._lease.live, self._lease = False, None
+        index, _ = self._lent
+        self._states[index] = MISSING
+        self._cursor = min(self._cursor, index)
+
+    def end(self, digest: str) -> None:
+        """Take the digest of the whole: no more chunks will be pushed."""
+        self.digest, self._pulling = digest, True
+
+    def read(self, data: NDArray[np.uint8]) -> None:
+        """Take every chunk from memory that holds the whole version."""
+        self.revoke()
+        for index in range(self.plan.count):
+            begin, end = self.plan.span(index)
+            np.copyto(self.buffer[begin:end], data[begin:end])
+            self._states[index] = HERE
+            self._crcs[index] = crc32c(self.buffer[begin:end])
+        self.here, self._asked, self._cursor = self.plan.count, 0, self.plan.count
+
+    def pull(self) -> None:
+        """Nothing will be pushed: fetch at once."""
+        self._pulling = True
+
+    def wants(self, now: float) -> Iterator[tuple[int, int]]:
+        """Yield what to fetch now, as (first, count); (0, 0) asks for announcement and `end`."""
+        if self._lease is not None and self._lease.count > self._lent[1]:
+            self._lent, self._heard_at = (self._lent[0], self._lease.count), now
+        silent = now - self._heard_at
+        if silent >= self._timing.quiet:
+            self._pulling = True
+        if silent >= self._patience:
+            self._ask_again(now)
+            self._patience = min(2 * self._patience, self._timing.patience_max)
+        if self.digest is None and self._pulling and not self._end_asked:
+            self._end_asked = True
+            yield 0, 0
+        if self._asked <= WINDOW_CHUNKS // 2:
+            yield from self._ranges()
+
+    def verify(self) -> bool:
+        """Return whether the whole is what was published; if not, start over."""
+        crcs = self._crcs.tolist()
+        if self.digest == digest(self.announce.layout, self.plan.chunk_bytes, crcs):
+            return True
+        self.restarts += 1
+        self.here = self._asked = self._cursor = 0
+        self._states = bytearray(self.plan.count)
+        self.digest, self._end_asked, self._pulling = None, False, True
+        return False
+
+    def reconnected(self, now: float) -> None:
+        """The connection is new: what was asked on the old one will not come."""
+        self._ask_again(now)
+        self._pulling = True
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        limit = self.plan.count if self._pulling else self._pushed
+        while self._asked < WINDOW_CHUNKS:
+            first = self._states.find(MISSING, self._cursor, limit)
+            if first < 0:
+                self._cursor = max(self._cursor, limit)
+                return
+            most = min(limit, first + WINDOW_CHUNKS - self._asked)
+            last = first
+            while last < most and self._states[last] == MISSING:
+                self._states[last] = ASKED
+                last += 1
+            self._asked += last - first
+            self._cursor = last
+            yield first, last - first
+
+    def _reject(self, index: int) -> None:
+        """A chunk came damaged: fetch it (again), at once for the first few, else in due time."""
+        self.damaged += 1
+        if self._states[index] == ASKED and self.damaged <= DAMAGED_MAX:
+            self._asked -= 1
+            self._states[index] = MISSING
+        if self._states[index] == MISSING:
+            self._cursor = min(self._cursor, index)
+
+    def _hear(self, now: float) -> None:
+        """Something arrived: be patient in proportion to how long it took, for slow links."""
+        self._gap = max(now - self._heard_at, self._gap * 7 / 8)
+        self._patience = min(max(self._timing.patience, 4 * self._gap), self._timing.patience_max)
+        self._heard_at = now
+
+    def _ask_again(self, now: float) -> None:
+        self._states = self._states.replace(bytes([ASKED]), bytes([MISSING]))
+        self._asked = self._cursor = 0
+        self._end_asked = False
+        self._heard_at = now
+
+
+def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -> str | None:
+    """Take a version that came with its announcement; return its digest, None if it is damaged."""
+    whole, crc = announce.whole, crc32c(payload)
+    if whole is None or whole.crc != crc or len(payload) != buffer.nbytes:
+        return None
+    if whole.digest != digest(announce.layout, announce.chunk_bytes, [crc]):
+        return None
+    np.copyto(buffer, np.frombuffer(payload, np.uint8))
+    return whole.digest

@@ -1,0 +1,260 @@
+"""Checkpoints: a model that lies in safetensors files, one or many, as the weights of a publish.
+
+Theory of operation: a file's header is believed only after `Layout.parse`; its tensors are views of
+the mapped file, so a publish copies them once, from the page cache into its own memory. Numpy is
+all that this needs.
+
+A mapped file that somebody writes into shows the new bytes, and one that is cut short ends the
+process that reads there. So whoever expects the files to change (a watcher) passes `load=True`:
+they are read whole, and refused if they changed meanwhile. Whoever does not can ask `changed` when
+all is done.
+
+A path is one of: a file; a folder with one safetensors file; a folder with shards and their index,
+as Hugging Face writes them; that index.
+"""
+
+import mmap
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from io import BufferedReader
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from ...codecs.apply import as_arrays
+from ...codecs.checksum import digest
+from ...codecs.chunks import CHUNK_BYTES_DEFAULT
+from ...codecs.dtypes import numpy_dtype
+from ...codecs.errors import LayoutError, StateError
+from ...codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout, TensorSpec
+from ...codecs.native import crc32c
+from ...codecs.numpy_tensors import Array, Bytes
+from .shards import INDEX_SUFFIX, SUFFIX, CheckpointError, find, is_index, read_index
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+READ_BYTES = 16 << 20  # read at once: large enough for any disk, small enough for a progress bar
+
+Progress = Callable[[int], None]  # so many more bytes are done
+Stamp = tuple[tuple[str, int, int, int], ...]  # name, inode, mtime in ns and size of every file
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a checkpoint: its layout, and its data section as bytes."""
+
+    path: Path
+    layout: Layout
+    data: Bytes
+
+
+class Checkpoint:
+    """The tensors of one or more files, checked against their headers and their index.
+
+    Attributes:
+        path: What was opened.
+        parts: Its files.
+        stamp: How they stood when they were opened.
+        aliases: Other names of tensors, by alias.
+    """
+
+    def __init__(self, path: Path, parts: tuple[Part, ...], stamp: Stamp) -> None:
+        self.path, self.parts, self.stamp = path, parts, stamp
+        self.aliases: dict[str, str] = {}
+        self._home: dict[str, Part] = {}
+        for part in parts:
+            self._home.update(dict.fromkeys(part.layout.names(), part))
+            self.aliases.update(part.layout.aliases)
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.path}: {len(self.parts)} files, {self.nbytes} bytes>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, tied ones once."""
+        return sum(part.layout.nbytes for part in self.parts)
+
+    @cached_property
+    def metadata(self) -> Mapping[str, str]:
+        """The files' own texts, such as `format`; a publish does not carry them."""
+        texts: dict[str, str] = {}
+        for part in self.parts:
+            texts.update(part.layout.metadata)
+        return {key: text for key, text in texts.items() if key not in self.aliases}
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout that a publish of this checkpoint has, whatever files it lies in."""
+        groups: dict[str, list[str]] = {
+            spec.name: [spec.name] for part in self.parts for spec in part.layout.tensors
+        }
+        for alias, kept in self.aliases.items():
+            groups[kept].append(alias)
+        entries: list[tuple[str, str, tuple[int, ...]]] = []
+        aliases: dict[str, str] = {}
+        for kept, names in groups.items():
+            spec, (first, *others) = self.spec(kept), sorted(names)
+            entries.append((first, spec.dtype, spec.shape))
+            if spec.nbytes:
+                aliases.update(dict.fromkeys(others, first))
+            else:  # without elements there is nothing to share
+                entries.extend((name, spec.dtype, spec.shape) for name in others)
+        return Layout.plan(entries, aliases)
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return the tensor behind a name or an alias, as its file has it."""
+        return self._home[name].layout.by_name(name)
+
+    def raw(self, name: str) -> Bytes:
+        """Return the bytes of a tensor; they share the file's memory."""
+        part, spec = self._home[name], self.spec(name)
+        return part.data[spec.begin : spec.end]
+
+    def arrays(self) -> dict[str, Array]:
+        """Return every name's tensor, aliases included, as a read-only array: what to publish.
+
+        Raises:
+            CheckpointError: A tensor is of a dtype that numpy does not have.
+        """
+        arrays: dict[str, Array] = {}
+        for part in self.parts:
+            for spec in part.layout.tensors:
+                try:
+                    numpy_dtype(spec.dtype)
+                except StateError as error:
+                    raise CheckpointError(
+                        f"{part.path}: {spec.name!r} is {spec.dtype}, which no array can hold, so "
+                        "it cannot be published from a file; store it as U8, or in another dtype"
+                    ) from error
+            arrays.update(as_arrays(part.layout, part.data))
+        return arrays
+
+    def digest(self, progress: Progress | None = None) -> str:
+        """Return the digest that a publish of this checkpoint in default chunks has."""
+        crcs: list[int] = []
+        crc, room = 0, CHUNK_BYTES_DEFAULT
+        for spec in self.layout.tensors:
+            rest = self.raw(spec.name)
+            while rest.size:
+                piece, rest = rest[:room], rest[room:]
+                crc, room = crc32c(piece, crc), room - piece.size
+                if not room:
+                    crcs.append(crc)
+                    crc, room = 0, CHUNK_BYTES_DEFAULT
+                if progress is not None:
+                    progress(piece.size)
+        if room < CHUNK_BYTES_DEFAULT:
+            crcs.append(crc)
+        return digest(self.layout.id, CHUNK_BYTES_DEFAULT, crcs)
+
+    def changed(self) -> bool:
+        """Tell whether a file was written or replaced since this checkpoint was opened."""
+        return stamp_of(self.path) != self.stamp
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Return what differs whenever a checkpoint's files were written; () while there are none."""
+    if is_index(path):
+        path = path.parent
+    files = [path]
+    if path.is_dir():
+        files = sorted([*path.glob(f"*{SUFFIX}"), *path.glob(f"*{INDEX_SUFFIX}")])
+    rows: list[tuple[str, int, int, int]] = []
+    for file in files:
+        try:
+            now = file.stat()
+        except FileNotFoundError:  # gone since it was listed, or not there yet
+            continue
+        rows.append((file.name, now.st_ino, now.st_mtime_ns, now.st_size))
+    return tuple(rows)
+
+
+def open_checkpoint(
+    path: Path, *, load: bool = False, progress: Progress | None = None
+) -> Checkpoint:
+    """Open a checkpoint: check all headers, sizes and names, and map its files.
+
+    Args:
+        path: A safetensors file, a folder with one, a folder with shards and their index, or
+            that index.
+        load: Read the files into memory instead, which guards against changes (see above).
+        progress: Told the bytes read, with `load`.
+
+    Raises:
+        CheckpointError: It is damaged, incomplete, contradictory, or no checkpoint at all.
+        OSError: A file cannot be read.
+    """
+    stamp = stamp_of(path)
+    found = find(path)
+    if is_index(found):
+        index = read_index(found)
+        parts = tuple(_open_file(file, load, progress) for file in index.files())
+        index.check({part.path: part.layout for part in parts})
+    else:
+        parts = (_open_file(found, load, progress),)
+    opened = Checkpoint(path, parts, stamp)
+    if load and opened.changed():
+        raise CheckpointError(
+            f"{path} was written while it was read; read it again once it is done"
+        )
+    return opened
+
+
+def _open_file(path: Path, load: bool, progress: Progress | None) -> Part:
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is no file that could be mapped; give a {SUFFIX} file")
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        header = _read_header(file, path, size)
+        try:
+            layout = Layout.parse(header)
+        except LayoutError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from None
+        held = size - len(header)
+        if held != layout.nbytes:
+            what = "cut short, or still being written" if held < layout.nbytes else "damaged"
+            raise CheckpointError(
+                f"{path} is {what}: its header describes {layout.nbytes} bytes of tensors, and it "
+                f"holds {held}; copy or download it again"
+            )
+        return Part(path, layout, _read(file, path, held, progress) if load else _map(file, held))
+
+
+def _read_header(file: BufferedReader, path: Path, size: int) -> bytes:
+    prefix = file.read(PREFIX_BYTES)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) == PREFIX_BYTES and length > HEADER_BYTES_MAX:
+        raise CheckpointError(
+            f"{path} is no safetensors file: its first 8 bytes would announce a header of {length} "
+            f"bytes, and at most {HEADER_BYTES_MAX} are allowed; pickled weights (.bin, .pt) "
+            "must be converted, with safetensors.torch.save_file"
+        )
+    header = prefix + file.read(length)
+    if len(header) < PREFIX_BYTES + length or len(prefix) < PREFIX_BYTES:
+        raise CheckpointError(
+            f"{path} is cut short, or still being written: it has {size} bytes, and its header "
+            "alone is longer; copy or download it again"
+        )
+    return header
+
+
+def _map(file: BufferedReader, held: int) -> Bytes:
+    whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    return whole[whole.size - held :]
+
+
+def _read(file: BufferedReader, path: Path, held: int, progress: Progress | None) -> Bytes:
+    data = np.empty(held, np.uint8)
+    view, at = memoryview(cast("Buffer", data)), 0
+    while at < held:
+        got = file.readinto(view[at : at + READ_BYTES])
+        if not got:
+            raise CheckpointError(f"{path} was cut short while it was read; read it again")
+        at += got
+        if progress is not None:
+            progress(got)
+    return data

@@ -1,0 +1,157 @@
+"""Shards: which files make up a checkpoint, and whether they hold what their index says.
+
+A large model is often cut into several safetensors files beside an index, in the manner of Hugging
+Face: a JSON object whose `weight_map` names, for every tensor, the file in the same folder that
+holds it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...codecs.errors import WeightBusError
+from ...codecs.layout import HEADER_BYTES_MAX, Layout
+
+SUFFIX = ".safetensors"
+INDEX_SUFFIX = ".safetensors.index.json"
+INDEX_BYTES_MAX = HEADER_BYTES_MAX  # it names what the headers name
+NAMES_SHOWN = 3  # in an error; the rest is counted
+
+
+class CheckpointError(WeightBusError, ValueError):
+    """A checkpoint that cannot be read; says which file and tensor, and what to do."""
+
+
+def is_index(path: Path) -> bool:
+    """Tell whether a path is named like an index."""
+    return path.name.endswith(INDEX_SUFFIX)
+
+
+def find(path: Path) -> Path:
+    """Return the file to begin with: the path itself, or a folder's one index or one file.
+
+    Raises:
+        CheckpointError: The folder holds none, or several.
+    """
+    if not path.is_dir():
+        return path
+    indexes, files = sorted(path.glob(f"*{INDEX_SUFFIX}")), sorted(path.glob(f"*{SUFFIX}"))
+    standard = path / f"model{SUFFIX}"
+    if len(indexes) == 1 and standard not in files:
+        return indexes[0]
+    if not indexes and (standard in files or len(files) == 1):
+        return standard if standard in files else files[0]
+    names = [file.name for file in (*indexes, *files)]
+    if names:
+        raise CheckpointError(
+            f"{path} holds more than one model, or shards without an index ({_some(names)}): name "
+            "the file that you mean, or download the index that belongs to the shards"
+        )
+    raise CheckpointError(
+        f"{path} holds no *{SUFFIX} file; if it holds pickled weights (.bin, .pt), convert them "
+        "with safetensors.torch.save_file"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index: which tensor is in which file."""
+
+    path: Path
+    weight_map: Mapping[str, str]
+
+    def files(self) -> list[Path]:
+        """Return the shards, sorted.
+
+        Raises:
+            CheckpointError: Some are not there; it says what they would hold.
+        """
+        files = [self.path.parent / name for name in sorted(set(self.weight_map.values()))]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            lost = [name for name, file in self.weight_map.items() if file in missing]
+            raise CheckpointError(
+                f"{self.path.parent}: {_some(missing)} of {len(files)} shards is missing, with "
+                f"{_some(lost)}: download the checkpoint again, or wait until it is written"
+            )
+        return files
+
+    def check(self, layouts: Mapping[Path, Layout]) -> None:
+        """Hold the shards against the index: every name in its one place, none left over.
+
+        Raises:
+            CheckpointError: The first contradiction, with its file and tensor.
+        """
+        for name, file in self.weight_map.items():
+            if name not in layouts[self.path.parent / file].signatures:
+                raise CheckpointError(
+                    f"{self.path.parent / file} does not hold {name!r}, which {self.path.name} "
+                    f"says it does: the shards are of another version than the index; {AGAIN}"
+                )
+        seen = dict(self.weight_map)
+        for path, layout in layouts.items():
+            for name in layout.names():
+                home = seen.setdefault(name, path.name if name in layout.aliases else "")
+                if not home:
+                    raise CheckpointError(
+                        f"{path} holds {name!r}, which {self.path.name} does not name: the index "
+                        f"is of another version than the shards; {AGAIN}"
+                    )
+                if home != path.name:
+                    raise CheckpointError(
+                        f"{path} holds {name!r}, which is in {home} as well: a tensor may stand "
+                        f"in one shard; {AGAIN}"
+                    )
+
+
+AGAIN = "write or download the checkpoint again, into an empty folder"
+
+
+def read_index(path: Path) -> Index:
+    """Read an index, believing nothing.
+
+    Raises:
+        CheckpointError: It is no index, or leads out of its folder.
+        OSError: It cannot be read.
+    """
+    size = path.stat().st_size
+    if size > INDEX_BYTES_MAX:
+        raise CheckpointError(f"{path} has {size} bytes; an index has at most {INDEX_BYTES_MAX}")
+    try:
+        read = json.loads(path.read_bytes(), object_pairs_hook=_once)
+        weight_map = msgspec.convert(read, _Index).weight_map
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} is no index of shards, or is damaged: {error}; it must be a JSON object whose "
+            "weight_map gives a file name for every tensor"
+        ) from None
+    for name, file in weight_map.items():
+        if Path(file).name != file or not file.endswith(SUFFIX):
+            raise CheckpointError(
+                f"{path}: {name!r} is said to be in {file!r}; a shard is a *{SUFFIX} file in the "
+                "same folder"
+            )
+    return Index(path, weight_map)
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that stands twice: of two places for a tensor, which is it?"""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(k for k in keys if keys.count(k) > 1)!r} stands twice")
+    return made
+
+
+def _some(names: list[str]) -> str:
+    """Name the first few."""
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

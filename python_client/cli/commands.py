@@ -1,0 +1,207 @@
+"""The commands: their names, arguments and help. What each of them does stands in `cli_<name>`."""
+
+from functools import partial
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from ...bus.limits import Timing
+from .. import checks
+from .inspect import inspect as run_inspect
+from .outcome import conclude
+from .publish import Order
+from .publish import publish as run_publish
+from .screen import Screen
+from .subscribe import Request
+from .subscribe import subscribe as run_subscribe
+
+
+class _Command(TyperCommand):
+    """A command whose `--help` takes no value, and says so."""
+
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        """Return the option."""
+        return _without_value(super().get_help_option(ctx))
+
+
+class _Commands(TyperGroup):
+    """The commands, and a `--help` that takes no value, and says so."""
+
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        """Return the option."""
+        return _without_value(super().get_help_option(ctx))
+
+
+def _without_value(option: TyperOption | None) -> TyperOption | None:
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
+app = typer.Typer(
+    name="weightbus",
+    cls=_Commands,
+    help="Publish a model's weights once; every worker applies them, verified.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", metavar="", help="Write JSON to stdout; the last line is the result."),
+]
+Model = Annotated[str, typer.Option("--model", metavar="ID", help="The model's id.")]
+Checkpoint = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PATH",
+        help="A .safetensors file, or a folder of them with its Hugging Face index.",
+    ),
+]
+SECONDS_MIN = 0.1
+
+
+def _seconds(value: float | None) -> float | None:
+    try:
+        return None if value is None else checks.seconds(value, "seconds")
+    except ValueError as error:  # "nan" and "inf" are numbers to a command line
+        raise typer.BadParameter(str(error)) from None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"weightbus {version_of('weightbus')}")
+        raise typer.Exit
+
+
+@app.callback()
+def weightbus(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", metavar="", callback=_version, is_eager=True, help="Show the version."
+        ),
+    ] = False,
+) -> None:
+    """Publish a model's weights once; every worker applies them, verified."""
+    del version
+
+
+@app.command(cls=_Command)
+def demo(
+    workers: Annotated[int, typer.Option(min=1, metavar="N", help="Worker processes.")] = 3,
+    seconds: Annotated[
+        float,
+        typer.Option(min=1, callback=_seconds, metavar="S", help="How long the policy learns."),
+    ] = 30.0,
+    as_json: Json = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw what happened into a .png file.")
+    ] = None,
+) -> None:
+    """Watch a policy learn here while worker processes run its newest weights."""
+    from ..demo.course import run_demo  # it brings its own screen, and says which extra it lacks
+
+    course = partial(run_demo, workers, seconds, plot, as_json)
+    raise typer.Exit(conclude(Screen(as_json), course))
+
+
+@app.command(cls=_Command)
+def publish(
+    path: Checkpoint,
+    model: Model,
+    bind: Annotated[
+        str,
+        typer.Option(metavar="ADDR", help="Where workers connect to, such as tcp://0.0.0.0:5555."),
+    ],
+    expect: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Workers to wait for before publishing.")
+    ] = 1,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", metavar="", help="Publish again whenever PATH changes, until Ctrl-C."
+        ),
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=SECONDS_MIN,
+            callback=_seconds,
+            metavar="S",
+            help="Seconds for the workers to come and to be done.",
+        ),
+    ] = 300.0,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Keep the latest version there; who is started with it offers that again.",
+        ),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            callback=_seconds,
+            metavar="S",
+            help="Seconds for which a worker that falls silent meanwhile may return.",
+            show_default=f"{Timing().lost_after:g}",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Publish a checkpoint, and show what every worker did with it."""
+    screen = Screen(as_json)
+    order = Order(path, model, bind, expect, watch, timeout, state, grace)
+    raise typer.Exit(conclude(screen, partial(run_publish, screen, order)))
+
+
+@app.command(cls=_Command)
+def subscribe(
+    address: Annotated[str, typer.Argument(metavar="ADDR", help="The publisher's address.")],
+    model: Model,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The .safetensors file, replaced atomically.")
+    ],
+    once: Annotated[
+        bool,
+        typer.Option("--once", metavar="", help="End after one version; else run until Ctrl-C."),
+    ] = False,
+    as_json: Json = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=SECONDS_MIN,
+            callback=_seconds,
+            metavar="S",
+            help="Seconds without a version to give up after. [default: 300 if --once]",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="What this worker is called. [default: host and process]"
+        ),
+    ] = None,
+) -> None:
+    """Write a model's versions into a file as they are published."""
+    screen = Screen(as_json)
+    request = Request(address, model, out, once, timeout, name)
+    raise typer.Exit(conclude(screen, partial(run_subscribe, screen, request)))
+
+
+@app.command(cls=_Command)
+def inspect(
+    path: Checkpoint,
+    every: Annotated[bool, typer.Option("--all", metavar="", help="Show every tensor.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a checkpoint holds, and the digest that a publish of it has."""
+    screen = Screen(as_json)
+    raise typer.Exit(conclude(screen, partial(run_inspect, screen, path, every)))

@@ -1,0 +1,83 @@
+"""How a command ends: its exit code, and one line about what went wrong instead of a traceback.
+
+0     done; or a command that runs until it is stopped (publish --watch, subscribe) was stopped
+1     not achieved: too few workers, a version that could not be applied, a damaged file, an address
+      that is taken, an extra that is not installed
+2     wrong usage: what can never work, such as a missing file or a name that may not be one
+130   interrupted (SIGINT, Ctrl-C) before it was done
+143   terminated (SIGTERM) before it was done
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator
+from types import FrameType
+
+from ...codecs.errors import WeightBusError
+from .screen import Screen
+
+DONE, NOT_ACHIEVED, WRONG_USAGE = 0, 1, 2
+
+
+class UsageError(Exception):
+    """The command was called in a way that can never work."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asks the process to end.
+
+    Attributes:
+        signal: Which one.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"{signal.Signals(number).name} received")
+        self.signal = signal.Signals(number)
+
+
+def conclude(screen: Screen, command: Callable[[], int]) -> int:
+    """Run a command and return its exit code; whatever is expected to go wrong becomes words."""
+    try:
+        with _stoppable():
+            return command()
+    except UsageError as error:
+        return _fail(screen, error, WRONG_USAGE)
+    except Stopped as stopped:
+        screen.error(f"stopped by {stopped.signal.name} before it was done")
+        screen.emit("stopped", achieved=False, signal=stopped.signal.name)
+        return 128 + stopped.signal
+    except BrokenPipeError:  # whoever read our output has left: nobody to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOT_ACHIEVED
+    except (WeightBusError, OSError) as error:
+        return _fail(screen, error, NOT_ACHIEVED)
+
+
+def _fail(screen: Screen, error: Exception, code: int) -> int:
+    screen.error(str(error))
+    screen.emit("error", achieved=False, error=type(error).__name__, text=str(error))
+    return code
+
+
+@contextlib.contextmanager
+def _stoppable() -> Generator[None]:
+    """Turn SIGINT and SIGTERM into `Stopped`, in whatever the main thread is doing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say what signals do
+        return
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # a job of a shell without job control ignores Ctrl-C
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,277 @@
+"""`weightbus publish`: a checkpoint's weights, to all workers that come for them."""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.text import Text
+
+from ...bus.errors import AddressError, ClosedError, PublishError, WorkersMissingError
+from ...bus.messages import check_name
+from ...bus.net import endpoints
+from ...bus.publisher.status import WorkerStatus
+from ...bus.receipt import Receipt
+from ..checkpoints.checkpoint import Checkpoint, Progress, open_checkpoint, stamp_of
+from ..checkpoints.watch import Watch
+from ..publisher import Publisher
+from .outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
+from .screen import DIM, STATE_STYLES, Bars, Screen, counted, size, table
+
+LOOK_SECONDS = 0.1  # between two looks at what the workers are doing
+BARS_MAX = 8  # workers that get a bar each; of more, one bar says what all of them have
+GRACE_SECONDS = 10.0  # beyond its deadline, what a publish gets before its thread counts as dead
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the command line asks for."""
+
+    path: Path
+    model: str
+    bind: str
+    expect: int
+    watch: bool
+    timeout: float
+    state: Path | None = None
+    grace: float | None = None
+
+    def check(self) -> None:
+        """Refuse what can never work.
+
+        Raises:
+            UsageError: It says what, and what to write instead.
+        """
+        if not self.watch and not self.path.exists():
+            raise UsageError(f"{self.path} does not exist; give a .safetensors file or a folder")
+        if self.watch and not self.path.parent.is_dir():
+            raise UsageError(f"{self.path}: there is no folder {self.path.parent} to watch")
+        if not self.watch and self.expect < 1:
+            raise UsageError("without --watch, nobody would get the weights: --expect 1 or more")
+        try:
+            check_name(self.model, "model")
+            endpoints.check(self.bind)
+        except (ValueError, AddressError) as error:
+            raise UsageError(str(error)) from None
+
+
+def publish(screen: Screen, order: Order) -> int:
+    """Publish once, or with `watch` whenever the checkpoint changes, until stopped."""
+    order.check()
+    return _publish_changes(screen, order) if order.watch else _publish_once(screen, order)
+
+
+def _publish_once(screen: Screen, order: Order) -> int:
+    deadline = time.monotonic() + order.timeout
+    checkpoint = open_checkpoint(order.path)
+    with _listen(order) as publisher:
+        _introduce(screen, order, publisher)
+        missing = _wait_for_workers(screen, order, publisher, deadline)
+        if missing:
+            screen.error(f"nothing was published: {missing}")
+            _emit_nothing(screen, order, publisher, checkpoint, missing)
+            return NOT_ACHIEVED
+        left = max(LOOK_SECONDS, deadline - time.monotonic())
+        receipt, shortfall = _send(screen, order, publisher, checkpoint, left)
+        if not shortfall and checkpoint.changed():
+            shortfall = (
+                f"{order.path} was written while it was published, so what the workers have may "
+                "be a mixture: publish it again (--watch guards against this)"
+            )
+        _show(screen, receipt, shortfall)
+    return NOT_ACHIEVED if shortfall else DONE
+
+
+def _publish_changes(screen: Screen, order: Order) -> int:
+    published = 0
+    try:
+        with _listen(order) as publisher:
+            _introduce(screen, order, publisher)
+            watch = Watch(order.path, lambda text: screen.warn(f"waiting for a whole file: {text}"))
+            while True:
+                checkpoint = _next(screen, order, watch)
+                if not published:
+                    deadline = time.monotonic() + order.timeout
+                    missing = _wait_for_workers(screen, order, publisher, deadline)
+                    if missing:
+                        screen.warn(f"{missing}. Whoever comes later gets the latest version")
+                receipt, shortfall = _send(screen, order, publisher, checkpoint, order.timeout)
+                published = receipt.version  # before it is told: a signal may come right after
+                _show(screen, receipt, shortfall)
+    except Stopped as stopped:
+        screen.say(f"stopped by {stopped.signal.name} after {counted(published, 'version')}", DIM)
+        screen.emit("stopped", signal=stopped.signal.name, published=published)
+        return DONE
+
+
+def _listen(order: Order) -> Publisher:
+    try:
+        return Publisher(order.bind, state=order.state)
+    except AddressError as error:
+        raise AddressError(
+            f"cannot publish at {order.bind}: {error} [--bind takes that port and the next one]"
+        ) from None
+
+
+def _introduce(screen: Screen, order: Order, publisher: Publisher) -> None:
+    screen.say(f"{order.model} at {publisher.address}", "bold")
+    screen.emit(
+        "listening",
+        model=order.model,
+        address=publisher.address,
+        data_address=publisher.data_address,
+        epoch=publisher.epoch,
+    )
+
+
+def _next(screen: Screen, order: Order, watch: Watch) -> Checkpoint:
+    """Wait for the next checkpoint that is whole, showing how far its reading is."""
+    while True:
+        with screen.waiting(f"watching {order.path}"):
+            watch.wait_for_change()
+        with screen.bars() as bars:
+            loaded = watch.load(_bar(bars, sum(row[-1] for row in stamp_of(order.path))))
+        if loaded is not None:
+            return loaded
+
+
+def _bar(bars: Bars, total: int) -> Progress:
+    return lambda nbytes: bars.advance("reading", nbytes, total)
+
+
+def _wait_for_workers(screen: Screen, order: Order, publisher: Publisher, deadline: float) -> str:
+    """Wait for as many workers as are expected; return why they are too few, if they are."""
+    with screen.waiting("") as waiting:
+        while True:
+            here = sum(
+                worker.state != "lost" and order.model in worker.models
+                for worker in publisher.workers().values()
+            )
+            waiting.say(f"waiting for workers: {here} of {order.expect} here")
+            try:
+                left = max(0.0, deadline - time.monotonic())
+                publisher.wait_for_workers(order.expect, min(LOOK_SECONDS, left), order.model)
+            except WorkersMissingError:
+                if time.monotonic() >= deadline:
+                    workers = counted(order.expect, "worker")
+                    return (
+                        f"{here} of {workers} for {order.model!r} came within {order.timeout:g} s; "
+                        f"start them with: weightbus subscribe {publisher.address} "
+                        f"--model {order.model} --out FILE"
+                    )
+            else:
+                return ""
+
+
+def _send(
+    screen: Screen,
+    order: Order,
+    publisher: Publisher,
+    checkpoint: Checkpoint,
+    timeout: float,
+) -> tuple[Receipt, str]:
+    """Publish, showing how far every worker is; return the receipt, and why it falls short."""
+    with screen.bars() as bars:
+        before = publisher.workers()
+        # Verified on every road, since whoever moves files wants to compare digests.
+        future = publisher.publish_async(
+            order.model,
+            checkpoint.arrays(),
+            verify=True,
+            timeout=timeout,
+            grace=order.grace,
+            expect=0 if order.watch else order.expect,  # with --watch, whoever is there
+        )
+        give_up = time.monotonic() + timeout + GRACE_SECONDS
+        while not wait([future], LOOK_SECONDS).done:
+            _move(bars, order.model, checkpoint.nbytes, before, publisher.workers())
+            if time.monotonic() > give_up:
+                raise ClosedError("the publisher's thread does not answer; is the host overloaded?")
+    try:
+        return future.result(), ""
+    except PublishError as error:
+        return error.receipt, str(error)
+
+
+def _move(
+    bars: Bars,
+    model: str,
+    nbytes: int,
+    before: Mapping[str, WorkerStatus],
+    now: Mapping[str, WorkerStatus],
+) -> None:
+    done: dict[str, int] = {}
+    for name, worker in now.items():
+        if worker.state == "lost" or model not in worker.models:
+            continue
+        was = before.get(name)
+        phase = worker.phase.get(model, "")
+        if model in worker.progress:
+            here, count = worker.progress[model]
+            done[name] = nbytes * here // max(1, count)
+        else:
+            fresh = was is None or worker.running.get(model) != was.running.get(model)
+            done[name] = nbytes if phase or fresh else 0
+    if len(done) <= BARS_MAX:
+        for name, got in done.items():
+            bars.move(name, got, nbytes, now[name].phase.get(model, ""))
+    else:
+        finished = sum(got == nbytes for got in done.values())
+        note = f"{finished} of {len(done)} workers have it all"
+        bars.move("all workers", sum(done.values()), nbytes * len(done), note)
+
+
+def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
+    """Show what became of a publish."""
+    rate = size(round(receipt.nbytes / max(receipt.seconds, 1e-9)))
+    head = f"{time.strftime('%H:%M:%S')}  {receipt.model} version {receipt.version}"
+    screen.say(f"{head}: {size(receipt.nbytes)} in {receipt.seconds:.2f} s, {rate}/s")
+    if receipt.workers:
+        rows = table("worker", "state", "after", "", right=("after",))
+        for worker in sorted(receipt.workers.values(), key=lambda worker: worker.name):
+            style = STATE_STYLES[worker.state]
+            after = "" if worker.seconds is None else f"{worker.seconds:.2f} s"
+            rows.add_row(worker.name, f"[{style}]{worker.state}[/]", after, Text(worker.detail))
+        screen.show(rows)
+    screen.say(f"digest {receipt.digest}" if receipt.digest else "no digest was needed", DIM)
+    if shortfall:
+        screen.error(shortfall)
+    screen.emit("receipt", achieved=not shortfall, **_fields(receipt), text=shortfall)
+
+
+def _emit_nothing(
+    screen: Screen, order: Order, publisher: Publisher, checkpoint: Checkpoint, why: str
+) -> None:
+    """Write the receipt of a publish that never began: the same fields, without a version."""
+    screen.emit(
+        "receipt",
+        achieved=False,
+        model=order.model,
+        epoch=publisher.epoch,
+        version=None,
+        nbytes=checkpoint.nbytes,
+        seconds=order.timeout,
+        digest="",
+        workers={},
+        text=why,
+    )
+
+
+def _fields(receipt: Receipt) -> dict[str, object]:
+    return {
+        "model": receipt.model,
+        "epoch": receipt.epoch,
+        "version": receipt.version,
+        "nbytes": receipt.nbytes,
+        "seconds": round(receipt.seconds, 6),
+        "digest": receipt.digest,
+        "workers": {
+            worker.name: {
+                "state": worker.state,
+                "seconds": None if worker.seconds is None else round(worker.seconds, 6),
+                "detail": worker.detail,
+            }
+            for worker in receipt.workers.values()
+        },
+    }
