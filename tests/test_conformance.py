@@ -88,6 +88,19 @@ def test_a_driver_that_dies_is_red_everywhere() -> None:
     assert all(run.cell_of(count).verdict == "wrong" for count in counts.values())
 
 
+def test_a_declaration_that_does_not_hold_is_red() -> None:
+    counts = vectors.judge(PYTHON.command, {"phases.json": "there is no table"})
+    assert counts["phases.json"].faults
+    assert not counts["sequences.json"].faults
+
+
+def test_a_table_that_a_driver_leaves_out_must_be_declared() -> None:
+    nothing = [sys.executable, "-c", ""]
+    assert all(c.faults for c in vectors.judge(nothing).values())
+    counts = vectors.judge(nothing, dict.fromkeys(VECTORS, "it can do nothing"))
+    assert not any(c.faults for c in counts.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Liar(Language):
     """A language whose driver lies."""
@@ -164,7 +177,7 @@ def test_the_terminal_shows_every_verdict_and_what_is_wrong() -> None:
 def test_every_language_has_a_row_of_its_own() -> None:
     assert len({language.key for language in LANGUAGES}) == len(LANGUAGES)
     for language in LANGUAGES:
-        assert language.unsupported.keys() <= BY_NAME.keys()
+        assert language.unsupported.keys() <= BY_NAME.keys() | VECTORS.keys()
 
 
 def test_every_scenario_says_what_a_worker_does() -> None:

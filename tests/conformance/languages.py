@@ -25,7 +25,7 @@ class Language:
         title: What it is called in tables.
         folder: Where the client lies; empty: it needs no building.
         tools: What its build needs on the path.
-        unsupported: By scenario, why the client cannot do it.
+        unsupported: By scenario or table of the vectors, why the client cannot do it.
     """
 
     key: str
@@ -76,19 +76,26 @@ class Language:
 
 
 NO_FLOCK = "Node has no flock, so this client never takes the shared road"
+NO_MAPPING = {"mapping.json": "without the feature `mapping`: memory is mapped by the first copy"}
+NO_APPLYING = {"applying.json": "no way for a user to fail an apply, and no user code in it"}
+NO_TABLE = {"phases.json": "it keeps its states in another way than a table"}
+NO_RENAMING = {
+    "renaming.json": "without the feature `renaming`: what runs already is fetched once more"
+}
+WIRE_ALONE = NO_MAPPING | NO_APPLYING | NO_TABLE | NO_RENAMING
 
 LANGUAGES = (
     Language("python", "Python", ""),
-    Language("cpp", "C++", "cpp_client", ("make", "c++")),
+    Language("cpp", "C++", "cpp_client", ("make", "c++"), WIRE_ALONE),
     Language(
         "node",
         "TypeScript",
         "node_client",
         ("make", "node", "npm"),
-        {"shared-road": NO_FLOCK, "shared-road-overtaken": NO_FLOCK},
+        {"shared-road": NO_FLOCK, "shared-road-overtaken": NO_FLOCK} | WIRE_ALONE,
     ),
-    Language("rust", "Rust", "rust_client", ("make", "cargo")),
-    Language("go", "Go", "go_client", ("make", "go")),
+    Language("rust", "Rust", "rust_client", ("make", "cargo"), WIRE_ALONE),
+    Language("go", "Go", "go_client", ("make", "go"), WIRE_ALONE),
 )
 
 

@@ -29,7 +29,7 @@ def examine(language: Language, names: Sequence[str], seed: int, *, on_vectors: 
     """Run one language; return its cells. (In a process of its own.)"""
     rows: list[Row] = []
     if on_vectors:
-        for file, count in vectors.judge(language.command).items():
+        for file, count in vectors.judge(language.command, language.unsupported).items():
             rows.append(("vectors", file, cell_of(count)))
     wanted = [s for s in SCENARIOS if s.name in names]
     with ThreadPoolExecutor(AT_ONCE) as pool:

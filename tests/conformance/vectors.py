@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from weightbus.tests.conformance.driver import Fault, vectors
@@ -11,13 +12,6 @@ from weightbus.tests.conformance.sequences import fault_of_sequence
 from weightbus.tests.vectors.message_cases import DIRECTIONS, REQUIRED
 
 FOLDER = Path(__file__).parent.parent / "vectors"
-MAY_BE_UNKNOWN = {  # a driver that prints nothing for it does not support it, for this reason
-    "mapping.json": "without the feature `mapping`: memory is mapped by the first copy",
-    "applying.json": "no way for a user to fail an apply, and no user code in it",
-    "phases.json": "it keeps its states in another way than a table",
-    "renaming.json": "without the feature `renaming`: what runs already is fetched once more",
-    "sequences.json": "the driver does not know this table",
-}
 SAME_CODES = ({"malformed", "protocol-version"},)  # which a worker need not tell apart
 
 Case = dict[str, Any]
@@ -53,21 +47,32 @@ def _concerns_a_worker(case: Case) -> bool:
     return case.get("direction") != "from_worker" or "ok" in case["expect"]
 
 
-def judge(command: Sequence[str]) -> dict[str, Count]:
-    """Run a driver on all vectors; return what came of each table."""
+def judge(
+    command: Sequence[str], unsupported: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Count]:
+    """Run a driver on all vectors; return what came of each table.
+
+    Args:
+        command: The driver.
+        unsupported: By table, why the driver prints nothing for it.
+    """
     wanted = tables()
     try:
         lines = vectors(command, FOLDER)
     except Fault as fault:
         return {name: Count(faults=[str(fault)]) for name in wanted}
-    return {name: _judge_table(name, cases, lines) for name, cases in wanted.items()}
+    return {
+        name: _judge_table(name, cases, lines, unsupported.get(name, ""))
+        for name, cases in wanted.items()
+    }
 
 
-def _judge_table(file: str, cases: dict[str, Case], lines: list[Case]) -> Count:
+def _judge_table(file: str, cases: dict[str, Case], lines: list[Case], unsupported: str) -> Count:
     count = Count()
     mine = [line for line in lines if line.get("file") == file]
-    if not mine and file in MAY_BE_UNKNOWN:
-        count.unsupported = [MAY_BE_UNKNOWN[file]] * len(cases)
+    if unsupported:
+        count.unsupported = [unsupported] * len(cases)
+        count.faults = ["it is declared as unsupported, and answered"] if mine else []
         return count
     answers: dict[str, Case] = {}
     for line in mine:
