@@ -294,7 +294,7 @@ def test_the_worked_example_is_the_vector_example() -> None:
 
 def calls(name: str) -> Iterator[ast.Call]:
     """Yield every call of a function or method of this name in the protocol's code."""
-    for path in sorted((ROOT / "bus").glob("*.py")):
+    for path in sorted((ROOT / "bus").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 called = node.func
