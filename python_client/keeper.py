@@ -3,8 +3,9 @@
 Theory of operation: `offer` leaves a version and returns; a newer one of the model takes its place,
 so a slow disk skips versions as a slow worker does. The thread looks for what was left a few times
 a second, waits a while for a moment without a publish, and holds the version's memory only while it
-writes: the publisher takes another arena meanwhile. What goes wrong is a warning, and is tried
-again with the next version. Nobody waits for the disk but `record`, a second at most, and `close`.
+writes: the publisher takes another arena meanwhile. After a version it rests for a multiple of what
+that took, since the system is still busy with what was written, and the processors are the
+trainer's. What goes wrong is a warning, and is tried again with the next version. Nobody waits for the disk but `record`, a second at most, and `close`.
 """
 
 import logging
@@ -18,7 +19,9 @@ from .state_folder import StateFolder, StoredVersion, newest, parts_of
 
 log = logging.getLogger("weightbus.state")
 
-LOOK_SECONDS = 0.05  # between two looks for a version to write; a version is safe so much later
+LOOK_SECONDS = 0.05  # between two looks for a version to write
+REST_TIMES = 9  # the disk is left alone for so many times what a version took: a tenth is ours,
+REST_SECONDS = 5.0  # but for no longer: so much later a version is safe, beside its own time
 CALM_SECONDS = 1.0  # how long one version waits, in all, for moments without a publish
 PAUSE_SECONDS = 0.005  # between two looks whether a publish is over
 RECORD_SECONDS = 1.0  # how long a new epoch waits for the disk: less than workers wait for a sign
@@ -113,6 +116,7 @@ class Keeper:
             self._breathe()
             self._lacking.setdefault(model, "there was no time for it")
             version = self._offered.pop(model)
+            begun = time.monotonic()
             try:
                 self._write(version)
                 del self._lacking[model]
@@ -121,6 +125,17 @@ class Keeper:
             except Exception as error:  # a full disk, mostly; whatever it is, publishing goes on
                 self._lacking[model] = str(error)
                 self._warn(version, error)
+            self._rest(begun)
+
+    def _rest(self, begun: float) -> None:
+        """Leave the disk alone, but for an epoch that somebody waits for."""
+        now = time.monotonic()
+        until = now + min(REST_TIMES * (now - begun), REST_SECONDS)
+        while self._deadline is None and now < until:
+            self._wake.wait(until - now)
+            self._wake.clear()
+            self._write_epoch()
+            now = time.monotonic()
 
     def _breathe(self) -> None:
         """Let a publish go first, and write an epoch if somebody waits for that."""

@@ -48,7 +48,7 @@ LOCK, TABLE, DAMAGED = "weightbus.lock", "weightbus.json", "weightbus.json.damag
 PARTIAL = ".partial"  # the end of the name of a file that is being written
 HISTORY_MAX = 10_000  # further files of a model: the table is written anew with every version
 NAMES_MAX = 64  # names of the same bytes: a worker that missed so many restarts fetches them again
-SLICE_BYTES = 2**24  # written at once, between two looks at what else is going on
+SLICE_BYTES = 2**22  # written at once, between two looks at what else is going on
 
 _OURS = re.compile(rf"[A-Za-z0-9._-]{{1,128}}@([0-9]{{1,16}})-[0-9]{{1,16}}{re.escape(SUFFIX)}\Z")
 

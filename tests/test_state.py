@@ -323,6 +323,25 @@ def test_a_publish_goes_first_but_not_for_ever(
         assert not future.done()
 
 
+def test_it_rests_after_a_version_but_not_from_epochs_or_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "REST_SECONDS", SECONDS)
+    monkeypatch.setattr(keeper, "REST_TIMES", 10**9)
+    with Publisher(state=tmp_path) as publisher:
+        publisher.publish("m", weights(1))
+        eventually(lambda: len(publisher.history("m")) == 1)
+        publisher.publish("m", weights(2))
+        kept = publisher._keeper  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        assert kept is not None
+        for epoch in range(2**52, 2**52 + 10):  # more than there are moments to in a version
+            kept.record(epoch)
+        assert [stored.version for stored in publisher.history("m")] == [1]
+    with StateFolder(tmp_path) as folder:
+        assert folder.epoch == 2**52 + 9
+        assert [stored.version for stored in folder.versions("m")] == [2]
+
+
 def test_an_epoch_is_recorded_before_workers_hear_of_it(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as folder:
         kept = keeper.Keeper(folder, lambda: True)
