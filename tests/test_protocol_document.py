@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from weightbus.bus.worker import layouts as acceptance
 from weightbus.bus.worker import slot
 from weightbus.codecs import chunks, layout
 from weightbus.codecs.dtypes import DTYPES
+from weightbus.tests.vectors import levels
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = (ROOT / "docs" / "PROTOCOL.md").read_text()
@@ -265,8 +267,22 @@ def test_the_header_of_a_segment_is_that_of_the_code() -> None:
 
 
 def test_the_timers_are_those_of_the_code() -> None:
-    rows = table("11. Timers and liveness")
+    rows = table("11. Timers and liveness", 0)
     assert {unquoted(row[0]): float(row[1]) for row in rows} == vars(Timing())
+
+
+def test_every_time_has_timers_and_every_timer_a_rule() -> None:
+    times = {unquoted(row[0]): row[2] for row in table("11. Timers and liveness", 0)}
+    rows = table("11. Timers and liveness", 1)
+    runs = {name: {row[2] for row in rows if f"`{name}`" in row[1]} for name in times}
+    sides = {name: {"both": {"worker", "publisher"}}.get(s, {s}) for name, s in times.items()}
+    assert runs == sides, "who has a timer of this length"
+    assert {n for row in rows for n in re.findall(r"`(\w+)`", row[1])} == {*times}
+    assert len({row[0] for row in rows}) == len(rows)
+    for name, _, _, *cells in rows:
+        assert len(cells) == 3, name
+        assert all(cells), name
+        assert re.search(r"\([WPS]\d+[,)]", cells[2]), f"{name}: by which rule?"
 
 
 def test_the_dtypes_are_those_of_the_code() -> None:
@@ -359,3 +375,39 @@ def test_rules_are_numbered_in_order_and_referred_to_rightly() -> None:
         assert defined == [f"{letter}{n + 1}" for n in range(len(defined))]
         assert defined
         assert set(re.findall(rf"\b{letter}\d+\b", DOCUMENT)) == set(defined)
+
+
+# Levels.
+
+
+def cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every case of the vectors, and what to call it."""
+    for path in sorted((ROOT / "tests" / "vectors").glob("*.json")):
+        tables = {k: v for k, v in json.loads(path.read_text()).items() if k != "format"}
+        for part in tables.values():
+            for number, case in enumerate(part):
+                yield f"{path.name}: {case.get('name', number)}", case
+
+
+def rank(level: int | None) -> float:
+    """Order levels; what is of a feature alone comes after all of them."""
+    return math.inf if level is None else level
+
+
+def test_every_rule_has_a_level() -> None:
+    rules = re.findall(r"^(?:- \*\*|\| )([WPLS]\d+)(?:\*\*| \|)", DOCUMENT, re.MULTILINE)
+    assert set(levels.of_rules()) == {*rules}
+
+
+def test_every_case_has_a_level_that_its_rules_allow() -> None:
+    known = levels.of_rules()
+    for name, case in cases():
+        assert case["level"] in (1, 2, 3, 4, None), name
+        for rule in case.get("rules", []):
+            assert rank(known[rule]) <= rank(case["level"]), f"{name} is about {rule}"
+
+
+def test_every_rule_of_a_worker_has_a_case() -> None:
+    """What no message and no silence shows has none: how a bye is said, and what is optional."""
+    cited = {rule for _, case in cases() for rule in case.get("rules", [])}
+    assert {r for r in levels.of_rules() if r[0] == "W"} - cited == {"W22"}

@@ -10,11 +10,12 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from weightbus.tests.vectors import (
     layout_cases,
+    levels,
     message_cases,
     phase_cases,
     segment_cases,
@@ -68,19 +69,20 @@ def files() -> dict[str, bytes]:
     out = Files()
     out.table("messages.json", cases=[_message(out, case) for case in message_cases.cases()])
     layouts = [
-        {**case, "header": out.blob(case["header"], f"layout {case['name']}")}
+        {**case, "level": 1, "header": out.blob(case["header"], f"layout {case['name']}")}
         for case in layout_cases.cases()
     ]
     out.table("layouts.json", cases=layouts)
-    out.table("chunks.json", cases=sum_cases.chunk_cases())
-    out.table("checksums.json", crc32c=sum_cases.crc_cases(), digests=sum_cases.digest_cases())
+    out.table("chunks.json", cases=_simple(sum_cases.chunk_cases()))
+    sums = _simple(sum_cases.crc_cases()), _simple(sum_cases.digest_cases())
+    out.table("checksums.json", crc32c=sums[0], digests=sums[1])
     versions = [
-        {**case, "file": out.keep(case["file"], case["name"], "safetensors")}
+        {**case, "level": 1, "file": out.keep(case["file"], case["name"], "safetensors")}
         for case in sum_cases.version_cases()
     ]
     out.table("versions.json", cases=versions)
     segments = [
-        {**case, "file": out.keep(data, name)}
+        {**case, "level": 4, "file": out.keep(data, name)}
         for case in segment_cases.segment_cases()
         for name, data in [case["file"]]
     ]
@@ -90,10 +92,13 @@ def files() -> dict[str, bytes]:
     out.table("phases.json", cases=phase_cases.phase_cases())
     out.table(
         "renaming.json",
-        messages=[_message(out, each) for each in message_cases.renaming_cases()],
+        messages=[
+            {**_message(out, each), "level": None} for each in message_cases.renaming_cases()
+        ],
         sequences=[_sequence(out, each) for each in sequence_cases.renaming_cases()],
     )
-    out.table("mapping.json", cases=[_message(out, each) for each in message_cases.mapping_cases()])
+    mapping = [{**_message(out, each), "level": 4} for each in message_cases.mapping_cases()]
+    out.table("mapping.json", cases=mapping)
     failing = [_message(out, each) for each in message_cases.applying_cases()]
     applying = [_sequence(out, each) for each in sequence_cases.applying_cases()]
     out.table("applying.json", messages=failing, sequences=applying)
@@ -105,7 +110,11 @@ def _message(out: Files, case: Json) -> Json:
         out.blob(frame, f"{case['name']} {number}" if number else case["name"])
         for number, frame in enumerate(case["frames"])
     ]
-    return {**case, "frames": frames}
+    return {**case, **levels.of_message(case), "frames": frames}
+
+
+def _simple(cases: Iterable[Json]) -> Iterator[Json]:
+    return ({**case, "level": 1} for case in cases)
 
 
 def _sequence(out: Files, case: Json) -> Json:

@@ -1,21 +1,32 @@
 """The cases of `phases.json`: each arrow of the protocol's tables, and each pair without one."""
 
+import re
 from collections.abc import Iterator
-from pathlib import Path
 
+from weightbus.tests.vectors.levels import DOCUMENT, highest
 from weightbus.tests.vectors.parts import Json
 
-DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "PROTOCOL.md"
 TABLES = {
     "version": "| phase | event | next |",
     "model": "| a model is | when | it is |",
     "worker": "| a worker is | when | it is |",
+}
+RULES = {  # of the events that the document explains in a sentence; a table has the others'
+    "replaced": ["W26"],
+    "completed": ["W26"],
+    "welcomed": ["W2"],
+    "unknown": ["W20"],
+    "refused": ["W20"],
+    "silent": ["W19"],
 }
 
 
 def phase_cases() -> Iterator[Json]:
     """Yield each pair of a state and an event; `next` is null where nothing changes."""
     text = DOCUMENT.read_text()
+    events = text.split("| event | what happens |")[1].split("\n\n")[0]
+    explained = dict(re.findall(r"^\| ([a-z-]+) \| (.*) \|$", events, re.MULTILINE))
+    about = {e: re.findall(r"[WS]\d+", words) for e, words in explained.items()} | RULES
     for of, head in TABLES.items():
         lines = text.split(head)[1].split("\n\n")[0].strip().splitlines()[1:]
         rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
@@ -26,6 +37,8 @@ def phase_cases() -> Iterator[Json]:
                 after = arrows.get((state, event))
                 yield {
                     "name": f"{of} {state} {event}",
+                    "level": highest(about[event]),
+                    "rules": about[event],
                     "of": of,
                     "state": state,
                     "event": event,

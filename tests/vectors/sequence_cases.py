@@ -85,7 +85,7 @@ class Case:
     """One sequence under construction."""
 
     name: str
-    note: str = ""
+    rules: str  # of the protocol, that it is about
     options: Json = field(default_factory=dict[str, Any])
     steps: list[Json] = field(default_factory=list[Json])
 
@@ -141,8 +141,21 @@ def renaming_cases() -> Iterator[Json]:
 
 def _told(cases: Iterable[Case]) -> Iterator[Json]:
     for case in cases:
-        told = {"name": case.name, **({"note": case.note} if case.note else {})}
+        told = {"name": case.name, "level": level_of(case), "rules": case.rules.split()}
         yield {**told, "models": ["m"], **case.options, "steps": case.steps}
+
+
+def level_of(case: Case) -> int | None:
+    """Return what a worker must be able to do to play a case: by what is said to it."""
+    said = b"".join(
+        frame for step in case.steps for c in ("control", "data") for frame in step.get(c, [])
+    )
+    if b'"type":"rename"' in said:
+        return None
+    words = ('"commit":"together"', '"acknowledge":"staged"', '"type":"commit"', '"type":"abort"')
+    if any(word.encode() in said for word in words):
+        return 3
+    return 2 if any("data" in step for step in case.steps) else 1
 
 
 def applying_cases() -> Iterator[Json]:
@@ -156,7 +169,8 @@ def _failing() -> Iterator[Case]:
         return told if intact else {**told, "intact": False}
 
     def case_of(name: str, *applies: str) -> Case:
-        return Case(name, options={"applies": ["done", *applies]}).joined().pushed(1, runs={"m": 1})
+        case = Case(name, "W24", options={"applies": ["done", *applies]})
+        return case.joined().pushed(1, runs={"m": 1})
 
     def hello(**fields: Any) -> Json:
         return {"type": "hello", **fields}
@@ -209,21 +223,49 @@ def _failing() -> Iterator[Case]:
 
 
 def _joining() -> Iterator[Case]:
-    case = Case("hello is said until it is answered")
+    case = Case("hello is said until it is answered", "W1 W18")
     case.wait(RETRY, sends=[{"type": "hello", "name": "w", "models": {"m": None}}])
     case.wait(RETRY, sends=[{"type": "hello"}])
     case.control(welcome())
     yield case.wait(REPEAT, sends=[{"type": "ping"}], silent=["hello"])
-    case = Case("before the welcome nothing counts").wait(RETRY)
+    case = Case("before the welcome nothing counts", "W3").wait(RETRY)
     case.control(announce(1), LAYOUT, silent=NOTHING)
     yield case.control(message("beacon", model="m", epoch=EPOCH, version=1), silent=NOTHING)
-    case = Case("the welcome names a version: it is asked for").wait(RETRY)
+    case = Case("the welcome names a version: it is asked for", "W4").wait(RETRY)
     yield case.control(welcome(m=1), sends=[{"type": "fetch", "version": 0, "epoch": EPOCH}])
-    case = Case("the first published message is answered with a ping").joined()
+    case = Case("the first published message is answered with a ping", "W18").joined()
     beacon = message("beacon", model="m", epoch=EPOCH, version=0)
     yield case.data(beacon, sends=[{"type": "ping", "subscribed": True}])
-    case = Case("a ping is answered with its token").joined()
+    case = Case("a ping is answered with its token", "W18").joined()
     yield case.control(message("ping", token=9), sends=[{"type": "pong", "token": 9}])
+
+
+def _sessions() -> Iterator[Case]:
+    """Yield what a session takes over from the one before, and what another welcome changes."""
+    gone, later = message("refuse", code="unknown-worker", text=""), EPOCH + 1
+    case = Case("what was asked for before a session is asked for again", "W28").joined()
+    case.control(announce(1), LAYOUT, asks=[0, 1, 2]).control(*chunk(1, 0))
+    case.control(gone).wait(RETRY, asks=[]).control(welcome()).wait(TICK, asks=[1, 2])
+    case.control(*chunk(1, 1)).control(*chunk(1, 2))
+    yield case.control(end(1), sends=[applied(1)], runs={"m": 1})
+    case = Case("what arrives of an earlier epoch is dropped", "W28").joined()
+    case.control(announce(1), LAYOUT, asks=[0, 1, 2]).control(gone).wait(RETRY)
+    yield case.control(welcome(later)).wait(PATIENCE, silent=["progress"], asks=[], runs={"m": 0})
+    case = Case("a second welcome tells what there is, and changes nothing else", "W29").joined()
+    case.control(announce(1), LAYOUT, asks=[0, 1, 2]).control(*chunk(1, 0))
+    case.control(welcome(m=1)).wait(TICK, silent=["hello"], asks=[])
+    case.control(*chunk(1, 1)).control(*chunk(1, 2))
+    case.control(end(1), sends=[applied(1)], runs={"m": 1}).wait(RETRY)
+    yield case.control(welcome(m=2), sends=[{"type": "fetch", "version": 0}], runs={"m": 1})
+    case = Case("who hears nothing published fetches everything", "W31 W33").joined()
+    alive = message("pong", epoch=EPOCH, models={})
+    case.wait(DEAF).control(alive).wait(DEAF, silent=["hello"])
+    pong = message("pong", epoch=EPOCH, models={"m": 1})
+    case.control(pong, sends=[{"type": "fetch", "version": 0}])
+    case.control(announce(1), LAYOUT, asks=[0, 1, 2])
+    case.fetched(1, sends=[applied(1)], runs={"m": 1})
+    beacon = message("beacon", model="m", epoch=EPOCH, version=1)
+    yield case.data(beacon, sends=[{"type": "ping", "subscribed": True}], silent=["fetch"])
 
 
 def _ages() -> Iterator[Case]:
@@ -232,34 +274,40 @@ def _ages() -> Iterator[Case]:
     def aged(age_ms: int) -> Json:
         return {"type": "hello", "epoch": EPOCH, "age_ms": age_ms}
 
-    case = Case("the age of a publisher is told to others").wait(RETRY)
+    case = Case("the age of a publisher is told to others", "W1").wait(RETRY)
     case.control(welcome(age_ms=60_000)).pushed(1, runs={"m": 1}).wait(4_000)
     case.control(message("pong", epoch=EPOCH, models={})).wait(4_000)
     case.control(gone, sends=[aged(68_000)])
     case.control(welcome(age_ms=50_000, m=1)).wait(400)  # one that was long on its way
     yield case.control(gone, sends=[aged(68_400)])
-    case = Case("the age is that of the publisher whose weights run").wait(RETRY)
+    case = Case("the age is that of the publisher whose weights run", "W1").wait(RETRY)
     case.control(welcome(age_ms=60_000)).pushed(1, runs={"m": 1}).wait(1_000)
     case.control(gone, sends=[aged(61_000)])
     case.control(welcome(EPOCH + 1, age_ms=5_000)).wait(1_000)
     yield case.control(gone, sends=[aged(62_000)])
-    case = Case("a publisher that says no age is as old as it has been known").joined()
+    case = Case("a publisher that says no age is as old as it has been known", "W1").joined()
     case.pushed(1, runs={"m": 1}).wait(1_000)
     yield case.control(gone, sends=[aged(1_000)])
 
 
 def _receiving() -> Iterator[Case]:
-    yield Case("a pushed version").joined().pushed(1, sends=[applied(1)], runs={"m": 1})
-    case = Case("a fetched version").joined()
+    yield (
+        Case("a pushed version", "W9 W13 W16").joined().pushed(1, sends=[applied(1)], runs={"m": 1})
+    )
+    case = Case("a fetched version", "W4 W7 W13 W16 W31").joined()
     pong = message("pong", epoch=EPOCH, models={"m": 1})
     case.control(pong, sends=[{"type": "fetch", "version": 0}])
     case.control(announce(1), sends=[{"type": "fetch", "version": 1, "layout": True}])
     case.control(announce(1), LAYOUT, asks=[0, 1, 2])
     yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
-    case = Case("chunks out of order, twice, and after the end").joined().data(announce(1), LAYOUT)
+    case = (
+        Case("chunks out of order, twice, and after the end", "W9 W30")
+        .joined()
+        .data(announce(1), LAYOUT)
+    )
     case.data(*chunk(1, 2)).data(end(1)).data(*chunk(1, 0)).data(*chunk(1, 0), runs={"m": 0})
     yield case.data(*chunk(1, 1), sends=[applied(1)], runs={"m": 1})
-    case = Case("a gap is fetched at once").joined().data(announce(1), LAYOUT)
+    case = Case("a gap is fetched at once", "W10").joined().data(announce(1), LAYOUT)
     case.data(*chunk(1, 2), asks=[0, 1]).control(*chunk(1, 0)).control(*chunk(1, 1))
     yield case.data(end(1), sends=[applied(1)], runs={"m": 1})
     for name, damaged in {
@@ -267,33 +315,43 @@ def _receiving() -> Iterator[Case]:
         "too few bytes": [chunk(1, 1)[0], data_of(1)[4:7]],
         "too many bytes": [chunk(1, 1)[0], data_of(1)[4:9]],
     }.items():
-        case = Case(f"a chunk with {name} is fetched again").joined().data(announce(1), LAYOUT)
+        case = (
+            Case(f"a chunk with {name} is fetched again", "W9").joined().data(announce(1), LAYOUT)
+        )
         case.data(*chunk(1, 0)).data(*damaged).data(*chunk(1, 2)).data(end(1))
         case.wait(TICK, asks=[1], runs={"m": 0})
         yield case.control(*chunk(1, 1), sends=[applied(1)], runs={"m": 1})
-    case = Case("a chunk that the version does not have").joined().data(announce(1), LAYOUT)
+    case = Case("a chunk that the version does not have", "W9").joined().data(announce(1), LAYOUT)
     beyond = message("chunk", **number(1, EPOCH), index=3, crc=crc32c(b"")), b""
     case.data(*beyond, runs={"m": 0})
     yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
-    case = Case("a lost end is asked for").joined().data(announce(1), LAYOUT)
+    case = Case("a lost end is asked for", "W30").joined().data(announce(1), LAYOUT)
     case.data(*chunk(1, 0)).data(*chunk(1, 1)).data(*chunk(1, 2), runs={"m": 0})
     case.wait(RETRY, sends=[{"type": "fetch", "version": 1}])
     yield case.control(end(1), sends=[applied(1)], runs={"m": 1})
-    case = Case("a request is repeated").joined().control(announce(1), LAYOUT, asks=[0, 1, 2])
+    case = (
+        Case("a request is repeated", "W12 W31")
+        .joined()
+        .control(announce(1), LAYOUT, asks=[0, 1, 2])
+    )
     case.wait(PATIENCE, asks=[0, 1, 2])
     yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
-    case = Case("a version of no bytes").joined()
+    case = Case("a version of no bytes", "W13").joined()
     empty = digest_of(1, EMPTY_LAYOUT, 0)
     case.data(announce(1, layout=EMPTY_LAYOUT, nbytes=0), EMPTY_LAYOUT)
     yield case.data(end(1, of=empty), sends=[{"type": "applied", "digest": empty}], runs={"m": 1})
-    case = Case("a stray chunk tells of a version").joined()
+    case = Case("a stray chunk tells of a version", "W4").joined()
     yield case.data(*chunk(1, 0), sends=[{"type": "fetch", "version": 0}])
-    case = Case("a layout that is known is not asked for again").joined().pushed(1, runs={"m": 1})
+    case = (
+        Case("a layout that is known is not asked for again", "W7")
+        .joined()
+        .pushed(1, runs={"m": 1})
+    )
     case.data(announce(2))
     for index in range(3):
         case.data(*chunk(2, index))
     yield case.data(end(2), sends=[applied(2)], runs={"m": 2})
-    case = Case("the latest version wins, and is finished before anything newer").joined()
+    case = Case("the latest version wins, and is finished before anything newer", "W8 W26").joined()
     case.data(announce(1), LAYOUT).data(*chunk(1, 0))
     case.data(announce(2)).wait(RETRY, asks=[0, 1, 2]).data(announce(3)).wait(RETRY, asks=[])
     case.control(*chunk(2, 0)).control(*chunk(2, 1)).control(*chunk(2, 2))
@@ -316,7 +374,7 @@ def _many_chunks() -> Iterator[Case]:
 
     whole = digest_of(1, layout, nbytes)
     there = {"type": "applied", **number(1, EPOCH), "digest": whole}
-    case = Case("no more than a window is asked for").joined()
+    case = Case("no more than a window is asked for", "W11").joined()
     case.control(told, layout, asks=[*range(16)])
     for index in range(15):
         case.control(*part(index))
@@ -326,11 +384,11 @@ def _many_chunks() -> Iterator[Case]:
     for index in range(24, count):
         case.wait(TICK).control(*part(index))
     yield case.control(end(1, of=whole), sends=[there], runs={"m": 1})
-    case = Case("progress is reported").joined().data(told, layout)
+    case = Case("progress is reported", "W23").joined().data(told, layout)
     for index in range(count):
         case.data(*part(index), **({"sends": [report(index + 1)]} if index % 16 == 15 else {}))
     yield case.data(end(1, of=whole), sends=[there], runs={"m": 1})
-    case = Case("who gets no answer asks less often").joined()
+    case = Case("who gets no answer asks less often", "W12 W32").joined()
     case.control(announce(1), LAYOUT, asks=[0, 1, 2])
     alive = message("pong", epoch=EPOCH, models={"m": 1})
     for wait, again in ((1_500, True), (1_200, False), (800, True), (2_600, False), (1_300, True)):
@@ -340,11 +398,11 @@ def _many_chunks() -> Iterator[Case]:
 
 def _catching_up() -> Iterator[Case]:
     latest = {"type": "fetch", "version": 0}
-    for name, word in {
-        "gone": message("refuse", code="gone", text="", **number(2, EPOCH)),
-        "aborted": message("abort", **number(2, EPOCH)),
-    }.items():
-        case = Case(f"a version that was caught up with is {name}").joined()
+    for name, rules, word in (
+        ("gone", "W26 W27", message("refuse", code="gone", text="", **number(2, EPOCH))),
+        ("aborted", "W14 W26", message("abort", **number(2, EPOCH))),
+    ):
+        case = Case(f"a version that was caught up with is {name}", rules).joined()
         case.data(announce(1), LAYOUT).data(*chunk(1, 0)).data(announce(2))
         case.wait(RETRY, asks=[0, 1, 2]).control(word, sends=[latest]).wait(RETRY)
         case.control(message("pong", epoch=EPOCH, models={"m": 3}), sends=[latest])
@@ -362,7 +420,7 @@ def _whole() -> Iterator[Case]:
     one = message("chunk", **number(2, EPOCH), index=0, crc=crc32c(data_of(2)))
 
     def known(name: str) -> Case:
-        return Case(name).joined().pushed(1, runs={"m": 1})
+        return Case(name, "W9 W13 W31").joined().pushed(1, runs={"m": 1})
 
     def whole(**fields: Any) -> bytes:
         told: Json = {"chunk_bytes": cut, "whole": content, **fields}
@@ -381,7 +439,7 @@ def _whole() -> Iterator[Case]:
     case.data(whole(whole={**content, "digest": "0" * 64}), data_of(2), runs={"m": 1})
     case.wait(RETRY, asks=[0]).control(one, data_of(2), runs={"m": 1})
     yield case.control(end(2, of=sums), sends=[there], runs={"m": 2})
-    case = Case("a whole version of a layout that is not known").joined()
+    case = Case("a whole version of a layout that is not known", "W7").joined()
     case.data(whole(), data_of(2), sends=[{"type": "fetch", "version": 2, "layout": True}])
     case.control(announce(2, chunk_bytes=cut), LAYOUT, asks=[0], runs={"m": 0})
     case.control(one, data_of(2)).control(end(2, of=sums), runs={"m": 2})
@@ -399,7 +457,9 @@ def _refusing() -> Iterator[Case]:
         return [{"type": "failed", **number(1, EPOCH), "code": code}]
 
     wrong = "0" * 64
-    case = Case("a digest that does not match three times").joined().data(announce(1), LAYOUT)
+    case = (
+        Case("a digest that does not match three times", "W13").joined().data(announce(1), LAYOUT)
+    )
     for index in range(3):
         case.data(*chunk(1, index))
     case.data(end(1, of=wrong), silent=["applied", "failed"])
@@ -418,27 +478,29 @@ def _refusing() -> Iterator[Case]:
         ("other bytes than the layout has", announce(1, nbytes=11), LAYOUT, "layout-invalid"),
         ("too many chunks", announce(1, nbytes=2**23, chunk_bytes=1), LAYOUT, "too-many-chunks"),
     ):
-        case = Case(f"declined: {name}").joined()
+        case = Case(f"declined: {name}", "W6").joined()
         case.data(header, payload, sends=failed(code), runs={"m": 0})
         yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
-    case = Case("declined: more bytes than are taken", options={"bytes_max": 20}).joined()
+    case = Case("declined: more bytes than are taken", "W6", options={"bytes_max": 20}).joined()
     case.data(announce(1, nbytes=21), sends=failed("too-large"))
     case.data(announce(1, nbytes=21), silent=NOTHING)
     yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
-    case = Case("declined: a layout that does not fit", options={"in_place": IN_PLACE})
+    case = Case("declined: a layout that does not fit", "W6", options={"in_place": IN_PLACE})
     unfit = announce(1, layout=OTHER_LAYOUT)
     case.joined().data(unfit, OTHER_LAYOUT, sends=failed("layout-mismatch"))
     yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
-    case = Case("a model that nobody asked for").joined()
+    case = Case("a model that nobody asked for", "W4").joined()
     yield case.data(announce(1, model="n"), LAYOUT, silent=NOTHING)
-    case = Case("a malformed message changes nothing").joined().data(announce(1), LAYOUT)
+    case = Case("a malformed message changes nothing", "W21").joined().data(announce(1), LAYOUT)
     case.data(*chunk(1, 0)).data(b"{", silent=NOTHING).control(b'{"wbp":2}', silent=NOTHING)
     case.control(message("abort", model="m", epoch=EPOCH, version=0), silent=["hello"])
     yield case.data(*chunk(1, 1)).data(*chunk(1, 2)).data(end(1), sends=[applied(1)], runs={"m": 1})
-    case = Case("what is not newer is ignored").joined().pushed(2, runs={"m": 2})
+    case = Case("what is not newer is ignored", "W5").joined().pushed(2, runs={"m": 2})
     case.data(announce(2), silent=NOTHING).data(announce(1), silent=NOTHING)
     yield case.control(message("pong", epoch=EPOCH, models={"m": 1}), silent=NOTHING)
-    case = Case("a version that is gone").joined().control(announce(1), LAYOUT, asks=[0, 1, 2])
+    case = (
+        Case("a version that is gone", "W27").joined().control(announce(1), LAYOUT, asks=[0, 1, 2])
+    )
     gone = message("refuse", code="gone", text="", **number(1, EPOCH))
     case.control(gone, sends=[{"type": "fetch", "version": 0}])
     yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
@@ -448,8 +510,8 @@ def _deciding() -> Iterator[Case]:
     staged = {"type": "staged", **number(1, EPOCH), "digest": digest_of(1)}
     together: Json = {"commit": "together", "acknowledge": "staged"}
 
-    def held(name: str) -> Case:
-        case = Case(name).joined().data(announce(1, **together), LAYOUT)
+    def held(name: str, rules: str = "W14") -> Case:
+        case = Case(name, rules).joined().data(announce(1, **together), LAYOUT)
         for index in range(3):
             case.data(*chunk(1, index))
         return case.data(end(1), sends=[staged], silent=["applied"], runs={"m": 0})
@@ -457,7 +519,9 @@ def _deciding() -> Iterator[Case]:
     def commit(version: int = 1, epoch: int = EPOCH, of: str | None = None) -> bytes:
         return message("commit", **number(version, epoch), digest=of or digest_of(version))
 
-    case = held("a version is committed").wait(REPEAT, sends=[staged], silent=["applied"])
+    case = held("a version is committed", "W14 W17").wait(
+        REPEAT, sends=[staged], silent=["applied"]
+    )
     yield case.control(commit(), sends=[applied(1)], runs={"m": 1})
     for name, wrong in {
         "another digest": commit(of="0" * 64),
@@ -467,26 +531,33 @@ def _deciding() -> Iterator[Case]:
         case = held(f"a commit of {name} has no effect")
         case.control(wrong, silent=["applied"], runs={"m": 0})
         yield case.control(commit(), sends=[applied(1)], runs={"m": 1})
-    case = Case("a commit before all has come has no effect").joined()
+    case = Case("a commit before all has come has no effect", "W14").joined()
     case.data(announce(1, **together), LAYOUT).data(*chunk(1, 0)).control(commit())
     case.data(*chunk(1, 1)).data(*chunk(1, 2))
     case.data(end(1), sends=[staged], silent=["applied"], runs={"m": 0})
     yield case.control(commit(), sends=[applied(1)], runs={"m": 1})
-    case = held("an announcement as auto commits")
+    case = held("an announcement as auto commits", "W5 W14")
     yield case.control(announce(1), sends=[applied(1)], runs={"m": 1})
     abort = message("abort", **number(1, EPOCH))
     case = held("a version is aborted").control(abort, runs={"m": 0})
     case.control(commit(), silent=["applied"], runs={"m": 0})
     case.wait(REPEAT, silent=["staged", "applied"])
     yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
-    case = Case("an abort while it arrives").joined().data(announce(1), LAYOUT)
+    case = Case("an abort while it arrives", "W14").joined().data(announce(1), LAYOUT)
     case.data(*chunk(1, 0)).control(abort).wait(TICK, asks=[])
     case.data(*chunk(1, 1)).data(*chunk(1, 2)).data(end(1), silent=["applied", "staged"])
     yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
-    case = held("a newer version replaces one that waits for its commit")
+    unknown = message("refuse", code="unknown-worker", text="")
+    case = held("staged is said again in the next session", "W14 W28").control(unknown)
+    case.wait(RETRY).control(welcome(), sends=[staged], silent=["applied"], runs={"m": 0})
+    yield case.control(commit(), sends=[applied(1)], runs={"m": 1})
+    case = held("what waits for the commit of an earlier epoch is dropped", "W14 W28")
+    case.control(unknown).wait(RETRY).control(welcome(EPOCH + 1), silent=["staged"])
+    yield case.control(commit(), silent=["applied"]).wait(REPEAT, silent=["staged"], runs={"m": 0})
+    case = held("a newer version replaces one that waits for its commit", "W8")
     case.pushed(2, sends=[applied(2)], runs={"m": 2})
     yield case.control(commit(), silent=["applied"], runs={"m": 2})
-    case = Case("staged is said where it is asked for").joined()
+    case = Case("staged is said where it is asked for", "W14").joined()
     case.data(announce(1, acknowledge="staged"), LAYOUT)
     for index in range(3):
         case.data(*chunk(1, index))
@@ -495,21 +566,23 @@ def _deciding() -> Iterator[Case]:
 
 def _living() -> Iterator[Case]:
     running = {"m": {"epoch": EPOCH, "version": 1, "digest": digest_of(1)}}
-    case = Case("reports are repeated").joined().pushed(1, runs={"m": 1})
+    case = Case("reports are repeated", "W17").joined().pushed(1, runs={"m": 1})
     yield case.wait(REPEAT, sends=[applied(1), {"type": "ping"}])
-    case = Case("messages of another epoch have no effect").joined()
+    case = Case("messages of another epoch have no effect", "W3").joined()
     for epoch in (EPOCH - 1, EPOCH + 1):
         case.data(announce(1, epoch=epoch), LAYOUT, silent=NOTHING)
         case.data(*chunk(1, 0, epoch=epoch), silent=NOTHING)
         case.control(end(1, epoch=epoch), silent=NOTHING)
         case.control(message("pong", epoch=epoch, models={"m": 9}), silent=NOTHING)
     yield case.pushed(1, sends=[applied(1)], runs={"m": 1})
-    case = Case("who is not known says hello again").joined().pushed(1, runs={"m": 1})
+    case = Case("who is not known says hello again", "W1 W20").joined().pushed(1, runs={"m": 1})
     case.wait(RETRY).control(message("refuse", code="unknown-worker", text=""))
     hello = {"type": "hello", "models": running, "epoch": EPOCH}
     case.wait(RETRY, sends=[hello], runs={"m": 1}).control(welcome(m=1), silent=["fetch"])
     yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
-    case = Case("a publisher of a later epoch is followed").joined().pushed(5, runs={"m": 5})
+    case = (
+        Case("a publisher of a later epoch is followed", "W2 W28").joined().pushed(5, runs={"m": 5})
+    )
     case.control(message("refuse", code="unknown-worker", text="")).wait(RETRY)
     later = EPOCH + 1
     case.control(welcome(later, m=1), sends=[{"type": "fetch", "version": 0, "epoch": later}])
@@ -517,21 +590,26 @@ def _living() -> Iterator[Case]:
     for index in range(3):
         case.control(*chunk(1, index, epoch=later))
     yield case.control(end(1, epoch=later), sends=[applied(1, later)], runs={"m": 1})
-    case = Case("a publisher of a lower epoch is not followed").joined().pushed(1, runs={"m": 1})
+    yield from _sessions()
+    case = (
+        Case("a publisher of a lower epoch is not followed", "W2 W15")
+        .joined()
+        .pushed(1, runs={"m": 1})
+    )
     case.control(message("refuse", code="unknown-worker", text="")).wait(RETRY)
     case.control(welcome(EPOCH - 1, m=9), silent=NOTHING)
     case.control(announce(9, epoch=EPOCH - 1), LAYOUT, silent=NOTHING)
     yield case.wait(2 * RETRY, sends=[{"type": "hello"}], silent=["applied"], runs={"m": 1})
     yield from _ages()
-    case = Case("a silent publisher is lost").joined().pushed(1, runs={"m": 1})
+    case = Case("a silent publisher is lost", "W19").joined().pushed(1, runs={"m": 1})
     case.wait(LOST).wait(RETRY, sends=[{"type": "hello", "models": running}], runs={"m": 1})
     yield case.control(welcome(m=1)).pushed(2, sends=[applied(2)], runs={"m": 2})
-    case = Case("published messages alone keep a session only so long").joined()
+    case = Case("published messages alone keep a session only so long", "W19").joined()
     for _ in range(6):
         case.wait(DEAF, silent=["hello"])
         case.data(message("beacon", model="m", epoch=EPOCH, version=0))
     yield case.wait(DEAF, sends=[{"type": "hello"}])
-    case = Case("a refused name is asked for again").wait(RETRY)
+    case = Case("a refused name is asked for again", "W1 W20").wait(RETRY)
     case.control(message("refuse", code="name-taken", text=""))
     yield case.wait(2 * RETRY, sends=[{"type": "hello"}])
 
@@ -546,7 +624,7 @@ def _renaming() -> Iterator[Case]:
 
     def again(name: str) -> Case:
         """A worker that runs version 1 comes to a publisher that was restarted."""
-        case = Case(name).joined().pushed(1, sends=[applied(1)], runs={"m": 1})
+        case = Case(name, "W25").joined().pushed(1, sends=[applied(1)], runs={"m": 1})
         return case.control(welcome(later), asks=[])
 
     there = {**applied(1, later), "digest": digest_of(1)}
@@ -567,7 +645,7 @@ def _renaming() -> Iterator[Case]:
     }.items():
         case = again(f"{name}: no name of what runs")
         yield case.control(header, silent=NOTHING, runs={"m": 1})
-    case = Case("nothing runs that could have a name").joined()
+    case = Case("nothing runs that could have a name", "W25").joined()
     yield case.control(rename(2, EPOCH), silent=NOTHING, runs={"m": 0})
     case = again("a version that arrives gives way to the name")
     case.data(announce(1, epoch=later), LAYOUT)
