@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from .memory.staging import StagedVersion
 from .memory.version import Version
 from .messages import Buffer, Message
 from .receipt import Receipt, State
+from .staged import StagedVersion
 
 
 @dataclass(frozen=True, slots=True)

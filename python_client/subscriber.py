@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from ..bus.errors import ClosedError, RefusedError, not_applied
 from ..bus.limits import INTEGER_MAX, MODELS_MAX, STAGING_BYTES_MAX, Timing
 from ..bus.memory.segment import Views
-from ..bus.memory.staging import OverwrittenError, StagedVersion, StaleError
 from ..bus.messages import MAPPING, RENAMING, check_name
 from ..bus.net.control import WorkerSockets
 from ..bus.net.handoff import Handoff
 from ..bus.net.worker_loop import WorkerLoop
+from ..bus.staged import OverwrittenError, StagedVersion, StaleError
 from ..bus.worker.machine import Identity, WorkerMachine
 from ..bus.worker.slot import another_host
 from ..codecs.apply import as_arrays

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from ..bus.memory.staging import StagedVersion
+from ..bus.staged import StagedVersion
 from ..bus.worker.layouts import Expected
 from ..codecs.apply import Reader, check
 from ..codecs.errors import StateError

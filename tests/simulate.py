@@ -42,9 +42,9 @@ from weightbus.bus.effects import (
     Subscribe,
 )
 from weightbus.bus.errors import ProtocolError, UnknownWorkerError
+from weightbus.bus.lease import Lease
 from weightbus.bus.limits import APPLIES_MAX, ARENAS_MAX, STAGING_BYTES_MAX, Timing
 from weightbus.bus.memory.snapshots import Arenas
-from weightbus.bus.memory.staging import StagedVersion, StaleError
 from weightbus.bus.memory.version import Version
 from weightbus.bus.messages import (
     PAYLOAD,
@@ -58,8 +58,8 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.staged import StagedVersion, StaleError
 from weightbus.bus.worker.machine import Identity, WorkerMachine
-from weightbus.bus.worker.transfer import Lease
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
@@ -680,18 +680,16 @@ class Simulation:
         if worker.machine is not machine or not worker.alive:
             return
         worker.lent = False
-        live = lease is not None and lease.live
         if self.chaotic and self.rng.random() < 0.1:
-            if lease is not None and live:
+            if lease is not None:
                 lease.cancel()
             return
-        if lease is not None and live:
+        if lease is not None and lease.live:
             rest = bytes(frames[PAYLOAD])[count:]
             lease.room()[: len(rest)] = rest
             lease.received(len(rest))
-        whole = lease.view if lease is not None and live else b""
-        message = [*map(bytes, frames[:PAYLOAD]), whole]
-        worker.perform(machine.receive_published(message, self.now))
+        nowhere = [*map(bytes, frames[:PAYLOAD]), b""]
+        worker.perform(machine.receive_published(lease or nowhere, self.now))
 
     def subscribed(self, worker: Worker, topic: bytes) -> None:
         self.later(0.001, self._subscribed, worker, worker.at, topic)

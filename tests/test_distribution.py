@@ -32,7 +32,7 @@ from weightbus.bus.net.pub import (
     Distribution,
 )
 from weightbus.bus.net.zmtp import GREETING, Stream, message_parts, rest_of
-from weightbus.bus.worker.transfer import Lease
+from weightbus.tests.placing import Placed, frames_of
 
 SECONDS = 30.0  # far more than anything here takes
 QUEUE = 4
@@ -97,7 +97,7 @@ class Bench:
 
 def completed(stream: Stream, count: int) -> list[list[bytes]]:
     """Return the messages that so many bytes have completed."""
-    messages = [[bytes(f) for f in m] for m in stream.received(count)]
+    messages = [*map(frames_of, stream.received(count))]
     return messages + completed(stream, 0) if stream.held else messages
 
 
@@ -109,7 +109,7 @@ class Reader:
         self.closed = False
         self.messages: list[list[bytes]] = []
         self.bytes = bytearray()
-        self._stream = Stream(lambda _frames, size: Lease(memoryview(bytearray(size))))
+        self._stream = Stream(Placed)
 
     def has(self, count: int) -> bool:
         """Read what there is; return whether so many messages are here."""
@@ -200,7 +200,7 @@ def test_what_is_sent_in_any_pieces_is_what_was_meant(
 ) -> None:
     parts: list[Buffer] = [p for message in sent for p in message_parts(message)]
     wire = b"".join(bytes(part) for part in parts)
-    stream = Stream(lambda _frames, size: Lease(memoryview(bytearray(size))))
+    stream = Stream(Placed)
     out = bytearray()
     for step in steps:
         before = b"".join(bytes(part) for part in parts)

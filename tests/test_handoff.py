@@ -9,8 +9,8 @@ import pytest
 
 from weightbus.bus.errors import ApplyError, ClosedError, RefusedError
 from weightbus.bus.limits import MODELS_MAX
-from weightbus.bus.memory.staging import StagedVersion
 from weightbus.bus.net.handoff import Handoff
+from weightbus.bus.staged import StagedVersion
 from weightbus.codecs.layout import Layout
 
 SECONDS = 10.0  # far more than anything here takes

@@ -18,8 +18,8 @@ import weightbus
 from weightbus.bus.limits import ARENAS_MAX
 from weightbus.bus.memory.segment import HEADER_BYTES, Segment, View, Views
 from weightbus.bus.memory.snapshots import Arenas
-from weightbus.bus.memory.staging import StaleError
 from weightbus.bus.messages import Shared
+from weightbus.bus.staged import StaleError
 from weightbus.codecs.layout import Layout
 
 NBYTES = 1 << 16

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from weightbus.bus.effects import Effect, Ready, Rejected, Send, Subscribe
 from weightbus.bus.limits import CHUNKS_MAX, TEXT_MAX, Timing
-from weightbus.bus.memory.staging import Buffers, SharedMemory, StagedVersion
+from weightbus.bus.memory.staging import Buffers
 from weightbus.bus.memory.version import Version
 from weightbus.bus.messages import (
     Abort,
@@ -30,6 +30,7 @@ from weightbus.bus.messages import (
     Shared,
     Staged,
 )
+from weightbus.bus.staged import SharedMemory, StagedVersion
 from weightbus.bus.worker.holdings import Held
 from weightbus.bus.worker.layouts import LAYOUTS_KEPT
 from weightbus.bus.worker.phases import Event, Phase

@@ -4,7 +4,7 @@ import contextlib
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 from weightbus.bus.errors import AddressError
+from weightbus.bus.messages import Buffer
 from weightbus.bus.net import control as sockets
 from weightbus.bus.net import listening
 from weightbus.bus.net.control import PublisherSockets, WorkerSockets
 from weightbus.bus.net.endpoints import host_and_port
 from weightbus.bus.net.pub import Distribution
 from weightbus.bus.net.sub import SILENCE_SECONDS
-from weightbus.bus.worker.transfer import Lease
+from weightbus.tests.placing import Placed, frames_of
 
 SECONDS = 30.0  # far more than anything here takes
 
@@ -51,7 +52,7 @@ def published(publisher: PublisherSockets, worker: WorkerSockets) -> list[bytes]
         publisher.poll(0.0)
         worker.poll(0.01)
         if frames := worker.receive_published():
-            return [bytes(frame) for frame in frames]
+            return frames_of(frames)
     raise TimeoutError("nothing was published")
 
 
@@ -113,10 +114,10 @@ def test_whoever_is_gone_is_reported_so(pair: tuple[PublisherSockets, WorkerSock
 
 def test_a_payload_arrives_in_its_place_and_survives_a_restart_of_the_publisher() -> None:
     payload = bytes(range(256)) * 4096
-    places: list[Lease] = []
+    places: list[Placed] = []
 
-    def place(_frames: object, size: int) -> Lease:
-        places.append(Lease(memoryview(bytearray(size))))
+    def place(frames: Sequence[Buffer], size: int) -> Placed:
+        places.append(Placed(frames, size))
         return places[-1]
 
     with contextlib.ExitStack() as stack:
@@ -237,5 +238,5 @@ def test_messages_that_came_together_are_not_waited_for(
     while len(received) < len(sent):
         assert worker.poll(SECONDS).data, "what is here already rings no bell"
         if frames := worker.receive_published():
-            received.append([bytes(frame) for frame in frames])
+            received.append(frames_of(frames))
     assert received == sent

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from weightbus.bus.memory.staging import StagedVersion
+from weightbus.bus.staged import StagedVersion
 from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.targets import FileTarget
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weightbus.bus.lease import Lease
 from weightbus.bus.limits import FETCH_CHUNKS_MAX, WINDOW_CHUNKS, Timing
-from weightbus.bus.messages import Announce
+from weightbus.bus.messages import Announce, Chunk
 from weightbus.bus.worker.transfer import DAMAGED_MAX, Transfer
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
@@ -46,6 +47,10 @@ class Road:
     def add(self, index: int, now: float, *, pushed: bool = False) -> bool:
         piece = self.pieces[index]
         return self.transfer.add(index, crc32c(piece), piece, now, pushed=pushed)
+
+    def lend(self, index: int, size: int) -> Lease | None:
+        chunk = Chunk(model="a", epoch=1, version=1, index=index, crc=0)
+        return self.transfer.lend(chunk, size)
 
     def wants(self, now: float) -> list[int]:
         """Return the chunks that are asked for now; -1 stands for announcement and `end`."""
@@ -263,18 +268,18 @@ def test_any_order_and_any_loss_end_whole(chunks: int, seed: int, loss: float) -
 
 def test_a_lent_chunk_is_taken_where_it_lies() -> None:
     road = Road(3)
-    lease = road.transfer.lend(1, len(road.pieces[1]))
+    lease = road.lend(1, len(road.pieces[1]))
     assert lease is not None
     lease.room()[:5] = road.pieces[1][:5]
     lease.received(5)
     assert not road.add(1, 0.0), "the same chunk by another way is ignored meanwhile"
     lease.room()[:] = road.pieces[1][5:]
     lease.received(len(road.pieces[1]) - 5)
-    assert road.transfer.add(1, crc32c(road.pieces[1]), lease.view, 0.0, pushed=True)
+    assert road.transfer.add(1, crc32c(road.pieces[1]), lease, 0.0, pushed=True)
     assert bytes(road.buffer[CHUNK : 2 * CHUNK]) == road.pieces[1]
-    assert road.transfer.lend(1, len(road.pieces[1])) is None, "it is here"
-    assert road.transfer.lend(2, CHUNK) is None, "the last one is shorter"
-    assert road.transfer.lend(3, CHUNK) is None, "there is none"
+    assert road.lend(1, len(road.pieces[1])) is None, "it is here"
+    assert road.lend(2, CHUNK) is None, "the last one is shorter"
+    assert road.lend(3, CHUNK) is None, "there is none"
 
 
 @pytest.mark.parametrize("how", ["damaged", "short", "cut off"])
@@ -282,7 +287,7 @@ def test_a_lent_chunk_that_fails_is_fetched(how: str) -> None:
     road = Road(3)
     road.transfer.end(road.digest)
     assert road.wants(0.0) == [0, 1, 2]
-    lease = road.transfer.lend(1, len(road.pieces[1]))
+    lease = road.lend(1, len(road.pieces[1]))
     assert lease is not None
     lease.room()[:] = bytes(CHUNK)
     lease.received(CHUNK if how == "damaged" else 3)
@@ -290,14 +295,14 @@ def test_a_lent_chunk_that_fails_is_fetched(how: str) -> None:
         lease.cancel()
     else:
         crc = crc32c(road.pieces[1])
-        assert not road.transfer.add(1, crc, lease.view, 0.0, pushed=True)
+        assert not road.transfer.add(1, crc, lease, 0.0, pushed=True)
     assert not lease.live
     assert road.wants(0.0) == [1]
 
 
 def test_a_place_that_is_lent_again_is_taken_from_the_first() -> None:
     road = Road(3)
-    first, second = road.transfer.lend(0, CHUNK), road.transfer.lend(1, CHUNK)
+    first, second = road.lend(0, CHUNK), road.lend(1, CHUNK)
     assert first is not None
     assert second is not None
     assert (first.live, second.live) == (False, True)
@@ -305,7 +310,7 @@ def test_a_place_that_is_lent_again_is_taken_from_the_first() -> None:
 
 def test_bytes_that_are_trickling_in_are_not_silence() -> None:
     road = Road(3)
-    lease = road.transfer.lend(0, CHUNK)
+    lease = road.lend(0, CHUNK)
     assert lease is not None
     for tenth in range(1, 9):
         lease.received(1)

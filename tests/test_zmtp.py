@@ -21,7 +21,7 @@ from weightbus.bus.net.zmtp import (
     Stream,
     ZmtpError,
 )
-from weightbus.bus.worker.transfer import Lease
+from weightbus.tests.placing import Placed, frames_of
 
 HELLO = GREETING + b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04XPUB"
 
@@ -41,16 +41,16 @@ class Side:
 
     def __init__(self, *, places: bool = True) -> None:
         self.places = places
-        self.leases: list[Lease] = []
+        self.leases: list[Placed] = []
         self.asked: list[tuple[list[bytes], int]] = []
         self.stream = Stream(self._place)
         self.messages: list[list[bytes]] = []
 
-    def _place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
+    def _place(self, frames: Sequence[Buffer], size: int) -> Placed | None:
         self.asked.append(([bytes(f) for f in frames], size))
         if not self.places:
             return None
-        self.leases.append(Lease(memoryview(bytearray(size))))
+        self.leases.append(Placed(frames, size))
         return self.leases[-1]
 
     def feed(self, data: bytes, step: int = 1 << 20) -> None:
@@ -65,8 +65,7 @@ class Side:
                 self._take(0)
 
     def _take(self, count: int) -> None:
-        for frames in self.stream.received(count):
-            self.messages.append([bytes(f) for f in frames])
+        self.messages += map(frames_of, self.stream.received(count))
 
 
 @given(
@@ -160,9 +159,7 @@ def test_a_payload_gets_its_place_after_what_came_before_it_was_dealt_with() -> 
     payload = bytes(2 * SCRATCH_BYTES)
     data = HELLO + message(b"a", b"announce") + message(b"b", b"chunk", payload)
     side.stream.room()[:SCRATCH_BYTES] = data[:SCRATCH_BYTES]
-    assert [[bytes(f) for f in m] for m in side.stream.received(SCRATCH_BYTES)] == [
-        [b"a", b"announce"]
-    ]
+    assert [*map(frames_of, side.stream.received(SCRATCH_BYTES))] == [[b"a", b"announce"]]
     assert side.stream.held
     assert not side.asked
     assert not side.stream.received(0)
@@ -185,9 +182,13 @@ def test_a_place_that_is_taken_away_is_not_written_to() -> None:
 
 
 def test_a_connection_that_breaks_gives_the_place_back() -> None:
-    given_back: list[bool] = []
-    lease = Lease(memoryview(bytearray(2 * SCRATCH_BYTES)), lambda: given_back.append(True))
-    stream = Stream(lambda _frames, _size: lease)
+    leases: list[Placed] = []
+
+    def place(frames: Sequence[Buffer], size: int) -> Placed:
+        leases.append(Placed(frames, size))
+        return leases[-1]
+
+    stream = Stream(place)
     data = HELLO + message(b"a", b"b", bytes(2 * SCRATCH_BYTES))[:SCRATCH_BYTES]
     while data:
         room = stream.room()[: len(data)]
@@ -195,4 +196,12 @@ def test_a_connection_that_breaks_gives_the_place_back() -> None:
         data = data[len(room) :]
         assert not stream.received(len(room))
     stream.close()
-    assert given_back == [True]
+    assert [lease.cancelled for lease in leases] == [True]
+
+
+def test_a_place_of_a_message_that_has_more_than_a_payload_is_given_back() -> None:
+    side = Side()
+    payload = bytes(3 * SCRATCH_BYTES)
+    side.feed(HELLO + message(b"a", b"b", payload, b"what is this?"))
+    assert side.messages == [[b"a", b"b", b"", b"what is this?"]], "it will be malformed"
+    assert [lease.cancelled for lease in side.leases] == [True]

@@ -38,7 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..messages import Shared
-from .staging import STEP_BYTES, Check, OverwrittenError, StaleError, populate
+from ..staged import OverwrittenError, StaleError
+from .staging import STEP_BYTES, Check, populate
 
 MAGIC = b"WBPSHM1\0"
 HEADER_BYTES = 4096  # one page, so that the data section begins on one

@@ -29,7 +29,7 @@ from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libz
 from .listening import Listener, spent
 from .pub import Distribution, Outlet
 from .sub import Subscription
-from .zmtp import FRAMES_MAX, Place
+from .zmtp import FRAMES_MAX, Arrived, Place
 
 LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowledgement) gets this
 # TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: libzmq
@@ -424,8 +424,8 @@ class WorkerSockets(_Sockets):
         frames = self._receive()
         return None if frames is None else [frame.buffer for frame in frames]
 
-    def receive_published(self) -> Sequence[Buffer] | None:
-        """Return the frames of the next published message, topic first, if there is one."""
+    def receive_published(self) -> Arrived | None:
+        """Return the next published message, if there is one."""
         return self._data.receive(time.monotonic())
 
     def send(self, header: bytes) -> None:

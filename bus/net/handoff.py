@@ -8,7 +8,7 @@ from collections import deque
 
 from ..errors import ApplyError, ClosedError, RefusedError
 from ..limits import MODELS_MAX
-from ..memory.staging import StagedVersion
+from ..staged import StagedVersion
 
 
 class Handoff:

@@ -24,6 +24,7 @@ from functools import lru_cache
 
 from ..allowance import Allowance
 from ..complaints import Complaints
+from ..lease import Lease
 from ..limits import ACCEPTS, MODELS_MAX, SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
 from ..messages import Buffer
 from . import endpoints
@@ -186,7 +187,8 @@ class Outlet:
         self.alive_at = now
         before = self._stream.frames
         for message in self._stream.received(count):
-            self._subscribe(bytes(message[0]))
+            if not isinstance(message, Lease):  # no place is lent here
+                self._subscribe(bytes(message[0]))
         if len(self.topics) > TOPICS_MAX or len(self._stream.outgoing) > UNREAD_BYTES_MAX:
             raise ZmtpError("it asks for more than anybody needs")
         if not self._allowance.take(self._stream.frames - before, now):

@@ -9,13 +9,13 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..complaints import Complaints
 from ..errors import AddressError
-from ..messages import Buffer
+from ..lease import Lease
 from . import endpoints
-from .zmtp import Place, Stream, ZmtpError
+from .zmtp import Arrived, Place, Stream, ZmtpError
 
 log = logging.getLogger("weightbus.worker")
 
@@ -41,7 +41,7 @@ class Subscription:
         self._topics: set[bytes] = set()
         self._socket: socket.socket | None = None
         self._stream = Stream(place)
-        self._arrived: deque[list[Buffer]] = deque()
+        self._arrived: deque[Arrived] = deque()
         self._dialled: deque[tuple[str, socket.socket | None]] = deque()
         self._dialling = self._closed = False
         self._dial_at = 0.0
@@ -106,8 +106,8 @@ class Subscription:
     def _unsent(self) -> bool:
         return bool(self._stream.outgoing)
 
-    def receive(self, now: float) -> Sequence[Buffer] | None:
-        """Return the frames of the next message, topic first, if there is one."""
+    def receive(self, now: float) -> Arrived | None:
+        """Return the next message, if there is one."""
         while not self._arrived:
             if self._socket is None or (self._drained and not self._stream.held):
                 self._drained = False
@@ -209,7 +209,10 @@ class Subscription:
         self._stream = Stream(self._place)
         for topic in self._topics:
             self._stream.subscribe(topic, on=True)
-        self._arrived.clear()
+        while self._arrived:
+            lost = self._arrived.popleft()
+            if isinstance(lost, Lease):
+                lost.cancel()
 
 
 def _connected(endpoint: str) -> socket.socket:

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..effects import (
     Connect,
@@ -24,8 +24,8 @@ from ..effects import (
     Subscribe,
 )
 from ..errors import AddressError, ApplyError, ClosedError, RefusedError
-from ..memory.staging import StagedVersion
-from ..messages import Buffer, encode
+from ..messages import encode
+from ..staged import StagedVersion
 from ..worker.machine import WorkerMachine
 from .control import WorkerSockets
 from .handoff import Handoff
@@ -34,8 +34,6 @@ log = logging.getLogger("weightbus.worker")
 
 TICK = 0.1  # seconds between two looks at the clock when nothing happens
 BATCH = 16  # messages taken from one socket before the other gets a turn
-
-Frames = Sequence[Buffer]
 
 
 class WorkerLoop:
@@ -146,9 +144,15 @@ class WorkerLoop:
         if activity.writable:
             self._perform(self._machine.connected(now))
         if activity.control:
-            self._take(self._sockets.receive, self._machine.receive)
+            for _ in range(BATCH):
+                if (frames := self._sockets.receive()) is None:
+                    break
+                self._perform(self._machine.receive(frames, time.monotonic()))
         if activity.data or now >= next_tick:  # what is here of a chunk tells that more will come
-            self._take(self._sockets.receive_published, self._machine.receive_published)
+            for _ in range(BATCH):
+                if (arrived := self._sockets.receive_published()) is None:
+                    break
+                self._perform(self._machine.receive_published(arrived, time.monotonic()))
         now = time.monotonic()
         if now >= next_tick:
             if self._sockets.changed():
@@ -160,17 +164,6 @@ class WorkerLoop:
     def _do_work(self, now: float) -> None:
         while self._work:
             self._perform(self._work.popleft()(now))
-
-    def _take(
-        self,
-        receive: Callable[[], Frames | None],
-        handle: Callable[[Frames, float], list[Effect]],
-    ) -> None:
-        for _ in range(BATCH):
-            frames = receive()
-            if frames is None:
-                return
-            self._perform(handle(frames, time.monotonic()))
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:

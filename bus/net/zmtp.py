@@ -17,9 +17,9 @@ to its place. (Why the publisher sends them itself: `distribution.py`.) Feed wha
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
+from ..lease import Lease
 from ..limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..messages import PAYLOAD, Buffer
-from ..worker.transfer import Lease
 
 MORE, LONG, COMMAND = 1, 2, 4
 SCRATCH_BYTES: Final = 8192  # read ahead; of a payload, at most so much is copied twice
@@ -28,8 +28,8 @@ FRAMES_MAX: Final = 8  # of a message; a later protocol may have more than one p
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 
 SINK: Final = memoryview(bytearray(2**16))  # for what nobody wants; nobody reads it either
-_NOTHING: Final[Sequence[list[Buffer]]] = ()
 
+Arrived = Sequence[Buffer] | Lease  # a message: its frames, or the place where its payload now lies
 Place = Callable[[Sequence[Buffer], int], Lease | None]
 State = Literal["greeting", "ready", "open"]
 
@@ -43,7 +43,8 @@ class Stream:
 
     Args:
         place: Given the topic and header of a message, and the size of its payload, says where the
-            payload goes; None: nowhere, it is read and forgotten.
+            payload goes, which then stands for the message; None: nowhere, it is read and
+            forgotten, and the message has an empty one.
         kind: This side's socket type. (We greet as ZMTP 3.0, where subscriptions are messages.)
         frame_max: Bytes of a frame that is no payload.
         frames_max: Frames of a message.
@@ -85,7 +86,7 @@ class Stream:
         body = self._body
         if body is None:
             return self._scratch[self._have :]
-        if body.lease.live:
+        if body.lease is not None and body.lease.live:
             return body.lease.room()
         return SINK[: body.missing]
 
@@ -94,7 +95,7 @@ class Stream:
         """How many bytes must come before anything can be done with them, at least 1."""
         return self._body.missing if self._body is not None else 1
 
-    def received(self, count: int) -> Sequence[list[Buffer]]:
+    def received(self, count: int) -> Sequence[Arrived]:
         """Take note of so many bytes in `room()`; return the messages that are now complete.
 
         If `held` is true then, call it again with 0 once these were dealt with, before `room()`.
@@ -104,16 +105,14 @@ class Stream:
         """
         body = self._body
         if body is not None:
-            body.missing -= count
-            if body.lease.live:
-                body.lease.received(count)
+            body.received(count)
             if body.missing:
-                return _NOTHING
-        messages: list[list[Buffer]] = []
+                return ()
+        messages: list[Arrived] = []
         self.held = False
         if body is not None:
             self._body = None
-            self._frame(body.flags, body.whole(), messages)
+            self._whole(body, messages)
             return messages
         self._have += count
         at = 0
@@ -125,12 +124,12 @@ class Stream:
 
     def close(self) -> None:
         """The connection is gone, perhaps in the middle of a payload."""
-        if self._body is not None and self._body.lease.live:
+        if self._body is not None and self._body.lease is not None:
             self._body.lease.cancel()
 
     # Taking bytes apart.
 
-    def _parse(self, at: int, messages: list[list[Buffer]]) -> int:
+    def _parse(self, at: int, messages: list[Arrived]) -> int:
         """Take what begins at `at` in the scratch; return its size, 0 if more must come first."""
         bytes_ = self._scratch[at : self._have]
         have = self._have - at
@@ -188,7 +187,20 @@ class Stream:
             lease = self._place(self._frames, size)
         return _Body(flags, size, lease)
 
-    def _frame(self, flags: int, body: Buffer, messages: list[list[Buffer]]) -> None:
+    def _whole(self, body: "_Body", messages: list[Arrived]) -> None:
+        """Take a frame that the scratch did not hold."""
+        lease = body.lease
+        if lease is not None and lease.message is None:
+            self._frame(body.flags, lease.view, messages)
+            return
+        before = len(messages)
+        self._frame(body.flags, b"", messages)
+        if lease is not None and len(messages) > before:
+            messages[-1] = lease
+        elif lease is not None:
+            lease.cancel()  # more follows than this protocol has
+
+    def _frame(self, flags: int, body: Buffer, messages: list[Arrived]) -> None:
         self.frames += 1
         if flags & COMMAND:
             self._command(bytes(body))
@@ -222,19 +234,19 @@ class _Body:
     """A frame too long for the scratch, on its way to its place; `missing` bytes are to come."""
 
     def __init__(self, flags: int, size: int, lease: Lease | None) -> None:
-        self.flags, self.missing = flags, size
-        self.lease = lease if lease is not None else Lease(memoryview(b""), live=False)
+        self.flags, self.missing, self.lease = flags, size, lease
 
     def take(self, bytes_: memoryview) -> None:
         """Take the part that was read ahead."""
-        self.missing -= len(bytes_)
-        if self.lease.live:
+        if self.lease is not None:
             self.lease.view[: len(bytes_)] = bytes_
-            self.lease.received(len(bytes_))
+        self.received(len(bytes_))
 
-    def whole(self) -> Buffer:
-        """Return the body; nothing of it if nobody wants it any more."""
-        return self.lease.view if self.lease.live else b""
+    def received(self, count: int) -> None:
+        """So many bytes more are in their place, if they have one."""
+        self.missing -= count
+        if self.lease is not None and self.lease.live:
+            self.lease.received(count)
 
 
 def message_parts(frames: Sequence[Buffer]) -> Sequence[Buffer]:

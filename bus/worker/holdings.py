@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory.staging import Buffers, StagedVersion
+from ..memory.staging import Buffers
 from ..messages import Announce, Running
+from ..staged import StagedVersion
 from .phases import ARROWS, Event, Phase
 from .transfer import Transfer
 

@@ -5,31 +5,25 @@ model they speak of (`slot.py`). Outside, everything that was staged or runs sta
 hello is said again and again: a publisher that restarts finds its workers coming back on their own.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..effects import Connect, Effect, Joined, Notice, Redial, Refused, Send, Subscribe
 from ..epochs import Ages
 from ..errors import ProtocolError
+from ..lease import Lease
 from ..limits import STAGING_BYTES_MAX, WHOLE_BYTES_MAX, Timing
 from ..messages import (
-    PAYLOAD,
-    Abort,
     Announce,
-    Beacon,
     Buffer,
     Bye,
     Chunk,
-    Commit,
-    End,
     Hello,
-    Message,
     Ping,
     Pong,
     Prepare,
     PublisherMessage,
     Refuse,
-    Rename,
     Welcome,
     control_topic,
     data_topic,
@@ -39,10 +33,6 @@ from .holdings import Key
 from .layouts import Accepts, Expected
 from .phases import SESSIONS, Change, Session
 from .slot import Opens, Slot, another_host
-from .transfer import Lease
-
-# Messages of a publisher that is of one epoch, and of no other.
-_OF_AN_EPOCH = (Announce, Chunk, End, Commit, Abort, Beacon, Pong, Prepare, Rename)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +90,6 @@ class WorkerMachine:
         self.epoch: int = 0
         self.malformed = 0  # messages dropped because they broke the protocol
         self._whole = bytearray(WHOLE_BYTES_MAX)  # the one that is being received, until it is read
-        self._placed: Lease | None = None  # where a payload is being received
-        self._header: Buffer = b""  # the one that came with it, and what it says
-        self._message: PublisherMessage | None = None
         self._data = ""
         self._subscribed = False
         self._heard_at = 0.0
@@ -113,17 +100,6 @@ class WorkerMachine:
         self._unanswered_since: float | None = None
         self._pinged_at = 0.0
         self._ping_every = self.timing.ping
-        # Functions, not methods of ours: what holds itself is collected late.
-        self._handlers: dict[type[Message], Callable[..., list[Effect]]] = {
-            End: WorkerMachine._end,
-            Commit: WorkerMachine._commit,
-            Abort: WorkerMachine._abort,
-            Beacon: WorkerMachine._beacon,
-            Refuse: WorkerMachine._refuse,
-            Pong: WorkerMachine._pong,
-            Prepare: WorkerMachine._prepare,
-            Rename: WorkerMachine._rename,
-        }
 
     # What arrives.
 
@@ -131,40 +107,29 @@ class WorkerMachine:
         """Take a message of the control channel. Never raises: what is malformed is dropped."""
         return self._receive(frames, now, pushed=False)
 
-    def receive_published(self, frames: Sequence[Buffer], now: float) -> list[Effect]:
-        """Take a published message, its topic included."""
-        effects = self._published(frames, now) if self.inside else []
-        lease = self._placed
-        if lease is not None and len(frames) > PAYLOAD and frames[PAYLOAD] is lease.view:
-            self._placed = None
-            if lease.live:  # nobody took it: its message was malformed, or no longer wanted
-                lease.cancel()
-        return effects
-
-    def _published(self, frames: Sequence[Buffer], now: float) -> list[Effect]:
+    def receive_published(self, arrived: Sequence[Buffer] | Lease, now: float) -> list[Effect]:
+        """Take a published message: its frames, topic included, or the place of its payload."""
         effects: list[Effect] = []
-        if not self._subscribed:  # the first one proves that the subscription has arrived
+        if self.inside and not self._subscribed:  # it proves that the subscription has arrived
             self._subscribed = True
             effects.append(Send(Ping(subscribed=True, shared=self.shared)))
-        return effects + self._receive(frames[1:], now, pushed=True)
+        if not isinstance(arrived, Lease):
+            return effects + (self._receive(arrived[1:], now, pushed=True) if self.inside else [])
+        if self.inside and arrived.message is not None:
+            effects += self._take(arrived.message, arrived, now, pushed=True)
+        arrived.cancel()  # if nobody took it: its message is no longer wanted
+        return effects
 
     def place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
         """Say where the payload of a published message belongs, of which topic and header are here.
 
-        The place is good until the next call: give the message to `receive_published` before.
-        None: nowhere; the message is then to be received with an empty payload.
+        Once it is complete, hand it to `receive_published`; else cancel it. None: nowhere; the
+        message is then to be received with an empty payload.
         """
-        if self._placed is not None and self._placed.live:  # its message will not come any more
-            self._placed.cancel()
-        self._placed = self._place(frames, size)
-        return self._placed
-
-    def _place(self, frames: Sequence[Buffer], size: int) -> Lease | None:
         try:
             message, _ = from_publisher([frames[1], b""])
         except ProtocolError:
             return None
-        self._header, self._message = frames[1], message
         if not self.inside or not isinstance(message, (Announce, Chunk)):
             return None
         slot = self.slots.get(message.model) if message.epoch == self.epoch else None
@@ -174,72 +139,49 @@ class WorkerMachine:
             return slot.place(message, size)
         if message.whole is not None:
             fits = size == message.nbytes <= WHOLE_BYTES_MAX
-            return Lease(memoryview(self._whole)[:size], hashed=False) if fits else None
+            return Lease(memoryview(self._whole)[:size], message, hashed=False) if fits else None
         fits = size == message.layout_bytes
-        return Lease(memoryview(bytearray(size)), hashed=False) if fits else None
+        return Lease(memoryview(bytearray(size)), message, hashed=False) if fits else None
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
         try:
-            message, payloads = self._decode(frames)
+            message, payloads = from_publisher(frames)
         except ProtocolError:
             self.malformed += 1
             return []
+        return self._take(message, payloads[0] if payloads else None, now, pushed=pushed)
+
+    def _take(
+        self, message: PublisherMessage, payload: Buffer | Lease | None, now: float, *, pushed: bool
+    ) -> list[Effect]:
+        """Take a message that is sound. (W2, W3)"""
         if not pushed:
             self._answered_at, self._unanswered_since = now, None
-        if isinstance(message, Welcome):
-            return [] if pushed else self._welcome(message, now)
-        if isinstance(message, Ping):
-            return [Send(Pong(token=message.token))]
-        if not self.inside:
-            return self._refuse(message, (), now) if isinstance(message, Refuse) else []
-        if isinstance(message, _OF_AN_EPOCH) and message.epoch != self.epoch:
-            # The publisher restarted, or our welcome was damaged: only hello settles who is right.
-            return self._hello(now) if self.may_say_hello(now) else []
-        self._heard_at = now
-        if isinstance(message, Announce):
-            return self._announce(message, payloads, now, pushed=pushed)
-        if isinstance(message, Chunk):
-            slot = self.slots.get(message.model)
-            return slot.chunk(message, payloads[0], now, pushed=pushed) if slot else []
-        handler = self._handlers.get(type(message))
-        return handler(self, message, payloads, now) if handler else []
+        match message:
+            case Welcome():
+                return [] if pushed else self._welcome(message, now)
+            case Ping():
+                return [Send(Pong(token=message.token))]
+            case Refuse():
+                self._heard_at = now if self.inside else self._heard_at
+                return self._refuse(message, now)
+            case _ if not self.inside:
+                return []
+            case _ if message.epoch != self.epoch:
+                # The publisher restarted, or our welcome was damaged: hello settles who is right.
+                return self._hello(now) if self.may_say_hello(now) else []
+            case Pong():
+                self._heard_at = now
+                return self._hear_of(message.epoch, message.models, now)
+            case Prepare():
+                self._heard_at = now
+                return self._prepare(message)
+            case _:
+                self._heard_at = now
+                slot = self.slots.get(message.model)
+                return slot.take(message, payload, now, pushed=pushed) if slot is not None else []
 
-    def _decode(self, frames: Sequence[Buffer]) -> tuple[PublisherMessage, Sequence[Buffer]]:
-        if self._message is not None and len(frames) == 2 and frames[0] is self._header:
-            return self._message, frames[1:]  # it was decoded to find a place for the payload
-        return from_publisher(frames)
-
-    def _announce(
-        self, message: Announce, payloads: Sequence[Buffer], now: float, *, pushed: bool
-    ) -> list[Effect]:
-        slot = self.slots.get(message.model)
-        payload = payloads[0] if payloads else None
-        if slot is None:
-            return []
-        if message.whole is None or payload is None:
-            return slot.announced(message, payload, now, pushed=pushed)
-        return slot.announced_whole(message, message.whole, payload, now)
-
-    def _end(self, message: End, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
-        slot = self.slots.get(message.model)
-        return slot.end(message, now) if slot else []
-
-    def _commit(self, message: Commit, _payloads: Sequence[Buffer], _now: float) -> list[Effect]:
-        slot = self.slots.get(message.model)
-        return slot.committed(message) if slot else []
-
-    def _abort(self, message: Abort, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
-        slot = self.slots.get(message.model)
-        return slot.aborted(message, now) if slot else []
-
-    def _beacon(self, message: Beacon, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
-        slot = self.slots.get(message.model)
-        return slot.hear_of(message.epoch, message.version, now) if slot else []
-
-    def _pong(self, pong: Pong, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
-        return self._hear_of(pong.epoch, pong.models, now)
-
-    def _prepare(self, prepare: Prepare, _payloads: Sequence[Buffer], _now: float) -> list[Effect]:
+    def _prepare(self, prepare: Prepare) -> list[Effect]:
         """Map memory in which a version will lie, so that it need not wait for that."""
         wanted = prepare.model in self.slots and prepare.nbytes <= self._bytes_max
         if self.shared and wanted:
@@ -248,10 +190,6 @@ class WorkerMachine:
                 memory.warm()
         return []
 
-    def _rename(self, rename: Rename, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
-        slot = self.slots.get(rename.model)
-        return slot.renamed(rename, now) if slot else []
-
     def _hear_of(self, epoch: int, models: dict[str, int], now: float) -> list[Effect]:
         effects: list[Effect] = []
         for model, version in models.items():
@@ -259,7 +197,7 @@ class WorkerMachine:
                 effects += self.slots[model].hear_of(epoch, version, now)
         return effects
 
-    def _refuse(self, refuse: Refuse, _payloads: Sequence[Buffer], now: float) -> list[Effect]:
+    def _refuse(self, refuse: Refuse, now: float) -> list[Effect]:
         match refuse.code:
             case "unknown-worker":
                 self._turn("unknown")

@@ -13,12 +13,13 @@ import msgspec
 
 from ...codecs.layout import Layout
 from ..effects import Effect, Ready, Rejected, Renamed, Send, Subscribe
+from ..lease import Lease
 from ..limits import APPLIES_MAX, PROGRESS_CHUNKS, TEXT_MAX, Timing
-from ..memory.staging import SharedMemory, StagedVersion, StaleError
 from ..messages import (
     Abort,
     Announce,
     Applied,
+    Beacon,
     Buffer,
     Chunk,
     Commit,
@@ -33,11 +34,12 @@ from ..messages import (
     Whole,
     data_topic,
 )
+from ..staged import SharedMemory, StagedVersion, StaleError
 from .holdings import Held, Holdings, Key
 from .later import Later
 from .layouts import Acceptance, Accepts, Expected
 from .phases import MODES, Event, Mode, Phase, Turn
-from .transfer import Lease, Transfer, take_whole
+from .transfer import Transfer, take_whole
 
 
 def another_host(_shared: Shared, _nbytes: int) -> SharedMemory | None:
@@ -45,6 +47,7 @@ def another_host(_shared: Shared, _nbytes: int) -> SharedMemory | None:
     return None
 
 
+OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Rename  # what speaks of one
 Opens = Callable[[Shared, int], SharedMemory | None]
 
 RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
@@ -99,6 +102,29 @@ class Slot:
         return held.running if held is not None else None
 
     # What the publisher says.
+
+    def take(
+        self, message: OfModel, payload: Buffer | Lease | None, now: float, *, pushed: bool
+    ) -> list[Effect]:
+        """Take a message that speaks of this model."""
+        match message:
+            case Chunk():
+                return self.chunk(message, payload or b"", now, pushed=pushed)
+            case Announce():
+                data = payload.payload if isinstance(payload, Lease) else payload
+                if message.whole is None or data is None:
+                    return self.announced(message, data, now, pushed=pushed)
+                return self.announced_whole(message, message.whole, data, now)
+            case End():
+                return self.end(message, now)
+            case Commit():
+                return self.committed(message)
+            case Abort():
+                return self.aborted(message, now)
+            case Beacon():
+                return self.hear_of(message.epoch, message.version, now)
+            case Rename():
+                return self.renamed(message, now)
 
     def hear_of(self, epoch: int, version: int, now: float) -> list[Effect]:
         """A beacon, a welcome or a stray chunk speaks of a version: ask if it is news."""
@@ -291,9 +317,11 @@ class Slot:
         held = self._arriving(chunk.epoch, chunk.version)
         if held is None or held.transfer is None:
             return None
-        return held.transfer.lend(chunk.index, size)
+        return held.transfer.lend(chunk, size)
 
-    def chunk(self, chunk: Chunk, payload: Buffer, now: float, *, pushed: bool) -> list[Effect]:
+    def chunk(
+        self, chunk: Chunk, payload: Buffer | Lease, now: float, *, pushed: bool
+    ) -> list[Effect]:
         """A piece of a version."""
         held = self._arriving(chunk.epoch, chunk.version)
         if held is None or held.transfer is None:

@@ -16,7 +16,7 @@ arrived for a while. At most a window of chunks is ASKED; an answer that does no
 turns all ASKED back to MISSING, and the patience doubles until something arrives.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,55 +25,12 @@ from ...codecs.checksum import digest
 from ...codecs.chunks import ChunkPlan
 from ...codecs.layout import Layout
 from ...codecs.native import crc32c
+from ..lease import Lease
 from ..limits import WINDOW_CHUNKS, Timing
-from ..messages import Announce, Buffer
+from ..messages import Announce, Buffer, Chunk
 
 MISSING, ASKED, HERE, LENT = 0, 1, 2, 3
-PIECE_BYTES = 2**18  # received at once: still in the cache for the checksum
 DAMAGED_MAX = 16  # damaged chunks that are asked for again at once, before patience decides
-
-
-def _nothing() -> None:
-    """Nobody minds."""
-
-
-class Lease:
-    """Memory into which a payload is being received, piece by piece.
-
-    Args:
-        view: The memory.
-        on_cancel: Called when the payload will never be complete.
-        hashed: Whether somebody will ask for `crc`.
-        live: Whether there is such memory; else the payload is read and forgotten.
-    """
-
-    def __init__(
-        self,
-        view: memoryview,
-        on_cancel: Callable[[], None] = _nothing,
-        *,
-        hashed: bool = True,
-        live: bool = True,
-    ) -> None:
-        self.view = view
-        self.live = live  # it can end: then the memory serves another purpose, so keep out
-        self.count = 0  # bytes that are here
-        self.crc = 0  # of these, computed while they are in the cache
-        self._on_cancel, self._hashed = on_cancel, hashed
-
-    def room(self) -> memoryview:
-        """Return where the next bytes go."""
-        return self.view[self.count : self.count + PIECE_BYTES]
-
-    def received(self, count: int) -> None:
-        """Take note of so many bytes in `room()`."""
-        begin, self.count = self.count, self.count + count
-        if self._hashed:
-            self.crc = crc32c(self.view[begin : self.count], self.crc)
-
-    def cancel(self) -> None:
-        """The rest will never come."""
-        self._on_cancel()
 
 
 class Transfer:
@@ -122,26 +79,31 @@ class Transfer:
         """Whether every chunk is here and the digest is known."""
         return self.here == self.plan.count and self.digest is not None
 
-    def add(self, index: int, crc: int, payload: Buffer, now: float, *, pushed: bool) -> bool:
-        """Take a chunk; return whether it is new and sound. A chunk that is neither is ignored."""
+    def add(
+        self, index: int, crc: int, payload: Buffer | Lease, now: float, *, pushed: bool
+    ) -> bool:
+        """Take a chunk; return whether it is new and sound. A chunk that is neither is ignored.
+
+        A lease that lives is the one of this very chunk: it lies in its place.
+        """
         if index >= self.plan.count:
             return False
         if pushed:
             self._pushed = max(self._pushed, index + 1)
-        lease = self._lease
-        if lease is not None and payload is lease.view and index == self._lent[0]:
-            self.revoke()
-            if lease.count != len(lease.view) or lease.crc != crc:
+        if isinstance(payload, Lease) and payload.live:
+            payload.cancel()
+            if payload.count != len(payload.view) or payload.crc != crc:
                 self._reject(index)
                 return False
         elif self._states[index] in (HERE, LENT):
             return False
         else:
             begin, end = self.plan.span(index)
-            if len(payload) != end - begin or crc32c(payload) != crc:
+            data = b"" if isinstance(payload, Lease) else payload
+            if len(data) != end - begin or crc32c(data) != crc:
                 self._reject(index)
                 return False
-            np.copyto(self.buffer[begin:end], np.frombuffer(payload, np.uint8))
+            np.copyto(self.buffer[begin:end], np.frombuffer(data, np.uint8))
             self._asked -= self._states[index] == ASKED
         self._states[index] = HERE
         self._crcs[index] = crc
@@ -149,11 +111,12 @@ class Transfer:
         self._hear(now)
         return True
 
-    def lend(self, index: int, size: int) -> Lease | None:
+    def lend(self, chunk: Chunk, size: int) -> Lease | None:
         """Return the place of a chunk of this size, to receive it there; None if it has none.
 
-        `add` takes it once it is complete, and must be given the lease's own view as payload.
+        `add` takes it once it is complete.
         """
+        index = chunk.index
         if index >= self.plan.count or self._states[index] in (HERE, LENT):
             return None
         begin, end = self.plan.span(index)
@@ -162,7 +125,7 @@ class Transfer:
         self.revoke()
         self._asked -= self._states[index] == ASKED
         self._states[index], self._lent = LENT, (index, 0)
-        self._lease = Lease(self.buffer.data[begin:end], self.revoke)
+        self._lease = Lease(self.buffer.data[begin:end], chunk, self.revoke)
         return self._lease
 
     def revoke(self) -> None:

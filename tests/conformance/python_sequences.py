@@ -6,8 +6,8 @@ from typing import Any
 
 from weightbus.bus.effects import Effect, Ready, Renamed, Send
 from weightbus.bus.limits import STAGING_BYTES_MAX
-from weightbus.bus.memory.staging import StagedVersion
 from weightbus.bus.messages import encode
+from weightbus.bus.staged import StagedVersion
 from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.codecs.layout import Layout, difference
 

@@ -12,7 +12,6 @@ import msgspec
 
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.memory.segment import Views
-from weightbus.bus.memory.staging import StaleError
 from weightbus.bus.messages import (
     WBP,
     Message,
@@ -21,6 +20,7 @@ from weightbus.bus.messages import (
     encode,
     from_publisher,
 )
+from weightbus.bus.staged import StaleError
 from weightbus.bus.worker.phases import ARROWS, MODES, SESSIONS
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.chunks import ChunkPlan

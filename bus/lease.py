@@ -1,0 +1,62 @@
+"""A place that is lent to one payload, which is received there piece by piece.
+
+Who lends it owns it, and may end that at any time; who receives fills it, and hands it back once it
+is full. It then stands for its message: nobody hands the payload in a second time.
+"""
+
+from collections.abc import Callable
+
+from ..codecs.native import crc32c
+from .messages import Buffer, PublisherMessage
+
+PIECE_BYTES = 2**18  # received at once: still in the cache for the checksum
+
+
+def _nothing() -> None:
+    """Nobody minds."""
+
+
+class Lease:
+    """Memory into which a payload is being received.
+
+    Args:
+        view: The memory.
+        message: What the payload belongs to; None: it is no payload.
+        on_cancel: Called when the payload will never be complete, or is of no use.
+        hashed: Whether somebody will ask for `crc`.
+    """
+
+    def __init__(
+        self,
+        view: memoryview,
+        message: PublisherMessage | None = None,
+        on_cancel: Callable[[], None] = _nothing,
+        *,
+        hashed: bool = True,
+    ) -> None:
+        self.view, self.message = view, message
+        self.live = True  # until it ends: then the memory serves another purpose, so keep out
+        self.count = 0  # bytes that are here
+        self.crc = 0  # of these, computed while they are in the cache
+        self._on_cancel, self._hashed = on_cancel, hashed
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go."""
+        return self.view[self.count : self.count + PIECE_BYTES]
+
+    def received(self, count: int) -> None:
+        """Take note of so many bytes in `room()`."""
+        begin, self.count = self.count, self.count + count
+        if self._hashed:
+            self.crc = crc32c(self.view[begin : self.count], self.crc)
+
+    @property
+    def payload(self) -> Buffer:
+        """What was received, if it is still there."""
+        return self.view if self.live else b""
+
+    def cancel(self) -> None:
+        """The rest will never come, or nobody wants it."""
+        if self.live:
+            self.live = False
+            self._on_cancel()
