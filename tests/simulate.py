@@ -28,17 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weightbus.bus.effects import (
-    Broadcast,
     Connect,
     Effect,
-    HangUp,
     Notice,
     Ready,
     Refused,
     Renamed,
-    Resolve,
     Send,
-    Settled,
     Subscribe,
 )
 from weightbus.bus.errors import ProtocolError, UnknownWorkerError
@@ -56,6 +52,8 @@ from weightbus.bus.messages import (
     encode,
     from_worker,
 )
+from weightbus.bus.publisher.effects import Broadcast, HangUp, Resolve, Settled
+from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.staged import StagedVersion, StaleError
@@ -389,7 +387,7 @@ class Publisher:
         while self.machine.pushing:
             self.perform(self.machine.push(self.sim.now))
 
-    def perform(self, effects: Sequence[Effect]) -> None:
+    def perform(self, effects: Sequence[PublisherEffect]) -> None:
         self.epochs.add(self.machine.epoch)  # it may have risen: recorded before it is told
         for effect in effects:
             match effect:

@@ -33,6 +33,7 @@ from weightbus.bus.effects import Effect
 from weightbus.bus.messages import Hello, Ping, Refuse, Welcome, encode, from_publisher
 from weightbus.bus.net.control import UNSENT_MS
 from weightbus.bus.net.endpoints import host_and_port
+from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.python_client.state_folder import TABLE
@@ -629,7 +630,7 @@ def test_when_the_publishers_thread_dies_everybody_is_told(
     publisher.wait_for_workers(1, SECONDS)
     future = publisher.publish_async("m", model(SMALL, 1), timeout=SECONDS)
 
-    def fail(_machine: PublisherMachine, _now: float) -> list[Effect]:
+    def fail(_machine: PublisherMachine, _now: float) -> list[PublisherEffect]:
         raise RuntimeError("struck by lightning")
 
     monkeypatch.setattr(PublisherMachine, "tick", fail)
@@ -660,7 +661,9 @@ def test_a_call_cancelled_at_any_moment(scene: Scene, monkeypatch: pytest.Monkey
     publisher = scene.publisher()
     started, cancelled = threading.Event(), threading.Event()
 
-    def publish(_machine: PublisherMachine, _what: Publication, _now: float) -> list[Effect]:
+    def publish(
+        _machine: PublisherMachine, _what: Publication, _now: float
+    ) -> list[PublisherEffect]:
         started.set()
         cancelled.wait(SECONDS)
         raise UnknownWorkerError("it left a moment ago")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from weightbus.bus.effects import Broadcast, Effect, Ready, Resolve, Send, Subscribe
+from weightbus.bus.effects import Effect, Ready, Send, Subscribe
 from weightbus.bus.limits import BUFFERS_MAX, HEADER_BYTES_MAX, INTEGER_MAX, Timing
 from weightbus.bus.memory.staging import Buffers
 from weightbus.bus.memory.version import Version
@@ -40,6 +40,8 @@ from weightbus.bus.messages import (
     from_worker,
 )
 from weightbus.bus.publisher import roster
+from weightbus.bus.publisher.effects import Broadcast, Resolve
+from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import end_of
 from weightbus.bus.publisher.publication import Publication
@@ -218,7 +220,7 @@ class Trainer:
             self.receive(name.encode(), Hello(name=name, instance="0" * 32, models={"a": None}))
         self.receive(b"w0", Ping(subscribed=True))
 
-    def look(self, effects: list[Effect]) -> None:
+    def look(self, effects: list[PublisherEffect]) -> None:
         for effect in effects:
             match effect:
                 case Send() | Broadcast():

@@ -12,13 +12,13 @@ import pytest
 import zmq
 
 from weightbus.bus.allowance import Rate
-from weightbus.bus.effects import Effect, HangUp
 from weightbus.bus.limits import ROSTER_MODELS_MAX, STRANGERS, TALK, Timing
 from weightbus.bus.messages import Applied, Hello, Message, Ping, Progress, encode
 from weightbus.bus.net import listening
 from weightbus.bus.net.control import PublisherSockets, WorkerSockets
 from weightbus.bus.net.endpoints import host_and_port, ipc_path
 from weightbus.bus.publisher import patience
+from weightbus.bus.publisher.effects import Effect, HangUp
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.patience import DEAR
 from weightbus.bus.publisher.roster import Roster

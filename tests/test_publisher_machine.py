@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from weightbus.bus.effects import Broadcast, Effect, Notice, Resolve, Send, Settled
+from weightbus.bus.effects import Notice, Send
 from weightbus.bus.errors import UnknownWorkerError
 from weightbus.bus.limits import ABSENT_MAX, PUSH_CHUNKS, WHOLE_BYTES_MAX, Timing
 from weightbus.bus.memory.snapshots import Arenas
@@ -42,6 +42,7 @@ from weightbus.bus.messages import (
     encode,
 )
 from weightbus.bus.publisher import roster
+from weightbus.bus.publisher.effects import Broadcast, Effect, Resolve, Settled
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.codecs.layout import Layout

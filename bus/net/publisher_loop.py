@@ -13,10 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol, TypeVar, cast
 
-from ..effects import Broadcast, Effect, HangUp, Notice, Resolve, Send, Settled, Withdraw
+from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
 from ..memory.version import Version
 from ..messages import Shared, control_topic, data_topic, encode
+from ..publisher.effects import Broadcast, Effect, HangUp, Resolve, Settled, Withdraw
 from ..publisher.machine import PublisherMachine
 from ..publisher.publication import Publication
 from ..publisher.status import WorkerStatus

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from ..effects import Broadcast, Effect, HangUp, Notice, Send, Settled, Withdraw
+from ..effects import Notice, Send
 from ..epochs import epoch_above
 from ..errors import ProtocolError, UnknownWorkerError
 from ..limits import WHOLE_BYTES_MAX, Timing
@@ -51,6 +51,7 @@ from ..messages import (
     model_of,
 )
 from .absent import Absent
+from .effects import Broadcast, Effect, HangUp, Settled, Withdraw
 from .offers import abort_of, announcement, chunk_of, commit_of, end_of, refusal_of, whole_of
 from .patience import DEAR, Patience, cost_of
 from .publication import Publication

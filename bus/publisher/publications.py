@@ -6,11 +6,12 @@ when nobody waits for it any more, until it is decided.
 
 from collections.abc import Iterator
 
-from ..effects import Effect, Notice, Resolve, Send, Settled
+from ..effects import Notice, Send
 from ..limits import Timing
 from ..memory.version import Version
 from ..messages import Failed
 from .absent import Absent
+from .effects import Effect, Resolve, Settled
 from .offers import abort_of, commit_of
 from .publication import Publication
 from .roster import Peer, Roster

@@ -9,10 +9,10 @@ A chunk is hashed when it is pushed, and few are pushed at a time, as connection
 them: no hashed byte waits for others to be hashed, and it is still in the cache when it is sent.
 """
 
-from ..effects import Broadcast, Effect
 from ..limits import PUSH_CHUNKS
 from ..memory.version import Retired, Version
 from ..messages import control_topic, data_topic
+from .effects import Broadcast, Effect
 from .offers import chunk_of, end_of
 
 BURST_BYTES = 2**20  # pushed before other work gets a turn
