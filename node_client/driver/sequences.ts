@@ -18,6 +18,7 @@ export interface Sequence {
   readonly models: readonly string[];
   readonly bytes_max?: number;
   readonly in_place?: Spec;
+  readonly applies?: readonly ("done" | "refused" | "torn")[];
   readonly steps: readonly Step[];
 }
 
@@ -29,14 +30,16 @@ export function play(sequence: Sequence, bytesOf: (blob: Blob) => Uint8Array): R
   return sequence.steps.map((step) => player.step(step, bytesOf));
 }
 
-/** A worker that applies at once whatever is ready. */
+/** A worker that applies at once whatever is ready, or fails to as the case wants it. */
 class Player {
   readonly #machine: WorkerMachine;
   readonly #models: readonly string[];
   #now = 1_000_000;
   #sent: unknown[] = [];
+  readonly #applies: string[];
 
-  constructor({ models, bytes_max, in_place = {} }: Sequence) {
+  constructor({ models, bytes_max, in_place = {}, applies = [] }: Sequence) {
+    this.#applies = [...applies];
     const registered = memory(in_place);
     const targets = new Map<string, Model>();
     for (const model of models) {
@@ -74,7 +77,14 @@ class Player {
   #perform(effects: readonly Effect[]): void {
     for (const effect of effects) {
       if (effect.do === "send") this.#sent.push(JSON.parse(encode(effect.message)));
-      if (effect.do === "ready") this.#perform(this.#machine.applied(effect.model, this.#now));
+      if (effect.do === "ready") this.#perform(this.#apply(effect.model));
     }
+  }
+
+  #apply(model: string): readonly Effect[] {
+    const outcome = this.#applies.shift() ?? "done";
+    this.#machine.taken(model);
+    if (outcome === "done") return this.#machine.applied(model, this.#now);
+    return this.#machine.failed(model, "no", this.#now, outcome !== "torn");
   }
 }

@@ -7,6 +7,7 @@ import { ChunkPlan } from "../src/chunks.js";
 import { LayoutError, ProtocolError } from "../src/errors.js";
 import { Layout } from "../src/layout.js";
 import { decode, encode, type Running, type WorkerMessage } from "../src/messages.js";
+import { ARROWS, MODES, SESSIONS } from "../src/phases.js";
 import { play, type Sequence } from "./sequences.js";
 
 export type Row = Record<string, unknown>;
@@ -24,8 +25,16 @@ interface Case extends Blob {
   crcs: number[];
   layout: string;
   layout_bytes: number;
+  of: string;
+  state: string;
+  event: string;
 }
 
+const TABLES: Record<string, Record<string, Record<string, string>>> = {
+  version: ARROWS,
+  model: MODES,
+  worker: SESSIONS,
+};
 const SEGMENTS = "Node has no flock, so this client never takes the shared road";
 
 /** Yield a row for every case of every table in a folder, in their order. */
@@ -41,9 +50,14 @@ export function* vectors(folder: string): Generator<Row> {
   }));
   yield* rows(folder, "versions.json", "cases", (c) => version(folder, c));
   yield* rows(folder, "segments.json", "cases", () => ({ unsupported: SEGMENTS }));
-  yield* rows(folder, "sequences.json", "cases", (c) => ({
-    steps: play(c as unknown as Sequence, (blob) => bytesOf(folder, blob)),
+  yield* rows(folder, "phases.json", "cases", ({ of, state, event }) => ({
+    next: TABLES[of]?.[state]?.[event] ?? null,
   }));
+  for (const file of ["applying.json", "renaming.json"]) {
+    yield* rows(folder, file, "messages", (c) => message(folder, c));
+    yield* rows(folder, file, "sequences", (c) => sequence(folder, c));
+  }
+  yield* rows(folder, "sequences.json", "cases", (c) => sequence(folder, c));
 }
 
 function* rows(
@@ -85,6 +99,10 @@ function plain(fields: object): Row {
   return Object.fromEntries(
     entries.map(([key, value]) => [key, value instanceof Map ? Object.fromEntries(value) : value]),
   );
+}
+
+function sequence(folder: string, c: Case): Row {
+  return { steps: play(c as unknown as Sequence, (blob) => bytesOf(folder, blob)) };
 }
 
 function layout(bytes: Uint8Array): Row {

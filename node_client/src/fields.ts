@@ -140,4 +140,5 @@ export const reason = text(TEXT_MAX);
 export const label = text(LABEL_MAX);
 export const digestOrEmpty = matching("64 hex digits or empty", /^([0-9a-f]{64})?$/);
 export const shared = object({ path: reason, token: hex32 });
+export const running = object({ epoch: count, version: positive, digest: digestOrEmpty });
 export const whole = object({ crc: integer(0, 2 ** 32 - 1), digest: hex64 });

@@ -1,33 +1,41 @@
-/** The layouts that a slot has seen lately, so that they need not be sent again. */
+/** What a worker makes sure of before it takes a version: that it can be read, and that it fits. */
 
 import { LayoutError } from "./errors.js";
 import { Layout } from "./layout.js";
+import { CHUNKS_MAX } from "./limits.js";
 import type { Announce } from "./messages.js";
 
-const LAYOUTS_KEPT = 4; // a model that alternates between a few sends none again
+const LAYOUTS_KEPT = 4; // layouts remembered, so that a model that alternates sends none again
 
 /** A code of section 13 of the protocol, and what is wrong in words. */
-export type Problem = readonly [code: string, text: string];
+export type Fault = readonly [code: string, text: string];
+export type Accepts = (model: string, layout: Layout) => string;
 
-export class Layouts {
-  readonly #known = new Map<string, Layout>();
-  readonly #fitting = new Set<string>(); // ids of those that can be applied here
+/** The layouts that a worker knows of one model, and what it takes. */
+export class Acceptance {
+  readonly #layouts = new Map<string, Layout>();
+  readonly #accepted = new Set<string>(); // ids of layouts among them that can be applied here
 
   constructor(
+    readonly model: string,
     /** Says why a layout cannot be applied here; nothing if it can. */
-    readonly fault: (model: string, layout: Layout) => string,
+    readonly accepts: Accepts,
+    /** The largest version to take, in bytes. */
+    readonly bytesMax: number,
   ) {}
 
-  knows(id: string): boolean {
-    return this.#known.has(id);
+  /** The layout of an announced version, if it is known. */
+  layout(announce: Announce): Layout | undefined {
+    return this.#layouts.get(announce.layout);
   }
 
-  get(id: string): Layout | undefined {
-    return this.#known.get(id);
+  /** Remember a layout that came with an announcement; return what is wrong with it. */
+  learn(announce: Announce, bytes: Uint8Array): Fault | null {
+    const problem = this.#learn(announce, bytes);
+    return problem ? ["layout-invalid", problem] : null;
   }
 
-  /** Remember a layout; return what is wrong with it, if anything. */
-  learn(announce: Announce, bytes: Uint8Array): string {
+  #learn(announce: Announce, bytes: Uint8Array): string {
     if (bytes.length !== announce.layout_bytes) {
       return `the layout has ${bytes.length} bytes, announced were ${announce.layout_bytes}`;
     }
@@ -45,27 +53,43 @@ export class Layouts {
   }
 
   #keep(layout: Layout): void {
-    this.#known.delete(layout.id);
-    for (const oldest of this.#known.keys()) {
-      if (this.#known.size < LAYOUTS_KEPT) break;
-      this.#known.delete(oldest);
-      this.#fitting.delete(oldest);
+    this.#layouts.delete(layout.id);
+    for (const oldest of this.#layouts.keys()) {
+      if (this.#layouts.size < LAYOUTS_KEPT) break;
+      this.#layouts.delete(oldest);
+      this.#accepted.delete(oldest);
     }
-    this.#known.set(layout.id, layout);
+    this.#layouts.set(layout.id, layout);
   }
 
-  /** Say why a version cannot be taken, as far as its layout is known. */
-  problem(announce: Announce, model: string): Problem | null {
-    const layout = this.get(announce.layout);
-    if (layout === undefined) return null;
+  /** Why a version cannot be taken, as far as that is known yet. */
+  fault(announce: Announce): Fault | null {
+    const { encoding, encryption, nbytes, chunk_bytes } = announce; // W6
+    if (encoding !== "raw" || encryption !== null) {
+      const what = `encoding ${encoding}, encryption ${encryption ?? "none"}`;
+      return ["unsupported", `${what}; this worker takes raw without encryption`];
+    }
+    if (nbytes > this.bytesMax) {
+      const text = `${nbytes} bytes; this worker takes at most ${this.bytesMax}`;
+      return ["too-large", `${text}: raise its bytesMax if that is meant`];
+    }
+    if (nbytes > CHUNKS_MAX * chunk_bytes) {
+      const text = `${nbytes} bytes in chunks of ${chunk_bytes}`;
+      return ["too-many-chunks", `${text} are more than ${CHUNKS_MAX} chunks`];
+    }
+    const layout = this.layout(announce);
+    return layout === undefined ? null : this.#mismatch(announce, layout);
+  }
+
+  #mismatch(announce: Announce, layout: Layout): Fault | null {
     if (layout.nbytes !== announce.nbytes) {
       const text = `announced are ${announce.nbytes} bytes, the layout holds ${layout.nbytes}`;
       return ["layout-invalid", text];
     }
-    if (this.#fitting.has(layout.id)) return null;
-    const fault = this.fault(model, layout);
-    if (fault) return ["layout-mismatch", fault];
-    this.#fitting.add(layout.id);
+    if (this.#accepted.has(layout.id)) return null;
+    const problem = this.accepts(this.model, layout);
+    if (problem) return ["layout-mismatch", problem];
+    this.#accepted.add(layout.id);
     return null;
   }
 }

@@ -20,7 +20,8 @@ export const NAME_BYTES_MAX = 4096; // of a tensor's name
 export const MESSAGE_BYTES_MAX = LAYOUT_BYTES_MAX + HEADER_BYTES_MAX; // ZMQ_MAXMSGSIZE
 
 export const WINDOW_CHUNKS = 16; // asked for and not here yet, at most
-export const PROGRESS_CHUNKS = 4; // between two reports of progress: a quarter of the window
+export const PROGRESS_CHUNKS = 16; // between two reports of progress
+export const APPLIES_MAX = 3; // in a row that fail half-way before a version is rejected
 export const EPOCHS_KEPT = 8; // of which the publisher's age is remembered
 export const BUFFERS_MAX = 2; // of a model: one version complete, one arriving
 export const STAGING_BYTES_MAX = 2 ** 36; // of one version, unless the user says otherwise
@@ -37,6 +38,8 @@ export interface Timing {
   readonly helloRetry: number;
   /** Silence after which no push is waited for any more. */
   readonly quiet: number;
+  /** Between two reports of progress where chunks come slowly. */
+  readonly report: number;
   /** Silence after which a fetch is repeated; doubles each time, up to `patienceMax`. */
   readonly patience: number;
   readonly patienceMax: number;
@@ -55,6 +58,7 @@ export function timing(ping = 1000, lostAfter = 5 * ping): Timing {
     deafAfter: 6 * lostAfter,
     helloRetry: Math.min(ping, 250),
     quiet: Math.min(ping, 250),
+    report: Math.min(ping, 250) * 0.4,
     patience: ping,
     patienceMax: 16 * ping,
   };

@@ -25,6 +25,7 @@ import {
   type Running,
   type Welcome,
 } from "./messages.js";
+import { type Change, SESSIONS, type Session } from "./phases.js";
 import { Slot } from "./slot.js";
 import type { StagedVersion } from "./staging.js";
 import { Lease } from "./transfer.js";
@@ -47,15 +48,17 @@ export interface Model {
   readonly nbytes: number;
 }
 
+const FEATURES = ["renaming"]; // W25
+
 type Frames = readonly Uint8Array[];
 const NO_BYTES = new Uint8Array(0);
 
 export class WorkerMachine {
-  inside = false;
+  session: Session = "outside";
   epoch = 0;
   /** Messages dropped because they broke the protocol. */
   malformed = 0;
-  readonly #slots = new Map<string, Slot>();
+  readonly slots = new Map<string, Slot>();
   readonly #ages = new Ages();
   #data = "";
   #subscribed = false;
@@ -76,8 +79,16 @@ export class WorkerMachine {
     this.#pingEvery = timing.ping;
     const fault = (name: string, layout: Layout) => models.get(name)?.fault(layout) ?? "";
     for (const model of models.keys()) {
-      this.#slots.set(model, new Slot(model, fault, bytesMax, timing));
+      this.slots.set(model, new Slot(model, fault, bytesMax, timing));
     }
+  }
+
+  get inside(): boolean {
+    return this.session === "inside";
+  }
+
+  #turn(change: Change): void {
+    this.session = SESSIONS[this.session][change] ?? this.session;
   }
 
   // What arrives.
@@ -106,7 +117,7 @@ export class WorkerMachine {
   place(frames: Frames, size: number): Lease | null {
     const message = this.#decode([frames[1] ?? NO_BYTES, NO_BYTES], false)?.message;
     if (!this.inside || (message?.type !== "announce" && message?.type !== "chunk")) return null;
-    const slot = message.epoch === this.epoch ? this.#slots.get(message.model) : undefined;
+    const slot = message.epoch === this.epoch ? this.slots.get(message.model) : undefined;
     if (slot === undefined) return null;
     if (message.type === "chunk") return slot.place(message, size);
     const bytes = message.whole === null ? message.layout_bytes : message.nbytes;
@@ -139,13 +150,13 @@ export class WorkerMachine {
     if (message.epoch !== this.epoch) return this.hello(now);
     this.#heardAt = now;
     if (message.type === "pong") return this.#hearOf(message.models, now);
-    const slot = this.#slots.get(message.model);
+    const slot = this.slots.get(message.model);
     return slot === undefined ? [] : speak(slot, decoded, now, pushed);
   }
 
   #hearOf(models: ReadonlyMap<string, number>, now: number): Effect[] {
     return [...models].flatMap(([model, version]) => {
-      return this.#slots.get(model)?.hearOf({ epoch: this.epoch, version }, now) ?? [];
+      return this.slots.get(model)?.hearOf({ epoch: this.epoch, version }, now) ?? [];
     });
   }
 
@@ -154,18 +165,18 @@ export class WorkerMachine {
     this.#heardAt = now;
     switch (code) {
       case "unknown-worker":
-        this.inside = false;
+        this.#turn("unknown"); // W20
         return this.hello(now);
       case "gone":
       case "range": {
-        const slot = this.inside && model !== null ? this.#slots.get(model) : undefined;
+        const slot = this.inside && model !== null ? this.slots.get(model) : undefined;
         return slot?.gone(refuse, now) ?? [{ do: "notice", code, text }];
       }
       case "name-taken":
       case "stale-epoch":
       case "limit":
       case "protocol-version":
-        this.inside = false;
+        this.#turn("refused"); // W20
         return [{ do: "refused", code, text }];
       default:
         return [{ do: "notice", code, text }];
@@ -174,9 +185,9 @@ export class WorkerMachine {
 
   // Joining.
 
-  /** The latest epoch whose weights run here: an older publisher is not to be followed. */
+  /** The latest epoch of which anything was applied: no older publisher is followed. */
   get appliedEpoch(): number {
-    return Math.max(0, ...[...this.#slots.values()].map((slot) => slot.running?.epoch ?? 0));
+    return Math.max(0, ...[...this.slots.values()].map((slot) => slot.epoch));
   }
 
   /** Say hello, unless that was done a moment ago. */
@@ -185,10 +196,10 @@ export class WorkerMachine {
     this.#helloAt = now;
     this.#unansweredSince ??= now;
     const models = new Map<string, Running | null>();
-    for (const [model, slot] of this.#slots) models.set(model, slot.running);
+    for (const [model, slot] of this.slots) models.set(model, slot.running);
     const epoch = this.appliedEpoch;
     const age_ms = this.#ages.of(epoch, now);
-    return [send({ type: "hello", ...this.identity, models, epoch, age_ms })];
+    return [send({ type: "hello", ...this.identity, models, epoch, age_ms, features: FEATURES })];
   }
 
   #welcome(welcome: Welcome, now: number): Effect[] {
@@ -202,7 +213,7 @@ export class WorkerMachine {
     this.#heardAt = now;
     // The answer to a second hello:
     if (this.inside && welcome.epoch === this.epoch) return this.#hearOf(welcome.models, now);
-    this.inside = true;
+    this.#turn("welcomed"); // W2
     this.epoch = welcome.epoch;
     this.#subscribed = false;
     this.#pingEvery = Math.min(this.timing.ping, welcome.ping_ms);
@@ -211,7 +222,7 @@ export class WorkerMachine {
       this.#data = welcome.data;
       effects.push({ do: "connect", endpoint: welcome.data });
     }
-    for (const slot of this.#slots.values()) effects.push(...this.#enter(slot, welcome, now));
+    for (const slot of this.slots.values()) effects.push(...this.#enter(slot, welcome, now));
     return effects;
   }
 
@@ -221,7 +232,7 @@ export class WorkerMachine {
     const version = welcome.models.get(model) ?? 0;
     return [
       { do: "subscribe", topic: controlTopic(model), on: true },
-      { do: "subscribe", topic: dataTopic(model), on: !slot.catchingUp },
+      { do: "subscribe", topic: dataTopic(model), on: slot.mode === "following" },
       ...slot.reconnected({ epoch: welcome.epoch, version }, now),
     ];
   }
@@ -244,7 +255,7 @@ export class WorkerMachine {
 
   #callAgain(): Effect[] {
     const lost: Effect[] = this.inside ? [{ do: "lost" }] : [];
-    this.inside = false;
+    this.#turn("silent"); // W19
     this.#unansweredSince = null;
     return [...lost, { do: "redial" }];
   }
@@ -268,25 +279,25 @@ export class WorkerMachine {
 
   /** Return what a model runs; null before its first version. */
   running(model: string): Running | null {
-    return this.#slots.get(model)?.running ?? null;
+    return this.slots.get(model)?.running ?? null;
   }
 
-  /** Return the version of a model that waits to be applied. */
-  ready(model: string): StagedVersion | null {
-    return this.#slots.get(model)?.ready ?? null;
+  /** Begin to apply the version that is ready; null if there is none. */
+  taken(model: string): StagedVersion | null {
+    return this.slots.get(model)?.taken() ?? null;
   }
 
-  /** The version that was ready runs now. `keep`: its memory stays with the user. */
-  applied(model: string, now: number, keep = false): Effect[] {
-    const effects = this.#slots.get(model)?.applied(now, keep) ?? [];
+  /** The version that was taken runs now. `kept`: its memory stays with the user. */
+  applied(model: string, now: number, kept = false): Effect[] {
+    const effects = this.slots.get(model)?.applied(now, kept) ?? [];
     // It came from a later publisher than the one we follow:
     if (this.inside && this.appliedEpoch > this.epoch) effects.push(...this.hello(now));
     return effects;
   }
 
-  /** The version that was ready could not be applied. */
-  failed(model: string, text: string, now: number): Effect[] {
-    return this.#slots.get(model)?.failed(text, now) ?? [];
+  /** The version that was taken could not be applied; unless `intact`, no version runs now. */
+  failed(model: string, text: string, now: number, intact = true): Effect[] {
+    return this.slots.get(model)?.failed(text, now, intact) ?? [];
   }
 
   // Time.
@@ -295,7 +306,7 @@ export class WorkerMachine {
   tick(now: number): Effect[] {
     if (this.#silent(now)) return this.#callAgain();
     if (!this.inside) return [];
-    const slots = [...this.#slots.values()];
+    const slots = [...this.slots.values()];
     const effects = slots.flatMap((slot) => slot.tick(now));
     if (now - this.#pingedAt < this.#pingEvery) return effects;
     this.#pingedAt = now;
@@ -322,6 +333,8 @@ function speak(slot: Slot, { message, payloads }: Decoded, now: number, pushed: 
       return slot.committed(said, now);
     case "abort":
       return slot.aborted(said, now);
+    case "rename":
+      return slot.renamed(said, now);
     case "beacon":
       return slot.hearOf(said, now);
   }

@@ -55,6 +55,7 @@ const FROM_PUBLISHER = {
   end: WITH_DIGEST,
   commit: WITH_DIGEST,
   abort: { ...OF_VERSION, text: f.optional(f.reason, empty) },
+  rename: { ...OF_VERSION, was: f.running },
   beacon: { ...OF_VERSION, version: f.count },
   refuse: {
     code: f.name,
@@ -85,7 +86,7 @@ export type Announce = MessageOf<"announce">;
 export type Chunk = MessageOf<"chunk">;
 export type End = MessageOf<"end">;
 export type Commit = MessageOf<"commit">;
-export type Abort = MessageOf<"abort">;
+export type Rename = MessageOf<"rename">;
 export type Refuse = MessageOf<"refuse">;
 
 /** A version that a worker runs, and what its bytes hash to. */
@@ -124,7 +125,12 @@ export type WorkerMessage =
   | (OfVersion & { readonly type: "progress"; readonly chunks: number; readonly phase?: string })
   | (OfVersion & { readonly type: "staged"; readonly digest: string })
   | (OfVersion & { readonly type: "applied"; readonly digest: string })
-  | (OfVersion & { readonly type: "failed"; readonly code: string; readonly text: string })
+  | (OfVersion & {
+      readonly type: "failed";
+      readonly code: string;
+      readonly text: string;
+      readonly intact?: boolean;
+    })
   | { readonly type: "bye" }
   | { readonly type: "ping"; readonly token?: number; readonly subscribed?: boolean }
   | {
@@ -133,6 +139,8 @@ export type WorkerMessage =
       readonly epoch?: number;
       readonly models?: ReadonlyMap<string, number>;
     };
+
+export type Failed = Extract<WorkerMessage, { type: "failed" }>;
 
 /** Return the header of a message. */
 export function encode(message: WorkerMessage): string {

@@ -1,83 +1,72 @@
 /**
- * One model of a worker: what it runs, what is arriving, and what waits to be applied.
+ * One model of a worker: what comes of it, and what becomes of the versions here (`phases.ts`).
  *
- *     idle ──announce──> arriving ──all chunks, digest──> staged ──commit──> ready ──applied──> idle
- *                           │                               │                  │
- *                           └── newer announced ────────────┴── abort, newer   └── failed, newer
- *
- * `auto` versions are ready as soon as they are staged. The latest version wins: a newer
- * announcement replaces the transfer under way. But a worker that was replaced once finishes the
- * next one, by fetching, before it looks at anything newer; otherwise one that is slower than the
- * trainer would never complete any.
+ * The latest version wins: an older one that is on its way makes room for it. But a worker that had
+ * to drop one finishes the next, by fetching, before it looks at anything newer.
  */
 
 import { type Effect, send } from "./effects.js";
-import { Layouts, type Problem } from "./layouts.js";
-import { CHUNKS_MAX, PROGRESS_CHUNKS, type Timing } from "./limits.js";
+import { type Held, Holdings } from "./holdings.js";
+import { Acceptance, type Accepts } from "./layouts.js";
+import { APPLIES_MAX, PROGRESS_CHUNKS, type Timing } from "./limits.js";
 import {
-  type Abort,
   type Announce,
   asText,
   type Chunk,
   type Commit,
   dataTopic,
   type End,
+  type Failed,
+  type Rename,
   type Running,
-  type WorkerMessage,
 } from "./messages.js";
-import { Buffers, type Key, newer, type StagedVersion, sameKey } from "./staging.js";
+import { MODES, type Mode, type Turn } from "./phases.js";
+import { type Key, newer, type StagedVersion, sameKey } from "./staging.js";
 import { type Lease, Transfer } from "./transfer.js";
 
-const RESTARTS_MAX = 3; // transfers of one version whose digest did not match
-const REJECTED_KEPT = 8; // versions remembered that could not be taken here
-// What may be otherwise next time, since bytes were damaged or memory was short.
+const RESTARTS_MAX = 3; // transfers of one version whose digest did not match, before it is given up
+// What may be otherwise next time, since bytes were damaged or memory was short: the next beacon
+// tries again.
 const TRANSIENT = new Set(["digest-mismatch", "layout-invalid", "no-memory", "unsupported"]);
-const NONE: Key = { epoch: 0, version: 0 };
 
 export class Slot {
-  running: Running | null = null;
-  ready: StagedVersion | null = null;
-  catchingUp = false; // finishing one version, whatever is announced
-  readonly layouts: Layouts;
-  #arriving: Transfer | null = null;
-  #undecided: StagedVersion | null = null; // staged together, waiting for the commit
-  #waiting: Announce | null = null; // newer, but its layout or a buffer is missing
-  // Older versions than these may still be taken: what was rejected may have been aborted, or meant
-  // for few, and the latest for all be one that was missed.
-  #rejected: Key[] = [];
-  #failure: WorkerMessage | null = null; // the last one, until another version is begun
+  readonly holds = new Holdings();
+  mode: Mode = "following";
+  epoch = 0; // the greatest of which bytes were written into the model
+  #torn = 0; // applies in a row that failed half-way: while there is one, nothing runs
+  #failure: Failed | null = null; // the last one, until another version is begun
   #askedAt = Number.NEGATIVE_INFINITY; // when the latest announcement was asked for
-  readonly #buffers = new Buffers();
+  readonly #acceptance: Acceptance;
 
   constructor(
     readonly model: string,
-    /** Says why a layout cannot be applied here; nothing if it can. */
-    fault: ConstructorParameters<typeof Layouts>[0],
-    readonly bytesMax: number,
+    accepts: Accepts,
+    bytesMax: number,
     readonly timing: Timing,
   ) {
-    this.layouts = new Layouts(fault);
+    this.#acceptance = new Acceptance(model, accepts, bytesMax);
   }
 
-  /** The newest version that needs no announcement any more. */
-  get #newest(): Key {
-    const keys = [this.running, this.ready, this.#undecided].filter((key) => key !== null);
-    return keys.reduce<Key>((best, key) => (newer(key, best) ? key : best), NONE);
+  get running(): Running | null {
+    return this.holds.at("running")?.running ?? null;
   }
 
   // What the publisher says.
 
   /** A beacon, a welcome or a stray chunk speaks of a version: ask if it is news. */
   hearOf(key: Key, now: number): Effect[] {
-    const known = this.#arriving !== null && !newer(key, this.#arriving);
-    if (key.version === 0 || known || !newer(key, this.#newest)) return [];
-    return this.catchingUp || this.#isRejected(key) ? [] : this.#askLatest(key.epoch, now);
+    const arriving = this.holds.at("arriving"); // W4, W15, W26
+    if (key.version === 0 || this.holds.isRejected(key)) return [];
+    if (!newer(key, this.holds.newest)) return [];
+    if (arriving !== null && (!newer(key, arriving) || this.mode === "catching-up")) return [];
+    return this.#askLatest(key.epoch, now);
   }
 
   #askLatest(epoch: number, now: number): Effect[] {
-    if (now - this.#askedAt < this.timing.quiet) return [];
+    if (now - this.#askedAt < this.timing.quiet) return []; // W4
     this.#askedAt = now;
-    const layout = this.#waiting !== null && !this.layouts.knows(this.#waiting.layout);
+    const waiting = this.holds.at("announced");
+    const layout = waiting !== null && this.#acceptance.layout(waiting.announce) === undefined;
     return [send({ type: "fetch", model: this.model, epoch, version: 0, layout })];
   }
 
@@ -88,312 +77,266 @@ export class Slot {
     now: number,
     pushed: boolean,
   ): Effect[] {
-    if (layout !== undefined) {
-      const broken = this.layouts.learn(announce, layout);
-      if (broken) return this.#reject(announce, "layout-invalid", broken);
+    const fault = layout === undefined ? null : this.#acceptance.learn(announce, layout);
+    if (fault !== null) return this.#fail(announce, ...fault);
+    const staged = this.holds.at("staged");
+    if (staged !== null && sameKey(staged, announce) && announce.commit === "auto") {
+      return this.#commit(staged, now); // W5
     }
-    if (sameKey(this.#undecided, announce) && announce.commit === "auto") return this.#commit(now);
-    if (!newer(announce, this.#newest) || this.#isRejected(announce)) return [];
-    if (this.#arriving !== null && !this.#replaces(announce, this.#arriving)) return [];
-    const effects = this.#begin(announce, now);
-    if (pushed || !sameKey(this.#arriving, announce)) return effects;
-    return [...effects, ...this.#pullAtOnce(now)];
+    if (!this.#wants(announce)) return [];
+    const held = this.holds.expect(announce);
+    const effects = this.#begin(held, now);
+    if (held.phase !== "arriving" || pushed) return effects;
+    held.transfer.pull(); // W10
+    return [...effects, ...this.#pull(held, now)];
   }
 
-  /** No push follows an announcement on the control channel. */
-  #pullAtOnce(now: number): Effect[] {
-    this.#arriving?.pull();
-    return this.#arriving === null ? [] : this.#pull(this.#arriving, now);
-  }
-
-  /** Whether an announcement replaces the transfer under way. */
-  #replaces(announce: Announce, arriving: Transfer): boolean {
-    if (!sameKey(arriving, announce)) return newer(announce, arriving) && !this.catchingUp;
+  /** Whether an announcement is of a version to begin, or to begin anew. */
+  #wants(announce: Announce): boolean {
+    const arriving = this.holds.at("arriving"); // W5, W8, W26
+    if (!newer(announce, this.holds.newest) || this.holds.isRejected(announce)) return false;
+    if (arriving === null) return true;
+    if (!sameKey(arriving, announce)) return newer(announce, arriving) && this.mode === "following";
     if (!sameBytes(announce, arriving.announce)) return true; // one of the two was damaged
     arriving.announce = announce; // it may have been committed meanwhile
     return false;
   }
 
-  /** Start to receive a version, replacing an older one that is still arriving. */
-  #begin(announce: Announce, now: number): Effect[] {
-    this.#waiting = announce;
-    const problem = this.#unsupported(announce) ?? this.layouts.problem(announce, this.model);
-    if (problem !== null) return this.#reject(announce, ...problem);
-    const layout = this.layouts.get(announce.layout);
+  /** What runs here is a newer version, byte for byte: nothing is to be fetched or applied. */
+  renamed({ epoch, version, was }: Rename, now: number): Effect[] {
+    const [held, key] = [this.holds.at("running"), { epoch, version }]; // W25
+    if (held === null || !sameKey(held, was) || held.running.digest !== was.digest) return [];
+    if (this.holds.all("ready", "applying").length > 0 || !newer(key, this.holds.newest)) return [];
+    if (this.holds.all("arriving").some((begun) => newer(begun, key))) return [];
+    for (const older of this.holds.all("announced", "arriving", "staged")) {
+      this.holds.move(older, "newer");
+    }
+    this.holds.rename(held, key);
+    held.running = { ...key, digest: was.digest };
+    this.epoch = Math.max(this.epoch, epoch);
+    this.#failure = null;
+    return [this.#sayApplied(held), ...this.#turn("completed", now)];
+  }
+
+  /** Start to receive a version, if everything is there for it. */
+  #begin(held: Held, now: number): Effect[] {
+    const { announce, epoch, version } = held;
+    const fault = this.#acceptance.fault(announce);
+    if (fault !== null) return this.#decline(held, ...fault);
+    const layout = this.#acceptance.layout(announce);
     if (layout === undefined) {
-      this.#askedAt = now;
-      const { epoch, version } = announce;
+      this.#askedAt = now; // W7
       return [send({ type: "fetch", model: this.model, epoch, version, layout: true })];
     }
-    const effects = this.#abandon();
+    const replaced = this.holds.move(this.holds.at("arriving"), "newer"); // W8
+    const effects = replaced ? this.#turn("replaced", now) : [];
     try {
-      const buffer = this.#buffers.take(announce.nbytes);
-      if (buffer === null) return effects; // `#resume` begins when one is given back
-      this.#waiting = this.#failure = null;
-      this.#arriving = new Transfer(announce, layout, buffer, now, this.timing);
-      return effects;
+      if (!this.holds.takeMemory(held)) return effects; // `#resume` begins when one is given back
     } catch (error) {
       if (!(error instanceof RangeError)) throw error;
       const text = `there is no memory for ${announce.nbytes} bytes: lower bytesMax, or make room`;
-      const rejected = this.#reject(announce, "no-memory", text);
-      return [...effects, ...rejected, ...this.#caughtUp(announce.epoch, now)];
+      return [...effects, ...this.#decline(held, "no-memory", text)];
     }
+    held.transfer = new Transfer(announce, layout, held.buffer as Uint8Array, now, this.timing);
+    this.holds.move(held, "begun");
+    if (this.#torn === 0) this.#failure = null; // that nothing runs is said on
+    return effects;
   }
 
-  /** A newer version replaces the one arriving; the next is finished, whatever comes. */
-  #abandon(): Effect[] {
-    if (this.#arriving === null) return [];
-    this.#release(this.#arriving);
-    if (this.catchingUp) return [];
-    this.catchingUp = true;
-    return [{ do: "subscribe", topic: dataTopic(this.model), on: false }];
+  /** Take pushed chunks again, and look for what came meanwhile; or no longer. */
+  #turn(turn: Turn, now: number): Effect[] {
+    const mode = MODES[this.mode][turn]; // W26
+    if (mode === undefined) return [];
+    this.mode = mode;
+    const on = mode === "following";
+    const subscribe: Effect = { do: "subscribe", topic: dataTopic(this.model), on };
+    return [subscribe, ...(on ? this.#askLatest(this.holds.newest.epoch, now) : [])];
   }
 
-  #unsupported(announce: Announce): Problem | null {
-    const { encoding, encryption, nbytes, chunk_bytes } = announce;
-    if (encoding !== "raw" || encryption !== null) {
-      const what = `encoding ${encoding}, encryption ${encryption ?? "none"}`;
-      return ["unsupported", `${what}; this worker takes raw without encryption`];
-    }
-    if (nbytes > this.bytesMax) {
-      const text = `${nbytes} bytes; this worker takes at most ${this.bytesMax}`;
-      return ["too-large", `${text}: raise its bytesMax if that is meant`];
-    }
-    if (nbytes > CHUNKS_MAX * chunk_bytes) {
-      const text = `${nbytes} bytes in chunks of ${chunk_bytes}`;
-      return ["too-many-chunks", `${text} are more than ${CHUNKS_MAX} chunks`];
-    }
-    return null;
+  #decline(held: Held, code: string, text: string): Effect[] {
+    this.holds.move(held, TRANSIENT.has(code) ? "failed" : "declined"); // W15
+    return this.#fail(held, code, text);
   }
 
-  #isRejected(key: Key): boolean {
-    return this.#rejected.some((rejected) => sameKey(rejected, key));
-  }
-
-  #remember(key: Key): void {
-    this.#rejected = [...this.#rejected, key].slice(-REJECTED_KEPT);
-  }
-
-  #reject(announce: Announce, code: string, text: string): Effect[] {
-    if (!TRANSIENT.has(code)) this.#remember(announce);
-    this.#waiting = null;
-    const { epoch, version } = announce;
-    const rejected: Effect = { do: "rejected", model: this.model, epoch, version, code, text };
-    return [this.#fail(announce, code, text), rejected];
-  }
-
-  #fail({ epoch, version }: Key, code: string, text: string): Effect {
+  #fail({ epoch, version }: Key, code: string, text: string): Effect[] {
     const { model } = this;
     this.#failure = { type: "failed", model, epoch, version, code, text: asText(text) };
-    return send(this.#failure);
+    return [this.#sayFailed(this.#failure), { do: "rejected", model, epoch, version, code, text }];
+  }
+
+  // What arrives of it.
+
+  #arriving(key: Key): Held | null {
+    const held = this.holds.at("arriving");
+    return sameKey(held, key) ? held : null;
   }
 
   /** Say where a chunk's payload belongs that is about to be received; null: nowhere. */
   place(chunk: Chunk, size: number): Lease | null {
-    return sameKey(this.#arriving, chunk)
-      ? (this.#arriving?.lend(chunk.index, size) ?? null)
-      : null;
+    return this.#arriving(chunk)?.transfer.lend(chunk.index, size) ?? null;
   }
 
   /** A piece of a version. */
   chunk(chunk: Chunk, payload: Uint8Array, now: number, pushed: boolean): Effect[] {
-    const transfer = this.#arriving;
-    if (transfer === null || !sameKey(transfer, chunk)) {
-      return this.#waiting === null ? this.hearOf(chunk, now) : [];
-    }
+    const held = this.#arriving(chunk);
+    if (held === null) return this.#stray(chunk, now);
+    const { transfer } = held;
     const fresh = transfer.add(chunk.index, chunk.crc, payload, now, pushed);
-    const effects = this.#pull(transfer, now);
-    if (fresh && pushed && transfer.here % PROGRESS_CHUNKS === 0) {
-      effects.push(this.#progress(transfer));
+    const effects = this.#pull(held, now);
+    const slow = now - transfer.reportedAt >= this.timing.report; // W23
+    if (fresh && pushed && (slow || transfer.here % PROGRESS_CHUNKS === 0)) {
+      transfer.reportedAt = now;
+      effects.push(this.#sayProgress(held));
     }
-    return [...effects, ...this.#completed(now)];
+    return [...effects, ...this.#completed(held, now)];
   }
 
   /** All chunks of a version are out. */
   end(end: End, now: number): Effect[] {
-    const transfer = this.#arriving;
-    if (transfer === null || !sameKey(transfer, end)) {
-      return this.#waiting === null ? this.hearOf(end, now) : [];
-    }
-    transfer.end(end.digest);
-    return [...this.#pull(transfer, now), ...this.#completed(now)];
+    const held = this.#arriving(end);
+    if (held === null) return this.#stray(end, now);
+    held.transfer.end(end.digest);
+    return [...this.#pull(held, now), ...this.#completed(held, now)];
   }
 
-  #pull(transfer: Transfer, now: number): Effect[] {
+  #stray(key: Key, now: number): Effect[] {
+    return this.holds.at("announced") === null ? this.hearOf(key, now) : []; // W4
+  }
+
+  #pull({ epoch, version, transfer }: Held, now: number): Effect[] {
     const { model } = this;
-    const { epoch, version } = transfer;
     return transfer
       .wants(now)
       .map((range) => send({ type: "fetch", model, epoch, version, ...range }));
   }
 
-  #progress({ epoch, version, here }: Transfer): Effect {
-    return send({ type: "progress", model: this.model, epoch, version, chunks: here });
-  }
-
   /** If the version is whole: verify it, then stage it. */
-  #completed(now: number): Effect[] {
-    const transfer = this.#arriving;
-    if (transfer === null || !transfer.complete) return [];
-    if (!transfer.verify()) {
-      if (transfer.restarts < RESTARTS_MAX) return []; // the next tick fetches it anew
-      this.#release(transfer);
-      const text = `the whole did not match its digest, ${transfer.restarts} times`;
-      const rejected = this.#reject(transfer.announce, "digest-mismatch", text);
-      return [...rejected, ...this.#caughtUp(transfer.epoch, now)];
-    }
-    this.#arriving = null;
-    return [...this.#stage(transfer, now), ...this.#caughtUp(transfer.epoch, now)];
+  #completed(held: Held, now: number): Effect[] {
+    const { transfer } = held; // W13
+    if (!transfer.complete) return [];
+    if (transfer.verify()) return this.#arrived(held, now);
+    if (transfer.restarts < RESTARTS_MAX) return []; // the next tick fetches it anew
+    const text = `the whole did not match its digest, ${transfer.restarts} times`;
+    return this.#decline(held, "digest-mismatch", text);
   }
 
-  #stage(transfer: Transfer, now: number): Effect[] {
-    const { announce, layout, epoch, version } = transfer;
-    const together = announce.commit === "together";
-    const staged: StagedVersion = {
-      model: this.model,
-      epoch,
-      version,
-      layout,
-      data: transfer.buffer,
-      digest: transfer.digest ?? "",
-      sayStaged: together || announce.acknowledge === "staged",
-    };
-    const effects = staged.sayStaged ? [this.#sayStaged(staged)] : [];
-    this.#forgetUndecided();
-    this.#undecided = staged;
-    return together ? effects : [...effects, ...this.#commit(now)];
+  /** A version is whole and sound: stage it, and commit it unless that waits for others. */
+  #arrived(held: Held, now: number): Effect[] {
+    const { announce, epoch, version, transfer } = held;
+    const { layout, buffer: data } = transfer;
+    const together = announce.commit === "together"; // W14
+    const sayStaged = together || announce.acknowledge === "staged";
+    const digest = transfer.digest ?? "";
+    this.holds.move(this.holds.at("staged"), "newer");
+    held.staged = { model: this.model, epoch, version, layout, data, digest, sayStaged };
+    this.holds.move(held, "whole");
+    const effects = this.#sayStaged([held]);
+    if (!together) effects.push(...this.#commit(held, now));
+    return [...effects, ...this.#turn("completed", now)];
   }
 
-  /** A newer version is whole, or this one will not be committed. */
-  #forgetUndecided(): void {
-    if (this.#undecided !== null) this.#buffers.giveBack(this.#undecided.data);
-    this.#undecided = null;
-  }
-
-  /** What is staged is ready, in place of an older version that nobody has applied. */
-  #commit(now: number): Effect[] {
-    if (this.#undecided === null) return [];
-    const replaced = this.ready;
-    this.ready = this.#undecided;
-    this.#undecided = null;
-    if (replaced !== null) this.#buffers.giveBack(replaced.data);
+  /** A version is ready, in place of an older one that nobody has applied. */
+  #commit(held: Held, now: number): Effect[] {
+    this.holds.move(this.holds.at("ready"), "newer");
+    this.holds.move(held, "committed");
     return [{ do: "ready", model: this.model }, ...this.#resume(now)];
-  }
-
-  /** A transfer is over: take pushed chunks again, and look for what came meanwhile. */
-  #caughtUp(epoch: number, now: number): Effect[] {
-    if (!this.catchingUp) return [];
-    this.catchingUp = false;
-    const again: Effect = { do: "subscribe", topic: dataTopic(this.model), on: true };
-    return [again, ...this.#askLatest(epoch, now)];
   }
 
   /** The version that is staged here may be applied. */
   committed(commit: Commit, now: number): Effect[] {
-    const staged = this.#undecided;
-    return sameKey(staged, commit) && staged?.digest === commit.digest ? this.#commit(now) : [];
+    const held = this.holds.at("staged"); // W14
+    if (held === null || !sameKey(held, commit)) return [];
+    return held.staged.digest === commit.digest ? this.#commit(held, now) : [];
   }
 
   /** The version must not be applied; drop what there is of it. */
-  aborted(abort: Abort, now: number): Effect[] {
-    if (sameKey(this.#undecided, abort)) {
-      this.#forgetUndecided();
-      return this.#resume(now);
+  aborted(key: Key, now: number): Effect[] {
+    for (const held of this.holds.all("announced", "arriving", "staged")) {
+      if (sameKey(held, key)) this.holds.move(held, "aborted"); // W14
     }
-    return sameKey(this.#arriving, abort) ? this.#dropArriving(now) : [];
+    // There may be room now for what waited; who is catching up must find something to do.
+    const effects = this.#resume(now);
+    const busy = effects.length > 0 || this.holds.at("arriving") !== null;
+    return busy || this.mode === "following" ? effects : this.#askLatest(key.epoch, now); // W26
   }
 
-  /** The publisher no longer has a version; an epoch of 0 says nothing of whose it was. */
+  /** The publisher no longer has a version; 0: it has none. */
   gone({ epoch, version }: Key, now: number): Effect[] {
-    const arriving = this.#arriving;
-    if (arriving !== null && epoch !== 0 && epoch !== arriving.epoch) return [];
-    if (this.#waiting !== null && (version === 0 || version === this.#waiting.version)) {
-      this.#waiting = null;
+    for (const held of this.holds.all("announced", "arriving")) {
+      const was = held.phase; // W27
+      const named = version === held.version || (version === 0 && was === "announced");
+      if (!named || (epoch !== 0 && epoch !== held.epoch)) continue;
+      if (!this.holds.move(held, "gone") || was === "announced") continue;
+      const resumed = this.#resume(now);
+      return resumed.length > 0 ? resumed : this.#askLatest(held.epoch, now);
     }
-    if (arriving === null || arriving.version !== version) return [];
-    return [...this.#dropArriving(now), ...this.#askLatest(arriving.epoch, now)];
+    return [];
   }
 
-  #dropArriving(now: number): Effect[] {
-    const arriving = this.#arriving;
-    if (arriving === null) return [];
-    this.#release(arriving);
-    this.#waiting = null;
-    return this.#caughtUp(arriving.epoch, now);
-  }
+  // The session.
 
   /** Versions will come, probably of this size: have a buffer for them. */
   expect(nbytes: number): void {
-    if (nbytes <= this.bytesMax) this.#buffers.reserve(nbytes);
-  }
-
-  /** A transfer is over before it is whole: its buffer may serve another. */
-  #release(transfer: Transfer): void {
-    if (transfer.revoke()) this.#buffers.forget();
-    else this.#buffers.giveBack(transfer.buffer);
-    this.#arriving = null;
+    if (nbytes <= this.#acceptance.bytesMax) this.holds.buffers.reserve(nbytes);
   }
 
   /** The publisher has let this worker in (again), and has this version for it. */
   reconnected(latest: Key, now: number): Effect[] {
-    const effects: Effect[] = [];
-    if (this.#undecided !== null && this.#undecided.epoch !== latest.epoch) this.#forgetUndecided();
-    this.#waiting = null;
-    this.#rejected = [];
-    if (this.#arriving !== null && this.#arriving.epoch !== latest.epoch) {
-      effects.push(...this.#dropArriving(now));
+    for (const held of this.holds.all("announced", "arriving", "staged")) {
+      const other = held.epoch !== latest.epoch; // W2
+      if (other || held.phase === "announced") this.holds.move(held, "fenced");
+      else if (held.phase === "arriving") held.transfer.reconnected(now);
     }
-    this.#arriving?.reconnected(now);
+    this.holds.rejected = [];
+    this.#torn = Math.min(this.#torn, 1); // it may be tried as often as at first
     this.#askedAt = Number.NEGATIVE_INFINITY;
-    return [...effects, ...this.#repeatStaged(), ...this.hearOf(latest, now)];
-  }
-
-  #repeatStaged(): Effect[] {
-    const held = [this.ready, this.#undecided].filter((staged) => staged !== null);
-    return held.filter((staged) => staged.sayStaged).map((staged) => this.#sayStaged(staged));
-  }
-
-  #sayStaged({ epoch, version, digest }: StagedVersion): Effect {
-    return send({ type: "staged", model: this.model, epoch, version, digest });
-  }
-
-  #sayApplied(running: Running): Effect {
-    return send({ type: "applied", model: this.model, ...running });
+    const heldBack = this.holds.all("ready", "applying", "staged");
+    return [...this.#sayStaged(heldBack), ...this.hearOf(latest, now)];
   }
 
   // What the user does with the version that is ready.
 
-  /** It was applied, and runs here. `keep`: its memory stays with the user. */
-  applied(now: number, keep = false): Effect[] {
-    const staged = this.#takeReady(keep);
-    if (staged === null) return [];
-    const { epoch, version, digest } = staged;
-    this.running = { epoch, version, digest };
-    return [this.#sayApplied(this.running), ...this.#resume(now)];
+  /** Somebody begins to apply it. */
+  taken(): StagedVersion | null {
+    const held = this.holds.at("ready");
+    return held !== null && this.holds.move(held, "taken") ? held.staged : null;
   }
 
-  /** It could not be applied; the old one still runs. */
-  failed(text: string, now: number): Effect[] {
-    const staged = this.#takeReady(false);
-    if (staged === null) return [];
-    this.#remember(staged);
-    return [this.#fail(staged, "apply", text), ...this.#resume(now)];
+  /** It was applied, and runs here. `kept`: its memory stays with the user. */
+  applied(now: number, kept = false): Effect[] {
+    const held = this.holds.at("applying"); // W16
+    if (held === null) return [];
+    const { epoch, version } = held;
+    held.kept = kept;
+    this.holds.move(this.holds.at("running"), "newer");
+    this.holds.move(held, "applied");
+    held.running = { epoch, version, digest: held.staged.digest };
+    this.#torn = 0;
+    this.epoch = Math.max(this.epoch, epoch);
+    if (this.#failure !== null && !newer(this.#failure, held)) this.#failure = null; // W17
+    return [this.#sayApplied(held), ...this.#resume(now)];
   }
 
-  #takeReady(keep: boolean): StagedVersion | null {
-    const staged = this.ready;
-    this.ready = null;
-    if (staged !== null && keep) this.#buffers.forget();
-    else if (staged !== null) this.#buffers.giveBack(staged.data);
-    return staged;
+  /** It could not be applied. If the model is `intact`, what ran before still runs. */
+  failed(text: string, now: number, intact = true): Effect[] {
+    const held = this.holds.at("applying"); // W24
+    if (held === null) return [];
+    if (!intact) {
+      this.holds.move(this.holds.at("running"), "torn");
+      this.#torn += 1;
+      this.epoch = Math.max(this.epoch, held.epoch);
+    }
+    const again = !intact && this.#torn < APPLIES_MAX;
+    this.holds.move(held, again ? "torn" : "declined");
+    return [...this.#fail(held, "apply", text), ...this.#resume(now)];
   }
 
   /** A buffer is free: begin what waited for it. */
   #resume(now: number): Effect[] {
-    const waiting = this.#waiting;
-    if (waiting === null || this.#arriving !== null) return [];
-    if (newer(waiting, this.#newest)) return this.#begin(waiting, now);
-    this.#waiting = null;
+    const waiting = this.holds.at("announced");
+    if (waiting === null || this.holds.at("arriving") !== null) return [];
+    if (newer(waiting, this.holds.newest)) return this.#begin(waiting, now);
+    this.holds.move(waiting, "newer");
     return [];
   }
 
@@ -401,24 +344,45 @@ export class Slot {
 
   /** Fetch what is due. */
   tick(now: number): Effect[] {
-    if (this.#arriving !== null) {
-      return [...this.#pull(this.#arriving, now), ...this.#completed(now)];
-    }
-    if (this.#waiting === null || now - this.#askedAt < this.timing.patience) return [];
-    return this.#begin(this.#waiting, now);
+    const arriving = this.holds.at("arriving");
+    if (arriving !== null) return [...this.#pull(arriving, now), ...this.#completed(arriving, now)];
+    const waiting = this.holds.at("announced");
+    if (waiting === null || now - this.#askedAt < this.timing.patience) return []; // W7
+    return this.#begin(waiting, now);
   }
 
   /** Say again how things stand, in case it got lost. */
   repeat(): Effect[] {
-    const effects = this.#repeatStaged();
-    if (this.#arriving !== null) effects.unshift(this.#progress(this.#arriving));
-    if (this.running !== null) effects.push(this.#sayApplied(this.running));
-    if (this.#failure !== null) effects.push(send(this.#failure));
-    if (this.ready !== null && this.#arriving === null) {
-      const { model, epoch, version } = this.ready;
-      effects.push(send({ type: "progress", model, epoch, version, chunks: 0, phase: "staged" }));
-    }
+    const arriving = this.holds.at("arriving"); // W17
+    const ready = this.holds.at("ready");
+    const running = this.holds.at("running");
+    const effects = this.#sayStaged(this.holds.all("ready", "staged"));
+    if (arriving !== null) effects.push(this.#sayProgress(arriving));
+    if (running !== null) effects.push(this.#sayApplied(running));
+    if (this.#failure !== null) effects.push(this.#sayFailed(this.#failure));
+    if (ready !== null && arriving === null) effects.push(this.#sayProgress(ready));
     return effects;
+  }
+
+  #sayProgress({ epoch, version, phase: at, transfer }: Held): Effect {
+    const [chunks, phase] = at === "arriving" ? [transfer.here, "receiving"] : [0, "staged"];
+    return send({ type: "progress", model: this.model, epoch, version, chunks, phase });
+  }
+
+  #sayStaged(some: readonly Held[]): Effect[] {
+    const { model } = this;
+    const due = some.map(({ staged }) => staged).filter(({ sayStaged }) => sayStaged);
+    return due.map(({ epoch, version, digest }) =>
+      send({ type: "staged", model, epoch, version, digest }),
+    );
+  }
+
+  #sayApplied({ running }: Held): Effect {
+    return send({ type: "applied", model: this.model, ...running });
+  }
+
+  #sayFailed(failure: Failed): Effect {
+    return send({ ...failure, intact: this.#torn === 0 });
   }
 }
 

@@ -65,6 +65,8 @@ export class Transfer {
   restarts = 0;
   /** From `end`. */
   digest: string | null = null;
+  /** When the publisher was told last how far this is. */
+  reportedAt: number;
   readonly #plan: ChunkPlan;
   readonly #states: Uint8Array;
   readonly #crcs: Uint32Array;
@@ -82,7 +84,7 @@ export class Transfer {
   #lentHere = 0; // and how much of it was here when we looked last
 
   constructor(
-    public announce: Announce,
+    readonly announce: Announce,
     readonly layout: Layout,
     readonly buffer: Uint8Array,
     now: number,
@@ -91,16 +93,8 @@ export class Transfer {
     this.#plan = new ChunkPlan(announce.nbytes, announce.chunk_bytes);
     this.#states = new Uint8Array(this.#plan.count);
     this.#crcs = new Uint32Array(this.#plan.count);
-    this.#heardAt = now;
+    this.reportedAt = this.#heardAt = now;
     this.#patience = timing.patience;
-  }
-
-  get epoch(): number {
-    return this.announce.epoch;
-  }
-
-  get version(): number {
-    return this.announce.version;
   }
 
   /** Whether every chunk is here and the digest is known. */

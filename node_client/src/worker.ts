@@ -310,17 +310,16 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
 
   /** All of it happens in one turn of the event loop: nobody else can see half of it. */
   #apply(model: string): Update | null {
-    const staged = this.#machine.ready(model);
     const target = this.#targets.get(model);
-    if (staged === null || target === undefined || this.#state === "closed") return null;
+    if (target === undefined || this.#state === "closed") return null;
+    const staged = this.#machine.taken(model);
+    if (staged === null) return null;
     const { epoch, version, digest, layout } = staged;
     let tensors: Update["tensors"];
     try {
       tensors = target.apply(staged);
     } catch (error) {
-      const text = String(error);
-      this.#loop.perform(this.#machine.failed(model, text, now()));
-      this.#fail(new ApplyError(model, epoch, version, "apply", text));
+      this.#loop.perform(this.#machine.failed(model, String(error), now()));
       return null;
     }
     this.#loop.perform(this.#machine.applied(model, now(), target.keeps));

@@ -5,6 +5,7 @@ import type { Layout } from "../src/layout.js";
 import { timing } from "../src/limits.js";
 import { WorkerMachine } from "../src/machine.js";
 import type { WorkerMessage } from "../src/messages.js";
+import type { StagedVersion } from "../src/staging.js";
 import { type Frames, type Published, welcome } from "./published.js";
 
 type Fetch = Extract<WorkerMessage, { type: "fetch" }>;
@@ -47,7 +48,13 @@ export class Bench {
     return effects;
   }
 
+  /** The version that waits to be applied. */
+  get ready(): StagedVersion | null {
+    return this.machine.slots.get("m")?.holds.at("ready")?.staged ?? null;
+  }
+
   apply(): Effect[] {
+    this.machine.taken("m");
     return this.machine.applied("m", this.now);
   }
 }

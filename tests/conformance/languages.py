@@ -92,7 +92,7 @@ LANGUAGES = (
         "TypeScript",
         "node_client",
         ("make", "node", "npm"),
-        {"shared-road": NO_FLOCK, "shared-road-overtaken": NO_FLOCK} | WIRE_ALONE,
+        {"shared-road": NO_FLOCK, "shared-road-overtaken": NO_FLOCK} | NO_MAPPING,
     ),
     Language("rust", "Rust", "rust_client", ("make", "cargo"), WIRE_ALONE),
     Language("go", "Go", "go_client", ("make", "go"), WIRE_ALONE),

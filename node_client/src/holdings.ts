@@ -1,0 +1,100 @@
+/** The versions of one model that are here, each in its phase, and the memory that they take. */
+
+import type { Announce, Running } from "./messages.js";
+import { ARROWS, type Event, type Phase } from "./phases.js";
+import { Buffers, type Key, newer, type StagedVersion, sameKey } from "./staging.js";
+import type { Transfer } from "./transfer.js";
+
+const REJECTED_KEPT = 8; // versions remembered that could not be taken here
+const IN_MEMORY: readonly Phase[] = ["arriving", "staged", "ready", "applying"]; // need a buffer
+const NONE: Key = { epoch: 0, version: 0 };
+
+/** A version that is here, and what there is of it in its phase. */
+export class Held implements Key {
+  epoch: number;
+  version: number;
+  phase: Phase = "announced";
+  buffer: Uint8Array | null = null;
+  /** Whether the user keeps the buffer, once the version runs. */
+  kept = false;
+  transfer!: Transfer; // while it arrives
+  staged!: StagedVersion; // once it is whole
+  running!: Running; // while it runs
+
+  constructor(public announce: Announce) {
+    this.epoch = announce.epoch;
+    this.version = announce.version;
+  }
+}
+
+/** The versions of one model. */
+export class Holdings {
+  readonly buffers = new Buffers();
+  // Could not be taken; not tried again. An older one still may be: what was rejected may have
+  // been aborted, or meant for few, and the latest for all be one that was missed.
+  rejected: readonly Key[] = [];
+  #live: Held[] = []; // but for those that were dropped or rejected; each behind those before it
+
+  /** The version in a phase, the oldest if there are several. */
+  at(phase: Phase): Held | null {
+    return this.#live.find((held) => held.phase === phase) ?? null;
+  }
+
+  /** The versions in some phases. */
+  all(...phases: Phase[]): Held[] {
+    return phases.flatMap((phase) => this.#live.filter((held) => held.phase === phase));
+  }
+
+  /** The newest version that needs no announcement any more. */
+  get newest(): Key {
+    const known = this.all("staged", "ready", "applying", "running");
+    return known.reduce<Key>((best, held) => (newer(held, best) ? held : best), NONE);
+  }
+
+  isRejected(key: Key): boolean {
+    return this.rejected.some((rejected) => sameKey(rejected, key));
+  }
+
+  /** Take note of a version that was announced, in place of any that was only announced. */
+  expect(announce: Announce): Held {
+    this.move(this.at("announced"), "newer");
+    const held = new Held(announce);
+    this.#live.push(held);
+    return held;
+  }
+
+  /**
+   * Give a version a staging buffer; false if all are in use.
+   *
+   * @throws RangeError - if there is no memory.
+   */
+  takeMemory(held: Held): boolean {
+    held.buffer = this.buffers.take(held.announce.nbytes);
+    return held.buffer !== null;
+  }
+
+  /** Have a version of another name in the place of one that runs. */
+  rename(held: Held, { epoch, version }: Key): void {
+    if (this.move(held, "renamed")) Object.assign(held, { epoch, version });
+  }
+
+  /** Let something happen to a version; return whether it has an arrow for that. */
+  move(held: Held | null, event: Event): boolean {
+    const after = held === null ? undefined : ARROWS[held.phase][event];
+    if (held === null || after === undefined) return false;
+    held.phase = after;
+    this.#live = this.#live.filter((other) => other !== held);
+    if (after === "rejected") this.rejected = [...this.rejected, held].slice(-REJECTED_KEPT);
+    else if (after !== "dropped") this.#live.push(held);
+    if (!IN_MEMORY.includes(after)) this.#giveBack(held);
+    return true;
+  }
+
+  /** What the user keeps, or the kernel may yet write into, serves no other version. */
+  #giveBack(held: Held): void {
+    if (held.buffer === null) return;
+    if (held.transfer.revoke() || held.kept) this.buffers.forget();
+    else this.buffers.giveBack(held.buffer);
+    held.buffer = null;
+  }
+}

@@ -1,0 +1,113 @@
+/**
+ * What a version goes through at a worker: phase x event -> phase. Nothing else moves one.
+ *
+ *     announced ──> arriving ──> staged ──> ready ──> applying ──> running
+ *         │             │           │         │           │           │
+ *         └─────────────┴───────────┴─────────┴───────────┴───────────┴──> dropped, rejected
+ *
+ * An event that has no arrow from a version's phase changes nothing: messages come late, twice and
+ * in any order. `docs/PROTOCOL.md` has the same tables (section 8), and `tests/vectors/phases.json`
+ * has every arrow, and every pair without one.
+ */
+
+export type Phase =
+  | "announced" // there is such a version; its layout or memory is missing
+  | "arriving" // its chunks are coming
+  | "staged" // whole and verified; waits for a commit
+  | "ready" // the user may apply it
+  | "applying" // the user does
+  | "running"
+  | "dropped" // of no use; it may be announced again
+  | "rejected"; // not tried again in this session
+
+export type Event =
+  | "begun" // its layout is known and fits, and there is memory
+  | "mapped" // its segment is open, and it need not be staged
+  | "whole" // all chunks and the digest are here, and match
+  | "committed" // it is `auto`, or `commit` came, or it is announced as `auto`
+  | "taken" // the user begins to apply it
+  | "put-back" // the user will apply it later
+  | "applied"
+  | "declined" // a check fails that a repetition will not mend, or the user turns it down
+  | "failed" // something fails that may be otherwise next time
+  | "torn" // an apply has failed half-way: what ran is gone, too
+  | "stale" // its segment holds another version by now
+  | "renamed" // a newer version has the same bytes
+  | "newer" // a newer version takes its place
+  | "gone" // the publisher has it no more
+  | "aborted"
+  | "fenced"; // a session of another epoch has begun
+
+/** What an event leads to in each state; nothing where it changes nothing. */
+export type Table<S extends string, E extends string> = Record<S, Partial<Record<E, S>>>;
+
+export const ARROWS: Table<Phase, Event> = {
+  announced: {
+    begun: "arriving",
+    mapped: "ready",
+    declined: "rejected",
+    failed: "dropped",
+    newer: "dropped",
+    gone: "dropped",
+    aborted: "dropped",
+    fenced: "dropped",
+  },
+  arriving: {
+    whole: "staged",
+    failed: "dropped",
+    newer: "dropped",
+    gone: "dropped",
+    aborted: "dropped",
+    fenced: "dropped",
+  },
+  staged: {
+    committed: "ready",
+    newer: "dropped",
+    aborted: "dropped",
+    fenced: "dropped",
+  },
+  ready: {
+    taken: "applying",
+    newer: "dropped",
+  },
+  applying: {
+    applied: "running",
+    "put-back": "ready",
+    declined: "rejected",
+    failed: "dropped",
+    torn: "dropped",
+    stale: "dropped",
+    newer: "dropped",
+  },
+  running: {
+    renamed: "running",
+    newer: "dropped",
+    torn: "dropped",
+  },
+  dropped: {},
+  rejected: {},
+};
+
+// Of a model: whether its worker takes what is pushed. Who had to drop an arriving version for a
+// newer one finishes the next, by fetching, before it looks at anything newer; else one that is
+// slower than its publisher would never complete any.
+export type Mode = "following" | "catching-up";
+export type Turn = "replaced" | "completed";
+
+export const MODES: Table<Mode, Turn> = {
+  following: { replaced: "catching-up" },
+  "catching-up": { completed: "following" },
+};
+
+// Of a worker: whether it has a session with its publisher.
+export type Session = "outside" | "inside";
+export type Change = "welcomed" | "unknown" | "refused" | "silent";
+
+export const SESSIONS: Table<Session, Change> = {
+  outside: { welcomed: "inside" },
+  inside: {
+    unknown: "outside",
+    refused: "outside",
+    silent: "outside",
+  },
+};
