@@ -181,7 +181,8 @@ def _open(target: object) -> _Target:
         from . import torch_modules
 
         parts = torch_modules.parts_of(target)
-        return _Target(parts.tensors, parts.extra, parts.faults, materialises=True)
+        extra = {name: part.set_extra_state for name, part in parts.extra.items()}
+        return _Target(parts.tensors, extra, parts.faults, materialises=True)
     try:
         return _Target(named_leaves(target, in_place=True), {}, [])
     except StateError as error:

@@ -255,7 +255,11 @@ def named_leaves(source: object, *, in_place: bool = False) -> dict[str, Leaf]:
 
     With `in_place`, whatever hands out copies instead of its own memory is refused.
     """
-    pairs = _of_module(source) if is_module(source) else _walk(source, "", 0, in_place)
+    pairs: Iterator[tuple[str, Leaf]] = _walk(source, "", 0, in_place)
+    if is_module(source):
+        from . import torch_modules
+
+        pairs = torch_modules.leaves_of(source)
     leaves: dict[str, Leaf] = {}
     for name, leaf in pairs:
         if name in leaves:
@@ -305,16 +309,6 @@ def _walk(node: object, path: str, depth: int, in_place: bool) -> Iterator[tuple
             if not isinstance(key, str):
                 raise StateError(f"{where}the key {key!r} is not a string; names must be")
             yield from _walk(value, f"{path}.{key}" if depth else key, depth + 1, in_place)
-
-
-def _of_module(module: "torch.nn.Module") -> Iterator[tuple[str, Leaf]]:
-    for name, value in module.state_dict().items():
-        if not is_tensor(value):
-            raise StateError(
-                f"{name}: extra state of type {type(value).__name__} cannot travel, only tensors "
-                "can; return a tensor from get_extra_state(), or send it by another way"
-            )
-        yield name, value
 
 
 def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":

@@ -1,12 +1,20 @@
-"""Torch modules as targets: which tensors a version is copied into, and what stands in its way."""
+"""Torch modules, taken apart: which tensors travel by which names, and where a version goes.
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import cast
+Extra state is what `get_extra_state()` returns. The schemes carry that of every submodule: a tensor
+as `<path>._extra_state`, or a mapping of tensors, nested or not, each of which travels as
+`<path>._extra_state.<key>`. A dot within a key would look like nesting, so keys are written with
+`%2E` for a dot and `%25` for a percent sign.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 
+from .errors import StateError
 from .outline import Outline, outline_of
 from .torch_tensors import is_one_block
 
@@ -14,27 +22,46 @@ _CONTENTS = ("_modules", "_parameters", "_buffers")
 _OVERRIDDEN = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state")
 EXTRA_STATE = "_extra_state"  # the last part of its name in every state_dict()
 
+Format = Literal["tensordict", "state_dict"]  # names by every tensor, or by `state_dict()`
+Tensors = dict[str, torch.Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class ModuleParts:
-    """What of a module a version can reach, by the names of its `state_dict()`."""
+    """What of a module a version can reach.
 
-    tensors: dict[str, torch.Tensor]
-    extra: Mapping[
-        str, Callable[[torch.Tensor], None]
-    ]  # the `set_extra_state` of each module with one
+    Attributes:
+        tensors: Its tensors by name, tied ones under each name, sharing its memory.
+        extra: The modules with extra state, by the name of that state.
+        faults: What stands in the way of writing into it.
+        optional: Names of buffers that are not persistent, so that not every sender has them.
+    """
+
+    tensors: Tensors
+    extra: Mapping[str, nn.Module]
     faults: list[str]
+    optional: frozenset[str] = frozenset()
+
+    def part_of(self, name: str) -> str | None:
+        """Return the name of the extra state that a tensor's name belongs to, if it does to any."""
+        if name in self.extra:
+            return name
+        head, mark, _ = name.rpartition(f"{EXTRA_STATE}.")
+        while mark:
+            if head + EXTRA_STATE in self.extra:
+                return head + EXTRA_STATE
+            head, mark, _ = head.rpartition(f"{EXTRA_STATE}.")
+        return None
+
+
+# Where a version goes.
 
 
 def parts_of(module: nn.Module) -> ModuleParts:
-    """Return the tensors of a module that can be written in place, and what cannot be."""
-    extra: dict[str, Callable[[torch.Tensor], None]] = {
-        f"{path}.{EXTRA_STATE}".lstrip("."): part.set_extra_state
-        for path, part in _modules(module)
-        if type(part).set_extra_state is not nn.Module.set_extra_state
-    }
+    """Return the tensors of a module's `state_dict()` that can be written in place; what cannot."""
+    extra = _with_extra(module, "set_extra_state")
     owned = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: Tensors = {}
     faults = [
         f"{name}: a buffer on the meta device that is not persistent, so no version carries its "
         "value; build the module on a real device, or register the buffer as persistent"
@@ -50,6 +77,81 @@ def parts_of(module: nn.Module) -> ModuleParts:
         else:
             tensors[name] = value
     return ModuleParts(tensors, extra, faults)
+
+
+def parts_by(module: nn.Module, names: Format) -> ModuleParts:
+    """Return the parts of a module as the schemes write them: every buffer and all extra state."""
+    optional = frozenset(
+        f"{path}.{name}".lstrip(".")
+        for path, part in _modules(module)
+        for name in vars(part)["_non_persistent_buffers_set"]
+    )
+    everything, extra = _tensors(module), _with_extra(module, "get_extra_state")
+    if names == "tensordict":
+        return ModuleParts(everything, extra, [], optional)
+    parts = parts_of(module)
+    tensors = parts.tensors | {name: everything[name] for name in optional & everything.keys()}
+    return replace(parts, tensors=tensors, extra=extra, optional=optional)
+
+
+def put_extra(parts: ModuleParts, tensors: Tensors) -> None:
+    """Give modules their extra state back; all of them, or none and an exception."""
+    before = {name: value.clone() for name, value in extra_of(parts.extra).items()}
+    done: list[str] = []
+
+    def put(root: str, values: Tensors) -> None:
+        _put(parts.extra[root], root, {n: t for n, t in values.items() if parts.part_of(n) == root})
+
+    try:
+        for root in parts.extra:
+            done.append(root)
+            put(root, tensors)
+    except BaseException:
+        for root in done:
+            put(root, before)
+        raise
+
+
+# What travels.
+
+
+def leaves_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what `state_dict()` holds; StateError where that is no tensor."""
+    for name, value in module.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            raise StateError(
+                f"{name}: extra state of type {type(value).__name__} cannot travel, only tensors "
+                "can; return a tensor from get_extra_state(), or send it by another way"
+            )
+        yield name, value
+
+
+def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
+    """Return what the schemes send of a module, by name, in its own memory.
+
+    By "state_dict", adapters are merged if there are any (PEFT), and what is no tensor is left in.
+    """
+    if names == "state_dict" and hasattr(module, "merge_and_unload"):
+        merged: Any = copy.deepcopy(module)
+        return contents_of(merged.merge_and_unload(), names)
+    extra = _with_extra(module, "get_extra_state")
+    if names == "tensordict":
+        return {**_tensors(module), **extra_of(extra)}
+    own = {name: value for name, value in module.state_dict().items() if name not in extra}
+    return own | extra_of(extra)
+
+
+def extra_of(parts: Mapping[str, nn.Module]) -> Tensors:
+    """Return the extra state of modules as named tensors.
+
+    Raises:
+        StateError: Some of it is neither a tensor nor a mapping of tensors.
+    """
+    return {
+        name: tensor
+        for root, part in parts.items()
+        for name, tensor in _flatten(root, part.get_extra_state())
+    }
 
 
 def outline(module: nn.Module) -> Outline | None:
@@ -69,12 +171,7 @@ def outline(module: nn.Module) -> Outline | None:
     return outline_of(key, leaves)
 
 
-def _has_a_mind_of_its_own(part: nn.Module) -> bool:
-    kind, inside = type(part), vars(part)
-    if not all(isinstance(inside.get(name), dict) for name in _CONTENTS):
-        return True  # a script module keeps them elsewhere
-    hooks = inside["_state_dict_hooks"] or inside["_state_dict_pre_hooks"]
-    return bool(hooks) or any(getattr(kind, n) is not getattr(nn.Module, n) for n in _OVERRIDDEN)
+# New memory.
 
 
 def materialise(module: nn.Module) -> None:
@@ -86,13 +183,40 @@ def materialise(module: nn.Module) -> None:
     everything = (*module.parameters(), *module.buffers())
     device = next((t.device for t in everything if not t.is_meta), torch.get_default_device())
     made: dict[torch.Tensor, torch.Tensor] = {}  # tensors are hashed by identity
-    for part in module.modules():
-        slots = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
-        for name, old in slots:
-            if old.is_meta:
-                if old not in made:
-                    made[old] = _with_memory(old, device)
-                setattr(part, name, made[old])
+    for part, name, old in _slots(module):
+        if old.is_meta:
+            if old not in made:
+                made[old] = _with_memory(old, device)
+            setattr(part, name, made[old])
+
+
+def replace_tensors(module: nn.Module) -> None:
+    """Give every parameter and buffer new memory with the same values, tied ones in common."""
+    made: dict[torch.Tensor, torch.Tensor] = {}
+    for part, name, old in _slots(module):
+        if old not in made:
+            new = old.detach().clone()
+            is_parameter = isinstance(old, nn.Parameter)
+            made[old] = nn.Parameter(new, old.requires_grad) if is_parameter else new
+        setattr(part, name, made[old])
+
+
+def take_out_of_shared_memory(module: nn.Module) -> None:
+    """Give tensors in shared memory memory of their own, with the same values, tied ones in common.
+
+    Parameters and buffers stay the same objects.
+    """
+    own: dict[int, torch.Tensor] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.device.type != "cpu" or not cast("Any", tensor).is_shared():
+            continue
+        shared = tensor.untyped_storage()
+        if shared.data_ptr() not in own:
+            whole = torch.empty(0, dtype=torch.uint8).set_(shared)
+            own[shared.data_ptr()] = whole.clone()
+        storage = own[shared.data_ptr()].untyped_storage()
+        place = tensor.storage_offset(), tensor.size(), tensor.stride()
+        tensor.data = torch.empty(0, dtype=tensor.dtype).set_(storage, *place)
 
 
 def _with_memory(old: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -101,6 +225,17 @@ def _with_memory(old: torch.Tensor, device: torch.device) -> torch.Tensor:
         new = nn.Parameter(new, requires_grad=old.requires_grad)
         vars(new).update(vars(old))  # what frameworks pin to their parameters
     return new
+
+
+# A module's own.
+
+
+def _has_a_mind_of_its_own(part: nn.Module) -> bool:
+    kind, inside = type(part), vars(part)
+    if not all(isinstance(inside.get(name), dict) for name in _CONTENTS):
+        return True  # a script module keeps them elsewhere
+    hooks = inside["_state_dict_hooks"] or inside["_state_dict_pre_hooks"]
+    return bool(hooks) or any(getattr(kind, n) is not getattr(nn.Module, n) for n in _OVERRIDDEN)
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -114,8 +249,69 @@ def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return cast("Iterator[tuple[str, nn.Module]]", module.named_modules(remove_duplicate=False))
 
 
+def _slots(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    """Yield every place of a parameter or a buffer: whose it is, its name there, what is in it."""
+    for part in module.modules():
+        slots = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
+        yield from ((part, name, tensor) for name, tensor in slots)
+
+
+def _tensors(module: nn.Module) -> Tensors:
+    """Return every parameter and buffer, tied ones under each of their names."""
+    named = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
+    return {name: tensor.detach() for name, tensor in named}
+
+
 def _lost_buffers(module: nn.Module) -> Iterator[str]:
     for path, part in _modules(module):
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.is_meta and name not in part.state_dict():
                 yield f"{path}.{name}".lstrip(".")
+
+
+def _with_extra(
+    module: nn.Module, method: Literal["get_extra_state", "set_extra_state"]
+) -> dict[str, nn.Module]:
+    """Return the modules that have a method of their own for extra state, by that state's name."""
+    return {
+        f"{path}.{EXTRA_STATE}".lstrip("."): part
+        for path, part in _modules(module)
+        if getattr(type(part), method) is not getattr(nn.Module, method)
+    }
+
+
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value.detach()
+    elif isinstance(value, Mapping) or hasattr(value, "batch_size"):
+        for key, inner in cast("Mapping[object, Any]", value).items():
+            if not isinstance(key, str):
+                raise StateError(f"{name}: the key {key!r} of extra state is not a string")
+            yield from _flatten(f"{name}.{key.replace('%', '%25').replace('.', '%2E')}", inner)
+    elif value is not None:
+        raise StateError(
+            f"{name}: extra state of type {type(value).__name__} cannot travel; return a tensor or "
+            "a mapping of tensors from get_extra_state()"
+        )
+
+
+def _put(part: nn.Module, root: str, tensors: Tensors) -> None:
+    """Call `set_extra_state` with what `_flatten` was given; with nothing, not at all."""
+    if root in tensors:
+        part.set_extra_state(tensors[root].clone())
+    elif tensors:
+        nested: dict[str, Any] = {}
+        for name, tensor in tensors.items():
+            *path, last = name[len(root) + 1 :].split(".")
+            node = nested
+            for key in path:
+                node = node.setdefault(_key(key), {})
+            node[_key(last)] = tensor.clone()
+        part.set_extra_state(nested)
+
+
+def _key(written: str) -> str:
+    return written.replace("%2E", ".").replace("%25", "%")

@@ -27,6 +27,8 @@ from weightbus import (
     WeightSyncScheme,
     ZMQWeightSyncScheme,
 )
+from weightbus.codecs import state, torch_modules
+from weightbus.python_client.schemes import strategy
 from weightbus.tests.scheme_worker import Net, fill, values, work
 
 SCHEMES = [ZMQWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme]
@@ -230,6 +232,47 @@ def test_memory_and_ties_stay_and_ids_are_checked() -> None:
         assert values(nets[0]) == {2.0}
 
 
+@pytest.mark.parametrize("form", ["tensordict", "state_dict"])
+def test_a_send_takes_the_model_apart_once(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def watch(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, watched)
+
+    with one_process(1, strategy=form) as (sender, net, _, nets):
+        sender.send()
+        watch(torch_modules, "contents_of")
+        watch(strategy, "nested")
+        watch(strategy, "named_leaves")
+        watch(state, "named_leaves")
+        sender.send(fill(net, 2.0))
+        assert calls == ["contents_of", "named_leaves"][: 2 if form == "state_dict" else 1]
+        assert 2.0 in values(nets[0])
+
+
+class Doubling(ZMQWeightSyncScheme):
+    """A user's own, with a way of its own to prepare weights."""
+
+    def prepare_weights(
+        self, weights: Any, model_id: str, strategy: Any, context: Any = None
+    ) -> Any:
+        """Return the weights doubled."""
+        prepared = super().prepare_weights(weights, model_id, strategy, context)
+        return {name: 2 * tensor for name, tensor in strategy.tensors_of(prepared).items()}
+
+
+def test_what_a_users_own_way_to_prepare_weights_returns_is_sent() -> None:
+    with one_process(1, sender=Doubling(liveness=QUICK)) as (sender, net, _, nets):
+        sender.send(fill(net, 2.0))
+        assert values(nets[0]) == {4.0}
+
+
 def test_a_send_that_nobody_has_waited_for_is_not_forgotten() -> None:
     with one_process() as (sender, net, _, nets):
         with pytest.raises(RuntimeError, match=r"No async send is pending\. Call send_async"):
@@ -413,6 +456,7 @@ def test_a_context_that_fails_fails_the_update_and_the_next_one_mends_it(later: 
 
     context = Failing(policy=Net())
     with one_process(1) as (sender, net, (receiver,), (target,)):
+        assert receiver.receive(20.0) is not None  # the first weights, which nobody refused
         receiver.context = context
         with pytest.raises(PublishError, match=r"worker 0 failed.*worker of its own said no"):
             sender.send(fill(net, 2.0))

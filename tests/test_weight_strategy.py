@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from weightbus import WeightStrategy
-from weightbus.python_client.schemes.module_state import take_out_of_shared_memory
+from weightbus.codecs.torch_modules import take_out_of_shared_memory
 from weightbus.python_client.schemes.strategy import DestinationError
 from weightbus.tests.scheme_worker import Net, Statistics, fill, values
 

@@ -142,7 +142,7 @@ class Destination:
         """
         model = self._found()
         if is_module(model):
-            from .module_state import take_out_of_shared_memory
+            from ...codecs.torch_modules import take_out_of_shared_memory
 
             take_out_of_shared_memory(model)
 

@@ -168,13 +168,16 @@ class SenderSide(Roles):
             LookupError: There is nothing to send.
         """
         name = model_id or self.model_id or POLICY
-        prepared = self.prepare_weights(weights, name, self._strategy, self.context)
-        if prepared is None:
+        if type(self).prepare_weights is SenderSide.prepare_weights:
+            source = self._source(weights, name, self.context)
+        else:  # a user's own
+            source = self.prepare_weights(weights, name, self._strategy, self.context)
+        if source is None:
             raise NothingToSendError(
                 f"there are no weights of {name!r} to send: give them to send(), or give "
                 "init_on_sender() a model or a context that has one"
             )
-        return Weights(name, self._strategy.tensors_of(prepared))
+        return Weights(name, self._strategy.tensors_of(source))
 
     def prepare_weights(
         self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None
@@ -194,15 +197,18 @@ class SenderSide(Roles):
         Raises:
             ValueError: A path was given, but no context.
         """
-        if isinstance(weights, str):
-            if context is None:
-                raise ValueError(f"Cannot resolve string reference '{weights}' without context")
-            weights = model_in(context, weights)
-        elif weights is None:
-            weights = self._own_weights(model_id, context)
-        if weights is None or has_names(weights):
-            return strategy.formed(weights)
-        return strategy.extract_weights(weights)
+        source = self._source(weights, model_id, context)
+        if source is None or has_names(source):
+            return strategy.formed(source)
+        return strategy.extract_weights(source)
+
+    def _source(self, weights: Any, model_id: str, context: Any) -> Any:
+        """Return what weights are taken out of, which a send does once."""
+        if not isinstance(weights, str):
+            return self._own_weights(model_id, context) if weights is None else weights
+        if context is None:
+            raise ValueError(f"Cannot resolve string reference '{weights}' without context")
+        return model_in(context, weights)
 
     def _own_weights(self, model_id: str, context: Any) -> Any:
         """Return the model that this scheme is about, or the weights that stand for it."""

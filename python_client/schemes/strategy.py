@@ -3,9 +3,9 @@
     tensordict   every parameter and every buffer, also those that are not persistent
     state_dict   what state_dict() holds (adapters of PEFT merged)
 
-Both carry the extra state of every submodule that has some (module_state.py). Tied tensors travel
-once. A model may also be a TensorDict or a mapping of names to tensors or arrays, and then goes by
-its own names; anything else (a random policy, say) has no weights.
+Both carry the extra state of every submodule that has some (codecs/torch_modules.py). Tied tensors
+travel once. A model may also be a TensorDict or a mapping of names to tensors or arrays, and then
+goes by its own names; anything else (a random policy, say) has no weights.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from .subject import log
 if TYPE_CHECKING:
     import torch
 
-    from .module_state import ModuleState
+    from ...codecs.torch_modules import ModuleParts
 
 Format = Literal["tensordict", "state_dict"]
 
@@ -120,12 +120,10 @@ class WeightStrategy:
     def tensors_of(self, source: object) -> dict[str, Leaf]:
         """Return the tensors of a source by dotted name; they share its memory."""
         if is_module(source):
-            from . import module_state
+            from ...codecs.torch_modules import contents_of
 
-            if self.extract_as == "state_dict":
-                return cast("dict[str, Leaf]", module_state.state_dict_of(source))
-            parts = module_state.by_tensors(source)
-            return {**parts.tensors, **module_state.extra_of(parts.parts)}
+            contents = contents_of(source, self.extract_as)
+            return contents if self.extract_as == "tensordict" else named_leaves(contents)
         if not has_names(source):
             log.warning("a %s has no weights that could be sent", type(source).__name__)
             return {}
@@ -141,15 +139,18 @@ class WeightStrategy:
         """
         if not is_module(model):
             return nested(self.tensors_of(model))
-        from . import module_state
+        from ...codecs.torch_modules import parts_by
 
-        return nested(module_state.by_tensors(model).tensors)
+        return nested(parts_by(model, "tensordict").tensors)
 
     def faults(self, layout: Layout, model: object, *, strict: bool, cast: bool) -> list[str]:
         """Tell in lines why a layout cannot be applied to a model; no lines if it can."""
         if not is_module(model):
             return check(layout, _collection(model), strict=strict, cast=cast)
-        return _module_faults(layout, self._state(model), strict=strict, cast=cast)
+        from ...codecs.torch_modules import parts_by
+
+        parts = parts_by(model, self.extract_as)
+        return _module_faults(layout, parts, strict=strict, cast=cast)
 
     def write(
         self, reader: Reader, model: object, *, strict: bool, cast: bool, inplace: bool = True
@@ -165,36 +166,29 @@ class WeightStrategy:
         if not is_module(model):
             reader.copy_into(_collection(model), strict=strict, cast=cast)
             return
-        from ...codecs.torch_modules import materialise
-        from . import module_state
+        from ...codecs import torch_modules
 
         if self.on_meta(model):
             reader.begun = True
-            materialise(model)
+            torch_modules.materialise(model)
         elif not inplace:
-            module_state.replace_tensors(model)
-        state = self._state(model)
+            torch_modules.replace_tensors(model)
+        parts = torch_modules.parts_by(model, self.extract_as)
         published = reader.section.tensors
         extra = {
             name: published[layout.by_name(name).name]
             for name in layout.names()
-            if state.part_of(name) is not None
+            if parts.part_of(name) is not None
         }
         # First, since it runs the user's code, which may raise while nothing is written yet.
-        module_state.put_extra(state.parts, extra, state)
-        reader.copy_into(state.tensors, strict=False, cast=cast)
+        torch_modules.put_extra(parts, extra)
+        reader.copy_into(parts.tensors, strict=False, cast=cast)
 
     def on_meta(self, model: object) -> bool:
         """Tell whether a model has tensors without memory, which its first version must fill."""
         if not is_module(model):
             return False
         return any(t.is_meta for t in (*model.parameters(), *model.buffers()))
-
-    def _state(self, module: Any) -> "ModuleState":
-        from . import module_state
-
-        by = {"tensordict": module_state.by_tensors, "state_dict": module_state.by_state_dict}
-        return by[self.extract_as](module)
 
 
 def strategy_named(name: Format) -> WeightStrategy:
@@ -224,18 +218,19 @@ def nested(tensors: "Mapping[str, Leaf] | Mapping[str, torch.Tensor]") -> Any:
     return TensorDict(tree, batch_size=[])
 
 
-def _module_faults(layout: Layout, state: "ModuleState", *, strict: bool, cast: bool) -> list[str]:
+def _module_faults(layout: Layout, parts: "ModuleParts", *, strict: bool, cast: bool) -> list[str]:
+    from ...codecs.torch_modules import extra_of
     from ...codecs.torch_tensors import target_fault
 
-    published = {n: s for n, s in layout.signatures.items() if state.part_of(n) is None}
-    lines = list(state.faults)
+    published = {n: s for n, s in layout.signatures.items() if parts.part_of(n) is None}
+    lines = list(parts.faults)
     got: dict[str, Any] = {}
-    for name, tensor in state.tensors.items():
+    for name, tensor in parts.tensors.items():
         if name not in published and tensor.is_meta:
             lines.append(f"{name}: on the meta device, and nothing was published to fill it with")
-            if name in state.optional:
+            if name in parts.optional:
                 lines[-1] += '; give both schemes strategy="tensordict", which has every buffer'
-        elif name not in published and (name in state.optional or not strict):
+        elif name not in published and (name in parts.optional or not strict):
             continue
         else:
             try:
@@ -246,19 +241,13 @@ def _module_faults(layout: Layout, state: "ModuleState", *, strict: bool, cast: 
                 continue
             if not tensor.is_meta and (fault := target_fault(name, tensor)):
                 lines.append(fault)
-    sent = {state.part_of(name) for name in layout.names()}
+    sent = {parts.part_of(name) for name in layout.names()}
     lines += [
         f"{name}: extra state here, not published"
-        for name, part in state.parts.items()
-        if strict and name not in sent and _has_extra(part)
+        for name, part in parts.extra.items()
+        if strict and name not in sent and extra_of({name: part})
     ]
     return lines + difference(published, got, cast=cast, strict=strict)
-
-
-def _has_extra(part: Any) -> bool:
-    from .module_state import extra_of
-
-    return bool(extra_of({EXTRA_NAME: part}))
 
 
 def _collection(model: object) -> object:
