@@ -5,7 +5,8 @@ so a slow disk skips versions as a slow worker does. The thread looks for what w
 a second, waits a while for a moment without a publish, and holds the version's memory only while it
 writes: the publisher takes another arena meanwhile. After a version it rests for a multiple of what
 that took, since the system is still busy with what was written, and the processors are the
-trainer's. What goes wrong is a warning, and is tried again with the next version. Nobody waits for the disk but `record`, a second at most, and `close`.
+trainer's. What goes wrong is a warning, and is tried again with the next version. Nobody waits for
+the disk but `record`, a second at most, and `close`.
 """
 
 import logging
