@@ -8,12 +8,13 @@ to read the result.
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from weightbus.benchmarks import cases, contender, plots, report
+from weightbus.benchmarks import against, cases, contender, plots, report
 from weightbus.benchmarks.bus import ROADS
 from weightbus.benchmarks.comparison import Comparison, Plan, compare
 from weightbus.benchmarks.machine import describe
@@ -53,6 +54,11 @@ def parse(words: list[str]) -> argparse.Namespace:
         "--contenders", type=_names, default=contender.names(), help="such as ray_put,gloo_flat"
     )
     parser.add_argument("--costs", type=Shape.parse, help="a size")
+    parser.add_argument(
+        "--against", type=Path, help="another checkout: its time under ours, and nothing else"
+    )
+    parser.add_argument("--rows", type=_rows, default=list(against.ROWS), help="of --against")
+    parser.add_argument("--bound", type=float, default=against.BOUND, help="of --against")
     parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--plots", type=Path, help="write pictures into this folder")
     return parser.parse_args(words)
@@ -64,6 +70,13 @@ def _shapes(text: str) -> list[Shape]:
 
 def _integers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
+
+
+def _rows(text: str) -> list[str]:
+    if unknown := set(text.split(",")) - set(against.ROWS):
+        known = ", ".join(against.ROWS)
+        raise argparse.ArgumentTypeError(f"no {', '.join(sorted(unknown))}; there are {known}")
+    return text.split(",")
 
 
 def _names(text: str) -> list[str]:
@@ -100,6 +113,20 @@ def measure(arguments: argparse.Namespace, console: Console) -> list[Comparison]
     return done
 
 
+def hold(arguments: argparse.Namespace, console: Console) -> int:
+    """Hold this checkout against another; return 1 if it is slower than the bound allows."""
+    lines: list[against.Held] = []
+    with against.imported_from(arguments.against) as environment, console.status("") as status:
+        for shape in arguments.sizes or [None]:
+            chosen = arguments.rows, arguments.workers, arguments.rounds
+            for held in against.measure(environment, *chosen, status.update, shape):
+                report.print_held(held, arguments.bound, console)
+                lines.append(held)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(held) for held in lines], indent=1) + "\n")
+    return 1 if any(held.ratio.low > arguments.bound for held in lines) else 0
+
+
 def main(words: list[str]) -> int:
     """Measure and report; return the exit status."""
     arguments = parse(words)
@@ -107,6 +134,12 @@ def main(words: list[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     machine = describe()
     report.print_machine(machine, console)
+    if arguments.against is not None:
+        try:
+            return hold(arguments, console)
+        except ProcessError as error:
+            console.print(f"[red]{error}[/red]", highlight=False)
+            return 1
     report.print_left_out(
         {name: contender.missing(name) for name in contender.all_names()}, console
     )

@@ -190,9 +190,10 @@ def compare(
     return comparisons
 
 
-def host(name: str, plan: Plan) -> Process:
+def host(name: str, plan: Plan, environment: dict[str, str] | None = None) -> Process:
     """Start the publisher process of a contender, which starts the workers."""
-    return Process(f"{name} publisher", "host", name, plan.shape.text, str(plan.workers))
+    arguments = (name, plan.shape.text, str(plan.workers))
+    return Process(f"{name} publisher", "host", *arguments, environment=environment)
 
 
 def introduced(name: str, host: Process) -> Result:

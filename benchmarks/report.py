@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from .against import Held
 from .comparison import Comparison, Plan, Result, Spread
 from .costs import summary
 
@@ -48,6 +49,16 @@ def print_peers(comparisons: Sequence[Comparison], console: Console) -> None:
         ahead = "" if rival is None else _spread(rival, 1.0)
         table.add_row(*_row(comparison, result), ahead, *_rest(result, plan))
     console.print(table)
+
+
+def print_held(held: Held, bound: float, console: Console) -> None:
+    """Print how much of another checkout's time this one takes."""
+    r, verdict = held.ratio, "SLOWER" if held.ratio.low > bound else "kept"
+    console.print(
+        f"{held.row:6} {held.name:28} {held.workers} worker(s)  {r.median:.3f} ({r.low:.3f}-"
+        f"{r.high:.3f}) of the other's time, lower quartile <= {bound:g}: {verdict}",
+        highlight=False,
+    )
 
 
 def print_losses(comparisons: Sequence[Comparison], console: Console) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from weightbus.benchmarks import contender, memory, plots, report, rows, stopped
+from weightbus.benchmarks import against, bench, contender, memory, plots, report, rows, stopped
 from weightbus.benchmarks.bus import ROADS, Bus, WrongRoad
 from weightbus.benchmarks.comparison import (
     Comparison,
@@ -305,3 +305,38 @@ def test_it_says_where_weightbus_loses() -> None:
     assert all(word in text for word in ("16MiB/40", "4", "title of gloo_flat", "0.50 (0.50-0.50)"))
     assert "zmq_pickle" not in text
     assert "none of 1" in printed(slower)
+
+
+# Against another checkout.
+
+
+def test_a_checkout_is_held_against_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, str] | None] = []
+
+    def noting(name: str, plan: Plan, environment: dict[str, str] | None = None) -> Process:
+        given.append(environment)
+        return host(name, plan, environment)
+
+    monkeypatch.setattr(against, "host", noting)
+    with against.imported_from(ROOT) as environment:
+        tiny, say = Shape.parse(TINY), list[str]().append
+        (held,) = against.measure(environment, ["shared"], [1], 1, say, tiny)
+    assert given == [None, environment], "one side runs the other's code"
+    assert (held.row, held.name, held.workers) == ("shared", "weightbus_shared", 1)
+    assert 0 < held.ratio.low <= held.ratio.median <= held.ratio.high
+
+
+def test_what_is_no_checkout_is_told(tmp_path: Path) -> None:
+    (tmp_path / "__init__.py").write_text("raise SystemExit('another package')")
+    told = pytest.raises(ProcessError, match="cannot be imported: another package")
+    with told, against.imported_from(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(("low", "status"), [(1.02, 0), (1.04, 1)])
+def test_what_is_slower_than_the_bound_is_told(
+    low: float, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = against.Held("tcp", "weightbus_receive", 1, Spread(low + 0.02, low, low + 0.1))
+    monkeypatch.setattr(against, "measure", lambda *_: iter([held]))
+    assert bench.main(["--against", str(ROOT)]) == status
