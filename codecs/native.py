@@ -78,8 +78,12 @@ def copy_crc32c(to: "Bytes", from_: "Bytes", value: int = 0) -> int:
 
 
 def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], None]:
-    """Return what copies so many bytes each from some addresses to others, again and again."""
+    """Return what copies so many bytes each from some addresses to others, again and again.
+
+    What lies behind one another on both sides is copied as one.
+    """
     if BUILT:
+        to, from_, sizes = joined(to, from_, sizes)
         return lambda: _native.copies(to, from_, sizes)
     targets, sources = ([*map(_view, map(int, a), map(int, sizes))] for a in (to, from_))
     everything = slice(None)
@@ -88,6 +92,19 @@ def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], No
         deque(map(memoryview.__setitem__, targets, repeat(everything), sources), maxlen=0)
 
     return run
+
+
+def joined(
+    to: Addresses, from_: Addresses, sizes: Addresses
+) -> tuple[Addresses, Addresses, Addresses]:
+    """Return the same copies, in order of where to, with neighbours on both sides in one."""
+    if not len(to):
+        return to, from_, sizes
+    order = np.argsort(to, kind="stable")
+    to, from_, sizes = to[order], from_[order], sizes[order]
+    goes_on = (to[:-1] + sizes[:-1] == to[1:]) & (from_[:-1] + sizes[:-1] == from_[1:])
+    first = np.flatnonzero(np.concatenate(([True], ~goes_on)))
+    return to[first], from_[first], np.add.reduceat(sizes, first)
 
 
 def _view(address: int, nbytes: int) -> memoryview:

@@ -226,15 +226,16 @@ class _Pieces:
         order = {name: index for index, name in enumerate(state.form.signatures)}
         begin: int = section.data.__array_interface__["data"][0]
         values, self._others = state.values, list[int]()
-        pieces: list[tuple[int, int]] = []
+        pieces: list[tuple[int, int, int]] = []
         for spec in section.layout.tensors:
             index = order[spec.name]
             plain = plain_memory(views[index], values[index])
             if plain is None:
                 self._others.append(index)
-            address = begin + spec.begin if plain is None else plain[1]
-            pieces.append((address, spec.end - spec.begin))
-        self._from, self._sizes = np.array(pieces, np.uint64).reshape(-1, 2).T.copy()
+            to = begin + spec.begin
+            pieces.append((to, to if plain is None else plain[1], spec.nbytes))
+        places = np.array(pieces, np.uint64).reshape(-1, 3).T.copy()
+        _, self._from, self._sizes = native.joined(*places)
         self._copies = Copies(self._of(views), self._of(values), private=True)
 
     def _of(self, leaves: Sequence[Leaf]) -> list[Leaf]:

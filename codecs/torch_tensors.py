@@ -110,6 +110,34 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
     return tensors
 
 
+def owner(spec: TensorSpec, data: Bytes) -> torch.Tensor:
+    """Return a tensor's part of the data section as a tensor with a storage of just these bytes."""
+    dtype = torch_dtype(spec.dtype)
+    shape = spec.shape if spec.dtype != "F4" else (*spec.shape[:-1], spec.shape[-1] // 2)
+    return torch.frombuffer(data[spec.begin : spec.end], dtype=torch.uint8).view(dtype).view(shape)
+
+
+def rehouse_fault(tensor: torch.Tensor) -> str | None:
+    """Say why a tensor cannot be given other memory while it stays the same object; None if it can.
+
+    The object must be all that there is of it: whoever shares its storage would keep the old one.
+    """
+    if type(tensor) not in PLAIN:
+        return f"a {type(tensor).__name__}, no plain tensor"
+    if tensor.device.type != "cpu":
+        return f"on {tensor.device}, not on the CPU"
+    if not bare(tensor):
+        return "not contiguous, or a view (conjugate, negative, of inference mode) that hides bytes"
+    if tensor.untyped_storage().is_shared():
+        return "shared with other processes (share_memory_())"
+    if torch.cuda.is_available() and tensor.is_pinned():
+        return "pinned memory"
+    nbytes = tensor.untyped_storage().nbytes()
+    if nbytes != tensor.nbytes:
+        return f"{tensor.nbytes} bytes of a storage of {nbytes} (give a .clone() of it)"
+    return None
+
+
 def copy(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy tensors pairwise, in place, casting and moving between devices where they differ."""
     # In one call, since a Python loop over many small tensors takes three times as long.

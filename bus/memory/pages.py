@@ -1,0 +1,116 @@
+"""Private memory of whole pages, which can change places with other memory without being copied.
+
+Theory of operation: Linux moves pages from one place of a process to another by `mremap`, which
+costs what writing their table costs, and with whole tables (2 MiB) next to nothing. Three moves, by
+way of a spare mapping, exchange what lies in two places. Nothing is ever unmapped in between
+(MREMAP_DONTUNMAP): a hole would be taken by whatever another thread maps.
+"""
+
+import mmap
+import os
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...codecs import native
+
+TABLE_BYTES = 2**21  # of pages that one table names: moved together if it begins at a multiple
+
+
+class Pages(mmap.mmap):
+    """A mapping of this process alone. (The array over it keeps it, never the other way round.)"""
+
+    def __new__(cls, nbytes: int) -> "Pages":
+        """Map so many bytes, and room to begin at a multiple of `TABLE_BYTES`."""
+        room = nbytes + TABLE_BYTES if nbytes >= TABLE_BYTES else nbytes
+        return super().__new__(cls, -1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def memory_of_pages(nbytes: int) -> NDArray[np.uint8]:
+    """Return zeros in pages that nothing else is in.
+
+    Raises:
+        MemoryError: There is no memory for them.
+    """
+    if not nbytes:
+        return np.empty(0, np.uint8)
+    try:
+        whole = np.frombuffer(Pages(nbytes), np.uint8)
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryError(f"no memory for {nbytes} bytes: {error}") from None
+    begin = -address_of(whole) % TABLE_BYTES if nbytes >= TABLE_BYTES else 0
+    return whole[begin : begin + nbytes]
+
+
+def address_of(memory: NDArray[np.uint8]) -> int:
+    """Return where an array's bytes begin."""
+    address: int = memory.__array_interface__["data"][0]
+    return address
+
+
+def pages_of(memory: NDArray[np.uint8]) -> Pages | None:
+    """Return the mapping that an array lies in, if it is one of these."""
+    base: Any = memory
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    return base if isinstance(base, Pages) else None
+
+
+def within(pages: Pages, address: int, nbytes: int) -> NDArray[np.uint8]:
+    """Return the bytes of a mapping that lie at an address."""
+    whole = np.frombuffer(pages, np.uint8)
+    begin = address - address_of(whole)
+    return whole[begin : begin + nbytes]
+
+
+def has_pages_of_its_own(memory: NDArray[np.uint8]) -> bool:
+    """Return whether nothing else lies in the pages of an array."""
+    return pages_of(memory) is not None and address_of(memory) % mmap.PAGESIZE == 0
+
+
+class _Exchange:
+    """The spare mapping that all exchanges of this process go by, one after the other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spare = np.empty(0, np.uint8)
+        # In a child that is forked in the middle, a model would lie in the spare mapping.
+        os.register_at_fork(
+            before=self._lock.acquire,
+            after_in_parent=self._lock.release,
+            after_in_child=self._lock.release,
+        )
+
+    def __call__(self, one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
+        nbytes = -(-one.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        with self._lock:
+            if self._spare.nbytes < nbytes:
+                self._spare = memory_of_pages(nbytes)
+            native.exchange(address_of(one), address_of(other), address_of(self._spare), nbytes)
+
+
+_exchange = _Exchange()
+
+
+def exchange(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
+    """Exchange the contents of two arrays of one size, both with pages of their own.
+
+    Whoever reads one of them meanwhile may see zeros. A fork waits until it is done.
+
+    Raises:
+        OSError: It cannot be done here; nothing has changed.
+        ValueError: These two cannot be exchanged.
+    """
+    if not one.nbytes and not other.nbytes:
+        return
+    own = has_pages_of_its_own(one) and has_pages_of_its_own(other)
+    if one.nbytes != other.nbytes or not own:
+        raise ValueError(
+            f"{one.nbytes} and {other.nbytes} bytes cannot be exchanged: give two arrays of one "
+            "size from memory_of_pages"
+        )
+    _exchange(one, other)

@@ -1,0 +1,281 @@
+"""Models at home: their tensors lie in one mapping of ours, in the order of a layout.
+
+A version that is whole in staging memory is then applied by exchanging pages with it: what it takes
+no longer depends on the bytes. Parameters stay the objects that they are, and `data_ptr` stays what
+it became when they moved in. The bytes of the version before are in the staging memory afterwards,
+so applying can be undone.
+"""
+
+import logging
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar, cast
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bus.memory.pages import Pages, address_of, exchange, memory_of_pages, pages_of, within
+from ..bus.staged import StagedVersion
+from ..bus.worker.layouts import Expected
+from ..codecs.errors import StateError
+from ..codecs.layout import Layout, TensorSpec
+from ..codecs.outline import Outline, of_torch, outline_of
+from ..codecs.state import identity, is_module, is_tensor, named_leaves, outline_at_once, state_of
+from .targets import Target
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("weightbus.subscriber")
+
+M = TypeVar("M")
+
+_HOMES: WeakValueDictionary[int, Pages] = WeakValueDictionary()  # by where a model begins
+
+
+@dataclass(frozen=True, slots=True)
+class _Tied:
+    """A tensor of a layout, and all objects of a model that are it."""
+
+    spec: TensorSpec
+    objects: "list[torch.Tensor]"
+
+
+class Home:
+    """Where a model lives, and how it is seen that it still does.
+
+    Attributes:
+        layout: The order of its tensors.
+        memory: Their bytes, `layout.nbytes` of them.
+    """
+
+    def __init__(self, layout: Layout, memory: NDArray[np.uint8], model: object) -> None:
+        self.layout, self.memory = layout, memory
+        outline = _outline(model)
+        self._outline = outline.bare()
+        self._tensors = cast("list[torch.Tensor]", [*outline.leaves])
+
+    def has(self, model: object) -> bool:
+        """Return whether every tensor of a model still lies in its place, and none was added."""
+        try:
+            return _outline(model).same(self._outline)
+        except StateError:
+            return False
+
+    def exchange(self, data: NDArray[np.uint8]) -> None:
+        """Exchange what the model holds with these bytes, and tell autograd.
+
+        Raises:
+            OSError: It cannot be done here; nothing has changed.
+            ValueError: These bytes have no pages of their own; nothing has changed.
+        """
+        exchange(self.memory, data)
+        of_torch().changed(self._tensors)
+
+    def copy(self, data: NDArray[np.uint8]) -> None:
+        """Copy these bytes into the model, and tell autograd."""
+        np.copyto(self.memory, data)
+        of_torch().changed(self._tensors)
+
+
+def resident(model: M) -> M:
+    """Move the parameters and buffers of a model into one piece of memory, in layout order.
+
+    They stay the same objects, each with a storage of its own, so that saving one of them saves no
+    other; tied ones stay tied. Only what a version carries moves: a buffer that is not persistent
+    stays where it is. A model that has moved in before stays, too.
+
+    Do this before anything keeps a view of the weights (`weight.data`, a flat copy of parameters):
+    views keep the old memory.
+
+    Args:
+        model: An `nn.Module`, a `TensorDict` or a dictionary of torch tensors, all on the CPU.
+
+    Returns:
+        The model.
+
+    Raises:
+        StateError: A tensor cannot be moved: it is named, and the model is as it was.
+        MemoryError: There is no memory for a second copy, which is needed while they move.
+    """
+    home_of(model, state_of(model).layout())
+    return model
+
+
+def home_of(model: object, layout: Layout) -> Home:
+    """Move a model in, by the order of a layout that fits it, unless it lives there already.
+
+    Raises:
+        StateError: A tensor cannot be moved: it is named, and the model is as it was.
+        MemoryError: There is no memory for a second copy.
+    """
+    tied = _tied(model, layout)
+    memory = _inhabited(tied, layout)
+    if memory is None:
+        memory = memory_of_pages(layout.nbytes)
+        _move_in(tied, memory)
+        pages = pages_of(memory)
+        if pages is not None:
+            _HOMES[address_of(memory)] = pages
+    return Home(layout, memory, model)
+
+
+def _outline(model: object) -> Outline:
+    """Look at a model, as cheaply as can be.
+
+    Raises:
+        StateError: Its tensors cannot be looked at, or may be others every time.
+    """
+    outline = outline_at_once(model)
+    if outline is None and not is_module(model):
+        leaves = named_leaves(model, in_place=True)
+        outline = outline_of(tuple(leaves), [*leaves.values()])
+    if outline is None:
+        raise StateError(
+            f"a {type(model).__name__} cannot be resident: its state_dict() has hooks or is its "
+            "own, or it holds tensors that are not plain"
+        )
+    return outline
+
+
+def _tied(model: object, layout: Layout) -> list[_Tied]:
+    """Pair the tensors of a layout with the objects of a model.
+
+    Raises:
+        StateError: They do not fit, or an object cannot be given other memory.
+    """
+    if not (state_of(model).fits(layout) and layout.aligned):
+        raise StateError("only a model of exactly the published tensors can be resident")
+    objects: dict[Hashable, list[torch.Tensor]] = {}
+    for leaf in _outline(model).leaves:
+        if not is_tensor(leaf):
+            raise StateError("only torch tensors can be resident; numpy arrays are copied to")
+        objects.setdefault(identity(leaf), []).append(leaf)
+    leaves = named_leaves(model, in_place=True)
+    tied = [
+        _Tied(spec, objects.pop(identity(leaves[spec.name]), []))
+        for spec in layout.tensors
+        if spec.nbytes
+    ]
+    _check(tied, (tensor for others in objects.values() for tensor in others))
+    return tied
+
+
+def _check(tied: list[_Tied], others: "Iterable[torch.Tensor]") -> None:
+    """Check that each tensor can move, and leaves nothing behind that is part of it."""
+    storages: dict[int, str] = {}
+    for each in tied:
+        fault = "made by state_dict() on the fly" if not each.objects else None
+        for tensor in each.objects:
+            fault = fault or of_torch().rehouse_fault(tensor)
+            storage = tensor.untyped_storage().data_ptr()
+            other = storages.setdefault(storage, each.spec.name)
+            if other != each.spec.name:
+                fault = fault or f"part of the same storage as {other}"
+        if fault:
+            raise StateError(f"{each.spec.name} cannot be resident: it is {fault}")
+    for tensor in others:
+        name = storages.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+        if name is not None:
+            raise StateError(
+                f"{name} cannot be resident: a tensor that no version carries is part of it"
+            )
+
+
+def _inhabited(tied: list[_Tied], layout: Layout) -> NDArray[np.uint8] | None:
+    """Return the memory that all of these lie in already, each in its place; else None."""
+    first = next(iter(tied), None)
+    if first is None:
+        return None
+    address = first.objects[0].data_ptr() - first.spec.begin
+    pages = _HOMES.get(address)
+    if pages is None or any(
+        tensor.data_ptr() != address + each.spec.begin for each in tied for tensor in each.objects
+    ):
+        return None
+    memory = within(pages, address, layout.nbytes)
+    return memory if memory.nbytes == layout.nbytes else None
+
+
+def _move_in(tied: Iterable[_Tied], memory: NDArray[np.uint8]) -> None:
+    """Give every tensor its place: first all values are there, then all objects change over."""
+    places = [of_torch().owner(each.spec, memory) for each in tied]
+    of_torch().copy(places, [each.objects[0] for each in tied])
+    for each, place in zip(tied, places, strict=True):
+        for tensor in each.objects:
+            tensor.data = place
+
+
+class ResidentTarget:
+    """A model that lives at home where it can, and is copied to where it cannot.
+
+    Args:
+        model: It.
+        copying: The same model, overwritten in place.
+    """
+
+    def __init__(self, model: object, copying: Target) -> None:
+        self._model, self._copying = model, copying
+        self._home: Home | None = None
+        self._unfit: Layout | None = None  # the model could not move in by this layout
+        self._before: NDArray[np.uint8] | None = None  # where the last `apply` left the old bytes
+        self._warned = False
+
+    def fault(self, layout: Layout) -> str:
+        """Name the tensors that differ."""
+        return self._copying.fault(layout)
+
+    def expected(self) -> Expected:
+        """Say what is known of versions that fit."""
+        return self._copying.expected()
+
+    def apply(self, staged: StagedVersion) -> None:
+        """Exchange pages with staging memory; copy from a segment, which is others', too."""
+        self._before = None
+        home = self._at_home(staged.layout)
+        if home is not None and staged.shared is None:
+            try:
+                home.exchange(staged.data)
+            except (OSError, ValueError, MemoryError) as error:
+                self._warn(error)
+            else:
+                self._before = staged.data
+                return
+        self._copying.apply(staged)
+
+    def undo(self) -> bool:
+        """Have the old bytes in place again; say whether they are."""
+        before, self._before = self._before, None
+        if before is None or self._home is None:
+            return self._copying.undo()
+        try:
+            self._home.exchange(before)
+        except (OSError, MemoryError):
+            self._home.copy(before)
+        return True
+
+    def settle(self) -> None:
+        """Let go of the old bytes."""
+        self._before = None
+        self._copying.settle()
+
+    def _at_home(self, layout: Layout) -> Home | None:
+        """Return the model's home, where it moves back to if something has moved it away."""
+        home = self._home
+        if home is not None and home.layout == layout and home.has(self._model):
+            return home
+        self._home = None
+        if layout == self._unfit:
+            return None
+        try:
+            self._home = home_of(self._model, layout)
+        except (StateError, MemoryError) as error:
+            self._unfit = layout
+            self._warn(error)
+        return self._home
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning("weights are copied, not exchanged: %s", error)

@@ -1,0 +1,443 @@
+"""Models at home: what stays, what moves, what an exchange of pages does and undoes."""
+
+import copy
+import io
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tensordict import TensorDict
+from torch import nn
+
+from weightbus.bus.memory import pages
+from weightbus.bus.staged import StagedVersion
+from weightbus.codecs import native
+from weightbus.codecs.errors import StateError
+from weightbus.codecs.layout import Layout
+from weightbus.codecs.state import state_of, write_into
+from weightbus.python_client.resident import Home, ResidentTarget, home_of, resident
+from weightbus.python_client.targets import MemoryTarget
+
+needs_exchange = pytest.mark.skipif(not native.BUILT, reason="pages are exchanged in C alone")
+
+
+class Policy(nn.Module):
+    """Tied weights, buffers of both kinds, several dtypes, a scalar, and nothing at all."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, width)
+        self.body = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width))
+        self.head = nn.Linear(width, 100, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.randn(7, dtype=torch.bfloat16))
+        self.register_buffer("mask", torch.rand(33) > 0.5)
+        self.register_buffer("cache", torch.zeros(5), persistent=False)
+        self.register_buffer("none", torch.zeros(0))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.embed(tokens)))
+
+
+def layout_of(model: object) -> Layout:
+    return state_of(model).layout()
+
+
+def bytes_of(model: object) -> NDArray[np.uint8]:
+    layout = layout_of(model)
+    data = pages.memory_of_pages(layout.nbytes)
+    write_into(state_of(model), layout, data)
+    return data
+
+
+def staged(model: object, version: int = 1) -> StagedVersion:
+    return StagedVersion("m", 1, version, layout_of(model), bytes_of(model), "")
+
+
+def target_of(model: object) -> ResidentTarget:
+    return ResidentTarget(model, MemoryTarget(model, strict=True, cast=False))
+
+
+def pointers(model: nn.Module) -> list[int]:
+    return [tensor.data_ptr() for tensor in model.state_dict().values()]
+
+
+# Pages.
+
+
+@needs_exchange
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, 10_000, 2**21 - 1, 2**21, 5 * 2**20 + 17])
+def test_pages_are_exchanged_and_stay_where_they_are(nbytes: int) -> None:
+    one, other = pages.memory_of_pages(nbytes), pages.memory_of_pages(nbytes)
+    one[:], other[:] = 1, 2
+    places = pages.address_of(one), pages.address_of(other)
+    pages.exchange(one, other)
+    assert np.all(one == 2)
+    assert np.all(other == 1)
+    assert places == (pages.address_of(one), pages.address_of(other))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [np.zeros(4096, np.uint8), pages.memory_of_pages(4095), pages.memory_of_pages(8192)[4000:8096]],
+    ids=["of numpy", "another size", "in the middle of a page"],
+)
+def test_what_has_no_pages_of_its_own_is_not_exchanged(other: NDArray[np.uint8]) -> None:
+    one = pages.memory_of_pages(4096)
+    with pytest.raises(
+        ValueError, match=r"4096 and \d+ bytes cannot be exchanged: give two arrays"
+    ):
+        pages.exchange(one, other)
+
+
+@needs_exchange
+def test_a_fork_in_between_sees_one_version_or_the_other() -> None:
+    memory = [pages.memory_of_pages(2**21) for _ in range(2)]
+    memory[0][:], memory[1][:] = 1, 2
+    for _ in range(20):
+        read, write = os.pipe()
+        pages.exchange(*memory)
+        child = os.fork()
+        if not child:
+            values = np.unique(memory[0]).tolist() + np.unique(memory[1]).tolist()
+            os.write(write, bytes(values))
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert sorted(os.read(read, 10)) == [1, 2]
+        os.close(read)
+        os.close(write)
+
+
+# Moving in.
+
+
+def test_a_model_that_moves_in_is_the_same_model() -> None:
+    model = Policy()
+    before, twin = [*model.parameters(), *model.buffers()], copy.deepcopy(model)
+    grads = {name: p.requires_grad for name, p in model.named_parameters()}
+    assert resident(model) is model
+    assert all(a is b for a, b in zip(before, [*model.parameters(), *model.buffers()], strict=True))
+    assert model.head.weight is model.embed.weight
+    assert grads == {name: p.requires_grad for name, p in model.named_parameters()}
+    for name, value in twin.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    home = home_of(model, layout_of(model))
+    assert home.memory.tobytes() == bytes_of(model).tobytes()
+    assert pages.address_of(home.memory) % 4096 == 0
+
+
+def test_moving_in_twice_moves_nothing() -> None:
+    model = resident(Policy())
+    before = pointers(model)
+    assert pointers(resident(model)) == before
+
+
+def test_each_tensor_is_saved_alone() -> None:
+    large, small = nn.Linear(1000, 1000), nn.Linear(1000, 3)
+    resident(nn.Sequential(large, small))
+    file = io.BytesIO()
+    torch.save(small.bias, file)
+    assert file.tell() < 10_000
+    file.seek(0)
+    assert torch.equal(torch.load(file), small.bias)
+
+
+def test_a_copy_of_a_resident_model_is_not_at_home() -> None:
+    model = resident(Policy())
+    home, twin = home_of(model, layout_of(model)), copy.deepcopy(model)
+    assert home.has(model)
+    assert not home.has(twin)
+
+
+def test_what_a_version_does_not_carry_stays_outside() -> None:
+    model = Policy()
+    cache, empty = model.get_buffer("cache").data_ptr(), model.none
+    home = home_of(resident(model), layout_of(model))
+    assert model.get_buffer("cache").data_ptr() == cache
+    assert model.none is empty
+    begin = pages.address_of(home.memory)
+    assert not begin <= cache < begin + home.memory.nbytes
+
+
+def test_memory_lives_as_long_as_a_tensor_in_it() -> None:
+    weight = resident(nn.Linear(30, 30)).weight
+    expected = weight.detach().clone()
+    others = [resident(nn.Linear(30, 30)) for _ in range(10)]
+    assert torch.equal(weight, expected)
+    del others
+
+
+@pytest.mark.parametrize("kind", ["dict", "TensorDict"])
+def test_dictionaries_move_in_as_well(kind: str) -> None:
+    tensors = {"a": torch.arange(10.0), "b": torch.arange(3)}
+    model: Any = tensors if kind == "dict" else TensorDict(tensors, batch_size=[])
+    before = {name: model[name] for name in tensors}
+    home = home_of(resident(model), layout_of(model))
+    assert home.has(model)
+    assert all(model[name] is before[name] for name in tensors)
+    model["a"] = torch.zeros(10)
+    assert not home.has(model)
+
+
+def shared() -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.weight.data = model.weight.data.share_memory_()
+    return model
+
+
+def view() -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.weight = nn.Parameter(torch.zeros(10, 4)[2:6])
+    return model
+
+
+def overlapping() -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.register_buffer("row", model.weight.data.view(16))
+    return model
+
+
+def beside() -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.register_buffer("row", model.weight.data.view(16), persistent=False)
+    return model
+
+
+def transposed() -> nn.Module:
+    model = nn.Linear(4, 5)
+    model.weight = nn.Parameter(torch.zeros(4, 5).t())
+    return model
+
+
+class Named(torch.Tensor):
+    """A tensor of somebody's own kind."""
+
+
+def subclass() -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.weight = nn.Parameter(torch.zeros(4, 4).as_subclass(Named))
+    return model
+
+
+def hooked() -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.register_state_dict_post_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (shared, "weight cannot be resident: it is shared with other processes"),
+        (view, r"weight cannot be resident: it is 64 bytes of a storage of 160 \(give a .clone"),
+        (overlapping, "weight cannot be resident: it is part of the same storage as row"),
+        (beside, "weight cannot be resident: a tensor that no version carries is part of it"),
+        (transposed, "weight cannot be resident: it is not contiguous"),
+        (subclass, "a Linear cannot be resident: .* holds tensors that are not plain"),
+        (hooked, r"a Linear cannot be resident: its state_dict\(\) has hooks"),
+    ],
+)
+def test_what_cannot_move_is_named_and_nothing_moves(
+    make: Callable[[], nn.Module], text: str
+) -> None:
+    model = make()
+    before = pointers(model)
+    with pytest.raises(StateError, match=text):
+        resident(model)
+    assert pointers(model) == before
+
+
+def test_numpy_arrays_cannot_move() -> None:
+    with pytest.raises(StateError, match="only torch tensors can be resident"):
+        resident({"a": np.zeros(3)})
+
+
+# Applying.
+
+
+def versions(count: int) -> Iterator[Policy]:
+    for seed in range(count):
+        torch.manual_seed(seed)
+        yield Policy()
+
+
+def test_every_version_is_applied_in_place() -> None:
+    model = Policy()
+    target = target_of(model)
+    target.apply(staged(model))
+    target.settle()
+    places = pointers(model)
+    buffers = [pages.memory_of_pages(layout_of(model).nbytes) for _ in range(2)]
+    for number, source in enumerate(versions(6)):
+        layout, data = layout_of(source), buffers[number % 2]
+        write_into(state_of(source), layout, data)
+        target.apply(StagedVersion("m", 1, number, layout, data, ""))
+        target.settle()
+        for name, value in source.state_dict().items():
+            assert torch.equal(model.state_dict()[name], value), (number, name)
+        assert pointers(model) == places
+        assert model.head.weight is model.embed.weight
+
+
+@needs_exchange
+def test_undoing_has_the_old_bytes_in_place() -> None:
+    old, new = versions(2)
+    expected = copy.deepcopy(old)
+    target = target_of(old)
+    target.apply(staged(new))
+    assert torch.equal(old.scale, new.scale)
+    assert target.undo()
+    for name, value in expected.state_dict().items():
+        assert torch.equal(old.state_dict()[name], value), name
+
+
+def test_undoing_copies_where_pages_can_no_longer_be_exchanged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old, new = versions(2)
+    expected = bytes_of(old)
+    target = target_of(old)
+    target.apply(staged(new))
+    exchanged = native.BUILT
+
+    def refuse(*_: object) -> None:
+        raise OSError("not here")
+
+    monkeypatch.setattr(native, "exchange", refuse)
+    assert target.undo() == exchanged  # what was copied cannot be undone
+    if exchanged:
+        assert bytes_of(old).tobytes() == expected.tobytes()
+
+
+def test_where_pages_cannot_be_exchanged_weights_are_copied_and_it_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("not on this system")
+
+    monkeypatch.setattr(native, "exchange", refuse)
+    model, *sources = versions(4)
+    target = target_of(model)
+    with caplog.at_level(logging.WARNING):
+        for source in sources:
+            target.apply(staged(source))
+            assert bytes_of(model).tobytes() == bytes_of(source).tobytes()
+    (told,) = caplog.messages
+    assert told == "weights are copied, not exchanged: not on this system"
+
+
+def moved_by_data(model: Policy) -> None:
+    model.scale.data = torch.zeros_like(model.scale)
+
+
+def moved_by_assign(model: Policy) -> None:
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+
+
+def moved_by_sharing(model: Policy) -> None:
+    model.share_memory()
+
+
+@pytest.mark.parametrize("move", [moved_by_data, moved_by_assign, moved_by_sharing])
+def test_a_model_that_something_moved_away_gets_the_version_all_the_same(
+    move: Callable[[Policy], None],
+) -> None:
+    model, *sources = versions(4)
+    target = target_of(model)
+    for source in sources:
+        target.apply(staged(source))
+        target.settle()
+        assert bytes_of(model).tobytes() == bytes_of(source).tobytes()
+        move(model)
+
+
+def test_a_backward_pass_that_spans_an_apply_fails_instead_of_mixing() -> None:
+    old, new = nn.Linear(8, 8), nn.Linear(8, 8)
+    target = target_of(resident(old))
+    loss = old(old(torch.randn(4, 8))).sum()
+    target.apply(staged(new))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_an_optimizer_goes_on_with_the_same_parameters() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    target = target_of(resident(model))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 8)).sum().backward()
+        before = model.weight.detach().clone()
+        optimizer.step()
+        assert not torch.equal(before, model.weight)
+        target.apply(staged(nn.Linear(8, 8)))
+
+
+@needs_exchange
+@given(st.lists(st.sampled_from(["apply", "undo", "step", "move"]), max_size=12), st.integers(0, 9))
+def test_whatever_happens_the_model_holds_one_version(steps: list[str], seed: int) -> None:
+    torch.manual_seed(seed)
+    first = nn.Linear(3, 5)
+    model = nn.Sequential(first, nn.BatchNorm1d(5))
+    target, expected = target_of(model), bytes_of(model)
+    undo: NDArray[np.uint8] | None = None
+    for step in steps:
+        if step == "apply":
+            source = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
+            undo, expected = expected, bytes_of(source)
+            target.apply(staged(source))
+        elif step == "undo" and undo is not None:
+            assert target.undo()
+            expected, undo = undo, None
+        elif step == "step":
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(1)
+            expected, undo = bytes_of(model), None
+            target.settle()
+        elif step == "move":
+            target.settle()
+            undo = None
+            first.weight.data = first.weight.data.clone()
+        assert bytes_of(model).tobytes() == expected.tobytes()
+
+
+def test_a_home_is_known_by_its_places() -> None:
+    model = resident(nn.Linear(3, 3))
+    home: Home = home_of(model, layout_of(model))
+    assert home.has(model)
+    model.register_buffer("more", torch.zeros(1))
+    assert not home.has(model)
+
+
+# One copy for what lies together.
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2), st.booleans()), max_size=12))
+def test_neighbours_are_copied_as_one(pieces: list[tuple[int, int, bool]]) -> None:
+    source = np.arange(1000, dtype=np.uint16).astype(np.uint8)
+    to, from_, sizes = list[int](), list[int](), list[int]()
+    at = place = 0
+    for size, gap, jump in pieces:
+        to.append(at)
+        from_.append(place)
+        sizes.append(size)
+        at += size + gap
+        place += size + (7 if jump else gap)
+    expected, found = np.zeros(1000, np.uint8), np.zeros(1000, np.uint8)
+    for begin, origin, size in zip(to, from_, sizes, strict=True):
+        expected[begin : begin + size] = source[origin : origin + size]
+    begins = [pages.address_of(found), pages.address_of(source)]
+    lists = np.array([to, from_, sizes], np.uint64).reshape(3, -1)
+    lists[:2] += np.array(begins, np.uint64)[:, None]
+    native.copies(*np.random.default_rng(1).permutation(lists, axis=1))()
+    assert found.tobytes() == expected.tobytes()
+    if native.BUILT and pieces and not any(gap or jump for _, gap, jump in pieces):
+        assert len(native.joined(*lists)[0]) <= 1 + sizes.count(0)
