@@ -11,7 +11,7 @@ import (
 var ErrClosed = errors.New("this worker is closed")
 
 // ErrNoVersion says that a model runs no version: none has come yet, or the memory of the one that
-// was being copied was overwritten by a publisher that broke its promise, and the next is awaited.
+// was being copied was overwritten by a publisher that broke its promise (CodeApply), and the next is awaited.
 var ErrNoVersion = errors.New("no version runs here yet; Receive applies the first one that comes")
 
 // A Code is a stable name for what went wrong, to be found by errors.Is in whatever error this
@@ -36,9 +36,11 @@ const (
 	CodeTooManyChunks  = wbp.CodeTooManyChunks  // more chunks than the protocol has
 	CodeNoMemory       = wbp.CodeNoMemory       // there is no memory for it now
 	CodeDigestMismatch = wbp.CodeDigestMismatch // the whole did not match its digest, three times
+	CodeApply          = wbp.CodeApply          // the copy was torn half-way: nothing runs until the next version
 )
 
-// An ApplyError says that a version cannot be taken here. What ran before runs on, bit for bit.
+// An ApplyError says that a version cannot be taken here. What ran before runs on, bit for bit; but
+// where the code is CodeApply nothing does.
 type ApplyError struct {
 	Model          string
 	Epoch, Version int64

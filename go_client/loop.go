@@ -22,6 +22,7 @@ type loop struct {
 	handoff   *handoff
 	address   string
 	name      string
+	renamed   func(model string, key wbp.Key)
 	started   time.Time
 	events    chan Event
 	stop      chan struct{}
@@ -108,6 +109,12 @@ func (l *loop) stale(v *wbp.Version) {
 	l.perform(l.machine.Stale(v, l.now()))
 }
 
+func (l *loop) failed(v *wbp.Version, text string, intact bool) {
+	l.Lock()
+	defer l.Unlock()
+	l.perform(l.machine.Failed(v, text, intact, l.now()))
+}
+
 func (l *loop) dropped(v *wbp.Version) {
 	l.Lock()
 	defer l.Unlock()
@@ -136,6 +143,8 @@ func (l *loop) perform(effects []wbp.Effect) {
 		case wbp.Rejected:
 			l.handoff.reject(rejection{effect.Model, effect.Key, effect.Code}, &ApplyError{
 				effect.Model, effect.Key.Epoch, effect.Key.Version, effect.Code, effect.Text})
+		case wbp.Renamed:
+			l.renamed(effect.Model, effect.Key)
 		case wbp.Joined:
 			l.handoff.join(effect.Epoch)
 			l.tell(Event{Kind: Joined, Epoch: effect.Epoch})

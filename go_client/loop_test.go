@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ type stage struct {
 	t         *testing.T
 	worker    *Worker
 	loop      carried
+	epoch     int64
 	sent      []string // types of messages, in order
 	data      endpoint
 	topics    map[string]bool
@@ -45,9 +47,12 @@ func (s *stage) counted(kind string) (count int) {
 }
 
 // perform makes a worker on a stage that has been welcomed.
-func perform(t *testing.T, models map[string]Tensors) *stage {
-	s := &stage{t: t, topics: map[string]bool{}}
-	worker, err := newWorker("tcp://host:5", Options{Name: "w", Models: models}, func(c carried) transport {
+func perform(t *testing.T, models map[string]Tensors) *stage { return performIn(t, models, nil) }
+
+// performIn makes one that opens shared memory in the way of a test.
+func performIn(t *testing.T, models map[string]Tensors, opens wbp.Opens) *stage {
+	s := &stage{t: t, epoch: 7, topics: map[string]bool{}}
+	worker, err := newWorker("tcp://host:5", Options{Name: "w", Models: models}, opens, func(c carried) transport {
 		s.loop = c
 		return s
 	})
@@ -67,7 +72,10 @@ func (s *stage) control(m wbp.Message, payload ...[]byte) {
 }
 
 // version lets a version of one tensor of bytes arrive.
-func (s *stage) version(number int64, data []byte) {
+func (s *stage) version(number int64, data []byte) { s.versionIn(number, data, nil) }
+
+// versionIn lets a version arrive that lies in shared memory, too.
+func (s *stage) versionIn(number int64, data []byte, shared *wbp.Shared) {
 	text := fmt.Sprintf(`{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}`, len(data), len(data))
 	layout := append(make([]byte, 8), text...)
 	binary.LittleEndian.PutUint64(layout, uint64(len(text)))
@@ -75,10 +83,10 @@ func (s *stage) version(number int64, data []byte) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.control(&wbp.Announce{Model: "m", Epoch: 7, Version: number, Layout: parsed.ID, LayoutBytes: int64(len(layout)),
-		Bytes: int64(len(data)), ChunkBytes: 100, Commit: "auto", Acknowledge: "applied", Encoding: "raw"}, layout)
-	s.control(&wbp.Chunk{Model: "m", Epoch: 7, Version: number, CRC: wbp.CRC32C(data)}, data)
-	s.control(&wbp.End{Model: "m", Epoch: 7, Version: number, Digest: wbp.DigestOf(parsed.ID, data, 100)})
+	s.control(&wbp.Announce{Model: "m", Epoch: s.epoch, Version: number, Layout: parsed.ID, LayoutBytes: int64(len(layout)),
+		Bytes: int64(len(data)), ChunkBytes: 100, Commit: "auto", Acknowledge: "applied", Encoding: "raw", Shared: shared}, layout)
+	s.control(&wbp.Chunk{Model: "m", Epoch: s.epoch, Version: number, CRC: wbp.CRC32C(data)}, data)
+	s.control(&wbp.End{Model: "m", Epoch: s.epoch, Version: number, Digest: wbp.DigestOf(parsed.ID, data, 100)})
 }
 
 func TestAnotherTransport(t *testing.T) {
@@ -186,6 +194,68 @@ func TestErrorsAreToldOnce(t *testing.T) {
 	s.version(2, []byte{1, 2, 3})
 	if update, err := s.worker.Receive(within(t, 10*time.Second)); err != nil || update.Version != 2 {
 		t.Fatalf("%+v %v", update, err)
+	}
+}
+
+// What runs takes another name: nobody is called, and readers see it at once.
+func TestAnotherName(t *testing.T) {
+	s := perform(t, map[string]Tensors{"m": nil})
+	s.version(1, []byte{1})
+	update, err := s.worker.Receive(within(t, 10*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := wbp.Running{Epoch: 7, Version: 1, Digest: update.Digest}
+	err = s.worker.Read(within(t, 10*time.Second), "m", func(before View) {
+		s.control(&wbp.Rename{Model: "m", Epoch: 7, Version: 5, Was: was}) // it does not wait for readers
+		if before.Version != 1 {
+			t.Errorf("%+v", before)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	view, err := s.worker.Snapshot(within(t, 10*time.Second), "m")
+	if tensor, _ := view.Tensor("w"); err != nil || view.Version != 5 || view.Digest != update.Digest || tensor.Bytes()[0] != 1 {
+		t.Fatalf("%+v %v", view, err)
+	}
+}
+
+// overwritten is a segment of which somebody makes another version while it is copied.
+type overwritten struct{}
+
+func (overwritten) Copy(_ string, _ wbp.Key, copy func([]byte)) error {
+	copy([]byte{1, 2})
+	return wbp.ErrStale
+}
+func (overwritten) Release() {}
+
+// A copy that was torn half-way leaves no version, and the next one comes over the network.
+func TestATornCopy(t *testing.T) {
+	memory := make([]byte, 2)
+	opens := func(*wbp.Shared, int64) wbp.Segment { return overwritten{} }
+	s := performIn(t, map[string]Tensors{"m": {"w": U8(memory, 2)}}, opens)
+	s.version(1, []byte{1, 1})
+	if _, err := s.worker.Receive(within(t, 10*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	shared := &wbp.Shared{Path: "/proc/1/fd/1", Token: strings.Repeat("0", 32)}
+	s.epoch = 8
+	s.control(&wbp.Welcome{Epoch: 8, Data: "tcp://*:6", PingMS: 1000, LostMS: 5000, Models: map[string]int64{}, Shared: shared,
+		Features: []string{}})
+	s.versionIn(2, []byte{2, 2}, shared)
+	if _, err := s.worker.Receive(within(t, 10*time.Second)); !errors.Is(err, CodeApply) {
+		t.Fatal(err)
+	}
+	if err := s.worker.Read(within(t, 10*time.Second), "m", func(View) {}); !errors.Is(err, ErrNoVersion) {
+		t.Fatal(err)
+	}
+	if s.counted("failed") != 1 || s.counted("applied") != 1 {
+		t.Fatalf("%v", s.sent)
+	}
+	s.versionIn(2, []byte{2, 2}, shared)
+	if update, err := s.worker.Receive(within(t, 10*time.Second)); err != nil || update.Version != 2 || memory[0] != 2 {
+		t.Fatalf("%+v %v %v", update, err, memory)
 	}
 }
 

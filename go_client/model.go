@@ -1,6 +1,8 @@
 package weightbus
 
 import (
+	"sync/atomic"
+
 	"weightbus/internal/wbp"
 )
 
@@ -9,8 +11,8 @@ import (
 type model struct {
 	tensors Tensors // nil: the memory is ours, and takes any layout
 
-	guard   guard // of all that follows, and of the memory
-	running *Update
+	running atomic.Pointer[Update] // what runs; changes under the guard, but for its name
+	guard   guard                  // of all that follows, and of the memory
 	layout  *wbp.Layout
 	own     []byte
 	pieces  []piece // of the layout, where each tensor goes

@@ -19,13 +19,14 @@ func (m *model) view() View {
 	for i := range names {
 		names[i] = m.layout.Tensors[i].Name
 	}
-	return View{*m.running, names, m.tensor}
+	return View{*m.running.Load(), names, m.tensor}
 }
 
 // snapshot returns a view of a copy.
 func (m *model) snapshot() View {
 	from := m.view()
-	to := &model{layout: m.layout, own: make([]byte, m.layout.Bytes), running: m.running}
+	to := &model{layout: m.layout, own: make([]byte, m.layout.Bytes)}
+	to.running.Store(&from.Update)
 	for _, name := range from.names {
 		if t, ok := from.Tensor(name); ok {
 			copy(to.own[m.layout.ByName(name).Begin:], t.bytes)

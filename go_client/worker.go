@@ -94,11 +94,15 @@ func New(address string, options Options) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newWorker(address, options, func(c carried) transport { return newSockets(control, c) })
+	var opens wbp.Opens
+	if !options.NetworkOnly {
+		opens = segment.NewCache().Open
+	}
+	return newWorker(address, options, opens, func(c carried) transport { return newSockets(control, c) })
 }
 
-// newWorker makes a worker on a transport.
-func newWorker(address string, options Options, connect func(carried) transport) (*Worker, error) {
+// newWorker makes a worker on a transport; opens is nil where the shared road is not to be taken.
+func newWorker(address string, options Options, opens wbp.Opens, connect func(carried) transport) (*Worker, error) {
 	if err := options.check(); err != nil {
 		return nil, err
 	}
@@ -114,14 +118,10 @@ func newWorker(address string, options Options, connect func(carried) transport)
 		host = host[:wbp.LabelMax]
 	}
 	id := wbp.Identity{Name: w.name, Instance: random(16), Client: client, Host: host, PID: int64(os.Getpid())}
-	var opens wbp.Opens
-	if !options.NetworkOnly {
-		opens = segment.NewCache().Open
-	}
 	w.loop = &loop{
 		machine: wbp.NewMachine(id, expected, options.BytesMax, wbp.TimingOf(options.Ping, options.LostAfter), opens),
 		handoff: newHandoff(), address: address, name: w.name, started: time.Now(),
-		events: make(chan Event, eventsMax), stop: make(chan struct{}),
+		events: make(chan Event, eventsMax), stop: make(chan struct{}), renamed: w.renamed,
 	}
 	w.loop.run(connect)
 	return w, nil
@@ -187,7 +187,7 @@ func (w *Worker) Events() <-chan Event { return w.loop.events }
 // what it applied. It waits for functions inside Read to return, so it must not be called there.
 //
 // Errors are those of the context, *ApplyError (a version cannot be taken: what ran before runs
-// on), *RefusedError (the worker goes on asking), each told once, and ErrClosed. After all but the
+// on, unless its code is CodeApply), *RefusedError (the worker goes on asking), each told once, and ErrClosed. After all but the
 // last it can be called again.
 func (w *Worker) Receive(ctx context.Context) (Update, error) {
 	for {
@@ -217,7 +217,7 @@ func (w *Worker) apply(ctx context.Context, v *wbp.Version) (Update, error) {
 	if w.isClosed() {
 		return Update{}, ErrClosed
 	}
-	if m.running != nil && !v.Key.Newer(wbp.Key{Epoch: m.running.Epoch, Version: m.running.Version}) {
+	if runs := m.running.Load(); runs != nil && !v.Key.Newer(wbp.Key{Epoch: runs.Epoch, Version: runs.Version}) {
 		w.loop.dropped(v) // another goroutine was faster, with a newer one
 		return Update{}, errNotApplied
 	}
@@ -228,16 +228,30 @@ func (w *Worker) apply(ctx context.Context, v *wbp.Version) (Update, error) {
 		m.prepare(v.Layout)
 		m.write(data)
 	})
-	if err != nil {
-		if written { // half of one version and half of another: nobody may read it
-			m.running = nil
-		}
+	switch {
+	case written && err != nil: // half of one version and half of another: nobody may read it
+		m.running.Store(nil)
+		w.loop.failed(v, "it was overwritten in shared memory while it was copied into the model", false) // S5, W24
+		return Update{}, errNotApplied
+	case err != nil:
 		w.loop.stale(v)
 		return Update{}, errNotApplied
 	}
-	m.running = &Update{v.Model, v.Key.Epoch, v.Key.Version, v.Layout.Bytes, digest, time.Since(begun)}
+	update := Update{v.Model, v.Key.Epoch, v.Key.Version, v.Layout.Bytes, digest, time.Since(begun)}
+	m.running.Store(&update)
 	w.loop.applied(v, digest) // here first, then at the publisher: whoever waits for its receipt must find it here
-	return *m.running, nil
+	return update, nil
+}
+
+// renamed takes note that what runs has another name, too, by which the publisher knows it. Nothing is
+// being applied.
+func (w *Worker) renamed(model string, key wbp.Key) {
+	m := w.models[model]
+	if runs := m.running.Load(); runs != nil {
+		renamed := *runs
+		renamed.Epoch, renamed.Version = key.Epoch, key.Version
+		m.running.Store(&renamed)
+	}
 }
 
 // Read calls fn while the weights of a model do not change, with a view of them. Registered slices
@@ -252,7 +266,7 @@ func (w *Worker) Read(ctx context.Context, model string, fn func(v View)) error 
 		return err
 	}
 	defer m.guard.unlockRead()
-	if m.running == nil {
+	if m.running.Load() == nil {
 		return ErrNoVersion
 	}
 	fn(m.view())

@@ -81,7 +81,7 @@ func TestNobodyThere(t *testing.T) {
 
 func TestErrorsHaveCodes(t *testing.T) {
 	var err error = &ApplyError{"m", 1, 2, CodeTooLarge, "9 bytes"}
-	if !errors.Is(err, CodeTooLarge) || errors.Is(err, codeApply) {
+	if !errors.Is(err, CodeTooLarge) || errors.Is(err, CodeApply) {
 		t.Fatal(err)
 	}
 	err = &RefusedError{"tcp://a:1", "w", CodeNameTaken, "another lives"}
@@ -89,8 +89,6 @@ func TestErrorsHaveCodes(t *testing.T) {
 		t.Fatal(err)
 	}
 }
-
-const codeApply = Code("apply")
 
 func TestGuard(t *testing.T) {
 	var g guard

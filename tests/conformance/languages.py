@@ -95,7 +95,7 @@ LANGUAGES = (
         {"shared-road": NO_FLOCK, "shared-road-overtaken": NO_FLOCK} | NO_MAPPING,
     ),
     Language("rust", "Rust", "rust_client", ("make", "cargo"), WIRE_ALONE),
-    Language("go", "Go", "go_client", ("make", "go"), WIRE_ALONE),
+    Language("go", "Go", "go_client", ("make", "go"), NO_MAPPING),
 )
 
 

@@ -11,23 +11,21 @@ import (
 )
 
 func segments(t table) error {
-	var cases struct {
-		Cases []struct {
-			Name    string
-			File    string
-			Token   string
-			Bytes   int64 `json:"nbytes"`
-			Version *struct {
-				Model   string
-				Epoch   int64
-				Version int64
-			}
+	var cases []struct {
+		Name    string
+		File    string
+		Token   string
+		Bytes   int64 `json:"nbytes"`
+		Version *struct {
+			Model   string
+			Epoch   int64
+			Version int64
 		}
 	}
 	if err := t.read(&cases); err != nil {
 		return err
 	}
-	for i, c := range cases.Cases {
+	for i, c := range cases {
 		content, err := os.ReadFile(filepath.Join(t.folder, c.File))
 		if err != nil {
 			return err

@@ -3,11 +3,11 @@
 package main
 
 func segments(t table) error {
-	var cases struct{ Cases []struct{ Name string } }
+	var cases []struct{ Name string }
 	if err := t.read(&cases); err != nil {
 		return err
 	}
-	for i, c := range cases.Cases {
+	for i, c := range cases {
 		t.tell(c.Name, i, object{"unsupported": "there is no shared road on this system"})
 	}
 	return nil

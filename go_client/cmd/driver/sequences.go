@@ -15,6 +15,7 @@ type sequence struct {
 	Models   []string
 	BytesMax int64                      `json:"bytes_max"`
 	InPlace  map[string]map[string]spec `json:"in_place"`
+	Applies  []string
 	Steps    []struct {
 		WaitMS  int64 `json:"wait_ms"`
 		Control []source
@@ -23,11 +24,11 @@ type sequence struct {
 }
 
 func sequences(t table) error {
-	var cases struct{ Cases []sequence }
+	var cases []sequence
 	if err := t.read(&cases); err != nil {
 		return err
 	}
-	for i, c := range cases.Cases {
+	for i, c := range cases {
 		p := newPlayer(c)
 		steps := []object{}
 		for _, step := range c.Steps {
@@ -46,12 +47,13 @@ func sequences(t table) error {
 	return nil
 }
 
-// A player is a machine and a clock. It applies at once whatever is ready.
+// A player is a machine and a clock. It applies at once whatever is ready, or fails to as the case wants it.
 type player struct {
 	machine *wbp.Machine
 	now     time.Duration
 	sent    []json.RawMessage
 	runs    map[string]int64
+	applies []string
 }
 
 func newPlayer(c sequence) *player {
@@ -73,7 +75,8 @@ func newPlayer(c sequence) *player {
 	}
 	id := wbp.Identity{Name: "w", Instance: "00000000000000000000000000000000"}
 	timing := wbp.TimingOf(time.Second, 5*time.Second)
-	return &player{machine: wbp.NewMachine(id, models, c.BytesMax, timing, nil), runs: map[string]int64{}}
+	machine := wbp.NewMachine(id, models, c.BytesMax, timing, nil)
+	return &player{machine: machine, runs: map[string]int64{}, applies: c.Applies}
 }
 
 // step plays one step, and returns what was sent in it and what runs after it.
@@ -123,9 +126,25 @@ func (p *player) perform(effects []wbp.Effect) {
 		case wbp.Send:
 			p.sent = append(p.sent, wbp.Encode(effect.Message))
 		case wbp.Ready:
-			v := effect.Version
-			p.runs[v.Model] = v.Key.Version
-			p.perform(p.machine.Applied(v, v.Digest, p.now))
+			p.perform(p.apply(effect.Version))
+		case wbp.Renamed:
+			p.runs[effect.Model] = effect.Key.Version
 		}
 	}
+}
+
+func (p *player) apply(v *wbp.Version) []wbp.Effect {
+	outcome := "done"
+	if len(p.applies) > 0 {
+		outcome, p.applies = p.applies[0], p.applies[1:]
+	}
+	p.machine.Taken(v)
+	switch outcome {
+	case "done":
+		p.runs[v.Model] = v.Key.Version
+		return p.machine.Applied(v, v.Digest, p.now)
+	case "torn":
+		p.runs[v.Model] = 0
+	}
+	return p.machine.Failed(v, "no", outcome != "torn", p.now)
 }

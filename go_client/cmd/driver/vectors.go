@@ -14,38 +14,49 @@ import (
 // vectors says what becomes of every case of every table.
 func vectors(folder string, say func(object)) error {
 	for _, one := range []struct {
-		file string
-		run  func(t table) error
+		file, list string
+		run        func(t table) error
 	}{
-		{"messages.json", messages}, {"layouts.json", layouts}, {"chunks.json", chunks},
-		{"checksums.json", checksums}, {"versions.json", versions}, {"segments.json", segments},
-		{"sequences.json", sequences},
+		{"messages.json", "cases", messages}, {"layouts.json", "cases", layouts}, {"chunks.json", "cases", chunks},
+		{"checksums.json", "crc32c", crcs}, {"checksums.json", "digests", digests},
+		{"versions.json", "cases", versions}, {"segments.json", "cases", segments},
+		{"phases.json", "cases", phases}, {"sequences.json", "cases", sequences},
+		{"applying.json", "messages", messages}, {"applying.json", "sequences", sequences},
+		{"renaming.json", "messages", messages}, {"renaming.json", "sequences", sequences},
 	} {
-		if err := one.run(table{folder, one.file, say}); err != nil {
+		if err := one.run(table{folder, one.file, one.list, say}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// A table is one file of cases.
+// A table is one list of cases in a file.
 type table struct {
-	folder, file string
-	say          func(object)
+	folder, file, list string
+	say                func(object)
 }
 
+// read reads the cases into a slice.
 func (t table) read(into interface{}) error {
 	text, err := os.ReadFile(filepath.Join(t.folder, t.file))
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal(text, into)
+	var lists map[string]json.RawMessage
+	if err := json.Unmarshal(text, &lists); err != nil {
+		return err
+	}
+	return json.Unmarshal(lists[t.list], into)
 }
 
 // tell says the result of a case; one without a name goes by its index.
 func (t table) tell(name string, index int, result object) {
 	if name == "" {
 		name = strconv.Itoa(index)
+	}
+	if t.list != "cases" {
+		name = t.list + "/" + name
 	}
 	result["file"], result["case"] = t.file, name
 	t.say(result)
@@ -83,18 +94,16 @@ func (t table) frames(sources []source) ([][]byte, error) {
 }
 
 func messages(t table) error {
-	var cases struct {
-		Cases []struct {
-			Name      string
-			Direction string
-			Frames    []source
-			Expect    struct{ OK json.RawMessage }
-		}
+	var cases []struct {
+		Name      string
+		Direction string
+		Frames    []source
+		Expect    struct{ OK json.RawMessage }
 	}
 	if err := t.read(&cases); err != nil {
 		return err
 	}
-	for i, c := range cases.Cases {
+	for i, c := range cases {
 		if c.Direction == "from_worker" {
 			if c.Expect.OK != nil {
 				t.tell(c.Name, i, encoded(c.Expect.OK))
@@ -153,16 +162,14 @@ func encoded(ok json.RawMessage) object {
 }
 
 func layouts(t table) error {
-	var cases struct {
-		Cases []struct {
-			Name   string
-			Header source
-		}
+	var cases []struct {
+		Name   string
+		Header source
 	}
 	if err := t.read(&cases); err != nil {
 		return err
 	}
-	for i, c := range cases.Cases {
+	for i, c := range cases {
 		bytes, err := t.bytes(c.Header)
 		if err != nil {
 			return err
@@ -183,17 +190,15 @@ func layouts(t table) error {
 }
 
 func chunks(t table) error {
-	var cases struct {
-		Cases []struct {
-			Name       string
-			Bytes      int64 `json:"nbytes"`
-			ChunkBytes int64 `json:"chunk_bytes"`
-		}
+	var cases []struct {
+		Name       string
+		Bytes      int64 `json:"nbytes"`
+		ChunkBytes int64 `json:"chunk_bytes"`
 	}
 	if err := t.read(&cases); err != nil {
 		return err
 	}
-	for i, c := range cases.Cases {
+	for i, c := range cases {
 		plan, err := wbp.NewPlan(c.Bytes, c.ChunkBytes)
 		if err != nil {
 			t.tell(c.Name, i, object{"error": "chunk-bytes"})
@@ -209,55 +214,67 @@ func chunks(t table) error {
 	return nil
 }
 
-func checksums(t table) error {
-	var lists struct {
-		CRC32C []struct {
-			Name string
-			Hex  string
-		}
-		Digests []struct {
-			Name       string
-			Layout     string
-			ChunkBytes int64 `json:"chunk_bytes"`
-			CRCs       []uint32
-		}
-	}
-	if err := t.read(&lists); err != nil {
+func crcs(t table) error {
+	var cases []struct{ Name, Hex string }
+	if err := t.read(&cases); err != nil {
 		return err
 	}
-	name := func(list, name string, index int) string {
-		if name == "" {
-			name = strconv.Itoa(index)
-		}
-		return list + "/" + name
-	}
-	for i, c := range lists.CRC32C {
+	for i, c := range cases {
 		bytes, err := hex.DecodeString(c.Hex)
 		if err != nil {
 			return err
 		}
-		t.tell(name("crc32c", c.Name, i), i, object{"crc": wbp.CRC32C(bytes)})
+		t.tell(c.Name, i, object{"crc": wbp.CRC32C(bytes)})
 	}
-	for i, c := range lists.Digests {
-		t.tell(name("digests", c.Name, i), i, object{"digest": wbp.Digest(c.Layout, c.ChunkBytes, c.CRCs)})
+	return nil
+}
+
+func digests(t table) error {
+	var cases []struct {
+		Name, Layout string
+		ChunkBytes   int64 `json:"chunk_bytes"`
+		CRCs         []uint32
+	}
+	if err := t.read(&cases); err != nil {
+		return err
+	}
+	for i, c := range cases {
+		t.tell(c.Name, i, object{"digest": wbp.Digest(c.Layout, c.ChunkBytes, c.CRCs)})
+	}
+	return nil
+}
+
+func phases(t table) error {
+	var cases []struct {
+		Name, Of string
+		State    wbp.State
+		Event    wbp.Event
+	}
+	if err := t.read(&cases); err != nil {
+		return err
+	}
+	for i, c := range cases {
+		result := object{"next": nil}
+		if next := wbp.Tables[c.Of][c.State][c.Event]; next != "" {
+			result["next"] = next
+		}
+		t.tell(c.Name, i, result)
 	}
 	return nil
 }
 
 // versions parses each file as a version and hashes it from its bytes alone.
 func versions(t table) error {
-	var cases struct {
-		Cases []struct {
-			Name        string
-			File        string
-			LayoutBytes int64 `json:"layout_bytes"`
-			ChunkBytes  int64 `json:"chunk_bytes"`
-		}
+	var cases []struct {
+		Name        string
+		File        string
+		LayoutBytes int64 `json:"layout_bytes"`
+		ChunkBytes  int64 `json:"chunk_bytes"`
 	}
 	if err := t.read(&cases); err != nil {
 		return err
 	}
-	for i, c := range cases.Cases {
+	for i, c := range cases {
 		bytes, err := os.ReadFile(filepath.Join(t.folder, c.File))
 		if err != nil {
 			return err

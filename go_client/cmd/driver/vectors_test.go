@@ -95,29 +95,33 @@ func expected(t *testing.T, c map[string]interface{}, got object) {
 }
 
 func TestMessages(t *testing.T) {
-	cases(t, "messages.json", "cases", func(t *testing.T, c map[string]interface{}, got object) {
-		if c["direction"] == "from_publisher" {
-			expected(t, c, got)
-			return
+	cases(t, "messages.json", "cases", checkMessage)
+	cases(t, "applying.json", "messages", checkMessage)
+	cases(t, "renaming.json", "messages", checkMessage)
+}
+
+func checkMessage(t *testing.T, c map[string]interface{}, got object) {
+	if c["direction"] == "from_publisher" {
+		expected(t, c, got)
+		return
+	}
+	ok, sent := c["expect"].(map[string]interface{})["ok"]
+	if !sent {
+		if got != nil {
+			t.Fatalf("there should be no line, but: %v", got)
 		}
-		ok, sent := c["expect"].(map[string]interface{})["ok"]
-		if !sent {
-			if got != nil {
-				t.Fatalf("there should be no line, but: %v", got)
-			}
-			return
+		return
+	}
+	want := ok.(map[string]interface{})
+	want["wbp"] = json.Number("1")
+	header := parse(t, []byte(got["header"].(string))).(map[string]interface{})
+	for field, value := range want {
+		is, there := header[field]
+		atDefault := fmt.Sprint(value) == "[]" || field == "intact" && value == true
+		if there && !reflect.DeepEqual(is, value) || !there && !atDefault {
+			t.Fatalf("%s: got %v, want %v", field, is, value)
 		}
-		want := ok.(map[string]interface{})
-		want["wbp"] = json.Number("1")
-		header := parse(t, []byte(got["header"].(string))).(map[string]interface{})
-		for field, value := range want {
-			is, there := header[field]
-			atDefault := fmt.Sprint(value) == "[]" || field == "intact" && value == true
-			if there && !reflect.DeepEqual(is, value) || !there && !atDefault {
-				t.Fatalf("%s: got %v, want %v", field, is, value)
-			}
-		}
-	})
+	}
 }
 
 func TestLayouts(t *testing.T) {
@@ -156,6 +160,14 @@ func TestChecksums(t *testing.T) {
 	}
 }
 
+func TestPhases(t *testing.T) {
+	cases(t, "phases.json", "cases", func(t *testing.T, c map[string]interface{}, got object) {
+		if got["next"] != c["next"] {
+			t.Fatalf("got %v, want %v", got["next"], c["next"])
+		}
+	})
+}
+
 func TestVersions(t *testing.T) {
 	cases(t, "versions.json", "cases", func(t *testing.T, c map[string]interface{}, got object) {
 		if got["digest"] != c["digest"] {
@@ -165,44 +177,48 @@ func TestVersions(t *testing.T) {
 }
 
 func TestSequences(t *testing.T) {
-	cases(t, "sequences.json", "cases", func(t *testing.T, c map[string]interface{}, got object) {
-		asked := map[string]bool{}
-		for i, step := range c["steps"].([]interface{}) {
-			expect, _ := step.(map[string]interface{})["expect"].(map[string]interface{})
-			result := got["steps"].([]interface{})[i].(map[string]interface{})
-			sent := result["sent"].([]interface{})
-			for _, want := range list(expect["sends"]) {
-				if !contains(sent, want.(map[string]interface{})) {
-					t.Errorf("step %d: %v was not sent, but %v", i, want, sent)
-				}
-			}
-			for _, kind := range list(expect["silent"]) {
-				if contains(sent, map[string]interface{}{"type": kind}) {
-					t.Errorf("step %d: %v was sent: %v", i, kind, sent)
-				}
-			}
-			note(asked, sent)
-			if asks, ok := expect["asks"]; ok {
-				want := map[string]bool{}
-				for _, index := range asks.([]interface{}) {
-					want[fmt.Sprint(index)] = true
-				}
-				if !reflect.DeepEqual(asked, want) {
-					t.Errorf("step %d: asked for %v, not %v", i, asked, want)
-				}
-				asked = map[string]bool{}
-			}
-			for model, version := range orEmpty(expect["runs"]) {
-				runs := result["runs"].(map[string]interface{})[model]
-				if runs == nil {
-					runs = json.Number("0")
-				}
-				if runs != version {
-					t.Errorf("step %d: %s runs %v, not %v", i, model, runs, version)
-				}
+	cases(t, "sequences.json", "cases", checkSequence)
+	cases(t, "applying.json", "sequences", checkSequence)
+	cases(t, "renaming.json", "sequences", checkSequence)
+}
+
+func checkSequence(t *testing.T, c map[string]interface{}, got object) {
+	asked := map[string]bool{}
+	for i, step := range c["steps"].([]interface{}) {
+		expect, _ := step.(map[string]interface{})["expect"].(map[string]interface{})
+		result := got["steps"].([]interface{})[i].(map[string]interface{})
+		sent := result["sent"].([]interface{})
+		for _, want := range list(expect["sends"]) {
+			if !contains(sent, want.(map[string]interface{})) {
+				t.Errorf("step %d: %v was not sent, but %v", i, want, sent)
 			}
 		}
-	})
+		for _, kind := range list(expect["silent"]) {
+			if contains(sent, map[string]interface{}{"type": kind}) {
+				t.Errorf("step %d: %v was sent: %v", i, kind, sent)
+			}
+		}
+		note(asked, sent)
+		if asks, ok := expect["asks"]; ok {
+			want := map[string]bool{}
+			for _, index := range asks.([]interface{}) {
+				want[fmt.Sprint(index)] = true
+			}
+			if !reflect.DeepEqual(asked, want) {
+				t.Errorf("step %d: asked for %v, not %v", i, asked, want)
+			}
+			asked = map[string]bool{}
+		}
+		for model, version := range orEmpty(expect["runs"]) {
+			runs := result["runs"].(map[string]interface{})[model]
+			if runs == nil {
+				runs = json.Number("0")
+			}
+			if runs != version {
+				t.Errorf("step %d: %s runs %v, not %v", i, model, runs, version)
+			}
+		}
+	}
 }
 
 func list(value interface{}) []interface{} { l, _ := value.([]interface{}); return l }

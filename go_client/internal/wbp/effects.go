@@ -24,6 +24,11 @@ type (
 		Code  Code
 		Text  string
 	}
+	// Renamed says that what a model runs is this version, byte for byte.
+	Renamed struct {
+		Model string
+		Key   Key
+	}
 	// Joined says that the publisher has let this worker in.
 	Joined struct{ Epoch int64 }
 	// Lost says that the publisher is silent.

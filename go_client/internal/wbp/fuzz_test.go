@@ -141,8 +141,9 @@ func FuzzMachine(f *testing.F) {
 			how, frames, in = unpack(in)
 			feed(t, m, how, frames, now)
 		}
-		if s := m.slots["m"]; len(s.ready) > BuffersMax || s.buffers.taken > BuffersMax {
-			t.Fatalf("%d versions are ready, %d buffers in use", len(s.ready), s.buffers.taken)
+		h := &m.slots["m"].holds
+		if used := len(h.all(arriving, staged, ready, applying)); used != h.buffers.taken || used > BuffersMax {
+			t.Fatalf("%d versions are in memory, %d buffers in use", used, h.buffers.taken)
 		}
 		m.Free()
 	})
@@ -218,11 +219,14 @@ func feed(t *testing.T, m *Machine, how byte, frames [][]byte, now time.Duration
 			if int64(len(v.data)) != v.Layout.Bytes {
 				t.Fatalf("%d bytes of %d", len(v.data), v.Layout.Bytes)
 			}
+			if how>>6 < 2 {
+				m.Taken(v)
+			}
 			switch how >> 6 {
 			case 0:
 				effects = append(effects, m.Applied(v, v.Digest, now)...)
 			case 1:
-				effects = append(effects, m.Failed(v, "no", now)...)
+				effects = append(effects, m.Failed(v, "no", how&16 == 0, now)...)
 			case 2:
 				effects = append(effects, m.Dropped(v, now)...)
 			}

@@ -104,6 +104,9 @@ var fromPublisher = map[string]func(*fields) Message{
 		}
 		return m
 	},
+	"rename": func(f *fields) Message {
+		return &Rename{f.name("model"), f.count("epoch", required), f.version(), f.running("was")}
+	},
 	"beacon": func(f *fields) Message {
 		return &Beacon{f.name("model"), f.count("epoch", required), f.count("version", required)}
 	},
@@ -300,6 +303,23 @@ func (f *fields) whole() *Whole {
 		f.failf("whole: %w", inner.err)
 	}
 	return whole
+}
+
+// running returns a version that runs at a worker; its digest may be empty.
+func (f *fields) running(key string) Running {
+	inner := f.object(key)
+	if inner == nil {
+		f.failf("%s must be an object", key)
+		return Running{}
+	}
+	running := Running{inner.count("epoch", required), inner.version(), inner.text("digest", TextMax)}
+	if running.Digest != "" && !isHex(running.Digest, 64) {
+		inner.failf("digest must be 64 of 0-9 a-f, or empty")
+	}
+	if inner.err != nil {
+		f.failf("%s: %w", key, inner.err)
+	}
+	return running
 }
 
 // versions returns an object that gives a version for each model.

@@ -22,7 +22,7 @@ const (
 	NameBytesMax    = 4096            // of a tensor's name: far beyond any module path
 	MessageBytesMax = 100_065_536     // the largest frame that a worker accepts
 	WindowChunks    = 16              // chunks that a worker asks for before an answer
-	ProgressChunks  = 4               // chunks between two reports: a quarter of the window
+	ProgressChunks  = 16              // chunks between two reports: a quarter of what a push runs ahead
 	BytesMaxDefault = 1 << 36         // bytes of one version that a worker takes unless told otherwise
 	EpochsKept      = 8               // epochs of which the publisher's age is remembered
 	BuffersMax      = 2               // staging buffers of a model: one complete, one arriving
@@ -35,6 +35,7 @@ type Timing struct {
 	DeafAfter   time.Duration // silence of the control channel alone after which it is lost
 	HelloRetry  time.Duration // between two hellos
 	Quiet       time.Duration // silence after which a push is no longer waited for
+	Report      time.Duration // between two reports of progress where chunks come slowly
 	Patience    time.Duration // silence after which a fetch is repeated; doubles each time
 	PatienceMax time.Duration // its bound
 }
@@ -45,7 +46,7 @@ func TimingOf(ping, lostAfter time.Duration) Timing {
 	if ping < quick {
 		quick = ping
 	}
-	return Timing{ping, lostAfter, 6 * lostAfter, quick, quick, ping, 16 * ping}
+	return Timing{ping, lostAfter, 6 * lostAfter, quick, quick, quick * 2 / 5, ping, 16 * ping}
 }
 
 // never is a moment long before the start of any clock.

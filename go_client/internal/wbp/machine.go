@@ -35,7 +35,7 @@ type Machine struct {
 	slots           map[string]*slot
 	models          map[string]Model
 	opens           Opens
-	inside          bool
+	session         State
 	epoch           int64
 	ages            ages
 	shared          bool // the publisher is on this host, and its memory can be read
@@ -55,7 +55,7 @@ const spareMax = 1 << 20 // bytes of it
 // NewMachine returns a worker that is outside. opens may be nil: the shared road is not taken.
 func NewMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *Machine {
 	m := &Machine{
-		identity: id, models: models, timing: timing, slots: map[string]*slot{}, opens: opens, ages: ages{},
+		identity: id, models: models, timing: timing, slots: map[string]*slot{}, opens: opens, ages: ages{}, session: outside,
 		saidHelloAt: never, unansweredSince: never, pingedAt: never, pingEvery: timing.Ping,
 	}
 	if opens == nil {
@@ -67,8 +67,13 @@ func NewMachine(id Identity, models map[string]Model, bytesMax int64, timing Tim
 	return m
 }
 
-// Inside tells whether there is a session.
-func (m *Machine) Inside() bool { return m.inside }
+func (m *Machine) inside() bool { return m.session == inside }
+
+func (m *Machine) turn(event Event) {
+	if next := sessions[m.session][event]; next != "" {
+		m.session = next
+	}
+}
 
 // What arrives.
 
@@ -79,7 +84,7 @@ func (m *Machine) Receive(frames [][]byte, lease *Lease, now time.Duration) []Ef
 
 // ReceivePublished takes a published message, its topic included.
 func (m *Machine) ReceivePublished(frames [][]byte, lease *Lease, now time.Duration) []Effect {
-	if !m.inside || len(frames) == 0 {
+	if !m.inside() || len(frames) == 0 {
 		m.takeBack(lease)
 		return nil
 	}
@@ -95,7 +100,7 @@ func (m *Machine) ReceivePublished(frames [][]byte, lease *Lease, now time.Durat
 // message is then to be received with an empty payload.
 func (m *Machine) Place(header []byte, size int) *Lease {
 	message, err := Decode(header, 1)
-	if err != nil || !m.inside {
+	if err != nil || !m.inside() {
 		return nil
 	}
 	switch message := message.(type) {
@@ -165,7 +170,7 @@ func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, push
 	}
 	epoch, model := subject(message)
 	switch {
-	case !m.inside:
+	case !m.inside():
 		return nil
 	case epoch != m.epoch:
 		// The publisher restarted, or our welcome was damaged: only hello settles who is right.
@@ -202,6 +207,8 @@ func subject(message Message) (epoch int64, model string) {
 		return message.Epoch, message.Model
 	case *Abort:
 		return message.Epoch, message.Model
+	case *Rename:
+		return message.Epoch, message.Model
 	case *Beacon:
 		return message.Epoch, message.Model
 	}
@@ -230,6 +237,8 @@ func (s *slot) receive(message Message, payloads [][]byte, lease *Lease, now tim
 		return s.committed(message)
 	case *Abort:
 		return s.aborted(Key{message.Epoch, message.Version}, now)
+	case *Rename:
+		return s.renamed(message, now)
 	case *Beacon:
 		return s.hearOf(Key{message.Epoch, message.Version}, now)
 	}
@@ -249,27 +258,27 @@ func (m *Machine) hearOf(versions map[string]int64, now time.Duration) []Effect 
 func (m *Machine) refused(r *Refuse, now time.Duration) []Effect {
 	switch r.Code {
 	case CodeUnknownWorker:
-		m.inside = false
+		m.turn(unknown) // W20
 		return m.helloIfDue(now)
 	case CodeGone, CodeRange:
-		if m.inside && r.Model != nil && m.slots[*r.Model] != nil {
+		if m.inside() && r.Model != nil && m.slots[*r.Model] != nil {
 			return m.slots[*r.Model].gone(r.Epoch, r.Version, now)
 		}
 		return nil
 	case CodeNameTaken, CodeStaleEpoch, CodeLimit, CodeProtocolVersion:
-		m.inside = false
+		m.turn(refused) // W20
 	}
 	return []Effect{Refused{r.Code, r.Text}}
 }
 
 // Joining.
 
-// appliedEpoch is the latest epoch whose weights run here: an older publisher is not to be followed.
+// appliedEpoch is the latest epoch of which anything was applied: no older publisher is followed.
 func (m *Machine) appliedEpoch() int64 {
 	var latest int64
 	for _, s := range m.slots {
-		if s.running != nil && s.running.Epoch > latest {
-			latest = s.running.Epoch
+		if s.epoch > latest {
+			latest = s.epoch
 		}
 	}
 	return latest
@@ -285,11 +294,12 @@ func (m *Machine) helloIfDue(now time.Duration) []Effect {
 	}
 	models := map[string]*Running{}
 	for name, s := range m.slots {
-		models[name] = s.running
+		models[name] = s.running()
 	}
 	id := m.identity
 	return []Effect{Send{&Hello{Name: id.Name, Instance: id.Instance, Models: models, Epoch: m.appliedEpoch(),
-		AgeMS: m.ages.of(m.appliedEpoch(), now), Client: id.Client, Host: id.Host, PID: id.PID}}}
+		AgeMS: m.ages.of(m.appliedEpoch(), now), Features: []string{"renaming"}, Client: id.Client, Host: id.Host,
+		PID: id.PID}}}
 }
 
 func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
@@ -298,11 +308,12 @@ func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
 			"weights of the later epoch %d: connect it to the newer publisher", w.Epoch, latest)}}
 	}
 	m.ages.heard(w.Epoch, w.AgeMS, m.appliedEpoch(), now)
-	if m.inside && w.Epoch == m.epoch { // the answer to a second hello
+	if m.inside() && w.Epoch == m.epoch { // the answer to a second hello
 		m.heardAt = now
 		return m.hearOf(w.Models, now)
 	}
-	m.inside, m.epoch, m.heardAt, m.subscribed = true, w.Epoch, now, false
+	m.turn(welcomed) // W2
+	m.epoch, m.heardAt, m.subscribed = w.Epoch, now, false
 	m.pingEvery = m.timing.Ping
 	if asked := time.Duration(w.PingMS) * time.Millisecond; asked < m.pingEvery {
 		m.pingEvery = asked
@@ -319,7 +330,7 @@ func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
 	for name, s := range m.slots {
 		s.shared = m.shared
 		effects = append(effects, Subscribe{ControlTopic(name), true},
-			Subscribe{DataTopic(name), !s.catchingUp && !m.shared})
+			Subscribe{DataTopic(name), s.mode == following && !m.shared})
 		s.expect(m.models[name].Bytes)
 		effects = append(effects, s.reconnected(Key{w.Epoch, w.Models[name]}, now)...)
 	}
@@ -342,9 +353,10 @@ func (m *Machine) probe(shared *Shared) bool {
 // knows nobody at its end: hello is said at once, and again while nobody answers.
 func (m *Machine) Connected(fresh bool, now time.Duration) []Effect {
 	if fresh {
-		m.inside, m.saidHelloAt, m.unansweredSince = false, never, never
+		m.turn(unknown)
+		m.saidHelloAt, m.unansweredSince = never, never
 	}
-	if m.inside {
+	if m.inside() {
 		return nil
 	}
 	return m.helloIfDue(now)
@@ -366,26 +378,19 @@ func (m *Machine) Close() []Effect { return []Effect{Send{&Bye{}}} }
 // Free gives the staging memory back. No version may be in use, and nothing else be called after it.
 func (m *Machine) Free() {
 	for _, s := range m.slots {
-		if s.arriving != nil {
-			s.releaseArriving()
-		}
-		s.forgetUndecided()
-		for key := range s.ready {
-			s.returned(key)
-		}
-		s.buffers.close()
+		s.holds.free()
 	}
 }
 
 // What the user does with a version that is ready.
 
 // Taken says that somebody has begun to apply it.
-func (m *Machine) Taken(v *Version) { m.slots[v.Model].taken = v.Key }
+func (m *Machine) Taken(v *Version) { m.slots[v.Model].taken(v.Key) }
 
 // Applied says that it runs now; digest is that of its bytes, if anybody hashed them.
 func (m *Machine) Applied(v *Version, digest string, now time.Duration) []Effect {
 	effects := m.slots[v.Model].applied(v.Key, digest, now)
-	if m.inside && v.Key.Epoch > m.epoch { // it came from a later publisher than the one we follow
+	if m.inside() && v.Key.Epoch > m.epoch { // it came from a later publisher than the one we follow
 		effects = append(effects, m.helloIfDue(now)...)
 	}
 	return effects
@@ -396,9 +401,9 @@ func (m *Machine) Stale(v *Version, now time.Duration) []Effect {
 	return m.slots[v.Model].gotStale(v.Key, now)
 }
 
-// Failed says that it could not be applied.
-func (m *Machine) Failed(v *Version, text string, now time.Duration) []Effect {
-	return m.slots[v.Model].failed(v.Key, text, now)
+// Failed says that it could not be applied; unless intact, no version runs now.
+func (m *Machine) Failed(v *Version, text string, intact bool, now time.Duration) []Effect {
+	return m.slots[v.Model].failed(v.Key, text, intact, now)
 }
 
 // Dropped says that it was replaced before anybody took it.
@@ -410,13 +415,14 @@ func (m *Machine) Dropped(v *Version, now time.Duration) []Effect {
 
 // Tick does what is due.
 func (m *Machine) Tick(now time.Duration) []Effect {
-	if !m.inside {
+	if !m.inside() {
 		return m.callAgain(now)
 	}
 	// What comes in a frame of a damaged length is swallowed, until that is full.
 	deaf := now-m.answeredAt >= m.timing.DeafAfter
 	if deaf || now-m.heardAt >= m.timing.LostAfter {
-		m.inside, m.unansweredSince = false, never
+		m.turn(silent) // W19
+		m.unansweredSince = never
 		return []Effect{Lost{}, Redial{}}
 	}
 	var effects []Effect

@@ -76,6 +76,7 @@ type (
 		Version int64  `json:"version"`
 		Code    Code   `json:"code"`
 		Text    string `json:"text"`
+		Intact  bool   `json:"intact"` // what ran before still runs
 	}
 	// Bye says that the worker leaves.
 	Bye struct{}
@@ -156,6 +157,13 @@ type (
 		Version int64  `json:"version"`
 		Text    string `json:"text"`
 	}
+	// Rename says that what the worker runs is a version of this epoch, byte for byte.
+	Rename struct {
+		Model   string  `json:"model"`
+		Epoch   int64   `json:"epoch"`
+		Version int64   `json:"version"`
+		Was     Running `json:"was"`
+	}
 	// Beacon names the newest version of a model.
 	Beacon struct {
 		Model   string `json:"model"`
@@ -188,6 +196,7 @@ func (*Chunk) Kind() string    { return "chunk" }
 func (*End) Kind() string      { return "end" }
 func (*Commit) Kind() string   { return "commit" }
 func (*Abort) Kind() string    { return "abort" }
+func (*Rename) Kind() string   { return "rename" }
 func (*Beacon) Kind() string   { return "beacon" }
 func (*Refuse) Kind() string   { return "refuse" }
 

@@ -130,20 +130,14 @@ func (w *world) tick() {
 
 // check makes sure that memory is neither lost nor given out twice.
 func (w *world) check() {
-	s := w.machine.slots["m"]
-	used := len(s.ready)
-	if s.arriving != nil {
-		used++
-	}
-	if s.undecided != nil {
-		used++
-	}
-	if used != s.buffers.taken || used > BuffersMax || len(s.ready) != len(w.applying) {
-		w.t.Fatalf("%d buffers are taken, %d used, %d for %d versions that are ready", s.buffers.taken, used, len(s.ready),
+	h := &w.machine.slots["m"].holds
+	used, waiting := len(h.all(arriving, staged, ready, applying)), len(h.all(ready))
+	if used != h.buffers.taken || used > BuffersMax || waiting != len(w.applying) {
+		w.t.Fatalf("%d buffers are taken, %d used, %d for %d versions that are ready", h.buffers.taken, used, waiting,
 			len(w.applying))
 	}
-	if s.arriving != nil && s.arriving.asked > WindowChunks {
-		w.t.Fatalf("%d chunks are outstanding", s.arriving.asked)
+	if v := h.at(arriving); v != nil && v.transfer.asked > WindowChunks {
+		w.t.Fatalf("%d chunks are outstanding", v.transfer.asked)
 	}
 }
 
@@ -164,12 +158,18 @@ func (w *world) apply() {
 		w.t.Fatalf("version %v was not committed", v.Key)
 	case !v.Key.Newer(w.runs):
 		w.t.Fatalf("version %v after %v", v.Key, w.runs)
-	case w.chance(0.02):
-		w.perform(w.machine.Failed(v, "the user's code failed", w.now))
-		w.renew()
-		return
 	}
 	w.machine.Taken(v)
+	switch {
+	case w.chance(0.02):
+		w.perform(w.machine.Failed(v, "the user's code failed", true, w.now))
+		w.renew()
+		return
+	case w.chance(0.02): // half-way: it is tried again, or an older one, until one is whole
+		w.runs = Key{}
+		w.perform(w.machine.Failed(v, "the user's code failed half-way", false, w.now))
+		return
+	}
 	w.runs = v.Key
 	w.perform(w.machine.Applied(v, digest, w.now))
 }
@@ -199,7 +199,7 @@ func (w *world) perform(effects []Effect) {
 			}
 			w.applying = append(w.applying, effect.Version)
 		case Rejected:
-			if effect.Code != CodeDigestMismatch && effect.Code != CodeLayoutInvalid {
+			if effect.Code != CodeApply && effect.Code != CodeDigestMismatch && effect.Code != CodeLayoutInvalid {
 				w.t.Fatalf("rejected: %v", effect)
 			}
 		}

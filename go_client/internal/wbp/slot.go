@@ -6,111 +6,64 @@ import (
 )
 
 const (
-	restartsMax  = 3 // transfers of a version whose digest did not match, before it is given up
-	rejectedKept = 8 // versions remembered that could not be taken here
-	layoutsKept  = 4 // layouts remembered, so that a model that alternates sends none again
+	restartsMax = 3 // transfers of a version whose digest did not match, before it is given up
+	appliesMax  = 3 // in a row that fail half-way, before a version is tried no more
 )
 
-// A slot is one model of a worker: what it runs, what is arriving, and what waits to be applied.
+// A slot is one model of a worker: what comes of it, and what becomes of the versions here (phases.go).
 //
-//	idle ──announce──> arriving ──all chunks, digest──> staged ──commit──> ready ──applied──> idle
-//	                      │                               │                  │
-//	                      └── newer announced ────────────┴── abort, newer   └── failed
-//
-// auto versions are ready as soon as they are staged. The latest version wins: a newer
-// announcement replaces the transfer under way. But a worker that was replaced once finishes the
-// next one, by fetching, before it looks at anything newer; otherwise one that is slower than the
-// trainer would never complete any.
+// The latest version wins: an older one that is on its way makes room for it. But a worker that had to
+// drop one finishes the next, by fetching, before it looks at anything newer.
 type slot struct {
-	model    string
-	accepts  func(layout *Layout) string
-	bytesMax int64
-	timing   *Timing
-	opens    Opens
-
-	shared     bool // versions are read from shared memory: nothing needs to be pushed
-	running    *Running
-	arriving   *Transfer
-	undecided  *Version         // staged together, waiting for the commit
-	ready      map[Key]*Version // given out to be applied
-	waiting    *Announce        // newer, but its layout or a buffer is missing
-	catchingUp bool             // finishing one version, whatever is announced
-
-	buffers  buffers
-	layouts  []*Layout       // the latest ones
-	accepted map[string]bool // ids of layouts among them that can be applied here
-	// Versions that could not be taken; not tried again. An older one still may be: what was
-	// rejected may have been aborted, or meant for few, and the latest for all be one that was
-	// missed.
-	rejected []Key
-	failure  *Failed       // the last one, until another version is begun
-	taken    Key           // is being applied
-	stale    Key           // was not to be had from shared memory: fetch it, if it is offered
-	askedAt  time.Duration // when the latest announcement was asked for
+	model      string
+	timing     *Timing
+	opens      Opens
+	acceptance acceptance
+	holds      holdings
+	mode       State
+	shared     bool          // versions are read from shared memory: nothing needs to be pushed
+	torn       int           // applies in a row that failed half-way: while there is one, nothing runs
+	epoch      int64         // the greatest of which bytes were written into the model
+	failure    *Failed       // the last one, until another version is begun
+	stale      Key           // was not to be had from shared memory: fetch it, if it is offered
+	askedAt    time.Duration // when the latest announcement was asked for
 }
 
 func newSlot(model string, accepts func(*Layout) string, bytesMax int64, timing *Timing, opens Opens) *slot {
 	return &slot{
-		model: model, accepts: accepts, bytesMax: bytesMax, timing: timing, opens: opens,
-		ready: map[Key]*Version{}, accepted: map[string]bool{}, askedAt: never,
+		model: model, timing: timing, opens: opens, mode: following, askedAt: never,
+		acceptance: acceptance{accepts: accepts, bytesMax: bytesMax, accepted: map[string]bool{}},
 	}
 }
 
-// newest is the newest version that needs no announcement any more.
-func (s *slot) newest() Key {
-	var newest Key
-	consider := func(key Key) {
-		if key.Newer(newest) {
-			newest = key
-		}
+// running is what runs; nil before the first version, and after one that failed half-way.
+func (s *slot) running() *Running {
+	if v := s.holds.at(running); v != nil {
+		return v.running
 	}
-	for key := range s.ready {
-		consider(key)
-	}
-	if s.running != nil {
-		consider(Key{s.running.Epoch, s.running.Version})
-	}
-	if s.undecided != nil {
-		consider(s.undecided.Key)
-	}
-	return newest
-}
-
-func (s *slot) isRejected(key Key) bool {
-	for _, known := range s.rejected {
-		if known == key {
-			return true
-		}
-	}
-	return false
-}
-
-func (s *slot) reject(key Key) {
-	if s.rejected = append(s.rejected, key); len(s.rejected) > rejectedKept {
-		s.rejected = s.rejected[1:]
-	}
+	return nil
 }
 
 // What the publisher says.
 
 // hearOf takes a beacon, a welcome or a stray chunk that speaks of a version: ask if it is news.
 func (s *slot) hearOf(key Key, now time.Duration) []Effect {
-	known := s.newest()
-	if s.arriving != nil && s.arriving.Key.Newer(known) {
-		known = s.arriving.Key
+	if key.Version == 0 || !key.Newer(s.holds.newest()) || s.holds.isRejected(key) { // W4, W15
+		return nil
 	}
-	if key.Version == 0 || !key.Newer(known) || s.catchingUp || s.isRejected(key) {
+	if v := s.holds.at(arriving); v != nil && (!key.Newer(v.Key) || s.mode == catchingUp) { // W26
 		return nil
 	}
 	return s.askLatest(key.Epoch, now)
 }
 
 func (s *slot) askLatest(epoch int64, now time.Duration) []Effect {
-	if now-s.askedAt < s.timing.Quiet {
+	if now-s.askedAt < s.timing.Quiet { // W4
 		return nil
 	}
 	s.askedAt = now
-	needsLayout := s.waiting != nil && s.layout(s.waiting.Layout) == nil
+	waiting := s.holds.at(announced)
+	needsLayout := waiting != nil && s.acceptance.layout(waiting.announce) == nil
 	return []Effect{Send{&Fetch{Model: s.model, Epoch: epoch, Layout: needsLayout}}}
 }
 
@@ -119,33 +72,41 @@ func (s *slot) askLatest(epoch int64, now time.Duration) []Effect {
 func (s *slot) announced(a *Announce, layout []byte, push bool, now time.Duration) []Effect {
 	key := Key{a.Epoch, a.Version}
 	if layout != nil {
-		if wrong := s.learn(a, layout); wrong != "" {
-			return s.refuse(a, CodeLayoutInvalid, wrong)
+		if wrong := s.acceptance.learn(a, layout); wrong != "" {
+			return s.fail(key, CodeLayoutInvalid, wrong)
 		}
 	}
-	if s.undecided != nil && key == s.undecided.Key && a.Commit == "auto" {
-		return s.commit()
+	if v := s.holds.given(key, staged); v != nil && a.Commit == "auto" { // W5
+		return s.commit(v)
 	}
-	if !key.Newer(s.newest()) || s.isRejected(key) {
+	if !s.wants(a, key) {
 		return nil
 	}
-	if s.arriving != nil {
-		switch {
-		case s.arriving.Key.Newer(key):
-			return nil
-		case s.arriving.Key == key && sameBytes(a, s.arriving.Announce):
-			s.arriving.Announce = a // it may have been committed meanwhile
-			return nil
-		case s.arriving.Key != key && s.catchingUp:
-			return nil
-		}
-	}
-	effects := s.begin(a, now)
-	if s.arriving != nil && !push {
-		s.arriving.pull()
-		effects = append(effects, s.pull(now)...)
+	v := s.holds.expect(a)
+	effects := s.begin(v, now)
+	if v.phase == arriving && !push { // W10
+		v.transfer.pull()
+		effects = append(effects, s.pull(v, now)...)
 	}
 	return effects
+}
+
+// wants tells whether an announcement is of a version to begin, or to begin anew.
+func (s *slot) wants(a *Announce, key Key) bool {
+	if !key.Newer(s.holds.newest()) || s.holds.isRejected(key) { // W5, W15
+		return false
+	}
+	v := s.holds.at(arriving)
+	switch {
+	case v == nil:
+		return true
+	case v.Key != key:
+		return key.Newer(v.Key) && s.mode == following // W8, W26
+	case !sameBytes(a, v.announce):
+		return true // one of the two was damaged
+	}
+	v.announce = a // it may have been committed meanwhile
+	return false
 }
 
 // sameBytes tells whether two announcements of a version agree on what arrives.
@@ -164,69 +125,59 @@ func (s *slot) announcedWhole(a *Announce, payload []byte, now time.Duration) []
 	return append(effects, s.end(end, now)...)
 }
 
-func (s *slot) layout(id string) *Layout {
-	for _, layout := range s.layouts {
-		if layout.ID == id {
-			return layout
-		}
+// renamed takes the word that what runs is a newer version, byte for byte: nothing is to be fetched or
+// applied. Not if another version is at the user's, who may be writing it into the model.
+func (s *slot) renamed(r *Rename, now time.Duration) []Effect {
+	v, key := s.holds.at(running), Key{r.Epoch, r.Version} // W25
+	if v == nil || *v.running != r.Was || len(s.holds.all(ready, applying)) > 0 || !key.Newer(s.holds.newest()) {
+		return nil
 	}
-	return nil
+	if begun := s.holds.at(arriving); begun != nil && begun.Newer(key) {
+		return nil
+	}
+	for _, older := range s.holds.all(announced, arriving, staged) {
+		s.holds.move(older, newer)
+	}
+	s.holds.rename(v, key)
+	s.failure = nil
+	said := append(s.runs(v, r.Was.Digest), Renamed{s.model, key})
+	return append(said, s.turn(completed, now)...)
 }
 
-// learn remembers a layout; it returns what is wrong with it, if anything.
-func (s *slot) learn(a *Announce, bytes []byte) string {
-	if int64(len(bytes)) != a.LayoutBytes {
-		return fmt.Sprintf("the layout has %d bytes, announced were %d", len(bytes), a.LayoutBytes)
+// begin starts to receive a version, if everything is there for it.
+func (s *slot) begin(v *held, now time.Duration) []Effect {
+	a := v.announce
+	if code, text := s.acceptance.fault(a); code != "" {
+		return s.decline(v, code, text)
 	}
-	layout, err := ParseLayout(bytes)
-	if err != nil {
-		return err.Error()
-	}
-	if layout.ID != a.Layout {
-		return fmt.Sprintf("the layout hashes to %s, announced was %s", layout.ID, a.Layout)
-	}
-	if s.layout(layout.ID) != nil {
-		return ""
-	}
-	if s.layouts = append(s.layouts, layout); len(s.layouts) > layoutsKept {
-		delete(s.accepted, s.layouts[0].ID)
-		s.layouts = s.layouts[1:]
-	}
-	return ""
-}
-
-// begin starts to receive a version, replacing an older one that is still arriving.
-func (s *slot) begin(a *Announce, now time.Duration) []Effect {
-	s.waiting = a
-	layout := s.layout(a.Layout)
-	if code, text := s.fault(a, layout); code != "" {
-		return s.refuse(a, code, text)
-	}
-	if layout == nil {
+	layout := s.acceptance.layout(a)
+	if layout == nil { // W7
 		s.askedAt = now
 		return []Effect{Send{&Fetch{Model: s.model, Epoch: a.Epoch, Version: a.Version, Layout: true}}}
 	}
 	segment := s.segment(a)
-	if segment != nil && a.Acknowledge == "applied" && a.Commit == "auto" {
-		return append(s.dropArriving(now), s.point(a, layout, segment)...)
+	if segment != nil && a.Acknowledge == "applied" && a.Commit == "auto" { // S6
+		return s.point(v, layout, segment, now)
 	}
 	if segment != nil {
 		defer segment.Release()
 	}
-	effects := s.abandon()
-	buffer, err := s.buffers.take(a.Bytes)
+	var effects []Effect
+	if s.holds.move(s.holds.at(arriving), newer) { // W8
+		effects = s.turn(replaced, now)
+	}
+	enough, err := s.holds.takeMemory(v)
 	if err != nil {
 		text := fmt.Sprintf("there is no memory for %d bytes (%v): lower BytesMax, or make room", a.Bytes, err)
-		effects = append(effects, s.refuse(a, CodeNoMemory, text)...)
-		return append(effects, s.caughtUp(a.Epoch, now)...)
+		return append(effects, s.decline(v, CodeNoMemory, text)...)
 	}
-	if buffer == nil {
+	if !enough {
 		return effects // resume begins when one is given back
 	}
-	s.waiting, s.failure = nil, nil
-	s.arriving = newTransfer(a, layout, buffer, now, s.timing)
-	if segment != nil && segment.Copy(s.model, s.arriving.Key, s.arriving.read) != nil {
-		s.arriving.unread()
+	v.transfer = newTransfer(a, layout, v.buffer, now, s.timing)
+	s.moveOn(v, begun)
+	if segment != nil && segment.Copy(s.model, v.Key, v.transfer.read) != nil { // S6
+		v.transfer.unread()
 	}
 	return effects
 }
@@ -240,283 +191,263 @@ func (s *slot) segment(a *Announce) Segment {
 }
 
 // point makes a version ready that is whole in shared memory.
-func (s *slot) point(a *Announce, layout *Layout, segment Segment) []Effect {
-	s.waiting, s.failure = nil, nil
-	s.forgetUndecided()
-	v := &Version{Model: s.model, Key: Key{a.Epoch, a.Version}, Layout: layout, segment: segment}
-	if a.Hash {
-		v.hash = a.ChunkBytes
+func (s *slot) point(v *held, layout *Layout, segment Segment, now time.Duration) []Effect {
+	for _, older := range s.holds.all(arriving, staged) {
+		s.holds.move(older, newer)
 	}
-	s.ready[v.Key] = v
-	return []Effect{Ready{v}}
+	v.segment, v.version = segment, &Version{Model: s.model, Key: v.Key, Layout: layout, segment: segment}
+	if v.announce.Hash { // S7
+		v.version.hash = v.announce.ChunkBytes
+	}
+	s.moveOn(v, mapped)
+	return append([]Effect{Ready{v.version}}, s.turn(completed, now)...)
 }
 
-// abandon drops what arrives for a newer version; that one is finished, whatever comes.
-func (s *slot) abandon() []Effect {
-	if s.arriving == nil {
+// moveOn forgets why another version was not taken, now that one is on its way. (That nothing runs is
+// said on.)
+func (s *slot) moveOn(v *held, event Event) {
+	s.holds.move(v, event)
+	if s.torn == 0 {
+		s.failure = nil // W17
+	}
+}
+
+// turn takes pushed chunks again, and looks for what came meanwhile; or no longer.
+func (s *slot) turn(event Event, now time.Duration) []Effect {
+	mode := modes[s.mode][event] // W26
+	if mode == "" {
 		return nil
 	}
-	s.releaseArriving()
-	if s.catchingUp {
-		return nil
+	s.mode = mode
+	effects := []Effect{Subscribe{DataTopic(s.model), mode == following && !s.shared}}
+	if mode == following {
+		effects = append(effects, s.askLatest(s.holds.newest().Epoch, now)...)
 	}
-	s.catchingUp = true
-	return []Effect{Subscribe{DataTopic(s.model), false}}
+	return effects
 }
 
-// releaseArriving ends a transfer before it is whole: its buffer may serve another.
-func (s *slot) releaseArriving() {
-	s.arriving.revokeAll()
-	s.buffers.giveBack(s.arriving.Buffer)
-	s.arriving = nil
+// decline says that a version is not taken.
+func (s *slot) decline(v *held, code Code, text string) []Effect {
+	if triedAgain[code] { // W15
+		s.holds.move(v, failed)
+	} else {
+		s.holds.move(v, declined)
+	}
+	return s.fail(v.Key, code, text)
 }
 
-// fault says why a version cannot be taken; an empty code if it can.
-func (s *slot) fault(a *Announce, layout *Layout) (code Code, text string) {
-	switch {
-	case a.Encoding != "raw":
-		return CodeUnsupported, fmt.Sprintf("encoding %q; this worker takes \"raw\"", a.Encoding)
-	case a.Encryption != nil:
-		return CodeUnsupported, fmt.Sprintf("encryption %q; this worker knows none", *a.Encryption)
-	case a.Bytes > s.bytesMax:
-		return CodeTooLarge, fmt.Sprintf("%d bytes; this worker takes at most %d: raise its BytesMax if that is "+
-			"meant", a.Bytes, s.bytesMax)
-	case a.Bytes > ChunksMax*a.ChunkBytes:
-		return CodeTooManyChunks, fmt.Sprintf("%d bytes in chunks of %d are more than %d chunks", a.Bytes,
-			a.ChunkBytes, ChunksMax)
-	case layout == nil:
-		return "", ""
-	case layout.Bytes != a.Bytes:
-		return CodeLayoutInvalid, fmt.Sprintf("announced are %d bytes, the layout holds %d", a.Bytes, layout.Bytes)
-	case s.accepted[layout.ID]:
-		return "", ""
-	}
-	if text := s.accepts(layout); text != "" {
-		return CodeLayoutMismatch, text
-	}
-	s.accepted[layout.ID] = true
-	return "", ""
-}
-
-// refuse says that a version is not taken.
-func (s *slot) refuse(a *Announce, code Code, text string) []Effect {
-	key := Key{a.Epoch, a.Version}
-	if !triedAgain[code] {
-		s.reject(key)
-	}
-	s.waiting = nil
-	return []Effect{s.fail(key, code, text), Rejected{s.model, key, code, text}}
-}
-
-func (s *slot) fail(key Key, code Code, text string) Effect {
+func (s *slot) fail(key Key, code Code, text string) []Effect {
 	if runes := []rune(text); len(runes) > TextMax {
 		text = string(runes[:TextMax])
 	}
-	s.failure = &Failed{s.model, key.Epoch, key.Version, code, text}
-	return Send{s.failure}
+	s.failure = &Failed{Model: s.model, Epoch: key.Epoch, Version: key.Version, Code: code, Text: text}
+	return []Effect{s.sayFailed(), Rejected{s.model, key, code, text}}
 }
+
+// What arrives of it.
 
 // place says where the payload of a chunk belongs that is about to be received; nil: nowhere.
 func (s *slot) place(chunk *Chunk, size int) *Lease {
-	if s.arriving == nil || s.arriving.Key != (Key{chunk.Epoch, chunk.Version}) {
+	v := s.holds.given(Key{chunk.Epoch, chunk.Version}, arriving)
+	if v == nil {
 		return nil
 	}
-	return s.arriving.lend(chunk.Index, size)
+	return v.transfer.lend(chunk.Index, size)
 }
 
 // chunk takes a piece of a version.
 func (s *slot) chunk(chunk *Chunk, payload []byte, lease *Lease, now time.Duration, pushed bool) []Effect {
 	key := Key{chunk.Epoch, chunk.Version}
-	t := s.arriving
-	if t == nil || t.Key != key {
+	v := s.holds.given(key, arriving)
+	if v == nil {
 		return s.stray(key, now)
 	}
+	t := v.transfer
 	fresh := t.add(chunk, payload, lease, now, pushed)
-	effects := s.pull(now)
-	if fresh && pushed && t.Here%ProgressChunks == 0 {
-		effects = append(effects, s.progress())
+	effects := s.pull(v, now)
+	slow := now-t.reportedAt >= s.timing.Report // W23
+	if fresh && pushed && (slow || t.Here%ProgressChunks == 0) {
+		t.reportedAt = now
+		effects = append(effects, s.sayProgress(v))
 	}
-	return append(effects, s.completed(now)...)
+	return append(effects, s.completed(v, now)...)
 }
 
 // end takes the word that all chunks of a version are out.
 func (s *slot) end(end *End, now time.Duration) []Effect {
 	key := Key{end.Epoch, end.Version}
-	if s.arriving == nil || s.arriving.Key != key {
+	v := s.holds.given(key, arriving)
+	if v == nil {
 		return s.stray(key, now)
 	}
-	s.arriving.end(end.Digest)
-	return append(s.pull(now), s.completed(now)...)
+	v.transfer.end(end.Digest)
+	return append(s.pull(v, now), s.completed(v, now)...)
 }
 
 // stray takes note of a version of which something came, but which is not being received.
 func (s *slot) stray(key Key, now time.Duration) []Effect {
-	if s.waiting != nil {
+	if s.holds.at(announced) != nil { // W4
 		return nil
 	}
 	return s.hearOf(key, now)
 }
 
-func (s *slot) pull(now time.Duration) []Effect {
+func (s *slot) pull(v *held, now time.Duration) []Effect {
 	var effects []Effect
-	for _, fetch := range s.arriving.wants(now) {
+	for _, fetch := range v.transfer.wants(now) {
 		effects = append(effects, Send{fetch})
 	}
 	return effects
 }
 
-func (s *slot) progress() Effect {
-	key := s.arriving.Key
-	return Send{&Progress{s.model, key.Epoch, key.Version, s.arriving.Here, "receiving"}}
-}
-
 // completed verifies and stages what is arriving, if it is whole.
-func (s *slot) completed(now time.Duration) []Effect {
-	t := s.arriving
-	if t == nil || !t.complete() {
+func (s *slot) completed(v *held, now time.Duration) []Effect {
+	t := v.transfer
+	switch { // W13
+	case !t.complete():
 		return nil
+	case t.verify():
+		return s.arrived(v, now)
+	case t.Restarts < restartsMax:
+		return nil // the next tick fetches it anew
 	}
-	if !t.verify() {
-		if t.Restarts < restartsMax {
-			return nil // the next tick fetches it anew
-		}
-		s.releaseArriving()
-		text := fmt.Sprintf("the whole did not match its digest, %d times", t.Restarts)
-		return append(s.refuse(t.Announce, CodeDigestMismatch, text), s.caughtUp(t.Key.Epoch, now)...)
-	}
-	s.arriving = nil
-	together := t.Announce.Commit == "together"
-	v := &Version{Model: s.model, Key: t.Key, Layout: t.Layout, Digest: t.Digest, data: t.Buffer,
-		sayStaged: together || t.Announce.Acknowledge == "staged"}
-	var effects []Effect
-	if v.sayStaged {
-		effects = append(effects, s.staged(v))
-	}
-	s.forgetUndecided()
-	s.undecided = v
+	return s.decline(v, CodeDigestMismatch, fmt.Sprintf("the whole did not match its digest, %d times", t.Restarts))
+}
+
+// arrived stages a version that is whole and sound, and commits it unless that waits for others.
+func (s *slot) arrived(v *held, now time.Duration) []Effect {
+	together := v.announce.Commit == "together" // W14
+	v.version = &Version{Model: s.model, Key: v.Key, Layout: v.transfer.Layout, Digest: v.transfer.Digest,
+		data: v.buffer, sayStaged: together || v.announce.Acknowledge == "staged"}
+	s.holds.move(s.holds.at(staged), newer)
+	s.holds.move(v, whole)
+	effects := s.sayStaged(v)
 	if !together {
-		effects = append(effects, s.commit()...)
+		effects = append(effects, s.commit(v)...)
 	}
-	return append(effects, s.caughtUp(t.Key.Epoch, now)...)
+	return append(effects, s.turn(completed, now)...)
 }
 
-// forgetUndecided drops a version: a newer one is whole, or this one will not be committed.
-func (s *slot) forgetUndecided() {
-	if s.undecided != nil {
-		s.buffers.giveBack(s.undecided.data)
-		s.undecided = nil
-	}
-}
-
-// commit makes the version ready that is staged.
-func (s *slot) commit() []Effect {
-	v := s.undecided
-	s.undecided = nil
-	s.ready[v.Key] = v
-	return []Effect{Ready{v}}
-}
-
-// caughtUp ends a transfer: take pushed chunks again, and look for what came meanwhile.
-func (s *slot) caughtUp(epoch int64, now time.Duration) []Effect {
-	if !s.catchingUp {
-		return nil
-	}
-	s.catchingUp = false
-	effects := []Effect{Subscribe{DataTopic(s.model), !s.shared}}
-	return append(effects, s.askLatest(epoch, now)...)
+func (s *slot) commit(v *held) []Effect {
+	s.holds.move(v, committed)
+	return []Effect{Ready{v.version}}
 }
 
 // committed takes the word that the version that is staged here may be applied.
 func (s *slot) committed(c *Commit) []Effect {
-	v := s.undecided
-	if v == nil || v.Key != (Key{c.Epoch, c.Version}) || v.Digest != c.Digest {
+	v := s.holds.given(Key{c.Epoch, c.Version}, staged) // W14
+	if v == nil || v.version.Digest != c.Digest {
 		return nil
 	}
-	return s.commit()
+	return s.commit(v)
 }
 
 // aborted drops what there is of a version that must not be applied.
 func (s *slot) aborted(key Key, now time.Duration) []Effect {
-	if s.undecided != nil && s.undecided.Key == key {
-		s.forgetUndecided()
-		effects := s.resume(now)
-		return effects
+	s.holds.move(s.holds.given(key, announced, arriving, staged), aborted) // W14
+	// There may be room now for what waited; who is catching up must find something to do.
+	effects := s.resume(now)
+	if len(effects) == 0 && s.mode == catchingUp && s.holds.at(arriving) == nil { // W26
+		return s.askLatest(key.Epoch, now)
 	}
-	if s.arriving != nil && s.arriving.Key == key {
-		return s.dropArriving(now)
+	return effects
+}
+
+// gone takes the word that the publisher no longer has a version; 0: it has none.
+func (s *slot) gone(epoch, version int64, now time.Duration) []Effect {
+	for _, v := range s.holds.all(announced, arriving) {
+		waits := v.phase == announced // W27
+		named := version == v.Version || version == 0 && waits
+		late := epoch != 0 && epoch != v.Epoch // a word of an older publisher
+		if !named || late || !s.holds.move(v, gone) || waits {
+			continue
+		}
+		if effects := s.resume(now); len(effects) > 0 {
+			return effects
+		}
+		return s.askLatest(v.Epoch, now)
 	}
 	return nil
 }
 
-// gone takes the word that the publisher no longer has a version.
-func (s *slot) gone(epoch, version int64, now time.Duration) []Effect {
-	if s.waiting != nil && (version == 0 || s.waiting.Version == version) && (epoch == 0 || s.waiting.Epoch == epoch) {
-		s.waiting = nil
-	}
-	t := s.arriving
-	if t == nil || t.Key.Version != version || epoch != 0 && epoch != t.Key.Epoch {
-		return nil
-	}
-	return append(s.dropArriving(now), s.askLatest(t.Key.Epoch, now)...)
-}
+// The session.
 
-func (s *slot) dropArriving(now time.Duration) []Effect {
-	if s.arriving == nil {
-		return nil
+// expect makes a buffer: versions of this size will probably come over the network.
+func (s *slot) expect(size int64) {
+	if !s.shared && size <= s.acceptance.bytesMax {
+		s.holds.buffers.reserve(size)
 	}
-	epoch := s.arriving.Key.Epoch
-	s.releaseArriving()
-	s.waiting = nil
-	return s.caughtUp(epoch, now)
 }
 
 // reconnected takes note that the publisher has let this worker in (again).
 func (s *slot) reconnected(newest Key, now time.Duration) []Effect {
-	if s.undecided != nil && s.undecided.Key.Epoch != newest.Epoch {
-		s.forgetUndecided()
+	for _, v := range s.holds.all(announced, arriving, staged) {
+		if v.phase == announced || v.Epoch != newest.Epoch { // W2
+			s.holds.move(v, fenced)
+		} else if v.phase == arriving {
+			v.transfer.reconnected(now)
+		}
 	}
-	s.waiting, s.rejected, s.askedAt = nil, nil, never
-	var effects []Effect
-	if s.arriving != nil && s.arriving.Key.Epoch != newest.Epoch {
-		effects = s.dropArriving(now)
-	} else if s.arriving != nil {
-		s.arriving.reconnected(now)
+	s.holds.rejected, s.askedAt = nil, never
+	if s.torn > 1 {
+		s.torn = 1 // it may be tried as often as at first
 	}
-	s.askedAt = never
-	effects = append(effects, s.repeatStaged()...)
+	effects := s.sayStaged(s.holds.all(ready, applying, staged)...)
 	return append(effects, s.hearOf(newest, now)...)
-}
-
-// expect makes a buffer: versions of this size will probably come over the network.
-func (s *slot) expect(size int64) {
-	if !s.shared && size <= s.bytesMax {
-		s.buffers.reserve(size)
-	}
 }
 
 // What the user does with a version that is ready.
 
+// taken takes note that somebody has begun to apply a version.
+func (s *slot) taken(key Key) { s.holds.move(s.holds.given(key, ready), taken) }
+
 // applied takes note that a version runs here; digest is that of its bytes, if anybody hashed them.
 func (s *slot) applied(key Key, digest string, now time.Duration) []Effect {
-	if s.returned(key) == nil {
+	v, older := s.holds.given(key, applying), s.holds.at(running) // W16
+	if v == nil {
 		return nil
 	}
-	s.running = &Running{key.Epoch, key.Version, digest}
-	return append([]Effect{s.sayApplied()}, s.resume(now)...)
+	s.holds.move(v, applied)
+	s.holds.move(older, newer)
+	s.torn = 0
+	if f := s.failure; f != nil && !(Key{f.Epoch, f.Version}).Newer(key) { // W17
+		s.failure = nil
+	}
+	return append(s.runs(v, digest), s.resume(now)...)
 }
 
-// failed takes note that a version could not be applied; the old one still runs.
-func (s *slot) failed(key Key, text string, now time.Duration) []Effect {
-	if s.returned(key) == nil {
+// runs takes note of what runs, and says it.
+func (s *slot) runs(v *held, digest string) []Effect {
+	v.running = &Running{v.Epoch, v.Version, digest}
+	if v.Epoch > s.epoch {
+		s.epoch = v.Epoch
+	}
+	return []Effect{s.sayApplied(v)}
+}
+
+// failed takes note that a version could not be applied. If the model is intact, what ran before still runs.
+func (s *slot) failed(key Key, text string, intact bool, now time.Duration) []Effect {
+	v, event := s.holds.given(key, applying), declined // W24
+	if v == nil {
 		return nil
 	}
-	s.reject(key)
-	return append([]Effect{s.fail(key, CodeApply, text)}, s.resume(now)...)
+	if !intact { // it holds parts of two versions; what is tried next comes verified
+		s.holds.move(s.holds.at(running), torn)
+		s.stale = key
+		if key.Epoch > s.epoch {
+			s.epoch = key.Epoch
+		}
+		if s.torn++; s.torn < appliesMax {
+			event = torn
+		}
+	}
+	s.holds.move(v, event)
+	return append(s.fail(key, CodeApply, text), s.resume(now)...)
 }
 
 // gotStale takes note that a version was gone from shared memory: ask for the latest.
 func (s *slot) gotStale(key Key, now time.Duration) []Effect {
-	if s.returned(key) == nil {
+	if !s.holds.move(s.holds.given(key, applying), stale) { // S5
 		return nil
 	}
 	s.stale, s.askedAt = key, never
@@ -525,104 +456,88 @@ func (s *slot) gotStale(key Key, now time.Duration) []Effect {
 
 // dropped takes note that a version was replaced by a newer one before anybody applied it.
 func (s *slot) dropped(key Key, now time.Duration) []Effect {
-	if s.returned(key) == nil {
+	if !s.holds.move(s.holds.given(key, ready, applying), newer) {
 		return nil
 	}
 	return s.resume(now)
 }
 
-func (s *slot) returned(key Key) *Version {
-	v := s.ready[key]
-	if v == nil {
-		return nil
-	}
-	delete(s.ready, key)
-	if v.segment != nil {
-		v.segment.Release()
-	} else {
-		s.buffers.giveBack(v.data)
-	}
-	return v
-}
-
 // resume begins what waited for a buffer.
 func (s *slot) resume(now time.Duration) []Effect {
-	if s.waiting == nil || s.arriving != nil {
+	waiting := s.holds.at(announced)
+	if waiting == nil || s.holds.at(arriving) != nil {
 		return nil
 	}
-	if key := (Key{s.waiting.Epoch, s.waiting.Version}); !key.Newer(s.newest()) {
-		s.waiting = nil
+	if !waiting.Newer(s.holds.newest()) {
+		s.holds.move(waiting, newer)
 		return nil
 	}
-	return s.begin(s.waiting, now)
+	return s.begin(waiting, now)
 }
 
 // Time.
 
 // tick fetches what is due.
 func (s *slot) tick(now time.Duration) []Effect {
-	if s.arriving != nil {
-		return append(s.pull(now), s.completed(now)...)
+	if v := s.holds.at(arriving); v != nil {
+		return append(s.pull(v, now), s.completed(v, now)...)
 	}
-	if s.waiting != nil && now-s.askedAt >= s.timing.Patience {
+	if now-s.askedAt >= s.timing.Patience { // W7
 		return s.resume(now)
 	}
 	return nil
 }
 
 // repeat says again how things stand, in case it got lost.
-func (s *slot) repeat() []Effect {
+func (s *slot) repeat() []Effect { // W17
 	var effects []Effect
-	if s.arriving != nil {
-		effects = append(effects, s.progress())
+	begun, busy := s.holds.at(arriving), s.holds.at(applying)
+	if begun != nil && busy == nil {
+		effects = append(effects, s.sayProgress(begun))
 	}
-	effects = append(effects, s.repeatStaged()...)
-	if s.running != nil {
-		effects = append(effects, s.sayApplied())
+	effects = append(effects, s.sayStaged(s.holds.all(ready, applying, staged)...)...)
+	if v := s.holds.at(running); v != nil {
+		effects = append(effects, s.sayApplied(v))
 	}
 	if s.failure != nil {
-		effects = append(effects, Send{s.failure})
+		effects = append(effects, s.sayFailed())
 	}
-	if s.arriving == nil && len(s.ready) > 0 {
-		effects = append(effects, s.phase())
+	if busy != nil { // it may hang in an apply, and others become ready behind it
+		effects = append(effects, s.sayProgress(busy))
+	} else if waiting := s.holds.at(ready); waiting != nil && begun == nil {
+		effects = append(effects, s.sayProgress(waiting))
 	}
 	return effects
 }
 
-// phase tells what becomes of the newest version that is ready.
-func (s *slot) phase() Effect {
-	var newest Key
-	for key := range s.ready {
-		if key.Newer(newest) {
-			newest = key
-		}
+func (s *slot) sayProgress(v *held) Effect {
+	switch v.phase {
+	case arriving:
+		return Send{&Progress{s.model, v.Epoch, v.Version, v.transfer.Here, "receiving"}}
+	case applying:
+		return Send{&Progress{s.model, v.Epoch, v.Version, 0, "applying"}}
 	}
-	phase := "staged"
-	if newest == s.taken {
-		phase = "applying"
-	}
-	return Send{&Progress{s.model, newest.Epoch, newest.Version, 0, phase}}
+	return Send{&Progress{s.model, v.Epoch, v.Version, 0, "staged"}}
 }
 
-func (s *slot) repeatStaged() []Effect {
+func (s *slot) sayStaged(some ...*held) []Effect {
 	var effects []Effect
-	for _, v := range s.ready {
-		if v.sayStaged {
-			effects = append(effects, s.staged(v))
+	for _, v := range some {
+		if v.version.sayStaged {
+			effects = append(effects, Send{&Staged{s.model, v.Epoch, v.Version, v.version.Digest}})
 		}
-	}
-	if s.undecided != nil && s.undecided.sayStaged {
-		effects = append(effects, s.staged(s.undecided))
 	}
 	return effects
 }
 
-func (s *slot) staged(v *Version) Effect {
-	return Send{&Staged{s.model, v.Key.Epoch, v.Key.Version, v.Digest}}
+func (s *slot) sayApplied(v *held) Effect {
+	return Send{&Applied{s.model, v.Epoch, v.Version, v.running.Digest}}
 }
 
-func (s *slot) sayApplied() Effect {
-	return Send{&Applied{s.model, s.running.Epoch, s.running.Version, s.running.Digest}}
+func (s *slot) sayFailed() Effect {
+	f := *s.failure
+	f.Intact = s.torn == 0 // W24
+	return Send{&f}
 }
 
 // ControlTopic carries announcements, ends and beacons of a model.

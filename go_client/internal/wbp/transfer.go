@@ -82,6 +82,8 @@ type Transfer struct {
 	Restarts int    // times the whole did not match its digest
 	Digest   string // from the end; empty: not known yet
 
+	reportedAt time.Duration // when the publisher was told last how far this is
+
 	plan     Plan
 	states   []byte
 	crcs     []uint32
@@ -104,7 +106,7 @@ func newTransfer(announce *Announce, layout *Layout, buffer []byte, now time.Dur
 	return &Transfer{
 		Announce: announce, Layout: layout, Buffer: buffer, Key: Key{announce.Epoch, announce.Version},
 		plan: plan, states: make([]byte, plan.Count()), crcs: make([]uint32, plan.Count()),
-		timing: timing, heardAt: now, patience: timing.Patience,
+		timing: timing, heardAt: now, reportedAt: now, patience: timing.Patience,
 	}
 }
 

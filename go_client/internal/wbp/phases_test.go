@@ -1,0 +1,65 @@
+package wbp
+
+import "testing"
+
+// ways are the events that bring a version to each phase.
+var ways = map[State][]Event{
+	announced: {},
+	arriving:  {begun},
+	staged:    {begun, whole},
+	ready:     {begun, whole, committed},
+	applying:  {begun, whole, committed, taken},
+	running:   {begun, whole, committed, taken, applied},
+	dropped:   {newer},
+	rejected:  {declined},
+}
+
+func heldAt(t *testing.T, h *holdings, phase State) *held {
+	a := &Announce{Model: "m", Epoch: 7, Version: 1, Bytes: 12, ChunkBytes: 4}
+	v := h.expect(a)
+	for _, event := range ways[phase] {
+		if event == begun {
+			if enough, err := h.takeMemory(v); !enough || err != nil {
+				t.Fatal("no memory", err)
+			}
+			v.transfer = newTransfer(a, nil, v.buffer, 0, &Timing{})
+		}
+		if !h.move(v, event) {
+			t.Fatalf("no arrow from %s for %s", v.phase, event)
+		}
+	}
+	return v
+}
+
+// An event has an arrow, or changes nothing; and memory is given back once.
+func TestEveryPair(t *testing.T) {
+	events := map[Event]bool{}
+	for _, arrowsOf := range arrows {
+		for event := range arrowsOf {
+			events[event] = true
+		}
+	}
+	for phase := range arrows {
+		for event := range events {
+			h := &holdings{}
+			v := heldAt(t, h, phase)
+			after, known := arrows[phase][event]
+			if !known {
+				after = phase
+			}
+			if h.move(v, event) != known || v.phase != after {
+				t.Errorf("%s --%s--> %s", phase, event, v.phase)
+			}
+			if live := after != dropped && after != rejected; live != (h.at(after) == v) || len(h.live) > 1 {
+				t.Errorf("%s --%s--> %s: %d are here", phase, event, after, len(h.live))
+			}
+			if (v.buffer != nil) != inMemory[after] || h.buffers.taken > 1 || (h.buffers.taken == 1) != inMemory[after] {
+				t.Errorf("%s --%s--> %s: %d buffers are taken", phase, event, after, h.buffers.taken)
+			}
+			if h.isRejected(v.Key) != (after == rejected) {
+				t.Errorf("%s --%s--> %s: %v are rejected", phase, event, after, h.rejected)
+			}
+			h.free()
+		}
+	}
+}
