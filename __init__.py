@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .bus.receipt import Receipt, WorkerReceipt
     from .codecs.errors import LayoutError, StateError, WeightBusError
     from .python_client.publisher import Publisher
+    from .python_client.resident import resident
     from .python_client.schemes.backends import WeightSyncBackend, register_weight_sync_backend
     from .python_client.schemes.bus_schemes import (
         DistributedWeightSyncScheme,
@@ -112,6 +113,7 @@ __all__ = [
     "ZMQWeightSyncScheme",
     "__version__",
     "register_weight_sync_backend",
+    "resident",
 ]
 
 # Where each public name lives.
@@ -166,6 +168,7 @@ _HOMES = {
     "WorkersMissingError": "bus.errors",
     "ZMQWeightSyncScheme": "python_client.schemes.bus_schemes",
     "register_weight_sync_backend": "python_client.schemes.backends",
+    "resident": "python_client.resident",
 }
 
 

@@ -34,6 +34,7 @@ from ..codecs.layout import Layout
 from . import checks
 from .dropped import end_with
 from .reading import READING_SECONDS, InUseError, ReadingLock
+from .resident import ResidentTarget
 from .targets import Target, targets_of
 
 log = logging.getLogger("weightbus.subscriber")
@@ -105,6 +106,11 @@ class Subscriber:
             has failed. A file then gets its old content back. A model in memory then holds no
             version: `reading()` raises, and the next version that is applied mends it.
         bytes_max: The largest version to accept, in bytes.
+        resident: Move models into memory of the bus's own (see `resident`), where a version that
+            came over the network is applied by exchanging pages instead of copying. They change
+            all at once, and the old bytes can be put back; but whoever reads the weights outside
+            of `reading()` while one is applied may see zeros. What cannot move is copied to; a
+            warning says why.
         shared_memory: Read versions from the publisher's memory where it is on this host. They are
             then neither sent nor hashed, and staged nowhere: the copy into the model is the only
             one. A generation stamp and a lock see to it that a version is never torn.
@@ -132,6 +138,7 @@ class Subscriber:
         before_apply: Callable[[Offer], None] | None = None,
         on_commit: Callable[[Update], None] | None = None,
         bytes_max: int = STAGING_BYTES_MAX,
+        resident: bool = False,
         shared_memory: bool = True,
         timing: Timing | None = None,
     ) -> None:
@@ -148,6 +155,7 @@ class Subscriber:
             {check_name(model, "model"): target for model, target in models.items()},
             strict=strict,
             cast=cast,
+            keep=ResidentTarget if resident else None,
         )
         self.address = address
         self._before_apply, self._on_commit = before_apply, on_commit

@@ -214,13 +214,24 @@ def _locked(handle: int) -> bool:
     return True
 
 
-def targets_of(models: Mapping[str, object], *, strict: bool, cast: bool) -> dict[str, Target]:
-    """Return the target of each model that a user named; one that is a target already is taken."""
-    return {
-        model: target
-        if isinstance(target, MemoryTarget | FileTarget)
-        else FileTarget(Path(target))
-        if isinstance(target, str | Path)
-        else MemoryTarget(target, strict=strict, cast=cast)
-        for model, target in models.items()
-    }
+def targets_of(
+    models: Mapping[str, object],
+    *,
+    strict: bool,
+    cast: bool,
+    keep: Callable[[object, Target], Target] | None = None,
+) -> dict[str, Target]:
+    """Return the target of each model that a user named; one that is a target already is taken.
+
+    `keep` makes of a model in memory, and the target that copies to it, the target that is used.
+    """
+
+    def target_of(named: object) -> Target:
+        if isinstance(named, MemoryTarget | FileTarget):
+            return named
+        if isinstance(named, str | Path):
+            return FileTarget(Path(named))
+        copying = MemoryTarget(named, strict=strict, cast=cast)
+        return copying if keep is None else keep(named, copying)
+
+    return {model: target_of(named) for model, named in models.items()}

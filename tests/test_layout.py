@@ -104,6 +104,7 @@ FACE = [
     "ZMQWeightSyncScheme",
     "__version__",
     "register_weight_sync_backend",
+    "resident",
 ]
 
 

@@ -4,8 +4,9 @@ import copy
 import io
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import nn
 
+from weightbus import Publisher, PublishError, Subscriber
 from weightbus.bus.memory import pages
 from weightbus.bus.staged import StagedVersion
 from weightbus.codecs import native
@@ -24,6 +26,8 @@ from weightbus.codecs.layout import Layout
 from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.resident import Home, ResidentTarget, home_of, resident
 from weightbus.python_client.targets import MemoryTarget
+
+SECONDS = 60.0
 
 needs_exchange = pytest.mark.skipif(not native.BUILT, reason="pages are exchanged in C alone")
 
@@ -441,3 +445,129 @@ def test_neighbours_are_copied_as_one(pieces: list[tuple[int, int, bool]]) -> No
     assert found.tobytes() == expected.tobytes()
     if native.BUILT and pieces and not any(gap or jump for _, gap, jump in pieces):
         assert len(native.joined(*lists)[0]) <= 1 + sizes.count(0)
+
+
+# Over the bus.
+
+
+class Rows(torch.utils.data.Dataset[float]):
+    """Reads a model in forked worker processes."""
+
+    def __init__(self, model: nn.Linear) -> None:
+        self._model = model
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> float:
+        return self._model.weight[index, 0].item()
+
+
+def filled(value: float, model: nn.Linear | None = None) -> nn.Linear:
+    model = model or nn.Linear(300, 300)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model
+
+
+@needs_exchange
+@pytest.mark.parametrize("commit", ["auto", "together"])
+def test_readers_see_whole_versions_at_one_address(commit: Literal["auto", "together"]) -> None:
+    model = filled(0)
+    with (
+        Publisher(shared_memory=False) as publisher,
+        Subscriber(publisher.address, {"m": model}, resident=True) as worker,
+    ):
+        worker.start()
+        publisher.wait_for_workers(1, SECONDS)
+        publisher.publish("m", filled(1), timeout=SECONDS, commit=commit)
+        places, seen = pointers(model), set[float]()
+        for value in range(2, 30):
+            done = publisher.publish_async("m", filled(value), timeout=SECONDS, commit=commit)
+            while not done.done():
+                with worker.reading():
+                    values = set(model.weight.unique().tolist()) | set(model.bias.unique().tolist())
+                assert len(values) == 1
+                seen |= values
+            done.result()
+        with worker.reading():
+            assert model.weight.unique().tolist() == [29]
+        assert pointers(model) == places
+        loader = torch.utils.data.DataLoader(
+            Rows(model), num_workers=1, multiprocessing_context="fork"
+        )
+        assert [value.item() for value in loader] == [29] * 4
+
+
+@needs_exchange
+def test_a_hook_that_fails_leaves_the_version_before() -> None:
+    model, fail = filled(0), threading.Event()
+
+    def hook(_update: object) -> None:
+        if fail.is_set():
+            raise ValueError("not this one")
+
+    with (
+        Publisher(shared_memory=False) as publisher,
+        Subscriber(publisher.address, {"m": model}, resident=True, on_commit=hook) as worker,
+    ):
+        worker.start()
+        publisher.wait_for_workers(1, SECONDS)
+        publisher.publish("m", filled(1), timeout=SECONDS)
+        fail.set()
+        with pytest.raises(PublishError, match="not this one"):
+            publisher.publish("m", filled(2), timeout=SECONDS)
+        with worker.reading():
+            assert model.weight.unique().tolist() == [1]
+        assert worker.version("m") == 1
+
+
+def test_a_version_in_shared_memory_is_copied_home() -> None:
+    model = filled(0)
+    with (
+        Publisher() as publisher,
+        Subscriber(publisher.address, {"m": model}, resident=True) as worker,
+    ):
+        publisher.wait_for_workers(1, SECONDS)
+        for value in (1, 2):
+            receipt = publisher.publish_async("m", filled(value), timeout=SECONDS)
+            assert worker.receive(SECONDS)
+            receipt.result()
+            assert model.weight.unique().tolist() == [value]
+        assert home_of(model, layout_of(model)).has(model)
+
+
+def test_what_cannot_be_resident_is_copied_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    arrays = {"a": np.zeros(10, np.float32)}
+    with (
+        Publisher(shared_memory=False) as publisher,
+        Subscriber(publisher.address, {"m": arrays}, resident=True) as worker,
+    ):
+        publisher.wait_for_workers(1, SECONDS)
+        for value in (1, 2):
+            receipt = publisher.publish_async("m", {"a": np.full(10, value, np.float32)})
+            assert worker.receive(SECONDS)
+            assert receipt.result().version == value
+            assert set(arrays["a"]) == {value}
+    told = [message for message in caplog.messages if "exchanged" in message]
+    assert told == [
+        "weights are copied, not exchanged: only torch tensors can be resident; numpy arrays are "
+        "copied to"
+    ]
+
+
+@needs_exchange
+def test_a_snapshot_of_a_resident_model_is_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    model, joined = resident(Policy()), native.joined
+
+    def counted(*pieces: native.Addresses) -> tuple[native.Addresses, ...]:
+        found = joined(*pieces)
+        counts.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(native, "joined", counted)
+    data = bytes_of(model)
+    assert counts[-1] <= 2  # and one of no bytes, which has no home
+    assert data.tobytes() == home_of(model, layout_of(model)).memory.tobytes()

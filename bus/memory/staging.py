@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..limits import BUFFERS_MAX
+from .pages import memory_of_pages, pages_of
 
 Check = Callable[[], None]  # called between steps; what it raises ends them
 
@@ -34,7 +35,7 @@ def populate(memory: mmap.mmap, check: Check) -> None:
 def memory_of(
     nbytes: int, *, touched: bool = False, check: Check = lambda: None
 ) -> NDArray[np.uint8]:
-    """Return memory of this size; with `touched`, the kernel gives all of it now.
+    """Return memory in pages of its own; with `touched`, the kernel gives all of it now.
 
     `check` is called between the steps of that, and may raise.
 
@@ -44,15 +45,11 @@ def memory_of(
     Raises:
         MemoryError: There is none.
     """
-    if not nbytes:
-        return np.empty(0, np.uint8)
-    try:
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError, OverflowError) as error:
-        raise MemoryError(f"no memory for {nbytes} bytes: {error}") from None
-    if touched:
-        populate(memory, check)
-    return np.frombuffer(memory, np.uint8)
+    memory = memory_of_pages(nbytes)
+    pages = pages_of(memory)
+    if touched and pages is not None:
+        populate(pages, check)
+    return memory
 
 
 class Buffers:
