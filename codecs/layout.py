@@ -200,20 +200,20 @@ def _encode(rows: list[tuple[str, str, tuple[int, ...]]], texts: Mapping[str, st
 def _decode(header: bytes) -> tuple[dict[str, _Info], dict[str, str]]:
     """Take a header apart into its typed entries and its metadata."""
     size = int.from_bytes(header[:PREFIX_BYTES], "little")
-    if len(header) != PREFIX_BYTES + size or size > HEADER_BYTES_MAX:
+    if len(header) != PREFIX_BYTES + size or size > HEADER_BYTES_MAX:  # L1
         raise LayoutError(
             f"a header of {len(header)} bytes says that it holds {size} bytes of JSON; it must be "
             f"{PREFIX_BYTES} bytes longer than that, and JSON is at most {HEADER_BYTES_MAX} bytes"
         )
     text = header[PREFIX_BYTES:]
-    if text[:1] != b"{":
+    if text[:1] != b"{":  # L2
         raise LayoutError(f"the header must begin with '{{', not with {text[:1]!r}")
     name = METADATA
     try:
         raw = _ENTRIES.decode(text)
         keys = len(raw)
         metadata = _TEXTS.decode(raw.pop(METADATA, b"{}"))
-        if len(raw) > TENSORS_MAX:
+        if len(raw) > TENSORS_MAX:  # L4
             raise LayoutError(f"{len(raw)} tensors; at most {TENSORS_MAX} are allowed")
         infos: dict[str, _Info] = {}
         for name, value in raw.items():
@@ -235,9 +235,9 @@ def _check_spelling(text: bytes, keys: int) -> None:
     for bare in _outside_of_strings(text):
         colons += bare.count(b":")
         signs += bare.count(b"-")
-    if colons != keys:
+    if colons != keys:  # L3
         raise LayoutError("a key stands twice in the header; each may stand once")
-    if signs:
+    if signs:  # L5
         raise LayoutError("a number in the header has a sign; sizes and offsets have none")
 
 
@@ -269,7 +269,7 @@ def _place(infos: Mapping[str, _Info]) -> tuple[TensorSpec, ...]:
         _check_name(spec.name)
         _check_dtype(spec.name, spec.dtype)
         nbytes = _tensor_bytes(spec.name, spec.dtype, spec.shape)
-        if spec.begin != at or spec.nbytes != nbytes:
+        if spec.begin != at or spec.nbytes != nbytes:  # L7, L8
             raise LayoutError(
                 f"tensor {spec.name!r} ({spec.dtype} {list(spec.shape)}, {nbytes} bytes) claims "
                 f"bytes {spec.begin} to {spec.end}; it must own {at} to {at + nbytes}, since "
@@ -281,14 +281,14 @@ def _place(infos: Mapping[str, _Info]) -> tuple[TensorSpec, ...]:
 
 def _check_name(name: str) -> None:
     size = len(name.encode())
-    if not 0 < size <= NAME_BYTES_MAX:
+    if not 0 < size <= NAME_BYTES_MAX:  # L4
         raise LayoutError(
             f"the name {name[:40]!r}… has {size} bytes; a name has 1 to {NAME_BYTES_MAX}"
         )
 
 
 def _check_dtype(name: str, dtype: str) -> None:
-    if dtype not in DTYPES:
+    if dtype not in DTYPES:  # L5
         raise LayoutError(
             f"tensor {name!r} has dtype {dtype[:40]!r}; safetensors knows {', '.join(DTYPES)}"
         )
@@ -301,10 +301,10 @@ def _tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
         elements *= size
         # An empty tensor has no bytes, but numpy and torch still multiply its other dimensions.
         extent *= max(size, 1)
-        if not 0 <= size <= INT_MAX or extent * DTYPES[dtype].bits > INT_MAX:
+        if not 0 <= size <= INT_MAX or extent * DTYPES[dtype].bits > INT_MAX:  # L5, L6
             raise LayoutError(f"tensor {name!r} has a shape that is negative or beyond 2**53 bits")
     bits = elements * DTYPES[dtype].bits
-    if len(shape) > RANK_MAX or bits % 8:
+    if len(shape) > RANK_MAX or bits % 8:  # L5, L7
         raise LayoutError(
             f"tensor {name!r} ({dtype}, {len(shape)} dimensions, {bits} bits) must have at most "
             f"{RANK_MAX} dimensions and fill whole bytes"
