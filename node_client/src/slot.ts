@@ -87,7 +87,7 @@ export class Slot {
     const held = this.holds.expect(announce);
     const effects = this.#begin(held, now);
     if (held.phase !== "arriving" || pushed) return effects;
-    held.transfer.pull(); // W10
+    held.transfer.pull(); // W31
     return [...effects, ...this.#pull(held, now)];
   }
 
@@ -283,7 +283,7 @@ export class Slot {
   /** The publisher has let this worker in (again), and has this version for it. */
   reconnected(latest: Key, now: number): Effect[] {
     for (const held of this.holds.all("announced", "arriving", "staged")) {
-      const other = held.epoch !== latest.epoch; // W2
+      const other = held.epoch !== latest.epoch; // W28
       if (other || held.phase === "announced") this.holds.move(held, "fenced");
       else if (held.phase === "arriving") held.transfer.reconnected(now);
     }

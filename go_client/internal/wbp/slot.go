@@ -84,7 +84,7 @@ func (s *slot) announced(a *Announce, layout []byte, push bool, now time.Duratio
 	}
 	v := s.holds.expect(a)
 	effects := s.begin(v, now)
-	if v.phase == arriving && !push { // W10
+	if v.phase == arriving && !push { // W31
 		v.transfer.pull()
 		effects = append(effects, s.pull(v, now)...)
 	}
@@ -382,7 +382,7 @@ func (s *slot) expect(size int64) {
 // reconnected takes note that the publisher has let this worker in (again).
 func (s *slot) reconnected(newest Key, now time.Duration) []Effect {
 	for _, v := range s.holds.all(announced, arriving, staged) {
-		if v.phase == announced || v.Epoch != newest.Epoch { // W2
+		if v.phase == announced || v.Epoch != newest.Epoch { // W28
 			s.holds.move(v, fenced)
 		} else if v.phase == arriving {
 			v.transfer.reconnected(now)
