@@ -36,14 +36,14 @@ if TYPE_CHECKING:
         ZMQWeightSyncScheme,
     )
     from .python_client.schemes.no_sync import NoWeightSyncScheme
-    from .python_client.schemes.ray_actors import RayTransport, RayWeightSyncScheme
-    from .python_client.schemes.ray_module import (
+    from .python_client.schemes.ray import (
         RayActorTransport,
         RayModuleTransformReceiver,
         RayModuleTransformScheme,
         RayModuleTransformSender,
+        RayTransport,
+        RayWeightSyncScheme,
     )
-    from .python_client.schemes.ray_updater import RayWeightUpdater
     from .python_client.schemes.receiver import WeightReceiver
     from .python_client.schemes.scheme import WeightSyncScheme
     from .python_client.schemes.sender import WeightSender
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         SharedMemTransport,
         TransportBackend,
     )
-    from .python_client.schemes.updater import WeightUpdaterBase
+    from .python_client.schemes.updater import RayWeightUpdater, WeightUpdaterBase
     from .python_client.state_folder import StateFolderError, StoredVersion
     from .python_client.subscriber import Offer, Subscriber, Update
 
@@ -135,13 +135,13 @@ _HOMES = {
     "Publisher": "python_client.publisher",
     "RPCTransport": "python_client.schemes.torch_rpc",
     "RPCWeightSyncScheme": "python_client.schemes.torch_rpc",
-    "RayActorTransport": "python_client.schemes.ray_module",
-    "RayModuleTransformReceiver": "python_client.schemes.ray_module",
-    "RayModuleTransformScheme": "python_client.schemes.ray_module",
-    "RayModuleTransformSender": "python_client.schemes.ray_module",
-    "RayTransport": "python_client.schemes.ray_actors",
-    "RayWeightSyncScheme": "python_client.schemes.ray_actors",
-    "RayWeightUpdater": "python_client.schemes.ray_updater",
+    "RayActorTransport": "python_client.schemes.ray",
+    "RayModuleTransformReceiver": "python_client.schemes.ray",
+    "RayModuleTransformScheme": "python_client.schemes.ray",
+    "RayModuleTransformSender": "python_client.schemes.ray",
+    "RayTransport": "python_client.schemes.ray",
+    "RayWeightSyncScheme": "python_client.schemes.ray",
+    "RayWeightUpdater": "python_client.schemes.updater",
     "Receipt": "bus.receipt",
     "RefusedError": "bus.errors",
     "SharedMemTransport": "python_client.schemes.transport",

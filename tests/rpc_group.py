@@ -98,6 +98,25 @@ def become(scheme: Any, worker: int | None, model_id: str = "policy") -> None:
     _schemes[model_id] = scheme
 
 
+class Refusing:
+    """What the worker's policy is found in: it takes no weights that are twos."""
+
+    def __init__(self) -> None:
+        self.policy = models["policy"]
+
+    def update_policy_weights_(self, *, model_id: str, policy_or_weights: Any) -> None:
+        if 2.0 in (float(value) for value in policy_or_weights["0", "bias"]):
+            raise KeyError(f"no twos in {model_id}")
+
+
+def become_refusing(scheme: Any, worker: int) -> None:
+    """Become a connected receiver in a context that may refuse what was written."""
+    models["context"] = context = Refusing()  # type: ignore[assignment]  # pyright: ignore
+    scheme.init_on_receiver(model_id="policy", context=context, worker_idx=worker)
+    _schemes["policy"] = scheme
+    connect()
+
+
 def become_worker(scheme: Any) -> None:
     """Become a receiver in the older way, which polls."""
     scheme.init_on_worker("policy", model=models["policy"])

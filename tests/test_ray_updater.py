@@ -12,8 +12,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from weightbus.bus.errors import PublishError
-from weightbus.python_client.schemes.ray_updater import RayWeightUpdater
-from weightbus.python_client.schemes.updater import WeightUpdaterBase
+from weightbus.python_client.schemes.updater import RayWeightUpdater, WeightUpdaterBase
 from weightbus.tests.ray_cluster import (
     SECONDS,
     Promising,

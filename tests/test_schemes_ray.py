@@ -12,14 +12,15 @@ import ray.cloudpickle
 import torch
 
 from weightbus.bus.errors import PublishError
-from weightbus.python_client.schemes.ray_actors import RayTransport, RayWeightSyncScheme
-from weightbus.python_client.schemes.ray_module import (
+from weightbus.python_client.schemes.ray import (
     RayActorTransport,
     RayModuleTransformReceiver,
     RayModuleTransformScheme,
     RayModuleTransformSender,
+    RayTransport,
+    RayWeightSyncScheme,
 )
-from weightbus.python_client.schemes.ray_updater import RayWeightUpdater
+from weightbus.python_client.schemes.updater import RayWeightUpdater
 from weightbus.tests.ray_cluster import (
     SECONDS,
     Async,

@@ -102,6 +102,21 @@ def test_weights_that_do_not_fit_change_nothing(workers: Group) -> None:
     assert workers.values() == [{3.0}, {3.0}]
 
 
+def test_a_worker_that_runs_no_version_is_not_said_to_run_one(workers: Group) -> None:
+    scheme = RPCWeightSyncScheme(timeout=SECONDS)
+    scheme.init_on_sender(model_id="policy", workers=workers.names, model=model(1.0))
+    workers.call(0, rpc_group.become_refusing, scheme, 0)
+    workers.call(1, rpc_group.become, scheme, 1)
+    workers.call(1, rpc_group.connect)
+    scheme.connect()
+    scheme.send()
+    with pytest.raises(PublishError, match=r"1 of 2 .*worker 0 failed.*no version runs.*no twos"):
+        scheme.send(model(2.0))
+    assert scheme.versions() == {1: 3}
+    scheme.send(model(3.0))
+    assert scheme.versions() == {0: 4, 1: 4}
+
+
 def test_a_stopped_worker_costs_no_more_than_the_deadline(workers: Group) -> None:
     scheme = connected(workers, model(1.0))
     os.kill(workers.pid(1), signal.SIGSTOP)

@@ -29,7 +29,7 @@ from weightbus import (
     Timing,
     ZMQWeightSyncScheme,
 )
-from weightbus.python_client.schemes.ray_actors import actor_of
+from weightbus.python_client.schemes.ray import actor_of
 from weightbus.tests.ray_cluster import SECONDS, cluster
 from weightbus.tests.torchrl_parts import (
     Echo,

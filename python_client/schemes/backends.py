@@ -27,7 +27,7 @@ _HOMES = {
     "zmq": "bus_schemes:ZMQWeightSyncScheme",
     "distributed": "bus_schemes:DistributedWeightSyncScheme",
     "rpc": "torch_rpc:RPCWeightSyncScheme",
-    "ray": "ray_actors:RayWeightSyncScheme",
+    "ray": "ray:RayWeightSyncScheme",
 }
 _ALIASES = {
     "direct": "none",

@@ -10,12 +10,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
+from ...bus.receipt import State
 from ...codecs.apply import as_tensors
 from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
-from .gathering import Answer
+
+
+class Answer(NamedTuple):
+    """What a worker did with a version.
+
+    Attributes:
+        state: As in a receipt.
+        detail: Words about it.
+        intact: What the worker ran before, it still runs, unless it runs this; else nothing.
+    """
+
+    state: State
+    detail: str = ""
+    intact: bool = True
+
 
 Outcome: TypeAlias = Answer | list[Any]  # an answer, or references of Ray's that promise one
 
@@ -48,7 +63,7 @@ def hand_over(
     """
     args, kwargs = arguments(method, weights, names)
     keep(method(*args, **kwargs, **others), timeout)
-    return "applied", ""
+    return Answer("applied")
 
 
 def arguments(

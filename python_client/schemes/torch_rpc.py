@@ -1,26 +1,38 @@
-"""`RPCWeightSyncScheme`: weights to the workers of a `torch.distributed.rpc` group."""
+"""`RPCWeightSyncScheme`: weights to the workers of a `torch.distributed.rpc` group.
 
+Versions travel in pieces, which are joined where they arrive. RPC receives every tensor into new
+memory. The allocator returns large blocks to the system, so that each version of one large tensor
+would cost as many page faults as it has pages, which takes several times as long as its copy;
+pieces of a few MiB are reused instead.
+"""
+
+import threading
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.distributed import rpc
 
-from ...codecs.state import State
-from .call_reception import Delivery, Letter
-from .calls import CallScheme
-from .delivery import deliver
-from .engine import Engine
-from .gathering import Answer
-from .handing import Outcome
-from .rpc_buffers import Outbox, Parcel, Staging
+from ...codecs.layout import Layout
+from ...codecs.numpy_tensors import Bytes
+from ...codecs.state import State, Writer
+from .call_receiver import Call, Incoming, deliver
+from .call_sender import Channel
+from .destination import Destination
+from .engine import Engine, Reception
+from .handing import Answer, Outcome
+from .scheme import WeightSyncScheme
 from .strategy import Format
 from .transport import TransportBackend, WorkerTransport
 
+PIECE_BYTES = 2 * 2**20  # of 1, 2, 4 and 8 MiB the fastest, if not by much
+KEPT_MAX = 2  # buffers kept for reuse: one for the next version while one is on its way
 _TIMED_OUT = "RPC ran for more than set timeout"  # how torch begins to say so
 
 
-class RPCWeightSyncScheme(CallScheme):
+class RPCWeightSyncScheme(WeightSyncScheme):
     """Sends weights to workers of a torch RPC group.
 
     On the sender, `init_on_sender` takes the workers either as `workers=["worker1", ...]` (names,
@@ -35,6 +47,7 @@ class RPCWeightSyncScheme(CallScheme):
 
     def __init__(self, strategy: Format = "state_dict", **settings: Any) -> None:
         super().__init__(strategy, **settings)
+        self._channel = Channel()
 
     def _make_engine(self, **kwargs: Any) -> Engine:
         def given(name: str) -> Any:
@@ -48,7 +61,14 @@ class RPCWeightSyncScheme(CallScheme):
                 "names, workers=[...], or a context that has collector_infos"
             )
         rrefs = given("collector_rrefs") or [None] * len(infos)
-        return self._engine(_Road(list(zip(infos, rrefs, strict=True))))
+        peers = _Peers(list(zip(infos, rrefs, strict=True)))
+        return self._channel.carrier(peers, self.strategy_str)
+
+    def _make_reception(self, destination: Destination, **kwargs: Any) -> Reception:
+        return self._channel.receiver(destination, **kwargs)
+
+    def _engine_of(self, pipe_or_context: Any) -> Engine:
+        return self._channel.carrier(_Peers([_peer(pipe_or_context)]), self.strategy_str)
 
     def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
         """Return the transport of one worker, of which `(info, rref, class)` are given.
@@ -62,9 +82,6 @@ class RPCWeightSyncScheme(CallScheme):
             return super().create_transport(pipe_or_context, **kwargs)
         info, rref = _peer(pipe_or_context)
         return RPCTransport(info, rref, scheme=self)
-
-    def _engine_of(self, pipe_or_context: Any) -> Engine:
-        return self._engine(_Road([_peer(pipe_or_context)]))
 
 
 class RPCTransport(WorkerTransport):
@@ -101,25 +118,25 @@ def _peer(given: Any) -> tuple[Any, Any]:
     return given, None
 
 
-_staging = Staging()  # of this process, where it is a worker
+# On the sender.
 
 
-class _Road:
-    """RPCs to some workers of the group."""
+class _Peers:
+    """Some workers of the group, and RPCs to them."""
 
     def __init__(self, peers: list[tuple[Any, Any]]) -> None:
         self._peers = peers
-        self._outbox = Outbox()
+        self._snapshots = Snapshots()
 
-    def workers(self) -> int:
+    def __len__(self) -> int:
         return len(self._peers)
 
-    def pack(self, state: State) -> Parcel:
-        return self._outbox.pack(state)
+    def pack(self, state: State) -> "Pieces":
+        return self._snapshots.take(state)
 
-    def call(self, worker: int, parcel: Parcel, letter: Letter, timeout: float) -> "Future[Answer]":
+    def call(self, worker: int, payload: "Pieces", what: Call, timeout: float) -> "Future[Answer]":
         peer, rref = self._peers[worker]
-        arguments = (letter, parcel.layout.header, parcel.pieces, rref)
+        arguments = (what, payload.layout.header, payload.pieces, rref)
         start = cast("Any", rpc).rpc_async
         return _promised(start(peer, _deliver, args=arguments, timeout=timeout))
 
@@ -127,18 +144,9 @@ class _Road:
         peer = self._peers[worker][0]
         name = getattr(peer, "name", peer)
         if _TIMED_OUT in str(error):
-            return "behind", f"RPC worker {name} did not answer in time; it is stopped or cut off"
-        return "lost", f"RPC worker {name} cannot be reached: {error}"
-
-
-def _deliver(letter: Letter, header: bytes, pieces: list[torch.Tensor], rref: Any) -> Outcome:
-    """Take a version in. (Runs in the worker, in a thread of the RPC agent.)"""
-    data = _staging.join(pieces)
-    delivery = Delivery.of(letter, header, data, waits=True)
-    answer = deliver(delivery, lambda: None if rref is None else rref.local_value())
-    if answer[0] != "staged":  # then somebody holds on to it
-        _staging.free(data)
-    return answer
+            late = f"RPC worker {name} did not answer in time; it is stopped or cut off"
+            return Answer("behind", late)
+        return Answer("lost", f"RPC worker {name} cannot be reached: {error}")
 
 
 def _promised(future: Any) -> "Future[Answer]":
@@ -153,3 +161,95 @@ def _promised(future: Any) -> "Future[Answer]":
 
     future.add_done_callback(done)
     return promised
+
+
+@dataclass(eq=False)
+class Pieces:
+    """A version in pieces, which RPCs read while they are on their way."""
+
+    layout: Layout
+    pieces: list[torch.Tensor]
+    owner: "Snapshots"
+
+    def done(self, *, clean: bool) -> None:
+        """Give the memory back, unless an RPC that was given up may still be sending it."""
+        if clean:
+            self.owner.take_back(self)
+
+
+class Snapshots:
+    """Takes snapshots, in the memory of those that have arrived."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._writer: Writer | None = None
+        self._free: list[Pieces] = []
+
+    def take(self, state: State) -> Pieces:
+        """Return a snapshot of a state, in memory that no RPC is reading."""
+        with self._lock:
+            layout = state.layout(None if self._writer is None else self._writer.section.layout)
+            if self._writer is None or layout is not self._writer.section.layout:
+                self._writer = Writer(layout, np.empty(layout.nbytes, np.uint8))
+                self._free = []
+            self._writer.write(state)
+            flat = torch.as_tensor(self._writer.section.data)
+            begins = range(0, layout.nbytes, PIECE_BYTES)
+            parts = [flat[begin : begin + PIECE_BYTES] for begin in begins]
+            if not self._free:
+                # Each in memory of its own: of views, RPC makes copies again for every worker.
+                return Pieces(layout, [part.clone() for part in parts], self)
+            kept = self._free.pop()
+            for piece, part in zip(kept.pieces, parts, strict=True):
+                piece.copy_(part)
+            return kept
+
+    def take_back(self, used: Pieces) -> None:
+        """Keep a snapshot's memory for another."""
+        with self._lock:
+            current = self._writer is not None and used.layout is self._writer.section.layout
+            if current and len(self._free) < KEPT_MAX:
+                self._free.append(used)
+
+
+# In a worker.
+
+
+def _deliver(call: Call, header: bytes, pieces: list[torch.Tensor], rref: Any) -> Outcome:
+    """Take a version in, in a thread of the RPC agent."""
+    data = _staging.join(pieces)
+    version = Incoming.of(call, header, data, waits=True)
+    answer = deliver(version, lambda: None if rref is None else rref.local_value())
+    if answer[0] != "staged":  # then somebody holds on to it
+        _staging.free(data)
+    return answer
+
+
+class Staging:
+    """Joins pieces, in memory that is kept from one version to the next."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[Bytes] = []
+
+    def join(self, pieces: list[torch.Tensor]) -> Bytes:
+        """Return the pieces as one read-only array, in memory that nobody uses."""
+        size = sum(piece.numel() for piece in pieces)
+        with self._lock:
+            place = next((i for i, free in enumerate(self._free) if free.size == size), None)
+            data = np.empty(size, np.uint8) if place is None else self._free.pop(place)
+        if pieces:  # by numpy: torch would start a team of threads for each thread of RPC's
+            np.concatenate([piece.numpy() for piece in pieces], out=data)
+        joined = data.view()
+        joined.flags.writeable = False  # so that whoever wants to keep a part makes a copy
+        return joined
+
+    def free(self, joined: Bytes) -> None:
+        """Take memory back that nobody uses any more."""
+        data = joined.base
+        with self._lock:
+            if isinstance(data, np.ndarray):
+                self._free = [*self._free[1 - KEPT_MAX :], data]
+
+
+_staging = Staging()  # of this process, where it is a worker

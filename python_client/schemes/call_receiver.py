@@ -1,0 +1,358 @@
+"""Receiving by calls: the receivers of this process, and the versions that are brought to them.
+
+A receiver registers here, weakly, from `init_on_receiver()` on. A version that comes before its
+`connect()` is kept for it; so is a greeting that comes before there is a receiver at all.
+
+Where no receiver is registered, the object that was called (a collector, say) may have a documented
+method that takes weights; then that is called.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...bus.errors import ApplyError, TornError
+from ...codecs.layout import Layout
+from ...codecs.numpy_tensors import Bytes
+from ..reading import READING_SECONDS
+from ..subscriber import Update
+from .destination import Destination
+from .handing import Answer, Outcome, hand_over, weights_of
+from .subject import POLICY
+
+MARGIN = 0.8  # of the sender's deadline: what a worker spends waiting, so that it can still answer
+
+
+class Call(NamedTuple):
+    """What goes with every call, as plain values.
+
+    Attributes:
+        key, model_id, worker: Which scheme of the sender sent it, of which model, to which worker.
+        epoch, version: Its number, its place among all versions.
+        seconds: What the worker may take.
+        greeting: Whether it is the first of its sender, kept for a receiver that is yet to come.
+        strategy: "tensordict" or "state_dict".
+    """
+
+    key: str
+    model_id: str
+    worker: int
+    epoch: int
+    version: int
+    seconds: float
+    greeting: bool
+    strategy: str
+
+
+@dataclass(eq=False)
+class Incoming:
+    """One version that has come to this process.
+
+    Attributes:
+        call: What came with it.
+        header, data: Its layout and its data section.
+        patience: Seconds to wait for a receiver to come; 0 where that would keep it from coming.
+        timeout: Seconds to wait until the weights may be written.
+        answer: What became of it; None while that is open.
+    """
+
+    call: Call
+    header: bytes
+    data: Bytes
+    patience: float
+    timeout: float
+    answer: Answer | None = None
+
+    @classmethod
+    def of(cls, call: Call, header: bytes, data: Bytes, *, waits: bool) -> "Incoming":
+        """Return what a call brought; `waits` if its thread may wait for a receiver."""
+        patience = call.seconds if waits and not call.greeting else 0.0
+        return cls(call, header, data, patience, call.seconds)
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """Its epoch and version."""
+        return self.call.epoch, self.call.version
+
+
+class CallReceiver:
+    """A receiver that is called: a version is applied in the thread of the call, or at a poll.
+
+    Args:
+        destination: Where versions are applied.
+        key: The scheme's key: a copy of the sender's scheme has the sender's.
+        copied: Whether it is such a copy. One that was made here takes any sender's greeting.
+        model_id: The model.
+        worker: This worker's index, if it has one.
+        background: Whether calls apply; else only `receive()` does.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        *,
+        key: str,
+        copied: bool,
+        model_id: str,
+        worker: int | None,
+        background: bool,
+    ) -> None:
+        self.key, self.copied, self.model_id, self.worker = key, copied, model_id, worker
+        self._destination, self._background = destination, background
+        self._turn = threading.Lock()  # one version at a time
+        self._changed = threading.Condition()
+        self._connected = False
+        self._waiting: Incoming | None = None
+        self._number = (0, 0)
+        self._poller = 0  # the thread that polls
+        self._layout: Layout | None = None
+        registry.register(self)
+
+    # The scheme's side.
+
+    def connect(self, worker_idx: int | None, timeout: float) -> None:
+        """Apply what came before, and from now on whatever comes.
+
+        Raises:
+            ApplyError: What came before does not fit; the model is as it was.
+        """
+        self.worker = worker_idx
+        kept = registry.claim(self)
+        with self._changed:
+            self._connected, self._poller = True, threading.get_ident()
+            early, self._waiting = self._waiting or kept, None
+        if early is not None:
+            early.timeout = timeout
+            self._apply(early)
+
+    def receive(self, timeout: float) -> Update | None:
+        """Apply the newest version that waits, here and now; in the background, wait for one.
+
+        Raises:
+            ApplyError: It cannot be applied; the model is as it was.
+        """
+        if self._background:
+            return self._destination.arrivals.take(timeout)
+        with self._changed:
+            self._poller = threading.get_ident()
+            self._changed.wait_for(lambda: self._waiting is not None, max(0.0, timeout))
+            version, self._waiting = self._waiting, None
+        if version is not None:
+            self._apply(version)
+        return self._destination.arrivals.take(0.0)
+
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
+        """Return a context in which no version is applied."""
+        return self._destination.reading(timeout)
+
+    def close(self) -> None:
+        """Be found no more."""
+        registry.leave(self)
+        with self._changed:
+            version, self._waiting = self._waiting, None
+        if version is not None:
+            self._settle(version, Answer("failed", "the receiver was shut down"))
+
+    # The sender's side.
+
+    def accept(self, version: Incoming) -> Answer:
+        """Take a version in, and say what became of it."""
+        with self._changed:
+            if version.number <= self._number:
+                return _stale(version, self._number)
+            if not self._connected:
+                return self._put_aside(version, version.patience, "connect")
+            # In the thread that polls there is nobody to wait for: it is between two uses.
+            if not self._background and self._poller != threading.get_ident():
+                if fault := self._destination.fault(self._parsed(version)):
+                    return Answer("failed", fault)
+                return self._put_aside(version, version.timeout, "receive")
+        with suppress(ApplyError):  # the answer says so
+            self._apply(version)
+        return version.answer or Answer("failed", "it was not applied")
+
+    def _put_aside(self, version: Incoming, patience: float, until: str) -> Answer:
+        """Leave a version for the receiver to take up, and wait for that."""
+        if self._waiting is not None:
+            if version.number <= self._waiting.number:
+                return _stale(version, self._waiting.number)
+            self._waiting.answer = _stale(self._waiting, version.number)
+        self._waiting = version
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: version.answer is not None, patience)
+        staged = f"it will be applied when the worker calls {until}()"
+        return version.answer or Answer("staged", staged)
+
+    def _apply(self, version: Incoming) -> None:
+        with self._turn:
+            if version.number <= self._number:
+                answer = _stale(version, self._number)
+            else:
+                layout, timeout = self._parsed(version), version.timeout
+                try:
+                    self._destination.deliver(
+                        *version.number, layout, version.data, timeout=timeout
+                    )
+                except ApplyError as error:
+                    intact = not isinstance(error, TornError)
+                    self._settle(version, Answer("failed", str(error), intact))
+                    raise
+                self._number, answer = version.number, Answer("applied")
+        self._settle(version, answer)
+
+    def _settle(self, version: Incoming, answer: Answer) -> None:
+        with self._changed:
+            version.answer = answer
+            self._changed.notify_all()
+
+    def _parsed(self, version: Incoming) -> Layout:
+        if self._layout is None or self._layout.header != version.header:
+            self._layout = Layout.parse(version.header)
+        return self._layout
+
+
+class Registry:
+    """The receivers of this process, and what is kept for those that are not here yet."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._receivers: list[weakref.ref[CallReceiver]] = []
+        self._kept: list[Incoming] = []
+
+    def register(self, receiver: CallReceiver) -> None:
+        """Let a receiver be found."""
+        with self._changed:
+            alive = [known for known in self._receivers if known() is not None]
+            self._receivers = [*alive, weakref.ref(receiver)]
+            self._changed.notify_all()
+
+    def leave(self, receiver: CallReceiver) -> None:
+        """Let a receiver be found no more."""
+        with self._changed:
+            self._receivers = [r for r in self._receivers if r() not in (None, receiver)]
+
+    def find(self, version: Incoming, timeout: float) -> CallReceiver | None:
+        """Return who a version is for, waiting for a receiver to register if need be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._search(version.call) is not None, timeout)
+            return self._search(version.call)
+
+    def find_or_keep(self, version: Incoming) -> CallReceiver | None:
+        """Return who a version is for; if there is nobody, keep it, and drop what it replaces."""
+        with self._changed:
+            found = self._search(version.call)
+            if found is None:
+                others = [kept for kept in self._kept if kept.call[:3] != version.call[:3]]
+                self._kept = [*others, version]
+            return found
+
+    def claim(self, receiver: CallReceiver) -> Incoming | None:
+        """Return the newest version that was kept for a receiver."""
+        with self._changed:
+            kept = [v for v in self._kept if v.call.key == receiver.key or not receiver.copied]
+            mine = [v for v in kept if self._search(v.call) is receiver]
+            exact = [v for v in mine if v.call.worker == receiver.worker]
+            self._kept = [v for v in self._kept if v not in (exact or mine)]
+        return max(exact or mine, key=lambda version: version.number, default=None)
+
+    def _search(self, call: Call) -> CallReceiver | None:
+        """Return the receiver that a call is for: by its key, and its index if there are more.
+
+        One of another key is meant if it is the only one of its model.
+        """
+        known = [r for r in (ref() for ref in self._receivers) if r is not None]
+        of_model = [r for r in known if r.model_id == call.model_id]
+        keyed = [r for r in of_model if r.key == call.key]
+        for group in (keyed, of_model):
+            indexed = [r for r in group if r.worker == call.worker]
+            if len(indexed or group) == 1:
+                return (indexed or group)[0]
+        return None
+
+
+registry = Registry()
+
+
+def _stale(version: Incoming, newer: tuple[int, int]) -> Answer:
+    if (epoch := version.call.epoch) < newer[0]:
+        text = f"the worker follows a newer sender, of epoch {newer[0]}; this one has epoch {epoch}"
+        return Answer("failed", f"{text}: let one sender serve a model")
+    return Answer("skipped", f"it has version {newer[1]}")
+
+
+# What runs in a worker's process when a sender calls it.
+
+
+def deliver(
+    version: Incoming,
+    other: Callable[[], object | None],
+    hand: Callable[..., Outcome] = hand_over,
+) -> Outcome:
+    """Give a version to whom it is for, in this process, and return what became of it.
+
+    Args:
+        version: It.
+        other: Returns the object that was called, which may have a method that takes weights.
+        hand: Hands weights over to that method; see `handing.hand_over`.
+    """
+    try:
+        return _delivered(version, other, hand)
+    except Exception as error:  # raised, it would be printed here, and pickled to the sender
+        return Answer("failed", f"{type(error).__name__}: {error}")
+
+
+def _delivered(
+    version: Incoming, other: Callable[[], object | None], hand: Callable[..., Outcome]
+) -> Outcome:
+    call, receiver = version.call, registry.find(version, 0.0)
+    if receiver is None:
+        taker = other()
+        if (name := _documented(taker, call.strategy)) is not None:
+            return _handed_over(version, taker, name, hand)
+        if call.greeting:
+            receiver = registry.find_or_keep(version)
+            if receiver is None:
+                return Answer("staged", "kept until a receiver connects")
+    deadline = time.monotonic() + version.patience
+    receiver = receiver or registry.find(version, version.patience)
+    if receiver is None:
+        return Answer(
+            "failed",
+            f"process {os.getpid()} has no receiver of model {call.model_id!r} for worker "
+            f"{call.worker}: call init_on_receiver(model_id={call.model_id!r}, ..., "
+            f"worker_idx={call.worker}) and connect() there, and keep the scheme",
+        )
+    version.patience = max(0.0, deadline - time.monotonic())
+    return receiver.accept(version)
+
+
+# By which methods an object takes weights where no receiver is registered: the first that it has,
+# of those for the strategy; what they call weights; and whether they want a TensorDict.
+METHODS = {
+    "_update_weights_tensordict": ("tensordict", ("params",), True),
+    "_update_weights_state_dict": ("state_dict", ("state_dict",), False),
+    "update_policy_weights_": (None, ("policy_or_weights", "policy_weights"), True),
+}
+
+
+def _documented(owner: object | None, strategy: str) -> str | None:
+    """Return the name of the method by which an object takes weights."""
+    for name, (wanted, _, _) in METHODS.items():
+        if wanted in (None, strategy) and callable(getattr(owner, name, None)):
+            return name
+    return None
+
+
+def _handed_over(
+    version: Incoming, owner: object, method: str, hand: Callable[..., Outcome]
+) -> Outcome:
+    wanted, names, nested = METHODS[method]
+    weights = weights_of(version.header, version.data, nested=nested)
+    several = wanted is None and version.call.model_id != POLICY  # which is what collectors assume
+    named = {"model_id": version.call.model_id} if several else {}
+    return hand(getattr(owner, method), weights, names, version.timeout, **named)

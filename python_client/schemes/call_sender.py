@@ -1,0 +1,294 @@
+"""Carrying weights by calls of a function in the worker's process: torch RPC, and Ray.
+
+One call per worker brings a version there; what it returns is the acknowledgement. Peers
+(torch_rpc.py, ray.py) know how to make a call, and what it means that one raises.
+
+A `Publication` counts the answers. The receipt is there when all have answered, or when the time is
+over: a worker that has not answered by then is `behind`, whether it is stopped, cut off or busy.
+Nothing here waits: answers come in by callback, and the deadline by a timer.
+"""
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...bus.errors import PublishError
+from ...bus.memory.version import Version
+from ...bus.publisher.publication import Publication
+from ...bus.receipt import Receipt
+from ...codecs.chunks import CHUNK_BYTES_DEFAULT
+from ...codecs.layout import Layout
+from ...codecs.state import State
+from .call_receiver import MARGIN, Call, CallReceiver
+from .destination import Destination
+from .each import merged
+from .engine import Prepared, Weights
+from .handing import Answer
+from .subject import POLICY
+
+
+class Answers:
+    """What some workers answer to one version, made into a receipt by a deadline.
+
+    Args:
+        model, epoch, version, layout: What was sent.
+        workers: Their names.
+        started: When the send began, on the monotonic clock.
+        timeout: Seconds from then on that they have.
+        explain: Says what it means that the call of a worker raised: that it is lost, say.
+
+    Attributes:
+        receipt: A future that never raises: what became of each worker stands in it.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        number: tuple[int, int],
+        layout: Layout,
+        workers: Iterable[str],
+        *,
+        started: float,
+        timeout: float,
+        explain: Callable[[str, BaseException], Answer],
+    ) -> None:
+        version = Version(model, layout, np.empty(0, np.uint8), CHUNK_BYTES_DEFAULT)
+        version.number(*number)  # it is only counted here: calls have brought the bytes
+        self._publication = Publication(
+            id=0,
+            version=version,
+            workers=None,
+            require=None,
+            wait="staged",  # a worker that has put the version aside has answered, too
+            commit="auto",
+            started=started,
+            deadline=started + timeout,
+        )
+        self._publication.aim(workers)
+        self._silent = f"no answer within {timeout:g} s; it is stopped, busy or cut off"
+        self._explain = explain
+        self._lock = threading.Lock()
+        self.receipt: Future[Receipt] = Future()
+        self.receipt.set_running_or_notify_cancel()  # so that nobody can cancel it
+        self._timer = threading.Timer(max(0.0, started + timeout - time.monotonic()), self._expire)
+        self._timer.daemon = True
+        self._timer.start()
+        self._settle()
+
+    def await_call(self, worker: str, call: "Future[Answer]") -> None:
+        """Take what a call returns for the worker's answer."""
+        call.add_done_callback(partial(self._answered, worker))
+
+    def _answered(self, worker: str, call: "Future[Answer]") -> None:
+        error = call.exception()
+        answer = call.result() if error is None else self._explain(worker, error)
+        with self._lock:
+            if answer.state == "behind":  # which it is already; these words say why
+                self._publication.targets[worker].detail = answer.detail
+            self._publication.move(worker, answer.state, time.monotonic(), answer.detail)
+        self._settle()
+
+    def _expire(self) -> None:
+        self._publication.ended = "the time is over"
+        self._settle()
+
+    def _settle(self) -> None:
+        """Resolve the receipt once all have answered, or the time is over."""
+        with self._lock:
+            now = time.monotonic()
+            if self._publication.resolved or self._publication.verdict(now) is None:
+                return
+            self._publication.resolved = True
+            for target in self._publication.targets.values():
+                if target.state == "behind":
+                    target.detail = target.detail or self._silent
+            receipt = self._publication.receipt(now, "")
+        self._timer.cancel()
+        self.receipt.set_result(receipt)
+
+
+class Payload(Protocol):
+    """A version, snapshotted in a form that calls can carry."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor lies."""
+        ...
+
+    def done(self, *, clean: bool) -> None:
+        """No call carries it any more; unless `clean`, one may still be reading its memory."""
+        ...
+
+
+class Peers(Protocol):
+    """The workers that calls are made to, and how."""
+
+    def __len__(self) -> int: ...
+
+    def pack(self, state: State) -> Payload:
+        """Snapshot a state."""
+        ...
+
+    def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[Answer]":
+        """Start `call_receiver.deliver` in a worker's process."""
+        ...
+
+    def explain(self, worker: int, error: BaseException) -> Answer:
+        """Say what it means that a call raised."""
+        ...
+
+
+class Channel:
+    """What a scheme and its copies know each other by, and the numbers of the versions it sends."""
+
+    def __init__(self) -> None:
+        # By this a copy of the scheme, made before or after it became a sender, is recognised.
+        self.key = secrets.token_hex(8)
+        self._copied = False
+        self._epoch = 0
+        self._count = itertools.count(1)
+
+    def carrier(self, peers: Peers, strategy: str) -> "CallSender":
+        """Return what sends to some workers; all of a scheme's share one count of versions."""
+        self._epoch = self._epoch or time.time_ns() // 1_000_000
+        return CallSender(self, peers, strategy)
+
+    def receiver(
+        self, destination: Destination, *, worker_idx: int | None, background: bool, **_: Any
+    ) -> CallReceiver:
+        """Return what takes versions in that this scheme sends, or the one that it is a copy of."""
+        model_id = destination.subject.model_id or POLICY
+        return CallReceiver(
+            destination,
+            key=self.key,
+            copied=self._copied,
+            model_id=model_id,
+            worker=worker_idx,
+            background=background,
+        )
+
+    def number(self) -> tuple[int, int]:
+        """Return the next epoch and version."""
+        return self._epoch, next(self._count)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"key": self.key, "_copied": True, "_epoch": 0, "_count": itertools.count(1)}
+
+
+class CallSender:
+    """Sends versions by calls (see `carrier.Carrier`)."""
+
+    def __init__(self, channel: Channel, peers: Peers, strategy: str) -> None:
+        self._channel, self._peers, self._strategy = channel, peers, strategy
+        # By worker, the newest version that it has spoken of, and whether it runs that.
+        self._newest: dict[int, tuple[tuple[int, int], bool]] = {}
+        self._lock = threading.Lock()
+
+    def workers(self) -> Sequence[int]:
+        """Return all ids."""
+        return range(len(self._peers))
+
+    def versions(self) -> Mapping[int, int]:
+        """Return what each worker has acknowledged last, even if that came after a deadline.
+
+        A worker that has said that it runs no version is left out.
+        """
+        with self._lock:
+            newest = sorted(self._newest.items())
+        return {worker: version for worker, ((_, version), runs) in newest if runs}
+
+    def send(
+        self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
+    ) -> "Future[Receipt]":
+        """Call every worker, with a snapshot of the weights."""
+        return self._send(weights, workers, timeout, greeting=False)
+
+    def greet(self, weights: Prepared | None, *, timeout: float) -> None:
+        """Bring the first weights to every worker, and wait for their answers.
+
+        A worker that has no receiver yet keeps them for it, and counts as reached.
+
+        Raises:
+            PublishError: It names the workers that were not reached.
+        """
+        if weights is None:
+            return
+        if isinstance(weights, Weights):
+            sent = [self._send(weights, None, timeout, greeting=True)]
+        else:
+            sent = [self._send(own, [w], timeout, greeting=True) for w, own in weights.items()]
+        receipt = merged([future.result() for future in sent])
+        if missed := receipt.in_state("failed", "lost", "behind"):
+            rest = "; ".join(f"worker {receipt.workers[name]}" for name in missed)
+            raise PublishError(
+                f"{receipt.model}: not every worker could be given its first weights. {rest}",
+                receipt,
+            )
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def _send(
+        self, weights: Weights, workers: Sequence[int] | None, timeout: float, *, greeting: bool
+    ) -> "Future[Receipt]":
+        started, number = time.monotonic(), self._channel.number()
+        payload = self._peers.pack(weights.state())
+        chosen = list(dict.fromkeys(self.workers() if workers is None else workers))
+        answers = Answers(
+            weights.model_id,
+            number,
+            payload.layout,
+            map(str, chosen),
+            started=started,
+            timeout=timeout,
+            explain=lambda worker, error: self._peers.explain(int(worker), error),
+        )
+        outstanding = _Outstanding(payload, len(chosen))
+        for worker in chosen:
+            left = max(0.001, started + timeout - time.monotonic())
+            address = self._channel.key, weights.model_id, worker
+            what = Call(*address, *number, left * MARGIN, greeting, self._strategy)
+            call = self._call(worker, payload, what, left)
+            call.add_done_callback(partial(self._note, worker, number))
+            call.add_done_callback(outstanding.ended)
+            answers.await_call(str(worker), call)
+        return answers.receipt
+
+    def _call(self, worker: int, payload: Payload, what: Call, left: float) -> "Future[Answer]":
+        try:
+            return self._peers.call(worker, payload, what, left)
+        except Exception as error:  # the others are to have theirs
+            failed: Future[Answer] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _note(self, worker: int, number: tuple[int, int], call: "Future[Answer]") -> None:
+        answer = Answer("failed") if call.exception() else call.result()
+        runs = answer.state == "applied"
+        if runs or not answer.intact:
+            with self._lock:
+                before = self._newest.get(worker, ((0, 0), False))
+                self._newest[worker] = max((number, runs), before)
+
+
+class _Outstanding:
+    """Counts down the calls that carry a payload."""
+
+    def __init__(self, payload: Payload, calls: int) -> None:
+        self._payload, self._calls, self._clean = payload, calls, True
+        self._lock = threading.Lock()
+
+    def ended(self, call: "Future[Answer]") -> None:
+        with self._lock:
+            self._calls -= 1
+            self._clean = self._clean and call.exception() is None
+            last = not self._calls
+        if last:
+            self._payload.done(clean=self._clean)

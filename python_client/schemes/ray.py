@@ -1,0 +1,393 @@
+"""The schemes over Ray: weights to actors, stored once per version in Ray's object store.
+
+A version is one flat array beside its layout, which every actor of a host reads in place. (Ray
+pickles torch tensors through byte strings, which takes several times as long.)
+"""
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from ...bus.errors import WorkersMissingError
+from ...codecs.layout import Layout
+from ...codecs.numpy_tensors import Bytes
+from ...codecs.state import State, Writer
+from .call_receiver import Call, Incoming, deliver
+from .call_sender import CallSender, Channel
+from .destination import Destination
+from .engine import Engine, Prepared, Reception
+from .handing import Answer, Outcome, arguments, hand_over, keep, references, weights_of
+from .receiver import WeightReceiver
+from .scheme import WeightSyncScheme
+from .sender import WeightSender
+from .strategy import Format
+from .transport import TransportBackend, WorkerTransport
+
+HOOK = "_init_weight_sync_scheme"  # by which TorchRL's ModuleTransform takes a receiver
+
+
+class RayWeightSyncScheme(WeightSyncScheme):
+    """Sends weights to Ray actors of any class.
+
+    On the sender, `init_on_sender` takes the actors as `remote_collectors=[...]` (or `actors`, or
+    `actor_refs`), or from a context with `remote_collectors`. Their places are the worker ids.
+
+    An actor calls `init_on_receiver` and `connect` in one of its methods; versions are applied
+    between its tasks. Where it does not, its `update_policy_weights_` is called.
+    """
+
+    def __init__(self, strategy: Format = "tensordict", backend: str = "gloo", **kwargs: Any):
+        """Make one. `backend` is taken for compatibility; no process group is needed."""
+        del backend
+        super().__init__(strategy, **kwargs)
+        self._channel = Channel()
+
+    def _make_engine(self, **kwargs: Any) -> Engine:
+        actors = _actors_in(self.context, kwargs, ("remote_collectors", "actors", "actor_refs"))
+        if not actors:
+            raise ValueError("remote_collectors (or actors) must be provided via context or kwargs")
+        return self._engine_to(actors)
+
+    def _make_reception(self, destination: Destination, **kwargs: Any) -> Reception:
+        return self._channel.receiver(destination, **kwargs)
+
+    def _engine_of(self, pipe_or_context: Any) -> Engine:
+        return self._engine_to([pipe_or_context])
+
+    def _engine_to(self, actors: list[Any]) -> CallSender:
+        return self._channel.carrier(_Actors(actors), self.strategy_str)
+
+    def _transport_of(self, actor: Any) -> "RayTransport":
+        return RayTransport(actor, scheme=self)
+
+    def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
+        """Return the transport of one actor, given as it is, or as `remote_actor`."""
+        actor = kwargs.get("remote_actor") if pipe_or_context is None else pipe_or_context
+        if actor is None or self.initialized_on_receiver:
+            return super().create_transport(pipe_or_context, **kwargs)
+        return self._transport_of(actor)
+
+    def _await_first(self, timeout: float) -> None:
+        """Go on: an actor that waited here could not be called, and so not be given weights."""
+
+
+class RayTransport(WorkerTransport):
+    """The way to one actor.
+
+    Args:
+        remote_collector: The actor, or what wraps it.
+        tensor_transport: Taken for compatibility; the object store carries the weights.
+        scheme: What says how weights are taken out of models, and by when they must be there.
+    """
+
+    def __init__(
+        self,
+        remote_collector: Any = None,
+        tensor_transport: str = "object_store",
+        *,
+        scheme: RayWeightSyncScheme | None = None,
+    ) -> None:
+        del tensor_transport
+        if remote_collector is None:
+            raise ValueError("a RayTransport needs an actor, remote_collector")
+        super().__init__(*(scheme or RayWeightSyncScheme()).way_to(remote_collector))
+
+
+# Modules in actors.
+
+
+class RayModuleTransformSender(WeightSender):
+    """Sends weights to modules in Ray actors."""
+
+
+class RayModuleTransformReceiver(WeightReceiver):
+    """Receives weights for the module of the actor that it is in."""
+
+
+class RayModuleTransformScheme(RayWeightSyncScheme):
+    """Sends weights to the module of a Ray actor.
+
+    The sender takes it from the transform that was given this scheme, or as `ray_transform=...`,
+    `actor_refs=[...]` or `actors=[...]` at `init_on_sender`. The receiver is the actor; its module
+    is `model`, or the context's `_actor_module` or `module`. TorchRL's transforms become receivers
+    by themselves when the sender connects.
+    """
+
+    def __init__(self, strategy: Any = "tensordict", backend: str = "gloo", **kwargs: Any):
+        """Make one. `backend` is taken for compatibility; no process group is needed."""
+        super().__init__(strategy, backend, **kwargs)
+        self._ray_transform: Any = None
+
+    def _set_transform(self, ray_transform: Any) -> None:
+        """Remember the transform whose module this is about. (TorchRL calls this.)"""
+        self._ray_transform = ray_transform
+
+    def _make_engine(self, **kwargs: Any) -> Engine:
+        names = ("actor_refs", "actors", "remote_collectors")
+        actors = _actors_in(self.context, kwargs, names)
+        transform = self._ray_transform or kwargs.get("ray_transform")
+        if not actors and transform is not None:
+            actors = [transform]
+        if not actors:
+            raise ValueError("actor_refs (or actors) must be provided via context or kwargs")
+        return _ModuleSender(self, self._engine_to(actors), actors)
+
+    def _make_reception(self, destination: Destination, **kwargs: Any) -> Reception:
+        context = kwargs["context"]
+        if destination.subject.given is None:
+            found = (getattr(context, name, None) for name in ("_actor_module", "module"))
+            destination.subject.given = next((m for m in found if m is not None), None)
+        return super()._make_reception(destination, **kwargs)
+
+    def _transport_of(self, actor: Any) -> "RayTransport":
+        return RayActorTransport(actor, self.strategy_str, scheme=self)
+
+    def create_sender(self) -> RayModuleTransformSender:
+        """Return a new sender of this scheme."""
+        return RayModuleTransformSender(self)
+
+    def create_receiver(self) -> RayModuleTransformReceiver:
+        """Return a new receiver of this scheme."""
+        return RayModuleTransformReceiver(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_ray_transform": None}
+
+
+class RayActorTransport(RayTransport):
+    """The way to the module of one actor.
+
+    Args:
+        actor_ref: The actor, or what has it as `_actor`.
+        update_method: "tensordict" or "state_dict": what the actor's own method is given, where
+            the actor is no receiver.
+        scheme: What says how weights are taken out of models, and by when they must be there.
+    """
+
+    def __init__(
+        self,
+        actor_ref: Any = None,
+        update_method: str = "tensordict",
+        *,
+        scheme: RayModuleTransformScheme | None = None,
+    ) -> None:
+        if update_method not in ("tensordict", "state_dict"):
+            raise ValueError(f"Unknown update method: {update_method}")
+        super().__init__(actor_ref, scheme=scheme or RayModuleTransformScheme(update_method))
+
+
+class _ModuleSender:
+    """Makes receivers of actors that offer to become one, and then sends to them."""
+
+    def __init__(self, scheme: RayModuleTransformScheme, sender: CallSender, actors: list[Any]):
+        self._scheme: Callable[[], RayModuleTransformScheme | None] = weakref.ref(scheme)
+        self._actors = [actor for actor in map(actor_of, actors) if hasattr(actor, HOOK)]
+        self.workers, self.send, self.versions = sender.workers, sender.send, sender.versions
+        self._sender, self.close = sender, sender.close
+
+    def greet(self, weights: Prepared | None, *, timeout: float) -> None:
+        """Make the receivers, then bring them their first weights."""
+        scheme = self._scheme()
+        made = [
+            getattr(actor, HOOK).remote(scheme=scheme, model_id=scheme and scheme.model_id)
+            for actor in self._actors
+        ]
+        for actor, ref in zip(self._actors, made, strict=True):
+            future = cast("Future[Any]", ref.future())
+            try:
+                future.result(timeout)
+            except TimeoutError:
+                raise WorkersMissingError(
+                    f"{actor!r} has not become a receiver within {timeout} s; it is stopped or busy"
+                ) from None
+        self._sender.greet(weights, timeout=timeout)
+
+
+# Actors, and calls to them.
+
+
+def _actors_in(context: Any, kwargs: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
+    """Return the actors that keywords or a context name, in the first place that has any."""
+    found = (kwargs.get(name) or getattr(context, name, None) for name in names)
+    return list(next((actors for actors in found if actors), ()))
+
+
+def actor_of(owner: Any) -> Any:
+    """Return an actor's handle, given as it is or by what wraps it, as TorchRL's services do."""
+    from ray.actor import ActorHandle
+
+    handle: Any = ActorHandle
+    return owner if isinstance(owner, handle) else getattr(owner, "_actor", owner)
+
+
+class _Actors:
+    """Some actors, and calls to them."""
+
+    def __init__(self, actors: list[Any]) -> None:
+        self._actors = [actor_of(actor) for actor in actors]
+        self._store = Store()
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    def pack(self, state: State) -> "Stored":
+        return self._store.put(state)
+
+    def call(self, worker: int, payload: "Stored", what: Call, timeout: float) -> "Future[Answer]":
+        del timeout  # Ray's calls have none; whoever waits for the answers keeps the time
+        return call(self._actors[worker], _deliver, what, payload.ref)
+
+    def explain(self, worker: int, error: BaseException) -> Answer:
+        return explain(self._actors[worker], error)
+
+
+def _deliver(actor: Any, what: Call, version: tuple[bytes, Bytes]) -> Outcome:
+    """Take a version in. (Runs in the actor.)"""
+    return deliver(Incoming.of(what, *version, waits=False), lambda: actor, taken)
+
+
+def call(actor: Any, function: Callable[..., Outcome], *args: Any) -> "Future[Answer]":
+    """Call `function(instance, *args)` in an actor's process; references among them are resolved.
+
+    This works for any actor, whatever its class. The function returns an answer, or references,
+    which are waited for.
+    """
+    answer: Future[Answer] = Future()
+    _follow([actor.__ray_call__.remote(function, *args)], answer, promised=False)
+    return answer
+
+
+def answer_to(returned: Any, timeout: float) -> "Future[Answer]":
+    """Return a future of what becomes of a call that a user's own code has made."""
+    answer: Future[Answer] = Future()
+    if pending := references(returned):
+        _follow(pending, answer, promised=True)
+        return answer
+    try:
+        keep(returned, timeout)
+        answer.set_result(Answer("applied"))
+    except Exception as error:
+        answer.set_exception(error)
+    return answer
+
+
+def _follow(pending: list[Any], answer: "Future[Answer]", *, promised: bool) -> None:
+    """Resolve an answer when references, and those that they come to, are resolved."""
+    first, *rest = pending
+
+    def ended(done: "Future[Any]") -> None:
+        try:
+            value = done.result()
+        except BaseException as error:
+            answer.set_exception(error)
+            return
+        if more := [*references(value), *rest]:
+            _follow(more, answer, promised=True)
+        else:
+            answer.set_result(Answer("applied") if promised else value)
+
+    cast("Future[Any]", first.future()).add_done_callback(ended)
+
+
+def taken(
+    method: Callable[..., Any], weights: Any, names: Sequence[str], timeout: float, **others: Any
+) -> Outcome:
+    """Hand weights over to a method of the actor that this runs in.
+
+    Ray runs an `async def` in the actor's event loop, which gets nothing to do while this thread
+    waits: then a reference is returned, for the caller to wait for.
+
+    Raises:
+        Exception: What `handing.hand_over` raises.
+    """
+    if not inspect.iscoroutinefunction(method):
+        return hand_over(method, weights, names, timeout, **others)
+    import ray
+
+    me: Any = cast("Any", ray).get_runtime_context().current_actor
+    args, kwargs = arguments(method, weights, names)
+    return [getattr(me, method.__name__).remote(*args, **kwargs, **others)]
+
+
+def explain(actor: Any, error: BaseException) -> Answer:
+    """Say what it means that a call to an actor raised."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    task_error: Any = RayTaskError
+
+    if isinstance(error, RayActorError):
+        words = str(error).split("\tclass_name:")[0]  # Ray goes on for a page
+        return Answer("lost", f"{actor!r}: {' '.join(words.split())}")
+    if isinstance(error, task_error):
+        error = cast("Any", error).cause
+    return Answer("failed", f"{actor!r}: {type(error).__name__}: {error}")
+
+
+# Versions in the object store.
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A version in the object store: a reference to it, and its layout."""
+
+    ref: Any
+    layout: Layout
+
+    def done(self, *, clean: bool) -> None:
+        """There is nothing to take back: Ray frees it once nobody refers to it any more."""
+
+
+def as_sections(header: bytes, data: Bytes) -> Any:
+    """Store a version as it is: whoever takes it up reads the store's own memory."""
+    return header, data
+
+
+@dataclass(frozen=True, slots=True)
+class AsWeights:
+    """A version that is weights wherever it is taken up, in memory of their own.
+
+    Attributes:
+        header, data: Its layout and its data section.
+        nested: Whether they are a TensorDict; else a dict.
+    """
+
+    header: bytes
+    data: Bytes
+    nested: bool
+
+    def __reduce__(self) -> Any:
+        return partial(weights_of, nested=self.nested), (self.header, self.data)
+
+
+class Store:
+    """Puts states into the object store, by way of one buffer that is kept.
+
+    Putting copies, so the buffer is free again as soon as a version is stored.
+    """
+
+    def __init__(self) -> None:
+        self._writer: Writer | None = None
+
+    def put(self, state: State, form: Callable[[bytes, Bytes], Any] = as_sections) -> Stored:
+        """Store a state, as it is now, in some form.
+
+        Raises:
+            RuntimeError: Ray is not running in this process.
+            StateError: The state cannot travel.
+        """
+        import ray
+
+        if not ray.is_initialized():
+            raise RuntimeError("Ray is not running in this process: call ray.init() first")
+        layout = state.layout(None if self._writer is None else self._writer.section.layout)
+        if self._writer is None or layout is not self._writer.section.layout:
+            self._writer = Writer(layout, np.empty(layout.nbytes, np.uint8))
+        self._writer.write(state)
+        put = cast("Any", ray).put
+        return Stored(put(form(layout.header, self._writer.section.data)), layout)

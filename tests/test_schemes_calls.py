@@ -1,0 +1,137 @@
+"""What workers answer to calls becomes a receipt by the deadline, and what is known of them."""
+
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+
+from weightbus.codecs.state import State
+from weightbus.python_client.schemes.call_receiver import Call
+from weightbus.python_client.schemes.call_sender import Channel
+from weightbus.python_client.schemes.engine import Weights
+from weightbus.python_client.schemes.handing import Answer
+
+WEIGHTS = Weights("policy", {"a": torch.ones(3)})
+
+
+class Snapshot:
+    def __init__(self, state: State) -> None:
+        self.layout = state.layout()
+        self.ends: list[bool] = []
+
+    def done(self, *, clean: bool) -> None:
+        self.ends.append(clean)
+
+
+class Peers:
+    """Workers that answer when the test has them do so."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.calls: list[tuple[int, Call, Future[Answer]]] = []
+        self.snapshots: list[Snapshot] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def pack(self, state: State) -> Snapshot:
+        self.snapshots.append(Snapshot(state))
+        return self.snapshots[-1]
+
+    def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[Answer]":
+        del payload, timeout
+        future: Future[Answer] = Future()
+        self.calls.append((worker, what, future))
+        return future
+
+    def explain(self, worker: int, error: BaseException) -> Answer:
+        return Answer("lost", f"{worker}: {error}")
+
+
+@pytest.mark.parametrize("late_first", [False, True])
+def test_a_worker_that_runs_no_version_is_left_out_until_it_runs_a_newer(late_first: bool) -> None:
+    peers = Peers(1)
+    sender = Channel().carrier(peers, "tensordict")
+    sent = [sender.send(WEIGHTS, None, timeout=10.0) for _ in range(4)]
+    first, second, torn, fourth = (future for _, _, future in peers.calls)
+    first.set_result(Answer("applied"))
+    assert sender.versions() == {0: 1}
+    answers = [(second, Answer("applied")), (torn, Answer("failed", "torn", intact=False))]
+    for future, answer in reversed(answers) if late_first else answers:
+        future.set_result(answer)
+    assert sender.versions() == {}, "what it ran before is gone, whichever answer came last"
+    fourth.set_result(Answer("applied"))
+    assert sender.versions() == {0: 4}
+    states = [future.result(1.0).workers["0"].state for future in sent]
+    assert states == ["applied", "applied", "failed", "applied"]
+
+
+def test_a_version_that_was_refused_whole_leaves_the_one_before_running() -> None:
+    peers = Peers(1)
+    sender = Channel().carrier(peers, "tensordict")
+    for _ in range(2):
+        sender.send(WEIGHTS, None, timeout=10.0)
+    peers.calls[0][2].set_result(Answer("applied"))
+    peers.calls[1][2].set_result(Answer("failed", "it does not fit"))
+    assert sender.versions() == {0: 1}
+
+
+def test_a_receipt_is_there_as_soon_as_all_have_answered_in_whatever_way() -> None:
+    peers = Peers(4)
+    future = Channel().carrier(peers, "tensordict").send(WEIGHTS, None, timeout=600.0)
+    answers = [Answer("applied"), Answer("skipped", "newer"), Answer("staged", "aside")]
+    for (_, _, call), answer in zip(peers.calls, answers, strict=False):
+        assert not future.done()
+        call.set_result(answer)
+    peers.calls[3][2].set_exception(OSError("gone"))
+    receipt = future.result(1.0)
+    rows = {name: (w.state, w.detail) for name, w in receipt.workers.items()}
+    assert rows == {
+        "0": ("applied", ""),
+        "1": ("skipped", "newer"),
+        "2": ("staged", "aside"),
+        "3": ("lost", "3: gone"),
+    }
+    assert (receipt.model, receipt.version, receipt.nbytes) == ("policy", 1, 12)
+    assert peers.snapshots[0].ends == [False], "a call that failed may still be reading it"
+
+
+def test_who_has_not_answered_by_the_deadline_is_behind() -> None:
+    peers = Peers(3)
+    sender = Channel().carrier(peers, "tensordict")
+    started = time.monotonic()
+    future = sender.send(WEIGHTS, None, timeout=0.2)
+    peers.calls[0][2].set_result(Answer("applied"))
+    peers.calls[1][2].set_result(Answer("behind", "it is busy"))
+    receipt = future.result(10.0)
+    assert time.monotonic() - started >= 0.2
+    rows = {name: (w.state, w.seconds is None, w.detail) for name, w in receipt.workers.items()}
+    assert rows["0"] == ("applied", False, "")
+    assert rows["1"] == ("behind", True, "it is busy")
+    assert rows["2"][:2] == ("behind", True)
+    assert "no answer within 0.2 s" in rows["2"][2]
+    peers.calls[2][2].set_result(Answer("applied"))
+    assert sender.versions() == {0: 1, 2: 1}, "late, but it does run it"
+
+
+def test_a_send_to_nobody_is_over_at_once() -> None:
+    future = Channel().carrier(Peers(0), "tensordict").send(WEIGHTS, None, timeout=600.0)
+    assert future.result(1.0).workers == {}
+
+
+def test_answers_from_many_threads_make_one_receipt() -> None:
+    peers = Peers(32)
+    future = Channel().carrier(peers, "tensordict").send(WEIGHTS, None, timeout=600.0)
+    threads = [
+        threading.Thread(target=call.set_result, args=(Answer("applied"),))
+        for _, _, call in peers.calls
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(future.result(1.0).in_state("applied")) == 32
+    assert peers.snapshots[0].ends == [True]
