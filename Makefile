@@ -65,7 +65,7 @@ bench-clients: $(STAMP)
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo.png
 
-$(STAMP): pyproject.toml constraints.txt codecs/_native.c codecs/_crc32c.h
+$(STAMP): pyproject.toml constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $(STAMP)

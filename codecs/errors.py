@@ -2,6 +2,7 @@
 
 WeightBusError
 ├── LayoutError   bytes that are no layout, or tensors that cannot be laid out
+├── PatchError    bytes that are no patch, or one of other weights than these
 ├── StateError    a model, dict or TensorDict that cannot travel or cannot be written to
 └── (the rest stands in `bus/errors.py`)
 """
@@ -13,6 +14,10 @@ class WeightBusError(Exception):
 
 class LayoutError(WeightBusError, ValueError):
     """A layout that is malformed, over a limit, or cannot be made from the given tensors."""
+
+
+class PatchError(WeightBusError, ValueError):
+    """A patch that is malformed, or does not lead from these weights to those that it says."""
 
 
 class StateError(WeightBusError, ValueError):

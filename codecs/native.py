@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from ..codecs import _native
+    from ..codecs import _delta, _native
     from .numpy_tensors import Bytes, Memory
 
 Addresses = NDArray[np.uint64]
@@ -28,12 +28,15 @@ CHOICE = "WEIGHTBUS_NATIVE"
 STREAM_BYTES = 2**22  # from here on, a copy is larger than what the caches keep for the reader
 
 if not TYPE_CHECKING:
-    _native = None
+    _native = _delta = None
     if os.environ.get(CHOICE, "1") != "0":
         with contextlib.suppress(ImportError):  # no compiler, or another system
             from ..codecs import _native
+        with contextlib.suppress(ImportError):
+            from ..codecs import _delta
 
 BUILT: bool = _native is not None
+DELTA = _delta  # of `delta/kernels.py`, which calls it
 
 # Tensors of up to this are copied as memory. In Python that keeps its lock, so it must not take
 # long; from there on the frameworks copy faster, too.

@@ -164,7 +164,7 @@ def test_restricted_imports(path: Path) -> None:
         assert name(path) in ONLY_IN.get(first, {name(path)}), f"{name(path)} imports {imported}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "codecs").glob("*.py")), ids=name)
+@pytest.mark.parametrize("path", sorted((ROOT / "codecs").rglob("*.py")), ids=name)
 def test_codecs_are_pure(path: Path) -> None:
     for imported in imports(path):
         assert imported.split(".")[0] not in IMPURE, f"{name(path)} imports {imported}"

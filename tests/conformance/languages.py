@@ -82,7 +82,8 @@ NO_TABLE = {"phases.json": "it keeps its states in another way than a table"}
 NO_RENAMING = {
     "renaming.json": "without the feature `renaming`: what runs already is fetched once more"
 }
-WIRE_ALONE = NO_MAPPING | NO_APPLYING | NO_TABLE | NO_RENAMING
+NO_PATCHES = {"deltas.json": "without patches, which are not on the wire yet"}
+WIRE_ALONE = NO_PATCHES | NO_MAPPING | NO_APPLYING | NO_TABLE | NO_RENAMING
 
 LANGUAGES = (
     Language("python", "Python", ""),
@@ -92,10 +93,10 @@ LANGUAGES = (
         "TypeScript",
         "node_client",
         ("make", "node", "npm"),
-        {"shared-road": NO_FLOCK, "shared-road-overtaken": NO_FLOCK} | NO_MAPPING,
+        {"shared-road": NO_FLOCK, "shared-road-overtaken": NO_FLOCK} | NO_MAPPING | NO_PATCHES,
     ),
     Language("rust", "Rust", "rust_client", ("make", "cargo"), WIRE_ALONE),
-    Language("go", "Go", "go_client", ("make", "go"), NO_MAPPING),
+    Language("go", "Go", "go_client", ("make", "go"), NO_MAPPING | NO_PATCHES),
 )
 
 

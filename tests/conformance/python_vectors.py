@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.memory.segment import Views
@@ -22,9 +24,10 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.staged import StaleError
 from weightbus.bus.worker.phases import ARROWS, MODES, SESSIONS
-from weightbus.codecs.checksum import digest
+from weightbus.codecs.checksum import digest, digest_of
 from weightbus.codecs.chunks import ChunkPlan
-from weightbus.codecs.errors import LayoutError
+from weightbus.codecs.delta.patch import Patch
+from weightbus.codecs.errors import LayoutError, PatchError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
 from weightbus.tests.conformance.python_sequences import play
@@ -149,6 +152,20 @@ def segment(case: Case, folder: Path) -> Result:
             return {"error": "stale"}
 
 
+def base_of(case: Case) -> NDArray[np.uint8]:
+    """Return the data section that a patch is for."""
+    return np.frombuffer(b"".join(bytes.fromhex(h) * n for h, n in case["base"]), np.uint8)
+
+
+def _delta(case: Case, folder: Path) -> Result:
+    layout = Layout.parse(blob(case["layout"], folder))
+    try:
+        made = Patch(layout, blob(case["patch"], folder)).apply(base_of(case))
+    except PatchError:
+        return {"error": "patch"}
+    return {"ok": {"digest": digest_of(layout.id, made, 2**20)}}
+
+
 def _sequence(case: Case, folder: Path) -> Result:
     return {"steps": play(case, lambda frame: blob(frame, folder))}
 
@@ -170,6 +187,7 @@ RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "chunks.json cases": _chunks,
     "checksums.json crc32c": _crc,
     "checksums.json digests": _digest,
+    "deltas.json cases": _delta,
     "versions.json cases": _version,
     "segments.json cases": segment,
     "phases.json cases": _phase,

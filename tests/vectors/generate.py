@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from weightbus.tests.vectors import (
+    delta_cases,
     layout_cases,
     levels,
     message_cases,
@@ -102,6 +103,14 @@ def files() -> dict[str, bytes]:
     failing = [_message(out, each) for each in message_cases.applying_cases()]
     applying = [_sequence(out, each) for each in sequence_cases.applying_cases()]
     out.table("applying.json", messages=failing, sequences=applying)
+    deltas = [
+        {
+            **case,
+            **{key: out.blob(case[key], f"{case['name']} {key}") for key in ("layout", "patch")},
+        }
+        for case in delta_cases.delta_cases()
+    ]
+    out.table("deltas.json", cases=deltas)
     return out.contents
 
 

@@ -1,0 +1,122 @@
+"""Strings of bits in numpy, and the codes of a patch in them; no loop runs over elements.
+
+A Rice code has a parameter k: `v >> k` in unary (so many zeros, then a one), and the low k bits.
+An Exp-Golomb code has n zeros and a one, then n + k bits: n is what makes `v + 2**k` have one bit
+more than these. Codes of many values are stored split, first all that is unary, then all low bits.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import PatchError
+
+Bit = NDArray[np.uint8]  # one bit to a byte
+Values = NDArray[np.int64]
+
+GOLOMB_BITS_MAX: Final = 16  # no step has a size of more
+
+
+def fixed(values: Values, width: int) -> Bit:
+    """Return numbers of a fixed width, the lowest bit of each first."""
+    return ((values[:, None] >> np.arange(width)) & 1).astype(np.uint8).ravel()
+
+
+def unary(values: Values) -> Bit:
+    """Return numbers as so many zeros and a one."""
+    ends = np.cumsum(values + 1)
+    out = np.zeros(ends[-1] if len(ends) else 0, np.uint8)
+    out[ends - 1] = 1
+    return out
+
+
+def rice(values: Values, k: int) -> list[Bit]:
+    """Return the Rice codes of numbers."""
+    return [unary(values >> k), fixed(values & ((1 << k) - 1), k)]
+
+
+def golomb(values: Values, k: int) -> list[Bit]:
+    """Return the Exp-Golomb codes of numbers."""
+    shifted = values + (1 << k)
+    widths = bit_length(shifted) - 1
+    each = np.repeat(np.arange(len(values)), widths)
+    return [unary(widths - k), ((shifted[each] >> _places(widths)) & 1).astype(np.uint8)]
+
+
+def bit_length(values: Values) -> Values:
+    """Return how many bits each number has; 0 has none. They have at most 53."""
+    return np.frexp(values.astype(np.float64))[1].astype(np.int64)
+
+
+def _places(widths: Values) -> Values:
+    """Return 0, 1, 2, … up to each width, one after another."""
+    ends = np.cumsum(widths)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - widths, widths)
+
+
+def positions(gaps: Values, most: int) -> Values:
+    """Return the positions that gaps lead to."""
+    at = np.cumsum(gaps + 1) - 1
+    if len(at) and at[-1] >= most:
+        raise PatchError(f"gaps lead to position {at[-1]} of {most}")
+    return at
+
+
+class Reader:
+    """Reads a string of bits from its first to its last."""
+
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self._bits = np.unpackbits(data, bitorder="little")
+        self._ones = np.flatnonzero(self._bits)
+        self._at = 0
+
+    def take(self, count: int) -> Bit:
+        """Return the next bits."""
+        begin, self._at = self._at, self._at + count
+        if self._at > len(self._bits):
+            raise PatchError(f"the body of a block ends {self._at - len(self._bits)} bits early")
+        return self._bits[begin : self._at]
+
+    def number(self, width: int) -> int:
+        """Return the next number of a fixed width."""
+        return int.from_bytes(np.packbits(self.take(width), bitorder="little").tobytes(), "little")
+
+    def fixed(self, count: int, width: int) -> Values:
+        """Return so many numbers of a fixed width."""
+        if not width:
+            return np.zeros(count, np.int64)
+        packed = np.packbits(self.take(count * width).reshape(count, width), 1, "little")
+        weights = np.power(256, np.arange(packed.shape[1]))
+        return np.asarray(packed.astype(np.int64) @ weights, np.int64)
+
+    def unary(self, count: int) -> Values:
+        """Return so many numbers in unary."""
+        first = np.searchsorted(self._ones, self._at)
+        ones = self._ones[first : first + count]
+        if len(ones) < count:
+            raise PatchError(f"{count} unary codes, of which {count - len(ones)} have no end")
+        values = np.diff(ones, prepend=self._at - 1) - 1
+        self._at += int(values.sum()) + count
+        return values
+
+    def rice(self, count: int, k: int) -> Values:
+        """Return so many numbers that were coded with a parameter."""
+        high = self.unary(count)
+        return (high << k) + self.fixed(count, k)
+
+    def golomb(self, count: int, k: int) -> Values:
+        """Return so many numbers that were coded with a parameter."""
+        widths = self.unary(count) + k
+        if count and int(widths.max()) > GOLOMB_BITS_MAX:
+            raise PatchError(f"a step has {widths.max()} bits; {GOLOMB_BITS_MAX} are allowed")
+        bits = self.take(int(widths.sum())).astype(np.int64) << _places(widths)
+        sums = np.concatenate([[0], np.cumsum(bits)])  # below 2**16 each, so they stay exact
+        ends = np.cumsum(widths)
+        return np.asarray(sums[ends] - sums[ends - widths] + (1 << widths) - (1 << k), np.int64)
+
+    def end(self) -> None:
+        """Check that only the bits that fill the last byte are left, and are zero."""
+        rest = self._bits[self._at :]
+        if len(rest) > 7 or rest.any():
+            raise PatchError(f"{len(rest)} bits are left in the body of a block; up to 7 zeros may")

@@ -1,0 +1,160 @@
+"""Making a patch: what differs between two versions of one layout, in as few bytes as can be.
+
+Each block gets the mode that costs least. Steps are coded with one class or, where the exponent of
+an element is known, sixteen: P(change) halves from one exponent to the next, so the gaps between
+changed elements of a class are shorter than those between changed elements.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from ..checksum import digest_of
+from ..chunks import CHUNK_BYTES_DEFAULT
+from ..errors import PatchError
+from ..layout import Layout
+from ..numpy_tensors import Memory
+from . import kernels
+from .format import (
+    BF16,
+    F16,
+    INTEGER,
+    OVERWRITE,
+    PLAIN,
+    RAW,
+    STEPS,
+    UNCHANGED,
+    Block,
+    Header,
+    Table,
+    groups,
+    pack_entry,
+    pack_table,
+)
+from .kernels import Bytes, Found
+from .patch import Patch
+
+
+def encode(
+    layout: Layout,
+    base: Memory,
+    target: Memory,
+    *,
+    digests: tuple[str, str] | None = None,
+    chunk_bytes: int = CHUNK_BYTES_DEFAULT,
+    classes: bool = True,
+    check: bool = True,
+) -> bytes:
+    """Return the patch that leads from one data section to another, bit for bit.
+
+    Args:
+        layout: Of both.
+        base: What the receiver has.
+        target: What it is to have.
+        digests: Of base and target, by `chunk_bytes`, if they are known.
+        chunk_bytes: By which digests are computed.
+        classes: Whether steps may be coded by class: fewer bytes, and a receiver that decodes
+            looks at every element of the base.
+        check: Whether to decode the patch, and compare.
+
+    Raises:
+        PatchError: A data section is not of the layout, or the patch failed its check.
+    """
+    old, new = (section_bytes(layout, data) for data in (base, target))
+    if digests is None:
+        base_digest, target_digest = (digest_of(layout.id, d, chunk_bytes) for d in (old, new))
+    else:
+        base_digest, target_digest = digests
+    header = Header(layout.id, layout.nbytes, chunk_bytes, base_digest, target_digest)
+    parts = [header.pack()]
+    for blocks in groups(layout):
+        parts += _group(blocks, old, new, classes)
+    patch = b"".join(parts)
+    if check:
+        Patch(layout, patch).compare(old, new)
+    return patch
+
+
+def section_bytes(layout: Layout, data: Memory) -> Bytes:
+    """Return a data section as bytes; PatchError if it is not of the layout."""
+    flat = np.frombuffer(cast("memoryview", data), np.uint8)
+    if flat.size != layout.nbytes:
+        raise PatchError(f"a data section of {flat.size} bytes; {layout!r} has another")
+    return flat
+
+
+def _group(blocks: Sequence[Block], old: Bytes, new: Bytes, classes: bool) -> list[bytes]:
+    """Return the parts of a group, coded in the way that takes the fewest bytes."""
+    pairs = [(old[b.begin : b.end], new[b.begin : b.end]) for b in blocks]
+    kind = blocks[0].kind
+    ways = [PLAIN] if kind == PLAIN else [INTEGER]
+    if classes and kind in (BF16, F16):
+        ways.append(kind)
+    group = _Group(blocks, pairs)
+    return min((group.coded(way) for way in ways), key=lambda parts: sum(map(len, parts)))
+
+
+class _Group:
+    """Blocks that share a table; what is known of one without steps is kept."""
+
+    def __init__(self, blocks: Sequence[Block], pairs: Sequence[tuple[Bytes, Bytes]]) -> None:
+        self._blocks, self._pairs = blocks, pairs
+        self._without: dict[int, tuple[int, bytes]] = {}
+
+    def coded(self, way: int) -> list[bytes]:
+        """Return entries, table and bodies: with steps of this kind, or none if it is `PLAIN`."""
+        bodies, table = self._stepped(way) if way != PLAIN else ({}, b"")
+        coded = [
+            (STEPS, bodies[index]) if index in bodies else self._without_steps(index)
+            for index in range(len(self._blocks))
+        ]
+        entries = [pack_entry(mode, len(body)) for mode, body in coded]
+        return [*entries, table, *(body for _, body in coded)]
+
+    def _stepped(self, kind: int) -> tuple[dict[int, bytes], bytes]:
+        """Return the bodies of the blocks for which steps are best, and the table of their codes.
+
+        Those for which they are not, even with a table of their own, leave this one to the others.
+        """
+        found = {index: kernels.take(*pair, kind) for index, pair in enumerate(self._pairs)}
+        found = {index: each for index, each in found.items() if each[1].size}
+        while found:
+            table, bodies = self._written(found)
+            if len(bodies) == len(found):
+                return bodies, pack_table(table)
+            alone = {i: each for i, each in found.items() if i in bodies or self._alone(i, each)}
+            keep = alone if len(alone) < len(found) else bodies
+            found = {index: found[index] for index in keep}
+        return {}, b""
+
+    def _alone(self, index: int, found: Found) -> bool:
+        return bool(self._written({index: found})[1])
+
+    def _written(self, found: Mapping[int, Found]) -> tuple[Table, dict[int, bytes]]:
+        """Return the table of some blocks, and the bodies of those for which steps are best."""
+        counts, gaps, steps = zip(*found.values(), strict=True)
+        table = kernels.tune(np.stack(counts), np.concatenate(gaps), np.concatenate(steps))
+        bodies: dict[int, bytes] = {}
+        for index, each in found.items():
+            body = kernels.write(*each, table, self._blocks[index].nbytes - 1)
+            if body is not None and self._is_best(index, len(body), each[1].size):
+                bodies[index] = body
+        return table, bodies
+
+    def _is_best(self, index: int, nbytes: int, changes: int) -> bool:
+        least = 3 + changes // 8 + 2 * changes  # of overwriting as many elements
+        return nbytes <= least or nbytes <= len(self._without_steps(index)[1])
+
+    def _without_steps(self, index: int) -> tuple[int, bytes]:
+        if index not in self._without:
+            self._without[index] = _overwritten(self._blocks[index], *self._pairs[index])
+        return self._without[index]
+
+
+def _overwritten(block: Block, before: Bytes, after: Bytes) -> tuple[int, bytes]:
+    """Return mode and body of a block that says what differs, or all if that is less."""
+    if np.array_equal(before, after):
+        return UNCHANGED, b""
+    body = kernels.write_overwrite(before, after, block.width)
+    return (OVERWRITE, body) if len(body) < block.nbytes else (RAW, after.tobytes())

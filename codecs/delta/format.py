@@ -1,0 +1,220 @@
+"""The parts of a patch (encoding `delta-1`): its header, its blocks, and the tables of its codes.
+
+A patch turns the data section of a base into that of a target of the same layout, bit for bit.
+`docs/DELTA.md` defines every byte.
+
+    0       120
+    ├────────┼─────────┬─────────┬───
+    │ header │ group 0 │ group 1 │ …    a group: │ entries │ table │ body of block 0 │ …
+    └────────┴─────────┴─────────┴───
+
+Which blocks there are follows from the layout alone, so no patch can name one twice, or none.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..chunks import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
+from ..dtypes import DTYPES
+from ..errors import PatchError
+from ..layout import Layout
+
+NAME: Final = "delta-1"
+MAGIC: Final = b"WBDELTA1"
+FLAG_HISTORY: Final = 1  # reserved: codes that need the patch before this one
+BLOCK_ELEMENTS: Final = 2**18  # decoded alone: what a processor's second cache holds
+GROUP_BLOCKS: Final = 16  # share a table: enough that it weighs nothing
+CLASSES: Final = 16  # of base values; narrower ones gained half a percent when measured
+
+HEADER: Final = struct.Struct("<8sIIQ32s32s32s")
+ENTRY_BYTES_MAX: Final = 4  # 28 bits: a block has at most 2^21 bytes, and two bits are its mode
+
+UNCHANGED, STEPS, OVERWRITE, RAW = range(4)  # modes of a block
+PLAIN, INTEGER, BF16, F16 = range(4)  # what is known of elements: nothing, 16 bits, an exponent
+
+COUNT_BITS, GAP_BITS, LARGE_BITS, LARGE_GAP_BITS, SIZE_BITS = 5, 5, 5, 5, 4  # of a table's fields
+EVERY: Final = 31  # in place of the width of a count: each step has a size
+WIDTH_MAX: Final = BLOCK_ELEMENTS.bit_length()  # of a count
+RICE_MAX: Final = 18
+STEP_MAX: Final = 2**16 - 1
+
+Table = NDArray[np.uint8]  # one row for each class: the five fields, as they are used
+KINDS = {"BF16": BF16, "F16": F16, "I16": INTEGER, "U16": INTEGER}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """So many elements of one dtype, end to end: bytes `begin` to `end` of the data section."""
+
+    begin: int
+    end: int
+    width: int  # bytes of an element; 1 where it has fewer bits
+    kind: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block."""
+        return self.end - self.begin
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has."""
+        return self.nbytes // self.width
+
+
+def groups(layout: Layout) -> Iterator[list[Block]]:
+    """Yield the blocks of a layout in order, by groups; a group is of one dtype."""
+    for dtype, specs in groupby((s for s in layout.tensors if s.nbytes), lambda s: s.dtype):
+        stretch = list(specs)
+        width = max(DTYPES[dtype].bits // 8, 1)
+        begin, end, step = stretch[0].begin, stretch[-1].end, BLOCK_ELEMENTS * width
+        kind = KINDS.get(dtype, PLAIN)
+        for first in range(begin, end, GROUP_BLOCKS * step):
+            past = min(first + GROUP_BLOCKS * step, end)
+            yield [Block(at, min(at + step, past), width, kind) for at in range(first, past, step)]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a patch says of itself: the versions that it leads from and to."""
+
+    layout_id: str
+    nbytes: int
+    chunk_bytes: int  # by which both digests are computed
+    base: str
+    target: str
+
+    def pack(self) -> bytes:
+        """Return its bytes."""
+        ids = (bytes.fromhex(text) for text in (self.layout_id, self.base, self.target))
+        return HEADER.pack(MAGIC, 0, self.chunk_bytes, self.nbytes, *ids)
+
+    @staticmethod
+    def parse(data: memoryview) -> "Header":
+        """Read the header of a patch, and nothing behind it."""
+        if len(data) < HEADER.size:
+            raise PatchError(f"a patch of {len(data)} bytes; its header alone has {HEADER.size}")
+        magic, flags, chunk_bytes, nbytes, *ids = HEADER.unpack_from(data)
+        if magic != MAGIC:
+            raise PatchError(f"a patch begins with {MAGIC!r}, not with {magic!r}")
+        if flags:
+            raise PatchError(f"the patch has flags {flags:#x}; a reader of {NAME} knows none")
+        if not CHUNK_BYTES_MIN <= chunk_bytes <= CHUNK_BYTES_MAX:
+            raise PatchError(
+                f"digests by chunks of {chunk_bytes} bytes; {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX} "
+                "are allowed"
+            )
+        layout_id, base, target = (part.hex() for part in ids)
+        return Header(layout_id, nbytes, chunk_bytes, base, target)
+
+
+def pack_entry(mode: int, nbytes: int) -> bytes:
+    """Return the entry of a block: its mode and the bytes of its body, seven bits to a byte."""
+    value, out = nbytes << 2 | mode, bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def parse_entry(data: memoryview, at: int, block: Block) -> tuple[int, int, int]:
+    """Read the entry of a block at a position; return mode, bytes of its body, and what is next."""
+    value = 0
+    for number in range(ENTRY_BYTES_MAX):
+        if at >= len(data):
+            raise PatchError(f"the patch ends at byte {at}, in an entry; more blocks must follow")
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << 7 * number
+        if byte < 128:
+            break
+    else:
+        raise PatchError(f"an entry before byte {at} has more than {ENTRY_BYTES_MAX} bytes")
+    if number and not byte:
+        raise PatchError(f"the entry before byte {at} is longer than it need be")
+    mode, nbytes = value & 3, value >> 2
+    if mode == STEPS and block.kind == PLAIN:
+        raise PatchError(f"the block at byte {block.begin} has steps, but not elements of 16 bits")
+    least, most = {UNCHANGED: (0, 0), RAW: (block.nbytes,) * 2}.get(mode, (1, block.nbytes - 1))
+    if not least <= nbytes <= most:
+        raise PatchError(
+            f"the body of the block at byte {block.begin} (mode {mode}) has {nbytes} bytes; "
+            f"{least} to {most} are allowed"
+        )
+    return mode, nbytes, at
+
+
+def pack_table(table: Table) -> bytes:
+    """Return the bytes of a table: the number of classes, then its fields, bit by bit."""
+    bits, at = 0, 0
+    for row in table.tolist():
+        for value, width in _fields(row):
+            bits |= value << at
+            at += width
+    return bytes([len(table)]) + bits.to_bytes(-(-at // 8), "little")
+
+
+def _fields(row: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the fields of a row that are written, each with its width."""
+    count, gap, large, large_gap, size = row
+    yield count, COUNT_BITS
+    if count:
+        yield gap, GAP_BITS
+        yield large, LARGE_BITS
+        if large not in (0, EVERY):
+            yield large_gap, LARGE_GAP_BITS
+        if large:
+            yield size, SIZE_BITS
+
+
+def parse_table(data: memoryview, at: int, kind: int) -> tuple[Table, int]:
+    """Read the table of a group at a position; return it, and the position behind it."""
+    classes = data[at] if at < len(data) else 0
+    if classes != 1 and not (classes == CLASSES and kind in (BF16, F16)):
+        raise PatchError(f"a table of {classes} classes at byte {at}; 1 is allowed, or {CLASSES}")
+    begin = at + 1
+    most = -(-classes * (COUNT_BITS + GAP_BITS + LARGE_BITS + LARGE_GAP_BITS + SIZE_BITS) // 8)
+    bits = _Bits(bytes(data[begin : begin + most]))
+    rows = [_row(bits) for _ in range(classes)]
+    return np.array(rows, np.uint8), begin + bits.end()
+
+
+def _row(bits: "_Bits") -> list[int]:
+    count = bits.take(COUNT_BITS, WIDTH_MAX)
+    if not count:
+        return [0] * 5
+    gap = bits.take(GAP_BITS, RICE_MAX)
+    large = bits.take(LARGE_BITS, EVERY)
+    if WIDTH_MAX < large < EVERY:
+        raise PatchError(f"a table has counts of {large} bits; at most {WIDTH_MAX} are allowed")
+    large_gap = bits.take(LARGE_GAP_BITS, RICE_MAX) if large not in (0, EVERY) else 0
+    return [count, gap, large, large_gap, bits.take(SIZE_BITS, 15) if large else 0]
+
+
+class _Bits:
+    """The few bits of a table, lowest first."""
+
+    def __init__(self, data: bytes) -> None:
+        self._value, self._left, self._at = int.from_bytes(data, "little"), 8 * len(data), 0
+
+    def take(self, width: int, most: int) -> int:
+        value = self._value >> self._at & (1 << width) - 1
+        self._at += width
+        if self._at > self._left:
+            raise PatchError("the patch ends within a table")
+        if value > most:
+            raise PatchError(f"a table has a parameter of {value}; at most {most} is allowed")
+        return value
+
+    def end(self) -> int:
+        """Return how many bytes were taken; the bits that fill the last one are zero."""
+        nbytes = -(-self._at // 8)
+        if self._value >> self._at & (1 << 8 * nbytes - self._at) - 1:
+            raise PatchError("the bits behind a table are not zero")
+        return nbytes

@@ -1,0 +1,118 @@
+"""The inner loops of encoding and decoding a block: by the helper in C, or by numpy.
+
+Bytes of blocks are given as they lie in a data section, aligned or not. Steps of a block, and all
+that goes with them, stand in the order of their classes, and within one in that of the elements.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import native
+from ..errors import PatchError
+from . import bits, numpy_kernels
+from .format import BF16, BLOCK_ELEMENTS, CLASSES, F16, Table
+
+Bytes = NDArray[np.uint8]
+Positions = NDArray[np.uint32]
+Steps = NDArray[np.int32]
+Found = tuple[Positions, Positions, Steps]  # counts, gaps and steps
+
+BUILT: bool = native.DELTA is not None
+_OVERWRITE_HEAD = 3  # 19 bits of a count, and 5 of a parameter
+
+
+def take(base: Bytes, target: Bytes, kind: int) -> Found:
+    """Compare two blocks of 16-bit elements; return counts, gaps and steps.
+
+    Args:
+        base: One block.
+        target: The other, of as many bytes.
+        kind: With `BF16` or `F16`, elements fall into classes; with any other, into one.
+
+    Returns:
+        How many elements of each class differ; the gap before each, in elements of its class that
+        do not; and its step, from the place of one bit pattern to that of the other.
+    """
+    if not BUILT:
+        return numpy_kernels.take(base, target, kind)
+    counts = np.zeros(CLASSES if kind in (BF16, F16) else 1, np.uint32)
+    differ = native.DELTA.compare(base, target, kind, counts)
+    gaps, steps = np.empty(differ, np.uint32), np.empty(differ, np.int32)
+    native.DELTA.take(base, target, kind, counts, gaps, steps)
+    return counts, gaps, steps
+
+
+def tune(counts: Positions, gaps: Positions, steps: Steps) -> Table:
+    """Choose the codes for the steps of a group.
+
+    Args:
+        counts: By block and class.
+        gaps: Of all blocks, one after another.
+        steps: As the gaps.
+    """
+    if not BUILT:
+        return numpy_kernels.tune(counts, gaps, steps)
+    table = np.zeros((counts.shape[1], 5), np.uint8)
+    native.DELTA.tune(counts, gaps, steps, table)
+    return table
+
+
+def write(
+    counts: Positions, gaps: Positions, steps: Steps, table: Table, nbytes_max: int
+) -> bytes | None:
+    """Return the body of a block that holds these steps; None if it has more bytes than that."""
+    if not BUILT:
+        return numpy_kernels.write(counts, gaps, steps, table, nbytes_max)
+    room = np.empty(nbytes_max, np.uint8)
+    nbytes = native.DELTA.write(counts, gaps, steps, table, room)
+    return None if nbytes < 0 else room[:nbytes].tobytes()
+
+
+def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Positions, NDArray[np.uint16]]:
+    """Return the positions in a block that steps change, each once, and what they change it to.
+
+    Raises:
+        PatchError: The body is malformed, or this is not the block that it was made for.
+    """
+    if not BUILT:
+        return numpy_kernels.read(body, table, base, kind)
+    # Each step takes two bits at least, and changes another element.
+    most = min(4 * body.size, base.size // 2)
+    at, values = np.empty(most, np.uint32), np.empty(most, np.uint16)
+    try:
+        count = native.DELTA.read(body, table, base, kind, at, values)
+    except ValueError as error:
+        raise PatchError(str(error)) from None
+    return at[:count], values[:count]
+
+
+def write_overwrite(base: Bytes, target: Bytes, width: int) -> bytes:
+    """Return the body of a block that names the elements that differ, of any width."""
+    unit = f"<u{width}"
+    old, new = base.view(unit), target.view(unit)
+    at = np.flatnonzero(old != new)
+    gaps = np.diff(at, prepend=-1) - 1
+    k = numpy_kernels.best_rice(gaps)[0]
+    codes = np.packbits(np.concatenate(bits.rice(gaps, k)), bitorder="little").tobytes()
+    head = (len(at) | k << 19).to_bytes(_OVERWRITE_HEAD, "little")
+    return head + codes + new[at].tobytes()
+
+
+def read_overwrite(body: Bytes, width: int, elements: int) -> tuple[Positions, NDArray[np.uint8]]:
+    """Return the positions that such a body names, and the new elements, by bytes.
+
+    Raises:
+        PatchError: The body is malformed.
+    """
+    head = int.from_bytes(body[:_OVERWRITE_HEAD].tobytes(), "little")
+    count, k = head & (1 << 19) - 1, head >> 19
+    codes = body.size - _OVERWRITE_HEAD - count * width
+    if not 0 < count <= elements or k >= BLOCK_ELEMENTS.bit_length() or codes <= 0:
+        raise PatchError(
+            f"{count} elements of {width} bytes with parameter {k} in a body of {body.size} bytes, "
+            f"for a block of {elements}"
+        )
+    reader = bits.Reader(body[_OVERWRITE_HEAD : _OVERWRITE_HEAD + codes])
+    at = bits.positions(reader.rice(count, k), elements)
+    reader.end()
+    return at.astype(np.uint32), body[_OVERWRITE_HEAD + codes :].reshape(count, width)

@@ -1,0 +1,170 @@
+"""A patch that came: checked, then applied to its base, all of it or nothing.
+
+All that can be wrong with it is found before a byte is written: `Patch` checks whatever can be
+checked without the base, and `apply` decodes every block against it first. What was decoded is
+kept for the writing as long as that is little; the rest is decoded again.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checksum import digest_of
+from ..errors import PatchError
+from ..layout import Layout
+from ..numpy_tensors import Memory
+from . import kernels
+from .format import (
+    HEADER,
+    OVERWRITE,
+    STEPS,
+    UNCHANGED,
+    Block,
+    Header,
+    Table,
+    groups,
+    parse_entry,
+    parse_table,
+)
+from .kernels import Bytes
+
+KEPT: Final = 8  # changes are kept up to so small a part of the data section
+
+Elements = NDArray[np.uint16] | Bytes
+Change = tuple[kernels.Positions | None, Elements]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a patch says of one block."""
+
+    block: Block
+    mode: int
+    body: Bytes
+    table: Table | None
+
+    def decode(self, base: Bytes) -> Change:
+        """Return the positions that change and their elements, or None and all bytes.
+
+        Raises:
+            PatchError: The body is malformed, or this is not its base.
+        """
+        block = self.block
+        try:
+            if self.mode == STEPS and self.table is not None:
+                old = base[block.begin : block.end]
+                return kernels.read(self.body, self.table, old, block.kind)
+            if self.mode == OVERWRITE:
+                return kernels.read_overwrite(self.body, block.width, block.elements)
+        except PatchError as error:
+            raise PatchError(f"the block at byte {block.begin}: {error}") from None
+        return None, self.body
+
+    def put(self, change: Change, block: Bytes) -> None:
+        """Write what was decoded into the bytes of the block."""
+        at, elements = change
+        if at is None:
+            block[:] = elements
+        else:
+            unit = f"<u{self.block.width}"
+            block.view(unit)[at] = elements.view(unit).ravel()
+
+
+class Patch:
+    """A patch for a layout.
+
+    Attributes:
+        header: What it says of itself.
+        parts: What it says of each block that changes.
+
+    Raises:
+        PatchError: It is malformed, or for another layout.
+    """
+
+    def __init__(self, layout: Layout, data: Memory) -> None:
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]
+        self.header = Header.parse(view)
+        if (self.header.layout_id, self.header.nbytes) != (layout.id, layout.nbytes):
+            raise PatchError(
+                f"a patch for the layout {self.header.layout_id[:12]} of {self.header.nbytes} "
+                f"bytes; here is {layout!r}"
+            )
+        self._layout = layout
+        self.parts: list[Part] = []
+        at = HEADER.size
+        for blocks in groups(layout):
+            at = self._parse_group(blocks, view, at)
+        if at != len(view):
+            raise PatchError(f"{len(view) - at} bytes follow behind the last block")
+
+    def _parse_group(self, blocks: list[Block], view: memoryview, at: int) -> int:
+        """Read a group at a position; return what is behind it."""
+        entries: list[tuple[int, int]] = []
+        for block in blocks:
+            mode, nbytes, at = parse_entry(view, at, block)
+            entries.append((mode, nbytes))
+        table = None
+        if any(mode == STEPS for mode, _ in entries):
+            table, at = parse_table(view, at, blocks[0].kind)
+        for block, (mode, nbytes) in zip(blocks, entries, strict=True):
+            if nbytes > len(view) - at:
+                raise PatchError(f"the patch ends in the body of the block at byte {block.begin}")
+            if mode != UNCHANGED:
+                body = np.frombuffer(view[at : at + nbytes], np.uint8)
+                self.parts.append(Part(block, mode, body, table))
+            at += nbytes
+        return at
+
+    def apply(
+        self, base: Bytes, out: Bytes | None = None, *, base_digest: str | None = None
+    ) -> Bytes:
+        """Return the target's data section; nothing is written unless all of it decodes.
+
+        Args:
+            base: The base's data section.
+            out: Where to write, which may be the base itself; else memory is taken.
+            base_digest: The digest of `base`, if it is known to be that; else it is computed.
+
+        Raises:
+            PatchError: This is not the base, or a block is malformed: `out` is what it was. Or the
+                result is not the target: `out` is of no use then.
+        """
+        wanted = self.header
+        found = base_digest or digest_of(self._layout.id, base, wanted.chunk_bytes)
+        if found != wanted.base:
+            raise PatchError(f"the patch is for the base {wanted.base[:12]}, not {found[:12]}")
+        changes = self._decode(base)
+        if out is None:
+            out = base.copy()
+        elif out.ctypes.data != base.ctypes.data:
+            out[:] = base
+        for part, change in zip(self.parts, changes, strict=True):
+            part.put(change or part.decode(out), out[part.block.begin : part.block.end])
+        made = digest_of(self._layout.id, out, wanted.chunk_bytes)
+        if made != wanted.target:
+            raise PatchError(f"the patch leads to {made[:12]}, and says {wanted.target[:12]}")
+        return out
+
+    def _decode(self, base: Bytes) -> list[Change | None]:
+        """Decode every block; return what is little enough to be kept."""
+        room = base.size // KEPT
+        changes: list[Change | None] = []
+        for part in self.parts:
+            at, elements = change = part.decode(base)
+            taken = 0 if at is None else at.nbytes + elements.nbytes
+            room -= taken
+            changes.append(change if room >= 0 or not taken else None)
+        return changes
+
+    def compare(self, base: Bytes, target: Bytes) -> None:
+        """Check that the patch leads from one data section to the other; PatchError if not."""
+        changed = {part.block.begin: part for part in self.parts}
+        for block in (block for blocks in groups(self._layout) for block in blocks):
+            made, wanted = (data[block.begin : block.end] for data in (base, target))
+            if part := changed.get(block.begin):
+                made = made.copy()
+                part.put(part.decode(base), made)
+            if not np.array_equal(made, wanted):
+                raise PatchError(f"the block at byte {block.begin} is not that of the target")
