@@ -1,3 +1,5 @@
+//go:build !portable
+
 // Package segment reads the publisher's memory where it is a process of the same user on the same
 // Linux host: the shared road (section 10 of the protocol).
 //

@@ -1,4 +1,4 @@
-//go:build !linux
+//go:build !linux || portable
 
 // Package segment reads the publisher's memory on the same host. There is no such thing here.
 package segment

@@ -2,10 +2,8 @@ package zmtp
 
 import (
 	"context"
-	"errors"
 	"net"
 	"sync"
-	"syscall"
 	"time"
 )
 
@@ -17,7 +15,6 @@ const (
 	pingEvery    = 5 * time.Second  // ZMTP's own pings, which free the queues of peers that are gone
 	silenceMax   = 30 * time.Second // longer than a chunk of 1 MiB takes at 40 kB/s
 	receiveBytes = 1 << 18          // taken at once, while they are in the cache for the checksum
-	lowWater     = 1 << 18          // of a payload, that must be here before we are woken to take them
 	outgoingMax  = 1 << 20          // bytes held for a peer that does not read
 )
 
@@ -42,16 +39,15 @@ type Connection struct {
 
 	stream  *Stream
 	conn    net.Conn // nil while there is none
-	raw     syscall.RawConn
 	topics  map[string]bool
 	heardAt time.Time
 	pinged  time.Time
 	since   time.Time
-	expect  int           // SO_RCVLOWAT as it is set
 	kick    chan struct{} // there is something to write
 	cancel  context.CancelFunc
 	hangUp  context.CancelFunc // ends the connection, the attempt at one, or the pause after it
 	done    chan struct{}
+	receiver
 }
 
 // Dial begins to reach for an endpoint (network "tcp" or "unix") and returns at once.
@@ -181,24 +177,19 @@ func (c *Connection) attempt(ctx context.Context) context.Context {
 func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	raw, err := conn.(syscall.Conn).SyscallConn()
-	if err != nil {
-		_ = conn.Close()
-		return false, err
-	}
-	c.begin(conn, raw)
+	c.begin(conn)
 	var both sync.WaitGroup
 	both.Add(2)
 	go func() { defer both.Done(); c.write(ctx, conn) }()
 	go func() { defer both.Done(); <-ctx.Done(); _ = conn.Close() }()
-	err = c.read(raw)
+	err = c.read(conn)
 	opened = c.finish()
 	cancel()
 	both.Wait()
 	return opened, err
 }
 
-func (c *Connection) begin(conn net.Conn, raw syscall.RawConn) {
+func (c *Connection) begin(conn net.Conn) {
 	c.owner.Lock.Lock()
 	defer c.owner.Lock.Unlock()
 	c.stream = NewStream(c.kind, c.limits, c.owner.Place)
@@ -206,7 +197,7 @@ func (c *Connection) begin(conn net.Conn, raw syscall.RawConn) {
 		c.stream.Subscribe(topic, on)
 	}
 	now := time.Now()
-	c.conn, c.raw, c.heardAt, c.pinged, c.since, c.expect = conn, raw, now, now, now, 1
+	c.conn, c.heardAt, c.pinged, c.since = conn, now, now, now
 	c.flush()
 }
 
@@ -215,7 +206,7 @@ func (c *Connection) finish() (opened bool) {
 	defer c.owner.Lock.Unlock()
 	opened = c.stream.Open()
 	c.stream.Close()
-	c.conn = nil
+	c.conn, c.receiver = nil, receiver{}
 	return opened
 }
 
@@ -241,49 +232,10 @@ func (c *Connection) write(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// read receives until the connection breaks. It waits without the owner's lock, and receives into
-// memory that belongs to others with it: so nobody can take that memory away in between.
-func (c *Connection) read(raw syscall.RawConn) error {
-	for {
-		var failed error
-		err := raw.Read(func(fd uintptr) bool {
-			c.owner.Lock.Lock()
-			defer c.owner.Lock.Unlock()
-			var again bool
-			again, failed = c.receive(int(fd))
-			return !again
-		})
-		if failed != nil {
-			return failed
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-var errClosed = errors.New("the other side has closed the connection")
-
-// receive takes what is there, once; wait says that there is nothing.
-func (c *Connection) receive(fd int) (wait bool, err error) {
-	room := c.stream.Room()
-	if len(room) > receiveBytes {
-		room = room[:receiveBytes]
-	}
-	n, err := syscall.Read(fd, room)
-	switch {
-	case err == syscall.EAGAIN:
-		c.expectBytes(fd, c.stream.Missing())
-		return true, nil
-	case err == syscall.EINTR:
-		return false, nil
-	case err != nil:
-		return false, err
-	case n == 0:
-		return false, errClosed
-	}
+// received takes note of so many bytes in the stream's room.
+func (c *Connection) received(n int) error {
 	c.heardAt = time.Now()
-	err = c.deliver(n)
+	err := c.deliver(n)
 	for err == nil && c.stream.Held {
 		err = c.deliver(0)
 	}
@@ -293,7 +245,7 @@ func (c *Connection) receive(fd int) (wait bool, err error) {
 	if err == nil && len(c.stream.Outgoing) > 2*outgoingMax {
 		err = Error("the other side does not read")
 	}
-	return false, err
+	return err
 }
 
 // deliver hands over the messages that so many bytes have completed.
@@ -307,23 +259,4 @@ func (c *Connection) deliver(n int) error {
 		c.owner.Received(m)
 	}
 	return err
-}
-
-// expectBytes has the kernel wake us when so many bytes are here, rather than for each packet.
-func (c *Connection) expectBytes(fd, n int) {
-	if n > lowWater {
-		n = lowWater
-	}
-	if n != c.expect && c.network == "tcp" {
-		c.expect = n
-		_ = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_RCVLOWAT, n)
-	}
-}
-
-// takeWhatIsHere has the reader take what there is of a payload, or else the next packet of it: over a
-// slow link a place that is filled bit by bit tells its owner that more will come.
-func (c *Connection) takeWhatIsHere() {
-	if c.expect > 1 { // else it takes everything at once anyway
-		_ = c.raw.Control(func(fd uintptr) { c.expectBytes(int(fd), 1) }) // and this wakes it
-	}
 }
