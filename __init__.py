@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .bus.publisher.status import WorkerStatus
     from .bus.receipt import Receipt, WorkerReceipt
     from .codecs.errors import LayoutError, StateError, WeightBusError
+    from .python_client.applying import Offer, Update
     from .python_client.publisher import Publisher
     from .python_client.resident import resident
     from .python_client.schemes.backends import WeightSyncBackend, register_weight_sync_backend
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     )
     from .python_client.schemes.updater import RayWeightUpdater, WeightUpdaterBase
     from .python_client.state_folder import StateFolderError, StoredVersion
-    from .python_client.subscriber import Offer, Subscriber, Update
+    from .python_client.subscriber import Subscriber
 
 __version__ = "0.1.0"
 
@@ -129,7 +130,7 @@ _HOMES = {
     "MPTransport": "python_client.schemes.bus_schemes",
     "MultiProcessWeightSyncScheme": "python_client.schemes.bus_schemes",
     "NoWeightSyncScheme": "python_client.schemes.no_sync",
-    "Offer": "python_client.subscriber",
+    "Offer": "python_client.applying",
     "ProtocolError": "bus.errors",
     "PublishError": "bus.errors",
     "Publisher": "python_client.publisher",
@@ -154,7 +155,7 @@ _HOMES = {
     "TornError": "bus.errors",
     "TransportBackend": "python_client.schemes.transport",
     "UnknownWorkerError": "bus.errors",
-    "Update": "python_client.subscriber",
+    "Update": "python_client.applying",
     "WeightBusError": "codecs.errors",
     "WeightReceiver": "python_client.schemes.receiver",
     "WeightSender": "python_client.schemes.sender",

@@ -5,8 +5,8 @@ What only a publisher wants is in `publisher/effects.py`.
 
 from dataclasses import dataclass
 
-from .messages import Buffer, Message
-from .staged import StagedVersion
+from .messages import Buffer, Message, Shared
+from .staged import Copying, StagedVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,40 @@ class Subscribe:
 
     topic: bytes
     on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Take memory for a version; without a key, for one that will come. `Granted` answers it."""
+
+    model: str
+    key: tuple[int, int] | None
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Open shared memory for a version; of no model: the publisher's probe. `Opened` answers it."""
+
+    model: str
+    key: tuple[int, int]
+    shared: Shared
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy a version from shared memory, which may take long. `Copied` answers it."""
+
+    copying: Copying
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Map shared memory ahead of the first version in it. Nobody waits for it."""
+
+    shared: Shared
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +125,18 @@ class Joined:
 
 
 Effect = (
-    Send | Notice | Connect | Redial | Subscribe | Ready | Renamed | Rejected | Refused | Joined
+    Send
+    | Notice
+    | Connect
+    | Redial
+    | Subscribe
+    | Reserve
+    | Open
+    | Copy
+    | Warm
+    | Ready
+    | Renamed
+    | Rejected
+    | Refused
+    | Joined
 )

@@ -30,7 +30,7 @@ class Lease:
         self,
         view: memoryview,
         message: PublisherMessage | None = None,
-        on_cancel: Callable[[], None] = _nothing,
+        on_cancel: Callable[[], object] = _nothing,
         *,
         hashed: bool = True,
     ) -> None:

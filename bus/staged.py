@@ -1,4 +1,4 @@
-"""A version that is whole and may be applied, wherever its bytes lie."""
+"""Versions that are here: in shared memory, on their way from there, or whole and to be applied."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codecs.chunks import ChunkPlan
 from ..codecs.layout import Layout
 
 
@@ -33,10 +34,6 @@ class SharedMemory(Protocol):
             StaleError: It holds another version.
             OverwrittenError: It does so only now, after the copy.
         """
-        ...
-
-    def warm(self) -> None:
-        """Map it ahead of the first copy, without keeping the caller."""
         ...
 
 
@@ -79,3 +76,27 @@ class StagedVersion:
     def key(self) -> tuple[int, int]:
         """The order of versions: epoch, then version."""
         return self.epoch, self.version
+
+
+class Copying:
+    """A version on its way from shared memory into a buffer of ours.
+
+    Args:
+        model, key: Its name, and its epoch and number.
+        memory: Where it lies.
+        buffer: Where to. It serves nothing else until the copy has ended, one way or another.
+        plan: Its chunks.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        key: tuple[int, int],
+        memory: SharedMemory,
+        buffer: NDArray[np.uint8],
+        plan: ChunkPlan,
+    ) -> None:
+        self.model, self.key, self.memory = model, key, memory
+        self.buffer, self.plan = buffer, plan
+        self.live = True  # until nobody wants it any more: then end it soon
+        self.count = 0  # chunks that are here

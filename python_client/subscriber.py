@@ -7,33 +7,28 @@ import re
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
-from numpy.typing import NDArray
-
-from ..bus.errors import ClosedError, RefusedError, not_applied
+from ..bus.errors import ClosedError, RefusedError
 from ..bus.limits import INTEGER_MAX, MODELS_MAX, STAGING_BYTES_MAX, Timing
 from ..bus.memory.segment import Views
 from ..bus.messages import MAPPING, RENAMING, check_name
 from ..bus.net.control import WorkerSockets
 from ..bus.net.handoff import Handoff
 from ..bus.net.worker_loop import WorkerLoop
-from ..bus.staged import OverwrittenError, StagedVersion, StaleError
+from ..bus.staged import StagedVersion
 from ..bus.worker.machine import Identity, WorkerMachine
-from ..bus.worker.slot import another_host
-from ..codecs.apply import as_arrays
-from ..codecs.checksum import digest_of
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
 from . import checks
+from .applying import Applier, Offer, Update
 from .dropped import end_with
-from .reading import READING_SECONDS, InUseError, ReadingLock
+from .reading import READING_SECONDS
 from .resident import ResidentTarget
 from .targets import Target, targets_of
 
@@ -45,45 +40,6 @@ CLIENT = "weightbus-python/0.1.0"
 AT_ONCE_BYTES = 2**20  # copied within a fraction of a millisecond
 HOOK_SECONDS = 1.0  # that close() waits for a hook
 COPY_SECONDS = 10.0  # and for a copy into the model, which should not change any more afterwards
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """A version that was just applied.
-
-    Attributes:
-        model, epoch, version: Its name and number.
-        nbytes: Bytes of its tensors.
-        digest: What its bytes hash to, as the publisher was told; empty if it was read from shared
-            memory and nobody asked for it.
-        seconds: How long the copy into the target took.
-    """
-
-    model: str
-    epoch: int
-    version: int
-    nbytes: int
-    digest: str
-    seconds: float
-
-
-class Offer:
-    """A version that is about to be applied, for `before_apply`.
-
-    Attributes:
-        model, epoch, version: Its name and number.
-        nbytes: Bytes of its tensors.
-        digest: What its bytes hash to; empty if it is read from shared memory.
-    """
-
-    def __init__(self, staged: StagedVersion) -> None:
-        self.model, self.epoch, self.version = staged.model, staged.epoch, staged.version
-        self.nbytes, self.digest = staged.layout.nbytes, staged.digest
-        self._staged = staged
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return its tensors as read-only arrays by name; valid until the hook returns."""
-        return as_arrays(self._staged.layout, self._staged.data)
 
 
 class Subscriber:
@@ -158,15 +114,11 @@ class Subscriber:
             keep=ResidentTarget if resident else None,
         )
         self.address = address
-        self._before_apply, self._on_commit = before_apply, on_commit
-        self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
         self._handoff = Handoff()
-        self._lock = ReadingLock()
         self._applied = self._handoff.changed
         self._running: dict[str, Update] = {}
         self._error: WeightBusError | None = None
         self._background: threading.Thread | None = None
-        self._in_hook = False
         self._pid = os.getpid()
         identity = Identity(
             name=self.name,
@@ -176,16 +128,24 @@ class Subscriber:
             pid=os.getpid(),
             features=(RENAMING, MAPPING) if shared_memory else (RENAMING,),
         )
-        opens = Views().open if shared_memory else another_host
         expected = {model: target.expected() for model, target in self._targets.items()}
         # What the thread holds must not hold us: see `dropped`.
         fault = partial(_fault, self._targets)
         rename = partial(_rename, self._running, self._applied)
-        machine = WorkerMachine(identity, self._targets, fault, bytes_max, timing, opens, expected)
+        machine = WorkerMachine(identity, self._targets, fault, bytes_max, timing, expected)
         with ExitStack() as undo:
             sockets = undo.enter_context(closing(WorkerSockets(address, machine.place)))
-            self._loop = WorkerLoop(machine, sockets, self._handoff, rename)
+            views = Views() if shared_memory else None
+            self._loop = WorkerLoop(machine, sockets, self._handoff, rename, views)
             undo.pop_all()
+        self._applier = Applier(
+            self._targets,
+            self._handoff,
+            self._running,
+            self._loop.tell,
+            before_apply,
+            on_commit,
+        )
         end_with(self, self._loop)
 
     def __repr__(self) -> str:
@@ -209,104 +169,7 @@ class Subscriber:
             ClosedError: The subscriber is closed, or applies in the background.
         """
         self._check_usable()
-        return self._receive(timeout)
-
-    def _receive(self, timeout: float) -> Update | None:
-        self._lock.check_not_reading()
-        deadline = time.monotonic() + checks.seconds(timeout, "timeout")
-        while True:
-            staged = self._handoff.take(max(0.0, deadline - time.monotonic()))
-            if staged is None:
-                return None
-            try:
-                self._approve(staged)
-                with self._writing(staged, max(0.0, deadline - time.monotonic())):
-                    update = self._apply(staged)
-                if update is not None:
-                    return update
-            except InUseError:  # somebody is reading and does not leave: later, then
-                self._loop.put_back(staged)
-                return None
-            except StaleError:  # a newer version took its place in shared memory: wait for that
-                self._loop.stale(staged)
-
-    def _approve(self, staged: StagedVersion) -> None:
-        """Let the user look at a version, once, while readers go on with the one before."""
-        if self._before_apply is None or self._outdated(staged):
-            return
-        if self._approved.get(staged.model) == staged.key:
-            return  # it was put back since: readers did not leave
-        self._loop.taken(staged)
-        try:
-            with staged.reading():
-                self._call(self._before_apply, Offer(staged))
-        except StaleError:
-            raise
-        except BaseException as error:
-            self._failed(staged, error, intact=True)
-        self._approved[staged.model] = staged.key
-
-    def _outdated(self, staged: StagedVersion) -> bool:
-        running = self._running.get(staged.model)
-        return running is not None and (running.epoch, running.version) >= staged.key
-
-    def _writing(self, staged: StagedVersion, timeout: float) -> AbstractContextManager[None]:
-        return self._lock.writing(timeout, f"applying {staged.model} version {staged.version}")
-
-    def _apply(self, staged: StagedVersion) -> Update | None:
-        """Apply a version; what fails once bytes have changed leaves none, unless it is undone."""
-        if self._outdated(staged):
-            self._loop.dropped(staged)  # another thread was faster, with a newer one
-            return None
-        self._loop.taken(staged)
-        target, mended = self._targets[staged.model], False
-        try:
-            update = self._copy(staged, target)
-            mended = self._lock.mend(staged.model)
-            if self._on_commit is not None:
-                self._call(self._on_commit, update)
-            target.settle()
-        except BaseException as error:
-            if isinstance(error, StaleError) and not isinstance(error, OverwrittenError):
-                raise  # nothing was copied
-            self._failed(staged, error, intact=_undone(target) and not mended)
-        # Here first, then at the publisher: whoever waits for its receipt must find it here.
-        with self._applied:
-            self._running[staged.model] = update
-            self._applied.notify_all()
-        self._loop.applied(staged, update.digest)
-        return update
-
-    def _call(self, hook: Callable[[T], None], told: T) -> None:
-        self._in_hook = True
-        try:
-            hook(told)
-        finally:
-            self._in_hook = False
-
-    def _copy(self, staged: StagedVersion, target: Target) -> Update:
-        before, digest = time.perf_counter(), staged.digest
-        with staged.reading():
-            target.apply(staged)
-            if staged.hash_chunks:
-                digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
-        nbytes, seconds = staged.layout.nbytes, time.perf_counter() - before
-        return Update(staged.model, staged.epoch, staged.version, nbytes, digest, seconds)
-
-    def _failed(self, staged: StagedVersion, error: BaseException, *, intact: bool) -> NoReturn:
-        """Tell everybody that a version could not be applied, and what runs then."""
-        told = not_applied(staged.model, staged.epoch, staged.version, error, intact=intact)
-        if not intact:
-            self._lock.tear(staged.model, told)
-            with self._applied:
-                self._running.pop(staged.model, None)
-                self._applied.notify_all()
-        self._loop.failed(
-            staged, f"{type(error).__name__}: {error}", intact=intact, full=told.code == "no-memory"
-        )
-        if not isinstance(error, Exception):
-            raise error
-        raise told
+        return self._applier.receive(checks.seconds(timeout, "timeout"))
 
     async def receive_awaitable(self, timeout: float) -> Update | None:
         """Receive from a coroutine: waits and applies in a thread of the event loop's executor.
@@ -324,7 +187,7 @@ class Subscriber:
         that is a `TornError`.
         """
         self._check_usable()
-        if self._on_commit is None and self._before_apply is None:  # a hook may take its time
+        if not self._applier.hooked:  # a hook may take its time
             self._loop.apply_by(self._apply_at_once)
         background = threading.Thread(target=self._apply_all, name="weightbus-apply", daemon=True)
         background.start()
@@ -336,12 +199,7 @@ class Subscriber:
         if staged.layout.nbytes > AT_ONCE_BYTES:
             return False
         try:
-            with self._writing(staged, 0.0):
-                self._apply(staged)
-        except InUseError:
-            return False
-        except StaleError:
-            self._loop.stale(staged)
+            return self._applier.at_once(staged)
         except BaseException as error:  # the user's code may be in it, and this is the bus's thread
             self._note(error)
         return True
@@ -357,7 +215,7 @@ class Subscriber:
     def _apply_until_closed(self) -> None:
         while True:
             try:
-                self._receive(1.0)
+                self._applier.receive(1.0)
             except ClosedError:
                 return
             except RefusedError as error:
@@ -387,7 +245,7 @@ class Subscriber:
                 more by itself, and publishing a new one does.
         """
         self._handoff.check_alive()  # else weights would stay as they are for ever, in silence
-        return self._lock.reading(checks.seconds(timeout, "timeout"))
+        return self._applier.lock.reading(checks.seconds(timeout, "timeout"))
 
     def wait_for_version(
         self, model: str, version: int = 1, *, epoch: int = 0, timeout: float
@@ -457,7 +315,7 @@ class Subscriber:
         if background is None or background is threading.current_thread():
             return
         background.join(HOOK_SECONDS)
-        if not self._in_hook:
+        if not self._applier.in_hook:
             background.join(COPY_SECONDS)
         if background.is_alive():
             log.warning("%s: closed while its hook was still running; it was left behind", self)
@@ -490,15 +348,6 @@ def _fault(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
         return targets[model].fault(layout)
     except Exception as error:
         return f"the target could not be examined: {error!r}"
-
-
-def _undone(target: Target) -> bool:
-    """Have a target hold what it held before, if it can; return whether it does."""
-    try:
-        return target.undo()
-    except Exception:
-        log.exception("what was there before could not be put back")
-        return False
 
 
 def _rename(

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from weightbus.bus.effects import (
     Connect,
+    Copy,
     Effect,
     Notice,
     Ready,
@@ -57,11 +58,13 @@ from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.staged import StagedVersion, StaleError
+from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
 from weightbus.tests.invariants import Invariants
+from weightbus.tests.performing import copied, done
 
 TICK = 0.1  # seconds of virtual time between two ticks of a machine
 CHAOS = 12.0  # seconds of faults
@@ -121,9 +124,6 @@ class Memory:
         self.data = data
         self.stamp: tuple[str, int, int] = ("", 0, 0)
 
-    def warm(self) -> None:
-        """Nothing is mapped here."""
-
     @contextmanager
     def reading(self, model: str, epoch: int, version: int) -> Generator[None]:
         if (model, epoch, version) != self.stamp:
@@ -157,7 +157,7 @@ class Worker:
         identity = Identity(self.name, instance, features=features)
         models = ["a", "b"] if self.name == "w0" else ["a"]
         self.machine = WorkerMachine(
-            identity, models, self.objection, self.bytes_max, self.sim.timing, self.open
+            identity, models, self.objection, self.bytes_max, self.sim.timing
         )
         self.topics: set[bytes] = set()
         self.connected, self.lent = "", False
@@ -179,7 +179,6 @@ class Worker:
         return layout.nbytes <= self.bytes_max and not self.objection("", layout)
 
     def copy(self, staged: StagedVersion, before: tuple[int, int]) -> list[Effect]:
-        now = self.sim.now
         try:
             with staged.reading():
                 self.sim.invariants.on_apply(self.name, before, staged)
@@ -188,20 +187,24 @@ class Worker:
                 process = f"{self.process}#{self.incarnation} of {staged.model}"
                 self.sim.invariants.on_follow(process, before[0], staged.epoch)
         except StaleError:
-            return self.machine.stale(staged.model, staged.key, now)
+            return self.report(staged, "stale")
         digest = staged.digest
         if staged.hash_chunks:
             digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
-        return self.machine.applied(staged.model, staged.key, now, digest)
+        return self.report(staged, "applied", digest)
+
+    def report(self, staged: StagedVersion, what: Outcome, digest: str = "") -> list[Effect]:
+        report = Report(staged.model, staged.key, what, "no", digest)
+        return self.machine.happened(report, self.sim.now)
 
     def fail(self, staged: StagedVersion) -> list[Effect]:
         """Fail to apply: before a byte has changed, or half-way."""
-        now, torn = self.sim.now, self.sim.rng.random() < 0.5
+        torn = self.sim.rng.random() < 0.5
         if torn:
             self.contents[staged.model] = b"torn" + staged.data.tobytes()
             self.written = max(self.written, staged.epoch)
-        effects = self.machine.failed(staged.model, staged.key, "no", now, intact=not torn)
-        if not torn or self.machine.slots[staged.model].torn >= APPLIES_MAX:
+        effects = self.report(staged, "torn" if torn else "declined")
+        if not torn or self.machine.slots[staged.model].applying.torn >= APPLIES_MAX:
             self.sim.spoiled.add((self.process, staged.model, *staged.key))
         return effects
 
@@ -217,8 +220,10 @@ class Worker:
         self.sim.invariants.on_contents(self.process, self.machine.slots.values(), self.contents)
 
     def perform(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
+        for effect in done(self.machine, list(effects), self.sim.now, self.open):
             match effect:
+                case Copy(copying):
+                    self.perform(self.machine.happened(copied(copying), self.sim.now))
                 case Send():
                     self.sim.invariants.on_report(self.name, effect.message)
                     self.sim.invariants.on_claim(self.name, effect.message, self.contents)
@@ -247,7 +252,7 @@ class Worker:
         older = self.ready.pop(staged.model, None)
         self.ready[staged.model] = staged
         if older is not None:
-            self.perform(self.machine.dropped(older.model, older.key, self.sim.now))
+            self.perform(self.report(older, "newer"))
         if staged.model not in self.applying:
             self.apply_later(staged.model)
 
@@ -261,7 +266,7 @@ class Worker:
         if incarnation != self.incarnation or not self.alive:
             return
         staged = self.ready.pop(model)
-        self.machine.taken(model, staged.key)
+        self.perform(self.report(staged, "taken"))
         pause = self.sim.rng.choice([0.0, 0.02, 0.3]) if self.sim.chaotic else 0.0
         self.sim.later(pause, self.apply, staged, incarnation)
 

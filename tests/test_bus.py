@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,11 @@ from weightbus import (
     Update,
     WorkersMissingError,
 )
+from weightbus.bus.memory import staging
+from weightbus.bus.net import copier
 from weightbus.bus.net.worker_loop import WorkerLoop
+from weightbus.bus.staged import Copying
+from weightbus.bus.worker.events import Happening, Report
 from weightbus.python_client.publisher import PublishOptions
 from weightbus.python_client.subscriber import COPY_SECONDS
 
@@ -478,17 +482,65 @@ def test_close_does_not_wait_for_a_hook_that_hangs(bus: Bus) -> None:
 def test_what_the_publisher_is_told_can_be_seen_here_before(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publisher, seen = bus.publisher(), list[int]()
+    tell, seen = WorkerLoop.tell, list[int]()
+
+    def told(loop: WorkerLoop, event: Happening) -> None:
+        if isinstance(event, Report) and event.what == "applied":
+            seen.append(subscriber.version("m"))
+        tell(loop, event)
+
+    monkeypatch.setattr(WorkerLoop, "tell", told)
+    publisher = bus.publisher()
     subscriber = bus.subscriber(publisher, arrays(0))
-    tell = WorkerLoop.applied
-
-    def applied(loop: WorkerLoop, *arguments: Any) -> None:
-        seen.append(subscriber.version("m"))
-        tell(loop, *arguments)
-
-    monkeypatch.setattr(WorkerLoop, "applied", applied)
     both(publisher, subscriber, arrays(1))
     assert seen == [1]
+
+
+@pytest.fixture(name="slowly")
+def _slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Copying from shared memory, held up until it may go on, or nobody wants it."""
+    copying, begun, go_on = staging.copying, threading.Event(), threading.Event()
+
+    def slow(copy: Copying) -> Generator[None, None, Any]:
+        begun.set()
+        while not go_on.is_set() and copy.live:
+            yield
+        return (yield from copying(copy))
+
+    monkeypatch.setattr(copier, "copying", slow)
+    return begun, go_on
+
+
+def test_a_worker_that_copies_a_large_version_does_everything_else_meanwhile(
+    slowly: tuple[threading.Event, threading.Event],
+) -> None:
+    """Pings, above all: else it would be lost, and another model is as good a question."""
+    (begun, go_on), bus = slowly, Bus(shared_memory=True)
+    target, publisher = arrays(0), bus.publisher()
+    models = {"m": target, "other": arrays(0)}
+    bus.subscriber(publisher, None, name="w", models=models).start()
+    future = publisher.publish_async("m", arrays(1), commit="together", timeout=SECONDS)
+    assert begun.wait(SECONDS)
+    publisher.publish("other", arrays(1), timeout=SECONDS)
+    assert not future.done()
+    go_on.set()
+    assert future.result(SECONDS).workers["w"].state == "applied"
+    assert target["w"][0] == 1
+    bus.close()
+
+
+def test_a_copy_that_is_aborted_is_no_version_and_the_next_one_is_applied(
+    slowly: tuple[threading.Event, threading.Event],
+) -> None:
+    bus = Bus(shared_memory=True)
+    target, publisher = arrays(0), bus.publisher()
+    bus.subscriber(publisher, target).start()
+    future = publisher.publish_async("m", arrays(1), commit="together", timeout=0.2)
+    assert slowly[0].wait(SECONDS)
+    assert isinstance(future.exception(SECONDS), PublishError)
+    publisher.publish("m", arrays(2), timeout=SECONDS)
+    assert target["w"][0] == 2
+    bus.close()
 
 
 # Reading.

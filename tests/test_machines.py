@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from weightbus.bus.effects import Effect, Ready, Send, Subscribe
 from weightbus.bus.limits import BUFFERS_MAX, HEADER_BYTES_MAX, INTEGER_MAX, Timing
-from weightbus.bus.memory.staging import Buffers
 from weightbus.bus.memory.version import Version
 from weightbus.bus.messages import (
     Abort,
@@ -45,12 +44,14 @@ from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import end_of
 from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.holdings import IN_MEMORY
 from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
+from weightbus.tests.performing import done
 
 EPOCH = 7
 CHUNK = 16
@@ -329,13 +330,13 @@ class Student:
         self.accepted.add(layout.nbytes)
         return ""
 
-    def take(self, buffers: Buffers, nbytes: int) -> NDArray[np.uint8] | None:
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
         assert nbytes <= BYTES_MAX, "more than the user allowed"
         assert nbytes in self.accepted, "before the layout was accepted"
-        return TAKE(buffers, nbytes)
+        return np.empty(nbytes, np.uint8)
 
     def look(self, effects: list[Effect]) -> None:
-        for effect in effects:
+        for effect in done(self.machine, effects, self.now, takes=self.take):
             match effect:
                 case Send():
                     frames = [encode(effect.message)]
@@ -362,32 +363,25 @@ class Student:
     def bare(self, frames: Frames) -> None:
         self.look(self.machine.receive_published(frames, self.now))
 
-    def use(self, how: str) -> None:
+    def use(self, how: Outcome) -> None:
         """The user does something with the oldest version that is ready."""
         if not self.ready:
             return
         model, key = self.ready[0]
-        machine = self.machine
-        if how == "take":
-            self.look(machine.taken(model, key))
-            return
-        del self.ready[0]
-        if how != "drop":  # it may have been taken before: twice is once
-            self.look(machine.taken(model, key))
-        if how == "apply" and key > runs(machine, model):
-            self.look(machine.applied(model, key, self.now))
-        elif how == "fail":
-            self.look(machine.failed(model, key, "no", self.now))
-        else:
-            self.look(machine.dropped(model, key, self.now))
+        if how != "newer":  # it may have been taken before: twice is once
+            self.report(model, key, "taken")
+        if how != "taken":
+            del self.ready[0]
+            late = how == "applied" and key <= runs(self.machine, model)
+            self.report(model, key, "newer" if late else how)
+
+    def report(self, model: str, key: tuple[int, int], what: Outcome) -> None:
+        self.look(self.machine.happened(Report(model, key, what, "no"), self.now))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.look(self.machine.tick(self.now))
         self.look(self.machine.connected(self.now))
-
-
-TAKE = Buffers.take
 
 
 def runs(machine: WorkerMachine, model: str) -> tuple[int, int]:
@@ -411,7 +405,7 @@ worker_events = st.lists(
         st.tuples(st.just("receive"), to_worker),
         st.tuples(st.just("published"), to_worker),
         st.tuples(st.just("bare"), junk),
-        st.tuples(st.just("use"), st.sampled_from(["take", "apply", "fail", "drop"])),
+        st.tuples(st.just("use"), st.sampled_from(["taken", "applied", "declined", "newer"])),
         st.tuples(st.just("wait"), st.sampled_from([0.01, 0.3, 6.0])),
     ),
     max_size=60,
@@ -423,20 +417,16 @@ worker_events = st.lists(
 def test_a_worker_takes_anything(inside: bool, events: list[tuple[Any, ...]]) -> None:
     student = Student()
 
-    def take(buffers: Buffers, nbytes: int) -> NDArray[np.uint8] | None:
-        return student.take(buffers, nbytes)
-
-    with patch.object(Buffers, "take", take):
-        if inside:
-            student.receive([encode(welcome)])
-        for what, *arguments in events:
-            before = {model: runs(student.machine, model) for model in student.machine.slots}
-            getattr(student, what)(*arguments)
-            for model, slot in student.machine.slots.items():
-                held = len(slot.holds.all(*IN_MEMORY))
-                assert held <= BUFFERS_MAX
-                assert runs(student.machine, model) >= before[model]
-        student.look(student.machine.close())
+    if inside:
+        student.receive([encode(welcome)])
+    for what, *arguments in events:
+        before = {model: runs(student.machine, model) for model in student.machine.slots}
+        getattr(student, what)(*arguments)
+        for model, slot in student.machine.slots.items():
+            held = len(slot.holds.all(*IN_MEMORY))
+            assert held <= BUFFERS_MAX
+            assert runs(student.machine, model) >= before[model]
+    student.look(student.machine.close())
 
 
 @given(st.lists(st.binary(max_size=100), max_size=4))

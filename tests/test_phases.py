@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from weightbus.bus.messages import Announce
@@ -73,10 +74,11 @@ def at(holds: Holdings, phase: Phase) -> Held:
     """Return a version that has come to a phase along the arrows."""
     told = {"layout": "0" * 64, "layout_bytes": 10, "nbytes": 8, "chunk_bytes": 8}
     words = {"commit": "auto", "acknowledge": "applied", "encoding": "raw"}
-    held = holds.expect(Announce(model="a", epoch=1, version=1, **told, **words))  # type: ignore[arg-type]
+    announce = Announce(model="a", epoch=1, version=1, **told, **words)  # type: ignore[arg-type]
+    held = holds.expect(announce, pushed=False, payload=None)
     for event in way_to(phase):
         if event == "begun":
-            assert holds.take_memory(held)
+            holds.give(held, np.empty(8, np.uint8))
         assert holds.move(held, event)
     return held
 

@@ -342,7 +342,7 @@ def refuse_codes() -> set[str]:
 
 
 def failed_codes() -> set[str]:
-    passed = [c.args[1] for c in (*calls("_decline"), *calls("_fail")) if len(c.args) > 2]
+    passed = [c.args[1] for c in (*calls("_decline"), *calls("fail")) if len(c.args) > 2]
     return constants(passed) | returned_codes(acceptance)
 
 

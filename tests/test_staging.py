@@ -1,49 +1,25 @@
-"""Staging buffers: made once, used again, and there before the first version if possible."""
+"""Staging memory: there when it is wanted, touched ahead without harm, and filled by a copy."""
 
-from weightbus.bus.limits import BUFFERS_MAX
-from weightbus.bus.memory.staging import Buffers
+import numpy as np
+import pytest
 
-
-def address(buffer: object) -> int:
-    return buffer.__array_interface__["data"][0]  # type: ignore[attr-defined]
-
-
-def test_a_reserved_buffer_is_the_first_one_given_out() -> None:
-    buffers = Buffers()
-    buffers.reserve(1000)
-    buffers.reserve(1000)
-    first = buffers.take(1000)
-    assert first is not None
-    first[:] = 7
-    buffers.give_back(first)
-    assert buffers.take(1000) is first
-
-
-def test_a_reserved_buffer_of_another_size_is_let_go() -> None:
-    buffers = Buffers()
-    buffers.reserve(1000)
-    taken = buffers.take(2000)
-    assert taken is not None
-    assert taken.nbytes == 2000
-
-
-def test_there_are_no_more_than_allowed() -> None:
-    buffers = Buffers()
-    held = [buffers.take(10) for _ in range(BUFFERS_MAX)]
-    assert all(buffer is not None for buffer in held)
-    assert len({address(buffer) for buffer in held}) == BUFFERS_MAX
-    assert buffers.take(10) is None
-
-
-def test_more_memory_than_there_is_is_not_reserved() -> None:
-    buffers = Buffers()
-    buffers.reserve(2**60)
-    assert buffers.take(10) is not None
+from weightbus.bus.memory.staging import memory_ahead, memory_of
 
 
 def test_no_bytes_need_no_memory() -> None:
-    buffers = Buffers()
-    buffers.reserve(0)
-    taken = buffers.take(0)
-    assert taken is not None
-    assert taken.nbytes == 0
+    assert memory_of(0).nbytes == 0
+
+
+def test_more_memory_than_there_is() -> None:
+    for take in (memory_of, memory_ahead):
+        with pytest.raises(MemoryError, match="no memory for 1152921504606846976 bytes"):
+            take(2**60)
+
+
+def test_memory_that_is_touched_ahead_keeps_what_was_written_meanwhile() -> None:
+    memory, touching = memory_ahead(3 * 2**16)
+    memory[:] = 7
+    for _ in touching:
+        memory[1:] = np.uint8(8)
+    assert memory[0] == 7
+    assert (memory[1:] == 8).all()

@@ -39,7 +39,7 @@ class Road:
             encoding="raw",
         )
         self.buffer = np.zeros(self.nbytes, np.uint8)
-        self.transfer = Transfer(announce, self.layout, self.buffer, 0.0, TIMING)
+        self.transfer = Transfer(announce, self.buffer, 0.0, TIMING)
         plan = self.transfer.plan
         self.pieces = [bytes(self.data[b:e]) for b, e in map(plan.span, range(plan.count))]
         self.digest = digest(self.layout.id, CHUNK, [crc32c(p) for p in self.pieces])

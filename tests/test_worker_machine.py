@@ -17,6 +17,7 @@ from weightbus.bus.effects import (
     Refused,
     Send,
     Subscribe,
+    Warm,
 )
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
@@ -41,12 +42,14 @@ from weightbus.bus.messages import (
     Whole,
     encode,
 )
+from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.bus.worker.phases import Event
-from weightbus.bus.worker.slot import Opens, Slot, another_host
+from weightbus.bus.worker.slot import Slot
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
+from weightbus.tests.performing import Opens, another_host, done
 
 EPOCH = 7
 LAYOUT = Layout.plan([("w", "U8", (4,))])
@@ -62,18 +65,24 @@ class Bench:
             lambda _m, _l: "",
             100,
             Timing(),
-            opens,
         )
-        self.now = 100.0
+        self.opens, self.now = opens, 100.0
         if inside:
             self.machine.connected(self.now)
             self.tell(welcome())
 
+    def done(self, effects: list[Effect]) -> list[Effect]:
+        return done(self.machine, effects, self.now, self.opens)
+
+    def report(self, key: tuple[int, int], what: Outcome) -> list[Effect]:
+        return self.done(self.machine.happened(Report("a", key, what), self.now))
+
     def tell(self, message: Message) -> list[Effect]:
-        return self.machine.receive([encode(message)], self.now)
+        return self.done(self.machine.receive([encode(message)], self.now))
 
     def publish(self, message: Message, *payload: bytes, topic: bytes = b"a/ctl") -> list[Effect]:
-        return self.machine.receive_published([topic, encode(message), *payload], self.now)
+        frames = [topic, encode(message), *payload]
+        return self.done(self.machine.receive_published(frames, self.now))
 
 
 def welcome(epoch: int = EPOCH, data: str = "tcp://d:1", version: int = 0) -> Welcome:
@@ -105,12 +114,11 @@ def run(slot: Slot, running: Running) -> None:
     told = {"epoch": running.epoch, "version": running.version, "layout": "0" * 64}
     sizes = {"layout_bytes": 10, "nbytes": 0, "chunk_bytes": 1}
     words = {"commit": "auto", "acknowledge": "applied", "encoding": "raw"}
-    held = slot.holds.expect(
-        msgspec.convert({"model": slot.model, **told, **sizes, **words}, Announce)
-    )
+    announced = msgspec.convert({"model": slot.model, **told, **sizes, **words}, Announce)
+    held = slot.holds.expect(announced, pushed=False, payload=None)
     events: list[Event] = ["begun", "whole", "committed", "taken", "applied"]
     assert all(slot.holds.move(held, event) for event in events)
-    held.running, slot.epoch = running, running.epoch
+    slot.applying.runs(held, running)
 
 
 def test_hello_says_who_and_what_it_runs() -> None:
@@ -338,8 +346,8 @@ def applied(bench: Bench, effects: list[Effect]) -> list[Message]:
     for effect in effects:
         if isinstance(effect, Ready):
             key = effect.staged.key
-            bench.machine.taken("a", key)
-            reports += sent(bench.machine.applied("a", key, bench.now), Applied)
+            bench.report(key, "taken")
+            reports += sent(bench.report(key, "applied"), Applied)
     return reports
 
 
@@ -369,41 +377,34 @@ def test_a_damaged_whole_version_is_fetched(said: Whole, data: bytes) -> None:
 
 
 class Memory:
-    """A segment that says whether it was mapped ahead."""
+    """A segment that nobody may copy from yet."""
 
     data = np.zeros(4, np.uint8)
-
-    def __init__(self) -> None:
-        self.warmed = False
 
     def reading(self, model: str, epoch: int, version: int) -> AbstractContextManager[None]:
         raise AssertionError(f"{model} {epoch}.{version} was not announced")
 
-    def warm(self) -> None:
-        self.warmed = True
-
 
 def test_memory_that_is_prepared_is_mapped_ahead_if_it_is_of_use() -> None:
-    segments = {"probe": Memory(), "a": Memory(), "b": Memory(), "other": Memory()}
-    bench = Bench(inside=False, opens=lambda shared, _nbytes: segments.get(shared.path))
+    bench = Bench(inside=False, opens=lambda shared, _nbytes: PROBES.get(shared.path))
 
     def prepare(model: str, nbytes: int = 4, epoch: int = EPOCH) -> Prepare:
         return Prepare(model=model, epoch=epoch, nbytes=nbytes, shared=Shared(model, "0" * 32))
 
     bench.machine.connected(bench.now)
     bench.tell(welcome())
-    bench.tell(prepare("a"))
-    assert not segments["a"].warmed, "this worker is on another host"
+    assert not bench.tell(prepare("a")), "this worker is on another host"
     bench.tell(structs.replace(welcome(EPOCH + 1), shared=Shared("probe", "0" * 32)))
     for told in (
         prepare("a"),  # by another publisher
         prepare("a", 101, EPOCH + 1),  # larger than this worker takes
         prepare("other", epoch=EPOCH + 1),  # which nobody wants here
     ):
-        bench.tell(told)
-    assert not any(segment.warmed for segment in segments.values())
-    bench.tell(prepare("a", epoch=EPOCH + 1))
-    assert [name for name, segment in segments.items() if segment.warmed] == ["a"]
+        assert not [e for e in bench.tell(told) if isinstance(e, Warm)]
+    assert bench.tell(prepare("a", epoch=EPOCH + 1)) == [Warm(Shared("a", "0" * 32), 4)]
+
+
+PROBES = {"probe": Memory()}
 
 
 def test_what_comes_whole_is_not_fetched_on_the_shared_road_either() -> None:

@@ -30,6 +30,7 @@ import stat
 import struct
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -97,7 +98,7 @@ class Segment:
 
     def release(self, model: str, epoch: int, version: int) -> None:
         """The fill is whole: stamp it, and let workers copy."""
-        self._memory[24:STAMP_END] = _stamp(model, epoch, version)
+        self._memory[24:STAMP_END] = stamp_of(model, epoch, version)
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     @property
@@ -112,7 +113,45 @@ class Segment:
             os.close(fd)
 
 
-class View:
+class Guarded(ABC):
+    """Memory that is read under a lock, and between two looks at the stamp of what lies in it."""
+
+    data: NDArray[np.uint8]
+
+    @contextmanager
+    def reading(self, model: str, epoch: int, version: int) -> Generator[None]:
+        """Hold the memory while copying from it. (S5)
+
+        Raises:
+            StaleError: It holds something else than this version, or is being filled.
+            OverwrittenError: It does so only now, after the copy.
+        """
+        stamp = stamp_of(model, epoch, version)
+        if not self._hold():
+            raise StaleError
+        try:
+            if self._stamp() != stamp:
+                raise StaleError
+            yield
+            if self._stamp() != stamp:
+                raise OverwrittenError("the memory was written to while it was copied")
+        finally:
+            self._let_go()
+
+    @abstractmethod
+    def _hold(self) -> bool:
+        """Take the lock of readers without waiting; return whether it is to be had."""
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """Let go of the lock."""
+
+    @abstractmethod
+    def _stamp(self) -> bytes:
+        """Return what the memory says of itself."""
+
+
+class View(Guarded):
     """Another process's segment, read-only.
 
     Raises:
@@ -134,7 +173,7 @@ class View:
             raise OSError(f"{shared.path} is the memory of somebody else")
         self.token, self._path = shared.token, shared.path
         self.data: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[HEADER_BYTES:]
-        self._warm = False
+        self.touched = False  # or about to be
         self._lock = threading.Lock()
         self._holders = 0  # the kernel's lock is one for all threads that use this descriptor
 
@@ -147,49 +186,31 @@ class View:
             return True
         return (found.st_dev, found.st_ino) != (ours.st_dev, ours.st_ino)
 
-    def warm(self) -> None:
-        """Touch every page once, in a thread of its own: half of what the first copy costs."""
-        if not self._warm:
-            self._warm = True
-            threading.Thread(target=self._touch, name="weightbus-map", daemon=True).start()
-
-    def _touch(self) -> None:
+    def touching(self) -> Generator[None]:
+        """Touch every page once, in some steps: half of what the first copy costs."""
+        self.touched = True
         for begin in range(0, self.data.nbytes, TOUCH_BYTES):
             self.data[begin : begin + TOUCH_BYTES : mmap.PAGESIZE].max()
-
-    @contextmanager
-    def reading(self, model: str, epoch: int, version: int) -> Generator[None]:
-        """Hold the segment while copying from it.
-
-        Raises:
-            StaleError: It holds something else than this version.
-            OverwrittenError: It does so only now, after the copy.
-        """
-        stamp = _stamp(model, epoch, version)
-        self._hold()
-        try:
-            if self._memory[24:STAMP_END] != stamp:
-                raise StaleError
             yield
-            if self._memory[24:STAMP_END] != stamp:
-                raise OverwrittenError("the memory was written to while it was copied")
-        finally:
-            self._let_go()
 
-    def _hold(self) -> None:
+    def _hold(self) -> bool:
         with self._lock:
             if self._holders == 0:
                 try:
                     fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise StaleError from None
+                    return False
             self._holders += 1
+            return True
 
     def _let_go(self) -> None:
         with self._lock:
             self._holders -= 1
             if self._holders == 0:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _stamp(self) -> bytes:
+        return self._memory[24:STAMP_END]
 
     def __del__(self) -> None:
         fd, self._fd = getattr(self, "_fd", -1), -1
@@ -244,6 +265,7 @@ def probe() -> Segment | None:
     return segment
 
 
-def _stamp(model: str, epoch: int, version: int) -> bytes:
+def stamp_of(model: str, epoch: int, version: int) -> bytes:
+    """Return what stands in a segment that holds this version."""
     name = model.encode()
     return struct.pack("<QQQ", epoch, version, len(name)) + name.ljust(MODEL_BYTES, b"\0")

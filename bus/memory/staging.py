@@ -1,19 +1,18 @@
-"""Where a version waits until it is whole: the buffers of one model, and what they then hold.
+"""Memory that a version is staged in: taken, touched ahead, and filled from shared memory.
 
-There are at most two. One holds a version that is complete and waits to be applied, the other the
-version that is arriving. They are kept and used again, so that a steady stream of versions touches
-no fresh memory.
+What takes long is a generator, which does a little at each step: whoever runs it can stop it, and
+needs a thread of its own for it if others must not wait.
 """
 
 import mmap
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..limits import BUFFERS_MAX
-from .pages import memory_of_pages, pages_of
+from ...codecs.native import copy_crc32c
+from ..staged import Copying, StaleError
+from .pages import Pages, memory_of_pages, pages_of
 
 Check = Callable[[], None]  # called between steps; what it raises ends them
 
@@ -52,37 +51,44 @@ def memory_of(
     return memory
 
 
-class Buffers:
-    """The staging buffers of one model."""
+def memory_ahead(nbytes: int) -> tuple[NDArray[np.uint8], Generator[None]]:
+    """Return memory of this size, and what has the kernel give its pages before they are needed.
 
-    def __init__(self) -> None:
-        self._free: list[NDArray[np.uint8]] = []
-        self._taken = 0
+    Raises:
+        MemoryError: There is none.
+    """
+    memory = memory_of_pages(nbytes)
+    return memory, _touching(pages_of(memory))
 
-    def reserve(self, nbytes: int) -> None:
-        """Make a buffer of this size now, so that the first version need not wait for it."""
-        if nbytes and not self._taken and not self._free:
-            with suppress(MemoryError):  # whoever asks for it then is told
-                self._free.append(memory_of(nbytes, touched=True))
 
-    def take(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Return a buffer of this size, one used before if possible; None if all are in use.
+def _touching(pages: Pages | None) -> Generator[None]:
+    """Have the kernel give all pages. They may be written to meanwhile, which loses nothing."""
+    if pages is None:  # of no bytes
+        return
+    for begin in range(0, len(pages), STEP_BYTES):
+        try:
+            pages.madvise(POPULATE_WRITE, begin, min(STEP_BYTES, len(pages) - begin))
+        except OSError:  # another kernel: pages come as they are needed
+            return
+        yield
 
-        Raises:
-            MemoryError: There is no memory for it.
-        """
-        if self._taken >= BUFFERS_MAX:
-            return None
-        fits = next((i for i, b in enumerate(self._free) if b.nbytes == nbytes), None)
-        if fits is not None:
-            buffer = self._free.pop(fits)
-        else:
-            self._free.clear()  # the model has changed its size: the old memory will not fit again
-            buffer = memory_of(nbytes)
-        self._taken += 1
-        return buffer
 
-    def give_back(self, buffer: NDArray[np.uint8]) -> None:
-        """Take a buffer back."""
-        self._taken -= 1
-        self._free.append(buffer)
+def copying(copy: Copying) -> Generator[None, None, NDArray[np.uint32] | None]:
+    """Copy a version from shared memory, chunk by chunk; return the checksum of each. (S5)
+
+    None: it is of no use, since the memory is locked or holds another version, before or only after
+    the copy, or since nobody wants it any more.
+    """
+    crcs = np.zeros(copy.plan.count, np.uint32)
+    try:
+        with copy.memory.reading(copy.model, *copy.key):
+            for index in range(copy.plan.count):
+                begin, end = copy.plan.span(index)
+                crcs[index] = copy_crc32c(copy.buffer[begin:end], copy.memory.data[begin:end])
+                copy.count = index + 1
+                yield
+                if not copy.live:
+                    return None
+    except StaleError:
+        return None
+    return crcs

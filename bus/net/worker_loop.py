@@ -1,7 +1,8 @@
 """The worker's thread: it owns the sockets, moves frames, and lets the machine decide.
 
-What is ready to be applied goes to the `Handoff`; what the user's thread did with it comes back
-through `taken`, `applied` and `failed`.
+What needs no waiting (memory, opening a segment) it does at once, before the next message; what
+takes long the `Copier` does. What is ready to be applied goes to the `Handoff`; what the user's
+thread did with it comes back as a `Report`.
 """
 
 import logging
@@ -9,25 +10,37 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..effects import (
     Connect,
+    Copy,
     Effect,
     Joined,
     Notice,
+    Open,
     Ready,
     Redial,
     Refused,
     Rejected,
     Renamed,
+    Reserve,
     Send,
     Subscribe,
+    Warm,
 )
 from ..errors import AddressError, ApplyError, ClosedError, RefusedError
+from ..memory.segment import Views
+from ..memory.staging import memory_ahead, memory_of
 from ..messages import encode
 from ..staged import StagedVersion
+from ..worker.events import Granted, Happening, Opened, Report
 from ..worker.machine import WorkerMachine
 from .control import WorkerSockets
+from .copier import Copier
 from .handoff import Handoff
 
 log = logging.getLogger("weightbus.worker")
@@ -44,6 +57,7 @@ class WorkerLoop:
         sockets: What carries; the loop closes them.
         handoff: Where versions are left.
         on_renamed: Told when what runs is called otherwise; nothing else is at the user's then.
+        views: Opens shared memory of the publisher's host; None: all comes over the network.
     """
 
     def __init__(
@@ -52,10 +66,13 @@ class WorkerLoop:
         sockets: WorkerSockets,
         handoff: Handoff,
         on_renamed: Callable[[str, int, int], None] | None = None,
+        views: Views | None = None,
     ) -> None:
         self._machine, self._sockets, self._handoff = machine, sockets, handoff
         self._on_renamed = on_renamed
-        self._work: deque[Callable[[float], list[Effect]]] = deque()
+        self._views = views
+        self._work: deque[Happening] = deque()
+        self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would hold us
         self._stopping = False
         self._at_once: Callable[[StagedVersion], bool] | None = None
         self._thread = threading.Thread(target=self._run, name="weightbus-worker", daemon=True)
@@ -70,35 +87,12 @@ class WorkerLoop:
         """
         self._at_once = at_once
 
-    def taken(self, staged: StagedVersion) -> None:
-        """A version is about to be applied. (No hurry: it only serves those who ask.)"""
-        self._work.append(lambda _now: self._machine.taken(staged.model, staged.key))
-
-    def put_back(self, staged: StagedVersion) -> None:
-        """A version was not applied after all, for now: leave it again unless a newer one came."""
-        self._work.append(lambda _now: self._machine.put_back(staged.model, staged.key))
-        if not self._handoff.put_back(staged):
-            self.dropped(staged)
-
-    def dropped(self, staged: StagedVersion) -> None:
-        """A version will not be applied, since a newer one was."""
-        self._hand_over(lambda now: self._machine.dropped(staged.model, staged.key, now))
-
-    def applied(self, staged: StagedVersion, digest: str) -> None:
-        """A version was applied; its bytes hash to this, if they were hashed."""
-        model, key = staged.model, staged.key
-        self._hand_over(lambda now: self._machine.applied(model, key, now, digest))
-
-    def stale(self, staged: StagedVersion) -> None:
-        """A version was gone from shared memory before it could be applied."""
-        self._hand_over(lambda now: self._machine.stale(staged.model, staged.key, now))
-
-    def failed(self, staged: StagedVersion, text: str, *, intact: bool, full: bool) -> None:
-        """A version could not be applied; unless `intact`, no version runs now."""
-        model, key = staged.model, staged.key
-        self._hand_over(
-            lambda now: self._machine.failed(model, key, text, now, intact=intact, full=full)
-        )
+    def tell(self, event: Happening) -> None:
+        """Tell the machine what has happened, soon."""
+        self._work.append(event)
+        unhurried = isinstance(event, Report) and event.what in ("taken", "put-back")
+        if not unhurried and threading.current_thread() is not self._thread:
+            self._sockets.wake()
 
     def close(self, timeout: float = 10.0) -> None:
         """Say goodbye and end the thread."""
@@ -110,11 +104,6 @@ class WorkerLoop:
         before, self._stopping = self._stopping, True
         self._sockets.wake()
         return not before
-
-    def _hand_over(self, work: Callable[[float], list[Effect]]) -> None:
-        self._work.append(work)
-        if threading.current_thread() is not self._thread:
-            self._sockets.wake()
 
     # For the thread itself.
 
@@ -131,6 +120,7 @@ class WorkerLoop:
             ended = error
         finally:
             self._handoff.close(ended)
+            self._copier.close()
             self._sockets.close()
             self._at_once = None  # it may hold whoever holds us
 
@@ -163,7 +153,7 @@ class WorkerLoop:
 
     def _do_work(self, now: float) -> None:
         while self._work:
-            self._perform(self._work.popleft()(now))
+            self._perform(self._machine.happened(self._work.popleft(), now))
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -172,6 +162,17 @@ class WorkerLoop:
                     self._sockets.send(encode(effect.message))
                 case Ready():
                     self._leave(effect.staged)
+                case Reserve():
+                    self._done(Granted(effect.model, effect.key, self._memory(effect)))
+                case Open(model, key, shared, nbytes):
+                    memory = self._views.open(shared, nbytes) if self._views is not None else None
+                    self._done(Opened(model, key, memory))
+                case Copy(copying):
+                    self._copier.copy(copying)
+                case Warm(shared, nbytes):
+                    view = self._views.open(shared, nbytes) if self._views is not None else None
+                    if view is not None and not view.touched:
+                        self._copier.ahead(view.touching())
                 case Subscribe():
                     self._sockets.subscribe(effect.topic, effect.on)
                 case Connect():
@@ -212,11 +213,30 @@ class WorkerLoop:
             return
         older = self._handoff.put(staged)
         if older is not None:
-            now = time.monotonic()
-            self._perform(self._machine.dropped(older.model, older.key, now))
+            self._done(Report(older.model, older.key, "newer"))
+
+    def _done(self, event: Happening) -> None:
+        self._perform(self._machine.happened(event, time.monotonic()))
+
+    def _memory(self, effect: Reserve) -> NDArray[np.uint8] | None:
+        """Take memory; if it is for later, have it touched before it is needed."""
+        try:
+            if effect.key is not None:
+                return memory_of(effect.nbytes)
+            memory, touching = memory_ahead(effect.nbytes)
+        except MemoryError:
+            return None
+        self._copier.ahead(touching)
+        return memory
 
     def _connect(self, endpoint: str) -> None:
         try:
             self._sockets.connect_data(endpoint)
         except AddressError as error:  # everything can still be fetched
             log.warning("no pushed data: %s", error)
+
+
+def _hand_in(work: deque[Happening], sockets: WorkerSockets, event: Happening) -> None:
+    """Leave word for the worker's thread, from another one."""
+    work.append(event)
+    sockets.wake()

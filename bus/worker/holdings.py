@@ -1,4 +1,9 @@
-"""The versions of one model that are here, each in its phase, and the memory that they take."""
+"""The versions of one model that are here, each in its phase, and the memory that they take.
+
+There are at most two buffers. One holds a version that is complete and waits to be applied, the
+other the version that is arriving. They are kept and used again, so that a steady stream of
+versions touches no fresh memory.
+"""
 
 from collections import deque
 from dataclasses import dataclass
@@ -6,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory.staging import Buffers
-from ..messages import Announce, Running
-from ..staged import StagedVersion
-from .phases import ARROWS, Event, Phase
+from ...codecs.layout import Layout
+from ..limits import BUFFERS_MAX
+from ..messages import Announce, Buffer, Running
+from ..staged import SharedMemory, StagedVersion
+from .phases import ARROWS, MODES, Event, Mode, Phase, Turn
 from .transfer import Transfer
 
 Key = tuple[int, int]
@@ -24,18 +30,30 @@ class Held:
 
     key: Key
     announce: Announce
+    pushed: bool = False  # its chunks follow without being asked for
+    payload: Buffer | None = None  # what came along; good until the next message
+    layout: Layout | None = None
+    memory: SharedMemory | None = None  # where it can be copied from
     phase: Phase = "announced"
     buffer: NDArray[np.uint8] | None = None
     transfer: Transfer | None = None
     staged: StagedVersion | None = None
     running: Running | None = None
 
+    def brings(self, other: Announce) -> bool:
+        """Return whether another announcement of it says the same of what arrives."""
+        ours, theirs = self.announce, other
+        same = (ours.layout, ours.nbytes) == (theirs.layout, theirs.nbytes)
+        return same and ours.chunk_bytes == theirs.chunk_bytes
+
 
 class Holdings:
     """The versions of one model."""
 
     def __init__(self) -> None:
-        self.buffers = Buffers()
+        self.mode: Mode = "following"
+        self._free: list[NDArray[np.uint8]] = []
+        self._taken = 0  # buffers that versions have, or are being copied into for nobody
         # Could not be taken; not tried again. An older one still may be: what was rejected may
         # have been aborted, or meant for few, and the latest for all be one that was missed.
         self.rejected: deque[Key] = deque(maxlen=REJECTED_KEPT)
@@ -55,22 +73,51 @@ class Holdings:
         keys = (key for p in ("staged", "ready", "applying", "running") for key in self._live[p])
         return max(keys, default=(0, 0))
 
-    def expect(self, announce: Announce) -> Held:
+    def expect(self, announce: Announce, *, pushed: bool, payload: Buffer | None) -> Held:
         """Take note of a version that was announced, in place of any that was only announced."""
         for older in self.all("announced"):
             self.move(older, "newer")
-        held = Held((announce.epoch, announce.version), announce)
+        held = Held((announce.epoch, announce.version), announce, pushed, payload)
         self._live["announced"][held.key] = held
         return held
 
-    def take_memory(self, held: Held) -> bool:
-        """Give a version a staging buffer; False if all are in use.
+    # Memory.
 
-        Raises:
-            MemoryError: There is no memory.
-        """
-        held.buffer = self.buffers.take(held.announce.nbytes)
-        return held.buffer is not None
+    @property
+    def full(self) -> bool:
+        """Whether all buffers are in use."""
+        return self._taken >= BUFFERS_MAX
+
+    @property
+    def bare(self) -> bool:
+        """Whether there is no buffer yet."""
+        return not self._taken and not self._free
+
+    def reuse(self, held: Held) -> bool:
+        """Give a version a buffer that was used before; return whether one is of its size."""
+        fits = [i for i, b in enumerate(self._free) if b.nbytes == held.announce.nbytes]
+        if not fits:
+            self._free.clear()  # the model has changed its size: the old memory will not fit again
+            return False
+        self.give(held, self._free.pop(fits[0]))
+        return True
+
+    def give(self, held: Held, buffer: NDArray[np.uint8]) -> None:
+        """Give a version a buffer."""
+        held.buffer = buffer
+        self._taken += 1
+
+    def keep(self, buffer: NDArray[np.uint8]) -> None:
+        """Have a buffer for a version that will come, unless there is one by now."""
+        if self.bare:
+            self._free.append(buffer)
+
+    def give_back(self, buffer: NDArray[np.uint8]) -> None:
+        """Nobody uses a buffer any more."""
+        self._taken -= 1
+        self._free.append(buffer)
+
+    # Phases.
 
     def rename(self, held: Held, key: Key) -> None:
         """Have a version of another name in the place of one that runs."""
@@ -78,6 +125,12 @@ class Holdings:
             running = self._live["running"]
             running[key] = running.pop(held.key)
             held.key = key
+
+    def turn(self, turn: Turn) -> bool:
+        """Let something happen to the model; return whether its mode is another one now. (W26)"""
+        mode = MODES[self.mode].get(turn)
+        self.mode = mode or self.mode
+        return mode is not None
 
     def move(self, held: Held | None, event: Event) -> bool:
         """Let something happen to a version; return whether it has an arrow for that."""
@@ -91,8 +144,7 @@ class Holdings:
         elif after == "rejected":
             self.rejected.append(held.key)
         if after not in IN_MEMORY and held.buffer is not None:
-            if held.transfer is not None:
-                held.transfer.revoke()
-            self.buffers.give_back(held.buffer)
+            if held.transfer is None or held.transfer.revoke():
+                self.give_back(held.buffer)
             held.buffer = None
         return True

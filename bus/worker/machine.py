@@ -8,31 +8,40 @@ hello is said again and again: a publisher that restarts finds its workers comin
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..effects import Connect, Effect, Joined, Notice, Redial, Refused, Send, Subscribe
+from ..effects import Connect, Effect, Joined, Notice, Open, Redial, Refused, Send, Subscribe, Warm
 from ..epochs import Ages
 from ..errors import ProtocolError
 from ..lease import Lease
 from ..limits import STAGING_BYTES_MAX, WHOLE_BYTES_MAX, Timing
 from ..messages import (
+    Abort,
     Announce,
+    Beacon,
     Buffer,
     Bye,
     Chunk,
+    Commit,
+    End,
     Hello,
     Ping,
     Pong,
     Prepare,
     PublisherMessage,
     Refuse,
+    Rename,
     Welcome,
     control_topic,
     data_topic,
     from_publisher,
 )
-from .holdings import Key
+from ..staged import SharedMemory
+from .events import Happening, Opened, Report
 from .layouts import Accepts, Expected
 from .phases import SESSIONS, Change, Session
-from .slot import Opens, Slot, another_host
+from .slot import Slot
+
+# What speaks of one model.
+OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Prepare | Rename
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,6 @@ class WorkerMachine:
         models: The models that it wants.
         accepts: Says why a layout cannot be applied; nothing if it can.
         bytes_max: The largest version to stage, in bytes.
-        opens: Opens shared memory of the publisher's host; None where it is another host's.
         expected: By model, what versions are like, where that is known.
         timing: How long it waits. It pings more often if the publisher's welcome says so.
     """
@@ -74,21 +82,20 @@ class WorkerMachine:
         accepts: Accepts,
         bytes_max: int = STAGING_BYTES_MAX,
         timing: Timing | None = None,
-        opens: Opens = another_host,
         expected: Mapping[str, Expected] | None = None,
     ) -> None:
         self.identity = identity
         known = expected or {}
         self.timing = timing or Timing()
         self.slots = {
-            m: Slot(m, accepts, bytes_max, self.timing, opens, known.get(m, Expected()))
-            for m in models
+            m: Slot(m, accepts, bytes_max, self.timing, known.get(m, Expected())) for m in models
         }
         self.shared = False  # the publisher is on this host, and its memory can be read
-        self._opens, self._bytes_max = opens, bytes_max
+        self._bytes_max = bytes_max
         self.session: Session = "outside"
         self.epoch: int = 0
         self.malformed = 0  # messages dropped because they broke the protocol
+        self._welcomed: Welcome | None = None  # until its probe is open, or is not
         self._whole = bytearray(WHOLE_BYTES_MAX)  # the one that is being received, until it is read
         self._data = ""
         self._subscribed = False
@@ -173,28 +180,46 @@ class WorkerMachine:
             case Pong():
                 self._heard_at = now
                 return self._hear_of(message.epoch, message.models, now)
-            case Prepare():
-                self._heard_at = now
-                return self._prepare(message)
             case _:
                 self._heard_at = now
                 slot = self.slots.get(message.model)
-                return slot.take(message, payload, now, pushed=pushed) if slot is not None else []
+                return [] if slot is None else self._of(slot, message, payload, now, pushed=pushed)
 
-    def _prepare(self, prepare: Prepare) -> list[Effect]:
-        """Map memory in which a version will lie, so that it need not wait for that."""
-        wanted = prepare.model in self.slots and prepare.nbytes <= self._bytes_max
-        if self.shared and wanted:
-            memory = self._opens(prepare.shared, prepare.nbytes)
-            if memory is not None:
-                memory.warm()
-        return []
+    def _of(
+        self,
+        slot: Slot,
+        message: OfModel,
+        payload: Buffer | Lease | None,
+        now: float,
+        *,
+        pushed: bool,
+    ) -> list[Effect]:
+        """Take a message of this epoch that speaks of one model."""
+        match message:
+            case Chunk():
+                return slot.chunk(message, payload or b"", now, pushed=pushed)
+            case Announce():
+                data = payload.payload if isinstance(payload, Lease) else payload
+                return slot.announced(message, data, now, pushed=pushed)
+            case End():
+                return slot.end(message, now)
+            case Commit():
+                return slot.committed(message)
+            case Abort():
+                return slot.aborted(message, now)
+            case Beacon():
+                return slot.asking.hear_of(message.epoch, message.version, now)
+            case Rename():
+                return slot.renamed(message, now)
+            case Prepare():  # so that its first version need not wait for the mapping (S11)
+                wanted = self.shared and message.nbytes <= self._bytes_max
+                return [Warm(message.shared, message.nbytes)] if wanted else []
 
     def _hear_of(self, epoch: int, models: dict[str, int], now: float) -> list[Effect]:
         effects: list[Effect] = []
         for model, version in models.items():
             if model in self.slots:
-                effects += self.slots[model].hear_of(epoch, version, now)
+                effects += self.slots[model].asking.hear_of(epoch, version, now)
         return effects
 
     def _refuse(self, refuse: Refuse, now: float) -> list[Effect]:
@@ -223,7 +248,7 @@ class WorkerMachine:
     @property
     def applied_epoch(self) -> int:
         """The latest epoch of which anything was applied: no older publisher is followed."""
-        return max((slot.epoch for slot in self.slots.values()), default=0)
+        return max((slot.applying.epoch for slot in self.slots.values()), default=0)
 
     def may_say_hello(self, now: float) -> bool:
         """Return whether enough time has passed since the last hello."""
@@ -256,12 +281,19 @@ class WorkerMachine:
         self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
         if self.inside and welcome.epoch == self.epoch:
             return self._hear_of(welcome.epoch, welcome.models, now)  # the answer to a second hello
+        if welcome.shared is None:
+            return self._enter(welcome, None, now)
+        self._welcomed = welcome
+        return [Open("", (welcome.epoch, 0), welcome.shared, 0)]
+
+    def _enter(self, welcome: Welcome, memory: SharedMemory | None, now: float) -> list[Effect]:
+        """The session begins; `memory` is open if the publisher is on this host. (W2, S2)"""
         self._turn("welcomed")
         self.epoch, self._heard_at = welcome.epoch, now
         self._ping_every = min(self.timing.ping, welcome.ping_ms / 1000)
         effects: list[Effect] = [Joined(welcome.epoch)]
         self._subscribed = False
-        self.shared = welcome.shared is not None and self._opens(welcome.shared, 0) is not None
+        self.shared = memory is not None
         if welcome.data != self._data:
             self._data = welcome.data
             effects.append(Connect(welcome.data))
@@ -270,9 +302,8 @@ class WorkerMachine:
         for model, slot in self.slots.items():
             effects.append(Subscribe(control_topic(model), on=True))
             slot.shared = self.shared
-            on = slot.mode == "following" and not self.shared
+            on = slot.holds.mode == "following" and not self.shared
             effects.append(Subscribe(data_topic(model), on=on))
-            slot.expect()
             effects += slot.reconnected(welcome.epoch, welcome.models.get(model, 0), now)
         return effects
 
@@ -308,43 +339,20 @@ class WorkerMachine:
         """Say goodbye, even from outside: our hello may have been heard, its answer not yet."""
         return [Send(Bye())]
 
-    # What the user does.
+    # What is told that is no message.
 
-    def taken(self, model: str, key: Key) -> list[Effect]:
-        """Somebody has begun to apply a version that was ready."""
-        return self.slots[model].taken(key)
-
-    def applied(self, model: str, key: Key, now: float, digest: str = "") -> list[Effect]:
-        """A version that was ready runs now. `digest`, if it was hashed only then."""
-        effects = self.slots[model].applied(key, now, digest)
-        if self.inside and self.applied_epoch > self.epoch:
+    def happened(self, event: Happening, now: float) -> list[Effect]:
+        """Take how an effect has ended, or what became of a version that was ready."""
+        if event.model not in self.slots:  # it is the publisher's probe
+            welcome, self._welcomed = self._welcomed, None
+            if welcome is None or not isinstance(event, Opened):
+                return []
+            return self._enter(welcome, event.memory, now)
+        effects = self.slots[event.model].happened(event, now)
+        applied = isinstance(event, Report) and event.what == "applied"
+        if applied and self.inside and self.applied_epoch > self.epoch:
             effects += self._hello(now)  # it came from a later publisher than the one we follow
         return effects
-
-    def stale(self, model: str, key: Key, now: float) -> list[Effect]:
-        """A version that was ready is gone from shared memory."""
-        return self.slots[model].stale(key, now)
-
-    def failed(
-        self,
-        model: str,
-        key: Key,
-        text: str,
-        now: float,
-        *,
-        intact: bool = True,
-        full: bool = False,
-    ) -> list[Effect]:
-        """A version that was ready could not be applied; unless `intact`, no version runs now."""
-        return self.slots[model].failed(key, text, now, intact=intact, full=full)
-
-    def put_back(self, model: str, key: Key) -> list[Effect]:
-        """Somebody could not apply a version just now, and will be offered it again."""
-        return self.slots[model].put_back(key)
-
-    def dropped(self, model: str, key: Key, now: float) -> list[Effect]:
-        """A version that was ready was replaced before anybody took it."""
-        return self.slots[model].dropped(key, now)
 
     # Time.
 

@@ -8,7 +8,8 @@ Theory of operation: each chunk is in one of four states, one byte each.
        └─────lend────────┴─> LENT ──damaged, cut off──> MISSING
 
 A chunk is lent while its bytes are being received straight into their place: whatever else comes
-of it meanwhile is ignored, since nobody may write there twice.
+of it meanwhile is ignored, since nobody may write there twice. All are while the version is copied
+from shared memory.
 
 Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
 fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing has
@@ -23,11 +24,11 @@ from numpy.typing import NDArray
 
 from ...codecs.checksum import digest
 from ...codecs.chunks import ChunkPlan
-from ...codecs.layout import Layout
 from ...codecs.native import crc32c
 from ..lease import Lease
 from ..limits import WINDOW_CHUNKS, Timing
 from ..messages import Announce, Buffer, Chunk
+from ..staged import Copying, SharedMemory
 
 MISSING, ASKED, HERE, LENT = 0, 1, 2, 3
 DAMAGED_MAX = 16  # damaged chunks that are asked for again at once, before patience decides
@@ -38,7 +39,6 @@ class Transfer:
 
     Args:
         announce: What the publisher said of the version.
-        layout: Its layout.
         buffer: `announce.nbytes` writable bytes.
         now: The time.
         timing: How long to wait.
@@ -47,12 +47,11 @@ class Transfer:
     def __init__(
         self,
         announce: Announce,
-        layout: Layout,
         buffer: NDArray[np.uint8],
         now: float,
         timing: Timing,
     ) -> None:
-        self.announce, self.layout, self.buffer = announce, layout, buffer
+        self.announce, self.buffer = announce, buffer
         self.plan = ChunkPlan(announce.nbytes, announce.chunk_bytes)
         self.key = (announce.epoch, announce.version)
         self.here = 0  # chunks that have arrived
@@ -72,7 +71,13 @@ class Transfer:
         self._end_asked = False
         self._lease: Lease | None = None  # of the chunk that is LENT
         self._lent = (0, 0)  # which chunk, and how much of it was here when we looked last
+        self._copying: Copying | None = None  # then all are LENT
         self._pulling = False  # nothing more will be pushed, as far as we can tell
+
+    @property
+    def progress(self) -> int:
+        """Chunks that are here, and sound as far as it is known."""
+        return self.here if self._copying is None else self._copying.count
 
     @property
     def complete(self) -> bool:
@@ -128,28 +133,37 @@ class Transfer:
         self._lease = Lease(self.buffer.data[begin:end], chunk, self.revoke)
         return self._lease
 
-    def revoke(self) -> None:
-        """Nobody may write into the buffer any more."""
-        if self._lease is None:
-            return
-        self._lease.live, self._lease = False, None
-        index, _ = self._lent
-        self._states[index] = MISSING
-        self._cursor = min(self._cursor, index)
+    def revoke(self) -> bool:
+        """Nobody may write into the buffer any more; return False if somebody will, until told."""
+        if self._copying is not None:
+            self._copying.live = False
+            return False
+        if self._lease is not None:
+            self._lease.live, self._lease = False, None
+            index, _ = self._lent
+            self._states[index] = MISSING
+            self._cursor = min(self._cursor, index)
+        return True
 
     def end(self, digest: str) -> None:
         """Take the digest of the whole: no more chunks will be pushed."""
         self.digest, self._pulling = digest, True
 
-    def read(self, data: NDArray[np.uint8]) -> None:
-        """Take every chunk from memory that holds the whole version."""
-        self.revoke()
-        for index in range(self.plan.count):
-            begin, end = self.plan.span(index)
-            np.copyto(self.buffer[begin:end], data[begin:end])
-            self._states[index] = HERE
-            self._crcs[index] = crc32c(self.buffer[begin:end])
-        self.here, self._asked, self._cursor = self.plan.count, 0, self.plan.count
+    def copy(self, memory: SharedMemory) -> Copying:
+        """Lend the whole, of which nothing is here, to whoever copies it from shared memory."""
+        self._states = bytearray([LENT]) * self.plan.count
+        announce = self.announce
+        self._copying = Copying(announce.model, self.key, memory, self.buffer, self.plan)
+        return self._copying
+
+    def copied(self, crcs: NDArray[np.uint32] | None, now: float) -> None:
+        """The copy has ended, with these checksums; without: all of it is to be fetched."""
+        here = crcs is not None
+        self._copying, self._states = None, bytearray([HERE if here else MISSING]) * self.plan.count
+        self._cursor = 0
+        if crcs is not None:
+            self._crcs, self.here = crcs, self.plan.count
+        self._heard_at = now
 
     def pull(self) -> None:
         """Nothing will be pushed: fetch at once."""

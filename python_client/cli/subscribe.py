@@ -8,7 +8,8 @@ from ...bus.errors import AddressError, ApplyError
 from ...bus.messages import check_name
 from ...bus.net import endpoints
 from ...codecs.errors import WeightBusError
-from ..subscriber import Subscriber, Update
+from ..applying import Update
+from ..subscriber import Subscriber
 from .outcome import DONE, Stopped, UsageError
 from .screen import DIM, Screen, counted, size
 

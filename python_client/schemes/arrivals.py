@@ -2,7 +2,7 @@
 
 import threading
 
-from ..subscriber import Update
+from ..applying import Update
 
 
 class Arrivals:

@@ -7,8 +7,9 @@ from ...bus.errors import ClosedError
 from ...bus.limits import Timing
 from ...codecs.apply import Reader
 from ...codecs.layout import Layout
+from ..applying import Update
 from ..reading import READING_SECONDS
-from ..subscriber import Subscriber, Update
+from ..subscriber import Subscriber
 from ..targets import MemoryTarget
 from .destination import Destination
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from ...bus.errors import ApplyError, TornError
 from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
+from ..applying import Update
 from ..reading import READING_SECONDS
-from ..subscriber import Update
 from .destination import Destination
 from .handing import Answer, Outcome, hand_over, weights_of
 from .subject import POLICY

@@ -15,8 +15,8 @@ from ...codecs.apply import Reader
 from ...codecs.layout import Layout, trimmed
 from ...codecs.numpy_tensors import Memory
 from ...codecs.state import is_module
+from ..applying import Update
 from ..reading import READING_SECONDS, ReadingLock
-from ..subscriber import Update
 from .arrivals import Arrivals
 from .strategy import WeightStrategy
 from .subject import POLICY, Subject

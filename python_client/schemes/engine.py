@@ -19,8 +19,8 @@ from typing import Protocol, TypeAlias
 from ...bus.receipt import Receipt
 from ...codecs.outline import Leaf
 from ...codecs.state import State, state_of
+from ..applying import Update
 from ..reading import READING_SECONDS
-from ..subscriber import Update
 
 TIMEOUT = 60.0  # seconds that a call waits unless it is told otherwise
 ANSWER_SECONDS = 5.0  # beyond its deadline, what an engine's thread is allowed to answer

@@ -8,8 +8,10 @@ from weightbus.bus.effects import Effect, Ready, Renamed, Send
 from weightbus.bus.limits import STAGING_BYTES_MAX
 from weightbus.bus.messages import encode
 from weightbus.bus.staged import StagedVersion
+from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.codecs.layout import Layout, difference
+from weightbus.tests.performing import done
 
 Case = dict[str, Any]
 Blob = Callable[[dict[str, str]], bytes]
@@ -68,7 +70,7 @@ class Player:
             self._perform(self._machine.tick(self._now))
 
     def _perform(self, effects: list[Effect]) -> None:
-        for effect in effects:
+        for effect in done(self._machine, effects, self._now):
             if isinstance(effect, Send):
                 self._sent.append(json.loads(encode(effect.message)))
             elif isinstance(effect, Renamed):
@@ -79,10 +81,11 @@ class Player:
     def _apply(self, staged: StagedVersion) -> list[Effect]:
         model, key = staged.model, staged.key
         outcome, *self._applies = self._applies or ["done"]
-        self._machine.taken(model, key)
+        what: Outcome = "applied" if outcome == "done" else "declined"
         if outcome == "done":
             self._runs[model] = staged.version
-            return self._machine.applied(model, key, self._now)
-        if outcome == "torn":
-            self._runs[model] = 0
-        return self._machine.failed(model, key, "no", self._now, intact=outcome != "torn")
+        elif outcome == "torn":
+            what, self._runs[model] = "torn", 0
+        told: tuple[Outcome, ...] = ("taken", what)
+        events = [Report(model, key, each, "no") for each in told]
+        return [e for event in events for e in self._machine.happened(event, self._now)]

@@ -1,0 +1,93 @@
+"""A worker's second thread, for what takes long: the first must answer pings meanwhile.
+
+It copies versions from shared memory, one after another, and touches memory ahead of its first use
+when there is nothing to copy. It starts with the first thing to do.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import closing
+
+from ..limits import MODELS_MAX
+from ..memory.staging import copying
+from ..staged import Copying
+from ..worker.events import Copied
+
+log = logging.getLogger("weightbus.worker")
+
+CLOSE_SECONDS = 5.0  # for the step that it is at, which takes some milliseconds
+
+
+class Copier:
+    """What is to be copied, and touched.
+
+    Args:
+        done: Told how each copy has ended; called in the thread of its own.
+    """
+
+    def __init__(self, done: Callable[[Copied], None]) -> None:
+        self._done = done
+        self._changed = threading.Condition()
+        self._copies: deque[Copying] = deque()  # each has a buffer, so there are few
+        # What a publisher may ask for again and again: the oldest are forgotten, at no loss.
+        self._ahead: deque[Generator[None]] = deque(maxlen=MODELS_MAX)
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def copy(self, copy: Copying) -> None:
+        """Copy a version, soon."""
+        self._copies.append(copy)
+        self._go()
+
+    def ahead(self, steps: Generator[None]) -> None:
+        """Do this when there is time, step by step."""
+        self._ahead.append(steps)
+        self._go()
+
+    def close(self) -> None:
+        """End the thread, in the middle of what it does."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
+
+    def _go(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="weightbus-copy", daemon=True)
+            self._thread.start()
+        with self._changed:
+            self._changed.notify()
+
+    # For the thread itself.
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._changed:
+                self._changed.wait_for(lambda: self._copies or self._ahead or self._closed)
+            if self._copies:
+                self._copy(self._copies.popleft())
+            elif self._ahead:
+                self._touch(self._ahead.popleft())
+        self._copies.clear()
+        self._ahead.clear()
+
+    def _copy(self, copy: Copying) -> None:
+        crcs = None
+        with closing(copying(copy)) as steps:
+            try:
+                while not self._closed:
+                    next(steps)
+            except StopIteration as end:
+                crcs = end.value
+            except Exception:  # it can still be fetched
+                log.exception("%s version %d cannot be copied", copy.model, copy.key[1])
+        self._done(Copied(copy, crcs))
+
+    def _touch(self, steps: Generator[None]) -> None:
+        for _ in steps:
+            if self._closed or self._copies:
+                self._ahead.appendleft(steps)
+                return

@@ -1,0 +1,80 @@
+"""What became of the versions of one model that were applied here, or could not be. (W15, W24)"""
+
+from ..effects import Effect, Rejected
+from ..limits import APPLIES_MAX, TEXT_MAX
+from ..messages import Failed, Running
+from . import reports
+from .asking import Asking
+from .events import Report
+from .holdings import Held, Holdings, Key
+
+
+class Applying:
+    """What runs, and what did not.
+
+    Args:
+        model: The model's name.
+        holds: Its versions that are here.
+        asking: Told which version to try again later.
+    """
+
+    def __init__(self, model: str, holds: Holdings, asking: Asking) -> None:
+        self._model, self._holds, self._asking = model, holds, asking
+        self.torn = 0  # applies in a row that failed half-way: while there is one, nothing runs
+        self.epoch = 0  # the greatest of which bytes were written into the model
+        self.stale: Key = (0, 0)  # was not to be had from shared memory: it is to be fetched
+        self._failure: Failed | None = None  # the last one, until another version is begun
+
+    def became(self, held: Held, report: Report, now: float) -> list[Effect]:
+        """Take what the user did with a version that was ready; say what that means."""
+        older, staged = self._holds.at("running"), held.staged
+        match report.what:
+            case "applied" if staged is not None:
+                self._holds.move(held, "applied")
+                self._holds.move(older, "newer")
+                return [self.runs(held, Running(*held.key, report.digest or staged.digest))]
+            case "torn":  # the model holds parts of two; what is tried next comes verified
+                self._holds.move(older, "torn")
+                self.stale, self.torn = held.key, self.torn + 1
+                self.epoch = max(self.epoch, held.key[0])
+                self._holds.move(held, "torn" if self.torn < APPLIES_MAX else "declined")
+                return self.fail(held.key, "apply", report.text)[:1]
+            case "declined":
+                self._holds.move(held, "declined")
+                return self.fail(held.key, "apply", report.text)[:1]
+            case "failed":
+                self._asking.put_off(held.key, now)
+                self._holds.move(held, "failed")
+                return self.fail(held.key, "no-memory", report.text)[:1]
+            case _:
+                self.stale = held.key if report.what == "stale" else self.stale
+                self._holds.move(held, report.what)
+                return []
+
+    def runs(self, held: Held, running: Running) -> Effect:
+        """A version runs by this name; say so."""
+        held.running = running
+        self.torn, self.epoch = 0, max(self.epoch, running.epoch)
+        known = self._failure
+        if known is not None and (known.epoch, known.version) <= held.key:
+            self._failure = None
+        return reports.applied(self._model, running)
+
+    def begun(self) -> None:
+        """A version is on its way: forget why another was not. (That nothing runs is said on.)"""
+        if not self.torn:
+            self._failure = None
+
+    def fail(self, key: Key, code: str, text: str) -> list[Effect]:
+        """Tell the publisher and the user that a version is not taken."""
+        epoch, version = key
+        self._failure = Failed(
+            model=self._model, epoch=epoch, version=version, code=code, text=text[:TEXT_MAX]
+        )
+        return [*self.failure(), Rejected(self._model, epoch, version, code, text)]
+
+    def failure(self) -> list[Effect]:
+        """Say what was not taken last, if it still counts."""
+        if self._failure is None:
+            return []
+        return [reports.failed(self._failure, torn=bool(self.torn))]

@@ -1,0 +1,69 @@
+"""What a worker's machine is told that is no message: how its effects ended, and what users do."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..staged import Copying, SharedMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """There is memory, as `Reserve` asked for; or there is none."""
+
+    model: str
+    key: tuple[int, int] | None
+    buffer: NDArray[np.uint8] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Shared memory is open, as `Open` asked for; None: it is not of this host."""
+
+    model: str
+    key: tuple[int, int]
+    memory: SharedMemory | None
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy has ended, with the checksum of each chunk; None: it is of no use.
+
+    The memory was locked, or held another version before or after the copy, or nobody wanted it.
+    """
+
+    copying: Copying
+    crcs: NDArray[np.uint32] | None
+
+    @property
+    def model(self) -> str:
+        """Of which model."""
+        return self.copying.model
+
+
+Outcome = Literal["taken", "put-back", "applied", "declined", "failed", "torn", "stale", "newer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of a version that was ready: an event of `phases.py`.
+
+    Attributes:
+        model, key: Which one.
+        what: `declined`: it was turned down, or did not fit, and what ran before still runs;
+            `failed`: there was no room for it, which there may be later; `torn`: it failed
+            half-way, and nothing runs; `newer`: another is or will be applied in its place.
+        text: Why, where it was not applied.
+        digest: What the bytes hash to, if they were hashed only when they were applied.
+    """
+
+    model: str
+    key: tuple[int, int]
+    what: Outcome
+    text: str = ""
+    digest: str = ""
+
+
+Happening = Granted | Opened | Copied | Report

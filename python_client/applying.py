@@ -1,0 +1,216 @@
+"""Applying versions where the user wants it: hooks, the lock of readers, and what to report."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from numpy.typing import NDArray
+
+from ..bus.errors import not_applied
+from ..bus.net.handoff import Handoff
+from ..bus.staged import OverwrittenError, StagedVersion, StaleError
+from ..bus.worker.events import Outcome, Report
+from ..codecs.apply import as_arrays
+from ..codecs.checksum import digest_of
+from .reading import InUseError, ReadingLock
+from .targets import Target
+
+log = logging.getLogger("weightbus.subscriber")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A version that was just applied.
+
+    Attributes:
+        model, epoch, version: Its name and number.
+        nbytes: Bytes of its tensors.
+        digest: What its bytes hash to, as the publisher was told; empty if it was read from shared
+            memory and nobody asked for it.
+        seconds: How long the copy into the target took.
+    """
+
+    model: str
+    epoch: int
+    version: int
+    nbytes: int
+    digest: str
+    seconds: float
+
+
+class Offer:
+    """A version that is about to be applied, for `before_apply`.
+
+    Attributes:
+        model, epoch, version: Its name and number.
+        nbytes: Bytes of its tensors.
+        digest: What its bytes hash to; empty if it is read from shared memory.
+    """
+
+    def __init__(self, staged: StagedVersion) -> None:
+        self.model, self.epoch, self.version = staged.model, staged.epoch, staged.version
+        self.nbytes, self.digest = staged.layout.nbytes, staged.digest
+        self._staged = staged
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return its tensors as read-only arrays by name; valid until the hook returns."""
+        return as_arrays(self._staged.layout, self._staged.data)
+
+
+class Applier:
+    """What applies the versions that are ready, in whatever thread it is called.
+
+    Args:
+        targets: By model, where its versions go.
+        handoff: Where they are left.
+        runs: By model, what was applied last; changed under `handoff.changed`.
+        tell: Takes word of what became of each.
+        before_apply, on_commit: The user's hooks.
+    """
+
+    def __init__(
+        self,
+        targets: Mapping[str, Target],
+        handoff: Handoff,
+        runs: dict[str, Update],
+        tell: Callable[[Report], None],
+        before_apply: Callable[[Offer], None] | None,
+        on_commit: Callable[[Update], None] | None,
+    ) -> None:
+        self._targets, self._handoff, self._runs, self._tell = targets, handoff, runs, tell
+        self._before_apply, self._on_commit = before_apply, on_commit
+        self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
+        self.lock = ReadingLock()
+        self.in_hook = False
+
+    @property
+    def hooked(self) -> bool:
+        """Whether there are hooks, which may take their time."""
+        return self._on_commit is not None or self._before_apply is not None
+
+    def receive(self, timeout: float) -> Update | None:
+        """Apply the newest version that is ready, waiting for one; see `Subscriber.receive`."""
+        self.lock.check_not_reading()
+        deadline = time.monotonic() + timeout
+        while True:
+            staged = self._handoff.take(max(0.0, deadline - time.monotonic()))
+            if staged is None:
+                return None
+            try:
+                self._approve(staged)
+                with self._writing(staged, max(0.0, deadline - time.monotonic())):
+                    update = self._apply(staged)
+                if update is not None:
+                    return update
+            except InUseError:  # somebody is reading and does not leave: later, then
+                self._say(staged, "put-back")
+                if not self._handoff.put_back(staged):  # a newer one has come meanwhile
+                    self._say(staged, "newer")
+                return None
+            except StaleError:  # a newer version took its place in shared memory: wait for that
+                self._say(staged, "stale")
+
+    def at_once(self, staged: StagedVersion) -> bool:
+        """Apply a version unless somebody is reading; return whether that is done with."""
+        try:
+            with self._writing(staged, 0.0):
+                self._apply(staged)
+        except InUseError:
+            return False
+        except StaleError:
+            self._say(staged, "stale")
+        return True
+
+    def _say(self, staged: StagedVersion, what: Outcome, text: str = "", digest: str = "") -> None:
+        self._tell(Report(staged.model, staged.key, what, text, digest))
+
+    def _approve(self, staged: StagedVersion) -> None:
+        """Let the user look at a version, once, while readers go on with the one before."""
+        if self._before_apply is None or self._outdated(staged):
+            return
+        if self._approved.get(staged.model) == staged.key:
+            return  # it was put back since: readers did not leave
+        self._say(staged, "taken")
+        try:
+            with staged.reading():
+                self._call(self._before_apply, Offer(staged))
+        except StaleError:
+            raise
+        except BaseException as error:
+            self._failed(staged, error, intact=True)
+        self._approved[staged.model] = staged.key
+
+    def _outdated(self, staged: StagedVersion) -> bool:
+        running = self._runs.get(staged.model)
+        return running is not None and (running.epoch, running.version) >= staged.key
+
+    def _writing(self, staged: StagedVersion, timeout: float) -> AbstractContextManager[None]:
+        return self.lock.writing(timeout, f"applying {staged.model} version {staged.version}")
+
+    def _apply(self, staged: StagedVersion) -> Update | None:
+        """Apply a version; what fails once bytes have changed leaves none, unless it is undone."""
+        if self._outdated(staged):
+            self._say(staged, "newer")  # another thread was faster, with a newer one
+            return None
+        self._say(staged, "taken")
+        target, mended = self._targets[staged.model], False
+        try:
+            update = self._copy(staged, target)
+            mended = self.lock.mend(staged.model)
+            if self._on_commit is not None:
+                self._call(self._on_commit, update)
+            target.settle()
+        except BaseException as error:
+            if isinstance(error, StaleError) and not isinstance(error, OverwrittenError):
+                raise  # nothing was copied
+            self._failed(staged, error, intact=_undone(target) and not mended)
+        # Here first, then at the publisher: whoever waits for its receipt must find it here.
+        with self._handoff.changed:
+            self._runs[staged.model] = update
+            self._handoff.changed.notify_all()
+        self._say(staged, "applied", digest=update.digest)
+        return update
+
+    def _call(self, hook: Callable[[T], None], told: T) -> None:
+        self.in_hook = True
+        try:
+            hook(told)
+        finally:
+            self.in_hook = False
+
+    def _copy(self, staged: StagedVersion, target: Target) -> Update:
+        before, digest = time.perf_counter(), staged.digest
+        with staged.reading():
+            target.apply(staged)
+            if staged.hash_chunks:
+                digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
+        nbytes, seconds = staged.layout.nbytes, time.perf_counter() - before
+        return Update(staged.model, staged.epoch, staged.version, nbytes, digest, seconds)
+
+    def _failed(self, staged: StagedVersion, error: BaseException, *, intact: bool) -> NoReturn:
+        """Tell everybody that a version could not be applied, and what runs then."""
+        told = not_applied(staged.model, staged.epoch, staged.version, error, intact=intact)
+        if not intact:
+            self.lock.tear(staged.model, told)
+            with self._handoff.changed:
+                self._runs.pop(staged.model, None)
+                self._handoff.changed.notify_all()
+        full: Outcome = "failed" if told.code == "no-memory" else "declined"
+        self._say(staged, full if intact else "torn", f"{type(error).__name__}: {error}")
+        if not isinstance(error, Exception):
+            raise error
+        raise told
+
+
+def _undone(target: Target) -> bool:
+    """Have a target hold what it held before, if it can; return whether it does."""
+    try:
+        return target.undo()
+    except Exception:
+        log.exception("what was there before could not be put back")
+        return False
