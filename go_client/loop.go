@@ -150,6 +150,9 @@ func (l *loop) perform(effects []wbp.Effect) {
 			l.tell(Event{Kind: Joined, Epoch: effect.Epoch})
 		case wbp.Lost:
 			l.tell(Event{Kind: Lost, Text: "the publisher is silent"})
+		case wbp.Unheard:
+			l.tell(Event{Kind: Unheard, Text: "nothing published comes from " + effect.Endpoint + ", so everything is " +
+				"fetched: does a firewall stand in the way of it?"})
 		case wbp.Refused:
 			l.handoff.refuse(&RefusedError{l.address, l.name, effect.Code, effect.Text})
 			l.tell(Event{Kind: Refused, Code: effect.Code, Text: effect.Text})

@@ -61,6 +61,7 @@ const (
 	Joined       EventKind = "joined"       // the publisher has let this worker in
 	Lost         EventKind = "lost"         // the publisher is silent; the worker goes on asking
 	Refused      EventKind = "refused"      // the publisher refuses this worker; it goes on asking
+	Unheard      EventKind = "unheard"      // nothing that is published reaches the worker; everything is fetched
 	Disconnected EventKind = "disconnected" // a connection broke, or could not be made; it is made again
 )
 

@@ -84,6 +84,14 @@ def test_citations_of_a_client_name_rules_that_there_are(folder: str) -> None:
     assert not {rule: places for rule, places in cited.items() if rule not in of_rules()}
 
 
+@pytest.mark.parametrize("folder", ["node_client/src", "go_client"])
+def test_every_rule_of_workers_and_layouts_is_cited_by_a_client(folder: str) -> None:
+    missing = {rule for rule in of_rules() if rule[0] in "WL"} - set(
+        citations(client_words(folder))
+    )
+    assert not missing, f"cite where it is kept: {sorted(missing)}"
+
+
 def test_no_line_cites_many_rules() -> None:
     lines = [*python_words(), *(line for folder in CLIENTS for line in client_words(folder))]
     many = [

@@ -70,7 +70,8 @@ export class Layout {
 function jsonOf(bytes: Uint8Array): Uint8Array {
   const buffer = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const size = buffer.length < PREFIX_BYTES ? -1n : buffer.readBigUInt64LE();
-  if (size < 0n || size > LAYOUT_BYTES_MAX || buffer.length !== PREFIX_BYTES + Number(size)) {
+  const length = PREFIX_BYTES + Number(size); // L1
+  if (size < 0n || size > LAYOUT_BYTES_MAX || buffer.length !== length) {
     throw new LayoutError(
       `a layout of ${buffer.length} bytes; it must be 8 bytes with the length of its JSON, and ` +
         `then that JSON, of at most ${LAYOUT_BYTES_MAX} bytes`,
@@ -82,7 +83,7 @@ function jsonOf(bytes: Uint8Array): Uint8Array {
 /** Order the tensors by where they lie, and check that they lie end to end. */
 function place(entries: ReadonlyMap<string, Entry>): TensorSpec[] {
   const specs = [...entries].map(([name, entry]) => check(name, entry));
-  specs.sort((a, b) => a.begin - b.begin || a.end - b.end);
+  specs.sort((a, b) => a.begin - b.begin || a.end - b.end); // L8
   let at = 0;
   for (const { name, begin, end } of specs) {
     if (begin !== at) {
@@ -94,7 +95,7 @@ function place(entries: ReadonlyMap<string, Entry>): TensorSpec[] {
 }
 
 function check(name: string, { dtype, shape, begin, end }: Entry): TensorSpec {
-  checkName(name);
+  checkName(name); // L4
   if (!isDtype(dtype)) {
     const known = Object.keys(BITS).join(", ");
     throw new LayoutError(`tensor ${show(name)} has dtype ${show(dtype)}; known are ${known}`);
@@ -102,7 +103,7 @@ function check(name: string, { dtype, shape, begin, end }: Entry): TensorSpec {
   if (shape.length > RANK_MAX) {
     throw new LayoutError(`tensor ${show(name)} has ${shape.length} dimensions of ${RANK_MAX}`);
   }
-  const nbytes = tensorBytes(dtype, shape);
+  const nbytes = tensorBytes(dtype, shape); // L6, L7
   if (nbytes !== end - begin) {
     throw new LayoutError(
       `tensor ${show(name)}: bytes ${begin} to ${end} are not what ${dtype} [${shape}] fills` +

@@ -37,14 +37,14 @@ const [ZERO, NINE, SPACE] = [0x30, 0x39, 0x20];
 export function readHeader(json: Uint8Array): Header {
   if (!isUtf8(json)) throw new LayoutError("the layout is not UTF-8");
   if (json[0] !== OPEN) throw new LayoutError("the layout must begin with '{'");
-  const reader = new Reader(json);
+  const reader = new Reader(json); // L2
   const entries = new Map<string, Entry>();
   let metadata: Map<string, string> | undefined;
   reader.object((key) => {
-    if (entries.has(key) || (key === METADATA && metadata !== undefined)) reader.twice(key);
+    if (entries.has(key) || (key === METADATA && metadata !== undefined)) reader.twice(key); // L3
     if (key === METADATA) metadata = readTexts(reader);
     else entries.set(key, readEntry(reader));
-    if (entries.size > TENSORS_MAX) reader.fail(`more than ${TENSORS_MAX} tensors`);
+    if (entries.size > TENSORS_MAX) reader.fail(`more than ${TENSORS_MAX} tensors`); // L4
   });
   reader.end();
   return { entries, metadata: metadata ?? new Map() };
@@ -159,7 +159,7 @@ class Reader {
       if (this.#at - begin > DIGITS_MAX) break;
     }
     const digits = this.#at - begin;
-    const padded = digits > 1 && this.bytes[begin] === ZERO;
+    const padded = digits > 1 && this.bytes[begin] === ZERO; // L5
     if (digits === 0 || padded || value > INTEGER_MAX) {
       this.fail("no integer from 0 to 2^53-1 without a sign");
     }

@@ -64,6 +64,7 @@ export class WorkerMachine {
   #subscribed = false;
   #heardAt = 0;
   #helloAt = Number.NEGATIVE_INFINITY;
+  #unheardSince: number | null = null; // the session began, and nothing published came since
   #answeredAt = 0; // that is, heard on the control channel
   // When hello was said, or the control connection changed, and nothing came on it since.
   #unansweredSince: number | null = null;
@@ -103,7 +104,8 @@ export class WorkerMachine {
     if (!this.inside) return [];
     const effects: Effect[] = [];
     if (!this.#subscribed) {
-      this.#subscribed = true; // the first one proves that the subscription has arrived
+      this.#subscribed = true; // the first one proves that the subscription has arrived: W18
+      this.#unheardSince = null;
       effects.push(send({ type: "ping", subscribed: true }));
     }
     return [...effects, ...this.#receive(frames.slice(1), now, true)];
@@ -129,7 +131,7 @@ export class WorkerMachine {
       return decode(frames);
     } catch (error) {
       if (!(error instanceof ProtocolError)) throw error;
-      if (counts) this.malformed += 1;
+      if (counts) this.malformed += 1; // W21
       return null;
     }
   }
@@ -142,12 +144,12 @@ export class WorkerMachine {
       this.#unansweredSince = null;
     }
     const { message } = decoded;
-    if (message.type === "ping") return [send({ type: "pong", token: message.token })];
+    if (message.type === "ping") return [send({ type: "pong", token: message.token })]; // W18
     if (message.type === "welcome") return pushed ? [] : this.#welcome(message, now);
     if (message.type === "refuse") return this.#refuse(message, now);
     if (!this.inside) return [];
     // The publisher restarted, or our welcome was damaged: only hello settles who is right.
-    if (message.epoch !== this.epoch) return this.hello(now);
+    if (message.epoch !== this.epoch) return this.hello(now); // W3
     this.#heardAt = now;
     if (message.type === "pong") return this.#hearOf(message.models, now);
     const slot = this.slots.get(message.model);
@@ -169,6 +171,7 @@ export class WorkerMachine {
         return this.hello(now);
       case "gone":
       case "range": {
+        // W27
         const slot = this.inside && model !== null ? this.slots.get(model) : undefined;
         return slot?.gone(refuse, now) ?? [{ do: "notice", code, text }];
       }
@@ -193,7 +196,7 @@ export class WorkerMachine {
   /** Say hello, unless that was done a moment ago. */
   hello(now: number): Effect[] {
     if (now - this.#helloAt < this.timing.helloRetry) return [];
-    this.#helloAt = now;
+    this.#helloAt = now; // W1
     this.#unansweredSince ??= now;
     const models = new Map<string, Running | null>();
     for (const [model, slot] of this.slots) models.set(model, slot.running);
@@ -204,17 +207,18 @@ export class WorkerMachine {
 
   #welcome(welcome: Welcome, now: number): Effect[] {
     if (welcome.epoch < this.appliedEpoch) {
-      const text =
+      const text = // W2
         `the publisher is of epoch ${welcome.epoch}, but this worker runs weights of the later ` +
         `epoch ${this.appliedEpoch}: connect it to the newer publisher`;
       return [{ do: "refused", code: "stale-epoch", text }];
     }
     this.#ages.heard(welcome.epoch, welcome.age_ms, this.appliedEpoch, now);
     this.#heardAt = now;
-    // The answer to a second hello:
+    // The answer to a second hello (W29):
     if (this.inside && welcome.epoch === this.epoch) return this.#hearOf(welcome.models, now);
-    this.#turn("welcomed"); // W2
+    this.#turn("welcomed"); // W28
     this.epoch = welcome.epoch;
+    this.#unheardSince = now;
     this.#subscribed = false;
     this.#pingEvery = Math.min(this.timing.ping, welcome.ping_ms);
     const effects: Effect[] = [{ do: "joined", epoch: welcome.epoch }];
@@ -249,8 +253,18 @@ export class WorkerMachine {
     const since = this.#unansweredSince;
     if (since !== null && now - since >= lostAfter) return true;
     // What comes in a frame of a damaged length is swallowed, until that is full.
-    const deaf = now - this.#answeredAt >= deafAfter;
+    const deaf = now - this.#answeredAt >= deafAfter; // W19
     return this.inside && (deaf || now - this.#heardAt >= lostAfter);
+  }
+
+  /** Tell the user, once in a session, that nothing published comes. */
+  #unheard(now: number): Effect[] {
+    if (this.#unheardSince === null || now - this.#unheardSince < this.timing.lostAfter) return [];
+    this.#unheardSince = null; // W33
+    const text =
+      `nothing published comes from ${this.#data}, so everything is fetched: does a firewall stand ` +
+      "in the way of it?";
+    return [{ do: "notice", code: "nothing-published", text }];
   }
 
   #callAgain(): Effect[] {
@@ -272,7 +286,7 @@ export class WorkerMachine {
 
   /** Say goodbye, even from outside: our hello may have been heard, its answer not yet. */
   close(): Effect[] {
-    return [send({ type: "bye" })];
+    return [send({ type: "bye" })]; // W22
   }
 
   // What the user does.
@@ -307,9 +321,9 @@ export class WorkerMachine {
     if (this.#silent(now)) return this.#callAgain();
     if (!this.inside) return [];
     const slots = [...this.slots.values()];
-    const effects = slots.flatMap((slot) => slot.tick(now));
+    const effects = [...slots.flatMap((slot) => slot.tick(now)), ...this.#unheard(now)];
     if (now - this.#pingedAt < this.#pingEvery) return effects;
-    this.#pingedAt = now;
+    this.#pingedAt = now; // W17, W18
     effects.push(send({ type: "ping", subscribed: this.#subscribed }));
     return [...effects, ...slots.flatMap((slot) => slot.repeat())];
   }

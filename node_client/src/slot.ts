@@ -85,7 +85,7 @@ export class Slot {
     }
     if (!this.#wants(announce)) return [];
     const held = this.holds.expect(announce);
-    const effects = this.#begin(held, now);
+    const effects = this.#begin(held, now); // W6 to W8
     if (held.phase !== "arriving" || pushed) return effects;
     held.transfer.pull(); // W31
     return [...effects, ...this.#pull(held, now)];
@@ -139,7 +139,7 @@ export class Slot {
     }
     held.transfer = new Transfer(announce, layout, held.buffer as Uint8Array, now, this.timing);
     this.holds.move(held, "begun");
-    if (this.#torn === 0) this.#failure = null; // that nothing runs is said on
+    if (this.#torn === 0) this.#failure = null; // that nothing runs is said on (W17)
     return effects;
   }
 

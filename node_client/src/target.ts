@@ -110,7 +110,7 @@ export class RegisteredTarget implements Target {
   }
 
   apply({ layout, data }: StagedVersion): ReadonlyMap<string, Tensor> {
-    this.#arrange(layout);
+    this.#arrange(layout); // W15: all is checked before the first byte is written
     const copies = this.#order.map(([spec, name]) => {
       const own = this.#tensors.get(name) as Tensor;
       const { byteLength } = own.data;

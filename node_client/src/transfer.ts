@@ -105,8 +105,8 @@ export class Transfer {
   /** Take a chunk; return whether it is new and sound. A chunk that is neither is ignored. */
   add(index: number, crc: number, payload: Uint8Array, now: number, pushed: boolean): boolean {
     if (index >= this.#plan.count) return false;
-    if (pushed) this.#pushed = Math.max(this.#pushed, index + 1);
-    if (!this.#put(index, crc, payload)) return false;
+    if (pushed) this.#pushed = Math.max(this.#pushed, index + 1); // W10
+    if (!this.#put(index, crc, payload)) return false; // W9
     this.#states[index] = HERE;
     this.#crcs[index] = crc;
     this.here += 1;
@@ -193,9 +193,9 @@ export class Transfer {
       this.#heardAt = now;
     }
     const silent = now - this.#heardAt;
-    if (silent >= this.timing.quiet) this.#pulling = true;
+    if (silent >= this.timing.quiet) this.#pulling = true; // W30
     if (silent >= this.#patience) {
-      this.#askAgain(now);
+      this.#askAgain(now); // W12, W32
       this.#patience = Math.min(2 * this.#patience, this.timing.patienceMax);
     }
     const ranges: Range[] = [];
@@ -203,7 +203,7 @@ export class Transfer {
       this.#endAsked = true;
       ranges.push({ first: 0, count: 0 });
     }
-    if (this.#asked <= WINDOW_CHUNKS / 2) this.#fill(ranges);
+    if (this.#asked <= WINDOW_CHUNKS / 2) this.#fill(ranges); // W11
     return ranges;
   }
 
@@ -248,7 +248,7 @@ export class Transfer {
   /** Something arrived: be patient in proportion to how long it took, for slow links. */
   #hear(now: number): void {
     this.#gap = Math.max(now - this.#heardAt, (this.#gap * 7) / 8);
-    const patience = Math.max(this.timing.patience, 4 * this.#gap);
+    const patience = Math.max(this.timing.patience, 4 * this.#gap); // W32
     this.#patience = Math.min(patience, this.timing.patienceMax);
     this.#heardAt = now;
   }

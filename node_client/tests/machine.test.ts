@@ -146,6 +146,19 @@ test("silence is loss", () => {
   assert.ok(!bench.machine.inside);
 });
 
+test("who hears nothing published is told so, once in a session", () => {
+  for (const published of [false, true]) {
+    const bench = new Bench();
+    if (published) bench.publish([header("beacon", { model: "m", epoch: 7, version: 0 })]);
+    const notices: string[] = [];
+    for (let second = 0; second < 20; second++) {
+      bench.control([header("pong", { epoch: 7 })]);
+      notices.push(...bench.wait(1000).flatMap((e) => (e.do === "notice" ? [e.code] : [])));
+    }
+    assert.deepEqual(notices, published ? [] : ["nothing-published"]);
+  }
+});
+
 test("whoever gets no answer calls again on new connections", () => {
   const bench = new Bench({ inside: false });
   const { machine } = bench;

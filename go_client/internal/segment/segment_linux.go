@@ -54,7 +54,7 @@ func (c *Cache) Open(shared *wbp.Shared, size int64) wbp.Segment {
 			return v
 		}
 	}
-	if !pathForm.MatchString(shared.Path) {
+	if !pathForm.MatchString(shared.Path) { // S4
 		return nil
 	}
 	v, err := open(shared, size)
@@ -142,7 +142,7 @@ func (v *view) Release() {
 
 // Copy calls copy with the data section, locked, if it is that of this version.
 func (v *view) Copy(model string, key wbp.Key, copy func(data []byte)) error {
-	if err := v.lock(); err != nil {
+	if err := v.lock(); err != nil { // S5
 		return wbp.ErrStale
 	}
 	defer v.unlock()

@@ -31,6 +31,8 @@ type (
 	}
 	// Joined says that the publisher has let this worker in.
 	Joined struct{ Epoch int64 }
+	// Unheard says that nothing published comes from an endpoint, so that everything is fetched.
+	Unheard struct{ Endpoint string }
 	// Lost says that the publisher is silent.
 	Lost struct{}
 	// Refused says that the publisher has something against this worker, or what it sent.

@@ -53,14 +53,14 @@ type Layout struct {
 // ByName returns the tensor that a name or an alias stands for, nil if there is none.
 func (l *Layout) ByName(name string) *Spec { return l.byName[name] }
 
-// ParseLayout reads a layout by rules L1 to L8 of the protocol.
+// ParseLayout reads a layout, and checks it.
 func ParseLayout(bytes []byte) (*Layout, error) {
-	if len(bytes) < 8 || uint64(len(bytes)-8) != binary.LittleEndian.Uint64(bytes) || len(bytes) > LayoutBytesMax {
+	if len(bytes) < 8 || uint64(len(bytes)-8) != binary.LittleEndian.Uint64(bytes) || len(bytes) > LayoutBytesMax { // L1
 		return nil, fmt.Errorf("a layout of %d bytes: it must say its length less 8 in the first 8, and have "+
 			"at most %d", len(bytes), LayoutBytesMax)
 	}
 	text := bytes[8:]
-	if len(text) == 0 || text[0] != '{' || !utf8.Valid(text) {
+	if len(text) == 0 || text[0] != '{' || !utf8.Valid(text) { // L2
 		return nil, fmt.Errorf("the layout must be UTF-8 that begins with '{'")
 	}
 	l := &Layout{Metadata: map[string]string{}, Aliases: map[string]string{}}
@@ -82,14 +82,14 @@ func ParseLayout(bytes []byte) (*Layout, error) {
 func (l *Layout) read(s *scanner) error {
 	seen := map[string]struct{}{}
 	err := s.object(func(key string) error {
-		if _, twice := seen[key]; twice {
+		if _, twice := seen[key]; twice { // L3
 			return s.fail(fmt.Sprintf("%.40q stands twice", key))
 		}
 		seen[key] = struct{}{}
 		if key == "__metadata__" {
 			return l.readMetadata(s)
 		}
-		if len(l.Tensors) >= TensorsMax {
+		if len(l.Tensors) >= TensorsMax { // L4
 			return s.fail(fmt.Sprintf("more than %d tensors", TensorsMax))
 		}
 		spec, err := readSpec(s, key)
@@ -177,11 +177,11 @@ func (l *Layout) place() error {
 	for i := range l.Tensors {
 		spec := &l.Tensors[i]
 		size, ok := TensorBytes(spec.DType, spec.Shape)
-		if !ok {
+		if !ok { // L5, L6
 			return fmt.Errorf("tensor %.40q: %.40q %s is no dtype and shape of a layout", spec.Name, spec.DType,
 				ShapeText(spec.Shape))
 		}
-		if spec.Begin != l.Bytes || spec.End-spec.Begin != size {
+		if spec.Begin != l.Bytes || spec.End-spec.Begin != size { // L7, L8
 			return fmt.Errorf("tensor %.40q (%s, %d bytes) claims bytes %d to %d; it must own %d to %d, since "+
 				"tensors lie end to end", spec.Name, spec, size, spec.Begin, spec.End, l.Bytes, l.Bytes+size)
 		}
@@ -207,7 +207,7 @@ func (l *Layout) name() error {
 		l.byName[alias] = l.byName[kept]
 	}
 	for name := range l.byName {
-		if len(name) < 1 || len(name) > NameBytesMax {
+		if len(name) < 1 || len(name) > NameBytesMax { // L4
 			return fmt.Errorf("the name %.40q has %d bytes; a name has 1 to %d", name, len(name), NameBytesMax)
 		}
 	}

@@ -45,6 +45,7 @@ type Machine struct {
 	answeredAt      time.Duration // that is, heard on the control channel
 	saidHelloAt     time.Duration
 	unansweredSince time.Duration // when hello was said, and nothing came since; never: there is none
+	unheardSince    time.Duration // when the session began, and nothing published came since; never: it is told
 	pingedAt        time.Duration
 	pingEvery       time.Duration
 	spare           []byte // for the payload of an announcement, kept so that small versions take no fresh memory
@@ -56,7 +57,7 @@ const spareMax = 1 << 20 // bytes of it
 func NewMachine(id Identity, models map[string]Model, bytesMax int64, timing Timing, opens Opens) *Machine {
 	m := &Machine{
 		identity: id, models: models, timing: timing, slots: map[string]*slot{}, opens: opens, ages: ages{}, session: outside,
-		saidHelloAt: never, unansweredSince: never, pingedAt: never, pingEvery: timing.Ping,
+		saidHelloAt: never, unansweredSince: never, unheardSince: never, pingedAt: never, pingEvery: timing.Ping,
 	}
 	if opens == nil {
 		m.opens = func(*Shared, int64) Segment { return nil }
@@ -89,8 +90,8 @@ func (m *Machine) ReceivePublished(frames [][]byte, lease *Lease, now time.Durat
 		return nil
 	}
 	var effects []Effect
-	if !m.subscribed { // the first one proves that the subscription has arrived
-		m.subscribed = true
+	if !m.subscribed { // the first one proves that the subscription has arrived: W18
+		m.subscribed, m.unheardSince = true, never
 		effects = append(effects, Send{&Ping{Subscribed: true, Shared: m.shared}})
 	}
 	return append(effects, m.receive(frames[1:], lease, now, true)...)
@@ -149,7 +150,7 @@ func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, push
 		return nil
 	}
 	message, err := Decode(frames[0], len(frames)-1)
-	if err != nil {
+	if err != nil { // W21
 		m.Malformed++
 		return nil
 	}
@@ -162,7 +163,7 @@ func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, push
 			return nil
 		}
 		return m.welcome(message, now)
-	case *Ping:
+	case *Ping: // W18
 		return []Effect{Send{&Pong{Token: message.Token, Models: map[string]int64{}}}}
 	case *Refuse:
 		m.heardAt = now
@@ -173,7 +174,7 @@ func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, push
 	case !m.inside():
 		return nil
 	case epoch != m.epoch:
-		// The publisher restarted, or our welcome was damaged: only hello settles who is right.
+		// The publisher restarted, or our welcome was damaged: only hello settles who is right (W3).
 		return m.helloIfDue(now)
 	}
 	m.heardAt = now
@@ -260,7 +261,7 @@ func (m *Machine) refused(r *Refuse, now time.Duration) []Effect {
 	case CodeUnknownWorker:
 		m.turn(unknown) // W20
 		return m.helloIfDue(now)
-	case CodeGone, CodeRange:
+	case CodeGone, CodeRange: // W27
 		if m.inside() && r.Model != nil && m.slots[*r.Model] != nil {
 			return m.slots[*r.Model].gone(r.Epoch, r.Version, now)
 		}
@@ -288,7 +289,7 @@ func (m *Machine) helloIfDue(now time.Duration) []Effect {
 	if now-m.saidHelloAt < m.timing.HelloRetry {
 		return nil
 	}
-	m.saidHelloAt = now
+	m.saidHelloAt = now // W1
 	if m.unansweredSince == never {
 		m.unansweredSince = now
 	}
@@ -303,23 +304,23 @@ func (m *Machine) helloIfDue(now time.Duration) []Effect {
 }
 
 func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
-	if latest := m.appliedEpoch(); w.Epoch < latest {
+	if latest := m.appliedEpoch(); w.Epoch < latest { // W2
 		return []Effect{Refused{CodeStaleEpoch, fmt.Sprintf("the publisher is of epoch %d, but this worker runs "+
 			"weights of the later epoch %d: connect it to the newer publisher", w.Epoch, latest)}}
 	}
 	m.ages.heard(w.Epoch, w.AgeMS, m.appliedEpoch(), now)
-	if m.inside() && w.Epoch == m.epoch { // the answer to a second hello
+	if m.inside() && w.Epoch == m.epoch { // the answer to a second hello: W29
 		m.heardAt = now
 		return m.hearOf(w.Models, now)
 	}
-	m.turn(welcomed) // W2
-	m.epoch, m.heardAt, m.subscribed = w.Epoch, now, false
+	m.turn(welcomed) // W28
+	m.epoch, m.heardAt, m.subscribed, m.unheardSince = w.Epoch, now, false, now
 	m.pingEvery = m.timing.Ping
 	if asked := time.Duration(w.PingMS) * time.Millisecond; asked < m.pingEvery {
 		m.pingEvery = asked
 	}
 	effects := []Effect{Joined{w.Epoch}}
-	m.shared = m.probe(w.Shared)
+	m.shared = m.probe(w.Shared) // S2
 	if w.Data != m.data {
 		m.data = w.Data
 		effects = append(effects, Connect{w.Data})
@@ -330,7 +331,7 @@ func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
 	for name, s := range m.slots {
 		s.shared = m.shared
 		effects = append(effects, Subscribe{ControlTopic(name), true},
-			Subscribe{DataTopic(name), s.mode == following && !m.shared})
+			Subscribe{DataTopic(name), s.mode == following && !m.shared}) // W26, S8
 		s.expect(m.models[name].Bytes)
 		effects = append(effects, s.reconnected(Key{w.Epoch, w.Models[name]}, now)...)
 	}
@@ -373,7 +374,7 @@ func (m *Machine) callAgain(now time.Duration) []Effect {
 }
 
 // Close says goodbye, even from outside: our hello may have been heard, its answer not yet.
-func (m *Machine) Close() []Effect { return []Effect{Send{&Bye{}}} }
+func (m *Machine) Close() []Effect { return []Effect{Send{&Bye{}}} } // W22
 
 // Free gives the staging memory back. No version may be in use, and nothing else be called after it.
 func (m *Machine) Free() {
@@ -413,6 +414,15 @@ func (m *Machine) Dropped(v *Version, now time.Duration) []Effect {
 
 // Time.
 
+// unheard tells, once in a session, that nothing published comes.
+func (m *Machine) unheard(now time.Duration) []Effect {
+	if m.unheardSince == never || now-m.unheardSince < m.timing.LostAfter {
+		return nil
+	}
+	m.unheardSince = never // W33
+	return []Effect{Unheard{m.data}}
+}
+
 // Tick does what is due.
 func (m *Machine) Tick(now time.Duration) []Effect {
 	if !m.inside() {
@@ -425,11 +435,11 @@ func (m *Machine) Tick(now time.Duration) []Effect {
 		m.unansweredSince = never
 		return []Effect{Lost{}, Redial{}}
 	}
-	var effects []Effect
+	effects := m.unheard(now)
 	for _, s := range m.slots {
 		effects = append(effects, s.tick(now)...)
 	}
-	if now-m.pingedAt >= m.pingEvery {
+	if now-m.pingedAt >= m.pingEvery { // W17, W18
 		m.pingedAt = now
 		effects = append(effects, Send{&Ping{Subscribed: m.subscribed, Shared: m.shared}})
 		for _, s := range m.slots {

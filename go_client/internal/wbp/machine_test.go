@@ -48,6 +48,27 @@ func TestWhoeverGetsNoAnswerCallsAgainOnNewConnections(t *testing.T) {
 	tick(217000) // it is refused, which is an answer
 }
 
+// Who hears nothing published is told so, once in a session.
+func TestNothingPublished(t *testing.T) {
+	for _, heard := range []bool{false, true} {
+		m, told := fuzzedMachine(), 0
+		if heard {
+			m.ReceivePublished([][]byte{nil, Encode(&Beacon{"m", 7, 0})}, nil, 0)
+		}
+		for now := time.Second; now < 20*time.Second; now += time.Second {
+			m.Receive([][]byte{Encode(&Pong{Epoch: 7, Models: map[string]int64{}})}, nil, now)
+			for _, effect := range m.Tick(now) {
+				if _, ok := effect.(Unheard); ok {
+					told++
+				}
+			}
+		}
+		if told > 1 || (told == 0) != heard {
+			t.Fatalf("told %d times", told)
+		}
+	}
+}
+
 // Nothing that a peer announces is allocated before it is checked.
 func TestPlacesAreBounded(t *testing.T) {
 	m := fuzzedMachine()

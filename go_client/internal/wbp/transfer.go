@@ -121,7 +121,7 @@ func (t *Transfer) add(chunk *Chunk, payload []byte, lease *Lease, now time.Dura
 		return false
 	}
 	index := int(chunk.Index)
-	if pushed && index >= t.pushed {
+	if pushed && index >= t.pushed { // W10
 		t.pushed = index + 1
 	}
 	if lease != nil && lease.owner == t && !lease.over && lease.index == chunk.Index {
@@ -130,7 +130,7 @@ func (t *Transfer) add(chunk *Chunk, payload []byte, lease *Lease, now time.Dura
 			t.reject(index)
 			return false
 		}
-	} else if !t.copy(index, chunk.CRC, payload) {
+	} else if !t.copy(index, chunk.CRC, payload) { // W9
 		return false
 	}
 	t.states[index] = here
@@ -219,7 +219,7 @@ func (t *Transfer) reject(index int) {
 // hear is patient in proportion to how long something took to arrive, for slow links.
 func (t *Transfer) hear(now time.Duration) {
 	t.gap = longer(now-t.heardAt, t.gap*7/8)
-	t.patience = longer(t.timing.Patience, 4*t.gap)
+	t.patience = longer(t.timing.Patience, 4*t.gap) // W32
 	if t.patience > t.timing.PatienceMax {
 		t.patience = t.timing.PatienceMax
 	}
@@ -261,10 +261,10 @@ func (t *Transfer) wants(now time.Duration) []Message {
 		}
 	}
 	silent := now - t.heardAt
-	if silent >= t.timing.Quiet {
+	if silent >= t.timing.Quiet { // W30
 		t.pulling = true
 	}
-	if silent >= t.patience {
+	if silent >= t.patience { // W12, W32
 		t.askAgain(now)
 		t.patience *= 2
 		if t.patience > t.timing.PatienceMax {
@@ -276,7 +276,7 @@ func (t *Transfer) wants(now time.Duration) []Message {
 		t.endAsked = true
 		fetches = append(fetches, t.fetch(0, 0))
 	}
-	if t.asked <= WindowChunks/2 {
+	if t.asked <= WindowChunks/2 { // W11
 		fetches = t.ranges(fetches)
 	}
 	return fetches
