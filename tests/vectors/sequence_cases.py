@@ -394,6 +394,13 @@ def _many_chunks() -> Iterator[Case]:
     for wait, again in ((1_500, True), (1_200, False), (800, True), (2_600, False), (1_300, True)):
         case.control(alive).wait(wait, asks=[0, 1, 2] if again else [])
     yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+    case = Case("patience falls back when something arrives", "W12 W32").joined()
+    case.control(announce(1), LAYOUT, asks=[0, 1, 2])
+    for wait in (1_500, 2_000):
+        case.control(alive).wait(wait, asks=[0, 1, 2])
+    case.control(*chunk(1, 0)).control(alive).wait(2_500, asks=[1, 2])
+    case.control(*chunk(1, 1)).control(*chunk(1, 2))
+    yield case.control(end(1), sends=[applied(1)], runs={"m": 1})
 
 
 def _catching_up() -> Iterator[Case]:
