@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from functools import partial
 
@@ -12,6 +13,7 @@ import pytest
 
 from weightbus import Publisher, Subscriber, Timing
 from weightbus.bus.net import sub as subscription
+from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.conformance.proxy import Proxy
 from weightbus.tests.conformance.rules import Channel, Passing, Spoil, Which, lose
 from weightbus.tests.conformance.streams import HANDSHAKE, LATER, OTHERS
@@ -92,3 +94,18 @@ def test_bytes_of_control_connections_are_damaged(scene: Scene) -> None:
     for worker, how in zip(scene.workers, LATER, strict=True):
         assert scene.proxy.spoil(worker.name, Spoil("control", *how)) == 1
     scene.publish()
+
+
+def test_a_user_is_told_that_nothing_published_comes(caplog: pytest.LogCaptureFixture) -> None:
+    with contextlib.ExitStack() as stack:
+        closed = stack.enter_context(socket.socket())
+        closed.bind(("127.0.0.1", 0))  # nobody listens there
+        wrong = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+        made = Publisher("tcp://127.0.0.1:0", advertise=wrong, timing=QUICK, shared_memory=False)
+        publisher, target = stack.enter_context(made), {"w": np.zeros(4, np.uint8)}
+        worker = Subscriber(publisher.address, {"m": target}, name="w", timing=QUICK)
+        stack.enter_context(worker).start()
+        publisher.wait_for_workers(1, timeout=SECONDS)
+        publisher.publish("m", {"w": np.ones(4, np.uint8)}, timeout=SECONDS)
+        wait_for(lambda: "nothing published has come" in caplog.text, "a warning", SECONDS)
+        assert f"is {wrong} let through" in caplog.text

@@ -288,6 +288,32 @@ def test_published_messages_alone_keep_a_session_only_so_long() -> None:
     assert bench.machine.tick(bench.now) == [Notice("lost", "the publisher is silent"), Redial()]
 
 
+def unheard(effects: list[Effect]) -> int:
+    return len([e for e in effects if isinstance(e, Notice) and e.kind == "unheard" and e.warning])
+
+
+def test_whoever_hears_nothing_published_is_told_once_in_a_session() -> None:
+    bench = Bench()
+
+    def live(seconds: int) -> int:
+        """Return how often the user is told while the control channel works."""
+        told = 0
+        for _ in range(seconds):
+            bench.now += 1.0
+            bench.tell(Pong(epoch=EPOCH))
+            told += unheard(bench.machine.tick(bench.now))
+        return told
+
+    assert [live(4), live(1), live(20)] == [0, 1, 0]
+    bench.tell(Refuse(code="unknown-worker", text="why"))
+    bench.tell(welcome(data="tcp://d:2"))
+    assert [live(4), live(1)] == [0, 1], "another session"
+    bench.tell(Refuse(code="unknown-worker", text="why"))
+    bench.tell(welcome())
+    bench.publish(Beacon(model="a", epoch=EPOCH, version=0))
+    assert live(10) == 0
+
+
 def test_any_word_of_the_publisher_is_a_sign_of_life() -> None:
     bench = Bench()
     bench.now = 104.0

@@ -203,7 +203,8 @@ class WorkerLoop:
                     if self._on_renamed is not None:
                         self._on_renamed(model, epoch, version)
                 case Notice():
-                    log.info("%s: %s", effect.kind, effect.text)
+                    level = logging.WARNING if effect.warning else logging.INFO
+                    log.log(level, "%s: %s", effect.kind, effect.text)
                 case _:
                     raise AssertionError(f"a worker does not {effect}")
 

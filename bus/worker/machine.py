@@ -5,6 +5,7 @@ model they speak of (`slot.py`). Outside, everything that was staged or runs sta
 hello is said again and again: a publisher that restarts finds its workers coming back on their own.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -99,6 +100,7 @@ class WorkerMachine:
         self._whole = bytearray(WHOLE_BYTES_MAX)  # the one that is being received, until it is read
         self._data = ""
         self._subscribed = False
+        self._unheard_at = math.inf  # when the user is told that nothing published has come
         self._heard_at = 0.0
         self._answered_at = 0.0  # that is, heard on the control channel
         self._ages = Ages()
@@ -292,7 +294,7 @@ class WorkerMachine:
         self.epoch, self._heard_at = welcome.epoch, now
         self._ping_every = min(self.timing.ping, welcome.ping_ms / 1000)
         effects: list[Effect] = [Joined(welcome.epoch)]
-        self._subscribed = False
+        self._subscribed, self._unheard_at = False, now + self.timing.lost_after
         self.shared = memory is not None
         if welcome.data != self._data:
             self._data = welcome.data
@@ -362,7 +364,7 @@ class WorkerMachine:
             return self._call_again()
         if not self.inside:
             return []
-        effects: list[Effect] = []
+        effects = self._unheard(now)
         for slot in self.slots.values():
             effects += slot.tick(now)
         if now - self._pinged_at >= self._ping_every:
@@ -371,3 +373,15 @@ class WorkerMachine:
             for slot in self.slots.values():
                 effects += slot.repeat()
         return effects
+
+    def _unheard(self, now: float) -> list[Effect]:
+        """Say, once in a session, that nothing published comes: a subscription is answered."""
+        if self._subscribed or now < self._unheard_at:  # W33
+            return []
+        self._unheard_at = math.inf
+        text = (
+            f"nothing published has come for {self.timing.lost_after:g} s, though this worker has "
+            f"subscribed; everything is fetched, which is slower: is {self._data} let through from "
+            "here, by firewalls and in containers? It is not the address of the control channel"
+        )
+        return [Notice("unheard", text, warning=True)]
