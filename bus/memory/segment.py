@@ -70,7 +70,7 @@ class Segment:
         fd = os.memfd_create("weightbus", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             _leave_room(fd)
-            os.fchmod(fd, 0o600)
+            os.fchmod(fd, 0o600)  # S1
             size = HEADER_BYTES + nbytes
             for begin in range(0, size, STEP_BYTES):  # all of it now, or an error
                 os.posix_fallocate(fd, begin, min(STEP_BYTES, size - begin))
@@ -90,7 +90,7 @@ class Segment:
     def claim(self) -> bool:
         """Take the segment for a new fill; False if a worker is copying from it."""
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # S3
         except BlockingIOError:
             return False
         self._memory[24:STAMP_END] = bytes(STAMP_END - 24)
@@ -98,7 +98,7 @@ class Segment:
 
     def release(self, model: str, epoch: int, version: int) -> None:
         """The fill is whole: stamp it, and let workers copy."""
-        self._memory[24:STAMP_END] = stamp_of(model, epoch, version)
+        self._memory[24:STAMP_END] = stamp_of(model, epoch, version)  # S3
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     @property
@@ -159,7 +159,7 @@ class View(Guarded):
     """
 
     def __init__(self, shared: Shared, nbytes: int) -> None:
-        if _PATH.match(shared.path) is None:
+        if _PATH.match(shared.path) is None:  # S4
             raise OSError(f"{shared.path!r} is no path of a segment")
         self._fd = os.open(shared.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         found = os.fstat(self._fd)
@@ -235,7 +235,7 @@ class Views:
             return None
         # What is mapped here would stay in memory, though its owner has made room for this one.
         self._views = {token: each for token, each in self._views.items() if not each.given_up}
-        while len(self._views) >= VIEWS_MAX:
+        while len(self._views) >= VIEWS_MAX:  # S4
             del self._views[next(iter(self._views))]
         self._views[shared.token] = view
         return view

@@ -120,7 +120,7 @@ class WorkerMachine:
         """Take a published message: its frames, topic included, or the place of its payload."""
         effects: list[Effect] = []
         if self.inside and not self._subscribed:  # it proves that the subscription has arrived
-            self._subscribed = True
+            self._subscribed = True  # W18
             effects.append(Send(Ping(subscribed=True, shared=self.shared)))
         if not isinstance(arrived, Lease):
             return effects + (self._receive(arrived[1:], now, pushed=True) if self.inside else [])
@@ -156,21 +156,21 @@ class WorkerMachine:
         try:
             message, payloads = from_publisher(frames)
         except ProtocolError:
-            self.malformed += 1
+            self.malformed += 1  # W21
             return []
         return self._take(message, payloads[0] if payloads else None, now, pushed=pushed)
 
     def _take(
         self, message: PublisherMessage, payload: Buffer | Lease | None, now: float, *, pushed: bool
     ) -> list[Effect]:
-        """Take a message that is sound. (W2, W3)"""
+        """Take a message that is sound. (W3)"""
         if not pushed:
             self._answered_at, self._unanswered_since = now, None
         match message:
             case Welcome():
                 return [] if pushed else self._welcome(message, now)
             case Ping():
-                return [Send(Pong(token=message.token))]
+                return [Send(Pong(token=message.token))]  # W18
             case Refuse():
                 self._heard_at = now if self.inside else self._heard_at
                 return self._refuse(message, now)
@@ -227,12 +227,12 @@ class WorkerMachine:
     def _refuse(self, refuse: Refuse, now: float) -> list[Effect]:
         match refuse.code:
             case "unknown-worker":
-                self._turn("unknown")
+                self._turn("unknown")  # W20
                 return self._hello(now) if self.may_say_hello(now) else []
             case "gone" | "range" if self.inside and refuse.model in self.slots:
                 return self.slots[refuse.model].gone(refuse.epoch, refuse.version, now)
             case "name-taken" | "stale-epoch" | "limit" | "protocol-version":
-                self._turn("refused")
+                self._turn("refused")  # W20
                 return [Refused(refuse.code, refuse.text)]
             case _:
                 return [Notice(refuse.code, refuse.text)]
@@ -254,7 +254,7 @@ class WorkerMachine:
 
     def may_say_hello(self, now: float) -> bool:
         """Return whether enough time has passed since the last hello."""
-        return now - self._said_hello_at >= self.timing.hello_retry
+        return now - self._said_hello_at >= self.timing.hello_retry  # W1
 
     def _hello(self, now: float) -> list[Effect]:
         self._said_hello_at = now
@@ -274,7 +274,7 @@ class WorkerMachine:
         return [Send(hello)]
 
     def _welcome(self, welcome: Welcome, now: float) -> list[Effect]:
-        if welcome.epoch < self.applied_epoch:
+        if welcome.epoch < self.applied_epoch:  # W2
             text = (
                 f"the publisher is of epoch {welcome.epoch}, but this worker runs weights of the "
                 f"later epoch {self.applied_epoch}: connect it to the newer publisher"
@@ -282,14 +282,14 @@ class WorkerMachine:
             return [Refused("stale-epoch", text)]
         self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
         if self.inside and welcome.epoch == self.epoch:
-            return self._hear_of(welcome.epoch, welcome.models, now)  # the answer to a second hello
+            return self._hear_of(welcome.epoch, welcome.models, now)  # W29
         if welcome.shared is None:
             return self._enter(welcome, None, now)
         self._welcomed = welcome
         return [Open("", (welcome.epoch, 0), welcome.shared, 0)]
 
     def _enter(self, welcome: Welcome, memory: SharedMemory | None, now: float) -> list[Effect]:
-        """The session begins; `memory` is open if the publisher is on this host. (W2, S2)"""
+        """The session begins; `memory` is open if the publisher is on this host. (W28, S2)"""
         self._turn("welcomed")
         self.epoch, self._heard_at = welcome.epoch, now
         self._ping_every = min(self.timing.ping, welcome.ping_ms / 1000)
@@ -321,7 +321,7 @@ class WorkerMachine:
             return True
         # What comes in a frame of a damaged length is swallowed, until that is full.
         deaf = now - self._answered_at >= timing.deaf_after
-        return self.inside and (deaf or now - self._heard_at >= timing.lost_after)
+        return self.inside and (deaf or now - self._heard_at >= timing.lost_after)  # W19
 
     def _call_again(self) -> list[Effect]:
         lost: list[Effect] = [Notice("lost", "the publisher is silent")] if self.inside else []
@@ -339,7 +339,7 @@ class WorkerMachine:
 
     def close(self) -> list[Effect]:
         """Say goodbye, even from outside: our hello may have been heard, its answer not yet."""
-        return [Send(Bye())]
+        return [Send(Bye())]  # W22
 
     # What is told that is no message.
 
@@ -367,7 +367,7 @@ class WorkerMachine:
         effects = self._unheard(now)
         for slot in self.slots.values():
             effects += slot.tick(now)
-        if now - self._pinged_at >= self._ping_every:
+        if now - self._pinged_at >= self._ping_every:  # W17, W18
             self._pinged_at = now
             effects.append(Send(Ping(subscribed=self._subscribed, shared=self.shared)))
             for slot in self.slots.values():

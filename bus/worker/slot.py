@@ -88,17 +88,17 @@ class Slot:
         if fault is not None:
             return self.applying.fail(key, *fault)
         staged, arriving = self.holds.at("staged"), self.holds.at("arriving")
-        if staged is not None and key == staged.key and announce.commit == "auto":
+        if staged is not None and key == staged.key and announce.commit == "auto":  # W5
             return self._commit(staged)
         if key <= self.holds.newest or key in self.holds.rejected:
             return []
         if arriving is not None and arriving.transfer is not None:
-            if key == arriving.key and arriving.brings(announce):
+            if key == arriving.key and arriving.brings(announce):  # W5
                 arriving.announce = announce  # it may have been committed meanwhile
                 return self._take_whole(arriving, arriving.transfer, data, now)
             if key < arriving.key or (self.holds.mode == "catching-up" and key != arriving.key):
-                return []
-        follows = announce.whole is not None or (pushed and not self.shared)
+                return []  # W26
+        follows = announce.whole is not None or (pushed and not self.shared)  # W31, S8
         return self._begin(self.holds.expect(announce, pushed=follows, payload=data), now)
 
     def renamed(self, rename: Rename, now: float) -> list[Effect]:
@@ -107,7 +107,7 @@ class Slot:
         Not if another version is at the user's, who may be writing it into the model.
         """
         key, held = (rename.epoch, rename.version), self.holds.at("running")
-        if held is None or held.running != rename.was or self.holds.all("ready", "applying"):
+        if held is None or held.running != rename.was or self.holds.all("ready", "applying"):  # W25
             return []
         begun = max((h.key for h in self.holds.all("arriving")), default=(0, 0))
         if key <= self.holds.newest or key < begun:
@@ -169,7 +169,7 @@ class Slot:
     def _receive(self, held: Held, now: float) -> list[Effect]:
         """There is a buffer: take what came along, or copy what lies in shared memory; else wait.
 
-        What is not pushed is fetched at once. (W10)
+        What is not pushed is fetched at once. (W31)
         """
         announce, buffer = held.announce, held.buffer
         assert buffer is not None  # noqa: S101 - it was given a moment ago
@@ -218,7 +218,7 @@ class Slot:
         assert layout is not None  # noqa: S101 - without it nothing is begun
         for older in self.holds.all("arriving", "staged"):
             self.holds.move(older, "newer")
-        chunks = announce.chunk_bytes if announce.hash else 0
+        chunks = announce.chunk_bytes if announce.hash else 0  # S7
         epoch, version = held.key
         held.staged = StagedVersion(
             self.model, epoch, version, layout, memory.data, "", shared=memory, hash_chunks=chunks
@@ -230,7 +230,7 @@ class Slot:
 
     def _replace_arriving(self) -> list[Effect]:
         """A newer version takes the place of the one that is arriving."""
-        if not self.holds.move(self.holds.at("arriving"), "newer"):
+        if not self.holds.move(self.holds.at("arriving"), "newer"):  # W8
             return []
         return self._turn("replaced")
 
@@ -271,7 +271,7 @@ class Slot:
         fresh = transfer.add(chunk.index, chunk.crc, payload, now, pushed=pushed)
         effects = reports.fetches(transfer, now)
         slow = now - transfer.reported_at >= self.timing.report
-        if fresh and pushed and (slow or transfer.here % PROGRESS_CHUNKS == 0):
+        if fresh and pushed and (slow or transfer.here % PROGRESS_CHUNKS == 0):  # W23
             transfer.reported_at = now
             effects.append(reports.progress(held))
         return effects + self._completed(held, transfer, now)
@@ -293,7 +293,7 @@ class Slot:
         """If the version is whole: verify it, then stage it."""
         if not transfer.complete:
             return []
-        if transfer.verify():
+        if transfer.verify():  # W13
             return self._arrived(held, transfer.digest or "", now)
         if transfer.restarts < RESTARTS_MAX:
             return []  # the next tick fetches it anew
@@ -325,20 +325,20 @@ class Slot:
         held, key = self.holds.at("staged"), (commit.epoch, commit.version)
         if held is None or held.staged is None or held.key != key:
             return []
-        return self._commit(held) if held.staged.digest == commit.digest else []
+        return self._commit(held) if held.staged.digest == commit.digest else []  # W14
 
     def aborted(self, abort: Abort, now: float) -> list[Effect]:
         """The version must not be applied; drop what there is of it."""
         key = (abort.epoch, abort.version)
         for held in self.holds.all("announced", "arriving", "staged"):
             if held.key == key:
-                self.holds.move(held, "aborted")
+                self.holds.move(held, "aborted")  # W14
         return self._go_on(abort.epoch, now)
 
     def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
         """The publisher no longer has a version; 0: it has none."""
         for held in self.holds.all("announced", "arriving"):
-            named = version == held.key[1] or (version == 0 and held.phase == "announced")
+            named = version == held.key[1] or (version == 0 and held.phase == "announced")  # W27
             late = epoch not in (0, held.key[0])  # a word of an older publisher
             if named and not late and self.holds.move(held, "gone") and held.transfer is not None:
                 return self._resume(now) or self.asking.latest(held.key[0], now)
@@ -360,7 +360,7 @@ class Slot:
         If versions will come over the network, have a buffer of their probable size.
         """
         for held in self.holds.all("announced", "arriving", "staged"):
-            if held.phase == "announced" or held.key[0] != epoch:
+            if held.phase == "announced" or held.key[0] != epoch:  # W28
                 self.holds.move(held, "fenced")
             elif held.phase == "arriving" and held.transfer is not None:
                 held.transfer.reconnected(now)

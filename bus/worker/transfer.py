@@ -105,7 +105,7 @@ class Transfer:
         else:
             begin, end = self.plan.span(index)
             data = b"" if isinstance(payload, Lease) else payload
-            if len(data) != end - begin or crc32c(data) != crc:
+            if len(data) != end - begin or crc32c(data) != crc:  # W9
                 self._reject(index)
                 return False
             np.copyto(self.buffer[begin:end], np.frombuffer(data, np.uint8))
@@ -174,11 +174,11 @@ class Transfer:
         if self._lease is not None and self._lease.count > self._lent[1]:
             self._lent, self._heard_at = (self._lent[0], self._lease.count), now
         silent = now - self._heard_at
-        if silent >= self._timing.quiet:
+        if silent >= self._timing.quiet:  # W30
             self._pulling = True
-        if silent >= self._patience:
+        if silent >= self._patience:  # W12
             self._ask_again(now)
-            self._patience = min(2 * self._patience, self._timing.patience_max)
+            self._patience = min(2 * self._patience, self._timing.patience_max)  # W32
         if self.digest is None and self._pulling and not self._end_asked:
             self._end_asked = True
             yield 0, 0
@@ -188,7 +188,7 @@ class Transfer:
     def verify(self) -> bool:
         """Return whether the whole is what was published; if not, start over."""
         crcs = self._crcs.tolist()
-        if self.digest == digest(self.announce.layout, self.plan.chunk_bytes, crcs):
+        if self.digest == digest(self.announce.layout, self.plan.chunk_bytes, crcs):  # W13
             return True
         self.restarts += 1
         self.here = self._asked = self._cursor = 0
@@ -202,8 +202,8 @@ class Transfer:
         self._pulling = True
 
     def _ranges(self) -> Iterator[tuple[int, int]]:
-        limit = self.plan.count if self._pulling else self._pushed
-        while self._asked < WINDOW_CHUNKS:
+        limit = self.plan.count if self._pulling else self._pushed  # W10, W30
+        while self._asked < WINDOW_CHUNKS:  # W11
             first = self._states.find(MISSING, self._cursor, limit)
             if first < 0:
                 self._cursor = max(self._cursor, limit)
@@ -228,7 +228,7 @@ class Transfer:
 
     def _hear(self, now: float) -> None:
         """Something arrived: be patient in proportion to how long it took, for slow links."""
-        self._gap = max(now - self._heard_at, self._gap * 7 / 8)
+        self._gap = max(now - self._heard_at, self._gap * 7 / 8)  # W32
         self._patience = min(max(self._timing.patience, 4 * self._gap), self._timing.patience_max)
         self._heard_at = now
 
