@@ -3,6 +3,7 @@
 Each function returns the value or raises a ValueError that says what was given and what is allowed.
 """
 
+import inspect
 import math
 import numbers
 from collections.abc import Callable
@@ -53,7 +54,18 @@ def instance(value: object, name: str, kind: type[T]) -> T | None:
 
 
 def hook(value: object, name: str) -> Callable[..., Any] | None:
-    """Return what can be called, or None."""
+    """Return what can be called, or None.
+
+    Raises:
+        TypeError: It is a coroutine function: nobody would wait for what it returns.
+    """
     if value is not None and not callable(value):
         raise ValueError(f"{name}={value!r}: give a function, or leave it out")
+    called = getattr(value, "__call__", None)  # noqa: B004 - of an object, its method
+    if any(map(inspect.iscoroutinefunction, (value, called))):
+        raise TypeError(
+            f"{name}={value!r} is a coroutine function, and it is called in a thread that has no "
+            "event loop: give a plain function, which can hand work to your loop with "
+            "asyncio.run_coroutine_threadsafe()"
+        )
     return value

@@ -385,8 +385,10 @@ class Publisher:
 
         Raises:
             ClosedError: The publisher is closed.
+            TypeError: The callback is a coroutine function.
         """
         self._check_usable()
+        checks.hook(callback, "callback")
         listener = Listener(callback)
         try:
             _result(self._loop.listen(listener), ANSWER_SECONDS)

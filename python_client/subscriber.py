@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from ..bus.errors import ClosedError, RefusedError
 from ..bus.limits import INTEGER_MAX, MODELS_MAX, STAGING_BYTES_MAX, Timing
-from ..bus.memory.segment import Views
 from ..bus.messages import MAPPING, RENAMING, check_name
 from ..bus.net.control import WorkerSockets
 from ..bus.net.handoff import Handoff
@@ -75,6 +74,7 @@ class Subscriber:
     Raises:
         AddressError: The address makes no sense.
         ValueError: A name may not be one.
+        TypeError: A hook is a coroutine function.
 
     Versions are received in the background at all times. They are applied either where `receive()`
     is called, or, after `start()`, in the background. In a process that was forked, make a new one.
@@ -135,8 +135,9 @@ class Subscriber:
         machine = WorkerMachine(identity, self._targets, fault, bytes_max, timing, expected)
         with ExitStack() as undo:
             sockets = undo.enter_context(closing(WorkerSockets(address, machine.place)))
-            views = Views() if shared_memory else None
-            self._loop = WorkerLoop(machine, sockets, self._handoff, rename, views)
+            self._loop = WorkerLoop(
+                machine, sockets, self._handoff, rename, shared_memory=shared_memory
+            )
             undo.pop_all()
         self._applier = Applier(
             self._targets,

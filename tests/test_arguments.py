@@ -5,6 +5,7 @@ One row for each parameter of each public call: what it is called with, and what
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,3 +168,25 @@ def test_afterwards_everything_still_works(ends: Ends) -> None:
 def test_a_bad_time_on_the_command_line_is_wrong_usage(command: list[str], bad: str) -> None:
     done = CliRunner().invoke(app, [*command, bad])
     assert (done.exit_code, "Traceback" in done.output) == (2, False)
+
+
+class _Awaited:
+    async def __call__(self, _told: object) -> None:
+        """Nobody would wait for this."""
+
+
+async def _awaited(_told: object, _more: int = 0) -> None:
+    """Nobody would wait for this."""
+
+
+@pytest.mark.parametrize("name", ["before_apply", "on_commit"])
+@pytest.mark.parametrize("hook", [_awaited, partial(_awaited, _more=1), _Awaited()], ids=repr)
+def test_a_coroutine_function_is_no_hook(name: str, hook: Any) -> None:
+    """It would be called, never run, and the version would count as applied."""
+    with pytest.raises(TypeError, match=rf"{name}=.* give a plain function"):
+        made(Subscriber, address="tcp://127.0.0.1:1", models={"m": WEIGHTS}, **{name: hook})
+
+
+def test_nor_is_it_a_callback_for_workers(ends: Ends) -> None:
+    with pytest.raises(TypeError, match=r"callback=.* give a plain function"):
+        ends.publisher.on_worker(_awaited)

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,10 @@ FUNCTION_LINES_MAX = 70
 # room of its own, the others are one room with all their folders.
 MAY_IMPORT = {
     "codecs": {"codecs"},
-    "bus": {"bus", "bus/memory", "codecs"},
+    "bus": {"bus", "codecs"},
     "bus/memory": {"bus", "bus/memory", "codecs"},
     "bus/publisher": {"bus", "bus/publisher", "bus/memory", "codecs"},
-    "bus/worker": {"bus", "bus/worker", "bus/memory", "codecs"},
+    "bus/worker": {"bus", "bus/worker", "codecs"},
     "bus/net": {"bus", "bus/memory", "bus/publisher", "bus/worker", "bus/net", "codecs"},
     "python_client": {
         *("bus", "bus/memory", "bus/publisher", "bus/worker", "bus/net"),
@@ -45,6 +46,26 @@ ONLY_IN = {
     "marshal": set[str](),
     "shelve": set[str](),
 }
+
+# What machines, which only decide, may not import, nor may what they import.
+DOING = {
+    *(
+        "asyncio",
+        "fcntl",
+        "mmap",
+        "multiprocessing",
+        "os",
+        "random",
+        "resource",
+        "secrets",
+        "select",
+    ),
+    *("selectors", "signal", "socket", "subprocess", "tempfile", "threading", "time", "zmq"),
+}
+# But for the environment, which says once whether the helper in C is to be used.
+DOING_ALLOWED = {("codecs/native.py", "os")}
+# The rooms that a machine may reach, beside its own.
+WORDS = {"bus/worker": {"bus", "codecs"}, "bus/publisher": {"bus", "codecs", "bus/memory"}}
 
 # What codecs, being pure, may not import.
 IMPURE = {"asyncio", "multiprocessing", "random", "select", "socket", "threading", "time", "zmq"}
@@ -126,8 +147,13 @@ def room_of(path: Path) -> str:
     return room(path.relative_to(ROOT).parts)
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield what a module imports, as absolute dotted names."""
+@cache
+def imports(path: Path) -> Sequence[str]:
+    """Return what a module imports, as absolute dotted names."""
+    return [*_imports(path)]
+
+
+def _imports(path: Path) -> Iterator[str]:
     package = ("weightbus", *path.relative_to(ROOT).parts[:-1])
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
@@ -162,6 +188,42 @@ def test_restricted_imports(path: Path) -> None:
     for imported in imports(path):
         first = imported.split(".")[0]
         assert name(path) in ONLY_IN.get(first, {name(path)}), f"{name(path)} imports {imported}"
+
+
+def module_of(imported: str) -> Path | None:
+    """Return the file of ours that an import reads, if it is one of ours."""
+    parts = imported.split(".")[1:]
+    found = [ROOT.joinpath(*parts[:end]).with_suffix(".py") for end in (len(parts), len(parts) - 1)]
+    return next((path for path in found if path in MODULES and path.parent != ROOT), None)
+
+
+def reached(path: Path) -> set[Path]:
+    """Return a module, and all of ours that it imports, or that these import."""
+    found, todo = set[Path](), [path]
+    while todo:
+        here = todo.pop()
+        if here not in found:
+            found.add(here)
+            todo += [module for i in imports(here) if (module := module_of(i)) is not None]
+    return found
+
+
+def deeds(path: Path) -> set[tuple[str, str]]:
+    """Return what a module reaches that does more than decide: the file, and what it imports."""
+    firsts = {(name(at), i.split(".")[0]) for at in reached(path) for i in imports(at)}
+    return {(at, first) for at, first in firsts if first in DOING} - DOING_ALLOWED
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if room_of(p) in WORDS], ids=name)
+def test_machines_only_decide(path: Path) -> None:
+    assert not deeds(path)
+    assert {room_of(at) for at in reached(path)} <= {room_of(path), *WORDS[room_of(path)]}
+
+
+def test_a_shell_does_what_it_is_told() -> None:
+    """The walk finds what is there to be found, also where it is not imported at first hand."""
+    found = deeds(ROOT / "bus" / "net" / "worker_loop.py")
+    assert {("bus/net/worker_loop.py", "threading"), ("bus/memory/pages.py", "mmap")} <= found
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "codecs").rglob("*.py")), ids=name)

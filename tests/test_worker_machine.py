@@ -1,5 +1,7 @@
 """How a worker joins, whom it follows, and when it starts over."""
 
+import subprocess
+import sys
 from contextlib import AbstractContextManager
 
 import msgspec
@@ -512,3 +514,70 @@ def test_a_chunk_that_lies_in_its_place_enters_once() -> None:
     assert bench.machine.slots["a"].holds.at("ready") is not None
     assert not sent(effects, Fetch)
     assert bench.machine.receive_published(lease, bench.now) == [], "twice is once"
+
+
+ALONE = """
+import sys
+import numpy as np
+from weightbus.bus.effects import Copy, Open, Ready, Reserve, Send
+from weightbus.bus.messages import Announce, Chunk, Commit, End, Shared, Welcome, encode
+from weightbus.bus.worker.events import Copied, Granted, Opened, Report
+from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.codecs.checksum import digest
+from weightbus.codecs.layout import Layout
+from weightbus.codecs.native import crc32c
+
+layout, data = Layout.plan([("w", "U8", (4,))]), b"1234"
+whole = digest(layout.id, 4, [crc32c(data)])
+shared = Shared("/proc/1/fd/1", "0" * 32)
+of = {"model": "m", "epoch": 1}
+machine = WorkerMachine(Identity("w", "0" * 32), ["m"], lambda model, layout: "", 100)
+
+
+def tell(message, *payload):
+    return machine.receive([encode(message), *payload], 0.0)
+
+
+def announce(version, **fields):
+    fields |= {"layout": layout.id, "layout_bytes": len(layout.header), "nbytes": 4}
+    fields |= {"chunk_bytes": 4, "encoding": "raw", "acknowledge": "applied"}
+    return tell(Announce(version=version, **of, **fields), layout.header)
+
+
+machine.connected(0.0)
+[probe] = tell(Welcome(epoch=1, data="d", ping_ms=9, lost_ms=99, models={}, shared=shared))
+assert isinstance(probe, Open)
+machine.happened(Opened(probe.model, probe.key, None), 0.0)
+[reserve] = announce(1, commit="auto")
+assert reserve == Reserve("m", (1, 1), 4)
+machine.happened(Granted("m", (1, 1), np.zeros(4, np.uint8)), 0.0)
+tell(Chunk(version=1, index=0, crc=crc32c(data), **of), data)
+[ready] = [e for e in tell(End(version=1, digest=whole, **of)) if isinstance(e, Ready)]
+assert ready.staged.data.tobytes() == data
+machine.happened(Report("m", (1, 1), "taken"), 0.0)
+[applied] = machine.happened(Report("m", (1, 1), "applied"), 0.0)
+assert applied.message.digest == whole
+
+
+class Memory:
+    data = np.zeros(4, np.uint8)
+
+
+[open_] = announce(2, commit="together", shared=shared)
+effects = machine.happened(Opened("m", (1, 2), Memory()), 0.0)
+[copy] = [effect.copying for effect in effects if isinstance(effect, Copy)]
+copy.buffer[:] = np.frombuffer(data, np.uint8)
+machine.happened(Copied(copy, np.array([crc32c(data)], np.uint32)), 0.0)
+[staged] = tell(End(version=2, digest=whole, **of))
+assert staged.message.digest == whole
+assert [type(e) for e in tell(Commit(version=2, digest=whole, **of))] == [Ready]
+others = ("weightbus.bus.net", "weightbus.bus.memory", "zmq")
+print([module for module in sys.modules if module.startswith(others)])
+"""
+
+
+def test_a_worker_decides_without_memory_and_net() -> None:
+    """Plain values and pure fakes are all that it takes: nothing else was even imported."""
+    command = [sys.executable, "-c", ALONE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -57,7 +57,7 @@ class WorkerLoop:
         sockets: What carries; the loop closes them.
         handoff: Where versions are left.
         on_renamed: Told when what runs is called otherwise; nothing else is at the user's then.
-        views: Opens shared memory of the publisher's host; None: all comes over the network.
+        shared_memory: Whether the publisher's memory is read where it is on this host.
     """
 
     def __init__(
@@ -66,11 +66,12 @@ class WorkerLoop:
         sockets: WorkerSockets,
         handoff: Handoff,
         on_renamed: Callable[[str, int, int], None] | None = None,
-        views: Views | None = None,
+        *,
+        shared_memory: bool = True,
     ) -> None:
         self._machine, self._sockets, self._handoff = machine, sockets, handoff
         self._on_renamed = on_renamed
-        self._views = views
+        self._views = Views() if shared_memory else None
         self._work: deque[Happening] = deque()
         self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would hold us
         self._stopping = False
