@@ -1,18 +1,23 @@
 """Flip each arrow of the tables of phases in turn: every flip must fail a test.
 
-    python tests/flip_arrows.py
+    python tests/flip_arrows.py [--client node|go]
 
 An arrow is taken away, and led astray: to an end where it went on, and the other way round. The
 tests are those of behaviour (the sequences of the golden vectors, the slot's and the worker's own
 tests, seeds of the simulation), not those that compare tables. Prints what caught each flip; the
-exit status is 1 if one was missed.
+exit status is 1 if one was missed. Of another client it is what its driver makes of the vectors,
+and then tests of its own, both told by `WEIGHTBUS_FLIP`.
 """
 
+import argparse
 import contextlib
 import io
 import multiprocessing
+import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +25,32 @@ import pytest
 
 from weightbus.bus.worker import phases
 from weightbus.tests import simulate
+from weightbus.tests.conformance.languages import Language, chosen
 from weightbus.tests.conformance.python_sequences import play
 from weightbus.tests.conformance.python_vectors import blob
 from weightbus.tests.conformance.sequences import fault_of_sequence
-from weightbus.tests.conformance.vectors import tables
+from weightbus.tests.conformance.vectors import faults, judge, tables
 
 TABLES: dict[str, dict[str, dict[str, str]]] = {
     "version": phases.ARROWS,  # type: ignore[dict-item]
     "model": phases.MODES,  # type: ignore[dict-item]
     "worker": phases.SESSIONS,  # type: ignore[dict-item]
 }
-VECTORS = Path(__file__).parent / "vectors"
+ROOT = Path(__file__).parent.parent
+VECTORS = ROOT / "tests" / "vectors"
 SEQUENCES = ("sequences.json", "applying.json", "renaming.json")
 TESTS = ("test_slot.py", "test_worker_machine.py", "test_machines.py")
 SEEDS = 150
+OWN_TESTS = {  # of a client, run in its folder
+    "node": "node --test dist/tests/machine.test.js",
+    "go": "go test -count 1 -timeout 60s -run Simulation|Nothing|Whoever|Road ./internal/wbp",
+}
+OF_THREADS = {("applying", "put-back"), ("applying", "failed"), ("applying", "newer")}
+UNUSED = {  # along these no version of a client goes: no road, no room asked for, no other thread
+    "node": OF_THREADS | {("announced", "mapped"), ("applying", "stale")},
+    "go": OF_THREADS,
+}
+SAME = {("ready", "newer", "announced"), ("running", "newer", "announced")}  # dropped at once
 Flip = tuple[str, str, str, str]  # table, state, event, and where it leads; "": nowhere
 
 
@@ -61,6 +78,28 @@ def caught(flip: Flip) -> tuple[Flip, str]:
         return flip, next((found for look in (sequence, test, seed) if (found := look())), "")
     finally:
         arrows[event] = right
+
+
+def caught_by(key: str, flip: Flip) -> tuple[Flip, str]:
+    """Return what fails in another client; nothing if all passes."""
+    (language,) = chosen(key)
+    os.environ["WEIGHTBUS_FLIP"] = " ".join(flip).strip()
+    return flip, vector(language) or own_test(language)
+
+
+def vector(language: Language) -> str:
+    """Return the first case that a driver does not answer as it must."""
+    counts = judge(language.command, language.unsupported)
+    del counts["phases.json"]  # it compares tables
+    return next(iter(faults(counts)), "").split(": step")[0]
+
+
+def own_test(language: Language) -> str:
+    """Return that tests of a client fail, if they do."""
+    done = subprocess.run(  # noqa: S603 - of the client
+        OWN_TESTS[language.key].split(), cwd=ROOT / language.folder, capture_output=True, text=True
+    )
+    return OWN_TESTS[language.key] if done.returncode else ""
 
 
 def sequence() -> str:
@@ -103,10 +142,18 @@ def seed() -> str:
 
 def main() -> int:
     """Flip them all, on all processors."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--client", choices=OWN_TESTS, help="another client than Python's")
+    client = parser.parse_args().client
+    if client:
+        chosen(client)[0].build()
+    look: Callable[[Flip], tuple[Flip, str]] = partial(caught_by, client) if client else caught
     missed = 0
-    every = [*flips()]
+    every = [
+        f for f in flips() if not client or (f[1:3] not in UNUSED[client] and f[1:] not in SAME)
+    ]
     with multiprocessing.get_context("spawn").Pool(maxtasksperchild=20) as pool:
-        for (of, state, event, wrong), found in pool.imap(caught, every):
+        for (of, state, event, wrong), found in pool.imap(look, every):
             missed += not found
             print(
                 f"{of}: {state} --{event}--> {wrong or '(none)'}: {found or 'MISSED'}", flush=True

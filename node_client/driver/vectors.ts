@@ -7,8 +7,8 @@ import { ChunkPlan } from "../src/chunks.js";
 import { LayoutError, ProtocolError } from "../src/errors.js";
 import { Layout } from "../src/layout.js";
 import { decode, encode, type Running, type WorkerMessage } from "../src/messages.js";
-import { ARROWS, MODES, SESSIONS } from "../src/phases.js";
 import { play, type Sequence } from "./sequences.js";
+import { TABLES } from "./tables.js";
 
 export type Row = Record<string, unknown>;
 export type Blob = { text?: string; hex?: string; file?: string };
@@ -30,11 +30,6 @@ interface Case extends Blob {
   event: string;
 }
 
-const TABLES: Record<string, Record<string, Record<string, string>>> = {
-  version: ARROWS,
-  model: MODES,
-  worker: SESSIONS,
-};
 const SEGMENTS = "Node has no flock, so this client never takes the shared road";
 
 /** Yield a row for every case of every table in a folder, in their order. */

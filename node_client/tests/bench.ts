@@ -1,5 +1,6 @@
 /** A worker's machine on a bench: what it is told, what it says, and a clock that is turned by hand. */
 
+import "../driver/tables.js"; // an arrow of which may lead elsewhere
 import type { Effect } from "../src/effects.js";
 import type { Layout } from "../src/layout.js";
 import { timing } from "../src/limits.js";

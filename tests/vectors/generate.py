@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from weightbus.tests.vectors import (
+    arrow_cases,
     delta_cases,
     layout_cases,
     levels,
@@ -88,7 +89,8 @@ def files() -> dict[str, bytes]:
         for name, data in [case["file"]]
     ]
     out.table("segments.json", cases=segments)
-    sequences = [_sequence(out, case) for case in sequence_cases.sequence_cases()]
+    in_sequence = (*sequence_cases.sequence_cases(), *arrow_cases.cases())
+    sequences = [_sequence(out, case) for case in in_sequence]
     out.table("sequences.json", cases=sequences)
     out.table("phases.json", cases=phase_cases.phase_cases())
     out.table(
@@ -101,7 +103,8 @@ def files() -> dict[str, bytes]:
     mapping = [{**_message(out, each), "level": 4} for each in message_cases.mapping_cases()]
     out.table("mapping.json", cases=mapping)
     failing = [_message(out, each) for each in message_cases.applying_cases()]
-    applying = [_sequence(out, each) for each in sequence_cases.applying_cases()]
+    in_applying = (*sequence_cases.applying_cases(), *arrow_cases.applying_cases())
+    applying = [_sequence(out, each) for each in in_applying]
     out.table("applying.json", messages=failing, sequences=applying)
     deltas = [
         {

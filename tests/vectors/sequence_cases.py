@@ -130,16 +130,17 @@ def applied(version: int, epoch: int = EPOCH) -> Json:
 
 def sequence_cases() -> Iterator[Json]:
     """Yield all sequences."""
-    yield from _told((*_joining(), *_receiving(), *_many_chunks(), *_catching_up(), *_whole()))
-    yield from _told((*_refusing(), *_deciding(), *_living()))
+    yield from told((*_joining(), *_receiving(), *_many_chunks(), *_catching_up(), *_whole()))
+    yield from told((*_refusing(), *_deciding(), *_living()))
 
 
 def renaming_cases() -> Iterator[Json]:
     """Yield the sequences of the feature `renaming`."""
-    yield from _told(_renaming())
+    yield from told(_renaming())
 
 
-def _told(cases: Iterable[Case]) -> Iterator[Json]:
+def told(cases: Iterable[Case]) -> Iterator[Json]:
+    """Yield cases as the tables have them."""
     for case in cases:
         told = {"name": case.name, "level": level_of(case), "rules": case.rules.split()}
         yield {**told, "models": ["m"], **case.options, "steps": case.steps}
@@ -160,7 +161,7 @@ def level_of(case: Case) -> int | None:
 
 def applying_cases() -> Iterator[Json]:
     """Yield sequences in which the user fails to apply."""
-    yield from _told(_failing())
+    yield from told(_failing())
 
 
 def _failing() -> Iterator[Case]:

@@ -69,6 +69,70 @@ func TestNothingPublished(t *testing.T) {
 	}
 }
 
+// lying is a segment that holds a version, or another one by now.
+type lying struct{ stale bool }
+
+func (s *lying) Copy(_ string, _ Key, copy func([]byte)) error {
+	if s.stale {
+		return ErrStale
+	}
+	copy([]byte{1, 2})
+	return nil
+}
+func (*lying) Release() {}
+
+// A version in a segment is ready as soon as it is announced, and dropped once the segment holds another.
+func TestTheSharedRoad(t *testing.T) {
+	segment := &lying{}
+	id := Identity{Name: "w", Instance: strings.Repeat("0", 32)}
+	models := map[string]Model{"m": {Accepts: func(*Layout) string { return "" }}}
+	m := NewMachine(id, models, 100, TimingOf(time.Second, 5*time.Second), func(*Shared, int64) Segment { return segment })
+	shared := &Shared{Path: "/proc/1/fd/1", Token: strings.Repeat("0", 32)}
+	m.Receive([][]byte{Encode(&Welcome{Epoch: 7, Data: "tcp://*:9", PingMS: 1000, LostMS: 5000, Models: map[string]int64{},
+		Shared: shared, Features: []string{}})}, nil, 0)
+	text := []byte("\x36\x00\x00\x00\x00\x00\x00\x00" + `{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}` + " ")
+	layout, err := ParseLayout(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	announced := func(version int64) *Version {
+		a := &Announce{Model: "m", Epoch: 7, Version: version, Layout: layout.ID, LayoutBytes: int64(len(text)), Bytes: 2,
+			ChunkBytes: 2, Commit: "auto", Acknowledge: "applied", Encoding: "raw", Shared: shared}
+		for _, effect := range m.ReceivePublished([][]byte{nil, Encode(a), text}, nil, time.Second) {
+			if is, ok := effect.(Ready); ok {
+				m.Taken(is.Version)
+				return is.Version
+			}
+		}
+		t.Fatalf("version %d is not ready", version)
+		return nil
+	}
+	asks := func(effects []Effect) bool {
+		for _, effect := range effects {
+			if said, ok := effect.(Send); ok {
+				if fetch, ok := said.Message.(*Fetch); ok && fetch.Version == 0 {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	m.Applied(announced(1), "", time.Second)
+	if runs := m.slots["m"].running(); runs == nil || runs.Version != 1 {
+		t.Fatalf("%v runs", runs)
+	}
+	segment.stale = true
+	if !asks(m.Stale(announced(2), time.Second)) {
+		t.Fatal("the newest was not asked for")
+	}
+	if !asks(m.ReceivePublished([][]byte{nil, Encode(&Chunk{"m", 7, 3, 0, 0}), {1}}, nil, 2*time.Second)) {
+		t.Fatal("what is stale is waited for")
+	}
+	if !asks(m.ReceivePublished([][]byte{nil, Encode(&Beacon{"m", 7, 2})}, nil, 3*time.Second)) {
+		t.Fatal("what is stale is still here")
+	}
+}
+
 // Nothing that a peer announces is allocated before it is checked.
 func TestPlacesAreBounded(t *testing.T) {
 	m := fuzzedMachine()

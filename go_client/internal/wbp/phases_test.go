@@ -1,6 +1,22 @@
 package wbp
 
-import "testing"
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestMain leads an arrow elsewhere first, if it is told to: tests must notice.
+func TestMain(m *testing.M) {
+	if words := strings.Fields(os.Getenv("WEIGHTBUS_FLIP")); len(words) > 2 {
+		arrowsOf, event := Tables[words[0]][State(words[1])], Event(words[2])
+		delete(arrowsOf, event)
+		if len(words) > 3 {
+			arrowsOf[event] = State(words[3])
+		}
+	}
+	os.Exit(m.Run())
+}
 
 // ways are the events that bring a version to each phase.
 var ways = map[State][]Event{
