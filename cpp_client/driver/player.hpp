@@ -79,7 +79,7 @@ class Player {
       digest = digest_of(staged.layout->id(), staged.data(), staged.hash_chunks);
     }
     if (staged.shared && !staged.shared->end(staged.stamp())) {
-      return perform(machine_.stale(model, key, now));
+      return perform(machine_.failed(model, key, "overwritten while it was copied", now, false));
     }
     runs[model] = key.second;
     bytes[model] = std::move(copied);

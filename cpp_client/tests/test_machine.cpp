@@ -434,6 +434,10 @@ TEST_CASE("on the shared road a version is read from the segment, or fetched whe
     memory->torn = true;
     announced(first, false);
     CHECK(player.runs["m"] == 0);
+    CHECK_FALSE(std::get<Failed>(player.sent.back()).intact);  // W24
+    player.sent.clear();
+    announced(first, false);  // offered again: now over the network
+    CHECK(std::get<Fetch>(player.sent.back()).version == first);
   }
 }
 

@@ -2,12 +2,12 @@
 
 use crate::vectors::{broken, bytes};
 use serde_json::{json, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use weightbus::effects::{Effect, Host};
+use weightbus::effects::{Effect, Host, Staged};
 use weightbus::layout::Layout;
 use weightbus::limits::{Timing, BYTES_MAX};
 use weightbus::machine::{Identity, Machine, Wanted};
@@ -39,6 +39,7 @@ struct Player {
     now: Duration,
     sent: Vec<Value>,
     runs: BTreeMap<String, u64>,
+    applies: VecDeque<String>,
 }
 
 impl Player {
@@ -54,12 +55,14 @@ impl Player {
             pid: 0,
         };
         let bytes_max = case["bytes_max"].as_u64().unwrap_or(BYTES_MAX);
+        let applies = case["applies"].as_array().into_iter().flatten().filter_map(Value::as_str);
         let memory = Arc::new(Memory(memory(&case["in_place"])?));
         Ok(Player {
             machine: Machine::new(identity, &wanted, memory, bytes_max, Timing::default()),
             now: Duration::from_secs(1000),
             sent: Vec::new(),
             runs: BTreeMap::new(),
+            applies: applies.map(str::to_owned).collect(),
         })
     }
 
@@ -98,16 +101,30 @@ impl Player {
                 Effect::Send(message) => {
                     self.sent.push(serde_json::from_slice(&encode(&message)).unwrap_or(Value::Null));
                 }
-                Effect::Ready(staged) => {
-                    let (model, key) = (staged.model.clone(), staged.key);
-                    self.runs.insert(model.clone(), key.1);
-                    drop(staged);
-                    let effects = self.machine.applied(&model, key, "", self.now);
-                    self.perform(effects);
-                }
+                Effect::Renamed { model, key, .. } => drop(self.runs.insert(model, key.1)),
+                Effect::Ready(staged) => self.apply(staged),
                 _ => {}
             }
         }
+    }
+
+    /// Applies at once, or fails to as the case wants it.
+    fn apply(&mut self, staged: Staged) {
+        let (model, key) = (staged.model.clone(), staged.key);
+        drop(staged);
+        self.machine.taken(&model, key);
+        let effects = match self.applies.pop_front().as_deref() {
+            Some("refused") => self.machine.failed(&model, key, "no", true, self.now),
+            Some("torn") => {
+                self.runs.insert(model.clone(), 0);
+                self.machine.failed(&model, key, "no", false, self.now)
+            }
+            _ => {
+                self.runs.insert(model.clone(), key.1);
+                self.machine.applied(&model, key, "", self.now)
+            }
+        };
+        self.perform(effects);
     }
 }
 

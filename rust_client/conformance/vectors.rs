@@ -1,6 +1,8 @@
 //! Reads the golden vectors, and says for each case what this client makes of it.
 
 use crate::{memfd, sequences};
+use serde::de::DeserializeOwned;
+use serde::Serialize;
 use serde_json::{json, Value};
 use std::fs;
 use std::io;
@@ -9,6 +11,7 @@ use weightbus::checksum::crc32c;
 use weightbus::digest::{bytes_of_hex, digest, hex};
 use weightbus::layout::Layout;
 use weightbus::messages::{encode, from_publisher, from_worker, Shared};
+use weightbus::phases::{next, ARROWS, MODES, SESSIONS};
 use weightbus::segment::{Segment, Stamp};
 use weightbus::transfer::ChunkPlan;
 
@@ -18,7 +21,7 @@ pub type Answer = Option<Value>;
 /// All cases: file, name, the case itself, and the answer.
 pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, Answer)>> {
     type Answers = fn(&Path, &Value) -> io::Result<Answer>;
-    let tables: [(&'static str, &[(&str, Answers)]); 7] = [
+    let tables: [(&'static str, &[(&str, Answers)]); 10] = [
         ("messages.json", &[("cases", message)]),
         ("layouts.json", &[("cases", layout)]),
         ("chunks.json", &[("cases", chunks)]),
@@ -26,6 +29,9 @@ pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, An
         ("versions.json", &[("cases", version)]),
         ("segments.json", &[("cases", segment)]),
         ("sequences.json", &[("cases", sequences::play)]),
+        ("phases.json", &[("cases", phase)]),
+        ("applying.json", &[("messages", message), ("sequences", sequences::play)]),
+        ("renaming.json", &[("messages", message), ("sequences", sequences::play)]),
     ];
     let mut found = Vec::new();
     for (file, lists) in tables {
@@ -145,6 +151,25 @@ fn version(folder: &Path, case: &Value) -> io::Result<Answer> {
     let spans = (0..plan.count()).map(|index| plan.span(index));
     let crcs: Vec<u32> = spans.map(|span| crc32c(&data[span.start as usize..span.end as usize])).collect();
     Ok(Some(json!({ "digest": digest(&layout.id, chunk_bytes, &crcs) })))
+}
+
+/// Where an event leads from a state, by the tables of this client.
+fn phase(_folder: &Path, case: &Value) -> io::Result<Answer> {
+    let of = |table: fn(&Value) -> serde_json::Result<Value>| table(case).map_err(io::Error::from);
+    Ok(Some(json!({ "next": match text(case, "of")? {
+        "version" => of(|case| next_of(ARROWS, case))?,
+        "model" => of(|case| next_of(MODES, case))?,
+        _ => of(|case| next_of(SESSIONS, case))?,
+    } })))
+}
+
+fn next_of<S, E>(table: &[(S, E, S)], case: &Value) -> serde_json::Result<Value>
+where
+    S: Copy + PartialEq + DeserializeOwned + Serialize,
+    E: Copy + PartialEq + DeserializeOwned,
+{
+    let (state, event) = (S::deserialize(&case["state"])?, E::deserialize(&case["event"])?);
+    serde_json::to_value(next(table, state, event))
 }
 
 fn segment(folder: &Path, case: &Value) -> io::Result<Answer> {

@@ -373,19 +373,25 @@ impl Worker {
             let (model, key) = (staged.model.clone(), staged.key);
             drop(staged);
             let older = self.runs.get(&model).map_or(false, |runs| *runs >= key);
-            let effects = match dice.below(6) {
+            if !older {
+                self.machine.taken(&model, key);
+            }
+            let effects = match dice.below(8) {
                 _ if older => self.machine.dropped(&model, key, self.now),
-                0 => self.machine.failed(&model, key, "a test", self.now),
+                0 => self.machine.failed(&model, key, "a test", true, self.now),
+                3 => {
+                    self.runs.remove(&model);
+                    self.machine.failed(&model, key, "a test", false, self.now)
+                }
                 1 => self.machine.stale(&model, key, self.now),
                 2 => self.machine.dropped(&model, key, self.now),
                 _ => {
-                    self.machine.taken(&model, key);
                     self.runs.insert(model.clone(), key);
                     self.machine.applied(&model, key, "", self.now)
                 }
             };
             self.perform(effects);
-            let running = self.machine.slot(&model).and_then(|slot| slot.running.as_ref());
+            let running = self.machine.slot(&model).and_then(|slot| slot.running());
             let running = running.map(|running| (running.epoch, running.version));
             assert_eq!(running, self.runs.get(&model).copied());
         }

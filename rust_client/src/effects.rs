@@ -20,6 +20,8 @@ pub enum Effect {
     Subscribe { topic: String, on: bool },
     /// A version is whole and verified, and may be applied.
     Ready(Staged),
+    /// What runs has another name from now on.
+    Renamed { model: String, was: Key, key: Key },
     /// The publisher has let this worker in.
     Joined { epoch: u64 },
     /// The publisher is silent.
@@ -67,4 +69,7 @@ pub trait Host: Send + Sync {
     fn open(&self, _shared: &Shared, _nbytes: u64) -> Option<Arc<Segment>> {
         None
     }
+
+    /// What runs has another name from now on.
+    fn renamed(&self, _model: &str, _was: Key, _key: Key) {}
 }

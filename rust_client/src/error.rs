@@ -12,12 +12,15 @@ pub enum Error {
     Address { address: String, text: String },
     /// The worker was set up in a way that cannot work.
     Setup(String),
-    /// A version cannot be taken; the model still holds the old one, bit for bit.
+    /// A version cannot be taken; the model still holds the old one, bit for bit, unless the text says
+    /// that no version runs.
     Rejected { model: String, epoch: u64, version: u64, code: String, text: String },
     /// The publisher refuses this worker, which goes on asking.
     Refused { worker: String, address: String, code: String, text: String },
     /// The worker is closed.
     Closed { worker: String, reason: String },
+    /// The model holds parts of two versions, so none is served until another is applied.
+    Torn,
     /// A model or version has no tensor of this name.
     NoTensor { name: String, known: String },
     /// A tensor is of another type than was asked for.
@@ -42,6 +45,10 @@ impl fmt::Display for Error {
             Error::Closed { worker, reason } => {
                 write!(f, "worker {:?} is closed ({}); connect a new one", worker, reason)
             }
+            Error::Torn => f.write_str(
+                "no version runs here: the publisher wrote into one while it was copied, and the model holds \
+                 parts of it; receive() applies the next that comes",
+            ),
             Error::NoTensor { name, known } => {
                 write!(f, "there is no tensor {:?} here; there are: {}", name, known)
             }

@@ -45,15 +45,21 @@ pub mod effects;
 #[doc(hidden)]
 pub mod fields;
 #[doc(hidden)]
+pub mod holdings;
+#[doc(hidden)]
 pub mod json;
 #[doc(hidden)]
 pub mod layout;
+#[doc(hidden)]
+pub mod layouts;
 #[doc(hidden)]
 pub mod limits;
 #[doc(hidden)]
 pub mod machine;
 #[doc(hidden)]
 pub mod messages;
+#[doc(hidden)]
+pub mod phases;
 #[doc(hidden)]
 pub mod segment;
 #[doc(hidden)]

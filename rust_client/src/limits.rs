@@ -28,6 +28,7 @@ pub const BUFFERS_KEPT: usize = 3; // unused: those two, and one that a snapshot
 pub const SEGMENTS_MAX: usize = 8; // kept open: a publisher has three for each model
 pub const REJECTED_KEPT: usize = 8; // versions remembered that could not be taken here
 pub const LAYOUTS_KEPT: usize = 4; // so that a model that alternates sends none again
+pub const APPLIES_MAX: u32 = 3; // in a row that fail half-way before a version is rejected
 pub const RESTARTS_MAX: u32 = 3; // transfers of one version whose digest did not match
 pub const DAMAGED_MAX: u32 = 16; // damaged chunks asked for again at once, before patience decides
 pub const DIFFERENCES_MAX: usize = 20; // lines that a person reads before giving up

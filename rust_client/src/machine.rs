@@ -1,10 +1,6 @@
 //! The worker's behaviour, without sockets, threads or clocks.
 //!
-//! ```text
-//! outside ──hello, welcome──> inside ──silence, "unknown-worker", another epoch──> outside
-//! ```
-//!
-//! Inside, messages go to the slot of the model they speak of. Outside, everything that was staged
+//! A worker is outside a session or inside (`phases::SESSIONS`). Inside, messages go to the slot of the model they speak of. Outside, everything that was staged
 //! or runs stays as it is, and hello is said again and again: a publisher that restarts finds its
 //! workers coming back on their own.
 
@@ -12,6 +8,7 @@ use crate::ages::Ages;
 use crate::effects::{Effect, Host};
 use crate::limits::{Timing, BYTES_MAX};
 use crate::messages::*;
+use crate::phases::{next, Change, Mode, Session, SESSIONS};
 use crate::slot::Slot;
 use crate::transfer::{Key, Payload, Time};
 use crate::zmtp::{Place, Places, Published, PublishedPayload};
@@ -44,13 +41,12 @@ pub struct Wanted {
 /// One worker.
 pub struct Machine {
     pub timing: Timing,
-    /// Whether it is in a session.
-    pub inside: bool,
     pub epoch: u64,
     /// Messages dropped because they broke the protocol.
     pub malformed: u64,
     /// The publisher is on this host, and its memory can be read.
     pub shared: bool,
+    session: Session,
     identity: Identity,
     slots: Vec<(Slot, u64)>, // and the bytes that are expected
     host: Arc<dyn Host>,
@@ -79,7 +75,7 @@ impl Machine {
         };
         Machine {
             timing,
-            inside: false,
+            session: Session::Outside,
             epoch: 0,
             malformed: 0,
             shared: false,
@@ -131,7 +127,7 @@ impl Machine {
 
     /// Takes a published message.
     pub fn receive_published(&mut self, published: &Published<Ticket>, now: Time) -> Vec<Effect> {
-        let effects = if self.inside { self.published(published, now) } else { Vec::new() };
+        let effects = if self.inside() { self.published(published, now) } else { Vec::new() };
         if let PublishedPayload::InPlace(ticket) = published.payload {
             self.cancel(ticket); // if nobody took it: malformed, or no longer wanted
         }
@@ -174,12 +170,12 @@ impl Machine {
             return vec![Effect::Send(FromWorker::Pong(pong))];
         }
         if let FromPublisher::Refuse(refuse) = message {
-            if self.inside {
+            if self.inside() {
                 self.heard_at = now;
             }
             return self.refused(refuse, now);
         }
-        if !self.inside {
+        if !self.inside() {
             return Vec::new();
         }
         if epoch_of(&message) != Some(self.epoch) {
@@ -198,6 +194,9 @@ impl Machine {
             FromPublisher::Abort(abort) => self.with(&abort.model, |slot| slot.aborted(&abort, now)),
             FromPublisher::Beacon(beacon) => {
                 self.with(&beacon.model, |slot| slot.hear_of(beacon.epoch, beacon.version, now))
+            }
+            FromPublisher::Rename(rename) => {
+                self.with(&rename.model.clone(), |slot| slot.renamed(rename, now))
             }
             FromPublisher::Pong(pong) => self.hear_of(pong.epoch, &pong.models, now),
             FromPublisher::Welcome(_) | FromPublisher::Refuse(_) | FromPublisher::Ping(_) => Vec::new(),
@@ -237,19 +236,19 @@ impl Machine {
     fn refused(&mut self, refuse: Refuse, now: Time) -> Vec<Effect> {
         match refuse.code.as_str() {
             "unknown-worker" => {
-                self.inside = false;
+                self.turn(Change::Unknown);
                 if self.may_say_hello(now) {
                     self.hello(now)
                 } else {
                     Vec::new()
                 }
             }
-            "gone" | "range" => match (self.inside, refuse.model) {
+            "gone" | "range" => match (self.inside(), refuse.model) {
                 (true, Some(model)) => self.with(&model, |slot| slot.gone(refuse.epoch, refuse.version, now)),
                 _ => Vec::new(),
             },
             "name-taken" | "stale-epoch" | "limit" | "protocol-version" => {
-                self.inside = false;
+                self.turn(Change::Refused);
                 vec![Effect::Refused { code: refuse.code, text: refuse.text }]
             }
             _ => vec![Effect::Notice { code: refuse.code, text: refuse.text }],
@@ -258,10 +257,21 @@ impl Machine {
 
     // Joining.
 
-    /// The latest epoch whose weights run here: an older publisher is not to be followed.
+    /// Whether there is a session.
+    pub fn inside(&self) -> bool {
+        self.session == Session::Inside
+    }
+
+    /// Lets something happen to the session; tells whether that changes it.
+    fn turn(&mut self, change: Change) -> bool {
+        let session = next(SESSIONS, self.session, change);
+        self.session = session.unwrap_or(self.session);
+        session.is_some()
+    }
+
+    /// The latest epoch of which anything was applied: no older publisher is followed.
     pub fn applied_epoch(&self) -> u64 {
-        let running = self.slots.iter().filter_map(|(slot, _)| slot.running.as_ref());
-        running.map(|running| running.epoch).max().unwrap_or(0)
+        self.slots.iter().map(|(slot, _)| slot.epoch).max().unwrap_or(0)
     }
 
     /// Whether enough time has passed since the last hello.
@@ -272,14 +282,14 @@ impl Machine {
     fn hello(&mut self, now: Time) -> Vec<Effect> {
         self.said_hello_at = Some(now);
         self.unanswered_since = self.unanswered_since.or(Some(now));
-        let running = self.slots.iter().map(|(slot, _)| (slot.model.clone(), slot.running.clone()));
+        let running = self.slots.iter().map(|(slot, _)| (slot.model.clone(), slot.running()));
         vec![Effect::Send(FromWorker::Hello(Hello {
             name: self.identity.name.clone(),
             instance: self.identity.instance.clone(),
             models: running.collect(),
             epoch: self.applied_epoch(),
             age_ms: self.ages.of(self.applied_epoch(), now),
-            features: Vec::new(),
+            features: vec!["renaming".to_owned()],
             client: self.identity.client.clone(),
             host: self.identity.host.clone(),
             pid: self.identity.pid,
@@ -297,11 +307,11 @@ impl Machine {
             return vec![Effect::Refused { code: "stale-epoch".to_owned(), text }];
         }
         self.ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch(), now);
-        if self.inside && welcome.epoch == self.epoch {
+        if self.inside() && welcome.epoch == self.epoch {
             self.heard_at = now;
             return self.hear_of(welcome.epoch, &welcome.models, now); // an answer to a second hello
         }
-        self.inside = true;
+        self.turn(Change::Welcomed);
         self.epoch = welcome.epoch;
         self.heard_at = now;
         self.ping_every = self.timing.ping.min(Duration::from_millis(welcome.ping_ms));
@@ -318,7 +328,7 @@ impl Machine {
         for (slot, nbytes) in &mut self.slots {
             effects.push(Effect::Subscribe { topic: control_topic(&slot.model), on: true });
             slot.shared = self.shared;
-            let on = !(slot.catching_up || self.shared);
+            let on = slot.mode == Mode::Following && !self.shared;
             effects.push(Effect::Subscribe { topic: data_topic(&slot.model), on });
             slot.expect(*nbytes);
             let version = welcome.models.get(&slot.model).copied().unwrap_or(0);
@@ -340,12 +350,12 @@ impl Machine {
         }
         // What comes in a frame of a damaged length is swallowed, until that is full.
         let deaf = for_so_long(self.answered_at, deaf_after);
-        self.inside && (deaf || for_so_long(self.heard_at, lost_after))
+        self.inside() && (deaf || for_so_long(self.heard_at, lost_after))
     }
 
     fn call_again(&mut self) -> Vec<Effect> {
         self.unanswered_since = None;
-        if std::mem::replace(&mut self.inside, false) {
+        if self.turn(Change::Silent) {
             vec![Effect::Lost, Effect::Redial]
         } else {
             vec![Effect::Redial]
@@ -359,7 +369,7 @@ impl Machine {
 
     /// Somebody is at the other end of the control channel: say hello, if it is time.
     pub fn connected(&mut self, now: Time) -> Vec<Effect> {
-        if !self.inside && self.may_say_hello(now) {
+        if !self.inside() && self.may_say_hello(now) {
             self.hello(now)
         } else {
             Vec::new()
@@ -383,7 +393,7 @@ impl Machine {
     /// A version that was ready runs now. Its digest, if it was hashed only then.
     pub fn applied(&mut self, model: &str, key: Key, digest: &str, now: Time) -> Vec<Effect> {
         let mut effects = self.with(model, |slot| slot.applied(key, digest, now));
-        if self.inside && self.applied_epoch() > self.epoch {
+        if self.inside() && self.applied_epoch() > self.epoch {
             effects.extend(self.hello(now)); // it came from a later publisher than the one we follow
         }
         effects
@@ -394,9 +404,16 @@ impl Machine {
         self.with(model, |slot| slot.gone_stale(key, now))
     }
 
-    /// A version that was ready could not be applied.
-    pub fn failed(&mut self, model: &str, key: Key, text: &str, now: Time) -> Vec<Effect> {
-        self.with(model, |slot| slot.failed(key, text, now))
+    /// A version that was ready could not be applied; unless `intact`, no version runs now.
+    pub fn failed(&mut self, model: &str, key: Key, text: &str, intact: bool, now: Time) -> Vec<Effect> {
+        self.with(model, |slot| slot.failed(key, text, intact, now))
+    }
+
+    /// Somebody could not apply a version just now, and will be offered it again.
+    pub fn put_back(&mut self, model: &str, key: Key) {
+        if let Some(slot) = self.slot_mut(model) {
+            slot.put_back(key);
+        }
     }
 
     /// A version that was ready was replaced before anybody took it.
@@ -411,7 +428,7 @@ impl Machine {
         if self.silent(now) {
             return self.call_again();
         }
-        if !self.inside {
+        if !self.inside() {
             return Vec::new();
         }
         let mut effects: Vec<Effect> = self.slots.iter_mut().flat_map(|(slot, _)| slot.tick(now)).collect();
@@ -438,6 +455,7 @@ fn epoch_of(message: &FromPublisher) -> Option<u64> {
         FromPublisher::Commit(commit) => Some(commit.epoch),
         FromPublisher::Abort(abort) => Some(abort.epoch),
         FromPublisher::Beacon(beacon) => Some(beacon.epoch),
+        FromPublisher::Rename(rename) => Some(rename.epoch),
         FromPublisher::Pong(pong) => Some(pong.epoch),
         FromPublisher::Welcome(_) | FromPublisher::Refuse(_) | FromPublisher::Ping(_) => None,
     }
@@ -454,7 +472,7 @@ impl Places for Machine {
     type Ticket = Ticket;
 
     fn place(&mut self, header: &[u8], size: usize) -> Place<Ticket> {
-        if !self.inside {
+        if !self.inside() {
             return Place::Nowhere;
         }
         match from_publisher(header, 1) {
@@ -536,10 +554,10 @@ mod tests {
     fn silence_is_loss() {
         let mut machine = inside(100.0);
         machine.tick(seconds(104.9));
-        assert!(machine.inside);
+        assert!(machine.inside());
         let effects = machine.tick(seconds(105.0));
         assert!(matches!(effects[..], [Effect::Lost, Effect::Redial]), "{:?}", effects);
-        assert!(!machine.inside);
+        assert!(!machine.inside());
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub enum Acknowledge {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Phase {
+pub enum Doing {
     Receiving,
     Staged,
     Applying,
@@ -143,7 +143,7 @@ pub struct Progress {
     pub epoch: u64,
     pub version: u64,
     pub chunks: u64,
-    pub phase: Phase,
+    pub phase: Doing,
 }
 
 /// A version and its digest: `staged`, `applied`, `end` and `commit`.
@@ -162,6 +162,8 @@ pub struct Failed {
     pub version: u64,
     pub code: String,
     pub text: String,
+    /// Whether what ran before still runs; otherwise no version of the model does.
+    pub intact: bool,
 }
 
 /// What a publisher says.
@@ -175,6 +177,7 @@ pub enum FromPublisher {
     Commit(OfVersion),
     Abort(Abort),
     Beacon(Beacon),
+    Rename(Rename),
     Refuse(Refuse),
     Ping(Ping),
     Pong(Pong),
@@ -232,6 +235,14 @@ pub struct Beacon {
     pub model: String,
     pub epoch: u64,
     pub version: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Rename {
+    pub model: String,
+    pub epoch: u64,
+    pub version: u64,
+    pub was: Running,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -339,6 +350,12 @@ fn read_from_publisher(fields: &Fields) -> Result<FromPublisher, Fault> {
             epoch: fields.count("epoch")?,
             version: fields.count("version")?,
         }),
+        "rename" => FromPublisher::Rename(Rename {
+            model: fields.name("model")?,
+            epoch: fields.count("epoch")?,
+            version: fields.positive("version")?,
+            was: read_running(fields, "was")?,
+        }),
         "refuse" => FromPublisher::Refuse(Refuse {
             code: fields.name("code")?,
             text: fields.text("text", TEXT_MAX)?,
@@ -378,8 +395,8 @@ fn read_announce(fields: &Fields) -> Result<Announce, Fault> {
 }
 
 fn read_from_worker(fields: &Fields) -> Result<FromWorker, Fault> {
-    const PHASES: [(&str, Phase); 3] =
-        [("receiving", Phase::Receiving), ("staged", Phase::Staged), ("applying", Phase::Applying)];
+    const PHASES: [(&str, Doing); 3] =
+        [("receiving", Doing::Receiving), ("staged", Doing::Staged), ("applying", Doing::Applying)];
     let label = |fields: &Fields, field: &str| fields.text(field, LABEL_MAX);
     Ok(match fields.text("type", NAME_MAX)?.as_str() {
         "hello" => FromWorker::Hello(Hello {
@@ -406,7 +423,7 @@ fn read_from_worker(fields: &Fields) -> Result<FromWorker, Fault> {
             epoch: fields.count("epoch")?,
             version: fields.positive("version")?,
             chunks: fields.count("chunks")?,
-            phase: fields.or("phase", Phase::Receiving, |f, k| f.one_of(k, &PHASES))?,
+            phase: fields.or("phase", Doing::Receiving, |f, k| f.one_of(k, &PHASES))?,
         }),
         "staged" => FromWorker::Staged(read_of_version(fields, false)?),
         "applied" => FromWorker::Applied(read_of_version(fields, true)?),
@@ -416,6 +433,7 @@ fn read_from_worker(fields: &Fields) -> Result<FromWorker, Fault> {
             version: fields.positive("version")?,
             code: fields.name("code")?,
             text: fields.text("text", TEXT_MAX)?,
+            intact: fields.or("intact", true, Fields::boolean)?,
         }),
         "bye" => FromWorker::Bye,
         "ping" => FromWorker::Ping(read_ping(fields)?),

@@ -132,26 +132,51 @@ fn zeros(dtype: Dtype, bytes: usize) -> Box<dyn Numbers> {
     }
 }
 
+/// What a model's memory holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Ran {
+    /// What it was made of.
+    Nothing,
+    Version(Key),
+    /// Parts of two versions.
+    Torn,
+}
+
 /// The tensors of a model, as of one version.
 pub struct Weights {
     tensors: Vec<Tensor>,
     index: HashMap<String, usize>,
-    running: Option<Key>,
+    ran: Arc<Mutex<Ran>>, // a version may get another name while somebody reads it
 }
 
 impl Weights {
-    /// The epoch and the number of the version that they are of; nothing before the first.
+    /// The epoch and the number of the version that they are of; nothing before the first, and
+    /// where none runs.
     pub fn version(&self) -> Option<(u64, u64)> {
-        self.running
+        match *ran(&self.ran) {
+            Ran::Version(key) => Some(key),
+            Ran::Nothing | Ran::Torn => None,
+        }
     }
 
-    /// All tensors, in the order in which they were handed over.
+    fn is_torn(&self) -> bool {
+        *ran(&self.ran) == Ran::Torn
+    }
+
+    /// All tensors, in the order in which they were handed over; none where they hold parts of two
+    /// versions.
     pub fn tensors(&self) -> &[Tensor] {
+        if self.is_torn() {
+            return &[]; // W24
+        }
         &self.tensors
     }
 
-    /// The tensor of this name.
+    /// The tensor of this name; `Error::Torn` where the model holds parts of two versions.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, Error> {
+        if self.is_torn() {
+            return Err(Error::Torn); // W24
+        }
         let found = self.index.get(name).map(|&at| &self.tensors[at]);
         found.ok_or_else(|| no_tensor(name, self.tensors.iter().map(Tensor::name)))
     }
@@ -170,9 +195,13 @@ impl Weights {
         }
     }
 
-    pub(crate) fn set_version(&mut self, key: Option<Key>) {
-        self.running = key;
+    pub(crate) fn set_ran(&mut self, now: Ran) {
+        *ran(&self.ran) = now;
     }
+}
+
+fn ran(ran: &Mutex<Ran>) -> MutexGuard<'_, Ran> {
+    ran.lock().unwrap_or_else(PoisonError::into_inner) // a name, never half written
 }
 
 /// Says that there is no such tensor, and which there are.
@@ -186,7 +215,7 @@ pub(crate) fn no_tensor<'a>(name: &str, known: impl Iterator<Item = &'a str>) ->
 
 impl fmt::Debug for Weights {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "Weights({} tensors of version {:?})", self.tensors.len(), self.running)
+        write!(f, "Weights({} tensors of version {:?})", self.tensors.len(), self.version())
     }
 }
 
@@ -201,6 +230,7 @@ struct Gate {
 struct Inner {
     signature: BTreeMap<String, (Dtype, Vec<u64>)>,
     nbytes: u64,
+    ran: Arc<Mutex<Ran>>,
     weights: RwLock<Weights>, // whoever has passed the gate never waits for it
     gate: Mutex<Gate>,
     moved: Condvar,
@@ -231,10 +261,12 @@ impl Model {
             signature.insert(tensor.name.clone(), (tensor.dtype, tensor.shape.clone()));
             total += bytes;
         }
+        let ran = Arc::new(Mutex::new(Ran::Nothing));
         Ok(Model(Arc::new(Inner {
             signature,
             nbytes: total,
-            weights: RwLock::new(Weights { tensors, index, running: None }),
+            ran: ran.clone(),
+            weights: RwLock::new(Weights { tensors, index, ran }),
             gate: Mutex::default(),
             moved: Condvar::new(),
         })))
@@ -280,6 +312,14 @@ impl Model {
         let _pass = WritePass(&self.0);
         let mut weights = self.0.weights.write().unwrap_or_else(PoisonError::into_inner);
         Some(write(&mut weights))
+    }
+
+    /// What is here has another name from now on.
+    pub(crate) fn rename(&self, was: Key, key: Key) {
+        let mut ran = ran(&self.0.ran);
+        if *ran == Ran::Version(was) {
+            *ran = Ran::Version(key);
+        }
     }
 
     /// Names the tensors that a layout has otherwise; nothing if it fits.

@@ -4,7 +4,7 @@
 //! back as `Work`.
 
 use crate::bell::Bell;
-use crate::effects::Effect;
+use crate::effects::{Effect, Host};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::handoff::Handoff;
@@ -27,8 +27,9 @@ const BATCH: usize = 16; // messages taken from one socket before the other gets
 #[derive(Debug)]
 pub enum Outcome {
     Taken,
+    PutBack,
     Applied { digest: String },
-    Failed { text: String },
+    Failed { text: String, intact: bool },
     Stale,
     Dropped,
 }
@@ -43,7 +44,7 @@ pub enum Event {
     Lost,
     /// The publisher refuses it.
     Refused { code: String, text: String },
-    /// A version cannot be taken; the old one still runs.
+    /// A version cannot be taken; the old one still runs, or, where the text says so, none does.
     Rejected { model: String, epoch: u64, version: u64, code: String, text: String },
     /// Something that is no failure, but odd.
     Notice { code: String, text: String },
@@ -72,7 +73,7 @@ impl Shared {
 
     /// Tells the worker's thread what became of a version.
     pub fn tell(&self, model: &str, key: Key, outcome: Outcome) {
-        let hurry = !matches!(outcome, Outcome::Taken); // that one only serves those who ask
+        let hurry = !matches!(outcome, Outcome::Taken | Outcome::PutBack); // these only serve those who ask
         let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
         outcomes.push_back((model.to_owned(), key, outcome));
         drop(outcomes);
@@ -96,6 +97,7 @@ pub struct Loop {
     pub worker: String,
     pub shared: Arc<Shared>,
     pub listener: Option<Listener>,
+    host: Arc<dyn Host>,
     data: Subscription<Ticket>,
     begun: Instant,
     told: Option<(String, Key, &'static str)>, // of the rejections, so that a repetition is none
@@ -109,9 +111,11 @@ impl Loop {
         worker: String,
         shared: Arc<Shared>,
         listener: Option<Listener>,
+        host: Arc<dyn Host>,
     ) -> Loop {
         let data = Subscription::new(shared.bell.clone());
-        Loop { machine, control, address, worker, shared, listener, data, begun: Instant::now(), told: None }
+        let begun = Instant::now();
+        Loop { machine, control, address, worker, shared, listener, host, data, begun, told: None }
     }
 
     fn now(&self) -> Time {
@@ -137,7 +141,7 @@ impl Loop {
     /// Takes what there is; ticks when it is time.
     fn turn(&mut self, next_tick: &mut Time) -> io::Result<()> {
         let now = self.now();
-        let may_hello = !self.machine.inside && self.machine.may_say_hello(now);
+        let may_hello = !self.machine.inside() && self.machine.may_say_hello(now);
         let found = self.poll(next_tick.saturating_sub(now), may_hello)?;
         self.shared.bell.silence();
         self.do_work();
@@ -223,9 +227,13 @@ impl Loop {
                     self.machine.taken(&model, key);
                     Vec::new()
                 }
+                Outcome::PutBack => {
+                    self.machine.put_back(&model, key);
+                    Vec::new()
+                }
                 Outcome::Applied { digest } => self.machine.applied(&model, key, &digest, now),
-                Outcome::Failed { text } => {
-                    let effects = self.machine.failed(&model, key, &text, now);
+                Outcome::Failed { text, intact } => {
+                    let effects = self.machine.failed(&model, key, &text, intact, now);
                     let ((epoch, version), code) = (key, "apply".to_owned());
                     self.tell(Event::Rejected { model, epoch, version, code, text });
                     effects
@@ -252,6 +260,7 @@ impl Loop {
                         self.perform(effects);
                     }
                 }
+                Effect::Renamed { model, was, key } => self.host.renamed(&model, was, key),
                 Effect::Joined { epoch } => {
                     self.tell(Event::Joined { epoch }); // before a call that waits for it returns
                     self.shared.handoff.join(epoch);

@@ -6,6 +6,7 @@ use crate::layout::{Layout, TensorInfo};
 use crate::model::no_tensor;
 use crate::raw::cast::{copied, values_of};
 use crate::staging::Buffer;
+use crate::transfer::Key;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -20,10 +21,16 @@ pub struct Snapshot {
     /// Its number.
     pub version: u64,
     pub(crate) layout: Arc<Layout>,
-    pub(crate) data: Buffer,
+    pub(crate) data: Arc<Buffer>,
 }
 
 impl Snapshot {
+    /// The same under another name.
+    pub(crate) fn renamed(&self, (epoch, version): Key) -> Snapshot {
+        let (layout, data) = (self.layout.clone(), self.data.clone());
+        Snapshot { model: self.model.clone(), epoch, version, layout, data }
+    }
+
     /// Its tensors, in the order of their bytes.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.layout.tensors

@@ -8,7 +8,7 @@ use crate::layout::Layout;
 use crate::limits::{Timing, BYTES_MAX, LABEL_MAX, MODELS_MAX};
 use crate::machine::{Identity, Machine, Wanted};
 use crate::messages;
-use crate::model::{Model, Weights};
+use crate::model::{Model, Ran, Weights};
 use crate::run::{Event, Listener, Loop, Outcome, Shared};
 use crate::segment::{Reading, Segment, Segments, Stale, Stamp};
 use crate::snapshot::Snapshot;
@@ -139,10 +139,10 @@ impl Builder {
         let wanted: Vec<Wanted> = targets.iter().map(|(model, target)| wanted(model, target)).collect();
         let segments = self.shared_memory.then(Segments::default);
         let host = Arc::new(UserHost { targets: targets.clone(), segments });
-        let machine = Machine::new(identity, &wanted, host, self.bytes_max, self.timing);
+        let machine = Machine::new(identity, &wanted, host.clone(), self.bytes_max, self.timing);
         let shared = Arc::new(Shared::new().map_err(broken("no sockets"))?);
-        let run =
-            Loop::new(machine, control, self.address.clone(), name.clone(), shared.clone(), self.listener);
+        let (address, listener) = (self.address.clone(), self.listener);
+        let run = Loop::new(machine, control, address, name.clone(), shared.clone(), listener, host);
         let thread = thread::Builder::new().name("weightbus-worker".to_owned());
         let thread = thread.spawn(move || run.run()).map_err(broken("no thread"))?;
         Ok(Worker { name, address: self.address, targets, shared, thread: Mutex::new(Some(thread)) })
@@ -197,6 +197,20 @@ impl Host for UserHost {
     fn open(&self, shared: &messages::Shared, nbytes: u64) -> Option<Arc<Segment>> {
         self.segments.as_ref()?.open(shared, nbytes)
     }
+
+    fn renamed(&self, model: &str, was: Key, key: Key) {
+        match self.targets.get(model) {
+            Some(Target::InPlace(model)) => model.rename(was, key),
+            Some(Target::Snapshots { latest, .. }) => {
+                let mut latest = lock(latest);
+                let same = latest.as_ref().filter(|snapshot| (snapshot.epoch, snapshot.version) == was);
+                if let Some(renamed) = same.map(|snapshot| snapshot.renamed(key)) {
+                    *latest = Some(Arc::new(renamed));
+                }
+            }
+            None => {}
+        }
+    }
 }
 
 /// Receives the versions of some models and applies them.
@@ -224,7 +238,7 @@ enum Attempt {
     NotNewer,
     InUse,
     Stale,
-    Failed(String),
+    Failed { text: String, intact: bool },
 }
 
 impl Worker {
@@ -266,6 +280,7 @@ impl Worker {
             let outcome = match attempt {
                 Attempt::Applied(update) => return Ok(Some(update)),
                 Attempt::InUse => {
+                    self.shared.tell(&model, key, Outcome::PutBack);
                     let unwanted = staged.and_then(|staged| self.handoff().put_back(staged));
                     if unwanted.map(drop).is_some() {
                         self.shared.tell(&model, key, Outcome::Dropped);
@@ -274,9 +289,9 @@ impl Worker {
                 }
                 Attempt::NotNewer => Outcome::Dropped,
                 Attempt::Stale => Outcome::Stale, // a newer one took its place: wait for that
-                Attempt::Failed(text) => {
+                Attempt::Failed { text, intact } => {
                     drop(staged);
-                    self.shared.tell(&model, key, Outcome::Failed { text: text.clone() });
+                    self.shared.tell(&model, key, Outcome::Failed { text: text.clone(), intact });
                     let (epoch, version) = key;
                     return Err(Error::Rejected { model, epoch, version, code: "apply".to_owned(), text });
                 }
@@ -323,7 +338,7 @@ impl Worker {
         match self.targets.get(&staged.model) {
             Some(Target::InPlace(model)) => self.apply_in_place(model, staged, deadline),
             Some(Target::Snapshots { buffers, latest }) => self.keep(buffers, latest, staged),
-            None => (Attempt::Failed("no such model here".to_owned()), Some(staged)),
+            None => (failed("no such model here".to_owned()), Some(staged)),
         }
     }
 
@@ -337,10 +352,14 @@ impl Worker {
             let begun = Instant::now();
             match write(weights, &staged) {
                 Ok(digest) => {
-                    weights.set_version(Some(staged.key));
+                    weights.set_ran(Ran::Version(staged.key));
                     Attempt::Applied(update_of(&staged, digest, begun.elapsed(), None))
                 }
-                Err(Stale) => Attempt::Stale,
+                Err(Unwritten::Stale) => Attempt::Stale,
+                Err(Unwritten::Torn) => {
+                    weights.set_ran(Ran::Torn); // before anybody can read it
+                    Attempt::Failed { text: Error::Torn.to_string(), intact: false }
+                }
             }
         });
         match attempt {
@@ -375,9 +394,7 @@ impl Worker {
             Source::Segment { ref segment, hash_chunks } => {
                 let mut copy = match buffers.take_for_copy(staged.layout.nbytes) {
                     Ok(copy) => copy,
-                    Err(error) => {
-                        return (Attempt::Failed(format!("no memory for a copy: {}", error)), Some(staged))
-                    }
+                    Err(error) => return (failed(format!("no memory for a copy: {}", error)), Some(staged)),
                 };
                 let read = segment.read(&stamp_of(&staged), |memory| {
                     memory.copy_to(0, &mut copy);
@@ -394,6 +411,7 @@ impl Worker {
         let (epoch, version) = staged.key;
         let layout = staged.layout;
         let nbytes = layout.nbytes;
+        let data = Arc::new(data);
         let snapshot = Arc::new(Snapshot { model: staged.model.clone(), epoch, version, layout, data });
         *latest = Some(snapshot.clone());
         drop(latest);
@@ -435,8 +453,20 @@ fn update_of(staged: &Staged, digest: String, took: Duration, snapshot: Option<A
     }
 }
 
+/// Why a version was not written over the weights.
+enum Unwritten {
+    /// It was gone before anything was copied.
+    Stale,
+    /// It was overwritten while it was copied.
+    Torn,
+}
+
+fn failed(text: String) -> Attempt {
+    Attempt::Failed { text, intact: true }
+}
+
 /// Writes a version over the weights; returns its digest.
-fn write(weights: &mut Weights, staged: &Staged) -> Result<String, Stale> {
+fn write(weights: &mut Weights, staged: &Staged) -> Result<String, Unwritten> {
     let layout = &staged.layout;
     match &staged.source {
         Source::Buffer(buffer) => {
@@ -450,10 +480,8 @@ fn write(weights: &mut Weights, staged: &Staged) -> Result<String, Stale> {
                 weights.fill(layout, |begin, bytes| memory.copy_to(begin, bytes));
                 hashed(memory, layout, *hash_chunks)
             });
-            if read.is_err() && touched {
-                weights.set_version(None); // somebody broke the rules of the segment: no version runs
-            }
-            read
+            // The second look fails only if somebody broke the rules of the segment: S5.
+            read.map_err(|Stale| if touched { Unwritten::Torn } else { Unwritten::Stale })
         }
     }
 }

@@ -192,6 +192,7 @@ fn a_version_in_a_segment_is_ready_at_once() {
         }
         _ => panic!("it is not in the segment"),
     }
+    machine.taken(MODEL, staged.key);
     let effects = machine.applied(MODEL, staged.key, "", NOW);
     assert!(
         matches!(sent(&effects)[..], [FromWorker::Applied(OfVersion { version: 2, digest, .. })] if digest.is_empty())
@@ -205,6 +206,7 @@ fn a_stale_version_is_asked_for_again_and_then_fetched() {
     let version = Version::of_bytes(2, b"0123456789".to_vec(), 4);
     let (_file, path) = memfd::segment(&filled(1, 3, &version.data)).unwrap();
     let staged = ready(announce(&mut machine, &version, &path, false)).unwrap();
+    machine.taken(MODEL, staged.key);
     let effects = machine.stale(MODEL, staged.key, NOW);
     assert!(matches!(sent(&effects)[..], [FromWorker::Fetch(Fetch { version: 0, count: 0, .. })]));
     let effects = announce(&mut machine, &version, &path, false); // it is still the newest
@@ -243,6 +245,7 @@ fn a_version_that_came_whole_is_not_fetched() {
     let first = Version::of_bytes(2, b"0123456789".to_vec(), 10);
     let (_file, path) = memfd::segment(&filled(1, 2, &first.data)).unwrap();
     let staged = ready(announce(&mut machine, &first, &path, false)).unwrap();
+    machine.taken(MODEL, staged.key);
     machine.applied(MODEL, staged.key, "", NOW);
     let (header, payloads) = Version::of_bytes(3, b"9876543210".to_vec(), 10).whole(1);
     let payload = PublishedPayload::Bytes(payloads[0].clone());

@@ -34,6 +34,7 @@ struct Weather {
     doubling: u32,
     delay_steps: u32,
     in_place: bool,
+    tears: u32,
 }
 
 /// Something that happens at a step.
@@ -219,6 +220,7 @@ impl World {
                 Effect::Refused { code, text } => panic!("{}: {}", code, text),
                 Effect::Connect(_)
                 | Effect::Redial
+                | Effect::Renamed { .. }
                 | Effect::Joined { .. }
                 | Effect::Lost
                 | Effect::Notice { .. } => {}
@@ -252,7 +254,7 @@ impl World {
                 self.receive_published(message);
             }
         }
-        if !self.machine.inside {
+        if !self.machine.inside() {
             let effects = self.machine.connected(self.now);
             self.perform(effects);
         }
@@ -310,8 +312,14 @@ impl World {
         if version.commit == CommitMode::Together {
             assert!(self.committed.contains(&key), "{:?} was applied before its commit", key);
         }
-        self.ran = Some(key);
         drop(staged);
+        self.machine.taken(&model, key);
+        if self.dice.hits(self.weather.tears) {
+            self.ran = None; // half of it was written
+            let effects = self.machine.failed(&model, key, "torn", false, self.now);
+            return self.perform(effects);
+        }
+        self.ran = Some(key);
         let effects = self.machine.applied(&model, key, "", self.now);
         self.perform(effects);
     }
@@ -327,10 +335,22 @@ fn pop_due<T>(queue: &mut VecDeque<(u32, T)>, step: u32) -> Option<T> {
 }
 
 fn weather() -> impl Strategy<Value = Weather> {
-    let percents = (prop_oneof![Just(0), Just(10), Just(50), Just(80)], 0..20u32, 0..20u32);
-    (percents, 0..20u32, any::<bool>()).prop_map(|((loss, damage, doubling), delay_steps, in_place)| {
-        Weather { loss, damage, doubling, delay_steps, in_place }
-    })
+    let percents = (
+        prop_oneof![Just(0), Just(10), Just(50), Just(80)],
+        0..20u32,
+        0..20u32,
+        prop_oneof![Just(0), 0..90u32],
+    );
+    (percents, 0..20u32, any::<bool>()).prop_map(
+        |((loss, damage, doubling, tears), delay_steps, in_place)| Weather {
+            loss,
+            damage,
+            doubling,
+            delay_steps,
+            in_place,
+            tears,
+        },
+    )
 }
 
 fn deed() -> impl Strategy<Value = Deed> {
@@ -360,7 +380,7 @@ proptest! {
         }
         world.act(Deed::Publish { bytes: 100, chunk_bytes: 9, together: false, staged: false });
         let newest = (world.publisher.epoch, world.number);
-        world.weather = Weather { loss: 0, damage: 0, ..world.weather };
+        world.weather = Weather { loss: 0, damage: 0, tears: 0, ..world.weather };
         let mut steps = 0;
         let told = |world: &World| world.publisher.applied.iter().any(|a| (a.epoch, a.version) == newest);
         while !told(&world) {

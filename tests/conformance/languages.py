@@ -76,6 +76,7 @@ class Language:
 
 
 NO_FLOCK = "Node has no flock, so this client never takes the shared road"
+SHARED_ROAD = ("shared-road", "shared-road-overtaken", "shared-road-overwritten")
 NO_MAPPING = {"mapping.json": "without the feature `mapping`: memory is mapped by the first copy"}
 NO_APPLYING = {"applying.json": "no way for a user to fail an apply, and no user code in it"}
 NO_TABLE = {"phases.json": "it keeps its states in another way than a table"}
@@ -93,9 +94,9 @@ LANGUAGES = (
         "TypeScript",
         "node_client",
         ("make", "node", "npm"),
-        {"shared-road": NO_FLOCK, "shared-road-overtaken": NO_FLOCK} | NO_MAPPING | NO_PATCHES,
+        dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_PATCHES,
     ),
-    Language("rust", "Rust", "rust_client", ("make", "cargo"), WIRE_ALONE),
+    Language("rust", "Rust", "rust_client", ("make", "cargo"), NO_MAPPING | NO_PATCHES),
     Language("go", "Go", "go_client", ("make", "go"), NO_MAPPING | NO_PATCHES),
 )
 

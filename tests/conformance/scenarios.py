@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weightbus.tests.conformance import decisions, faults, hostile, lives, publishing, streams
+from weightbus.tests.conformance import (
+    decisions,
+    faults,
+    hostile,
+    lives,
+    overwriting,
+    publishing,
+    streams,
+)
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Fault
 from weightbus.tests.conformance.stage import Stage
 
@@ -83,6 +91,7 @@ SCENARIOS = tuple(
         hostile.other_epochs,
         publishing.shared_road,
         publishing.shared_road_overtaken,
+        overwriting.shared_road_overwritten,
     )
 )
 

@@ -127,17 +127,30 @@ struct Applier {
       loop->stale(model, key);
       return {};
     }
+    if (outcome == Outcome::kTorn) {
+      forget_running(model);
+      return fail(model, key, false, "it was overwritten while it was copied: no version runs");
+    }
     if (outcome == Outcome::kNoMemory) {
-      const std::string text = "there is no memory for a snapshot of " +
-                               std::to_string(update.nbytes) + " bytes: let go of older ones";
-      handoff->note({Event::Kind::kFailed, model, key.first, key.second, "", "apply", text});
-      loop->failed(model, key, text);
-      return {};
+      return fail(model, key, true,
+                  "there is no memory for a snapshot of " + std::to_string(update.nbytes) +
+                      " bytes: let go of older ones");
     }
     update.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     tell(update);
     return update;
+  }
+
+  std::nullopt_t fail(const std::string& model, Key key, bool intact, const std::string& text) {
+    handoff->note({Event::Kind::kFailed, model, key.first, key.second, "", "apply", text});
+    loop->failed(model, key, text, intact);
+    return std::nullopt;
+  }
+
+  void forget_running(const std::string& model) {
+    const std::lock_guard guard(mutex);
+    running.erase(model);
   }
 
   // Here first, then at the publisher: whoever waits for its receipt must find it here.
@@ -157,7 +170,7 @@ struct Applier {
     return find_running(model);
   }
 
-  enum class Outcome { kApplied, kStale, kNoMemory };
+  enum class Outcome { kApplied, kStale, kTorn, kNoMemory };
 
   // Copies a version to where it belongs, under the segment's lock if it lies in one.
   Outcome put_in(const StagedVersion& staged, Update& update) {
@@ -168,7 +181,9 @@ struct Applier {
     if (room && staged.hash_chunks > 0) {
       update.digest = digest_of(staged.layout->id(), staged.data(), staged.hash_chunks);
     }
-    if (staged.shared && !staged.shared->end(stamp)) return Outcome::kStale;
+    if (staged.shared && !staged.shared->end(stamp)) {  // S5; a copy beside the model is dropped
+      return models.at(staged.model).target ? Outcome::kTorn : Outcome::kStale;
+    }
     if (!room) return Outcome::kNoMemory;
     if (!models.at(staged.model).target) keep(staged, std::move(held), update.digest);
     return Outcome::kApplied;

@@ -70,9 +70,9 @@ class Loop {
     hand_over([=](double now) { return machine_.stale(model, key, now); });
   }
 
-  // A version could not be applied; the one before it still runs.
-  void failed(const std::string& model, Key key, const std::string& text) {
-    hand_over([=](double now) { return machine_.failed(model, key, text, now); });
+  // A version could not be applied; the one before it still runs, if the model is intact.
+  void failed(const std::string& model, Key key, const std::string& text, bool intact) {
+    hand_over([=](double now) { return machine_.failed(model, key, text, now, intact); });
   }
 
   // A version will not be applied, since a newer one was.

@@ -117,8 +117,9 @@ class WorkerMachine {
     return slots_.at(model).stale(key, now);
   }
 
-  Effects failed(const std::string& model, Key key, const std::string& text, double now) {
-    return slots_.at(model).failed(key, text, now);
+  Effects failed(const std::string& model, Key key, const std::string& text, double now,
+                 bool intact = true) {
+    return slots_.at(model).failed(key, text, now, intact);
   }
 
   Effects dropped(const std::string& model, Key key, double now) {
@@ -264,11 +265,11 @@ class WorkerMachine {
     return {Notice{code, refuse.text}};
   }
 
-  // The latest epoch whose weights run here: an older publisher is not to be followed.
+  // The latest epoch of which anything was applied: an older publisher is not to be followed.
   std::uint64_t applied_epoch() const {
     std::uint64_t epoch = 0;
     for (const auto& [model, slot] : slots_) {
-      if (slot.running()) epoch = std::max(epoch, slot.running()->epoch);
+      epoch = std::max(epoch, slot.epoch());
     }
     return epoch;
   }

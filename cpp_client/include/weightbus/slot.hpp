@@ -47,6 +47,9 @@ class Slot {
         timing_(timing) {}
 
   const std::optional<Running>& running() const { return running_; }
+
+  // The greatest epoch of which anything was applied.
+  std::uint64_t epoch() const { return epoch_; }
   bool catching_up() const { return catching_up_; }
 
   // How things stand, for operators.
@@ -181,6 +184,7 @@ class Slot {
     if (undecided_ && undecided_->key.first != epoch) undecided_.reset();
     waiting_.reset();
     rejected_.clear();
+    torn_ = std::min(torn_, 1);  // it may be tried as often as at first
     if (arriving_ && arriving_->key().first != epoch) {
       append(effects, drop_arriving(now));
     } else if (arriving_) {
@@ -202,15 +206,23 @@ class Slot {
     const StagedPtr staged = returned(key);
     if (!staged) return {};
     running_ = Running{key.first, key.second, digest.empty() ? staged->digest : digest};
+    epoch_ = std::max(epoch_, key.first);
+    if (std::exchange(torn_, 0) > 0) failure_.reset();
     Effects effects{Send{applied_message()}};
     append(effects, resume(now));
     return effects;
   }
 
-  // A version could not be applied; the old one still runs.
-  Effects failed(Key key, const std::string& text, double now) {
+  // A version could not be applied. If the model is `intact`, the old one still runs (W24).
+  Effects failed(Key key, const std::string& text, double now, bool intact = true) {
     if (!returned(key)) return {};
-    remember_rejected(key);
+    if (!intact) {
+      running_.reset();
+      stale_ = key;  // what is tried next comes verified
+      epoch_ = std::max(epoch_, key.first);
+      ++torn_;
+    }
+    if (intact || torn_ >= kAppliesMax) remember_rejected(key);
     Effects effects{fail(key, "apply", text)};
     append(effects, resume(now));
     return effects;
@@ -255,6 +267,7 @@ class Slot {
 
  private:
   static constexpr double kNever = -std::numeric_limits<double>::infinity();
+  static constexpr int kAppliesMax = 3;   // in a row that fail half-way; then it is rejected
   static constexpr int kRestartsMax = 3;  // then a version whose digest never matched is given up
   static constexpr std::size_t kRejectedKept = 8;
   static constexpr std::size_t kLayoutsKept = 4;  // a model that alternates sends none again
@@ -395,7 +408,7 @@ class Slot {
 
   void begun() {
     waiting_.reset();
-    failure_.reset();
+    if (torn_ == 0) failure_.reset();
   }
 
   // Buffers that hold a version which is arriving, staged or ready.
@@ -460,7 +473,7 @@ class Slot {
   }
 
   Effect fail(Key key, const std::string& code, const std::string& text) {
-    failure_ = Failed{{model_, key.first, key.second}, code, truncated(text, kTextMax)};
+    failure_ = Failed{{model_, key.first, key.second}, code, truncated(text, kTextMax), torn_ == 0};
     return Send{*failure_};
   }
 
@@ -585,6 +598,8 @@ class Slot {
   bool shared_ = false;  // versions are read from shared memory: nothing needs to be pushed
 
   std::optional<Running> running_;
+  std::uint64_t epoch_ = 0;  // the greatest of which bytes were written into the model
+  int torn_ = 0;  // applies in a row that failed half-way: while there is one, nothing runs
   std::unique_ptr<Transfer> arriving_;
   StagedPtr undecided_;              // staged together, waiting for the commit
   std::map<Key, StagedPtr> ready_;   // given out to be applied

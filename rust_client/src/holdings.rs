@@ -1,0 +1,113 @@
+//! The versions of one model that are here, each in its phase, and what there is of them.
+//!
+//! Memory has no owner but what is held here: a version that is dropped gives it back.
+
+use crate::effects::Staged;
+use crate::limits::REJECTED_KEPT;
+use crate::messages::{Acknowledge, Announce, CommitMode};
+use crate::phases::{next, Event, Phase, ARROWS};
+use crate::transfer::{Key, Transfer};
+use std::collections::VecDeque;
+
+/// A version that is here.
+pub struct Held {
+    pub key: Key,
+    pub announce: Announce,
+    /// While it arrives.
+    pub transfer: Option<Transfer>,
+    /// While it waits for a commit.
+    pub staged: Option<Staged>,
+    pub digest: String,
+    phase: Phase,
+}
+
+impl Held {
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+}
+
+/// The versions of one model.
+#[derive(Default)]
+pub struct Holdings {
+    live: Vec<Held>, // the oldest first
+    // Could not be taken; not tried again. An older one still may be: what was rejected may have
+    // been aborted, or meant for few, and the latest for all be one that was missed.
+    pub rejected: VecDeque<Key>,
+}
+
+impl Holdings {
+    /// The version in a phase, the oldest if there are several.
+    pub fn at(&self, phase: Phase) -> Option<&Held> {
+        self.live.iter().find(|held| held.phase == phase)
+    }
+
+    pub fn at_mut(&mut self, phase: Phase) -> Option<&mut Held> {
+        self.live.iter_mut().find(|held| held.phase == phase)
+    }
+
+    /// The version that arrives, if it is this one, and how far it is.
+    pub fn arriving(&mut self, key: Key) -> Option<&mut Transfer> {
+        self.at_mut(Phase::Arriving).filter(|held| held.key == key)?.transfer.as_mut()
+    }
+
+    /// The versions in some phases, in that order.
+    pub fn all<'a>(&'a self, phases: &'a [Phase]) -> impl Iterator<Item = &'a Held> {
+        phases.iter().flat_map(move |phase| self.live.iter().filter(move |held| held.phase == *phase))
+    }
+
+    /// The newest version that needs no announcement any more.
+    pub fn newest(&self) -> Key {
+        let here = [Phase::Staged, Phase::Ready, Phase::Applying, Phase::Running];
+        self.all(&here).map(|held| held.key).max().unwrap_or((0, 0))
+    }
+
+    /// Takes note of a version that was announced, in place of any that was only announced.
+    pub fn expect(&mut self, announce: Announce) {
+        self.tell(Phase::Announced, Event::Newer);
+        let key = (announce.epoch, announce.version);
+        let (phase, digest) = (Phase::Announced, String::new());
+        self.live.push(Held { key, announce, transfer: None, staged: None, digest, phase });
+    }
+
+    /// Has a version of another name in the place of one that runs.
+    pub fn rename(&mut self, key: Key) {
+        if self.tell(Phase::Running, Event::Renamed) {
+            if let Some(held) = self.at_mut(Phase::Running) {
+                held.key = key;
+            }
+        }
+    }
+
+    /// Lets something happen to what is in a phase; tells whether there is an arrow for that.
+    pub fn tell(&mut self, phase: Phase, event: Event) -> bool {
+        self.tell_those(event, |held| held.phase == phase)
+    }
+
+    /// Lets something happen to these versions; tells whether any has an arrow for that.
+    pub fn tell_those(&mut self, event: Event, whom: impl Fn(&Held) -> bool) -> bool {
+        let (mut moved, rejected) = (false, &mut self.rejected);
+        self.live.retain_mut(|held| {
+            if let Some(phase) = next(ARROWS, held.phase, event).filter(|_| whom(held)) {
+                held.phase = phase;
+                moved = true;
+                if phase == Phase::Rejected {
+                    rejected.truncate(REJECTED_KEPT - 1);
+                    rejected.push_front(held.key);
+                }
+            }
+            !matches!(held.phase, Phase::Dropped | Phase::Rejected)
+        });
+        moved
+    }
+}
+
+/// Whether the version must be held and reported before it is applied.
+pub fn must_be_staged(announce: &Announce) -> bool {
+    announce.commit == CommitMode::Together || announce.acknowledge == Acknowledge::Staged
+}
+
+/// Whether two announcements of a version agree on what arrives.
+pub fn same_bytes(one: &Announce, other: &Announce) -> bool {
+    (&one.layout, one.nbytes, one.chunk_bytes) == (&other.layout, other.nbytes, other.chunk_bytes)
+}
