@@ -44,7 +44,7 @@ EPOCHS_KEPT = 8  # epochs of which a worker remembers how old the publisher is
 ABSENT_MAX = 64  # workers that left or are refused, and are remembered: as many as a person reads
 ABSENT_SECONDS = 60.0  # until one that is refused again and again is spoken of again
 EVENTS_MAX = 10_000  # that wait for one callback: all workers at once, once
-ARENAS_MAX = 3  # copies of a model that a publisher holds at most while old ones are in use
+SNAPSHOTS_MAX = 3  # copies of a model that a publisher holds at most while old ones are in use
 APPLIES_MAX = 3  # in a row that fail half-way, before a version is tried no more
 BUFFERS_MAX = 2  # staging buffers of a worker: one complete, one arriving
 

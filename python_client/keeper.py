@@ -2,8 +2,8 @@
 
 Theory of operation: `offer` leaves a version and returns; a newer one of the model takes its place,
 so a slow disk skips versions as a slow worker does. The thread looks for what was left a few times
-a second, waits a while for a moment without a publish, and holds the version's memory only while it
-writes: the publisher takes another arena meanwhile. After a version it rests for a multiple of what
+a second, waits a while for a moment without a publish, and keeps the version's memory only while it
+writes: the publisher takes other memory meanwhile. After a version it rests for a multiple of what
 that took, since the system is still busy with what was written, and the processors are the
 trainer's. What goes wrong is a warning, and is tried again with the next version. Nobody waits for
 the disk but `record`, a second at most, and `close`.
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..bus.memory.version import Version
+from ..bus.publisher.version import Version
 from ..codecs.checksum import digest_of
 from .state_folder import StateFolder, StoredVersion, newest, parts_of
 
@@ -157,17 +157,17 @@ class Keeper:
                 self._recorded.notify_all()
 
     def _write(self, version: Version) -> None:
-        data = version.hold()
+        data = version.snapshot.keep()
         if data is None:
             return  # its memory has the next version already, which will be offered in a moment
         try:
             chunk_bytes, layout, key = version.plan.chunk_bytes, version.layout, version.key
-            digest = version.known_digest or digest_of(layout.id, data, chunk_bytes)
+            digest = version.digest or digest_of(layout.id, data, chunk_bytes)
             names = newest({key, *version.names})
             stored = StoredVersion(version.model, *key, layout.nbytes, chunk_bytes, digest, names)
             self._folder.write(stored, parts_of(layout, data), self._breathe)
         finally:
-            version.let_go()
+            version.snapshot.let_go()
 
     def _warn(self, version: Version | None, error: Exception) -> None:
         now = time.monotonic()

@@ -5,93 +5,48 @@ import contextlib
 import itertools
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TypedDict, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
 from ..bus.deadline import Deadline
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
-from ..bus.limits import CHUNKS_MAX, INTEGER_MAX, WORKERS_MAX, Timing
+from ..bus.limits import INTEGER_MAX, WORKERS_MAX, Timing
 from ..bus.memory.segment import probe
-from ..bus.memory.snapshots import NEVER, Arenas
-from ..bus.memory.version import Version
 from ..bus.messages import check_name
 from ..bus.net import endpoints
 from ..bus.net.control import PUB_QUEUE, PublisherSockets
 from ..bus.net.listeners import Listener, WorkerEvent
 from ..bus.net.publisher_loop import PublisherLoop
 from ..bus.publisher.machine import PublisherMachine
-from ..bus.publisher.publication import CommitMode, Publication, Wait
 from ..bus.publisher.status import WorkerStatus
+from ..bus.publisher.version import Version
 from ..bus.receipt import Receipt
 from ..codecs.chunks import CHUNK_BYTES_DEFAULT, ChunkPlan
-from ..codecs.errors import StateError
-from ..codecs.layout import Layout
-from ..codecs.state import Form, State, state_of
 from . import checks
 from .dropped import end_with
 from .keeper import Keeper
-from .state_folder import Saved, StateFolder, StateFolderError, StoredVersion
+from .models import PublishedModel
+from .options import TIMEOUT, PublishOptions, request
+from .state_folder import StateFolder, StateFolderError, StoredVersion
 
 log = logging.getLogger("weightbus.publisher")
 
 T = TypeVar("T")
-Require = Literal["all"] | int  # all workers, or this many
 
 CLOSE_SECONDS = 10.0  # that closing gives the disk for the last versions
-TIMEOUT = 60.0  # seconds that a publish gets unless it is told otherwise
 QUEUE_MAX = 2**20  # messages that may wait for one slow worker, each of which is a chunk or less
 ANSWER_SECONDS = 5.0  # beyond its deadline, what a call allows the background thread to answer
-
-
-class PublishOptions(TypedDict, total=False):
-    """The keywords of publish: here for type checkers, their defaults at `publish_async`."""
-
-    workers: Iterable[str] | None
-    require: Require
-    wait: Wait
-    commit: CommitMode
-    verify: bool
-    timeout: float
-    grace: float | None
-    expect: int | None
-
 
 _LATE = (
     "{model}: the weights were not copied within {timeout} s, so nothing was published; give it a "
     "longer timeout, or prepare() the model beforehand: memory for its first version takes longest"
 )
-
-
-@contextlib.contextmanager
-def _held(lock: threading.Lock, deadline: Deadline) -> Generator[None]:
-    while not lock.acquire(timeout=deadline.left()):
-        deadline.check()  # others are copying
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-class _Model:
-    """What a publisher keeps of one model: its memory, and the form and layout it had last."""
-
-    def __init__(self, name: str, chunk_bytes: int, *, share: bool) -> None:
-        self.lock = threading.Lock()  # one snapshot at a time
-        self.arenas = Arenas(name, chunk_bytes, share=share)
-        self.form: Form | None = None
-        self.layout: Layout | None = None
-
-    def describe(self, weights: object) -> tuple[State, Layout]:
-        """Return the state of some weights and its layout, the ones before if nothing changed."""
-        state = state_of(weights, self.form)
-        self.form, self.layout = state.form, state.layout(self.layout)
-        return state, self.layout
 
 
 class Publisher:
@@ -145,7 +100,7 @@ class Publisher:
         checks.instance(timing, "timing", Timing)
         told = None if advertise is None else endpoints.check(advertise)
         self._chunk_bytes = chunk_bytes
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, PublishedModel] = {}
         self._ids = itertools.count(1)
         self._pid = os.getpid()
         self._probe = (
@@ -164,12 +119,10 @@ class Publisher:
             self.data_address = sockets.data_address
             told = told or endpoints.advertised(self.address, self.data_address)
             self._machine = PublisherMachine(epoch, told, timing, shared, age)
-            for version in restored:
-                self._machine.offer(version)
             if self._folder is not None:
                 self._keeper = Keeper(self._folder, _busy(self._machine))
                 undo.callback(self._keeper.close, 0.0)
-            self._loop = PublisherLoop(self._machine, sockets, self._keeper)
+            self._loop = PublisherLoop(self._machine, sockets, self._keeper, restored)
             undo.pop_all()
         end_with(self, self._loop)
 
@@ -197,11 +150,9 @@ class Publisher:
         self._check_usable()
         kept = self._model(model)
         with kept.lock:
-            _, layout = kept.describe(weights)
-            _check_chunks(layout.nbytes, self._chunk_bytes)
-            arena = kept.arenas.reserve(layout.nbytes)
-            if arena is not None and arena.shared is not None:
-                self._loop.prepare(model, arena.shared, layout.nbytes)
+            reserved = kept.reserve(weights)
+            if reserved is not None:
+                self._loop.prepare(model, *reserved)
 
     def publish(self, model: str, weights: object, **options: Unpack[PublishOptions]) -> Receipt:
         """Publish a new version of a model and wait until the workers have it.
@@ -246,18 +197,7 @@ class Publisher:
         return _result(future, max(0.0, left) + ANSWER_SECONDS)
 
     def publish_async(
-        self,
-        model: str,
-        weights: object,
-        *,
-        workers: Iterable[str] | None = None,
-        require: Require = "all",
-        wait: Wait = "applied",
-        commit: CommitMode = "auto",
-        verify: bool = False,
-        timeout: float = TIMEOUT,
-        grace: float | None = None,
-        expect: int | None = None,
+        self, model: str, weights: object, **options: Unpack[PublishOptions]
     ) -> "Future[Receipt]":
         """Publish, and return a future of the receipt as soon as the weights are copied.
 
@@ -267,36 +207,21 @@ class Publisher:
         """
         started = time.monotonic()
         self._check_usable()
-        names = _names(workers)
-        needed = _needed(require, names)
-        checks.choice(wait, "wait", ("applied", "staged", "none"))
-        checks.choice(commit, "commit", ("auto", "together"))
-        deadline = started + checks.seconds(timeout, "timeout", positive=True)
-        expected = self._expected(expect, names, needed)
-        lost_after = self._machine.timing.lost_after
-        grace = checks.seconds(lost_after if grace is None else grace, "grace")
-        if names:
-            self._check_known(names)
+        grace = self._machine.timing.lost_after
+        asked = request(options, started, expect=self._expect, grace=grace)
+        if asked.workers:
+            self._check_known(asked.workers)
         kept = self._model(model)
-        until = Deadline(deadline, _LATE.format(model=model, timeout=timeout))
-        with _held(kept.lock, until):
-            version = self._snapshot(
-                kept, weights, replaces_latest=names is None and commit == "auto", deadline=until
+        until = Deadline(asked.deadline, _LATE.format(model=model, timeout=asked.timeout))
+        with kept.locked(until):
+            version = kept.snapshot(
+                weights,
+                replaces_latest=asked.replaces_latest,
+                hashed=asked.asks_for_digests,
+                make_room=partial(self._loop.make_room, model),
+                deadline=until,
             )
-            publication = Publication(
-                id=next(self._ids),
-                version=version,
-                workers=names,
-                require=needed,
-                wait=wait,
-                commit=commit,
-                started=started,
-                deadline=deadline,
-                hash=verify,
-                grace=grace,
-                expect=expected,
-            )
-            return self._loop.submit(publication)
+            return self._loop.submit(asked.publication(next(self._ids), version))
 
     async def publish_awaitable(
         self, model: str, weights: object, **options: Unpack[PublishOptions]
@@ -422,40 +347,12 @@ class Publisher:
     ) -> None:
         self.close()
 
-    def _model(self, name: str) -> _Model:
+    def _model(self, name: str) -> PublishedModel:
         check_name(name, "model")
         if name in self._models:
             return self._models[name]
-        share = self._probe is not None
-        return self._models.setdefault(name, _Model(name, self._chunk_bytes, share=share))
-
-    def _snapshot(
-        self,
-        kept: _Model,
-        weights: object,
-        *,
-        replaces_latest: bool,
-        deadline: Deadline = NEVER,
-    ) -> Version:
-        """Take memory for a new version and copy the weights there, or read them from disk."""
-        saved = weights if isinstance(weights, Saved) else None
-        state, layout = (None, saved.layout) if saved else kept.describe(weights)
-        chunk_bytes = saved.stored.chunk_bytes if saved else self._chunk_bytes
-        _check_chunks(layout.nbytes, chunk_bytes)
-        version, arena = kept.arenas.take(
-            layout, replaces_latest=replaces_latest, chunk_bytes=chunk_bytes, deadline=deadline
-        )
-        try:
-            if saved is not None:
-                saved.copy_to(arena.data)
-                version.restored(saved.stored.digest, saved.stored.names)
-            elif state is not None:
-                arena.write(state, layout, deadline.check)
-            deadline.check()
-        except BaseException:
-            version.retire()
-            raise
-        return version
+        made = PublishedModel(name, self._chunk_bytes, share=self._probe is not None)
+        return self._models.setdefault(name, made)
 
     def _restored(self, folder: StateFolder, epoch: int) -> list[Version]:
         """Read the latest version of each model back, and record what is offered in this epoch."""
@@ -464,7 +361,7 @@ class Publisher:
             stored = folder.versions(model)[0]
             try:
                 kept, saved = self._model(model), folder.open(stored)
-                found[stored] = self._snapshot(kept, saved, replaces_latest=True)
+                found[stored] = kept.snapshot(saved, replaces_latest=True)
                 log.info("%s %s is offered again in epoch %d", model, stored.key, epoch)
             except StateFolderError as error:
                 log.warning("version %s of %r is not offered: %s", stored.key, model, error)
@@ -487,19 +384,6 @@ class Publisher:
                 "sockets do not survive a fork; make a new Publisher here"
             )
         self._loop.check()
-
-    def _expected(
-        self, expect: int | None, names: tuple[str, ...] | None, needed: int | None
-    ) -> int:
-        """Return how many workers all are at least."""
-        if expect is None:
-            return self._expect if names is None and needed is None else 0
-        if names is not None or needed is not None:
-            raise ValueError(
-                f"expect={expect} says how many all workers are: leave out workers= and require=, "
-                "or leave out expect="
-            )
-        return checks.whole(expect, "expect", 0, WORKERS_MAX)
 
     def _check_known(self, names: tuple[str, ...]) -> None:
         known = self.workers()
@@ -525,37 +409,11 @@ def _epoch(asked: int | None, folder: StateFolder | None) -> int:
     return checks.whole(asked, f"epoch{seen}", least, INTEGER_MAX)
 
 
-def _check_chunks(nbytes: int, chunk_bytes: int) -> None:
-    if nbytes > CHUNKS_MAX * chunk_bytes:
-        raise StateError(
-            f"{nbytes} bytes in chunks of {chunk_bytes} are more than {CHUNKS_MAX} chunks; give "
-            f"the Publisher chunk_bytes of at least {-(-nbytes // CHUNKS_MAX)}"
-        )
-
-
-def _names(workers: Iterable[str] | None) -> tuple[str, ...] | None:
-    if workers is None:
-        return None
-    names = () if isinstance(workers, str) else workers  # else each letter would be a name
-    if names is not workers or not isinstance(names, Iterable):  # pyright: ignore
-        raise ValueError(f"workers={workers!r}: give a list of names, or None for all")
-    return tuple(dict.fromkeys(check_name(name, "worker") for name in names))
-
-
 def _age() -> Callable[[], float]:
     """Return what tells the seconds since now by a clock that runs on while the host sleeps."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     started = time.clock_gettime(clock)
     return lambda: time.clock_gettime(clock) - started
-
-
-def _needed(require: object, names: tuple[str, ...] | None) -> int | None:
-    if require == "all":
-        return None
-    number = checks.whole(require, 'require (of workers, or "all")', 0, WORKERS_MAX)
-    if names is not None and number > len(names):
-        raise ValueError(f"require={number}, but the publish is for {len(names)} workers only")
-    return number
 
 
 def _result(future: "Future[T]", timeout: float) -> T:

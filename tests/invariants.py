@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from weightbus.bus.limits import BUFFERS_MAX
-from weightbus.bus.memory.version import Version
 from weightbus.bus.messages import Applied, Failed, Hello, Message, Staged
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.version import Version
 from weightbus.bus.receipt import Receipt
 from weightbus.bus.staged import StagedVersion
 from weightbus.bus.worker.holdings import IN_MEMORY

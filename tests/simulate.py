@@ -20,9 +20,10 @@ import multiprocessing
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +41,8 @@ from weightbus.bus.effects import (
 )
 from weightbus.bus.errors import ProtocolError, UnknownWorkerError
 from weightbus.bus.lease import Lease
-from weightbus.bus.limits import APPLIES_MAX, ARENAS_MAX, STAGING_BYTES_MAX, Timing
-from weightbus.bus.memory.snapshots import Arenas
-from weightbus.bus.memory.version import Version
+from weightbus.bus.limits import APPLIES_MAX, SNAPSHOTS_MAX, STAGING_BYTES_MAX, Timing
+from weightbus.bus.memory.snapshots import Pool, Snapshot
 from weightbus.bus.messages import (
     PAYLOAD,
     RENAMING,
@@ -53,10 +53,19 @@ from weightbus.bus.messages import (
     encode,
     from_worker,
 )
-from weightbus.bus.publisher.effects import Broadcast, HangUp, Resolve, Settled
+from weightbus.bus.publisher.effects import (
+    Broadcast,
+    HangUp,
+    Hash,
+    Release,
+    Resolve,
+    Settled,
+    Stamp,
+)
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.version import Version
 from weightbus.bus.staged import StagedVersion, StaleError
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.machine import Identity, WorkerMachine
@@ -65,6 +74,7 @@ from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
 from weightbus.tests.invariants import Invariants
 from weightbus.tests.performing import copied, done
+from weightbus.tests.virtual_shell import hash_all, perform
 
 TICK = 0.1  # seconds of virtual time between two ticks of a machine
 CHAOS = 12.0  # seconds of faults
@@ -332,7 +342,8 @@ class Publisher:
             epoch, self.endpoint, sim.timing, probe, age=lambda: (sim.now - started) * drift
         )
         self.told: dict[str, str] = {}  # what a listener knows of workers
-        self.arenas: dict[str, Arenas] = {}
+        self.pools: dict[str, Pool] = {}
+        self.copying: set[str] = set()  # models of which the trainer makes a snapshot
         self.open = {}
         self.peers: dict[bytes, tuple[Worker, int]] = {}
         for stored in (self.disk or {}).values():
@@ -341,19 +352,25 @@ class Publisher:
 
     def offer_again(self, stored: Stored) -> None:
         """Offer what a publisher before has left on disk."""
-        arenas = self.arenas[stored.model] = Arenas(stored.model, CHUNK, patience=0.0)
-        version, arena = arenas.take(stored.layout, replaces_latest=True)
-        arena.data[:] = np.frombuffer(stored.data, np.uint8)
-        shared = self.sim.share(arena.data)
-        version.shared = shared if self.sim.rng.random() < 0.9 else None
-        version.restored(stored.digest, stored.names)
-        self.machine.offer(version)
+        snapshot = self.pool(stored.model).take(stored.layout.nbytes, replaces_latest=True)
+        snapshot.data[:] = np.frombuffer(stored.data, np.uint8)
+        version = self.version(stored.model, stored.layout, snapshot)
+        version.restored(stored.digest, frozenset(stored.names))
+        self.perform(self.machine.offer(version))
         stored.names.add(version.key)
-        self.sim.memories[shared.token].stamp = (version.model, *version.key)
         now, ids = self.sim.now, self.sim.ids
         self.sim.invariants.on_publish(
             Publication(next(ids), version, None, 0, "none", "auto", now, now), stored.data
         )
+
+    def pool(self, model: str) -> Pool:
+        return self.pools.setdefault(model, Pool(model, patience=0.0))
+
+    def version(self, model: str, layout: Layout, snapshot: Snapshot) -> Version:
+        """Return a version whose bytes workers of this host may read, mostly."""
+        shared = self.sim.share(snapshot.data)
+        where = shared if self.sim.rng.random() < 0.9 else None
+        return Version(model, layout, CHUNK, snapshot, where)
 
     def identity(self, worker: Worker) -> bytes:
         return f"{worker.process}#{worker.incarnation}".encode()
@@ -370,23 +387,27 @@ class Publisher:
         epoch = self.machine.epoch
         effects = self.machine.receive(identity, frames, self.sim.now)
         if self.machine.epoch != epoch:
-            self.restamp()
             hello = from_worker(frames)[0]
             assert isinstance(hello, Hello)
             self.sim.invariants.on_outbid(hello.epoch, self.machine.epoch, self.started)
         self.perform(effects)
         self.pump()
 
-    def restamp(self) -> None:
-        """What is still given out has another number."""
-        for shelf in self.machine.catalog:
-            for version in shelf:
-                self.stamp(version)
-                self.sim.invariants.on_renewal(version)
-
     def stamp(self, version: Version) -> None:
+        """A version has its number, or another one."""
+        published = self.sim.invariants.published
+        renamed = (version.model, *version.key) not in published
+        if renamed and any(p.publication.version is version for p in published.values()):
+            self.sim.invariants.on_renewal(version)
         if version.shared is not None:
             self.sim.memories[version.shared.token].stamp = (version.model, *version.key)
+
+    def hashed(self, version: Version, incarnation: int) -> None:
+        """All of a version is hashed, a while after it was asked for."""
+        if self.alive and self.incarnation == incarnation and not version.gone:
+            hash_all(version)
+            self.perform(self.machine.hashed(version, self.sim.now))
+            self.pump()
 
     def pump(self) -> None:
         while self.machine.pushing:
@@ -394,32 +415,46 @@ class Publisher:
 
     def perform(self, effects: Sequence[PublisherEffect]) -> None:
         self.epochs.add(self.machine.epoch)  # it may have risen: recorded before it is told
+        rng, now = self.sim.rng, self.sim.now
         for effect in effects:
             match effect:
-                case Send():
-                    self.sim.to_worker(self, effect)
-                case Broadcast():
-                    self.sim.broadcast(self, effect)
-                case HangUp():
-                    raise AssertionError("a worker was taken for a flood")
-                case Notice():
-                    self.listen(effect)
-                case Resolve():
-                    publication = self.open.pop(effect.publication)
-                    invariants = self.sim.invariants
-                    invariants.on_receipt(publication, effect.receipt, effect.achieved)
-                case Settled(version) if self.disk is not None:
-                    if self.sim.rng.random() < 0.8:  # else the disk is slow, or the end comes first
-                        published = self.sim.invariants.published[version.model, *version.key]
-                        self.disk[version.model] = Stored(
-                            version.model,
-                            version.layout,
-                            published.data,
-                            published.digest,
-                            {version.key, *version.names},
-                        )
+                case Hash(version):
+                    pause = rng.choice([0.0, 0.001, 0.3])
+                    self.sim.later(pause, self.hashed, version, self.incarnation)
+                    continue
+                case Stamp(version):
+                    self.stamp(version)
                 case _:
                     pass
+            for each in perform(self.machine, [effect], now):
+                self.do(each)
+
+    def do(self, effect: PublisherEffect) -> None:
+        match effect:
+            case Send():
+                self.sim.to_worker(self, effect)
+            case Broadcast():
+                self.sim.broadcast(self, effect)
+            case HangUp():
+                raise AssertionError("a worker was taken for a flood")
+            case Notice():
+                self.listen(effect)
+            case Resolve():
+                publication = self.open.pop(effect.publication)
+                invariants = self.sim.invariants
+                invariants.on_receipt(publication, effect.receipt, effect.achieved)
+            case Settled(version) if self.disk is not None:
+                if self.sim.rng.random() < 0.8:  # else the disk is slow, or the end comes first
+                    published = self.sim.invariants.published[version.model, *version.key]
+                    self.disk[version.model] = Stored(
+                        version.model,
+                        version.layout,
+                        published.data,
+                        published.digest,
+                        {version.key, *version.names},
+                    )
+            case _:
+                pass
 
     def listen(self, notice: Notice) -> None:
         """Do as a user who is told what becomes of workers."""
@@ -442,17 +477,17 @@ class Publisher:
             workers = None
         elif rng.random() < 0.1:
             workers = ("nobody",)
-        arenas = self.arenas.setdefault(model, Arenas(model, CHUNK, patience=0.0))
         layout = Layout.plan([("w", "U8", (size,))])
+        if model in self.copying:
+            return False
+        pool, everybody = self.pool(model), workers is None and not together
         try:
-            version, arena = arenas.take(layout, replaces_latest=workers is None and not together)
+            make_room = partial(self.make_room, model)
+            snapshot = pool.take(size, make_room, replaces_latest=everybody)
         except WeightBusError:
             return False
-        assert len(arenas) <= ARENAS_MAX
-        data = arena.data
-        data[:] = np.frombuffer(rng.randbytes(size), np.uint8)
-        shared = sim.share(data)
-        version.shared = shared if rng.random() < 0.9 else None
+        assert len(pool) <= SNAPSHOTS_MAX
+        version = self.version(model, layout, snapshot)
         require = rng.choice([None, None, 0, 1, 2])
         expected = workers is None and require is None and rng.random() < 0.2
         publication = Publication(
@@ -468,19 +503,41 @@ class Publisher:
             started=sim.now,
             deadline=sim.now + rng.choice([0.5, 3.0, 10.0]),
         )
-        self.submit(publication, data.tobytes())
+        self.copying.add(model)
+        pause = rng.choice([0.0, 0.0, 0.01, 0.5]) if sim.chaotic else 0.0
+        if pause:  # meanwhile the machine may find out that its latest version is gone
+            sim.later(pause, self.submit, publication, snapshot, self.incarnation)
+        else:
+            self.submit(publication, snapshot, self.incarnation)
         return True
 
-    def submit(self, publication: Publication, data: bytes) -> None:
+    def make_room(
+        self, model: str, among: Collection[Snapshot], replaces_latest: bool, _left: float
+    ) -> bool:
+        effects = self.machine.make_room(model, among, replaces_latest=replaces_latest)
+        self.perform(effects)
+        return any(isinstance(effect, Release) for effect in effects)
+
+    def submit(self, publication: Publication, snapshot: Snapshot, incarnation: int) -> None:
+        """The trainer has copied its weights."""
+        if not self.alive or incarnation != self.incarnation:
+            return
+        model = publication.version.model
+        self.copying.discard(model)
+        data = self.sim.rng.randbytes(snapshot.data.nbytes)
+        snapshot.data[:] = np.frombuffer(data, np.uint8)
+        if self.sim.chaotic and self.sim.rng.random() < 0.05:  # it fails half-way
+            snapshot.release()
+            return
         self.open[publication.id] = publication
         try:
             effects = self.machine.publish(publication, self.sim.now)
         except UnknownWorkerError:
-            assert publication.workers == ("nobody",)
+            there = {p.name for p in self.machine.roster}
+            assert not set(publication.workers or ()) <= there
             del self.open[publication.id]
-            publication.version.retire()
+            snapshot.release()
             return
-        self.stamp(publication.version)
         self.sim.invariants.on_publish(publication, data)
         self.perform(effects)
         self.pump()
@@ -761,8 +818,8 @@ class Simulation:
             return [f"{worker.process} is not on the roster"]
         lagging: list[str] = []
         for model, slot in worker.machine.slots.items():
-            shelf = machine.catalog.get(model)
-            latest = shelf.latest_for(worker.name) if shelf else None
+            versions = machine.store.get(model)
+            latest = versions.latest_for(worker.name) if versions else None
             runs = (slot.running.epoch, slot.running.version) if slot.running else (0, 0)
             if latest is not None and runs < latest.key and self._wants(worker, latest):
                 lagging.append(f"{worker.process} runs {runs} of {model}, latest is {latest.key}")

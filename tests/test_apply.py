@@ -235,7 +235,8 @@ def test_a_copy_that_was_overwritten_is_torn() -> None:
     target = arrays(0)
     subscriber = bus.subscriber(publisher, target, name="w", on_commit=hook, timing=QUICK)
     both(publisher, subscriber, arrays(1))
-    kept: Any = publisher._models["m"].arenas._arenas[0]._segment  # noqa: SLF001 # pyright: ignore
+    [block] = publisher._models["m"].pool._blocks  # noqa: SLF001 # pyright: ignore
+    kept: Any = block._segment  # noqa: SLF001 # pyright: ignore
     copy = subscriber._targets["m"].apply  # noqa: SLF001 # pyright: ignore
     breaks = [True]
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import inspect
 import os
 import socket
 import sys
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import ml_dtypes
 import numpy as np
@@ -39,7 +38,7 @@ from weightbus.bus.net import copier
 from weightbus.bus.net.worker_loop import WorkerLoop
 from weightbus.bus.staged import Copying
 from weightbus.bus.worker.events import Happening, Report
-from weightbus.python_client.publisher import PublishOptions
+from weightbus.python_client.options import PublishOptions
 from weightbus.python_client.subscriber import COPY_SECONDS
 
 SECONDS = 60.0  # far more than anything here takes
@@ -97,10 +96,15 @@ def network() -> nn.Module:
 
 
 def test_every_way_to_publish_takes_the_same_keywords() -> None:
-    real = inspect.signature(Publisher.publish_async).parameters.values()
-    keywords = {p.name for p in real if p.kind is p.KEYWORD_ONLY}
-    assert keywords == PublishOptions.__optional_keys__
-    for word in keywords:
+    ways = (
+        Publisher.publish,
+        Publisher.publish_async,
+        Publisher.publish_awaitable,
+        Publisher.rollback,
+    )
+    for way in ways:
+        assert way.__annotations__["options"] == Unpack[PublishOptions]
+    for word in PublishOptions.__optional_keys__:
         assert f"{word}: " in (Publisher.publish.__doc__ or ""), f"publish does not explain {word}"
 
 

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "codecs": {"codecs"},
     "bus": {"bus", "codecs"},
     "bus/memory": {"bus", "bus/memory", "codecs"},
-    "bus/publisher": {"bus", "bus/publisher", "bus/memory", "codecs"},
+    "bus/publisher": {"bus", "bus/publisher", "codecs"},
     "bus/worker": {"bus", "bus/worker", "codecs"},
     "bus/net": {"bus", "bus/memory", "bus/publisher", "bus/worker", "bus/net", "codecs"},
     "python_client": {
@@ -65,7 +65,7 @@ DOING = {
 # But for the environment, which says once whether the helper in C is to be used.
 DOING_ALLOWED = {("codecs/native.py", "os")}
 # The rooms that a machine may reach, beside its own.
-WORDS = {"bus/worker": {"bus", "codecs"}, "bus/publisher": {"bus", "codecs", "bus/memory"}}
+WORDS = {"bus/worker": {"bus", "codecs"}, "bus/publisher": {"bus", "codecs"}}
 
 # What codecs, being pure, may not import.
 IMPURE = {"asyncio", "multiprocessing", "random", "select", "socket", "threading", "time", "zmq"}

@@ -4,7 +4,6 @@ import pytest
 
 from weightbus.bus.allowance import Allowance, Rate
 from weightbus.bus.limits import (
-    ARENAS_MAX,
     BUFFERS_MAX,
     CHUNKS_MAX,
     FETCH_CHUNKS_MAX,
@@ -14,6 +13,7 @@ from weightbus.bus.limits import (
     MODELS_MAX,
     PROGRESS_CHUNKS,
     PUSH_CHUNKS,
+    SNAPSHOTS_MAX,
     STAGING_BYTES_MAX,
     SUBSCRIPTIONS,
     TEXT_MAX,
@@ -127,7 +127,7 @@ def test_an_allowance_is_spent_and_comes_back() -> None:
 
 def test_one_is_complete_while_another_arrives() -> None:
     assert BUFFERS_MAX == 2
-    assert ARENAS_MAX > BUFFERS_MAX
+    assert SNAPSHOTS_MAX > BUFFERS_MAX
     assert WORKERS_MAX > 0
 
 

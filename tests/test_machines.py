@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from weightbus.bus.effects import Effect, Ready, Send, Subscribe
 from weightbus.bus.limits import BUFFERS_MAX, HEADER_BYTES_MAX, INTEGER_MAX, Timing
-from weightbus.bus.memory.version import Version
 from weightbus.bus.messages import (
     Abort,
     Announce,
@@ -44,6 +43,7 @@ from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.offers import end_of
 from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.version import Version
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.holdings import IN_MEMORY
 from weightbus.bus.worker.machine import Identity, WorkerMachine
@@ -52,6 +52,8 @@ from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
 from weightbus.tests.performing import done
+from weightbus.tests.virtual_shell import PlainSnapshot, perform, version_of
+from weightbus.tests.virtual_shell import chunk as crc_and_bytes
 
 EPOCH = 7
 CHUNK = 16
@@ -64,13 +66,11 @@ Frames = Sequence[Buffer]
 def made(number: int, nbytes: int) -> Version:
     """Return a version with bytes of its own."""
     data = np.arange(nbytes, dtype=np.uint8) * 3 + number
-    version = Version("a", Layout.plan([("w", "U8", (nbytes,))]), data, CHUNK)
-    version.epoch, version.version = EPOCH, number
-    return version
+    return version_of(number, data, CHUNK, EPOCH)
 
 
 VERSIONS = [made(1, 40), made(2, 0), made(3, 130), made(4, 201), made(5, 7)]
-DIGESTS = [version.digest() for version in VERSIONS]
+DIGESTS = [version.digest for version in VERSIONS]
 REFUSED_LAYOUT = VERSIONS[4].layout  # what the worker says it cannot take
 
 names = st.sampled_from(["w0", "w1", "w2", "w3", "w4"])
@@ -143,7 +143,7 @@ def announce(version: Version, commit: Any = "auto", **fields: Any) -> Announce:
 
 def chunk_of(version: Version, index: int) -> list[Buffer]:
     """Return the frames of a chunk that is sound."""
-    crc, payload = version.chunk(index)
+    crc, payload = crc_and_bytes(version, index)
     chunk = Chunk(model="a", epoch=EPOCH, version=version.version, index=index, crc=crc)
     return [encode(chunk), bytes(payload)]
 
@@ -222,7 +222,7 @@ class Trainer:
         self.receive(b"w0", Ping(subscribed=True))
 
     def look(self, effects: list[PublisherEffect]) -> None:
-        for effect in effects:
+        for effect in perform(self.machine, effects, self.now):
             match effect:
                 case Send() | Broadcast():
                     frames = [encode(effect.message)]
@@ -232,10 +232,8 @@ class Trainer:
                 case Resolve():
                     done = self.open.pop(effect.publication)
                     data = VERSIONS[[v.layout for v in VERSIONS].index(done.version.layout)]
-                    crcs = [data.chunk(i)[0] for i in range(data.plan.count)]
-                    whole = digest(data.layout.id, CHUNK, crcs)
                     if effect.receipt.in_state("applied", "staged"):
-                        assert whole in self.said, "nobody could have said so truthfully"
+                        assert data.digest in self.said, "nobody could have said so truthfully"
                 case _:
                     pass
 
@@ -249,12 +247,11 @@ class Trainer:
     def junk(self, identity: bytes, frames: Frames) -> None:
         self.look(self.machine.receive(identity, frames, self.now))
 
-    def publish(self, which: int, together: bool, alone: bool, timeout: float) -> None:
+    def publish(self, which: int, together: bool, alone: bool, timeout: float, thief: bool) -> None:
         source = VERSIONS[which]
-        data = np.frombuffer(
-            b"".join(bytes(source.chunk(i)[1]) for i in range(source.plan.count)), np.uint8
-        )
-        version = Version("a", source.layout, data, CHUNK)
+        data = source.snapshot.keep()
+        assert data is not None
+        version = Version("a", source.layout, CHUNK, PlainSnapshot(data, thief=thief))
         workers = tuple(p.name for p in self.machine.roster)[:1] if alone else None
         publication = Publication(
             id=next(self.ids),
@@ -289,6 +286,7 @@ publisher_events = st.lists(
             st.booleans(),
             st.booleans(),
             st.sampled_from([0.5, 5.0]),
+            st.booleans(),
         ),
         st.tuples(st.just("wait"), st.sampled_from([0.01, 0.3, 4.0])),
     ),
@@ -305,7 +303,7 @@ def test_a_publisher_takes_anything(events: list[tuple[Any, ...]]) -> None:
             getattr(trainer, what)(*arguments)
             peers = list(trainer.machine.roster)
             assert len(peers) <= WORKERS_MAX
-            assert {shelf.model for shelf in trainer.machine.catalog} <= {"a"}
+            assert {versions.model for versions in trainer.machine.store} <= {"a"}
             assert all(set(peer.incoming) <= {"a"} for peer in peers)
         trainer.machine.status(trainer.now)
         trainer.look(trainer.machine.close(trainer.now))

@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-import numpy as np
 import pytest
 
-from weightbus.bus.memory.version import Version
 from weightbus.bus.publisher.publication import ARROWS, Publication
+from weightbus.bus.publisher.version import Version
 from weightbus.bus.receipt import State
 from weightbus.codecs.layout import Layout
+from weightbus.tests.virtual_shell import PlainSnapshot
 
 LETTERS: dict[str, State] = {
     "b": "behind",
@@ -30,7 +30,7 @@ def publication(
 ) -> Publication:
     """Return a publish that began at 0 and ends at 10, its targets in these states."""
     layout = Layout.plan([("w", "U8", (1,))])
-    version = Version("a", layout, np.zeros(1, np.uint8), 1)
+    version = Version("a", layout, 1, PlainSnapshot(bytes(1)))
     made = Publication(1, version, None, require, wait, commit, started=0.0, deadline=10.0)
     made.aim(f"w{i}" for i in range(len(states)))
     for i, letter in enumerate(states):

@@ -5,18 +5,18 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import cast
 
-import numpy as np
 import pytest
 
 from weightbus.bus.limits import PUSH_CHUNKS
-from weightbus.bus.memory.version import Version
 from weightbus.bus.messages import Buffer, Hello, Ping, data_topic, encode
 from weightbus.bus.net import publisher_loop
 from weightbus.bus.net.control import Activity, PublisherSockets
 from weightbus.bus.net.publisher_loop import PublisherLoop
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.version import Version
 from weightbus.codecs.layout import Layout
+from weightbus.tests.virtual_shell import PlainSnapshot
 
 SECONDS = 30.0  # far more than anything here takes
 CHUNK = 2**20  # bytes: a burst, so that one chunk goes at a time
@@ -74,7 +74,7 @@ def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Road, PublisherLoop]
 
 def publication(chunks: int, model: str = MODEL, id_: int = 1) -> Publication:
     layout = Layout.plan([("w", "U8", (chunks * CHUNK,))])
-    version = Version(model, layout, np.zeros(chunks * CHUNK, np.uint8), CHUNK)
+    version = Version(model, layout, CHUNK, PlainSnapshot(bytes(chunks * CHUNK)))
     now = time.monotonic()
     return Publication(id_, version, None, None, "applied", "auto", now, now + SECONDS)
 

@@ -1,7 +1,7 @@
 """What a publisher believes of what workers say, and how it answers."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import numpy as np
@@ -10,8 +10,7 @@ import pytest
 from weightbus.bus.effects import Notice, Send
 from weightbus.bus.errors import UnknownWorkerError
 from weightbus.bus.limits import ABSENT_MAX, PUSH_CHUNKS, WHOLE_BYTES_MAX, Timing
-from weightbus.bus.memory.snapshots import Arenas
-from weightbus.bus.memory.version import Version
+from weightbus.bus.memory.snapshots import Pool, Snapshot
 from weightbus.bus.messages import (
     MAPPING,
     RENAMING,
@@ -42,10 +41,22 @@ from weightbus.bus.messages import (
     encode,
 )
 from weightbus.bus.publisher import roster
-from weightbus.bus.publisher.effects import Broadcast, Effect, Resolve, Settled
+from weightbus.bus.publisher.effects import (
+    Broadcast,
+    Effect,
+    Hash,
+    Lend,
+    Release,
+    Resolve,
+    Settled,
+)
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.version import Version
+from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.layout import Layout
+from weightbus.codecs.native import crc32c
+from weightbus.tests.virtual_shell import PlainSnapshot, hash_all, perform
 
 EPOCH, CHUNK = 7, 16
 ids = itertools.count()
@@ -57,14 +68,15 @@ class Bench:
     def __init__(self, *names: str, listening: bool = True) -> None:
         self.now = 0.0
         self.machine = PublisherMachine(EPOCH, "tcp://d:1", Timing(), age=lambda: self.now)
-        self.arenas = Arenas("a", CHUNK)
+        self.pool, self.chunk_bytes = Pool("a"), CHUNK
         for name in names:
             self.say(name, hello(name))
             if listening:
                 self.say(name, Ping(subscribed=True))
 
     def say(self, name: str, message: Message) -> list[Effect]:
-        return self.machine.receive(name.encode(), [encode(message)], self.now)
+        effects = self.machine.receive(name.encode(), [encode(message)], self.now)
+        return perform(self.machine, effects, self.now)
 
     def publish(
         self,
@@ -80,8 +92,7 @@ class Bench:
     ) -> tuple[Version, list[Effect]]:
         layout = Layout.plan([("w", "U8", (nbytes,))])
         fresh = workers is None and commit == "auto"
-        version, arena = self.arenas.take(layout, replaces_latest=fresh)
-        arena.data[:] = np.arange(nbytes, dtype=np.uint8)
+        version = self.version(layout, replaces_latest=fresh)
         publication = Publication(
             id=next(ids),
             version=version,
@@ -94,11 +105,27 @@ class Bench:
             grace=grace,
             expect=expect,
         )
-        return version, self.machine.publish(publication, self.now)
+        effects = self.machine.publish(publication, self.now)
+        return version, perform(self.machine, effects, self.now)
+
+    def version(self, layout: Layout, *, replaces_latest: bool) -> Version:
+        """Take memory for a version and fill it."""
+        nbytes = layout.nbytes
+        snapshot = self.pool.take(nbytes, self.make_room, replaces_latest=replaces_latest)
+        snapshot.data[:] = np.arange(nbytes, dtype=np.uint8)
+        return Version("a", layout, self.chunk_bytes, snapshot)
+
+    def make_room(self, among: Collection[Snapshot], replaces_latest: bool, _left: float) -> bool:
+        effects = self.machine.make_room("a", among, replaces_latest=replaces_latest)
+        perform(self.machine, effects, self.now)
+        return bool(effects)
+
+    def push(self) -> list[Effect]:
+        return perform(self.machine, self.machine.push(self.now), self.now)
 
     def pass_time(self, seconds: float) -> list[Effect]:
         self.now += seconds
-        return self.machine.tick(self.now)
+        return perform(self.machine, self.machine.tick(self.now), self.now)
 
 
 def hello(name: str, instance: str = "0" * 32, **fields: Any) -> Hello:
@@ -106,10 +133,16 @@ def hello(name: str, instance: str = "0" * 32, **fields: Any) -> Hello:
     return Hello(**told | fields)
 
 
+def digest(version: Version) -> str:
+    """Return what the bytes of a version hash to, which are the same in all of one size."""
+    data = np.arange(version.layout.nbytes, dtype=np.uint8)
+    return digest_of(version.layout.id, data, version.plan.chunk_bytes)
+
+
 def report(kind: Callable[..., Message], version: Version, /, **fields: Any) -> Message:
     told: dict[str, Any] = {"model": "a", "epoch": version.epoch, "version": version.version}
     if kind in (Staged, Applied) and "digest" not in fields:
-        told["digest"] = version.digest()
+        told["digest"] = digest(version)
     return kind(**told | fields)
 
 
@@ -156,10 +189,9 @@ def test_workers_hear_of_memory_that_is_prepared_until_something_lies_in_it() ->
 def offered(*names: tuple[int, int]) -> tuple[Bench, Version]:
     """Return a publisher that offers a version which had these names before."""
     bench = Bench()
-    version, arena = bench.arenas.take(Layout.plan([("w", "U8", (40,))]), replaces_latest=True)
-    arena.data[:] = 5
-    version.restored(version.digest(), names)
-    bench.machine.offer(version)
+    version = bench.version(Layout.plan([("w", "U8", (40,))]), replaces_latest=True)
+    version.restored(digest(version), frozenset(names))
+    perform(bench.machine, bench.machine.offer(version), bench.now)
     return bench, version
 
 
@@ -183,7 +215,7 @@ def test_who_runs_the_bytes_is_told_their_name(
 ) -> None:
     bench, version = offered(OLD)
     if running is not None and running.digest == "right":
-        running = Running(running.epoch, running.version, version.digest())
+        running = Running(running.epoch, running.version, digest(version))
     said = hello("w0", models={"a": running}, features=features)
     effects = bench.say("w0", said)
     assert next(type(e.message) for e in effects if isinstance(e, Send)) is Welcome
@@ -201,7 +233,7 @@ def test_who_runs_the_bytes_is_told_their_name(
 def test_the_bytes_have_a_name_only_until_others_are_published() -> None:
     bench, version = offered(OLD)
     bench.publish()
-    said = hello("w0", models={"a": Running(*OLD, version.digest())}, features=[RENAMING])
+    said = hello("w0", models={"a": Running(*OLD, digest(version))}, features=[RENAMING])
     assert sent(bench.say("w0", said), Rename) == []
 
 
@@ -570,7 +602,7 @@ def test_an_applied_report_resolves_the_call() -> None:
     assert answer is not None
     assert answer.achieved
     assert answer.receipt.in_state("applied") == ["w0"]
-    assert answer.receipt.digest == version.digest()
+    assert answer.receipt.digest == digest(version)
 
 
 @pytest.mark.parametrize("kind", [Applied, Staged])
@@ -581,7 +613,7 @@ def test_a_report_of_other_bytes_counts_for_nothing(
     bench = Bench("w0")
     version, _ = bench.publish(wait="staged")
     if known:
-        version.digest()
+        hash_all(version)
     effects = bench.say("w0", report(kind, version, digest="f" * 64))
     assert resolved(effects) is None
     assert [e.kind for e in effects if isinstance(e, Notice)] == ["wrong-digest"]
@@ -670,13 +702,13 @@ def test_memory_is_not_kept_for_who_is_told_of_versions_and_says_nothing() -> No
     version, _ = bench.publish()
     assert version.receivers == {"w0"}
     bench.say("w0", report(Applied, version))
-    arenas = len(bench.arenas)
+    blocks = len(bench.pool)
     for _ in range(10):
         bench.pass_time(0.2)
         version, effects = bench.publish(require=2)
         answer = resolved(bench.say("w0", report(Applied, version)))
         assert (resolved(effects), answer) == (None, None), "it is waited for"
-        assert len(bench.arenas) == arenas
+        assert len(bench.pool) == blocks
     bench.say("mute", Ping(subscribed=True))
     version, _ = bench.publish()
     assert version.receivers == {"w0", "mute"}
@@ -694,7 +726,7 @@ def test_memory_is_kept_for_who_was_heard_to_receive() -> None:
     newer, _ = bench.publish()
     bench.pass_time(1.0)
     assert version.receivers == {"slow"}
-    assert version.alive
+    assert not version.gone
     assert newer.receivers == set()
     bench.say("slow", report(Progress, newer, chunks=1))
     assert (version.receivers, newer.receivers) == (set(), {"slow"})
@@ -714,7 +746,7 @@ def test_a_small_version_does_not_go_whole_to_those_who_say_nothing() -> None:
     version, effects = bench.publish(small)
     assert [m.whole is None for m in sent(effects, Announce) if isinstance(m, Announce)] == [True]
     assert bench.machine.pushing == [data_topic("a")]
-    assert sent(bench.machine.push(bench.now), Chunk)
+    assert sent(bench.push(), Chunk)
     answer = resolved(bench.say("mute", report(Applied, version)))
     assert answer is not None
     assert answer.achieved
@@ -810,7 +842,7 @@ def test_a_fetch_without_count_describes_the_latest() -> None:
     effects = bench.say("w0", Fetch(model="a", epoch=EPOCH, version=0, layout=True))
     [announce] = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Announce)]
     assert announce.payload == version.layout.header
-    assert [m.digest for m in sent(effects, End) if isinstance(m, End)] == [version.digest()]
+    assert [m.digest for m in sent(effects, End) if isinstance(m, End)] == [digest(version)]
 
 
 def test_a_fetch_gets_exactly_these_chunks() -> None:
@@ -847,16 +879,7 @@ def test_what_is_not_there_is_gone(fetch: Fetch) -> None:
     bench.publish()
     effects = bench.say("w0", fetch)
     assert [m.code for m in sent(effects, Refuse) if isinstance(m, Refuse)] == ["gone"]
-    assert "b" not in [shelf.model for shelf in bench.machine.catalog], "nothing is remembered"
-
-
-def test_a_version_whose_memory_was_reused_is_gone() -> None:
-    bench = Bench("w0")
-    version, _ = bench.publish(100)
-    version.retire()
-    effects = bench.say("w0", Fetch(model="a", epoch=EPOCH, version=1, first=0, count=2))
-    assert [m.code for m in sent(effects, Refuse) if isinstance(m, Refuse)] == ["gone"]
-    assert not sent(effects, Chunk)
+    assert "b" not in [versions.model for versions in bench.machine.store], "nothing is remembered"
 
 
 # Publishing.
@@ -898,14 +921,14 @@ def test_a_push_runs_a_window_ahead_of_the_fastest() -> None:
     def pushed() -> list[int]:
         effects: list[Effect] = []
         while bench.machine.pushing:
-            effects += bench.machine.push(bench.now)
+            effects += bench.push()
         return [m.index for m in sent(effects, Chunk) if isinstance(m, Chunk)]
 
     assert pushed() == list(range(PUSH_CHUNKS))
     bench.say("w0", report(Progress, version, chunks=10))
     assert pushed() == list(range(PUSH_CHUNKS, PUSH_CHUNKS + 10))
     assert pushed() == []
-    ended = sent(bench.pass_time(0.25), End)
+    ended = sent(bench.pass_time(0.25) + bench.push(), End)
     assert ended, "a push that nobody follows ends, so that workers fetch the rest"
     assert not bench.machine.pushing
 
@@ -926,7 +949,7 @@ def test_an_unknown_name_publishes_nothing() -> None:
     bench = Bench("w0")
     with pytest.raises(UnknownWorkerError, match="no worker named w1 has joined; known are w0"):
         bench.publish(workers=("w0", "w1"))
-    assert not list(bench.machine.catalog)
+    assert not list(bench.machine.store)
 
 
 # Committing together.
@@ -1031,12 +1054,12 @@ def test_a_small_version_goes_out_whole_once_its_layout_is_known() -> None:
     first = published(effects)
     assert isinstance(first.message, Announce)
     assert first.message.whole is None, "its payload is the layout"
-    bench.machine.push(bench.now)
+    bench.push()
     version, effects = bench.publish(CHUNK)
     second = published(effects)
     assert isinstance(second.message, Announce)
-    assert second.message.whole == Whole(version.chunk(0)[0], version.digest())
-    assert second.payload == version.chunk(0)[1]
+    assert second.payload == bytes(range(CHUNK))
+    assert second.message.whole == Whole(crc32c(bytes(range(CHUNK))), digest(version))
     assert not bench.machine.pushing, "it is out"
 
 
@@ -1056,7 +1079,7 @@ def test_other_versions_do_not_go_out_whole(nbytes: int, listening: bool) -> Non
 
 def test_a_version_of_one_large_chunk_does_not_go_out_whole() -> None:
     bench = Bench("w")
-    bench.arenas = Arenas("a", 2 * WHOLE_BYTES_MAX)
+    bench.chunk_bytes = 2 * WHOLE_BYTES_MAX
     whole: list[bool] = []
     for nbytes in (WHOLE_BYTES_MAX, WHOLE_BYTES_MAX + 1):
         bench.publish(nbytes)
@@ -1067,19 +1090,133 @@ def test_a_version_of_one_large_chunk_does_not_go_out_whole() -> None:
     assert whole == [True, False]
 
 
-@pytest.mark.parametrize("hashed", [False, True], ids=["whole", "to be hashed"])
-def test_a_version_whose_memory_a_newer_one_has_taken_is_announced_all_the_same(
-    hashed: bool,
-) -> None:
-    bench = Bench("w")
-    bench.publish(CHUNK)
-    layout = Layout.plan([("w", "U8", (CHUNK,))])
-    version, _ = bench.arenas.take(layout, replaces_latest=True)
-    version.retire()  # by the trainer's thread, which is ahead
-    publication = Publication(
-        next(ids), version, None, None, "applied", "auto", bench.now, bench.now + 10, hash=hashed
-    )
-    message = published(bench.machine.publish(publication, bench.now)).message
-    assert isinstance(message, Announce)
-    assert message.whole is None
-    assert Resolve in map(type, bench.say("w", report(Applied, bench.publish(CHUNK)[0])))
+# Memory.
+
+
+def lent(*, thief: bool) -> tuple[Bench, Version]:
+    """Return a publisher whose latest version nobody is receiving, and its version."""
+    bench, layout = Bench("w0"), Layout.plan([("w", "U8", (40,))])
+    data = np.arange(40, dtype=np.uint8)
+    version = Version("a", layout, CHUNK, PlainSnapshot(data, thief=thief))
+    now = bench.now
+    made = Publication(next(ids), version, None, None, "applied", "auto", now, now + 10)
+    perform(bench.machine, bench.machine.publish(made, now), now)
+    bench.say("w0", report(Failed, version, code="no", text="not this one"))
+    assert version.lent
+    return bench, version
+
+
+def test_a_version_that_was_lent_is_taken_back_to_be_given_out() -> None:
+    bench, version = lent(thief=False)
+    for fetch in (
+        Fetch(model="a", epoch=EPOCH, version=0),
+        Fetch(model="a", epoch=EPOCH, version=1, count=3),
+    ):
+        told = bench.say("w0", fetch)
+        assert sent(told, End if not fetch.count else Chunk, "w0")
+        assert version.receivers == {"w0"}
+        assert not version.lent
+    bench.say("w0", report(Applied, version))
+    assert version.lent
+    assert version.snapshot.there
+
+
+def test_a_version_whose_memory_was_taken_is_gone() -> None:
+    bench, version = lent(thief=True)
+    assert sent(bench.pass_time(1.0), Beacon) == []
+    [pong] = sent(bench.say("w0", Ping(subscribed=True)), Pong)
+    assert isinstance(pong, Pong)
+    assert not pong.models
+    [welcome] = sent(bench.say("w1", hello("w1")), Welcome)
+    assert isinstance(welcome, Welcome)
+    assert not welcome.models
+    for number in (1, 0):
+        [refuse] = sent(bench.say("w1", Fetch(model="a", epoch=EPOCH, version=number)), Refuse)
+        assert isinstance(refuse, Refuse)
+        assert refuse.code == "gone"
+    assert sent(bench.say("w0", report(Staged, version)), Abort)
+    claim = report(Applied, version, digest="f" * 64)
+    assert notices(bench.say("w0", claim), "wrong-digest"), "nobody was told what it hashes to"
+    assert bench.say("w0", report(Progress, version, chunks=1)) == []
+    assert list(bench.machine.store["a"]) == []
+    assert bench.publish()[0].key == (EPOCH, 2)
+
+
+def test_a_version_whose_memory_was_taken_has_no_name_in_another_epoch() -> None:
+    bench, version = lent(thief=True)
+    bench.say("old", stale(age=30.0))
+    assert bench.machine.epoch > EPOCH
+    assert version.key == (EPOCH, 1)
+    newer, _ = bench.publish()
+    assert newer.key == (bench.machine.epoch, 2)
+
+
+def test_memory_is_let_go_before_whoever_waits_is_answered() -> None:
+    """A trainer that publishes again at once finds it."""
+    bench = Bench("w0")
+    version, _ = bench.publish()
+    frames = [encode(report(Applied, version))]
+    effects = bench.machine.receive(b"w0", frames, bench.now)
+    assert [type(e) for e in effects[-2:]] == [Hash]  # nothing was sent: it is hashed first
+    hash_all(version)
+    *_, lend, answer = bench.machine.hashed(version, bench.now)
+    assert (type(lend), type(answer)) == (Lend, Resolve)
+
+
+def test_no_step_hashes_a_whole_version_and_what_needs_its_digest_comes_later() -> None:
+    bench = Bench("w0", listening=False)
+    version, _ = bench.publish(CHUNK * 100)
+    receive, now = bench.machine.receive, bench.now
+    effects = receive(b"w0", [encode(Fetch(model="a", epoch=EPOCH, version=0))], now)
+    assert sent(effects, Announce, "w0")
+    assert not sent(effects, End), "it is asked for"
+    [wanted] = [e for e in effects if isinstance(e, Hash)]
+    assert wanted.version is version
+    again = receive(b"w0", [encode(Fetch(model="a", epoch=EPOCH, version=0))], now)
+    assert not any(isinstance(e, Hash) for e in again), "it is under way"
+    applied = [encode(report(Applied, version))]
+    assert receive(b"w0", applied, now) == receive(b"w0", applied, now) == []
+    hash_all(version)
+    effects = bench.machine.hashed(version, now)
+    [end] = sent(effects, End, "w0")
+    assert isinstance(end, End)
+    assert end.digest == digest(version)
+    answer = resolved(effects)
+    assert answer is not None
+    assert answer.achieved
+    assert version.lent
+
+
+def test_who_is_lost_is_owed_nothing_when_a_digest_is_known() -> None:
+    bench = Bench("w0", "w1", listening=False)
+    version, _ = bench.publish(CHUNK * 100)
+    for name in ("w0", "w1"):
+        said = [encode(Fetch(model="a", epoch=EPOCH, version=0)), encode(report(Applied, version))]
+        for frame in said:
+            bench.machine.receive(name.encode(), [frame], bench.now)
+    bench.say("w0", Bye())
+    hash_all(version)
+    effects = bench.machine.hashed(version, bench.now)
+    assert {e.to for e in effects if isinstance(e, Send)} == {b"w1"}
+    assert (version.ends, version.claims) == (set(), {})
+
+
+def test_one_version_is_given_up_for_the_next_the_least_needed_first() -> None:
+    bench = Bench("w0", "slow")
+    versions = [bench.publish()[0]]
+    bench.say("slow", report(Progress, versions[0], chunks=1))
+    versions.append(bench.publish(workers=("w0",))[0])
+    versions.append(bench.publish(commit="together")[0])
+    among = [version.snapshot for version in versions]
+    roles = [version.role for version in versions]
+    assert roles == ["latest", "targeted", "pending"]
+
+    def given_up(*, replaces_latest: bool) -> list[Version]:
+        effects = bench.machine.make_room("a", among, replaces_latest=replaces_latest)
+        return [e.version for e in effects if isinstance(e, Release)]
+
+    assert given_up(replaces_latest=False) == [versions[1]]
+    assert given_up(replaces_latest=False) == []
+    assert given_up(replaces_latest=True) == [versions[0]]
+    assert given_up(replaces_latest=True) == [], "an undecided version is kept"
+    assert bench.machine.make_room("b", among, replaces_latest=True) == []

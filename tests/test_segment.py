@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 import weightbus
-from weightbus.bus.limits import ARENAS_MAX
+from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.memory.segment import HEADER_BYTES, Segment, View, Views
-from weightbus.bus.memory.snapshots import Arenas
+from weightbus.bus.memory.snapshots import Pool
 from weightbus.bus.messages import Shared
 from weightbus.bus.staged import StaleError
-from weightbus.codecs.layout import Layout
 
 NBYTES = 1 << 16
 
@@ -163,26 +162,27 @@ def test_a_reader_that_is_killed_lets_go() -> None:
 
 
 def test_a_stopped_reader_keeps_its_version_while_others_get_newer_ones() -> None:
-    layout = Layout.plan([("w", "U8", (NBYTES,))])
-    arenas = Arenas("policy", 1 << 20, share=True)
-    version, arena = arenas.take(layout, replaces_latest=True)
-    arena.data[:] = 3
-    version.number(7, 1)
-    assert arena.shared is not None
-    with reader(arena.shared) as process:
+    pool = Pool("policy", share=True)
+    first = pool.take(NBYTES, replaces_latest=True)
+    where = first.shared
+    assert where is not None
+    first.data[:] = 3
+    first.stamp("policy", 7, 1)
+    with reader(where) as process:
         process.send_signal(signal.SIGSTOP)
+        snapshot = first
         for number in range(2, 6):
-            version.role = "latest"
-            version, newer = arenas.take(layout, replaces_latest=True)
-            assert newer.data is not arena.data
-            newer.data[:] = number
-            version.number(7, number)
+            snapshot.lend()
+            snapshot = pool.take(NBYTES, replaces_latest=True)
+            assert snapshot.shared != where
+            snapshot.data[:] = number
+            snapshot.stamp("policy", 7, number)
         process.send_signal(signal.SIGCONT)
         out, _ = process.communicate("go\n", timeout=30)
         assert out.strip() == "{3}"
-    assert len(arenas) == 2
-    version.role = "latest"
-    assert arenas.take(layout, replaces_latest=True)[1] is arena, "it serves again"
+    assert len(pool) == 2
+    snapshot.lend()
+    assert pool.take(NBYTES, replaces_latest=True).shared == where, "it serves again"
 
 
 def test_one_copy_and_nothing_on_the_network() -> None:
@@ -266,7 +266,7 @@ def test_memory_of_another_size_goes_at_once_on_both_sides(tmp_path: Path, targe
             publisher.publish("policy", {"w": np.ones(3), "more": np.ones(9_000 + size)})
             counts.append(segments_open() - before)
     # The probe and one arena, each twice, and as often for the worker.
-    assert max(counts) <= 2 + 2 * ARENAS_MAX
+    assert max(counts) <= 2 + 2 * SNAPSHOTS_MAX
 
 
 @pytest.mark.parametrize("call", ["fchmod", "posix_fallocate"])

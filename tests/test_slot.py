@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from weightbus.bus.effects import Effect, Ready, Rejected, Send, Subscribe
 from weightbus.bus.limits import CHUNKS_MAX, TEXT_MAX, Timing
-from weightbus.bus.memory.version import Version
 from weightbus.bus.messages import (
     Abort,
     Announce,
@@ -27,6 +26,7 @@ from weightbus.bus.messages import (
     Shared,
     Staged,
 )
+from weightbus.bus.publisher.version import Version
 from weightbus.bus.staged import Copying, OverwrittenError, SharedMemory, StagedVersion, StaleError
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.holdings import Held
@@ -36,6 +36,8 @@ from weightbus.bus.worker.slot import RESTARTS_MAX, Slot
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.codecs.layout import Layout
 from weightbus.tests.performing import Takes, copied, copies, done, empty
+from weightbus.tests.virtual_shell import chunk as chunk_of
+from weightbus.tests.virtual_shell import version_of
 
 CHUNK = 8
 EPOCH = 3
@@ -73,7 +75,7 @@ class Bench:
     def feed(self, v: Version, *indices: int, pushed: bool = True) -> list[Effect]:
         effects: list[Effect] = []
         for index in indices or range(v.plan.count):
-            crc, payload = v.chunk(index)
+            crc, payload = chunk_of(v, index)
             chunk = Chunk(model="a", epoch=v.epoch, version=v.version, index=index, crc=crc)
             effects += self.slot.chunk(chunk, payload, self.now, pushed=pushed)
         return effects
@@ -83,7 +85,7 @@ class Bench:
             model="a",
             epoch=v.epoch,
             version=v.version,
-            digest=v.digest() if digest is None else digest,
+            digest=v.digest if digest is None else digest,
         )
         return self.slot.end(end, self.now)
 
@@ -100,9 +102,7 @@ class Bench:
 
 def version(number: int, nbytes: int = 20, epoch: int = EPOCH) -> Version:
     data = np.full(nbytes, number, np.uint8)
-    made = Version("a", Layout.plan([("w", "U8", (nbytes,))]), data, CHUNK)
-    made.epoch, made.version = epoch, number
-    return made
+    return version_of(number, data, CHUNK, epoch)
 
 
 def announcement(v: Version, **fields: Any) -> Announce:
@@ -122,7 +122,7 @@ def announcement(v: Version, **fields: Any) -> Announce:
 
 
 def commit(v: Version, **fields: Any) -> Commit:
-    told: dict[str, Any] = {"epoch": v.epoch, "version": v.version, "digest": v.digest()}
+    told: dict[str, Any] = {"epoch": v.epoch, "version": v.version, "digest": v.digest}
     return Commit(model="a", **told | fields)
 
 
@@ -158,7 +158,7 @@ def test_a_version_is_given_out_whole_and_once() -> None:
     assert not ready(bench.announce(v) + bench.feed(v))
     [staged] = ready(bench.end(v))
     assert staged.data.tobytes() == b"\1" * 20
-    assert staged.digest == v.digest()
+    assert staged.digest == v.digest
     assert not ready(bench.announce(v) + bench.feed(v) + bench.end(v))
 
 
@@ -385,7 +385,7 @@ def test_nothing_is_given_out_before_the_commit() -> None:
     bench, v = Bench(), version(1)
     effects = bench.deliver(v, commit="together")
     assert not ready(effects)
-    assert sent(effects, Staged)[0].digest == v.digest()
+    assert sent(effects, Staged)[0].digest == v.digest
     assert [s.key for s in ready(bench.slot.committed(commit(v)))] == [v.key]
     assert not ready(bench.slot.committed(commit(v))), "once"
 
@@ -472,7 +472,7 @@ def test_reports_are_repeated_until_they_are_out_of_date() -> None:
     assert sent(bench.slot.repeat(), Progress)[0].phase == "applying"
     assert sent(bench.apply(v), Applied)
     [repeated] = bench.slot.repeat()
-    assert sent([repeated], Applied)[0].digest == v.digest()
+    assert sent([repeated], Applied)[0].digest == v.digest
 
 
 def test_progress_is_reported_every_few_pushed_chunks() -> None:
@@ -582,7 +582,7 @@ def test_what_is_staged_is_said_again_to_the_same_epoch() -> None:
 def test_what_is_staged_is_repeated_until_it_is_decided() -> None:
     bench, v = Bench(), version(1)
     bench.deliver(v, commit="together")
-    assert sent(bench.slot.repeat(), Staged)[0].digest == v.digest()
+    assert sent(bench.slot.repeat(), Staged)[0].digest == v.digest
     bench.abort(v)
     assert not sent(bench.slot.repeat(), Staged)
 
@@ -592,7 +592,7 @@ def test_memory_that_is_lent_is_taken_back_with_the_version_it_was_for(end: str)
     """Its buffer may serve another version at once; nobody may go on writing into it."""
     bench, v = Bench(), version(1)
     bench.announce(v)
-    crc, payload = v.chunk(0)
+    crc, payload = chunk_of(v, 0)
     chunk = Chunk(model="a", epoch=v.epoch, version=v.version, index=0, crc=crc)
     lease = bench.slot.place(chunk, len(payload))
     assert lease is not None
@@ -648,7 +648,7 @@ def test_what_is_copied_is_staged_with_the_digest_of_the_copy(end_first: bool) -
     assert not sent(bench.slot.tick(bench.now + 5.0), Fetch) or not end_first
     effects = end_copy(bench, copy)
     effects += [] if end_first else bench.end(v)
-    assert sent(effects, Staged)[0].digest == v.digest()
+    assert sent(effects, Staged)[0].digest == v.digest
     [staged] = ready(bench.slot.committed(commit(v)))
     assert staged.data.tobytes() == b"\1" * 20
 
@@ -668,7 +668,7 @@ def test_nothing_is_asked_for_or_lent_while_it_is_copied_and_progress_tells_of_i
     bench, v = Bench(), version(1)
     copy = begun(bench, v)
     bench.end(v)
-    crc, payload = v.chunk(0)
+    crc, payload = chunk_of(v, 0)
     chunk = Chunk(model="a", epoch=v.epoch, version=v.version, index=0, crc=crc)
     assert bench.slot.place(chunk, len(payload)) is None
     assert not bench.feed(v, 0)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from weightbus import Publisher, StateFolderError, StoredVersion, Subscriber, Update
-from weightbus.bus.limits import ARENAS_MAX
+from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.python_client import keeper
 from weightbus.python_client.state_folder import TABLE, StateFolder
 
@@ -302,8 +302,8 @@ def test_a_slow_disk_keeps_nobody_waiting_and_one_more_copy(
             publisher.publish("m", weights(value))
             if value == 1:
                 assert disk.entered.wait(SECONDS)
-        arenas = publisher._models["m"].arenas  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        assert len(arenas) <= ARENAS_MAX + 1
+        pool = publisher._models["m"].pool  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        assert len(pool) <= SNAPSHOTS_MAX + 1
         disk.open.set()
         eventually(lambda: [s.version for s in publisher.history("m")] == [29])
     with StateFolder(tmp_path) as folder:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from weightbus import Publisher, Subscriber, Timing
-from weightbus.bus.memory import snapshots as arena
-from weightbus.bus.memory.snapshots import Arena
+from weightbus.bus.memory import snapshots
+from weightbus.bus.memory.snapshots import Block
 from weightbus.bus.net.endpoints import host_and_port
 from weightbus.bus.net.zmtp import GREETING
 from weightbus.tests.bus_process import model
@@ -22,15 +22,15 @@ LARGE, SMALL = 2**22, 2**17  # one is pushed in chunks, the other goes along wit
 def test_a_connection_that_is_never_read_takes_no_memory(
     nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is on its way to it is let go soon, so that one arena serves all versions."""
-    made: list[Arena] = []
+    """What is on its way to it is let go soon, so that one block serves all versions."""
+    made: list[Block] = []
 
-    def make(nbytes: int, **how: Any) -> Arena:
-        made.append(Arena(nbytes, **how))
+    def make(nbytes: int, **how: Any) -> Block:
+        made.append(Block(nbytes, **how))
         return made[-1]
 
-    monkeypatch.setattr(arena, "Arena", make)
-    monkeypatch.setattr(arena, "REUSE_PATIENCE", SECONDS)  # with less, it would take another
+    monkeypatch.setattr(snapshots, "Block", make)
+    monkeypatch.setattr(snapshots, "REUSE_PATIENCE", SECONDS)  # with less, it would take another
     weights, published = model(nbytes, 0), model(nbytes, 0)
     with (
         Publisher(shared_memory=False, timing=Timing(ping=0.1, lost_after=SECONDS)) as publisher,

@@ -1,10 +1,20 @@
 """The memory that a publisher snapshots a model into, used again from version to version.
 
-In a steady state one arena is enough: when every worker has the version it holds, the next version
-is written over it. A worker that is still receiving the old one gets its time: the next version
-then goes into an arena of its own. There are at most three. The third gives out copies of its
-chunks only, so that it can always be taken back; a version that is still being received is given
-up last, and never the latest one unless it is being replaced.
+Theory of operation: a block of memory holds one snapshot, and a snapshot is in one pair of hands.
+
+    held <──> lent         by the thread that fills it, which hands it over to the publisher's
+     │          │          machine; by nobody: whoever publishes next may write over it
+     └──────────┴──> over  its block is free once no socket sends from it
+
+`take` gives a thread a block that is free, or the one that is lent, or another one, without asking
+anybody. Only where as many are in use as there may be does it ask for one to be given up, which the
+machine decides, and waits until it is let go.
+
+In a steady state one block is enough: when every worker has the version in it, the next version is
+written over it. A worker that is still receiving the old one gets its time: the next version then
+goes into a block of its own. There are at most three. The third gives out copies of its chunks
+only, so that it can always be taken back. Whoever reads a snapshot for long, such as the disk,
+keeps its block; that one does not count.
 """
 
 import logging
@@ -12,8 +22,11 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Collection
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Layout
@@ -21,26 +34,24 @@ from ...codecs.state import State, Writer
 from ..complaints import Complaints
 from ..deadline import Deadline
 from ..errors import DeadlineError
-from ..limits import ARENAS_MAX
-from ..messages import Shared
+from ..limits import SNAPSHOTS_MAX
+from ..messages import Buffer, Shared
 from .segment import Segment
 from .staging import Check, memory_of
-from .version import Version
 
 log = logging.getLogger("weightbus.publisher")
 _unshared = Complaints(log, "no shared memory (%s): workers on this host use the network too")
 
 NEVER = Deadline(math.inf, "")
-PATIENCE = 1.0  # seconds that sockets get to let go of a version, or the machine to take one in
-REUSE_PATIENCE = 0.05  # seconds of it that are spent before another arena is made
-LOOK = 0.005  # seconds between two looks at versions that were handed over a moment ago
+PATIENCE = 1.0  # seconds that sockets get to let go of a snapshot, or the machine to give one up
+REUSE_PATIENCE = 0.05  # seconds of it that are spent before another block is made
+LOOK = 0.05  # seconds until the machine is asked again where it could give none up
 
-# What may be given up for the next version, the least needed first.
-_RANK = {"old": 1, "targeted": 2, "latest": 3, "pending": 4}
+Phase = Literal["held", "lent", "over"]
 
 
-class Arena:
-    """A block of memory and the version in it.
+class Block:
+    """Memory of one size.
 
     Args:
         nbytes: Its size.
@@ -49,7 +60,6 @@ class Arena:
     """
 
     def __init__(self, nbytes: int, *, share: bool, check: Check = lambda: None) -> None:
-        self.version: Version | None = None
         self._segment = _segment(nbytes, check) if share else None
         self.data = (
             memory_of(nbytes, touched=True, check=check)
@@ -57,9 +67,8 @@ class Arena:
             else self._segment.data
         )
         self._writer: Writer | None = None
-        self._claimed = threading.Lock()  # no version is numbered anew while its memory is claimed
 
-    def write(self, state: State, layout: Layout, check: Check = lambda: None) -> None:
+    def write(self, state: State, layout: Layout, check: Check) -> None:
         """Copy a state into the memory; `check` is called between steps."""
         if self._writer is None or self._writer.section.layout is not layout:
             self._writer = Writer(layout, self.data)
@@ -70,43 +79,18 @@ class Arena:
         """Where workers on this host find the memory."""
         return self._segment.shared if self._segment is not None else None
 
-    def release(self, version: Version) -> None:
-        """The version in it has its number, or another one: let workers read it by that."""
-        with self._claimed:
-            if self._segment is None or version.shared is None:
-                return
-            if not version.alive or not self._segment.claim():
-                version.shared = (
-                    None  # the old number stays: it is read over the network by the new
-                )
-                return
-            self._segment.release(version.model, version.epoch, version.version)
-
-    def releaser(self) -> Callable[[Version], None]:
-        """Return `release` for a version to call: weakly, since the version is held here."""
-        known = weakref.WeakMethod(self.release)
-
-        def release(version: Version) -> None:
-            method = known()
-            if method is not None:
-                method(version)
-
-        return release
-
-    @property
-    def held(self) -> bool:
-        """Whether somebody copies from it who may take long: nobody waits for it."""
-        return self.version is not None and self.version.held
-
-    @property
-    def free(self) -> bool:
-        """Whether neither the publisher nor its sockets need it."""
-        return self.version is None or not (self.version.alive or self.version.in_hands)
-
     def claim(self) -> bool:
         """Take it to be overwritten; False if a worker is copying from it this moment."""
-        with self._claimed:
-            return self._segment is None or self._segment.claim()
+        return self._segment is None or self._segment.claim()
+
+    def stamp(self, model: str, epoch: int, version: int) -> bool:
+        """Let workers read it by this name; False if one is copying from it by another."""
+        if self._segment is None:
+            return True
+        if not self._segment.claim():
+            return False
+        self._segment.release(model, epoch, version)
+        return True
 
 
 def _segment(nbytes: int, check: Check) -> Segment | None:
@@ -119,138 +103,263 @@ def _segment(nbytes: int, check: Check) -> Segment | None:
         return None
 
 
-class Arenas:
-    """The arenas of one model. Call it from one thread at a time.
+class Snapshot:
+    """The bytes of one version, from the moment when somebody may write them.
+
+    Args:
+        block: Where they lie.
+        let_go: Notified whenever they may have been let go, by anybody, in any thread.
+        copied: Give out copies, so that nobody can hold on to the memory.
+    """
+
+    def __init__(self, block: Block, let_go: threading.Condition, *, copied: bool) -> None:
+        self.shared = block.shared
+        self._block: Block | None = block  # the pool knows both: neither holds the other for long
+        self._let_go, self._copied = let_go, copied
+        self._phase: Phase = "held"
+        self._kept = False
+        # A view of our own: sockets that send from it keep it alive, and only it.
+        self._view: NDArray[np.uint8] | None = block.data.view()
+        self._in_hands = weakref.ref(self._view, lambda _: _notify(let_go))
+        self._given: dict[int, memoryview] = {}  # what was given out, by where it begins
+
+    # For whoever holds it: a thread that publishes, and from then on the machine's shell.
+
+    def _held(self) -> tuple[Block, NDArray[np.uint8]]:
+        if self._phase != "held" or self._block is None or self._view is None:
+            raise AssertionError(f"the bytes of a snapshot that is {self._phase} are not ours")
+        return self._block, self._view
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The memory, to be written to."""
+        return self._held()[0].data
+
+    def write(self, state: State, layout: Layout, check: Check = lambda: None) -> None:
+        """Copy a state here; `check` is called between steps."""
+        self._held()[0].write(state, layout, check)
+
+    def stamp(self, model: str, epoch: int, version: int) -> bool:
+        """Let workers of this host read it by this name; False if one holds on to another."""
+        return self._held()[0].stamp(model, epoch, version)
+
+    def bytes(self, begin: int, end: int) -> memoryview:
+        """Return some of the bytes, to be looked at here and now."""
+        return self._held()[1].data[begin:end]
+
+    def chunk(self, begin: int, end: int) -> Buffer:
+        """Return some of the bytes, to be sent.
+
+        Whoever may have to wait with them refers to them weakly: they are kept here.
+        """
+        view = self.bytes(begin, end)
+        return bytes(view) if self._copied else self._given.setdefault(begin, view)
+
+    def lend(self) -> None:
+        """Let whoever publishes next take the memory."""
+        with self._let_go:
+            if self._phase == "held":
+                self._phase = "lent"
+
+    def release(self) -> None:
+        """Nobody needs the bytes any more."""
+        with self._let_go:
+            self._phase, self._block, self._view = "over", None, None
+            self._given.clear()
+            self._let_go.notify_all()
+
+    # For the machine.
+
+    @property
+    def there(self) -> bool:
+        """Whether nobody has taken the memory since it was lent."""
+        return self._phase != "over"
+
+    def take_back(self) -> bool:
+        """Have what was lent again; False if somebody has taken it."""
+        with self._let_go:
+            if self._phase == "lent":
+                self._phase = "held"
+            return self._phase == "held"
+
+    # For whoever needs memory, and for any other thread.
+
+    def take(self) -> bool:
+        """Take the memory if it is lent and nobody keeps it."""
+        with self._let_go:
+            if self._phase != "lent" or self._kept:
+                return False
+            self.release()
+            return True
+
+    def keep(self) -> NDArray[np.uint8] | None:
+        """Return the bytes, which nobody overwrites until `let_go`; None if it is too late.
+
+        One thread at a time may keep them. The publisher takes other memory meanwhile.
+        """
+        with self._let_go:
+            self._kept = self._block is not None
+            return None if self._block is None else self._block.data
+
+    def let_go(self) -> None:
+        """The bytes may be overwritten as far as whoever kept them is concerned."""
+        with self._let_go:
+            self._kept = False
+            self._let_go.notify_all()
+
+    @property
+    def kept(self) -> bool:
+        """Whether somebody keeps the bytes."""
+        return self._kept
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is over, but sockets still send from it."""
+        return self._phase == "over" and self._in_hands() is not None
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody needs the bytes, sockets included."""
+        return self._phase != "over" or self._kept or self._in_hands() is not None
+
+
+def _notify(let_go: threading.Condition) -> None:
+    with let_go:
+        let_go.notify_all()
+
+
+# Asks for one of some snapshots to be given up, for one that replaces the latest or not; waits for
+# the answer for so many seconds, and returns whether one was.
+MakeRoom = Callable[[Collection[Snapshot], bool, float], bool]
+
+
+def nobody(_among: Collection[Snapshot], _replaces_latest: bool, _timeout: float) -> bool:
+    """Give nothing up."""
+    return False
+
+
+class Pool:
+    """The memory of one model. One thread at a time may take some.
 
     Args:
         model: Its name.
-        chunk_bytes: Bytes of a chunk.
-        patience: Seconds to wait for memory that is in use.
+        patience: Seconds to wait for memory where all of it is in use.
         share: Whether workers on this host may read it.
     """
 
-    def __init__(
-        self, model: str, chunk_bytes: int, patience: float = PATIENCE, *, share: bool = False
-    ) -> None:
-        self._model, self._chunk_bytes, self._patience = model, chunk_bytes, patience
+    def __init__(self, model: str, patience: float = PATIENCE, *, share: bool = False) -> None:
+        self._model, self._patience = model, patience
         self._share = share
-        self._arenas: list[Arena] = []
-        self._released = threading.Condition()
+        self._blocks: dict[Block, Snapshot | None] = {}  # and what was written there last
+        self._let_go = threading.Condition()  # its lock may be taken again by who has it
 
     def __len__(self) -> int:
-        return len(self._arenas)
+        return len(self._blocks)
 
-    def reserve(self, nbytes: int) -> Arena | None:
-        """Make an arena of this size now, so that the first version need not wait for it.
+    def reserve(self, nbytes: int) -> Shared | None:
+        """Make a block of this size now, so that the first version need not wait for it.
 
         Returns:
-            It; None if there are arenas already.
+            Where workers on this host find it; None if they do not, or there are blocks already.
         """
-        if self._arenas:
+        if self._blocks:
             return None
-        self._arenas.append(Arena(nbytes, share=self._share))
-        return self._arenas[0]
+        block = Block(nbytes, share=self._share)
+        self._blocks[block] = None
+        return block.shared
 
     def take(
         self,
-        layout: Layout,
+        nbytes: int,
+        make_room: MakeRoom = nobody,
         *,
         replaces_latest: bool,
-        chunk_bytes: int | None = None,
         deadline: Deadline = NEVER,
-    ) -> tuple[Version, Arena]:
-        """Return a new version and its arena, which is to be written before it is published.
+    ) -> Snapshot:
+        """Return memory of this size, which is to be written before it is published.
 
         Args:
-            layout: What will lie there.
-            chunk_bytes: Bytes of its chunks, if they are not to be those of other versions.
-            replaces_latest: The new version is for every worker and needs no commit, so the
-                latest one may be overwritten if nobody is receiving it.
+            nbytes: How many bytes.
+            make_room: Asks for some to be given up where all of it is in use.
+            replaces_latest: What will lie there is for every worker and needs no commit, so the
+                latest version may be overwritten if nobody is receiving it.
             deadline: When memory must be there.
 
         Raises:
-            WeightBusError: All arenas stayed in use.
-            DeadlineError: There was no time to take the memory.
+            WeightBusError: All of it stayed in use.
+            DeadlineError: There was no time to take it.
         """
-        arena = self._reuse(layout.nbytes, replaces_latest)
-        if arena is None and sum(not arena.held for arena in self._arenas) >= ARENAS_MAX:
-            arena = self._evict(replaces_latest, min(self._patience, deadline.left()))
-            if arena.data.nbytes != layout.nbytes or not arena.claim():
-                self._arenas.remove(arena)
-                arena = None
-        if arena is None:
-            arena = Arena(layout.nbytes, share=self._share, check=deadline.check)
-            self._arenas.append(arena)
-            arena.claim()
-        copied = self._arenas.index(arena) >= ARENAS_MAX - 1
-        arena.version = Version(
-            self._model,
-            layout,
-            arena.data,
-            chunk_bytes or self._chunk_bytes,
-            copied=copied,
-            shared=arena.shared,
-            on_number=arena.releaser(),
-            on_release=partial(_notify, self._released),  # no method: it would hold all arenas
-        )
-        return arena.version, arena
+        block = self._reuse(nbytes)
+        if block is None and replaces_latest and self._take_lent():
+            block = self._reuse(nbytes)
+        if block is None and self._counted() >= SNAPSHOTS_MAX:
+            self._wait(make_room, replaces_latest, min(self._patience, deadline.left()))
+            block = self._reuse(nbytes)
+        if block is None:
+            block = self._another(nbytes, deadline)
+        copied = list(self._blocks).index(block) >= SNAPSHOTS_MAX - 1
+        snapshot = self._blocks[block] = Snapshot(block, self._let_go, copied=copied)
+        return snapshot
 
-    def _reuse(self, nbytes: int, replaces_latest: bool) -> Arena | None:
-        for arena in list(self._arenas):
-            version = arena.version
-            if arena.held:
-                continue
-            if version is not None and version.alive:
-                idle = version.role == "latest" and not version.receivers
-                if not (replaces_latest and idle):
-                    continue
-                version.retire()
-                self._wait(arena, time.monotonic() + min(REUSE_PATIENCE, self._patience))
-            if arena.free and arena.data.nbytes != nbytes:
-                self._arenas.remove(arena)  # of no use
-            elif arena.free and arena.claim():
-                return arena
+    def _counted(self) -> int:
+        return sum(not (snapshot and snapshot.kept) for snapshot in self._blocks.values())
+
+    def _free(self) -> list[Block]:
+        return [b for b, snapshot in self._blocks.items() if not (snapshot and snapshot.in_use)]
+
+    def _reuse(self, nbytes: int) -> Block | None:
+        """Return a block that nobody needs; let go of those of another size."""
+        for block in self._free():
+            if block.data.nbytes != nbytes:
+                del self._blocks[block]
+            elif block.claim():
+                return block
         return None
 
-    def _evict(self, replaces_latest: bool, patience: float) -> Arena:
-        deadline = time.monotonic() + patience
-        while True:
-            arena = self._evict_now(replaces_latest, deadline)
-            if arena is not None:
-                return arena
-            if time.monotonic() >= deadline:
-                break
-            # The trainer may be faster than the machine, which takes these versions in only now.
-            with self._released:
-                self._released.wait(LOOK)
-        raise WeightBusError(
-            f"all {len(self._arenas)} copies of {self._model!r} are in use: slow workers are still "
-            "receiving them, or they wait for a commit; publish less often, or wait for the "
-            "publishes under way"
-        )
+    def _take_lent(self) -> bool:
+        """Take the latest version's memory if it is lent, and have sockets let go of it."""
+        for snapshot in self._blocks.values():
+            if snapshot is not None and snapshot.take():
+                self._wait_until(self._any_free, min(REUSE_PATIENCE, self._patience))
+                return True
+        return False
 
-    def _evict_now(self, replaces_latest: bool, deadline: float) -> Arena | None:
-        def rank(arena: Arena) -> tuple[int, int]:
-            version = arena.version
-            if version is None or not version.alive:
-                return 0, 0
-            return _RANK[version.role], -version.version
+    def _another(self, nbytes: int, deadline: Deadline) -> Block:
+        """Make another block, in place of one that a stopped worker holds on to if need be."""
+        if self._counted() >= SNAPSHOTS_MAX:
+            del self._blocks[self._free()[0]]
+        block = Block(nbytes, share=self._share, check=deadline.check)
+        self._blocks[block] = None
+        block.claim()
+        return block
 
-        for arena in sorted((a for a in self._arenas if not a.held), key=rank):
-            if rank(arena)[0] >= (4 if replaces_latest else 3):
-                break
-            if arena.version is not None:
-                arena.version.retire()
-            if self._wait(arena, deadline):
-                return arena
-        return None
+    def _wait(self, make_room: MakeRoom, replaces_latest: bool, patience: float) -> None:
+        """Wait until some block is free: for sockets first, then for what is given up.
 
-    def _wait(self, arena: Arena, deadline: float) -> bool:
-        with self._released:
-            self._released.wait_for(lambda: arena.free, deadline - time.monotonic())
-        return arena.free
+        Raises:
+            WeightBusError: None was in time.
+        """
+        end = time.monotonic() + patience
+        waiting = any(snapshot and snapshot.draining for snapshot in self._blocks.values())
+        while not self._any_free():
+            left = max(0.0, end - time.monotonic())
+            given = not waiting and make_room(self._used(), replaces_latest, left)
+            self._wait_until(self._any_free, min(left, patience / 4 if given or waiting else LOOK))
+            waiting = False  # for sockets no longer: another one may do
+            if not (given or left or self._any_free()):
+                raise WeightBusError(
+                    f"all {len(self._blocks)} copies of {self._model!r} are in use: slow workers "
+                    "are still receiving them, or they wait for a commit; publish less often, or "
+                    "wait for the publishes under way"
+                )
 
+    def _used(self) -> list[Snapshot]:
+        """Return what the machine may give up to some effect."""
+        return [s for s in self._blocks.values() if s is not None and s.there and not s.kept]
 
-def _notify(released: threading.Condition) -> None:
-    with released:
-        released.notify_all()
+    def _any_free(self) -> bool:
+        return bool(self._free())
+
+    def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        with self._let_go:
+            return self._let_go.wait_for(condition, seconds)

@@ -9,18 +9,36 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeout
+from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
+from ..complaints import Complaints
 from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
-from ..memory.version import Version
 from ..messages import Shared, control_topic, data_topic, encode
-from ..publisher.effects import Broadcast, Effect, HangUp, Resolve, Settled, Withdraw
+from ..publisher.effects import (
+    Broadcast,
+    BroadcastChunk,
+    BroadcastWhole,
+    Effect,
+    HangUp,
+    Hash,
+    Lend,
+    Release,
+    Resolve,
+    SendChunk,
+    Settled,
+    Stamp,
+    Withdraw,
+)
 from ..publisher.machine import PublisherMachine
+from ..publisher.offers import for_all, for_one, hash_chunk
 from ..publisher.publication import Publication
 from ..publisher.status import WorkerStatus
+from ..publisher.version import Snapshot, Version
 from ..receipt import Receipt
 from .control import PublisherSockets
 from .listeners import CLOSE_SECONDS, EVENT_KINDS, EventKind, Listener, WorkerEvent
@@ -29,12 +47,13 @@ log = logging.getLogger("weightbus.publisher")
 
 TICK = 0.1  # seconds between two looks at the clock when nothing happens
 BATCH = 64  # messages taken from one socket before the other gets a turn
+HASH_BYTES = 2**22  # of a version that is hashed between other work: a fraction of a millisecond
 
 T = TypeVar("T")
 Condition = Callable[[tuple[WorkerStatus, ...]], bool]
 
 
-class Memory(Protocol):
+class Keeper(Protocol):
     """What outlives a publisher (`python_client/keeper.py`)."""
 
     def offer(self, version: Version) -> None:
@@ -56,19 +75,24 @@ class PublisherLoop:
     Args:
         machine: What decides.
         sockets: What carries; the loop closes them.
-        memory: What outlives the publisher, if anything does.
+        keeper: What outlives the publisher, if anything does.
+        restored: Versions that one before has left, to be offered first of all.
     """
 
     def __init__(
         self,
         machine: PublisherMachine,
         sockets: PublisherSockets,
-        memory: Memory | None = None,
+        keeper: Keeper | None = None,
+        restored: Collection[Version] = (),
     ) -> None:
         self._machine, self._sockets = machine, sockets
-        self._memory, self._epoch = memory, machine.epoch
+        self._keeper, self._epoch = keeper, machine.epoch
+        self._restored = restored
         self._work: deque[tuple[Callable[[float], None], Future[Any]]] = deque()
         self._open: dict[int, Future[Receipt]] = {}
+        self._hashing: deque[tuple[Version, Iterator[int]]] = deque()  # and what is left of each
+        self._full = Complaints(log, "%s")
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[Listener] = []
         self._stopping = False
@@ -89,7 +113,7 @@ class PublisherLoop:
                 effects = self._machine.publish(publication, now)
             except Exception as error:
                 del self._open[publication.id]
-                publication.version.retire()
+                publication.version.snapshot.release()
                 if future.set_running_or_notify_cancel():
                     future.set_exception(error)
             else:
@@ -114,6 +138,27 @@ class PublisherLoop:
             self._perform(self._machine.prepare(model, shared, nbytes), now)
 
         self._hand_over(work, Future[None]())
+
+    def make_room(
+        self, model: str, among: Collection[Snapshot], replaces_latest: bool, timeout: float
+    ) -> bool:
+        """Have one of these snapshots given up for another; return whether one is.
+
+        Raises:
+            ClosedError: The publisher is closed.
+        """
+        future: Future[bool] = Future()
+
+        def work(now: float) -> None:
+            effects = self._machine.make_room(model, among, replaces_latest=replaces_latest)
+            self._perform(effects, now)
+            future.set_result(any(isinstance(effect, Release) for effect in effects))
+
+        self._hand_over(work, future)
+        try:
+            return future.result(timeout)
+        except FutureTimeout:
+            return False
 
     def status(self) -> "Future[tuple[WorkerStatus, ...]]":
         """Ask who is there."""
@@ -182,6 +227,9 @@ class PublisherLoop:
         ended: BaseException = ClosedError("close() was called")
         try:
             next_tick = time.monotonic()
+            for version in self._restored:
+                self._perform(self._machine.offer(version), next_tick)
+            self._restored = ()
             while not self._stopping:
                 next_tick = self._turn(next_tick)
             now = time.monotonic()
@@ -207,13 +255,14 @@ class PublisherLoop:
                 future.set_exception(self._closed())
         for listener in self._listeners:
             listener.end()
-        if self._memory is not None:
-            self._memory.stop()
+        if self._keeper is not None:
+            self._keeper.stop()
         self._sockets.close()
 
     def _turn(self, next_tick: float) -> float:
         """Take what there is, push what may be pushed, tick when it is time."""
-        wait = 0.0 if self._work or self._with_room() else next_tick - time.monotonic()
+        busy = self._work or self._hashing or self._with_room()
+        wait = 0.0 if busy else next_tick - time.monotonic()
         activity = self._sockets.poll(wait)
         now = time.monotonic()
         self._do_work(now)
@@ -223,6 +272,8 @@ class PublisherLoop:
             self._take_subscriptions()
         if topics := self._with_room():
             self._perform(self._machine.push(now, topics), now)
+        if self._hashing:
+            self._hash_some(now)
         if now >= next_tick:
             self._perform(self._machine.tick(now), now)
             self._look(now)
@@ -232,6 +283,17 @@ class PublisherLoop:
     def _with_room(self) -> list[bytes]:
         """Return the topics of what is being pushed for which somebody's connection has room."""
         return [topic for topic in self._machine.pushing if self._sockets.keep_up(topic)]
+
+    def _hash_some(self, now: float) -> None:
+        """Hash a little of what somebody needs the digest of, and say so when all is done."""
+        version, chunks = self._hashing[0]
+        for index in islice(chunks, max(1, HASH_BYTES // version.plan.chunk_bytes)):
+            if not version.gone:
+                hash_chunk(version, index)
+        if version.gone or version.digest:
+            self._hashing.popleft()
+        if not version.gone and version.digest:
+            self._perform(self._machine.hashed(version, now), now)
 
     def _do_work(self, now: float) -> None:
         while self._work:
@@ -262,39 +324,55 @@ class PublisherLoop:
                     self._sockets.answer(outlet, [topic, encode(beacon)])
 
     def _perform(self, effects: list[Effect], now: float) -> None:
-        if self._memory is not None and self._machine.epoch != self._epoch:
+        if self._keeper is not None and self._machine.epoch != self._epoch:
             self._epoch = self._machine.epoch
-            self._memory.record(self._epoch)
+            self._keeper.record(self._epoch)
         changed = False
         for effect in effects:
             match effect:
+                case Send():
+                    self._send(effect, now)
+                case SendChunk():
+                    self._send(for_one(effect), now)
                 case Broadcast():
-                    self._sockets.broadcast(
-                        [effect.topic, encode(effect.message)]
-                        + ([] if effect.payload is None else [effect.payload])
-                    )
+                    self._broadcast(effect)
+                case BroadcastChunk() | BroadcastWhole():
+                    self._broadcast(for_all(effect))
                 case Withdraw(model):
                     self._sockets.withdraw((control_topic(model), data_topic(model)))
-                case Send():
-                    frames = [encode(effect.message)]
-                    payload = [] if effect.payload is None else [effect.payload]
-                    if not self._sockets.send(effect.to, [*frames, *payload]):
-                        self._perform(self._machine.unreachable(effect.to, now), now)
                 case HangUp():
                     self._sockets.hang_up()
                 case Resolve():
                     self._resolve(effect)
                 case Settled(version):
-                    if self._memory is not None:
-                        self._memory.offer(version)
+                    if self._keeper is not None:
+                        self._keeper.offer(version)
+                case Stamp(version):
+                    if not version.snapshot.stamp(version.model, *version.key):
+                        self._machine.unshared(version)
+                case Hash(version):
+                    self._hashing.append((version, version.unhashed()))
+                case Lend(version):
+                    version.snapshot.lend()
+                case Release(version):
+                    version.snapshot.release()
+                case Notice("full"):
+                    self._full.warn(effect.text, now)
                 case Notice():
                     changed = True
                     log.log(logging.WARNING if effect.warning else logging.INFO, "%s", effect.text)
                     self._tell(effect, now)
-                case _:
-                    raise AssertionError(f"a publisher does not {effect}")
         if changed:
             self._look(now)
+
+    def _send(self, send: Send, now: float) -> None:
+        payload = [] if send.payload is None else [send.payload]
+        if not self._sockets.send(send.to, [encode(send.message), *payload]):
+            self._perform(self._machine.unreachable(send.to, now), now)
+
+    def _broadcast(self, broadcast: Broadcast) -> None:
+        payload = [] if broadcast.payload is None else [broadcast.payload]
+        self._sockets.broadcast([broadcast.topic, encode(broadcast.message), *payload])
 
     def _tell(self, notice: Notice, now: float) -> None:
         """Tell whoever listens what became of a worker."""

@@ -1,11 +1,16 @@
-"""What a publisher's machine wants done, beside what both machines want (`bus/effects.py`)."""
+"""What a publisher's machine wants done, beside what both machines want (`bus/effects.py`).
+
+Some say which bytes are to go where: `offers.py` makes messages of these, and hashes what it must.
+Others speak of a version's memory, or of work that is too long for one step (`Hash`), which the
+shell answers with `PublisherMachine.hashed`.
+"""
 
 from dataclasses import dataclass
 
 from ..effects import Notice, Send
-from ..memory.version import Version
-from ..messages import Buffer, Message
+from ..messages import Announce, Buffer, Message
 from ..receipt import Receipt, State
+from .version import Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +20,31 @@ class Broadcast:
     topic: bytes
     message: Message
     payload: Buffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendChunk:
+    """Send a chunk of a version to one worker."""
+
+    version: Version
+    index: int
+    to: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastChunk:
+    """Publish a chunk of a version to whoever has subscribed to its data."""
+
+    version: Version
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastWhole:
+    """Announce a version of one chunk to all, and send that along."""
+
+    version: Version
+    announce: Announce
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,4 +77,47 @@ class Settled:
     version: Version
 
 
-Effect = Send | Notice | Broadcast | Withdraw | HangUp | Resolve | Settled
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Let workers of this host read a version by its number; if they cannot, say `unshared`."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Hash:
+    """Hash all of a version, a little at a time, and say `hashed`."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Lend:
+    """Let whoever publishes next write over a version."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nobody needs the memory of a version any more."""
+
+    version: Version
+
+
+Effect = (
+    Send
+    | Notice
+    | Broadcast
+    | SendChunk
+    | BroadcastChunk
+    | BroadcastWhole
+    | Withdraw
+    | HangUp
+    | Resolve
+    | Settled
+    | Stamp
+    | Hash
+    | Lend
+    | Release
+)

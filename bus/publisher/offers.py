@@ -1,10 +1,24 @@
-"""What a publisher says of a version: the messages that announce, close and commit it."""
+"""What a publisher says of a version: the messages that announce, carry, close and commit it."""
 
 import msgspec
 
-from ..memory.version import Version
-from ..messages import Abort, Announce, Buffer, Chunk, Commit, End, Fetch, Whole
+from ...codecs.native import crc32c
+from ..effects import Send
+from ..messages import (
+    Abort,
+    Announce,
+    Buffer,
+    Chunk,
+    Commit,
+    End,
+    Fetch,
+    Whole,
+    control_topic,
+    data_topic,
+)
+from .effects import Broadcast, BroadcastChunk, BroadcastWhole, SendChunk
 from .publication import Publication
+from .version import Version
 
 
 def announcement(version: Version, publication: Publication | None) -> Announce:
@@ -27,17 +41,10 @@ def announcement(version: Version, publication: Publication | None) -> Announce:
     )
 
 
-def whole_of(version: Version, announce: Announce) -> tuple[Announce, Buffer]:
-    """Return the announcement of a version of one chunk that takes it along, and its payload."""
-    crc, payload = version.chunk(0)
-    whole = Whole(crc=crc, digest=version.digest())
-    return msgspec.structs.replace(announce, whole=whole), payload
-
-
 def commit_of(version: Version) -> Commit:
     """Return the message that lets workers apply a version."""
     return Commit(
-        model=version.model, epoch=version.epoch, version=version.version, digest=version.digest()
+        model=version.model, epoch=version.epoch, version=version.version, digest=version.digest
     )
 
 
@@ -49,21 +56,8 @@ def abort_of(model: str, epoch: int, version: int, text: str) -> Abort:
 def end_of(version: Version) -> End:
     """Return the message that closes a version."""
     return End(
-        model=version.model, epoch=version.epoch, version=version.version, digest=version.digest()
+        model=version.model, epoch=version.epoch, version=version.version, digest=version.digest
     )
-
-
-def chunk_of(version: Version, index: int) -> tuple[Chunk, Buffer]:
-    """Return a chunk and its payload.
-
-    Raises:
-        Retired: The version's memory is used for another.
-    """
-    crc, payload = version.chunk(index)
-    chunk = Chunk(
-        model=version.model, epoch=version.epoch, version=version.version, index=index, crc=crc
-    )
-    return chunk, payload
 
 
 def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
@@ -77,3 +71,40 @@ def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
             f"version {version.version} has {version.plan.count}"
         )
     return "", ""
+
+
+# What shells do with a version's bytes.
+
+
+def hash_chunk(version: Version, index: int) -> int:
+    """Return a chunk's CRC-32C; each chunk is hashed once."""
+    crc = version.crc(index)
+    if crc is None:
+        crc = crc32c(version.snapshot.bytes(*version.plan.span(index)))
+        version.hashed(index, crc)
+    return crc
+
+
+def chunk_of(version: Version, index: int) -> tuple[Chunk, Buffer]:
+    """Return a chunk and its payload."""
+    crc = hash_chunk(version, index)
+    chunk = Chunk(
+        model=version.model, epoch=version.epoch, version=version.version, index=index, crc=crc
+    )
+    return chunk, version.snapshot.chunk(*version.plan.span(index))
+
+
+def for_one(effect: SendChunk) -> Send:
+    """Return the message to one worker that an effect asks for."""
+    return Send(*chunk_of(effect.version, effect.index), to=effect.to)
+
+
+def for_all(effect: BroadcastChunk | BroadcastWhole) -> Broadcast:
+    """Return the message to all that an effect asks for."""
+    version = effect.version
+    if isinstance(effect, BroadcastChunk):
+        return Broadcast(data_topic(version.model), *chunk_of(version, effect.index))
+    chunk, payload = chunk_of(version, 0)
+    whole = Whole(crc=chunk.crc, digest=version.digest)
+    announce = msgspec.structs.replace(effect.announce, whole=whole)
+    return Broadcast(control_topic(version.model), announce, payload)

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..memory.version import Version
 from ..receipt import Receipt, State, WorkerReceipt
+from .version import Version
 
 Wait = Literal["applied", "staged", "none"]
 CommitMode = Literal["auto", "together"]

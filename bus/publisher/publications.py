@@ -8,22 +8,22 @@ from collections.abc import Iterator
 
 from ..effects import Notice, Send
 from ..limits import Timing
-from ..memory.version import Version
 from ..messages import Failed
 from .absent import Absent
 from .effects import Effect, Resolve, Settled
 from .offers import abort_of, commit_of
 from .publication import Publication
 from .roster import Peer, Roster
-from .shelf import Catalog
 from .status import phase_of
+from .store import Store
+from .version import Version
 
 
-class Calls:
+class Publications:
     """The open calls of one publisher."""
 
-    def __init__(self, roster: Roster, catalog: Catalog, timing: Timing, absent: Absent) -> None:
-        self._roster, self._catalog, self._timing, self._absent = roster, catalog, timing, absent
+    def __init__(self, roster: Roster, store: Store, timing: Timing, absent: Absent) -> None:
+        self._roster, self._store, self._timing, self.absent = roster, store, timing, absent
         self._open: dict[int, Publication] = {}
         self._unheard: set[str] = set()  # models of which it was said that nobody gets them
 
@@ -80,7 +80,7 @@ class Calls:
             publication.move(peer.name, "behind", now)
             target = publication.targets.get(peer.name)
             undecided = publication.commit == "together" and publication.decision == "open"
-            if undecided and version.alive and target is not None and target.state == "behind":
+            if undecided and not version.gone and target is not None and target.state == "behind":
                 waiting.append(version)
         return waiting
 
@@ -162,7 +162,7 @@ class Calls:
         if achieved is not None and not publication.resolved:
             publication.resolved = True
             self._explain(publication, now)
-            receipt = publication.receipt(now, publication.version.known_digest)
+            receipt = publication.receipt(now, publication.version.digest)
             missing = "" if achieved else self._missing(publication)
             effects.append(Resolve(publication.id, receipt, achieved, publication.done, missing))
             if achieved and publication.nobody:
@@ -175,7 +175,7 @@ class Calls:
 
     def _decided(self, publication: Publication) -> list[Effect]:
         version = publication.version
-        shelf = self._catalog[version.model]
+        versions = self._store[version.model]
         peers = [
             p
             for n in publication.targets
@@ -183,11 +183,11 @@ class Calls:
         ]
         if publication.decision == "commit":
             targets = None if publication.workers is None else frozenset(publication.workers)
-            shelf.settle(version, targets)
+            versions.settle(version, targets)
             staged = [p for p in peers if publication.targets[p.name].state == "staged"]
             settled = [Settled(version)] if targets is None else list[Effect]()
             return [*settled, *(Send(commit_of(version), to=p.identity) for p in staged)]
-        shelf.drop(version)
+        versions.drop(version)
         text = publication.ended or "not enough staged"
         abort = abort_of(version.model, version.epoch, version.version, text)
         return [Send(abort, to=p.identity) for p in peers]
@@ -197,7 +197,7 @@ class Calls:
         model = publication.version.model
         lost = [p.name for p in self._roster if p.lost and model in p.hello.models]
         names = [name for name in lost if name not in publication.targets]
-        return [f"worker {name} is lost" for name in names] + self._absent.of(model)
+        return [f"worker {name} is lost" for name in names] + self.absent.of(model)
 
     def _missing(self, publication: Publication) -> str:
         """Say how many workers were expected and never came, and who they may be."""
@@ -226,7 +226,7 @@ class Calls:
             if target.state not in publication.done and peer is not None and not target.detail:
                 incoming = peer.incoming.get(model)
                 doing = (
-                    phase_of(model, incoming, self._catalog, self._timing, now)
+                    phase_of(model, incoming, self._store, self._timing, now)
                     if incoming
                     else "nothing heard of it yet"
                 )

@@ -1,4 +1,4 @@
-"""Pushing a version's chunks on PUB, at the pace of the fastest worker.
+"""Pushing versions' chunks on PUB, at the pace of the fastest worker.
 
 PUB drops silently whatever does not fit into a subscriber's queue. So a push runs at most a window
 ahead of what the fastest worker has reported: that worker loses nothing, workers as fast as it
@@ -7,13 +7,17 @@ When nobody reports anything for a while the push ends early: pulling always wor
 
 A chunk is hashed when it is pushed, and few are pushed at a time, as connections have room for
 them: no hashed byte waits for others to be hashed, and it is still in the cache when it is sent.
+The end says what all of them hash to, so it goes out in the step after the last.
 """
 
+from collections.abc import Collection
+
 from ..limits import PUSH_CHUNKS
-from ..memory.version import Retired, Version
 from ..messages import control_topic, data_topic
-from .effects import Broadcast, Effect
-from .offers import chunk_of, end_of
+from .effects import Broadcast, BroadcastChunk, Effect
+from .offers import end_of
+from .store import Store
+from .version import Version
 
 BURST_BYTES = 2**20  # pushed before other work gets a turn
 
@@ -26,6 +30,7 @@ class Push:
         self.topic = data_topic(version.model)
         self.next = 0
         self.done = False
+        self.stalled = False  # nobody follows: it ends as soon as its digest is known
         self._reported = 0
         self._moved_at = now
         self._patience = patience
@@ -37,24 +42,75 @@ class Push:
             self._reported, self._moved_at = chunks, now
 
     @property
+    def _ending(self) -> bool:
+        return self.stalled or self.next == self.version.plan.count
+
+    @property
     def ready(self) -> bool:
         """Whether a chunk, or the end, may go out now."""
-        return not self.done and (self.next < self._limit() or self.next == self.version.plan.count)
+        if self._ending:
+            return not self.done and bool(self.version.digest)
+        return self.next < self._limit()
 
     def _limit(self) -> int:
         return min(self.version.plan.count, self._reported + PUSH_CHUNKS)
 
     def step(self, now: float) -> list[Effect]:
-        """Push the next chunks, and the end after the last or when nobody follows."""
-        v, effects = self.version, list[Effect]()
-        stalled = now - self._moved_at >= self._patience
-        try:
-            for index in range(self.next, min(self.next + self._burst, self._limit())):
-                effects.append(Broadcast(self.topic, *chunk_of(v, index)))
-                self.next, self._moved_at = index + 1, now
-            if self.next == v.plan.count or stalled:
-                self.done = True
-                effects.append(Broadcast(control_topic(v.model), end_of(v)))
-        except Retired:
-            self.done = True
+        """Push the next chunks, or the end after the last or when nobody follows."""  # P7
+        if not self._ending:
+            self.stalled = now - self._moved_at >= self._patience
+            return self._next(now)
+        self.done = bool(self.version.digest)
+        topic = control_topic(self.version.model)
+        return [Broadcast(topic, end_of(self.version))] if self.done else []
+
+    @property
+    def needs_digest(self) -> bool:
+        """Whether it ends before all chunks went out, and so were hashed."""
+        return self.stalled and self.next < self.version.plan.count and not self.version.digest
+
+    def _next(self, now: float) -> list[Effect]:
+        first, self.next = self.next, min(self.next + self._burst, self._limit())
+        if self.next > first:
+            self._moved_at = now
+        return [BroadcastChunk(self.version, index) for index in range(first, self.next)]
+
+
+class Pushes:
+    """What one publisher is pushing: of each model the version that was published last."""
+
+    def __init__(self, store: Store, patience: float) -> None:
+        self._store, self._patience = store, patience
+        self._each: dict[str, Push] = {}
+
+    def begin(self, version: Version, now: float) -> None:
+        """Push a version."""
+        self._each[version.model] = Push(version, now, self._patience)
+
+    def end(self, model: str) -> None:
+        """Push no more of what was published of a model."""
+        self._each.pop(model, None)
+
+    def report(self, model: str, version: int, chunks: int, now: float) -> None:
+        """Some worker has so many chunks of a version."""
+        push = self._each.get(model)
+        if push is not None and push.version.version == version:
+            push.report(chunks, now)
+
+    @property
+    def ready(self) -> list[bytes]:
+        """The topics for which `step` has something to send now."""
+        return [push.topic for push in self._each.values() if push.ready]
+
+    def step(self, now: float, topics: Collection[bytes] | None = None) -> list[Effect]:
+        """Push what comes next, of some topics alone if they are given."""
+        effects: list[Effect] = []
+        for push in list(self._each.values()):
+            if topics is not None and push.topic not in topics:
+                continue
+            if self._store.hold(push.version):  # else it was aborted, or is being overwritten
+                effects += push.step(now)
+                effects += self._store.hash(push.version) if push.needs_digest else []
+            if push.done or push.version.gone:
+                self.end(push.version.model)
         return effects

@@ -49,6 +49,14 @@ class Peer:
         running = self.running.get(model)
         return (running.epoch, running.version) if running else (0, 0)
 
+    def note(self, model: str, version: int, phase: str, chunks: int | None, now: float) -> None:
+        """Remember what it is doing, and since when it has not moved."""
+        old = self.incoming.get(model)
+        if old is None or (old.version, old.phase) != (version, phase):
+            self.incoming[model] = Incoming(version, phase, chunks or 0, now)
+        elif chunks is not None and chunks != old.chunks:
+            old.chunks, old.since = chunks, now
+
     def mute(self, now: float, patience: float) -> bool:
         """Whether it says nothing, though it was told of a version: it may have been stopped."""
         return self.told_at is not None and now - self.told_at >= patience

@@ -5,7 +5,7 @@ from typing import Literal
 
 from ..limits import Timing
 from .roster import Incoming, Peer
-from .shelf import Catalog
+from .store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,16 @@ def is_stuck(peer: Peer, timing: Timing, now: float) -> bool:
     return any(now - i.since >= timing.stuck_after for i in peer.incoming.values())
 
 
-def status_of(peer: Peer, catalog: Catalog, timing: Timing, now: float) -> WorkerStatus:
+def status_of(peer: Peer, store: Store, timing: Timing, now: float) -> WorkerStatus:
     """Return how things stand with a worker."""
     return WorkerStatus(
         name=peer.name,
         state="lost" if peer.lost else "stuck" if is_stuck(peer, timing, now) else "live",
         models=tuple(peer.hello.models),
         running={m: (r.epoch, r.version) for m, r in peer.running.items()},
-        phase={m: phase_of(m, i, catalog, timing, now) for m, i in peer.incoming.items()},
+        phase={m: phase_of(m, i, store, timing, now) for m, i in peer.incoming.items()},
         progress={
-            m: (i.chunks, _chunks(m, i, catalog))
+            m: (i.chunks, _chunks(m, i, store))
             for m, i in peer.incoming.items()
             if i.phase == "receiving"
         },
@@ -61,16 +61,17 @@ def status_of(peer: Peer, catalog: Catalog, timing: Timing, now: float) -> Worke
     )
 
 
-def phase_of(model: str, incoming: Incoming, catalog: Catalog, timing: Timing, now: float) -> str:
+def phase_of(model: str, incoming: Incoming, store: Store, timing: Timing, now: float) -> str:
     """Say what a worker is doing with a version, and since when it has not moved."""
     text = f"{incoming.phase} version {incoming.version}"
     if incoming.phase == "receiving":
-        text += f", {incoming.chunks} of {_chunks(model, incoming, catalog)} chunks here"
+        text += f", {incoming.chunks} of {_chunks(model, incoming, store)} chunks here"
     idle = now - incoming.since
     return text + (f", no progress for {idle:.1f} s" if idle >= timing.quiet else "")
 
 
-def _chunks(model: str, incoming: Incoming, catalog: Catalog) -> int:
+def _chunks(model: str, incoming: Incoming, store: Store) -> int:
     """Return how many chunks the version has; what is here, if it is gone by now."""
-    version = catalog[model].get(incoming.version)
+    versions = store.get(model)
+    version = versions.find(incoming.version) if versions is not None else None
     return version.plan.count if version is not None else incoming.chunks

@@ -17,11 +17,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-
 from ...bus.errors import PublishError
-from ...bus.memory.version import Version
+from ...bus.memory.snapshots import Pool
 from ...bus.publisher.publication import Publication
+from ...bus.publisher.version import Version
 from ...bus.receipt import Receipt
 from ...codecs.chunks import CHUNK_BYTES_DEFAULT
 from ...codecs.layout import Layout
@@ -59,8 +58,9 @@ class Answers:
         timeout: float,
         explain: Callable[[str, BaseException], Answer],
     ) -> None:
-        version = Version(model, layout, np.empty(0, np.uint8), CHUNK_BYTES_DEFAULT)
-        version.number(*number)  # it is only counted here: calls have brought the bytes
+        nothing = Pool(model).take(0, replaces_latest=False)  # calls have brought the bytes
+        version = Version(model, layout, CHUNK_BYTES_DEFAULT, nothing)
+        version.epoch, version.version = number
         self._publication = Publication(
             id=0,
             version=version,

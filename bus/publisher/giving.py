@@ -1,0 +1,68 @@
+"""Giving versions out: what a worker that asks is told of them, and sent."""
+
+from ..effects import Send
+from ..messages import Fetch, Refuse
+from .effects import Effect, SendChunk
+from .offers import announcement, end_of, refusal_of
+from .publications import Publications
+from .roster import Peer
+from .store import Store
+from .version import Version
+
+
+class Giving:
+    """What one publisher gives out."""
+
+    def __init__(self, store: Store, publications: Publications) -> None:
+        self._store, self._publications = store, publications
+
+    def fetch(self, peer: Peer, fetch: Fetch, now: float) -> list[Effect]:
+        """Answer a worker that asks for a version, or for chunks of one."""  # P8
+        versions = self._store.get(fetch.model) if fetch.epoch == self._store.epoch else None
+        version = versions.get(fetch.version) if versions else None
+        if version is None and versions and fetch.version == 0:
+            version = versions.get_latest_for(peer.name)
+        code, text = refusal_of(fetch, version)
+        if version is None or code:
+            return self._turn_down(peer, fetch, code, text)
+        if fetch.count:
+            return self._give(peer, version, fetch, now)
+        end = fetch.version > 0 and not fetch.layout  # asked for by one who has all chunks
+        return self.describe(peer, version, layout=fetch.layout, end=end)
+
+    def _turn_down(self, peer: Peer, fetch: Fetch, code: str, text: str) -> list[Effect]:
+        """Refuse a fetch; if what it asked for is gone, say what there is instead."""
+        refuse = Refuse(
+            code=code, text=text, model=fetch.model, epoch=fetch.epoch, version=fetch.version
+        )
+        effects: list[Effect] = [Send(refuse, to=peer.identity)]
+        versions = self._store.get(fetch.model)
+        latest = versions.get_latest_for(peer.name) if versions and code == "gone" else None
+        if latest is not None and latest.key != (fetch.epoch, fetch.version):
+            effects += self.describe(peer, latest)
+        return effects
+
+    def _give(self, peer: Peer, version: Version, fetch: Fetch, now: float) -> list[Effect]:
+        version.receivers.add(peer.name)
+        peer.note(version.model, version.version, "receiving", None, now)
+        self._store[version.model].left(peer.name, older_than=version.version)
+        indexes = range(fetch.first, fetch.first + fetch.count)
+        return [SendChunk(version, index, peer.identity) for index in indexes]
+
+    def describe(
+        self, peer: Peer, version: Version, *, layout: bool = False, end: bool = False
+    ) -> list[Effect]:
+        """Announce a version to one worker; add the end unless it reads shared memory.
+
+        The end says what the whole hashes to, and comes when that is known.
+        """
+        header = version.layout.header if layout else None
+        announce = announcement(version, self._publications.undecided(version))
+        version.receivers.add(peer.name)
+        effects: list[Effect] = [Send(announce, header, to=peer.identity)]
+        if not end and peer.shared and version.shared:
+            return effects
+        if version.digest:
+            return [*effects, Send(end_of(version), to=peer.identity)]
+        version.ends.add(peer.name)
+        return effects + self._store.hash(version)

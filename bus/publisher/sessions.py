@@ -1,0 +1,340 @@
+"""Who is in: workers that join, come back, are lost, and leave; and which publisher comes first."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from ..effects import Notice, Send
+from ..epochs import epoch_above
+from ..limits import Timing
+from ..messages import (
+    MAPPING,
+    RENAMING,
+    Hello,
+    Ping,
+    Pong,
+    Prepare,
+    Refuse,
+    Rename,
+    Running,
+    Shared,
+    Welcome,
+)
+from .effects import Effect, Settled, Withdraw
+from .giving import Giving
+from .publications import Publications
+from .push import Pushes
+from .roster import Peer, Roster
+from .status import is_stuck, phase_of
+from .store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a publisher says of itself.
+
+    Attributes:
+        data_endpoint: Where PUB is, as workers are told.
+        shared: A segment by which workers find out that they are on the same host.
+        age: Says for how many seconds it has been running; None: its epoch is final.
+    """
+
+    data_endpoint: str
+    shared: Shared | None
+    age: Callable[[], float] | None
+
+
+class Sessions:
+    """The sessions of one publisher.
+
+    Args:
+        introduction: What it says of itself.
+        plausible: Tells whether a worker may run what it says it runs.
+    """
+
+    def __init__(
+        self,
+        introduction: Introduction,
+        timing: Timing,
+        roster: Roster,
+        store: Store,
+        publications: Publications,
+        pushes: Pushes,
+        giving: Giving,
+        plausible: Callable[[str, Running], bool],
+    ) -> None:
+        self._introduction, self._age = introduction, introduction.age
+        self._timing, self._roster, self._store = timing, roster, store
+        self._publications, self._absent = publications, publications.absent
+        self._pushes, self._giving, self._plausible = pushes, giving, plausible
+        self._prepared: dict[str, Prepare] = {}  # by model, until its first version is published
+        self._renewed_at = -math.inf
+
+    # Joining.
+
+    def hello(self, identity: bytes, hello: Hello, now: float) -> list[Effect]:
+        """Somebody wants to join."""  # P3
+        effects: list[Effect] = []
+        if self._runs_another(hello):
+            epoch = epoch_above(hello, None if self._age is None else self._age())
+            if epoch is None:
+                return self._turn_away(identity, hello, "stale-epoch", self._stale(hello), now)
+            if now - self._renewed_at < self._timing.lost_after:
+                return []  # it says hello again; whatever is said, workers start anew only so often
+            effects = self._renew(epoch, hello, now)
+        other = self._roster.by_identity(identity)
+        if other is not None and other.name != hello.name:
+            effects += self.leave(other, "its connection has taken another name", now)
+        return effects + self._admit(identity, hello, now)
+
+    def _admit(self, identity: bytes, hello: Hello, now: float) -> list[Effect]:
+        admission, peer = self._roster.admit(identity, hello, now)
+        match admission:
+            case "contested" if peer is not None:
+                return [Send(Ping(token=0), to=peer.identity)]
+            case "taken" if peer is not None:
+                return self._turn_away(identity, hello, "name-taken", _name_taken(peer), now)
+            case "full":
+                text = "the roster is full: stop some workers, or start another publisher"
+                return self._turn_away(identity, hello, "limit", text, now)
+            case _:
+                assert peer is not None  # noqa: S101 - the other admissions have one
+                return self._welcome(peer, admission, now)
+
+    def _turn_away(
+        self, identity: bytes, hello: Hello, code: str, text: str, now: float
+    ) -> list[Effect]:
+        """Refuse a worker; say so once, though it asks again and again.
+
+        Of a full roster all names are news, and there may be any number: the log counts them.
+        """
+        effects: list[Effect] = [Send(Refuse(code=code, text=text), to=identity)]
+        told = f"worker {hello.name} is refused ({code}): {text}"
+        news = self._absent.note(hello.name, hello.models, code, told, now)
+        full = code == "limit"
+        if full:
+            effects.append(Notice("full", told, hello.name, warning=True))
+        if news:
+            effects.append(Notice("refused", told, hello.name, warning=not full))
+        return effects
+
+    def _welcome(self, peer: Peer, admission: str, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        peer.subscribed, peer.contested_at, peer.told_at = False, None, None
+        self._absent.forget(peer.name)
+        if admission != "known":
+            effects.append(Notice("joined", f"worker {peer.name} joined", peer.name))
+        peer.incoming.clear()
+        peer.running = {
+            model: running
+            for model, running in peer.hello.models.items()
+            if running is not None and self._plausible(model, running)
+        }
+        effects += self._back(peer, now)
+        for model in peer.running:
+            if peer.runs(model)[0] == self._store.epoch:
+                effects += self._publications.arrived(peer, model, now)
+        welcome = Welcome(
+            epoch=self._store.epoch,
+            data=self._introduction.data_endpoint,
+            ping_ms=max(1, round(self._timing.ping * 1000)),
+            lost_ms=max(2, round(self._timing.lost_after * 1000)),
+            models=self._latest(peer),
+            shared=self._introduction.shared,
+            age_ms=0 if self._age is None else math.floor(self._age() * 1000),
+        )
+        prepared = self._prepared.values()
+        told = [e for each in prepared for e in self._tell_prepared(peer, each)]
+        return [Send(welcome, to=peer.identity), *self._rename(peer), *told, *effects]
+
+    def _latest(self, peer: Peer) -> dict[str, int]:
+        """Return the newest version that there is for a worker, of each of its models."""
+        latest: dict[str, int] = {}
+        for model in peer.hello.models:
+            versions = self._store.get(model)
+            version = versions.latest_for(peer.name) if versions else None
+            if version is not None:
+                latest[model] = version.version
+        return latest
+
+    def _rename(self, peer: Peer) -> list[Effect]:
+        """Tell a worker which of the versions that it runs are the latest under another name."""
+        effects: list[Effect] = []
+        for model, running in peer.running.items() if RENAMING in peer.hello.features else ():
+            versions = self._store.get(model)
+            version = versions.latest_for(peer.name) if versions else None
+            if version is None or version.key <= peer.runs(model):
+                continue
+            unproven = not running.digest and self._publications.must_hash(model, version.version)
+            if version.is_known_as(running) and not unproven:
+                epoch, number = version.key
+                rename = Rename(model=model, epoch=epoch, version=number, was=running)
+                effects.append(Send(rename, to=peer.identity))
+        return effects
+
+    # Memory that waits for a first version.
+
+    def prepare(self, model: str, shared: Shared, nbytes: int) -> list[Effect]:
+        """Tell workers of this host where the first version of a model will lie."""
+        prepared = Prepare(model=model, epoch=self._store.epoch, nbytes=nbytes, shared=shared)
+        self._prepared[model] = prepared
+        here = [peer for peer in self._roster if peer.shared]
+        return [effect for peer in here for effect in self._tell_prepared(peer, prepared)]
+
+    def published(self, model: str) -> None:
+        """A version lies there now."""
+        self._prepared.pop(model, None)
+
+    def _tell_prepared(self, peer: Peer, prepared: Prepare) -> list[Effect]:
+        """Tell a worker that understands it where the first version of its model will lie."""
+        wanted = prepared.model in peer.hello.models and MAPPING in peer.hello.features
+        return [Send(prepared, to=peer.identity)] if wanted and not peer.lost else []
+
+    # Which publisher comes first.
+
+    def _runs_another(self, hello: Hello) -> bool:
+        """Return whether a worker runs weights of a publisher that may be later than this one."""
+        return hello.epoch > self._store.epoch or any(
+            running is not None
+            and running.epoch == self._store.epoch
+            and not self._had(model, running)
+            for model, running in hello.models.items()
+        )
+
+    def _had(self, model: str, running: Running) -> bool:
+        versions = self._store.get(model)
+        return versions is not None and versions.had(running.version)
+
+    def _stale(self, hello: Hello) -> str:
+        chosen = (
+            "its epoch was chosen, and stays"
+            if self._age is None
+            else "it did not start after that"
+        )
+        return (
+            f"this publisher is of epoch {self._store.epoch}, but {hello.name} runs weights of "
+            f"epoch {hello.epoch}, from another publisher, and {chosen}: if the other one is the "
+            "newer, stop this one; if not, stop the other and restart this one, which then takes "
+            "over"
+        )
+
+    def _renew(self, epoch: int, hello: Hello, now: float) -> list[Effect]:
+        """Take a later epoch. For workers it is as if the publisher had restarted."""
+        text = (
+            f"epoch {self._store.epoch} becomes {epoch}: {hello.name} runs weights of epoch "
+            f"{hello.epoch}, whose publisher started before this one; one of two clocks is wrong"
+        )
+        effects: list[Effect] = [Notice("renewed", text, warning=True)]
+        for versions in self._store:
+            gone = self._publications.give_up(
+                versions.pending, "its publisher takes a new epoch", now
+            )
+            effects += [*gone, Withdraw(versions.model), *versions.renew(epoch)]
+            effects += [Settled(versions.latest)] if versions.latest else []
+            self._pushes.end(versions.model)
+        self._store.epoch, self._renewed_at = epoch, now
+        self._publications.renewed(epoch)
+        self._prepared = {
+            model: msgspec.structs.replace(prepared, epoch=epoch)
+            for model, prepared in self._prepared.items()
+        }
+        for peer in self._roster:
+            peer.subscribed = False
+            peer.incoming.clear()
+        return effects + [  # of another epoch than theirs: they say hello
+            Send(Pong(epoch=epoch), to=peer.identity) for peer in self._roster if not peer.lost
+        ]
+
+    # Staying and leaving.
+
+    def ping(self, peer: Peer, ping: Ping) -> list[Effect]:
+        """A worker asks for a sign of life."""  # P17
+        peer.subscribed, peer.shared = ping.subscribed, ping.shared
+        pong = Pong(token=ping.token, epoch=self._store.epoch, models=self._latest(peer))
+        return [Send(pong, to=peer.identity)]
+
+    def heard(self, peer: Peer, now: float) -> list[Effect]:
+        """A worker has said something."""
+        peer.heard_at, peer.told_at = now, None
+        return self._back(peer, now) if peer.lost else []
+
+    def _back(self, peer: Peer, now: float) -> list[Effect]:
+        """A worker is there, and may have missed what others were told."""
+        effects: list[Effect] = []
+        if peer.lost:
+            peer.lost = False
+            effects.append(Notice("back", f"worker {peer.name} answers again", peer.name))
+        for version in self._publications.returned(peer, now):
+            effects += self._giving.describe(peer, version)
+        return effects
+
+    def unreachable(self, identity: bytes, now: float) -> list[Effect]:
+        """The connection is gone. Its worker may reconnect, unless another wants its name."""
+        peer = self._roster.by_identity(identity)
+        if peer is not None and peer.contested_at is not None and not peer.lost:
+            return self._lose(peer, now, "its connection is gone")
+        return []
+
+    def tick(self, now: float) -> list[Effect]:
+        """Look for workers that are silent, or stuck."""  # P18
+        effects: list[Effect] = []
+        for peer in self._roster.silent(now):
+            effects += self._lose(peer, now, f"silent for {now - peer.heard_at:.1f} s")
+        effects += [self._moved(p, now) for p in self._roster if self._turned(p, now)]
+        self._forget_mute(now)
+        return effects
+
+    def _forget_mute(self, now: float) -> None:
+        """Keep nothing for those who say nothing but what they were heard to be at."""  # P9
+        for peer in self._roster:
+            if not peer.lost and peer.mute(now, self._timing.quiet):
+                for versions in self._store:
+                    incoming = peer.incoming.get(versions.model)
+                    versions.left_all(peer.name, but=incoming.version if incoming else 0)
+
+    def _lose(self, peer: Peer, now: float, why: str) -> list[Effect]:
+        phases = self._doing(peer, now)
+        detail = why + (f" while {phases}" if phases else "")
+        peer.lost, peer.stuck = True, False
+        self._forget(peer)
+        notice = Notice("lost", f"worker {peer.name} is lost: {detail}", peer.name)
+        return [notice, *self._publications.lost(peer, detail, now)]
+
+    def _turned(self, peer: Peer, now: float) -> bool:
+        """Return whether a worker is stuck and was not, or the other way round."""
+        return not peer.lost and peer.stuck != is_stuck(peer, self._timing, now)
+
+    def _moved(self, peer: Peer, now: float) -> Notice:
+        peer.stuck = not peer.stuck
+        if not peer.stuck:
+            return Notice("back", f"worker {peer.name} moves again", peer.name)
+        return Notice("stuck", f"worker {peer.name} is stuck: {self._doing(peer, now)}", peer.name)
+
+    def _doing(self, peer: Peer, now: float) -> str:
+        return "; ".join(
+            phase_of(m, i, self._store, self._timing, now) for m, i in peer.incoming.items()
+        )
+
+    def _forget(self, peer: Peer) -> None:
+        """A worker is no longer there: nothing is kept for its sake."""
+        peer.subscribed = False
+        for versions in self._store:
+            versions.forget_worker(peer.name)
+        peer.incoming.clear()
+
+    def leave(self, peer: Peer, why: str, now: float) -> list[Effect]:
+        """A worker leaves in order: nobody waits for it."""
+        self._forget(peer)
+        self._roster.remove(peer)
+        text = f"worker {peer.name} has left: {why}"
+        self._absent.note(peer.name, peer.hello.models, "left", text, now)
+        return [Notice("left", text, peer.name), *self._publications.left(peer, now)]
+
+
+def _name_taken(peer: Peer) -> str:
+    return (
+        f"the name {peer.name!r} belongs to a living worker (host {peer.hello.host or 'unknown'}, "
+        f"process {peer.hello.pid}): give this one another name, or stop that one"
+    )

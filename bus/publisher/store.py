@@ -1,0 +1,260 @@
+"""What a publisher has to give: for each model, the latest version and those still of use.
+
+A version is kept while it is the latest for somebody, is waiting for its commit, or is still being
+received. Everything else is released, so that its memory can be used again. The latest version is
+lent while nobody is receiving it: the next one is written over it, so that one copy of a model is
+enough. Where the copies that there may be are all in use, the least needed one is given up.
+"""
+
+from collections.abc import Collection, Iterator
+
+from ..limits import EPOCHS_KEPT
+from .effects import Effect, Hash, Lend, Release, Stamp
+from .version import Snapshot, Version
+
+DIGESTS_KEPT = 1000  # versions that are gone but whose late acknowledgements can still be checked
+
+# What is given up for the next version, the least needed first. A version that is neither is not.
+GIVEN_UP = ("old", "targeted")
+GIVEN_UP_FOR_ALL = (*GIVEN_UP, "latest")  # the next one takes the place of the latest
+
+
+class Versions:
+    """The versions of one model."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.latest: Version | None = None  # for every worker that has nothing newer of its own
+        self.pending: Version | None = None  # staged together, not committed yet
+        self.announced_layout = ""  # the layout that was last published on PUB
+        self._targeted: dict[str, Version] = {}  # by worker, what was published to it alone
+        self._versions: dict[int, Version] = {}
+        self._digests: dict[int, str] = {}  # of versions that are gone
+        self._first, self._count = 1, 0  # the numbers of this epoch
+        self._changed = False  # since `freed` was asked
+        self._freed: list[Effect] = []  # what it is to say
+
+    def __iter__(self) -> Iterator[Version]:
+        return iter(self._versions.values())
+
+    def number(self, version: Version, epoch: int) -> Stamp:
+        """Take a new version in and number it."""
+        self._count += 1
+        version.epoch, version.version = epoch, self._count
+        self._versions[version.version] = version
+        return Stamp(version)
+
+    def renew(self, epoch: int) -> list[Stamp]:
+        """Give what is still needed a number of a later epoch; nobody has anything of that yet."""
+        for version in list(self):
+            version.receivers.clear()
+            version.ends.clear()
+            version.claims.clear()
+            self.hold(version)
+        self._prune()
+        self._digests.clear()
+        self._first = min(self._versions, default=self._count + 1)
+        for version in self:
+            version.names = frozenset(sorted({*version.names, version.key})[-EPOCHS_KEPT:])
+            version.epoch = epoch
+        return [Stamp(version) for version in self]
+
+    # Looking.
+
+    def find(self, number: int) -> Version | None:
+        """Return a version that is there: to speak of it, not to give it out."""
+        version = self._versions.get(number)
+        return version if version is not None and _there(version) else None
+
+    def get(self, number: int) -> Version | None:
+        """Return a version that can be given out."""
+        version = self._versions.get(number)
+        return version if version is not None and self.hold(version) else None
+
+    def latest_for(self, worker: str) -> Version | None:
+        """Return the newest committed version that is meant for a worker, to speak of it."""
+        known = [v for v in (self.latest, self._targeted.get(worker)) if v is not None]
+        return max(filter(_there, known), key=lambda v: v.key, default=None)
+
+    def get_latest_for(self, worker: str) -> Version | None:
+        """Return the newest committed version that is meant for a worker, to give it out."""
+        version = self.latest_for(worker)
+        if version is None or self.hold(version):
+            return version
+        return self.latest_for(worker)  # the lent one has just been taken; others are not lent
+
+    def hold(self, version: Version) -> bool:
+        """Have a version to give out, though it was lent; return whether it can be had."""
+        if version.lent:
+            version.lent, self._changed = False, True
+            if not version.snapshot.take_back():
+                self._forget(version)
+        return not version.gone
+
+    def had(self, number: int) -> bool:
+        """Return whether there ever was a version of this number in this epoch."""
+        return self._first <= number <= self._count
+
+    def known_digest(self, number: int) -> str | None:
+        """Return a version's digest, as far as it is known.
+
+        None: nobody can have this version; there is none, or its memory was used for another before
+        anybody was told the digest. Empty: it is too long ago to say, or not known yet.
+        """
+        if not self.had(number):
+            return None
+        version = self._versions.get(number)
+        if version is not None:
+            return version.digest or ("" if _there(version) else None)
+        known = self._digests.get(number)
+        return "" if known is None else known or None
+
+    # Changing.
+
+    def settle(self, version: Version, targets: frozenset[str] | None) -> None:
+        """Make a version the latest: for everybody, or for some workers."""
+        if self.pending is version:
+            self.pending = None
+        if targets is None:
+            if self.latest is None or self.latest.key < version.key:
+                self.latest = version
+            newer = {w: v for w, v in self._targeted.items() if v.key > self.latest.key}
+            self._targeted = newer
+        else:
+            for worker in targets:
+                known = self._targeted.get(worker)
+                if known is None or known.key < version.key:
+                    self._targeted[worker] = version
+        self._changed = True
+
+    def await_commit(self, version: Version) -> None:
+        """Keep a version until it is committed or dropped."""
+        self.pending, self._changed = version, True
+
+    def drop(self, version: Version) -> None:
+        """Forget a version that was aborted."""
+        if not version.gone:
+            self._forget(version)
+
+    def give_up(self, among: Collection[Snapshot], *, replaces_latest: bool) -> None:
+        """Give one of some versions up; `replaces_latest`: another is for all."""
+        self._prune()
+        roles = GIVEN_UP_FOR_ALL if replaces_latest else GIVEN_UP
+        found = [v for v in self if v.role in roles and v.snapshot in among]
+        if found:
+            self._forget(min(found, key=lambda v: (roles.index(v.role), -v.version)))
+
+    def forget_worker(self, worker: str) -> None:
+        """A worker is lost: keep no version for its sake, and owe it nothing."""
+        self._left(worker, list(self))
+        for version in self:
+            version.ends.discard(worker)
+            version.claims = {key: c for key, c in version.claims.items() if key[0] != worker}
+
+    def left_all(self, worker: str, *, but: int) -> None:
+        """A worker is at no version, but perhaps at one."""
+        self._left(worker, [v for n, v in self._versions.items() if n != but])
+
+    def left(self, worker: str, older_than: int) -> None:
+        """A worker is no longer at any version below this number."""
+        self._left(worker, [v for n, v in self._versions.items() if n < older_than])
+
+    def _left(self, worker: str, versions: Collection[Version]) -> None:
+        for version in versions:
+            if worker in version.receivers:
+                version.receivers.discard(worker)
+                self._changed = True
+
+    # Letting memory go.
+
+    def touch(self) -> None:
+        """Something that kept a version is over."""
+        self._changed = True
+
+    def freed(self) -> list[Effect]:
+        """Say which memory is no longer needed since this was asked last, or may be taken."""
+        if not self._changed:
+            return []
+        self._changed = False
+        self._prune()
+        freed, self._freed = self._freed, []
+        latest = self.latest
+        if latest is not None and not (latest.lent or latest.receivers or latest.hashing):
+            latest.lent = True
+            freed.append(Lend(latest))
+        return freed
+
+    def _prune(self) -> None:
+        """Say why each version is kept, and forget the others."""
+        targeted = set(map(id, self._targeted.values()))
+        for version in list(self):
+            if version is self.latest:
+                version.role = "latest"
+            elif id(version) in targeted:
+                version.role = "targeted"
+            elif version is self.pending:
+                version.role = "pending"
+            elif version.receivers:
+                version.role = "old"
+            else:
+                self._forget(version)
+
+    def _forget(self, version: Version) -> None:
+        version.gone, self._changed = True, True
+        self._freed.append(Release(version))
+        self.latest = None if self.latest is version else self.latest
+        self.pending = None if self.pending is version else self.pending
+        self._targeted = {w: v for w, v in self._targeted.items() if v is not version}
+        del self._versions[version.version]
+        self._digests[version.version] = version.digest
+        while len(self._digests) > DIGESTS_KEPT:
+            del self._digests[next(iter(self._digests))]
+
+
+class Store:
+    """The versions of all models.
+
+    Args:
+        epoch: Of which epoch they are.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._models: dict[str, Versions] = {}
+
+    def __iter__(self) -> Iterator[Versions]:
+        return iter(self._models.values())
+
+    def __getitem__(self, model: str) -> Versions:
+        versions = self._models.get(model)
+        if versions is None:
+            versions = self._models[model] = Versions(model)
+        return versions
+
+    def get(self, model: str) -> Versions | None:
+        """Return the versions of a model that has been published."""
+        return self._models.get(model)
+
+    def hold(self, version: Version) -> bool:
+        """Have a version to give out, though it was lent; return whether it can be had."""
+        return self[version.model].hold(version)
+
+    def hash(self, version: Version) -> list[Effect]:
+        """Have all of a version hashed, which is held: somebody needs the digest."""
+        if version.hashing:
+            return []
+        version.hashing = True
+        return [Hash(version)]
+
+    def hashed(self, version: Version) -> None:
+        """All of a version is hashed."""
+        version.hashing = False
+        self[version.model].touch()
+
+    def freed(self) -> list[Effect]:
+        """Say which memory is no longer needed since this was asked last, or may be taken."""
+        return [effect for versions in self for effect in versions.freed()]
+
+
+def _there(version: Version) -> bool:
+    return not version.lent or version.snapshot.there
