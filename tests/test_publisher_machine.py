@@ -1187,6 +1187,17 @@ def test_no_step_hashes_a_whole_version_and_what_needs_its_digest_comes_later() 
     assert version.lent
 
 
+def test_a_version_that_workers_must_hash_is_lent_when_its_digest_is_known() -> None:
+    bench, layout = Bench(), Layout.plan([("w", "U8", (40,))])
+    version = bench.version(layout, replaces_latest=True)
+    made = Publication(next(ids), version, None, None, "none", "auto", 0.0, 10.0, hash=True)
+    effects = bench.machine.publish(made, bench.now)
+    assert Hash(version) in effects
+    assert not version.lent
+    hash_all(version)
+    assert bench.machine.hashed(version, bench.now) == [Lend(version)]
+
+
 def test_who_is_lost_is_owed_nothing_when_a_digest_is_known() -> None:
     bench = Bench("w0", "w1", listening=False)
     version, _ = bench.publish(CHUNK * 100)

@@ -198,6 +198,8 @@ class PublisherMachine:
             versions.settle(version, None if workers is None else frozenset(workers))
             effects += [Settled(version)] if workers is None else []
         effects += self._announce(publication, peers, now)
+        if publication.hash and not version.digest:  # P12: it must be known before it is gone
+            effects += self.store.hash(version)
         self._publications.add(publication)
         return self._freeing(effects + self._publications.settle(publication, now))
 
