@@ -40,6 +40,7 @@ class Tracer:
         self.on = False
         self.walks: dict[str, list[Step]] = {}
         self.entries: Counter[str] = Counter()  # of the worker's machine, with a payload
+        self.files: dict[str, dict[str, None]] = {}  # by thread, in the order of the first call
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         """Take an event of the profiler."""
@@ -54,7 +55,8 @@ class Tracer:
             return
         at = self._at(frame if event == "call" else frame.f_back)
         self._note(thread, at)
-        if event == "call":
+        if event == "call" and self._file(frame):
+            self.files.setdefault(thread, {})[self._file(frame)] = None
             here, there = self._file(frame), self._caller(frame)
             handed = here.startswith(MACHINE) and there.startswith(SHELL)
             if handed and any(map(is_payload, frame.f_locals.values())):
@@ -125,7 +127,8 @@ def trace(road: str) -> dict[str, Any]:
     sys.setprofile(None)
     if not np.array_equal(source["w"], copy["w"]):
         raise RuntimeError("the worker holds other bytes than were published")
-    return {"walks": tracer.walks, "entries": tracer.entries}
+    files = {thread: [*names] for thread, names in tracer.files.items()}
+    return {"walks": tracer.walks, "entries": tracer.entries, "files": files}
 
 
 def folded(walk: Sequence[Step]) -> list[Step]:

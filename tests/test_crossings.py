@@ -1,9 +1,14 @@
 """The walk of a version: how often it changes its room; a payload enters a machine once."""
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from weightbus.benchmarks.crossings import CHUNKS, changes, folded, traced
 
+ROOT = Path(__file__).parent.parent
 CHANGES_MAX = {"network": 21, "shared": 19}  # fewer is better: set it lower then
 
 
@@ -23,9 +28,27 @@ def test_a_loop_counts_once(walk: str, kept: str) -> None:
     assert "".join(room for room, _ in folded(steps)) == kept
 
 
+@pytest.fixture(scope="module", name="walks")
+def _walks() -> dict[str, dict[str, Any]]:
+    """Trace a publish over either road."""
+    return {road: traced({}, road) for road in CHANGES_MAX}
+
+
 @pytest.mark.parametrize("road", CHANGES_MAX)
-def test_the_walk_of_a_version(road: str) -> None:
-    found = traced({}, road)
+def test_the_walk_of_a_version(road: str, walks: dict[str, dict[str, Any]]) -> None:
+    found = walks[road]
     assert changes(found) <= CHANGES_MAX[road]
     payloads = CHUNKS if road == "network" else 0
     assert [*found["entries"].values()] == [payloads] * bool(payloads), "each enters once"
+
+
+def test_the_map_names_files_by_the_thread_that_they_run_in(
+    walks: dict[str, dict[str, Any]],
+) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    walk = text.split("### The walk of a version\n")[1].split("\n## ")[0]
+    thread, named = "", 0
+    for bold, file in re.findall(r"^\| (?:\*\*(.+)\*\*|`(.+?)`) \|", walk, re.MULTILINE):
+        thread, named = bold or thread, named + bool(file)
+        assert not file or file in walks["network"]["files"][thread], f"{file} in {thread}"
+    assert named > 20
