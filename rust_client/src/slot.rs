@@ -127,7 +127,7 @@ impl Slot {
                 return Vec::new(); // W8, W26
             }
         }
-        let follows = announce.whole.is_some() || (pushed && !self.shared); // W10, S8
+        let follows = announce.whole.is_some() || (pushed && !self.shared); // W31, S8
         self.holds.expect(announce);
         let mut effects = self.begin(now);
         if let Some(transfer) = self.holds.arriving(key).filter(|_| !follows) {
@@ -469,7 +469,7 @@ impl Slot {
 
     /// The publisher has let this worker in (again), and has this version for it.
     pub fn reconnected(&mut self, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
-        self.holds.tell_those(Event::Fenced, |held| held.phase() == Phase::Announced || held.key.0 != epoch); // W2
+        self.holds.tell_those(Event::Fenced, |held| held.phase() == Phase::Announced || held.key.0 != epoch); // W28
         if let Some(transfer) = self.leased() {
             transfer.reconnected(now);
         }
