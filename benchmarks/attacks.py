@@ -39,7 +39,6 @@ class Attack:
         blocks: What each connection sends, given its number; it goes on as long as this does.
         reads: Whether answers are read.
         descriptors: The publisher's limit of descriptors meanwhile; 0: as it is.
-        bounded: Whether the publisher must keep its memory within bounds.
     """
 
     what: str
@@ -48,7 +47,6 @@ class Attack:
     blocks: Callable[[int], Iterator[bytes]]
     reads: bool = True
     descriptors: int = 0
-    bounded: bool = True
 
 
 def _frame(body: bytes, flags: int = 0) -> bytes:
@@ -165,7 +163,8 @@ ATTACKS: dict[str, Attack] = {
     "control-pings": Attack("ZMTP's pings", "control", 64, _transport_pings, reads=False),
     "idle": Attack("descriptors run out", "data", 200, _nothing, descriptors=128),
     "idle-control": Attack("descriptors run out", "control", 200, _nothing, descriptors=128),
-    "multipart": Attack("one message that never ends", "control", 1, _endless, bounded=False),
+    "multipart": Attack("one message that never ends", "control", 1, _endless),
+    "multiparts": Attack("messages that never end", "control", 64, _endless),
 }
 
 

@@ -33,6 +33,14 @@ SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, its answer
 TALK = Rate(64, 32)  # units from one connection; a second is a ping interval if that is shorter
 STRANGERS = Rate(1024, 256)  # messages of connections that have not joined: each may be a worker
 # libzmq hands over what it has read of a connection that was hung up on, some thousand messages.
+# Bytes that came on a control connection and are in no message yet: as much as waits at most while
+# the publisher has no time, four hellos of 64 KiB. And what never will be: a ping of ZeroMQ's own
+# every second or two.
+UNSEEN = Rate(2**18, 64)
+UNSEEN_ALL = (
+    2**20
+)  # of all connections, once all messages are taken; above it goes whoever has most
+UNSEEN_SMALL = 2**13  # of one; less is not counted there, as libzmq reads so much at once
 HANG_UPS = Rate(64, 16)  # of control connections, before newcomers are turned away for a while
 ACCEPTS = Rate(512, 200)  # connections for pushed chunks; whoever waits for one fetches meanwhile
 

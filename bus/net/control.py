@@ -20,16 +20,16 @@ from typing import NamedTuple
 
 import zmq
 
-from ..allowance import Allowance
 from ..errors import AddressError
-from ..limits import HANG_UPS, HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+from ..limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..messages import Buffer
 from . import endpoints
+from .accepted import Accepted
 from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
-from .listening import Listener, spent
+from .listening import Listener
 from .pub import Distribution, Outlet
 from .sub import Subscription
-from .zmtp import FRAMES_MAX, Arrived, Place
+from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, Arrived, Place
 
 LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowledgement) gets this
 # TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: libzmq
@@ -43,12 +43,13 @@ PUB_QUEUE = (
     1_000  # messages per subscriber before more are dropped; they lie in the version's memory
 )
 DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
-CLOSED_SECONDS = 1.0  # to newcomers, after too many connections were hung up on
 UNREAD = 4  # messages of one worker before TCP pushes back: each may have 128 KiB
+UNREAD_BYTES = 2**15  # in the kernel, which takes twice that: what may come between two looks
 ROUTER_QUEUE = 128  # messages per worker, who keeps less than a window outstanding
+DROPPED = 256  # messages of connections that were hung up on, before others have a turn
 
 # Plain numbers: arithmetic with the enumerations of pyzmq takes longer than what it is for.
-READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
+READABLE, WRITABLE, SOURCE = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.SRCFD)
 AT_ONCE, MORE_AT_ONCE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 
 CHANGES = (  # of a connection. After an error of ZMTP the last one comes, and then none any more
@@ -187,18 +188,17 @@ class PublisherSockets(_Sockets):
         super().__init__(zmq.ROUTER, zmq.EVENT_ACCEPTED)
         self._data = Distribution(queue, self._selector)
         self._listener: Listener | None = None  # of an ipc address
-        self._last: zmq.Frame | None = None  # the identity with the last message
-        self._hang_ups = Allowance(HANG_UPS, 0.0)
-        self._open_at = 0.0  # when newcomers are let in again
-        self._spare = self._bell.dup()  # takes the place of a connection that is to be closed
+        self._accepted = Accepted(counts=endpoints.ipc_path(address) is None)
+        self._last: int | None = None  # the descriptor of the last message
         self._selector.register(int(self._changes.get(zmq.FD)), selectors.EVENT_READ, self._changes)
         try:
             self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a worker is gone
             self._control.setsockopt(zmq.MAXMSGSIZE, 2 * HEADER_BYTES_MAX)
             self._control.setsockopt(zmq.SNDHWM, ROUTER_QUEUE)
             self._control.setsockopt(zmq.RCVHWM, UNREAD)
+            self._control.setsockopt(zmq.RCVBUF, UNREAD_BYTES)
             self.address = self._bind(address)
-            self._name = self._listening_name()
+            self._accepted.belong_to(self.address)
             self.data_address = self._bind_data(address, data)
         except BaseException:
             self.close()
@@ -228,13 +228,6 @@ class PublisherSockets(_Sockets):
             raise endpoints.unbindable(endpoint, "address", error.errno, reason) from None
         return self._control.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def _listening_name(self) -> str | int:
-        """Return the local name of connections that were accepted: a path, or a port."""
-        path = endpoints.ipc_path(self.address)
-        if path is not None:
-            return endpoints.ipc_name(path)
-        return endpoints.host_and_port(self.address)[1]
-
     def _bind_path(self, endpoint: str) -> None:
         """Have libzmq listen with a socket of ours: by itself it removes whatever is there."""
         self._listener = Listener(endpoint)
@@ -248,58 +241,40 @@ class PublisherSockets(_Sockets):
 
     def poll(self, seconds: float) -> Activity:
         """Wait for something to arrive, or for `wake`."""
-        control, found = self._poll(seconds)
+        now = time.monotonic()
+        control, found = self._poll(min(seconds, self._accepted.due - now))
         now = time.monotonic()
         self._data.attend(found, now)
-        # Its descriptor, too, tells nothing unless all was taken before: so look when it is quiet.
-        if not found or any(key.data is self._changes for key, _ in found):
-            self._spare_the_last()
+        self._take_note_of_accepted(now)
+        self._accepted.look(now, drained=not control)
         self._data.tick(now)
         return Activity(control=bool(control), data=self._data.pending)
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return the identity and the frames of the next control message, if there is one."""
-        frames = self._receive()
-        if frames is None:
-            return None
-        self._last = frames[0]
-        return frames[0].bytes, [frame.bytes for frame in frames[1:]]  # small ones
+        for _ in range(DROPPED):
+            frames = self._receive()
+            if frames is None:
+                return None
+            identity, *rest = [frame.bytes for frame in frames]  # small ones
+            self._last = int(frames[0].get(SOURCE))
+            self._take_note_of_accepted(
+                time.monotonic()
+            )  # whose messages come after the word of it
+            nbytes = sum(map(len, rest)) + FRAME_HEAD_MAX * len(rest)
+            if self._accepted.saw(self._last, nbytes):
+                return identity, rest
+        return None
 
     def hang_up(self) -> None:
-        """Close the connection of the message that was received last.
-
-        libzmq has no call for that, but tells the descriptor, and closes what it finds shut down.
-        By now that may be another connection's. If it is one of this socket, its worker comes back.
-        """
+        """Close the connection of the message that was received last."""
         if self._last is not None:
-            self._shut_down(int(self._last.get(zmq.SRCFD)))
-            now = time.monotonic()
-            if not self._hang_ups.take(1, now):
-                self._open_at = now + CLOSED_SECONDS
+            self._accepted.hang_up(self._last, time.monotonic())
 
-    def _spare_the_last(self) -> None:
-        """Close connections that took the last descriptors: libzmq spins once there is none.
-
-        And all that come while many had to be hung up on: each costs time until its last message.
-        """
-        closed = time.monotonic() < self._open_at
-        with contextlib.suppress(zmq.Again):
-            while True:
-                change, _ = self._changes.recv_multipart(AT_ONCE)
-                descriptor = int.from_bytes(change[2:6], sys.byteorder)
-                if closed or spent(descriptor):
-                    self._shut_down(descriptor)
-
-    def _shut_down(self, descriptor: int) -> None:
-        with contextlib.suppress(OSError):
-            os.dup2(descriptor, self._spare.fileno(), inheritable=False)
-        try:
-            if _local_name(self._spare) == self._name:
-                self._spare.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it is closed already
-            pass
-        finally:
-            os.dup2(self._bell.fileno(), self._spare.fileno(), inheritable=False)
+    def _take_note_of_accepted(self, now: float) -> None:
+        while int(self._changes.get(zmq.EVENTS)) & READABLE:
+            change, _ = self._changes.recv_multipart(AT_ONCE)
+            self._accepted.accept(int.from_bytes(change[2:6], sys.byteorder), now)
 
     def receive_subscription(self) -> tuple[Outlet, Collection[bytes]] | None:
         """Return who has subscribed since, and to which topics; each once."""
@@ -343,7 +318,7 @@ class PublisherSockets(_Sockets):
     def abandon(self) -> None:
         """Close what a forked child has inherited, see `inheritance`."""
         self._data.abandon()
-        self._spare.close()
+        self._accepted.close()
         super().abandon()
 
     def close(self) -> None:
@@ -352,13 +327,8 @@ class PublisherSockets(_Sockets):
         if self._listener is not None:
             self._listener.close()
         self._control.disable_monitor()
-        self._spare.close()
+        self._accepted.close()
         super().close()
-
-
-def _local_name(connection: socket.socket) -> str | int:
-    name: tuple[str, int] | str | bytes = connection.getsockname()
-    return name[1] if isinstance(name, tuple) else os.fsdecode(name)
 
 
 class WorkerSockets(_Sockets):

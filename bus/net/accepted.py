@@ -1,0 +1,241 @@
+"""Control connections as the kernel sees them: what came on each, whatever libzmq makes of it.
+
+libzmq takes bytes before we see messages. It answers ZMTP's pings by itself, reads ahead, and
+collects the frames of a message for as long as more come. So what the kernel says came on a
+connection is held against the messages that we had of it: the rest is *unseen*, and is memory or
+time that libzmq spends on a peer. A worker has next to none; whoever has more is hung up on.
+
+The kernel counts for TCP alone, and only Linux tells. Elsewhere, and over ipc, which is a matter
+among users of one host, messages alone are counted.
+
+A descriptor that libzmq has named may be another connection's by now. So whatever is done to one is
+done to a duplicate, after a look at whose it is. If it is another of this socket, that worker comes
+back.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import logging
+import math
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..allowance import Allowance
+from ..complaints import Complaints
+from ..limits import HANG_UPS, UNSEEN, UNSEEN_ALL, UNSEEN_SMALL
+from . import endpoints
+from .listening import spent
+
+log = logging.getLogger("weightbus.publisher")
+
+LOOK_SECONDS, FLOODED_SECONDS = 0.05, 0.01  # between two looks; and while much is unseen
+NEW_SECONDS = 1.0  # after somebody came
+LOOKS = 64  # connections at one look, those with much unseen aside; 2 microseconds each
+CLOSED_SECONDS = 1.0  # to newcomers, after too many connections were hung up on
+QUIET_SECONDS = 3.0  # without a hang-up, after which memory goes back to the system
+RECEIVED = slice(128, 136)  # of Linux's `struct tcp_info`: tcpi_bytes_received (since 4.1)
+SCRATCH_BYTES = 2**16
+_ATTACH_FILTER = 26  # Linux's SO_ATTACH_FILTER, which Python does not name
+_NOTHING_PASSES = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF's "ret #0"
+_FILTER = struct.pack("HP", 1, ctypes.addressof(_NOTHING_PASSES))  # a `struct sock_fprog`
+
+
+@dataclass(slots=True)
+class _Connection:
+    """One of them.
+
+    Attributes:
+        unseen: Bytes that are in no message that we had.
+        came: Bytes that had come when it was looked at last.
+        seen: Bytes of its messages since.
+        over: Whether it was hung up on; what is left of it is dropped.
+    """
+
+    unseen: Allowance
+    came: int = 0
+    seen: int = 0
+    over: bool = False
+
+
+class Accepted:
+    """The connections of a ROUTER.
+
+    Args:
+        counts: Whether the kernel counts what comes on them.
+    """
+
+    def __init__(self, *, counts: bool) -> None:
+        self._name: str | int | None = None  # of this side of every connection: a path, or a port
+        self._each: dict[int, _Connection] = {}  # by descriptor, of which there are only so many
+        self._large: dict[int, float] = {}  # unseen bytes of those that have many
+        self._hang_ups = Allowance(HANG_UPS, 0.0)
+        self._open_at = 0.0  # when newcomers are let in again
+        self._look_at, self._trim_at = 0.0, math.inf
+        self._alert_until = 0.0
+        self._complaints = Complaints(log, "hung up on a control connection: %s")
+        self._scratch = bytearray(SCRATCH_BYTES)
+        self._nothing, self._spare = socket.socketpair()  # the latter becomes a duplicate
+        self._spare.setblocking(False)
+        self._counts = counts and hasattr(socket, "TCP_INFO")
+        self._turns: Iterator[int] = iter(())
+
+    def belong_to(self, endpoint: str) -> None:
+        """Say where the ROUTER is bound, and with that whose connections are its own."""
+        path = endpoints.ipc_path(endpoint)
+        if path is None:
+            self._name = endpoints.host_and_port(endpoint)[1]
+        else:
+            self._name = endpoints.ipc_name(path)
+
+    def close(self) -> None:
+        """Close what is ours; calling it twice is fine."""
+        self._nothing.close()
+        self._spare.close()
+
+    def accept(self, descriptor: int, now: float) -> None:
+        """Take note of a new one; close it if it is one too many.
+
+        libzmq spins once there is none left. And each that is hung up on costs time until its last
+        message.
+        """
+        each = self._each[descriptor] = _Connection(Allowance(UNSEEN, now))
+        self._large[descriptor] = 0.0  # so that it is looked at soon
+        self._alert_until = now + NEW_SECONDS
+        self._look_at = min(self._look_at, now + FLOODED_SECONDS)
+        if now < self._open_at or spent(descriptor):
+            each.over = True
+            self._shut_down(descriptor)
+
+    def saw(self, descriptor: int, nbytes: int) -> bool:
+        """Take note of a message; return False if its connection was hung up on."""
+        each = self._each.get(descriptor)
+        if each is None:
+            return True
+        each.seen += nbytes
+        return not each.over
+
+    def hang_up(self, descriptor: int, now: float, reason: str = "") -> None:
+        """Close a connection. libzmq has no call for that, but closes what it finds shut down."""
+        if descriptor in self._each:
+            self._each[descriptor].over = True
+        self._large.pop(descriptor, None)
+        peer = self._shut_down(descriptor)
+        if reason:
+            self._complaints.warn(f"{peer} had {reason}", now)
+        self._trim_at = now + QUIET_SECONDS
+        if not self._hang_ups.take(1, now):
+            self._open_at = now + CLOSED_SECONDS
+
+    @property
+    def due(self) -> float:
+        """When to look next."""
+        return self._look_at if self._each and self._counts else math.inf
+
+    def look(self, now: float, *, drained: bool) -> None:
+        """Hang up on whoever has too much unseen, and on the largest if all have together.
+
+        The latter only where all messages are taken (`drained`): who waits for us is no flood.
+        """
+        if now < self._look_at:
+            return
+        if self._counts:
+            for descriptor in self._next().union(self._large):
+                self._look_at_one(descriptor, now)
+            self._let_go()
+            if drained:
+                self._hang_up_on_the_largest(now)
+        if now >= self._trim_at:
+            self._trim_at = math.inf
+            give_memory_back()
+        alert = self._large or now < self._alert_until
+        self._look_at = now + (FLOODED_SECONDS if alert else LOOK_SECONDS)
+
+    def _next(self) -> set[int]:
+        """Return those whose turn it is."""
+        found = set(itertools.islice(self._turns, LOOKS))
+        if len(found) < LOOKS:
+            self._turns = iter(list(self._each))
+        return found
+
+    def _look_at_one(self, descriptor: int, now: float) -> None:
+        each, came = self._each.get(descriptor), self._came(descriptor)
+        self._large.pop(descriptor, None)
+        if each is None or each.over:
+            return
+        if came < each.came:  # it is closed, or another one's by now
+            del self._each[descriptor]
+            return
+        unseen = came - each.came - each.seen
+        each.came, each.seen = came, 0
+        if not each.unseen.take(unseen, now):
+            self.hang_up(descriptor, now, f"more than {UNSEEN.burst} bytes in no message")
+        elif each.unseen.spent > UNSEEN_SMALL:
+            self._large[descriptor] = each.unseen.spent
+
+    def _hang_up_on_the_largest(self, now: float) -> None:
+        left = sum(self._large.values())
+        for descriptor, unseen in sorted(self._large.items(), key=lambda item: -item[1]):
+            if left <= UNSEEN_ALL:
+                break
+            left -= unseen
+            self.hang_up(descriptor, now, f"{unseen:.0f} bytes in no message, more than others")
+
+    def _came(self, descriptor: int) -> int:
+        """Return how many bytes came on a connection; -1 if it is none any more."""
+        try:
+            os.dup2(descriptor, self._spare.fileno(), inheritable=False)
+            told = self._spare.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.stop)
+        except OSError:
+            return -1
+        return int.from_bytes(told[RECEIVED], sys.byteorder)
+
+    def _shut_down(self, descriptor: int) -> str:
+        """Shut a connection down, and drop what libzmq has not read of it; return whose it was."""
+        peer = "one that is gone"
+        with contextlib.suppress(OSError):
+            os.dup2(descriptor, self._spare.fileno(), inheritable=False)
+            if _local_name(self._spare) == self._name:
+                peer = str(self._spare.getpeername())
+                self._end()
+        self._let_go()
+        return peer
+
+    def _end(self) -> None:
+        """Have libzmq find the end of what comes; it hangs up there, once it has come to it.
+
+        All at once is what it must not find: it aborts the process if a connection breaks that it
+        does not read for now, and a ping of ZeroMQ's is in what it has read ahead.
+        """
+        how = socket.SHUT_RD
+        if self._counts:  # over ipc nothing comes any more as it is
+            try:
+                self._spare.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, _FILTER)
+            except OSError:  # not everywhere
+                how = socket.SHUT_RDWR
+            # Or the kernel would wait for answers, which do not pass.
+            self._spare.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._spare.shutdown(how)
+        while self._spare.recv_into(self._scratch, 0, socket.MSG_TRUNC):
+            pass
+
+    def _let_go(self) -> None:
+        os.dup2(self._nothing.fileno(), self._spare.fileno(), inheritable=False)
+
+
+def _local_name(connection: socket.socket) -> str | int:
+    name: tuple[str, int] | str | bytes = connection.getsockname()
+    return name[1] if isinstance(name, tuple) else os.fsdecode(name)
+
+
+def give_memory_back() -> None:
+    """Have the C library give freed memory to the system: most of what a flood took is kept by it.
+
+    It keeps what libzmq's thread took and others freed, in as many pieces as there were messages.
+    """
+    with contextlib.suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)

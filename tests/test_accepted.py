@@ -1,0 +1,334 @@
+"""What comes on control connections is counted, whatever libzmq makes of it."""
+
+import collections
+import contextlib
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from weightbus.bus.allowance import Rate
+from weightbus.bus.limits import UNSEEN, UNSEEN_ALL, UNSEEN_SMALL
+from weightbus.bus.net import accepted
+from weightbus.bus.net.accepted import FLOODED_SECONDS, QUIET_SECONDS, Accepted
+from weightbus.bus.net.control import UNREAD, UNREAD_BYTES, PublisherSockets
+from weightbus.bus.net.endpoints import host_and_port, ipc_path
+from weightbus.bus.net.zmtp import COMMAND, GREETING, MORE, message_parts
+
+SECONDS = 30.0
+BATCH_BYTES = 8192  # that libzmq reads at once
+
+
+def frame(body: bytes, flags: int = 0) -> bytes:
+    small, last = message_parts([body])
+    return bytes([bytes(small)[0] | flags]) + bytes(small)[1:] + bytes(last)
+
+
+PING = frame(b"\x04PING\0\0" + b"a" * 16, COMMAND)
+FLOODS = {
+    "pings": PING * 1000,
+    "endless": frame(b"x" * 30_000, MORE),
+    "many parts": frame(b"", MORE) * 10_000,
+}
+
+
+def dialled(endpoint: str) -> socket.socket:
+    """Return a connection that is through its handshake."""
+    path = ipc_path(endpoint)
+    found = socket.socket(socket.AF_INET if path is None else socket.AF_UNIX)
+    found.connect(host_and_port(endpoint) if path is None else path)
+    found.settimeout(SECONDS)
+    kind = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+    found.sendall(GREETING + frame(b"\x05READY" + kind, COMMAND))
+    heard = b""
+    while b"READY" not in heard:
+        heard += found.recv(4096)
+    return found
+
+
+@pytest.fixture(name="sockets")
+def _sockets() -> Iterator[PublisherSockets]:
+    sockets = PublisherSockets("tcp://127.0.0.1:0", None)
+    yield sockets
+    sockets.close()
+
+
+def received(sockets: PublisherSockets) -> list[bytes]:
+    deadline = time.monotonic() + SECONDS
+    while (found := sockets.receive()) is None:
+        assert time.monotonic() < deadline, "nothing came"
+        sockets.poll(0.01)
+    return [bytes(each) for each in found[1]]
+
+
+def is_closed(connection: socket.socket, send: bytes = b"") -> bool:
+    """Send and read what can be; return whether the other side has hung up."""
+    connection.setblocking(False)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            connection.send(send)
+        with contextlib.suppress(BlockingIOError):
+            return not connection.recv(2**16)
+    except OSError:
+        return True
+    return False
+
+
+def wait_until_closed(
+    sockets: PublisherSockets, connection: socket.socket, send: bytes = b""
+) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_closed(connection, send):
+        assert time.monotonic() < deadline, "it was not hung up on"
+        sockets.poll(0.001)
+        assert sockets.receive() is None, "nothing of it is of use"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel does not tell")
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+def test_whoever_sends_much_that_is_no_message_is_hung_up_on(
+    sockets: PublisherSockets, flood: bytes
+) -> None:
+    with dialled(sockets.address) as honest, dialled(sockets.address) as bad:
+        wait_until_closed(sockets, bad, flood)
+        honest.sendall(frame(b"still"))
+        assert received(sockets) == [b"still"]
+        assert not is_closed(honest)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel does not tell")
+def test_messages_count_with_all_that_they_took_on_the_wire(
+    sockets: PublisherSockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, size = 3000, 300
+    monkeypatch.setattr(accepted, "UNSEEN", Rate(2 * count, 0.0))
+    with dialled(sockets.address) as worker:
+        for _ in range(count):
+            worker.sendall(frame(b"x" * size))
+            received(sockets)
+        assert not is_closed(worker)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel does not tell")
+def test_a_message_counts_that_comes_with_the_word_of_its_connection(
+    sockets: PublisherSockets,
+) -> None:
+    with dialled(sockets.address) as worker:
+        worker.sendall(frame(b"x" * 60_000))
+        assert vars(sockets)["_control"].poll(round(1000 * SECONDS))
+        assert sockets.receive() is not None
+        held: Accepted = vars(sockets)["_accepted"]
+        held.look(time.monotonic() + 1.0, drained=True)
+        [connection] = vars(held)["_each"].values()
+        assert 0 < connection.unseen.spent < 1000
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_hanging_up_does_not_abort_the_process(scheme: str, tmp_path: Path) -> None:
+    """libzmq does so where it reads on after the end, and a ping is in what it had read."""
+    address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/control"
+    script = f"""if True:
+        from weightbus.bus.net.control import PublisherSockets
+        from weightbus.tests.test_accepted import *
+        sockets = PublisherSockets({address!r}, None)
+        bad = dialled(sockets.address)
+        bad.sendall(frame(b"{{}}") * {2 * UNREAD} + PING)
+        received(sockets)
+        sockets.hang_up()
+        wait_until_closed(sockets, bad)
+        sockets.close()
+    """
+    done = subprocess.run(  # noqa: S603 - our own words
+        [sys.executable, "-c", script], capture_output=True, timeout=SECONDS, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_is_left_of_a_connection_that_was_hung_up_on_is_dropped(
+    sockets: PublisherSockets,
+) -> None:
+    with dialled(sockets.address) as bad, dialled(sockets.address) as honest:
+        bad.sendall(frame(b"bad") * 100)
+        assert received(sockets) == [b"bad"]
+        sockets.hang_up()
+        wait_until_closed(sockets, bad)
+        honest.sendall(frame(b"good"))
+        assert received(sockets) == [b"good"]
+
+
+def test_where_a_filter_is_not_to_be_had_they_are_hung_up_on_all_the_same(
+    sockets: PublisherSockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepted, "_FILTER", b"")
+    with dialled(sockets.address) as bad:
+        bad.sendall(frame(b"bad"))
+        received(sockets)
+        sockets.hang_up()
+        wait_until_closed(sockets, bad)
+
+
+def test_what_belongs_to_others_is_left_alone(sockets: PublisherSockets) -> None:
+    """libzmq has closed a connection, and its descriptor is somebody else's by now."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        here = stack.enter_context(socket.create_connection(server.getsockname()))
+        there = stack.enter_context(server.accept()[0])
+        vars(sockets)["_accepted"].hang_up(here.fileno(), time.monotonic())
+        here.sendall(b"still")
+        there.settimeout(SECONDS)
+        assert there.recv(10) == b"still"
+
+
+class Kernel:
+    """Counts for connections that are not there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.came: collections.Counter[int] = collections.Counter()
+        self.trimmed = 0
+        self.accepted = Accepted(counts=True)
+        monkeypatch.setattr(self.accepted, "_came", self.came.__getitem__)
+        monkeypatch.setattr(accepted, "give_memory_back", self._trim)
+        monkeypatch.setattr(accepted, "spent", lambda _: False)
+
+    def _trim(self) -> None:
+        self.trimmed += 1
+
+    def over(self) -> list[int]:
+        each: dict[int, Any] = vars(self.accepted)["_each"]
+        return [descriptor for descriptor, connection in each.items() if connection.over]
+
+
+@pytest.fixture(name="kernel")
+def _kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    kernel = Kernel(monkeypatch)
+    yield kernel
+    kernel.accepted.close()
+
+
+FAR = 10**6  # descriptors that are nobody's
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_worker_is_never_taken_for_a_flood(kernel: Kernel, seed: int) -> None:
+    """However fast it acknowledges and fetches, and however late the publisher comes to read.
+
+    TCP lets as much wait as the kernel's buffer takes, and libzmq a batch and a few messages.
+    """
+    rng, now = random.Random(seed), 100.0
+    workers = range(FAR, FAR + 16)
+    waiting: dict[int, list[int]] = {}
+    for worker in workers:
+        kernel.accepted.accept(worker, now)
+        kernel.came[worker] += 200  # its handshake
+        waiting[worker] = [rng.randrange(300, 65_000 if rng.random() < 0.1 else 2_000)]  # hello
+        kernel.came[worker] += sum(waiting[worker])
+    for _ in range(100):
+        now += rng.choice([FLOODED_SECONDS, 0.05, 1.0])
+        for worker in workers:
+            for _ in range(rng.randrange(100)):  # pings, progress, fetches, acknowledgements
+                size = rng.randrange(40, 600)
+                room = 2 * UNREAD_BYTES + BATCH_BYTES + sum(waiting[worker][:UNREAD])
+                if sum(waiting[worker]) + size > room:
+                    break
+                waiting[worker].append(size)
+                kernel.came[worker] += size
+        if stalled := rng.random() < 0.5:
+            kernel.accepted.look(now, drained=False)
+        for worker in workers:
+            few = rng.randrange(1 + len(waiting[worker])) if stalled else len(waiting[worker])
+            assert all(kernel.accepted.saw(worker, size) for size in waiting[worker][:few])
+            del waiting[worker][:few]
+        kernel.accepted.look(now, drained=not any(waiting.values()))
+    assert kernel.over() == []
+
+
+def test_a_thousand_workers_may_come_back_at_once(kernel: Kernel) -> None:
+    for worker in range(FAR, FAR + 1000):
+        kernel.accepted.accept(worker, 1.0)
+        kernel.came[worker] = 200 + 2_000  # a hello that is on its way
+    kernel.accepted.look(10.0, drained=True)
+    assert UNSEEN_ALL < 1000 * 2_000
+    assert kernel.over() == []
+
+
+def test_pings_of_zeromqs_own_now_and_then_are_no_flood(kernel: Kernel) -> None:
+    kernel.accepted.accept(FAR, 0.0)
+    for second in range(100_000):
+        kernel.came[FAR] += len(PING)
+        kernel.accepted.look(float(second), drained=True)
+    assert kernel.over() == []
+
+
+def test_a_flood_is_over_at_the_first_look_that_finds_it(kernel: Kernel) -> None:
+    kernel.accepted.accept(FAR, 0.0)
+    kernel.came[FAR] = int(UNSEEN.burst)
+    kernel.accepted.look(1.0, drained=False)
+    assert kernel.over() == []
+    kernel.came[FAR] += 200
+    kernel.accepted.look(1.0 + 2 * FLOODED_SECONDS, drained=False)
+    assert kernel.over() == [FAR]
+    assert not kernel.accepted.saw(FAR, 100)
+
+
+def test_of_all_together_those_with_most_are_hung_up_on(kernel: Kernel) -> None:
+    sizes = [UNSEEN_SMALL, *range(40_000, 40_000 + 40)]
+    for number, size in enumerate(sizes):
+        kernel.accepted.accept(FAR + number, 0.0)
+        kernel.came[FAR + number] = size
+    kernel.accepted.look(1.0, drained=False)
+    assert kernel.over() == [], "they may be waiting for us"
+    kernel.accepted.look(2.0, drained=True)
+    kept = 1 + UNSEEN_ALL // 40_000
+    assert kernel.over() == [*range(FAR + kept, FAR + len(sizes))]
+
+
+def test_a_descriptor_that_is_anothers_by_now_begins_anew(kernel: Kernel) -> None:
+    kernel.accepted.accept(FAR, 0.0)
+    kernel.came[FAR] = int(UNSEEN.burst)
+    kernel.accepted.look(1.0, drained=True)
+    kernel.came[FAR] = 300  # of one of which no word has come yet
+    kernel.accepted.look(2.0, drained=True)
+    kernel.accepted.accept(FAR, 2.5)
+    kernel.came[FAR] = int(UNSEEN.burst)
+    kernel.accepted.look(3.0, drained=True)
+    assert kernel.over() == []
+
+
+def test_memory_goes_back_once_a_flood_is_over(kernel: Kernel) -> None:
+    kernel.accepted.look(0.0, drained=True)
+    for second in range(3):
+        kernel.accepted.hang_up(FAR, float(second))
+        kernel.accepted.look(second + QUIET_SECONDS - 0.1, drained=True)
+    assert kernel.trimmed == 0
+    for second in range(10, 20):
+        kernel.accepted.look(float(second), drained=True)
+    assert kernel.trimmed == 1
+
+
+def test_a_look_takes_only_so_many_and_all_have_their_turn(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepted, "LOOKS", 3)
+    for worker in range(FAR, FAR + 8):
+        kernel.accepted.accept(worker, 0.0)
+    kernel.accepted.look(1.0, drained=True)
+    for worker in range(FAR, FAR + 8):
+        kernel.came[worker] = 2 * int(UNSEEN.burst)
+    found = []
+    for second in range(2, 6):
+        kernel.accepted.look(float(second), drained=True)
+        found.append(len(kernel.over()))
+    assert found == [3, 6, 8, 8]
+
+
+def test_the_socket_is_told_how_much_may_wait(sockets: PublisherSockets) -> None:
+    control = vars(sockets)["_control"]
+    assert control.get(zmq.RCVHWM) == UNREAD
+    assert control.get(zmq.RCVBUF) == UNREAD_BYTES
