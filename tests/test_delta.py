@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import tracemalloc
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -250,6 +251,21 @@ def test_a_base_that_is_not_what_it_is_said_to_be_is_found_out() -> None:
         other = weights(np.random.default_rng(seed + 100), base.size)
         with pytest.raises(PatchError):
             Patch(layout, patch).apply(other, base_digest=digest)
+
+
+@pytest.mark.parametrize("helper", [True, False] if kernels.BUILT else [False])
+def test_what_a_body_claims_takes_no_memory(helper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "BUILT", helper)
+    table = np.array([[19, 0, 31, 0, 15]], np.uint8)
+    base = np.zeros(2 * form.BLOCK_ELEMENTS, np.uint8)
+    body = np.array([0, 0, 4, 1, 1, 1], np.uint8)  # it says that 2^18 steps follow
+    tracemalloc.start()
+    try:
+        with pytest.raises(PatchError):
+            kernels.read(body, table, base, form.BF16)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_encoder_that_fails_its_check_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,11 +34,11 @@ def test_deltas(case: dict[str, Any]) -> None:
         with pytest.raises(PatchError):
             Patch(layout, patch).apply(base, out)
         if case["name"] != "another target":
-            assert set(out) == {7}
+            assert (out == 7).all()
         return
     made = Patch(layout, patch).apply(base)
     wanted = case["expect"]["ok"]
-    assert digest_of(layout.id, made, 2**20) == wanted["digest"]
+    assert digest_of(layout.id, made, 2**12) == wanted["digest"]
     assert made.tobytes().hex() == case.get("target", made.tobytes().hex())
 
 
@@ -51,4 +51,4 @@ def test_a_patch_that_ends_early_changes_nothing(case: dict[str, Any]) -> None:
     for end in range(len(patch)):
         with pytest.raises(PatchError):
             Patch(layout, patch[:end]).apply(base, out)
-    assert set(out) <= {7}
+    assert (out == 7).all()

@@ -87,7 +87,7 @@ class Reader:
         if not width:
             return np.zeros(count, np.int64)
         packed = np.packbits(self.take(count * width).reshape(count, width), 1, "little")
-        weights = np.power(256, np.arange(packed.shape[1]))
+        weights = np.array([256**place for place in range(packed.shape[1])])
         return np.asarray(packed.astype(np.int64) @ weights, np.int64)
 
     def unary(self, count: int) -> Values:

@@ -166,5 +166,6 @@ class Patch:
             if part := changed.get(block.begin):
                 made = made.copy()
                 part.put(part.decode(base), made)
-            if not np.array_equal(made, wanted):
+            unit = f"<u{block.width}"
+            if not np.array_equal(made.view(unit), wanted.view(unit)):
                 raise PatchError(f"the block at byte {block.begin} is not that of the target")

@@ -163,7 +163,7 @@ def _delta(case: Case, folder: Path) -> Result:
         made = Patch(layout, blob(case["patch"], folder)).apply(base_of(case))
     except PatchError:
         return {"error": "patch"}
-    return {"ok": {"digest": digest_of(layout.id, made, 2**20)}}
+    return {"ok": {"digest": digest_of(layout.id, made, 2**12)}}
 
 
 def _sequence(case: Case, folder: Path) -> Result:

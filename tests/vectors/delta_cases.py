@@ -3,11 +3,12 @@
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from weightbus.tests.vectors.layout_cases import info
 from weightbus.tests.vectors.parts import Json, crc32c, digest, padded, spans
 
-CHUNK_BYTES = 2**20
+CHUNK_BYTES = 2**12
 UNCHANGED, STEPS, OVERWRITE, RAW = range(4)
 EVERY = 31
 
@@ -109,8 +110,11 @@ def whole(runs: Runs) -> bytes:
     return b"".join(data * times for data, times in runs)
 
 
+_crc32c = cache(crc32c)  # most chunks of the large cases are the same
+
+
 def digest_of(layout: bytes, data: bytes) -> str:
-    crcs = [crc32c(data[begin:end]) for begin, end in spans(len(data), CHUNK_BYTES)]
+    crcs = [_crc32c(data[begin:end]) for begin, end in spans(len(data), CHUNK_BYTES)]
     return digest(hashlib.sha256(layout).hexdigest(), CHUNK_BYTES, crcs)
 
 
@@ -185,6 +189,11 @@ def _numbers() -> Iterator[Json]:
     layout = of_one("BF16", 206)
     more = (halves(0x1234), 100)
     yield ok("zero, NaN and the longest step", layout, [(old, 1), more], [(new, 1), more], body)
+    yield _ends_of_classes()
+    rows = [(1, 0, 0, 0, 0)]
+    old, new = halves(*[5] * 200), halves(*[5] * 150, 6, *[5] * 49)
+    body = group([(STEPS, steps(rows, [[(150, 1)]]))], rows)
+    yield ok("a long unary code", of_one("BF16", 400), [(old, 1)], [(new, 1)], body)
     for dtype in ("I16", "U16"):
         rows = [(1, 2, 0, 0, 0)]
         body = group([(STEPS, steps(rows, [[(3, 1)]]))], rows)
@@ -196,6 +205,36 @@ def _numbers() -> Iterator[Json]:
     by_class: list[list[Step]] = [[(0, -1)] if row[0] else [] for row in rows]
     body = group([(STEPS, steps(rows, by_class))], rows)
     yield ok("F16 has classes of its own", of_one("F16", 64), [(old, 1)], [(new, 1)], body)
+
+
+def _ends_of_classes() -> Json:
+    exponents = (
+        0,
+        95,
+        96,
+        97,
+        98,
+        125,
+        126,
+        127,
+        128,
+        255,
+    )  # 4 of class 0, one each, 4 of class 15
+    old = [sign | exponent << 7 for exponent in exponents for sign in (0, 0x8000)]
+    new = list(old)
+    new[7] -= 1  # of exponent 97, negative: one step up
+    new[8] += 1
+    new[11] -= 1
+    new[18] += 1
+    rows: list[Row] = [
+        *[(1, 3, 0, 0, 0), (1, 0, 0, 0, 0)],
+        *[NONE] * 12,
+        *[(1, 1, 0, 0, 0), (1, 2, 0, 0, 0)],
+    ]
+    found: list[list[Step]] = [[(7, 1)], [(0, 1)], *[[]] * 12, [(1, 1)], [(6, 1)]]
+    body = group([(STEPS, steps(rows, found))], rows)
+    base, target = halves(*old), halves(*new)
+    return ok("the ends of classes", of_one("BF16", 40), [(base, 1)], [(target, 1)], body)
 
 
 def _bytes() -> Iterator[Json]:
@@ -238,6 +277,15 @@ def _shapes() -> Iterator[Json]:
     body = group([(OVERWRITE, overwrite([2**18 - 1], 17, b"\7")), (RAW, b"\7")])
     runs = [(bytes(1), 2**18 - 1), (b"\7\7", 1)]
     yield ok("two blocks", layout, [(bytes(1), size)], runs, body)
+    blocks = [(UNCHANGED, b"")] * 16
+    rows: list[list[Row]] = [[(2, 1, 0, 0, 0)], [(1, 4, EVERY, 0, 0)]]
+    blocks[3] = (STEPS, steps(rows[0], [[(2, 1), (0, 1)]]))
+    body = group(blocks, rows[0]) + group([(STEPS, steps(rows[1], [[(0, 3)]]))], rows[1])
+    size = 2**22 + 8
+    runs = [(bytes(2), 3 * 2**18 + 2), (b"\1\0", 2), (bytes(2), 13 * 2**18 - 4), (b"\3\0", 1)]
+    runs.append((bytes(2), 7))
+    layout = of_one("BF16", 2 * size)
+    yield ok("two groups, each with a table", layout, [(bytes(2), size)], runs, body)
 
 
 def _wrong() -> Iterator[tuple[str, bytes]]:
