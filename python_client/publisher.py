@@ -402,7 +402,7 @@ def _busy(machine: PublisherMachine) -> Callable[[], bool]:
 
 def _epoch(asked: int | None, folder: StateFolder | None) -> int:
     """Return a new publisher's epoch: above all of its folder's, whatever the clock says."""
-    least = 1 if folder is None else folder.epoch + 1
+    least = 1 if folder is None else folder.epoch + 1  # P1
     if asked is None:
         return max(time.time_ns() // 1_000_000, least)
     seen = f" (above all that {folder.path} has seen)" if folder is not None else ""

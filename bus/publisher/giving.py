@@ -60,7 +60,7 @@ class Giving:
         announce = announcement(version, self._publications.undecided(version))
         version.receivers.add(peer.name)
         effects: list[Effect] = [Send(announce, header, to=peer.identity)]
-        if not end and peer.shared and version.shared:
+        if not end and peer.shared and version.shared:  # S10
             return effects
         if version.digest:
             return [*effects, Send(end_of(version), to=peer.identity)]

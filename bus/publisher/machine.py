@@ -222,7 +222,7 @@ class PublisherMachine:
         broadcast = publication.workers is None
         announce = announcement(version, publication)
         alone = [p for p in peers if not (p.lost or (broadcast and p.subscribed))]
-        networked = [p for p in peers if p.subscribed and not (p.shared and version.shared)]
+        networked = [p for p in peers if p.subscribed and not (p.shared and version.shared)]  # S9
         if broadcast:
             effects.append(Withdraw(version.model))
             effects.append(self._broadcast(version, announce, now, push=bool(networked)))

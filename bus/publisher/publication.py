@@ -161,7 +161,7 @@ class Publication:
 
     def decide(self, now: float) -> Decision:
         """Decide a `together` publish: commit, abort, or still open."""
-        if self.decision == "open" and self.commit == "together":
+        if self.decision == "open" and self.commit == "together":  # P10
             staged = self._count(_FINISHED) + self._counts["staged"]
             possible = staged + self._counts["behind"] + self._may_come(now)
             if staged >= self._needed:

@@ -150,7 +150,7 @@ class Publications:
     def close(self, now: float) -> list[Effect]:
         """Resolve every call as it stands."""
         for publication in self:
-            publication.deadline = now
+            publication.deadline = now  # P20
         return self.settle_all(now)
 
     def settle(self, publication: Publication, now: float) -> list[Effect]:

@@ -67,7 +67,7 @@ class Reports:
             return self._check_later(peer, unchecked, message)
         if not self.plausible(message.model, running):
             return self._wrong_digest(peer, message)
-        if peer.runs(message.model) >= (message.epoch, message.version):
+        if peer.runs(message.model) >= (message.epoch, message.version):  # P19
             return []
         peer.running[message.model] = running
         if message.epoch < self._store.epoch:

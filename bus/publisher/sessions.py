@@ -168,7 +168,7 @@ class Sessions:
             if version is None or version.key <= peer.runs(model):
                 continue
             unproven = not running.digest and self._publications.must_hash(model, version.version)
-            if version.is_known_as(running) and not unproven:
+            if version.is_known_as(running) and not unproven:  # P21, S7
                 epoch, number = version.key
                 rename = Rename(model=model, epoch=epoch, version=number, was=running)
                 effects.append(Send(rename, to=peer.identity))
