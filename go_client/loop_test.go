@@ -228,6 +228,7 @@ func (overwritten) Copy(_ string, _ wbp.Key, copy func([]byte)) error {
 	copy([]byte{1, 2})
 	return wbp.ErrStale
 }
+func (overwritten) Warm()    {}
 func (overwritten) Release() {}
 
 // A copy that was torn half-way leaves no version, and the next one comes over the network.

@@ -97,7 +97,7 @@ LANGUAGES = (
         dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_PATCHES,
     ),
     Language("rust", "Rust", "rust_client", ("make", "cargo"), NO_MAPPING | NO_PATCHES),
-    Language("go", "Go", "go_client", ("make", "go"), NO_MAPPING | NO_PATCHES),
+    Language("go", "Go", "go_client", ("make", "go"), NO_PATCHES),
 )
 
 

@@ -21,6 +21,7 @@ func vectors(folder string, say func(object)) error {
 		{"checksums.json", "crc32c", crcs}, {"checksums.json", "digests", digests},
 		{"versions.json", "cases", versions}, {"segments.json", "cases", segments},
 		{"phases.json", "cases", phases}, {"sequences.json", "cases", sequences},
+		{"mapping.json", "cases", messages},
 		{"applying.json", "messages", messages}, {"applying.json", "sequences", sequences},
 		{"renaming.json", "messages", messages}, {"renaming.json", "sequences", sequences},
 	} {

@@ -98,6 +98,7 @@ func TestMessages(t *testing.T) {
 	cases(t, "messages.json", "cases", checkMessage)
 	cases(t, "applying.json", "messages", checkMessage)
 	cases(t, "renaming.json", "messages", checkMessage)
+	cases(t, "mapping.json", "cases", checkMessage)
 }
 
 func checkMessage(t *testing.T, c map[string]interface{}, got object) {

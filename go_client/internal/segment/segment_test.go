@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"weightbus/internal/wbp"
 )
@@ -47,6 +48,38 @@ func another(t *testing.T, shared *wbp.Shared) *os.File {
 	}
 	t.Cleanup(func() { file.Close() })
 	return file
+}
+
+// What is mapped ahead has its pages before anybody reads them.
+func TestWarm(t *testing.T) {
+	const size = 1 << 20
+	_, shared := made(t, content("", make([]byte, size)))
+	view := NewCache().Open(shared, size).(*view)
+	pages := func() int {
+		all, err := os.ReadFile("/proc/self/smaps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, mapping, found := strings.Cut(string(all), fmt.Sprintf("%08x-", uintptr(unsafe.Pointer(&view.memory[0]))))
+		if !found {
+			t.Fatal("the mapping is not there")
+		}
+		_, rest, _ := strings.Cut(mapping, "Rss:")
+		var kilobytes int
+		if _, err := fmt.Sscan(rest, &kilobytes); err != nil {
+			t.Fatal(err)
+		}
+		return kilobytes
+	}
+	before := pages()
+	if err := view.warm(); errors.Is(err, syscall.EINVAL) {
+		t.Skip("this kernel maps nothing ahead")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if after := pages(); before >= size>>10 || after < size>>10 {
+		t.Fatalf("%d kB before, %d after", before, after)
+	}
 }
 
 func TestCopy(t *testing.T) {

@@ -104,6 +104,13 @@ var fromPublisher = map[string]func(*fields) Message{
 		}
 		return m
 	},
+	"prepare": func(f *fields) Message {
+		m := &Prepare{f.name("model"), f.count("epoch", required), f.count("nbytes", required), f.shared()}
+		if m.Shared == nil {
+			f.failf("shared must be an object")
+		}
+		return m
+	},
 	"rename": func(f *fields) Message {
 		return &Rename{f.name("model"), f.count("epoch", required), f.version(), f.running("was")}
 	},

@@ -59,9 +59,6 @@ func NewMachine(id Identity, models map[string]Model, bytesMax int64, timing Tim
 		identity: id, models: models, timing: timing, slots: map[string]*slot{}, opens: opens, ages: ages{}, session: outside,
 		saidHelloAt: never, unansweredSince: never, unheardSince: never, pingedAt: never, pingEvery: timing.Ping,
 	}
-	if opens == nil {
-		m.opens = func(*Shared, int64) Segment { return nil }
-	}
 	for name, model := range models {
 		m.slots[name] = newSlot(name, model.Accepts, bytesMax, &m.timing, m.opens)
 	}
@@ -208,6 +205,8 @@ func subject(message Message) (epoch int64, model string) {
 		return message.Epoch, message.Model
 	case *Abort:
 		return message.Epoch, message.Model
+	case *Prepare:
+		return message.Epoch, message.Model
 	case *Rename:
 		return message.Epoch, message.Model
 	case *Beacon:
@@ -238,6 +237,8 @@ func (s *slot) receive(message Message, payloads [][]byte, lease *Lease, now tim
 		return s.committed(message)
 	case *Abort:
 		return s.aborted(Key{message.Epoch, message.Version}, now)
+	case *Prepare:
+		s.prepare(message)
 	case *Rename:
 		return s.renamed(message, now)
 	case *Beacon:
@@ -297,10 +298,12 @@ func (m *Machine) helloIfDue(now time.Duration) []Effect {
 	for name, s := range m.slots {
 		models[name] = s.running()
 	}
-	id := m.identity
+	id, features := m.identity, []string{"renaming"} // W25
+	if m.opens != nil {
+		features = append(features, "mapping") // S11
+	}
 	return []Effect{Send{&Hello{Name: id.Name, Instance: id.Instance, Models: models, Epoch: m.appliedEpoch(),
-		AgeMS: m.ages.of(m.appliedEpoch(), now), Features: []string{"renaming"}, Client: id.Client, Host: id.Host,
-		PID: id.PID}}}
+		AgeMS: m.ages.of(m.appliedEpoch(), now), Features: features, Client: id.Client, Host: id.Host, PID: id.PID}}}
 }
 
 func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
@@ -340,7 +343,7 @@ func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
 
 // probe tells whether the publisher's memory can be read.
 func (m *Machine) probe(shared *Shared) bool {
-	if shared == nil {
+	if shared == nil || m.opens == nil {
 		return false
 	}
 	segment := m.opens(shared, 0)

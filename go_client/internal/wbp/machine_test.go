@@ -70,7 +70,10 @@ func TestNothingPublished(t *testing.T) {
 }
 
 // lying is a segment that holds a version, or another one by now.
-type lying struct{ stale bool }
+type lying struct {
+	stale  bool
+	warmed int
+}
 
 func (s *lying) Copy(_ string, _ Key, copy func([]byte)) error {
 	if s.stale {
@@ -79,6 +82,7 @@ func (s *lying) Copy(_ string, _ Key, copy func([]byte)) error {
 	copy([]byte{1, 2})
 	return nil
 }
+func (s *lying) Warm()  { s.warmed++ }
 func (*lying) Release() {}
 
 // A version in a segment is ready as soon as it is announced, and dropped once the segment holds another.
@@ -90,6 +94,12 @@ func TestTheSharedRoad(t *testing.T) {
 	shared := &Shared{Path: "/proc/1/fd/1", Token: strings.Repeat("0", 32)}
 	m.Receive([][]byte{Encode(&Welcome{Epoch: 7, Data: "tcp://*:9", PingMS: 1000, LostMS: 5000, Models: map[string]int64{},
 		Shared: shared, Features: []string{}})}, nil, 0)
+	for _, p := range []Prepare{{"m", 7, 100, shared}, {"m", 7, 101, shared}, {"m", 8, 100, shared}, {"x", 7, 100, shared}} {
+		m.Receive([][]byte{Encode(&p)}, nil, 0)
+	}
+	if segment.warmed != 1 {
+		t.Fatalf("%d segments were mapped ahead, not the one that will be used", segment.warmed)
+	}
 	text := []byte("\x36\x00\x00\x00\x00\x00\x00\x00" + `{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}` + " ")
 	layout, err := ParseLayout(text)
 	if err != nil {

@@ -157,6 +157,13 @@ type (
 		Version int64  `json:"version"`
 		Text    string `json:"text"`
 	}
+	// Prepare says where the first version of a model will lie.
+	Prepare struct {
+		Model  string  `json:"model"`
+		Epoch  int64   `json:"epoch"`
+		Bytes  int64   `json:"nbytes"`
+		Shared *Shared `json:"shared"`
+	}
 	// Rename says that what the worker runs is a version of this epoch, byte for byte.
 	Rename struct {
 		Model   string  `json:"model"`
@@ -196,6 +203,7 @@ func (*Chunk) Kind() string    { return "chunk" }
 func (*End) Kind() string      { return "end" }
 func (*Commit) Kind() string   { return "commit" }
 func (*Abort) Kind() string    { return "abort" }
+func (*Prepare) Kind() string  { return "prepare" }
 func (*Rename) Kind() string   { return "rename" }
 func (*Beacon) Kind() string   { return "beacon" }
 func (*Refuse) Kind() string   { return "refuse" }

@@ -370,6 +370,17 @@ func (s *slot) gone(epoch, version int64, now time.Duration) []Effect {
 	return nil
 }
 
+// prepare maps memory in which a version will lie, so that it need not wait for that.
+func (s *slot) prepare(p *Prepare) {
+	if !s.shared || p.Bytes > s.acceptance.bytesMax {
+		return
+	}
+	if segment := s.opens(p.Shared, p.Bytes); segment != nil { // S11
+		segment.Warm()
+		segment.Release()
+	}
+}
+
 // The session.
 
 // expect makes a buffer: versions of this size will probably come over the network.

@@ -18,6 +18,8 @@ type Segment interface {
 	// Copy calls copy with the data section while nobody can overwrite it; ErrStale if it holds
 	// another version than this, before or after.
 	Copy(model string, key Key, copy func(data []byte)) error
+	// Warm has the system map its memory now, so that the first copy need not wait for that. It returns at once.
+	Warm()
 	// Release says that the segment will not be used again by whoever opened it.
 	Release()
 }
