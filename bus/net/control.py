@@ -258,9 +258,8 @@ class PublisherSockets(_Sockets):
                 return None
             identity, *rest = [frame.bytes for frame in frames]  # small ones
             self._last = int(frames[0].get(SOURCE))
-            self._take_note_of_accepted(
-                time.monotonic()
-            )  # whose messages come after the word of it
+            # The word of a connection comes before its messages.
+            self._take_note_of_accepted(time.monotonic())
             nbytes = sum(map(len, rest)) + FRAME_HEAD_MAX * len(rest)
             if self._accepted.saw(self._last, nbytes):
                 return identity, rest
