@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from weightbus.tests.vectors.parts import Json
@@ -18,6 +19,7 @@ HIGHER = {
 Level = int | None  # None: a feature's, which no level asks for
 
 
+@cache
 def of_rules() -> dict[str, Level]:
     """Return the level of each rule, as section 16 of the document has it."""
     found: dict[str, Level] = {}
