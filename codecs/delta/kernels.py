@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .. import native
 from ..errors import PatchError
 from . import bits, numpy_kernels
-from .format import BF16, BLOCK_ELEMENTS, CLASSES, F16, Table
+from .format import BF16, CLASSES, F16, RICE_MAX, Table
 
 Bytes = NDArray[np.uint8]
 Positions = NDArray[np.uint32]
@@ -83,7 +83,7 @@ def read(body: Bytes, table: Table, base: Bytes, kind: int) -> tuple[Positions, 
         count = native.DELTA.read(body, table, base, kind, at, values)
     except ValueError as error:
         raise PatchError(str(error)) from None
-    return at[:count], values[:count]
+    return at[:count].copy(), values[:count].copy()  # callers keep them, and this much is rare
 
 
 def write_overwrite(base: Bytes, target: Bytes, width: int) -> bytes:
@@ -107,7 +107,8 @@ def read_overwrite(body: Bytes, width: int, elements: int) -> tuple[Positions, N
     head = int.from_bytes(body[:_OVERWRITE_HEAD].tobytes(), "little")
     count, k = head & (1 << 19) - 1, head >> 19
     codes = body.size - _OVERWRITE_HEAD - count * width
-    if not 0 < count <= elements or k >= BLOCK_ELEMENTS.bit_length() or codes <= 0:
+    longest = count * (1 + k) + (elements >> k)  # bits that the gaps may take
+    if not 0 < count <= elements or k > RICE_MAX or not 0 < codes <= longest // 8 + 1:
         raise PatchError(
             f"{count} elements of {width} bytes with parameter {k} in a body of {body.size} bytes, "
             f"for a block of {elements}"
