@@ -6,13 +6,17 @@ CLIENTS := cpp_client go_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test check wheel bench targets floods keeping sim build $(CLIENTS) clients conformance compose-test bench-clients clean
+.PHONY: demo test training check wheel bench targets floods keeping sim build $(CLIENTS) clients conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
 
 test: $(STAMP)
 	$(BIN)/pytest
+
+# Callbacks in the trainers of others, whose own warnings are theirs.
+training: $(STAMP)
+	$(BIN)/pytest -W default tests/training
 
 check: $(STAMP)
 	$(BIN)/ruff check

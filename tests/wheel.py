@@ -51,7 +51,7 @@ def main() -> None:
         assert not stray, f"{wheel.name} holds {stray}"
         venv.create(clean / "env", with_pip=True)
         python = clean / "env" / "bin" / "python"
-        wanted = f"weightbus[demo,ray,torchrl] @ {wheel.as_uri()}"
+        wanted = f"weightbus[demo,ray,torchrl,training] @ {wheel.as_uri()}"
         constraints = ROOT / "constraints.txt"
         run(python, "-m", "pip", "install", "-q", "-c", constraints, wanted, cwd=clean)
         names = sorted(n[:-3].replace("/", ".") for n in held if n.endswith(".py"))

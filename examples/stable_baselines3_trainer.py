@@ -1,0 +1,44 @@
+"""Stable-Baselines3 trains PPO on CartPole; a worker plays with each policy while it trains on.
+
+python examples/stable_baselines3_trainer.py --steps 20000
+"""
+
+import argparse
+import threading
+
+import gymnasium
+from stable_baselines3 import PPO
+from stable_baselines3.common.evaluation import evaluate_policy
+
+import weightbus
+from weightbus.python_client.training.stable_baselines3 import PublishWeights
+
+
+def play(address: str, over: threading.Event) -> None:
+    """Play five episodes with every version that comes. (In real life, in another process.)"""
+    player = PPO("MlpPolicy", "CartPole-v1", device="cpu")
+    with weightbus.Subscriber(address, {"policy": player.policy}) as worker:
+        while not over.is_set():
+            update = worker.receive(timeout=1.0)
+            if update is not None:
+                mean, _ = evaluate_policy(player, gymnasium.make("CartPole-v1"), 5, warn=False)
+                print(f"version {update.version}: mean reward {mean}", flush=True)
+
+
+def main() -> None:
+    """Train, while another thread plays."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20_000)
+    over = threading.Event()
+    with weightbus.Publisher() as publisher:
+        playing = threading.Thread(target=play, args=(publisher.address, over))
+        playing.start()
+        publisher.wait_for_workers(1, timeout=60)
+        trainer = PPO("MlpPolicy", "CartPole-v1", n_steps=512, device="cpu")
+        trainer.learn(parser.parse_args().steps, callback=PublishWeights(publisher))
+        over.set()
+        playing.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Publishing from the `Trainer` of Hugging Face transformers (`pip install 'weightbus[training]'`).
+
+Trainer(model=model, args=args, callbacks=[PublishWeights("tcp://0.0.0.0:5555", every=100)])
+"""
+
+from typing import Any, Unpack
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ..options import PublishOptions
+from ..publisher import Publisher
+from .publishing import StepPublisher
+
+
+class PublishWeights(TrainerCallback):
+    """Publishes the trained model at every Nth step of the optimizer, from the first process.
+
+    Sharded models (FSDP, DeepSpeed's ZeRO 3) are refused: no process has all of their weights.
+
+    Args:
+        publisher: A publisher, which stays open; or an address to bind one to, until the training
+            is over.
+        model: What the model is called on the bus.
+        every: Steps of the optimizer between two versions.
+        **options: Keywords of `Publisher.publish`, such as `timeout` in seconds.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher | str,
+        model: str = "policy",
+        *,
+        every: int = 1,
+        **options: Unpack[PublishOptions],
+    ) -> None:
+        self._steps = StepPublisher(publisher, model, every=every, **options)
+
+    @property
+    def publisher(self) -> Publisher | None:
+        """The publisher, once the training has begun."""
+        return self._steps.publisher
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **_: Any,
+    ) -> None:
+        """Publish what training starts from."""
+        if state.is_world_process_zero:
+            self._steps.begin(state.global_step, model)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **_: Any,
+    ) -> None:
+        """Publish if it is time to."""
+        if state.is_world_process_zero:
+            self._steps.step(state.global_step, model)
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **_: Any,
+    ) -> None:
+        """Publish what training ended with, and wait until it has arrived."""
+        if state.is_world_process_zero:
+            self._steps.end(state.global_step, model)

@@ -1,0 +1,70 @@
+"""Publishing from the `Trainer` of Lightning (`pip install 'weightbus[training]'`).
+
+Trainer(callbacks=[PublishWeights("tcp://0.0.0.0:5555", every=100)])
+"""
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from ..options import PublishOptions
+from ..publisher import Publisher
+from .publishing import StepPublisher
+
+
+def _whole(module: Any) -> Any:
+    return module
+
+
+class PublishWeights(Callback):
+    """Publishes a module at every Nth step of the optimizers, from the first process.
+
+    Args:
+        publisher: A publisher, which stays open; or an address to bind one to, until the training
+            is over.
+        model: What the model is called on the bus.
+        every: Steps of the optimizers between two versions.
+        part: Picks what is published out of the `LightningModule`: `lambda module: module.actor`.
+        **options: Keywords of `Publisher.publish`, such as `timeout` in seconds.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher | str,
+        model: str = "policy",
+        *,
+        every: int = 1,
+        part: Callable[[Any], object] = _whole,
+        **options: Unpack[PublishOptions],
+    ) -> None:
+        self._steps = StepPublisher(publisher, model, every=every, **options)
+        self._part = part
+
+    @property
+    def publisher(self) -> Publisher | None:
+        """The publisher, once the training has begun."""
+        return self._steps.publisher
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Publish what training starts from."""
+        if trainer.is_global_zero:
+            self._steps.begin(trainer.global_step, self._part(pl_module))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Publish if it is time to. (Several batches may make one step.)"""
+        if trainer.is_global_zero:
+            self._steps.step(trainer.global_step, self._part(pl_module))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Publish what training ended with, and wait until it has arrived."""
+        if trainer.is_global_zero:
+            self._steps.end(trainer.global_step, self._part(pl_module))
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """The training has failed: publish nothing more."""
+        self._steps.close()

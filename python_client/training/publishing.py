@@ -1,0 +1,107 @@
+"""Publishing out of a training loop that somebody else wrote, every so many of its steps.
+
+The callbacks beside this module are how their loops call it. The copy of the weights is taken where
+it is called, between two steps; everything else happens while training goes on. What became of each
+version is logged, and nothing that goes wrong with a worker ends the training.
+"""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Unpack
+
+from ...bus.errors import ClosedError
+from ...bus.receipt import Receipt
+from ...codecs.errors import StateError, WeightBusError
+from .. import checks
+from ..options import TIMEOUT, PublishOptions
+from ..publisher import Publisher
+
+log = logging.getLogger("weightbus.training")
+
+
+class StepPublisher:
+    """Publishes a model before the first step, at every Nth, and after the last.
+
+    Args:
+        publisher: A publisher, which stays open; or an address to bind one to, until the training
+            is over.
+        model: What the model is called on the bus.
+        every: Steps between two versions.
+        **options: Keywords of `Publisher.publish`. `timeout` is for each version, in seconds; the
+            last one is waited for as long, and so is room for another copy if workers are slow.
+
+    Attributes:
+        publisher: The publisher, once the training has begun.
+    """
+
+    def __init__(
+        self,
+        publisher: "Publisher | str",
+        model: str,
+        *,
+        every: int,
+        **options: Unpack[PublishOptions],
+    ) -> None:
+        self._given, self._model = publisher, model
+        self._every = checks.whole(every, "every", 1, 2**53)
+        self._options = options
+        self._timeout = checks.seconds(options.get("timeout", TIMEOUT), "timeout", positive=True)
+        self.publisher = publisher if isinstance(publisher, Publisher) else None
+        self._published: int | None = None  # the step of the last version
+        self._last: Future[Receipt] | None = None
+
+    def begin(self, step: int, weights: object) -> None:
+        """Publish what training starts from.
+
+        Raises:
+            AddressError: The publisher cannot be bound.
+            StateError: These weights cannot travel; the text names the tensor.
+        """
+        if self.publisher is None:
+            self.publisher = Publisher(str(self._given))
+            log.info("publishing %s at %s", self._model, self.publisher.address)
+        self._publish(step, weights)
+
+    def step(self, step: int, weights: object) -> None:
+        """A step is done: publish if it is time to, once for each step."""
+        if step != self._published and step % self._every == 0:
+            self._publish(step, weights)
+
+    def end(self, step: int, weights: object) -> None:
+        """Publish what training ended with, and wait until it has arrived."""
+        if step != self._published:
+            self._publish(step, weights)
+        if self._last is not None:
+            self._last.exception(self._timeout)  # `_tell` has said what it was
+        self.close()
+
+    def close(self) -> None:
+        """Close the publisher, unless it was given."""
+        if self.publisher is not None and self.publisher is not self._given:
+            self.publisher.close()
+            self.publisher = None
+
+    def _publish(self, step: int, weights: object) -> None:
+        if self.publisher is None:
+            raise ClosedError(f"{self._model} is published between begin() and end() alone")
+        self._published = step
+        try:
+            self._last = self.publisher.publish_async(self._model, weights, **self._options)
+        except StateError:
+            raise  # it would be the same at every step
+        except WeightBusError as error:
+            log.warning("step %d: %s was not published: %s", step, self._model, error)
+        else:
+            self._last.add_done_callback(_tell(step))
+
+
+def _tell(step: int) -> "Callable[[Future[Receipt]], None]":
+    def tell(done: "Future[Receipt]") -> None:
+        error = done.exception()
+        if error is None:
+            log.info("step %d: %s", step, done.result())
+        else:
+            log.warning("step %d: %s", step, error)
+
+    return tell
