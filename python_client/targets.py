@@ -23,7 +23,7 @@ from ..codecs.state import state_of
 
 # Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
 LAYOUT_SLACK_BYTES = 2**20
-READERS_MAX = 4  # readers kept: two staging buffers, or the arenas of a publisher on this host
+READERS_MAX = 4  # readers kept: two staging buffers, or the blocks of a publisher on this host
 
 
 class Target(Protocol):

@@ -128,7 +128,7 @@ class Faults:
 
 
 class Memory:
-    """A segment of shared memory: an arena's bytes, and what they are."""
+    """A segment of shared memory: a block's bytes, and what they are."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self.data = data
@@ -615,7 +615,7 @@ class Simulation:
     def _deliver(
         self, link: Link, frames: Frames, rate: float, act: Callable[..., None], *args: object
     ) -> None:
-        """Carry a message, badly. Its payload is not copied: ZeroMQ sends from the arena, too."""
+        """Carry a message, badly. Its payload is not copied: ZeroMQ copies none, either."""
         faults = self.faults
         if self.chaotic and self.rng.random() < faults.loss:
             return

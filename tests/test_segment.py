@@ -265,7 +265,7 @@ def test_memory_of_another_size_goes_at_once_on_both_sides(tmp_path: Path, targe
         for size in range(30):
             publisher.publish("policy", {"w": np.ones(3), "more": np.ones(9_000 + size)})
             counts.append(segments_open() - before)
-    # The probe and one arena, each twice, and as often for the worker.
+    # The probe and one block, each twice, and as often for the worker.
     assert max(counts) <= 2 + 2 * SNAPSHOTS_MAX
 
 

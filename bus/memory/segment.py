@@ -1,7 +1,7 @@
 """Memory that workers on the same host read directly: the shared road.
 
-A publisher's arena is a `memfd`: memory with a file descriptor but no name. A worker of the same
-user opens it through `/proc/<pid>/fd/<fd>`, read-only, and proves that it is on that host by
+A publisher's snapshots lie in a `memfd`: memory with a file descriptor but no name. A worker of the
+same user opens it through `/proc/<pid>/fd/<fd>`, read-only, and proves that it is on that host by
 finding the token that the publisher announced. Nothing needs cleaning up: the kernel frees the
 memory when the last process that maps it is gone, however it ended.
 
@@ -50,7 +50,7 @@ _PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}\Z")
 TOUCH_BYTES = 2**26  # touched in one call, which lets other threads run
 # From 3.13 on Python need not keep a descriptor of its own to what is mapped.
 UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-VIEWS_MAX = 8  # segments that a worker keeps mapped: a few models, each with a few arenas
+VIEWS_MAX = 8  # segments that a worker keeps mapped: a few models, each in a few blocks
 
 
 class Segment:
