@@ -28,7 +28,7 @@ class PublishOptions(TypedDict, total=False):
     expect: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """What a call of publish asks for, checked.
 

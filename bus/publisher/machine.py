@@ -101,7 +101,8 @@ class PublisherMachine:
         if not freed:
             return effects
         answers = [e for e in effects if isinstance(e, Resolve)]
-        return [*(e for e in effects if not isinstance(e, Resolve)), *freed, *answers]
+        others = [e for e in effects if not isinstance(e, Resolve)] if answers else effects
+        return [*others, *freed, *answers]
 
     # What arrives.
 
@@ -167,9 +168,9 @@ class PublisherMachine:
     def offer(self, version: Version) -> list[Effect]:
         """Have a version of an earlier publisher as the latest, before anybody is there."""
         versions = self.store[version.model]
-        stamp = versions.number(version, self.epoch)
+        effects = versions.number(version, self.epoch)
         versions.settle(version, None)
-        return self._freeing([stamp])
+        return self._freeing(effects)
 
     def publish(self, publication: Publication, now: float) -> list[Effect]:
         """Publish a version: to every worker that has the model, or to some by name.
@@ -181,7 +182,7 @@ class PublisherMachine:
         peers = self._targets(version.model, workers)
         versions = self.store[version.model]
         why = "superseded by a newer publish"
-        effects: list[Effect] = [versions.number(version, self.epoch)]
+        effects = versions.number(version, self.epoch)
         effects += self._publications.give_up(versions.pending, why, now)
         self._sessions.published(version.model)
         publication.aim(p.name for p in peers)

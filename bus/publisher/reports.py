@@ -62,10 +62,10 @@ class Reports:
         running = Running(message.epoch, message.version, message.digest)
         if message.model not in peer.hello.models:
             return []
-        unchecked = self._unchecked(message.model, running)
-        if unchecked is not None:
-            return self._check_later(peer, unchecked, message)
         if not self.plausible(message.model, running):
+            unchecked = self._unchecked(message.model, running)
+            if unchecked is not None:
+                return self._check_later(peer, unchecked, message)
             return self._wrong_digest(peer, message)
         if peer.runs(message.model) >= (message.epoch, message.version):  # P19
             return []

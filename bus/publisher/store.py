@@ -6,7 +6,7 @@ lent while nobody is receiving it: the next one is written over it, so that one 
 enough. Where the copies that there may be are all in use, the least needed one is given up.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from ..limits import EPOCHS_KEPT
 from .effects import Effect, Hash, Lend, Release, Stamp
@@ -31,20 +31,20 @@ class Versions:
         self._versions: dict[int, Version] = {}
         self._digests: dict[int, str] = {}  # of versions that are gone
         self._first, self._count = 1, 0  # the numbers of this epoch
-        self._changed = False  # since `freed` was asked
+        self.changed = False  # since `freed` was asked
         self._freed: list[Effect] = []  # what it is to say
 
     def __iter__(self) -> Iterator[Version]:
         return iter(self._versions.values())
 
-    def number(self, version: Version, epoch: int) -> Stamp:
+    def number(self, version: Version, epoch: int) -> list[Effect]:
         """Take a new version in and number it."""
         self._count += 1
         version.epoch, version.version = epoch, self._count
         self._versions[version.version] = version
-        return Stamp(version)
+        return _stamped([version])
 
-    def renew(self, epoch: int) -> list[Stamp]:
+    def renew(self, epoch: int) -> list[Effect]:
         """Give what is still needed a number of a later epoch; nobody has anything of that yet."""
         for version in list(self):
             version.receivers.clear()
@@ -57,7 +57,7 @@ class Versions:
         for version in self:
             version.names = frozenset(sorted({*version.names, version.key})[-EPOCHS_KEPT:])
             version.epoch = epoch
-        return [Stamp(version) for version in self]
+        return _stamped(self)
 
     # Looking.
 
@@ -86,7 +86,7 @@ class Versions:
     def hold(self, version: Version) -> bool:
         """Have a version to give out, though it was lent; return whether it can be had."""
         if version.lent:
-            version.lent, self._changed = False, True
+            version.lent, self.changed = False, True
             if not version.snapshot.take_back():
                 self._forget(version)
         return not version.gone
@@ -125,11 +125,11 @@ class Versions:
                 known = self._targeted.get(worker)
                 if known is None or known.key < version.key:
                     self._targeted[worker] = version
-        self._changed = True
+        self.changed = True
 
     def await_commit(self, version: Version) -> None:
         """Keep a version until it is committed or dropped."""
-        self.pending, self._changed = version, True
+        self.pending, self.changed = version, True
 
     def drop(self, version: Version) -> None:
         """Forget a version that was aborted."""
@@ -146,37 +146,31 @@ class Versions:
 
     def forget_worker(self, worker: str) -> None:
         """A worker is lost: keep no version for its sake, and owe it nothing."""
-        self._left(worker, list(self))
+        self.left(worker, older_than=self._count + 1)
         for version in self:
             version.ends.discard(worker)
             version.claims = {key: c for key, c in version.claims.items() if key[0] != worker}
 
     def left_all(self, worker: str, *, but: int) -> None:
         """A worker is at no version, but perhaps at one."""
-        self._left(worker, [v for n, v in self._versions.items() if n != but])
+        for number, version in self._versions.items():
+            if number != but and worker in version.receivers:
+                version.receivers.discard(worker)
+                self.changed = True
 
     def left(self, worker: str, older_than: int) -> None:
         """A worker is no longer at any version below this number."""
-        self._left(worker, [v for n, v in self._versions.items() if n < older_than])
-
-    def _left(self, worker: str, versions: Collection[Version]) -> None:
-        for version in versions:
-            if worker in version.receivers:
+        for number, version in self._versions.items():
+            if number < older_than and worker in version.receivers:
                 version.receivers.discard(worker)
-                self._changed = True
+                self.changed = True
 
     # Letting memory go.
 
-    def touch(self) -> None:
-        """Something that kept a version is over."""
-        self._changed = True
-
     def freed(self) -> list[Effect]:
         """Say which memory is no longer needed since this was asked last, or may be taken."""
-        if not self._changed:
-            return []
-        self._changed = False
         self._prune()
+        self.changed = False
         freed, self._freed = self._freed, []
         latest = self.latest
         if latest is not None and not (latest.lent or latest.receivers or latest.hashing):
@@ -186,11 +180,11 @@ class Versions:
 
     def _prune(self) -> None:
         """Say why each version is kept, and forget the others."""
-        targeted = set(map(id, self._targeted.values()))
-        for version in list(self):
+        targeted = self._targeted.values()
+        for version in list(self._versions.values()):
             if version is self.latest:
                 version.role = "latest"
-            elif id(version) in targeted:
+            elif version in targeted:
                 version.role = "targeted"
             elif version is self.pending:
                 version.role = "pending"
@@ -200,11 +194,13 @@ class Versions:
                 self._forget(version)
 
     def _forget(self, version: Version) -> None:
-        version.gone, self._changed = True, True
-        self._freed.append(Release(version))
+        version.gone, self.changed = True, True
+        if _there(version):
+            self._freed.append(Release(version))
         self.latest = None if self.latest is version else self.latest
         self.pending = None if self.pending is version else self.pending
-        self._targeted = {w: v for w, v in self._targeted.items() if v is not version}
+        if self._targeted:
+            self._targeted = {w: v for w, v in self._targeted.items() if v is not version}
         del self._versions[version.version]
         self._digests[version.version] = version.digest
         while len(self._digests) > DIGESTS_KEPT:
@@ -249,12 +245,17 @@ class Store:
     def hashed(self, version: Version) -> None:
         """All of a version is hashed."""
         version.hashing = False
-        self[version.model].touch()
+        self[version.model].changed = True
 
     def freed(self) -> list[Effect]:
         """Say which memory is no longer needed since this was asked last, or may be taken."""
-        return [effect for versions in self for effect in versions.freed()]
+        changed = [versions for versions in self if versions.changed]
+        return [effect for versions in changed for effect in versions.freed()]
 
 
 def _there(version: Version) -> bool:
     return not version.lent or version.snapshot.there
+
+
+def _stamped(versions: Iterable[Version]) -> list[Effect]:
+    return [Stamp(version) for version in versions if version.shared is not None]
