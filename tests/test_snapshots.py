@@ -89,6 +89,8 @@ def test_a_version_that_is_kept_keeps_its_memory_and_nobody_waits_for_that() -> 
     kept = bench.publish()
     data = kept.snapshot.keep()
     assert data is not None
+    bench.take().snapshot.release()
+    assert bench.versions.find(1) is kept, "other memory was taken"
     for _ in range(3):
         bench.publish()
     assert len(bench.pool) == 2
