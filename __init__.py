@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from .python_client.applying import Offer, Update
     from .python_client.publisher import Publisher
     from .python_client.resident import resident
-    from .python_client.schemes.backends import WeightSyncBackend, register_weight_sync_backend
-    from .python_client.schemes.bus_schemes import (
+    from .python_client.schemes.bus import (
         DistributedWeightSyncScheme,
         MPTransport,
         MultiProcessWeightSyncScheme,
         SharedMemWeightSyncScheme,
         ZMQWeightSyncScheme,
     )
-    from .python_client.schemes.no_sync import NoWeightSyncScheme
+    from .python_client.schemes.carrier import WeightSyncBackend, register_weight_sync_backend
+    from .python_client.schemes.none import NoWeightSyncScheme
     from .python_client.schemes.ray import (
         RayActorTransport,
         RayModuleTransformReceiver,
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
         RayTransport,
         RayWeightSyncScheme,
     )
-    from .python_client.schemes.receiver import WeightReceiver
     from .python_client.schemes.scheme import WeightSyncScheme
-    from .python_client.schemes.sender import WeightSender
     from .python_client.schemes.strategy import WeightStrategy
     from .python_client.schemes.torch_rpc import RPCTransport, RPCWeightSyncScheme
-    from .python_client.schemes.transport import (
+    from .python_client.schemes.updater import RayWeightUpdater, WeightUpdaterBase
+    from .python_client.schemes.vintage import (
         DistributedTransport,
         InitialSyncTransport,
         SharedMemTransport,
         TransportBackend,
+        WeightReceiver,
+        WeightSender,
     )
-    from .python_client.schemes.updater import RayWeightUpdater, WeightUpdaterBase
     from .python_client.state_folder import StateFolderError, StoredVersion
     from .python_client.subscriber import Subscriber
 
@@ -123,13 +123,13 @@ _HOMES = {
     "ApplyError": "bus.errors",
     "ClosedError": "bus.errors",
     "DeadlineError": "bus.errors",
-    "DistributedTransport": "python_client.schemes.transport",
-    "DistributedWeightSyncScheme": "python_client.schemes.bus_schemes",
-    "InitialSyncTransport": "python_client.schemes.transport",
+    "DistributedTransport": "python_client.schemes.vintage",
+    "DistributedWeightSyncScheme": "python_client.schemes.bus",
+    "InitialSyncTransport": "python_client.schemes.vintage",
     "LayoutError": "codecs.errors",
-    "MPTransport": "python_client.schemes.bus_schemes",
-    "MultiProcessWeightSyncScheme": "python_client.schemes.bus_schemes",
-    "NoWeightSyncScheme": "python_client.schemes.no_sync",
+    "MPTransport": "python_client.schemes.bus",
+    "MultiProcessWeightSyncScheme": "python_client.schemes.bus",
+    "NoWeightSyncScheme": "python_client.schemes.none",
     "Offer": "python_client.applying",
     "ProtocolError": "bus.errors",
     "PublishError": "bus.errors",
@@ -145,30 +145,30 @@ _HOMES = {
     "RayWeightUpdater": "python_client.schemes.updater",
     "Receipt": "bus.receipt",
     "RefusedError": "bus.errors",
-    "SharedMemTransport": "python_client.schemes.transport",
-    "SharedMemWeightSyncScheme": "python_client.schemes.bus_schemes",
+    "SharedMemTransport": "python_client.schemes.vintage",
+    "SharedMemWeightSyncScheme": "python_client.schemes.bus",
     "StateError": "codecs.errors",
     "StateFolderError": "python_client.state_folder",
     "StoredVersion": "python_client.state_folder",
     "Subscriber": "python_client.subscriber",
     "Timing": "bus.limits",
     "TornError": "bus.errors",
-    "TransportBackend": "python_client.schemes.transport",
+    "TransportBackend": "python_client.schemes.vintage",
     "UnknownWorkerError": "bus.errors",
     "Update": "python_client.applying",
     "WeightBusError": "codecs.errors",
-    "WeightReceiver": "python_client.schemes.receiver",
-    "WeightSender": "python_client.schemes.sender",
+    "WeightReceiver": "python_client.schemes.vintage",
+    "WeightSender": "python_client.schemes.vintage",
     "WeightStrategy": "python_client.schemes.strategy",
-    "WeightSyncBackend": "python_client.schemes.backends",
+    "WeightSyncBackend": "python_client.schemes.carrier",
     "WeightSyncScheme": "python_client.schemes.scheme",
     "WeightUpdaterBase": "python_client.schemes.updater",
     "WorkerEvent": "bus.net.listeners",
     "WorkerReceipt": "bus.receipt",
     "WorkerStatus": "bus.publisher.status",
     "WorkersMissingError": "bus.errors",
-    "ZMQWeightSyncScheme": "python_client.schemes.bus_schemes",
-    "register_weight_sync_backend": "python_client.schemes.backends",
+    "ZMQWeightSyncScheme": "python_client.schemes.bus",
+    "register_weight_sync_backend": "python_client.schemes.carrier",
     "resident": "python_client.resident",
 }
 

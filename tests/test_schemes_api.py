@@ -32,9 +32,9 @@ from weightbus import (
 )
 from weightbus.bus.errors import TornError
 from weightbus.codecs.state import state_of, write_into
-from weightbus.python_client.schemes import backends
-from weightbus.python_client.schemes.destination import Destination
-from weightbus.python_client.schemes.subject import Subject
+from weightbus.python_client.schemes import carrier
+from weightbus.python_client.schemes.model import Subject
+from weightbus.python_client.schemes.receiver import Destination
 from weightbus.tests.documented_api import (
     BOTH_VINTAGES,
     DOCUMENTED,
@@ -151,7 +151,7 @@ def test_from_backend(backend: str, kind: type[Any]) -> None:
 
 
 def test_backends_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "_registered", {})
+    monkeypatch.setattr(carrier, "_registered", {})
 
     @register_weight_sync_backend("mine")
     class Mine(NoWeightSyncScheme):

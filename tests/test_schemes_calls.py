@@ -11,8 +11,8 @@ import torch
 from weightbus.codecs.state import State
 from weightbus.python_client.schemes.call_receiver import Call
 from weightbus.python_client.schemes.call_sender import Channel
-from weightbus.python_client.schemes.engine import Weights
-from weightbus.python_client.schemes.handing import Answer
+from weightbus.python_client.schemes.carrier import Weights
+from weightbus.python_client.schemes.model import Answer
 
 WEIGHTS = Weights("policy", {"a": torch.ones(3)})
 

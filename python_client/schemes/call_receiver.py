@@ -19,11 +19,10 @@ from typing import NamedTuple
 from ...bus.errors import ApplyError, TornError
 from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
-from ..applying import Update
 from ..reading import READING_SECONDS
-from .destination import Destination
-from .handing import Answer, Outcome, hand_over, weights_of
-from .subject import POLICY
+from ..applying import Update
+from .model import POLICY, Answer, Outcome, hand_over, weights_of
+from .receiver import Destination
 
 MARGIN = 0.8  # of the sender's deadline: what a worker spends waiting, so that it can still answer
 
@@ -298,7 +297,7 @@ def deliver(
     Args:
         version: It.
         other: Returns the object that was called, which may have a method that takes weights.
-        hand: Hands weights over to that method; see `handing.hand_over`.
+        hand: Hands weights over to that method; see `model.hand_over`.
     """
     try:
         return _delivered(version, other, hand)

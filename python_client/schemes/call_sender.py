@@ -26,11 +26,9 @@ from ...codecs.chunks import CHUNK_BYTES_DEFAULT
 from ...codecs.layout import Layout
 from ...codecs.state import State
 from .call_receiver import MARGIN, Call, CallReceiver
-from .destination import Destination
-from .each import merged
-from .engine import Prepared, Weights
-from .handing import Answer
-from .subject import POLICY
+from .carrier import Prepared, Weights, merged
+from .model import POLICY, Answer
+from .receiver import Destination
 
 
 class Answers:

@@ -20,14 +20,12 @@ from ...codecs.numpy_tensors import Bytes
 from ...codecs.state import State, Writer
 from .call_receiver import Call, Incoming, deliver
 from .call_sender import CallSender, Channel
-from .destination import Destination
-from .engine import Engine, Prepared, Reception
-from .handing import Answer, Outcome, arguments, hand_over, keep, references, weights_of
-from .receiver import WeightReceiver
+from .carrier import Carrier, Prepared, Receiver
+from .model import Answer, Outcome, arguments, hand_over, keep, references, weights_of
+from .receiver import Destination
 from .scheme import WeightSyncScheme
-from .sender import WeightSender
 from .strategy import Format
-from .transport import TransportBackend, WorkerTransport
+from .vintage import TransportBackend, WeightReceiver, WeightSender, WorkerTransport
 
 HOOK = "_init_weight_sync_scheme"  # by which TorchRL's ModuleTransform takes a receiver
 
@@ -42,25 +40,27 @@ class RayWeightSyncScheme(WeightSyncScheme):
     between its tasks. Where it does not, its `update_policy_weights_` is called.
     """
 
+    _waits_for_first = False  # an actor that waited could not be called, and so not be given any
+
     def __init__(self, strategy: Format = "tensordict", backend: str = "gloo", **kwargs: Any):
         """Make one. `backend` is taken for compatibility; no process group is needed."""
         del backend
         super().__init__(strategy, **kwargs)
         self._channel = Channel()
 
-    def _make_engine(self, **kwargs: Any) -> Engine:
+    def _make_carrier(self, **kwargs: Any) -> Carrier:
         actors = _actors_in(self.context, kwargs, ("remote_collectors", "actors", "actor_refs"))
         if not actors:
             raise ValueError("remote_collectors (or actors) must be provided via context or kwargs")
-        return self._engine_to(actors)
+        return self._carrier_over(actors)
 
-    def _make_reception(self, destination: Destination, **kwargs: Any) -> Reception:
+    def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
         return self._channel.receiver(destination, **kwargs)
 
-    def _engine_of(self, pipe_or_context: Any) -> Engine:
-        return self._engine_to([pipe_or_context])
+    def _carrier_to(self, pipe_or_context: Any) -> Carrier:
+        return self._carrier_over([pipe_or_context])
 
-    def _engine_to(self, actors: list[Any]) -> CallSender:
+    def _carrier_over(self, actors: list[Any]) -> CallSender:
         return self._channel.carrier(_Actors(actors), self.strategy_str)
 
     def _transport_of(self, actor: Any) -> "RayTransport":
@@ -72,9 +72,6 @@ class RayWeightSyncScheme(WeightSyncScheme):
         if actor is None or self.initialized_on_receiver:
             return super().create_transport(pipe_or_context, **kwargs)
         return self._transport_of(actor)
-
-    def _await_first(self, timeout: float) -> None:
-        """Go on: an actor that waited here could not be called, and so not be given weights."""
 
 
 class RayTransport(WorkerTransport):
@@ -128,7 +125,7 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
         """Remember the transform whose module this is about. (TorchRL calls this.)"""
         self._ray_transform = ray_transform
 
-    def _make_engine(self, **kwargs: Any) -> Engine:
+    def _make_carrier(self, **kwargs: Any) -> Carrier:
         names = ("actor_refs", "actors", "remote_collectors")
         actors = _actors_in(self.context, kwargs, names)
         transform = self._ray_transform or kwargs.get("ray_transform")
@@ -136,14 +133,14 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
             actors = [transform]
         if not actors:
             raise ValueError("actor_refs (or actors) must be provided via context or kwargs")
-        return _ModuleSender(self, self._engine_to(actors), actors)
+        return _ModuleSender(self, self._carrier_over(actors), actors)
 
-    def _make_reception(self, destination: Destination, **kwargs: Any) -> Reception:
+    def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
         context = kwargs["context"]
         if destination.subject.given is None:
             found = (getattr(context, name, None) for name in ("_actor_module", "module"))
             destination.subject.given = next((m for m in found if m is not None), None)
-        return super()._make_reception(destination, **kwargs)
+        return super()._make_receiver(destination, **kwargs)
 
     def _transport_of(self, actor: Any) -> "RayTransport":
         return RayActorTransport(actor, self.strategy_str, scheme=self)
@@ -304,7 +301,7 @@ def taken(
     waits: then a reference is returned, for the caller to wait for.
 
     Raises:
-        Exception: What `handing.hand_over` raises.
+        Exception: What `model.hand_over` raises.
     """
     if not inspect.iscoroutinefunction(method):
         return hand_over(method, weights, names, timeout, **others)

@@ -1,33 +1,274 @@
-"""The receiver of one model, in the older vintage of the API: a view of its scheme."""
+"""The receiver's side of a scheme: where versions are applied, all or nothing, and announced.
 
-from typing import TYPE_CHECKING, Any
+What takes versions in hands them over in one of two ways. One that only has a layout and bytes
+calls `deliver()`, which does everything. One whose own machinery decides when to apply (the bus)
+calls `fault()`, then `write()`, then `commit()`, and keeps readers away itself.
+"""
 
-if TYPE_CHECKING:
-    from .older import Older
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ...bus.errors import ApplyError, TornError, not_applied
+from ...codecs.apply import Reader
+from ...codecs.layout import Layout, trimmed
+from ...codecs.numpy_tensors import Memory
+from ...codecs.state import is_module
+from ..reading import READING_SECONDS, ReadingLock
+from ..applying import Update
+from .carrier import Receiver
+from .model import POLICY, Subject, log
+from .strategy import DestinationError, WeightStrategy
+
+LOOK_SECONDS = 0.05  # between two looks at whether the first weights have come
 
 
-class WeightReceiver:
-    """Receives weights for one model. Made by `scheme.get_receiver()` or `create_receiver()`."""
+class Arrivals:
+    """The newest version that was applied, and whether anybody has asked for it yet."""
 
-    def __init__(self, scheme: "Older") -> None:
-        self._scheme = scheme
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._newest: Update | None = None
+        self._fresh = False
+        self._closed = False
 
-    def receive(self, timeout: float = 0.001) -> bool:
-        """Apply the newest weights, if any have come within `timeout` seconds; tell whether.
+    @property
+    def newest(self) -> Update | None:
+        """What the model runs; None before the first version."""
+        return self._newest
+
+    def put(self, update: Update) -> None:
+        """Note an update."""
+        with self._changed:
+            self._newest, self._fresh = update, True
+            self._changed.notify_all()
+
+    def take(self, timeout: float) -> Update | None:
+        """Return the newest update if it was not taken before, waiting for one if need be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._fresh or self._closed, max(0.0, timeout))
+            if not self._fresh:
+                return None
+            self._fresh = False
+            return self._newest
+
+    def close(self) -> None:
+        """Let everybody go who waits."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class Destination:
+    """The model of one receiver.
+
+    Args:
+        subject: The model.
+        strategy: Which names it goes by.
+        strict: Whether both sides must have the same names.
+        cast: Whether values may be converted to the model's dtypes.
+    """
+
+    def __init__(
+        self, subject: Subject, strategy: WeightStrategy, *, strict: bool, cast: bool
+    ) -> None:
+        self.subject, self.strategy = subject, strategy
+        self.arrivals = Arrivals()
+        self.refusal = ""  # why the version that was last looked at cannot be applied
+        self._strict, self._cast = strict, cast
+        self._lock = ReadingLock()
+
+    # For what receives layouts and bytes.
+
+    def deliver(
+        self, epoch: int, version: int, layout: Layout, data: Memory, *, timeout: float
+    ) -> Update:
+        """Validate a version, apply it in place, announce it.
+
+        Args:
+            epoch, version: Its number.
+            layout: Where each tensor lies.
+            data: The data section, `layout.nbytes` bytes.
+            timeout: Seconds to wait for readers (`reading()`) to leave.
 
         Raises:
-            ApplyError: They do not fit; the model is as it was. The sender is told.
+            ApplyError: It cannot be applied; the model is as it was. The text says why.
+            TornError: It failed half-way; `reading()` raises this until another is applied.
         """
-        scheme = self._scheme
-        return scheme.initialized_on_receiver and scheme.receive(timeout) is not None
+        started = time.perf_counter()
+        model = self.subject.model_id or ""
+        try:
+            with self._lock.writing(timeout, f"applying {model} version {version}"):
+                reader = Reader(layout, data)
+                try:
+                    self.write(reader)
+                    seconds = time.perf_counter() - started
+                    update = Update(model, epoch, version, layout.nbytes, "", seconds)
+                    self.commit(update)
+                except Exception as error:
+                    torn = not_applied(model, epoch, version, error, intact=False)
+                    if reader.begun:
+                        self._lock.tear(model, torn)
+                        raise torn from error
+                    raise
+                self._lock.mend(model)
+        except TornError:
+            raise
+        except Exception as error:
+            raise not_applied(model, epoch, version, error, intact=True) from error
+        return update
 
-    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
-        """Apply weights that came by another way.
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
+        """Return a context in which `deliver` waits."""
+        return self._lock.reading(timeout)
+
+    # For what decides by itself when to apply.
+
+    def fault(self, layout: Layout) -> str:
+        """Say why a layout cannot be applied; nothing if it can. Changes nothing."""
+        model, strict = self.model(), self._strict
+        lines = self.strategy.faults(layout, model, strict=strict, cast=self._cast)
+        self.refusal = "\n".join(trimmed(lines))
+        return self.refusal
+
+    def write(self, reader: Reader) -> None:
+        """Copy a version into the model.
 
         Raises:
-            ValueError: There is no model.
-            DestinationError: They do not fit; the model is as it was.
+            StateError: It does not fit, and the model was not touched; the text says how.
+            Exception: Whatever failed; `reader.begun` says whether half-way.
         """
-        if not self._scheme.initialized_on_receiver:
+        try:
+            self.strategy.write(reader, self.model(), strict=self._strict, cast=self._cast)
+        except Exception as error:
+            self.refusal = str(error)
+            raise
+
+    def commit(self, update: Update) -> None:
+        """Tell the context, and whoever waits in `receive()`, that a version was written.
+
+        Raises:
+            Exception: The context could not take it. Its part decides, too: what it does with the
+                weights may be to bring them to workers of its own, which then run others.
+        """
+        if update.nbytes:  # a policy without weights, a random one, is not told of any
+            self.subject.cascade(lambda: self.strategy.tensors_as_td(self.model()))
+        self.arrivals.put(update)
+
+    # The model itself.
+
+    def model(self) -> object:
+        """Return the model.
+
+        Raises:
+            ValueError: There is none.
+        """
+        model = self._found()
+        if model is None and self.subject.forsaken:
+            raise ValueError("Context has been garbage collected")
+        if model is None:
             raise ValueError("No model registered")
-        self._scheme.apply_weights(weights, inplace)
+        return model
+
+    def part_from_sender(self) -> None:
+        """Give the model memory of its own, where it has the sender's.
+
+        Tensors that are handed to a process of torch's multiprocessing stay in the memory of the
+        process that hands them over.
+        """
+        model = self._found()
+        if is_module(model):
+            from ...codecs.torch_modules import take_out_of_shared_memory
+
+            take_out_of_shared_memory(model)
+
+    def weights(self) -> object:
+        """Return the model's present weights, which share its memory."""
+        return self.strategy.extract_weights(self.model())
+
+    def unfilled(self) -> bool:
+        """Tell whether the model is on the meta device: without values before its first version."""
+        return self._found() is not None and self.strategy.on_meta(self.model())
+
+    def _found(self) -> object | None:
+        """Return the model, of a collector that leaves it to its own workers to make one, too.
+
+        That one only shows which versions fit, and is what the collector is told to pass on.
+        """
+        factories: Any = getattr(self.subject.context, "policy_factory", None)
+        make = next((f for f in factories if f is not None), None) if factories else None
+        if make is None or self.subject.model_id != POLICY:
+            return self.subject.model()
+        try:
+            return self.subject.model()
+        except AttributeError:
+            self.subject.given = make()
+            return self.subject.given
+
+
+@dataclass(eq=False)
+class ReceiverSide:
+    """A scheme between `init_on_receiver` and its shutdown.
+
+    Attributes:
+        destination, receiver: Where versions go, and what takes them in.
+        connected: Whether `connect()` was called.
+    """
+
+    destination: Destination
+    receiver: Receiver
+    connected: bool = False
+
+    def connect(self, timeout: float, *, fill: bool) -> None:
+        """Take up work; with `fill`, wait for weights that the model has no memory without."""
+        self.connected = True
+        try:
+            self.receiver.connect(self.destination.subject.worker_idx, timeout)
+            if fill and self.destination.unfilled():
+                self._await_first(timeout)
+        except BaseException:
+            self.connected = False
+            raise
+
+    def _await_first(self, timeout: float) -> None:
+        destination, worker = self.destination, self.destination.subject.worker_idx
+        deadline = time.monotonic() + timeout
+        while destination.unfilled() and not destination.refusal and time.monotonic() < deadline:
+            self.receiver.receive(min(LOOK_SECONDS, timeout))
+        if destination.refusal:
+            raise DestinationError(
+                f"worker {worker}: the model is on the meta device, and the weights that came do "
+                f"not fill it:\n{destination.refusal}"
+            )
+        if destination.unfilled():
+            raise TimeoutError(
+                f"worker {worker}: the model is on the meta device, and no weights came within "
+                f"{timeout} s; connect() the sender, with weights that fit"
+            )
+
+    def receive(self, timeout: float) -> Any | None:
+        """Return the newest weights that were applied since the last call; see the scheme's."""
+        try:
+            update = self.receiver.receive(timeout)
+        except ApplyError as error:
+            worker = self.destination.subject.worker_idx
+            if self.destination.subject.context is None:
+                raise
+            log.error("worker %s goes on with the weights that it has: %s", worker, error)
+            return None
+        return None if update is None else self.destination.weights()
+
+    def apply(self, weights: Any, inplace: bool, *, strict: bool, timeout: float) -> None:
+        """Apply weights that came by another way, and keep versions out that arrive meanwhile."""
+        destination = self.destination
+        model = destination.model()
+        with self.receiver.reading(timeout) if self.connected else nullcontext():
+            destination.strategy.apply_weights(model, weights, inplace, strict=strict)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        with suppress(Exception):
+            self.receiver.close()
+        self.destination.arrivals.close()

@@ -1,25 +1,29 @@
-"""The roles of a scheme: its side, its model and its transports, as properties; and its pickling.
+"""The roles of a scheme: its side, and what it is about, as properties; and its pickling.
 
-Everything that belongs to one process is in `_session` and `_subject`, and stays there. What is
+Everything that belongs to one process is in `_side` and `_subject`, and stays there. What is
 pickled is the configuration, so that a scheme that is sent to a worker, or forked into one, starts
 anew there and can become a receiver.
 """
 
 import multiprocessing
 import os
+import sys
 import weakref
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from ...bus.receipt import Receipt
 from .. import checks
-from . import torchrl
-from .engine import TIMEOUT
-from .session import Session, Side
+from .carrier import TIMEOUT
+from .model import POLICY, Subject
+from .receiver import ReceiverSide
+from .sender import SenderSide
 from .strategy import Format, WeightStrategy, strategy_named
-from .subject import POLICY, Subject
-from .transport import TransportBackend
+from .vintage import TransportBackend, WeightReceiver, WeightSender
+
+# Of one process, so that it is not pickled.
+OWN = {"_side", "_subject", "_pid", "_closers", "_close", "_made_sender", "_made_receiver"}
 
 
 class Roles:
@@ -54,41 +58,55 @@ class Roles:
         self._start_anew()
 
     def __repr__(self) -> str:
-        side = self._session.side or "not initialised"
-        connected = ", connected" if self._session.connected else ""
-        return f"<{type(self).__name__} of {self.model_id!r}: {side}{connected}>"
+        side, now = self._side, "not initialised"
+        if side is not None:
+            now = "sender" if isinstance(side, SenderSide) else "receiver"
+            now += ", connected" if side.connected else ""
+        return f"<{type(self).__name__} of {self.model_id!r}: {now}>"
 
     # Which side, and how far.
 
     @property
+    def _as_sender(self) -> SenderSide | None:
+        side = self._here()
+        return side if isinstance(side, SenderSide) else None
+
+    @property
+    def _as_receiver(self) -> ReceiverSide | None:
+        side = self._here()
+        return side if isinstance(side, ReceiverSide) else None
+
+    @property
     def initialized_on_sender(self) -> bool:
         """Whether `init_on_sender()` was called."""
-        return self._here().side == "sender"
+        return self._as_sender is not None
 
     @property
     def initialized_on_receiver(self) -> bool:
         """Whether `init_on_receiver()` was called."""
-        return self._here().side == "receiver"
+        return self._as_receiver is not None
 
     @property
     def synchronized_on_sender(self) -> bool:
         """Whether `connect()` was called on the sender."""
-        return self.initialized_on_sender and self._session.connected
+        side = self._as_sender
+        return side is not None and side.connected
 
     @synchronized_on_sender.setter
     def synchronized_on_sender(self, value: bool) -> None:
-        if self.initialized_on_sender:
-            self._session.connected = value
+        if (side := self._as_sender) is not None:
+            side.connected = value
 
     @property
     def synchronized_on_receiver(self) -> bool:
         """Whether `connect()` was called on the receiver."""
-        return self.initialized_on_receiver and self._session.connected
+        side = self._as_receiver
+        return side is not None and side.connected
 
     @synchronized_on_receiver.setter
     def synchronized_on_receiver(self, value: bool) -> None:
-        if self.initialized_on_receiver:
-            self._session.connected = value
+        if (side := self._as_receiver) is not None:
+            side.connected = value
 
     # What it is about.
 
@@ -101,8 +119,8 @@ class Roles:
     def strategy(self, value: WeightStrategy | Format) -> None:
         self._strategy = value if isinstance(value, WeightStrategy) else strategy_named(value)
         self.strategy_str = self._strategy.extract_as
-        if self._session.destination is not None:
-            self._session.destination.strategy = self._strategy
+        if (side := self._as_receiver) is not None:
+            side.destination.strategy = self._strategy
 
     @property
     def context(self) -> Any | None:
@@ -134,38 +152,38 @@ class Roles:
     @property
     def weights(self) -> Any | None:
         """The present weights: those that were given, else the model's; None without a model."""
-        if self._session.weights is not None:
-            return self._session.weights
+        if self._subject.weights is not None:
+            return self._subject.weights
         model = self.model
         return None if model is None else self._strategy.extract_weights(model)
 
     @weights.setter
     def weights(self, value: Any) -> None:
-        self._session.weights = value
+        self._subject.weights = value
 
     @property
     def worker_idx(self) -> int | None:
         """Which worker this is; None on the sender, and before it is known."""
-        return self._session.worker_idx
+        return self._subject.worker_idx
 
     @worker_idx.setter
     def worker_idx(self, worker_idx: int | None) -> None:
         if self.initialized_on_sender and worker_idx is not None:
             raise RuntimeError("Worker index cannot be set after initialization on sender")
-        self._session.worker_idx = worker_idx
+        self._subject.worker_idx = worker_idx
 
     # What became of it.
 
     @property
     def receipt(self) -> Receipt | None:
         """What every worker did with the last send; None before the first."""
-        sending = self._here().sending
-        return sending.receipt if sending is not None else None
+        side = self._as_sender
+        return None if side is None else side.sending.receipt
 
     def versions(self) -> Mapping[int, int]:
         """Return the version that each worker is known to run, as it was acknowledged."""
-        engine = self._here().engine
-        return dict(engine.versions()) if engine is not None else {}
+        side = self._as_sender
+        return {} if side is None else dict(side.sending.carrier.versions())
 
     def reading(self, timeout: float | None = None) -> AbstractContextManager[None]:
         """Return a context in which the receiver's weights do not change, for a forward pass.
@@ -174,11 +192,11 @@ class Roles:
             TimeoutError: An apply took longer than `timeout` seconds.
             RuntimeError: This is no connected receiver.
         """
-        reception = self._here().reception
-        if reception is None or not self._session.connected:
+        side = self._as_receiver
+        if side is None or not side.connected:
             raise RuntimeError("reading() needs a receiver: init_on_receiver() and connect() first")
         timeout = self.timeout if timeout is None else checks.seconds(timeout, "timeout")
-        return reception.reading(timeout)
+        return side.receiver.reading(timeout)
 
     @property
     def shared_transport(self) -> TransportBackend | None:
@@ -195,36 +213,41 @@ class Roles:
 
     def _start_anew(self, model_id: str | None = None) -> None:
         self._pid = os.getpid()
-        self._subject = Subject()
-        self._subject.model_id = model_id
-        self._renew(Session())
-        torchrl.accept(type(self))
+        self._subject = Subject(model_id)
+        self._made_sender: WeightSender | None = None
+        self._made_receiver: WeightReceiver | None = None
+        self._renew()
+        _accept(type(self))
 
-    def _renew(self, session: Session) -> Session:
-        """Take up a session, which is closed with the scheme or at the interpreter's exit."""
-        self._session = session
-        self._close = weakref.finalize(self, session.close)
-        return session
+    def _renew(self) -> None:
+        """Be on no side. What will be, is closed with the scheme or at the interpreter's exit."""
+        self._side: SenderSide | ReceiverSide | None = None
+        self._closers: list[Callable[[], None]] = []
+        self._close = weakref.finalize(self, _close_all, self._closers)
 
-    def _here(self) -> Session:
-        """Return the session of this process: a forked copy of a scheme starts anew."""
+    def _take(self, side: SenderSide | ReceiverSide) -> None:
+        self._side = side
+        self._closers.append(side.close)
+
+    def _here(self) -> SenderSide | ReceiverSide | None:
+        """Return the side in this process: a forked copy of a scheme starts anew."""
         if self._pid != os.getpid():
             self._close.detach()
             self._start_anew(self.model_id)
-        return self._session
+        return self._side
 
-    def _begin(self, side: Side, model_id: str | None, context: Any, model: Any) -> Session:
-        torchrl.accept(type(self))
+    def _begin(self, model_id: str | None, context: Any, model: Any) -> None:
+        _accept(type(self))
         self.shutdown()
         self._subject.model_id = model_id or self.model_id or POLICY
         self._subject.context, self._subject.given = context, model
-        return self._renew(Session(side))
 
     def shutdown(self) -> None:
         """End the session and release everything. Calling it twice is fine."""
         self._here()
         self._close()
-        self._renew(Session())
+        self._subject.weights = self._subject.worker_idx = None
+        self._renew()
 
     @property
     def _is_child_of_sender(self) -> bool:
@@ -233,11 +256,28 @@ class Roles:
         return parent is not None and parent.pid == self._pickled_in
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_session", "_subject", "_pid", "_close"}
-        kept = {k: v for k, v in vars(self).items() if k not in own}
+        kept = {k: v for k, v in vars(self).items() if k not in OWN}
         return kept | {"model_id": self.model_id, "_pickled_in": os.getpid()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         model_id = state.pop("model_id")
         vars(self).update(state)
         self._start_anew(model_id)
+
+
+def _close_all(closers: list[Callable[[], None]]) -> None:
+    for close in closers:
+        with suppress(Exception):
+            close()
+
+
+def _accept(scheme: type) -> None:
+    """Have TorchRL, if it is imported, take a class of schemes for its own.
+
+    Its collectors ask `isinstance(scheme, torchrl.weight_update.WeightSyncScheme)`. Ours do not
+    derive from that class, since they must work without TorchRL; they are registered with it.
+    """
+    module: Any = sys.modules.get("torchrl.weight_update.weight_sync_schemes")
+    base = getattr(module, "WeightSyncScheme", None)  # None while it is still being imported
+    if base is not None and not issubclass(scheme, base):
+        base.register(scheme)

@@ -18,7 +18,7 @@ from ...codecs.errors import StateError
 from ...codecs.layout import Layout, difference, trimmed
 from ...codecs.outline import Leaf
 from ...codecs.state import is_module, is_tensor, named_leaves, signature, state_of, write_into
-from .subject import log
+from .model import log
 
 if TYPE_CHECKING:
     import torch

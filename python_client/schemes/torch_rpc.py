@@ -20,12 +20,12 @@ from ...codecs.numpy_tensors import Bytes
 from ...codecs.state import State, Writer
 from .call_receiver import Call, Incoming, deliver
 from .call_sender import Channel
-from .destination import Destination
-from .engine import Engine, Reception
-from .handing import Answer, Outcome
+from .carrier import Carrier, Receiver
+from .model import Answer, Outcome
+from .receiver import Destination
 from .scheme import WeightSyncScheme
 from .strategy import Format
-from .transport import TransportBackend, WorkerTransport
+from .vintage import TransportBackend, WorkerTransport
 
 PIECE_BYTES = 2 * 2**20  # of 1, 2, 4 and 8 MiB the fastest, if not by much
 KEPT_MAX = 2  # buffers kept for reuse: one for the next version while one is on its way
@@ -49,7 +49,7 @@ class RPCWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy, **settings)
         self._channel = Channel()
 
-    def _make_engine(self, **kwargs: Any) -> Engine:
+    def _make_carrier(self, **kwargs: Any) -> Carrier:
         def given(name: str) -> Any:
             value = kwargs.get(name)
             return getattr(self.context, name, None) if value is None else value
@@ -64,10 +64,10 @@ class RPCWeightSyncScheme(WeightSyncScheme):
         peers = _Peers(list(zip(infos, rrefs, strict=True)))
         return self._channel.carrier(peers, self.strategy_str)
 
-    def _make_reception(self, destination: Destination, **kwargs: Any) -> Reception:
+    def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
         return self._channel.receiver(destination, **kwargs)
 
-    def _engine_of(self, pipe_or_context: Any) -> Engine:
+    def _carrier_to(self, pipe_or_context: Any) -> Carrier:
         return self._channel.carrier(_Peers([_peer(pipe_or_context)]), self.strategy_str)
 
     def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:

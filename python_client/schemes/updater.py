@@ -26,10 +26,10 @@ from ...codecs.state import is_module, is_tensor, state_of
 from .. import checks
 from .call_receiver import MARGIN
 from .call_sender import Answers
-from .engine import TIMEOUT
-from .handing import Answer, Outcome, keep, references
+from .carrier import TIMEOUT
+from .model import Answer, Outcome, keep, references
 from .ray import AsWeights, Store, answer_to, call, explain, taken
-from .sending import check
+from .sender import check
 
 NAMES = "policy_weights", "policy_or_weights"  # what collectors' methods call weights
 

@@ -1,20 +1,129 @@
-"""Transports: the way to one worker, or from the sender, as both vintages of the API know it.
+"""The older vintage of the API: senders, receivers and transports as objects of their own.
 
-A transport is a view of an engine or of a receiving scheme; it holds nothing that they do not.
+All of them are views: a `WeightSender` sends what its scheme sends, a `WeightReceiver` is its
+scheme's receiving side, and a transport is one worker of a carrier. They hold nothing of their own.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from ...bus.receipt import Receipt
-from .each import merged
-from .engine import Engine, Prepared, Weights
-from .sending import Sending
+from .carrier import Carrier, Prepared, Weights, merged
+from .sender import SendCall, Sending
+
+if TYPE_CHECKING:
+    from .scheme import WeightSyncScheme
 
 Prepare = Callable[[Any, str | None], Weights]
+
+
+class WeightSender:
+    """Sends weights for one model to workers. Made by `scheme.get_sender()` or `create_sender()`.
+
+    It sends to the workers of its scheme; one of a scheme that is not initialised, to the workers
+    whose transports were registered with it.
+    """
+
+    def __init__(self, scheme: "WeightSyncScheme") -> None:
+        self._scheme = scheme
+        self._transports: dict[int, WorkerTransport] = {}
+        self._registered = Sending(TransportsCarrier(self._transports))
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What every worker did with the last send; None before the first."""
+        return self._sending().receipt
+
+    def register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
+        """Add a worker, given by what `scheme.create_transport` takes."""
+        transport = self._scheme.create_transport(pipe_or_context)
+        self._transports[worker_idx] = cast("WorkerTransport", transport)
+
+    def send(
+        self,
+        weights: Any = None,
+        worker_ids: int | list[int] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Send weights and wait until the workers have applied them; see `WeightSyncScheme.send`.
+
+        Raises:
+            RuntimeError: A `send_async` was not waited for.
+        """
+        self._start("send", weights, worker_ids, timeout).finish()
+
+    def send_async(
+        self,
+        weights: Any = None,
+        worker_ids: int | list[int] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Send weights and return as soon as they may be changed here. `wait_async` must follow.
+
+        Raises:
+            RuntimeError: A `send_async` was not waited for.
+        """
+        self._start("send_async", weights, worker_ids, timeout)
+
+    def wait_async(self, timeout: float | None = None) -> None:
+        """Wait until the workers have applied what `send_async` sent.
+
+        Raises:
+            RuntimeError: Nothing is on its way.
+            PublishError: Some workers do not have the weights; it names them.
+            TimeoutError: It is still on its way after `timeout` seconds; wait again.
+        """
+        self._sending().wait(timeout)
+
+    def update_weights(self, weights: Any = None) -> None:
+        """Send weights to all workers (the oldest name of `send`)."""
+        self.send(weights)
+
+    def _start(
+        self, call: SendCall, weights: Any, worker_ids: Any, timeout: float | None
+    ) -> Sending:
+        sending = self._sending()
+        self._scheme.start_sending(call, sending, weights, worker_ids, timeout)
+        return sending
+
+    def _sending(self) -> Sending:
+        return self._registered if self._transports else self._scheme.own_sending()
+
+
+class WeightReceiver:
+    """Receives weights for one model. Made by `scheme.get_receiver()` or `create_receiver()`."""
+
+    def __init__(self, scheme: "WeightSyncScheme") -> None:
+        self._scheme = scheme
+
+    def receive(self, timeout: float = 0.001) -> bool:
+        """Apply the newest weights, if any have come within `timeout` seconds; tell whether.
+
+        Raises:
+            ApplyError: They do not fit; the model is as it was. The sender is told.
+        """
+        scheme = self._scheme
+        return scheme.initialized_on_receiver and scheme.receive(timeout) is not None
+
+    def apply_weights(self, weights: Any, inplace: bool = True) -> None:
+        """Apply weights that came by another way.
+
+        Raises:
+            ValueError: There is no model.
+            DestinationError: They do not fit; the model is as it was.
+        """
+        if not self._scheme.initialized_on_receiver:
+            raise ValueError("No model registered")
+        self._scheme.apply_weights(weights, inplace)
+
+
+# Transports.
 
 
 class TransportBackend(Protocol):
@@ -40,16 +149,16 @@ class WorkerTransport:
     """The way to one worker, on the sender's side.
 
     Args:
-        engine: What carries the weights.
+        carrier: What carries the weights.
         worker: The worker's id there.
         prepare: Makes `Weights` of whatever a user gives, and a model id if one is given.
         timeout: Seconds that a send may take.
     """
 
-    def __init__(self, engine: Engine, worker: int, prepare: Prepare, timeout: float) -> None:
+    def __init__(self, carrier: Carrier, worker: int, prepare: Prepare, timeout: float) -> None:
         self.worker = worker
         self._prepare, self._timeout = prepare, timeout
-        self._sending = Sending(engine)
+        self._sending = Sending(carrier)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to worker {self.worker}>"
@@ -86,8 +195,8 @@ class WorkerTransport:
         self._sending.finish(timeout)
 
     def post(self, weights: Weights, timeout: float) -> "Future[Receipt]":
-        """Send what is prepared; for an engine over transports."""
-        return self._sending.engine.send(weights, [self.worker], timeout=timeout)
+        """Send what is prepared; for a carrier over transports."""
+        return self._sending.carrier.send(weights, [self.worker], timeout=timeout)
 
     def receive_weights(
         self,
@@ -103,14 +212,14 @@ class WorkerTransport:
 
     def check_connection(self) -> bool:
         """Tell whether the worker exists."""
-        return self.worker in self._sending.engine.workers()
+        return self.worker in self._sending.carrier.workers()
 
     def setup_connection_and_weights_on_sender(self) -> None:
         """Nothing is left to do: `connect()` of the scheme has done it."""
 
     def versions(self) -> Mapping[int, int]:
         """Return the version that the worker is known to run, under its id."""
-        known = self._sending.engine.versions()
+        known = self._sending.carrier.versions()
         return {self.worker: known[self.worker]} if self.worker in known else {}
 
 
@@ -128,10 +237,11 @@ class InitialSyncTransport(Protocol):
         ...
 
 
-class SharedMemTransport(WorkerTransport):
+class SharedMemTransport:
     """A name of TorchRL's: no transport here is of shared memory alone."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __new__(cls, *_: Any, **__: Any) -> NoReturn:
+        """Say what to write instead."""
         raise TypeError(
             "SharedMemTransport is nothing by itself here: workers read a publisher's memory. "
             "Write SharedMemWeightSyncScheme(), and after init_on_sender() take its "
@@ -139,28 +249,16 @@ class SharedMemTransport(WorkerTransport):
         )
 
 
-class DistributedTransport(WorkerTransport):
+class DistributedTransport:
     """A name of TorchRL's: no transport here needs a store and a rank."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __new__(cls, *_: Any, **__: Any) -> NoReturn:
+        """Say what to write instead."""
         raise TypeError(
             "DistributedTransport is nothing by itself here: there is neither store nor process "
             "group. Write DistributedWeightSyncScheme(), and after init_on_sender(num_workers=...) "
             "take its sender_transports"
         )
-
-
-class ReceivingSide(Protocol):
-    """What a transport needs of a receiving scheme."""
-
-    @property
-    def model_id(self) -> str | None:
-        """The id of its model."""
-        ...
-
-    def receive(self, timeout: float | None = None) -> Any | None:
-        """Return the newest weights that were applied since the last call."""
-        ...
 
 
 class ReceiverTransport:
@@ -171,7 +269,7 @@ class ReceiverTransport:
         named: Whether `receive_weights` returns `(model_id, weights)`, as the older vintage does.
     """
 
-    def __init__(self, scheme: ReceivingSide, *, named: bool = False) -> None:
+    def __init__(self, scheme: "WeightSyncScheme", *, named: bool = False) -> None:
         self._scheme, self._named = scheme, named
 
     def send_weights(self, *weights: Any) -> None:
@@ -207,8 +305,8 @@ class ReceiverTransport:
         return True
 
 
-class TransportsEngine:
-    """An engine over transports that were made one by one (`scheme.create_transport`)."""
+class TransportsCarrier:
+    """A carrier over transports that were made one by one (`scheme.create_transport`)."""
 
     def __init__(self, transports: Mapping[int, WorkerTransport]) -> None:
         self._transports = transports
@@ -220,7 +318,7 @@ class TransportsEngine:
     def send(
         self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
     ) -> "Future[Receipt]":
-        """Send through each transport; see `Engine.send`."""
+        """Send through each transport; see `Carrier.send`."""
         chosen = self.workers() if workers is None else workers
         futures = {w: self._transports[w].post(weights, timeout) for w in chosen}
         return _gathered(futures, {w: self._transports[w].worker for w in chosen})
@@ -266,3 +364,35 @@ def _renamed(receipt: Receipt, old: int, new: int) -> Receipt:
     workers = {n: w for n, w in receipt.workers.items() if n != str(old)}
     workers[str(new)] = replace(receipt.workers[str(old)], name=str(new))
     return replace(receipt, workers=workers)
+
+
+# Pipes, by which workers learn where the sender is.
+
+
+class Pipe(Protocol):
+    """A worker's pipe, as `multiprocessing.Pipe()` makes them."""
+
+    def send_bytes(self, buf: bytes, /) -> None:
+        """Write one message."""
+        ...
+
+    def recv_bytes(self) -> bytes:
+        """Read one message."""
+        ...
+
+    def poll(self, timeout: float, /) -> bool:
+        """Tell whether a message is there, or comes in time."""
+        ...
+
+
+def read(pipe: Pipe, timeout: float) -> dict[str, Any]:
+    """Read where the sender is, and which worker this is."""
+    if not pipe.poll(timeout):
+        raise TimeoutError(
+            f"no address came down the pipe within {timeout} s; is init_on_sender() called with "
+            "the other end of it?"
+        )
+    told: Any = json.loads(pipe.recv_bytes())
+    if not isinstance(told, dict) or not {"weightbus", "worker"} <= told.keys():
+        raise ValueError("something else than the sender's address came down the pipe first")
+    return cast("dict[str, Any]", told)

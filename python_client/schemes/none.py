@@ -7,80 +7,17 @@ from typing import Any
 
 from ...bus.receipt import Receipt
 from ..reading import READING_SECONDS
-from .destination import Destination
-from .engine import Engine, Prepared, Reception, Weights
+from .carrier import Carrier, Prepared, Receiver, Weights
+from .model import POLICY, log
+from .receiver import Destination
 from .scheme import WeightSyncScheme
-from .sender import WeightSender
+from .sender import Sending
 from .strategy import Format
-from .subject import log
-from .transport import TransportBackend
+from .vintage import TransportBackend
 
 
-class NoTransport:
-    """A transport by which nothing goes."""
-
-    def send_weights(self, *weights: Any) -> None:
-        """Send nothing."""
-
-    def receive_weights(
-        self,
-        timeout: float | None = None,
-        *,
-        weights: Any = None,
-        model: Any = None,
-        strategy: Any = None,
-    ) -> None:
-        """Receive nothing."""
-
-    def check_connection(self) -> bool:
-        """Nothing that could be lost: True."""
-        return True
-
-
-class NoSender(WeightSender):
-    """A sender that sends nothing (older vintage)."""
-
-    def __init__(self, scheme: "NoWeightSyncScheme") -> None:
-        super().__init__(scheme)
-        self._pending = False
-
-    def send(
-        self,
-        weights: Any = None,
-        worker_ids: int | list[int] | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> None:
-        """Send nothing."""
-        self.send_async(weights, worker_ids, timeout=timeout)
-        self.wait_async()
-
-    def send_async(
-        self,
-        weights: Any = None,
-        worker_ids: int | list[int] | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> None:
-        """Send nothing; `wait_async` must follow, as with every sender."""
-        if self._pending:
-            raise RuntimeError(
-                "Cannot call send_async() again while a previous send is pending. "
-                "Call wait_async() first."
-            )
-        self._scheme.send(weights, worker_ids, timeout=timeout)
-        self._pending = True
-
-    def wait_async(self, timeout: float | None = None) -> None:
-        """Wait for nothing."""
-        del timeout
-        if not self._pending:
-            raise RuntimeError("No async send is pending. Call send_async() first.")
-        self._pending = False
-
-
-class NoEngine:
-    """An engine without workers."""
+class Nothing:
+    """What carries nothing, on either side: a carrier, a receiver and a transport."""
 
     def workers(self) -> Sequence[int]:
         """Return none."""
@@ -102,13 +39,6 @@ class NoEngine:
         """Return none."""
         return {}
 
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class NoReception:
-    """A reception where nothing arrives."""
-
     def connect(self, worker_idx: int | None, timeout: float) -> None:
         """Do nothing."""
 
@@ -123,6 +53,23 @@ class NoReception:
     def close(self) -> None:
         """Do nothing."""
 
+    def send_weights(self, *weights: Any) -> None:
+        """Send nothing."""
+
+    def receive_weights(self, timeout: float | None = None, **_: Any) -> None:
+        """Receive nothing."""
+
+    def check_connection(self) -> bool:
+        """Nothing that could be lost: True."""
+        return True
+
+
+class _NothingSent(Sending):
+    """A send of nothing: it goes to any worker, and is over when it is waited for."""
+
+    def _check_known(self, workers: Sequence[int] | None) -> None:
+        """Take any worker for known."""
+
 
 class NoWeightSyncScheme(WeightSyncScheme):
     """Synchronises nothing: workers keep the weights that they were built with.
@@ -134,14 +81,15 @@ class NoWeightSyncScheme(WeightSyncScheme):
 
     def __init__(self, strategy: Format = "tensordict", **settings: Any) -> None:
         super().__init__(strategy, **settings)
+        self._nothing = _NothingSent(Nothing())
 
-    def _make_engine(self, **kwargs: Any) -> Engine:
+    def _make_carrier(self, **kwargs: Any) -> Carrier:
         del kwargs
-        return NoEngine()
+        return Nothing()
 
-    def _make_reception(self, destination: Destination, **kwargs: Any) -> Reception:
+    def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
         del destination, kwargs
-        return NoReception()
+        return Nothing()
 
     def connect(self, *, worker_idx: int | None = None, **nothing: Any) -> None:
         """Connect nothing. It may be called again.
@@ -152,8 +100,8 @@ class NoWeightSyncScheme(WeightSyncScheme):
         """
         if "weights" in nothing:
             raise TypeError("connect() of a scheme that sends nothing takes no weights")
-        session = self._here()
-        if session.destination is not None and session.destination.unfilled():
+        receiver = self._as_receiver
+        if receiver is not None and receiver.destination.unfilled():
             raise RuntimeError(
                 f"worker {worker_idx if worker_idx is not None else self.worker_idx}: the model "
                 f"{self.model_id!r} is on the meta device, without weights, and NoWeightSyncScheme "
@@ -161,7 +109,8 @@ class NoWeightSyncScheme(WeightSyncScheme):
                 "the collector a policy_factory that builds the policy in each worker, or use "
                 "another scheme"
             )
-        session.connected = session.side is not None
+        if (side := self._here()) is not None:
+            side.connected = True
 
     def send(
         self,
@@ -171,18 +120,10 @@ class NoWeightSyncScheme(WeightSyncScheme):
         timeout: float | None = None,
     ) -> None:
         """Send nothing."""
-        del weights, worker_ids, timeout
-        log.debug("%r: NoWeightSyncScheme sends nothing", self.model_id)
+        del worker_ids, timeout
+        self._prepared(weights)
 
-    def send_async(
-        self,
-        weights: Any = None,
-        worker_ids: int | list[int] | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> None:
-        """Send nothing."""
-        self.send(weights, worker_ids, timeout=timeout)
+    send_async = send
 
     def wait_async(self, timeout: float | None = None) -> None:
         """Wait for nothing."""
@@ -190,11 +131,19 @@ class NoWeightSyncScheme(WeightSyncScheme):
     def receive(self, timeout: float | None = None) -> None:
         """Receive nothing: None, at once."""
 
-    def create_sender(self) -> WeightSender:
-        """Return a sender that sends nothing."""
-        return NoSender(self)
+    def own_sending(self) -> Sending:
+        """Return what senders of the older vintage send: nothing, in the order of any send."""
+        return self._nothing
+
+    def _prepared(self, weights: Any) -> Prepared:
+        del weights
+        log.debug("%r: NoWeightSyncScheme sends nothing", self.model_id)
+        return Weights(self.model_id or POLICY, {})
 
     def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
         """Return a transport by which nothing goes."""
         del pipe_or_context, kwargs
-        return NoTransport()
+        return Nothing()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_nothing": _NothingSent(Nothing())}

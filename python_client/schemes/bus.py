@@ -1,0 +1,525 @@
+"""The schemes over the bus: the same publisher and subscribers, with other settings.
+
+ZMQWeightSyncScheme            an address that the user chooses; workers on any host
+DistributedWeightSyncScheme    the same, made as TorchRL's of that name
+MultiProcessWeightSyncScheme   a private address on this host, by whichever road works
+SharedMemWeightSyncScheme      the same, by shared memory
+
+A worker is called by its number. Where the number of workers is known, a send is for all of them:
+it waits, for most of its time, until they have joined once, and then goes to those that are there;
+the others are named. Where it is not known, a send is for those that have joined.
+
+Some collectors number their workers from 0 on the sender and from 1 on the receivers. Where one
+has joined under the number of workers itself, receivers are taken to count from 1.
+"""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from typing import Any
+
+from ...bus.errors import ClosedError, PublishError
+from ...bus.limits import Timing
+from ...bus.receipt import Receipt, WorkerReceipt
+from ...codecs.apply import Reader
+from ...codecs.errors import WeightBusError
+from ...codecs.layout import Layout
+from ..publisher import Publisher
+from ..reading import READING_SECONDS
+from ..applying import Update
+from ..subscriber import Subscriber
+from ..targets import MemoryTarget
+from .carrier import TIMEOUT, Carrier, Prepared, Receiver, Weights
+from .model import is_torchrl
+from .receiver import Destination
+from .scheme import WeightSyncScheme
+from .sender import check_sources
+from .strategy import Format
+from .vintage import Pipe, WorkerTransport, read
+
+LOOPBACK = "tcp://127.0.0.1:0"
+LOOK_SECONDS = 0.02  # between two looks at who has joined meanwhile
+MARGIN = 0.2  # of a send's time, kept for those that are there while others are waited for
+
+
+class ZMQWeightSyncScheme(WeightSyncScheme):
+    """Weights over ZeroMQ: to workers in any process, on any host.
+
+    Args:
+        address: Where the sender binds. Port 0 takes a free one; what was taken is in `address`
+            after `init_on_sender`, and travels with the scheme when it is pickled.
+        strategy: By which names weights travel: "tensordict" or "state_dict".
+        num_workers: How many workers there are. A send is then for all of them, also for those
+            that are still starting. None: as many as the context says, else those that have joined.
+        shared_memory: Let workers on the sender's host read from its memory.
+        advertise: What workers are told to connect to for data; None: it follows from `address`.
+        liveness: How long to wait for signs of life.
+        timeout: Seconds that a call waits unless it is told otherwise.
+        strict: Whether both sides must have the same names.
+        cast: Whether values may be converted to the receiving model's dtypes.
+        background: Receivers apply in the background; else where `receive()` is called.
+    """
+
+    sync = True  # whether `send` waits until the workers have applied the weights
+
+    def __init__(
+        self,
+        address: str = LOOPBACK,
+        strategy: Format = "tensordict",
+        *,
+        num_workers: int | None = None,
+        shared_memory: bool = True,
+        advertise: str | None = None,
+        liveness: Timing | None = None,
+        timeout: float = TIMEOUT,
+        strict: bool = True,
+        cast: bool = True,
+        background: bool = True,
+    ) -> None:
+        super().__init__(strategy, timeout=timeout, strict=strict, cast=cast, background=background)
+        self.bind, self.address, self.advertise = address, address, advertise
+        self.num_workers, self.shared_memory, self.liveness = num_workers, shared_memory, liveness
+
+    def _make_carrier(
+        self,
+        *,
+        num_workers: int | None = None,
+        pipes: Iterable[Pipe] | None = None,
+        context: Any = None,
+        **others: Any,
+    ) -> Carrier:
+        del others
+        if pipes is None and not is_torchrl(context):  # whose pipes are not ours to use
+            pipes = getattr(context, "pipes", None)
+        publisher = Publisher(
+            self.bind,
+            advertise=self.advertise,
+            shared_memory=self.shared_memory,
+            timing=self.liveness,
+        )
+        self.address = publisher.address
+        try:
+            for worker, pipe in enumerate(pipes or ()):
+                pipe.send_bytes(json.dumps({"weightbus": self.address, "worker": worker}).encode())
+        except BaseException:
+            publisher.close()
+            raise
+        return BusSender(publisher, self.num_workers if num_workers is None else num_workers)
+
+    def _make_receiver(
+        self,
+        destination: Destination,
+        *,
+        background: bool = True,
+        pipe: Pipe | None = None,
+        **others: Any,
+    ) -> Receiver:
+        del others
+        if pipe is not None:
+            told = read(pipe, self.timeout)
+            self.address = told["weightbus"]
+            if self._subject.worker_idx is None:
+                self._subject.worker_idx = int(told["worker"])
+        if self.address.endswith((":0", ":*")):
+            raise ValueError(
+                f"the sender's address is not known here ({self.address}): give this scheme the "
+                "address of an initialised sender, a pipe from it, or a copy pickled after "
+                "init_on_sender(). (pipe must be provided via context or kwargs)"
+            )
+        return BusReceiver(
+            destination,
+            self.address,
+            background=background,
+            shared_memory=self.shared_memory,
+            timing=self.liveness,
+        )
+
+    def _carrier_to(self, pipe_or_context: Any) -> Carrier:
+        """Return a carrier to one worker, which learns of it by its pipe."""
+        if pipe_or_context is None:
+            raise ValueError("pipe must be provided: the end of a pipe to the worker")
+        if not hasattr(pipe_or_context, "send_bytes"):
+            raise TypeError(
+                f"a {type(pipe_or_context).__name__} leads to no worker: give the end of a pipe to "
+                "the worker, or let workers join at the scheme's address (init_on_sender)"
+            )
+        carrier = self._make_carrier(num_workers=1, pipes=[pipe_or_context])
+        self._closers.append(carrier.close)
+        return carrier
+
+    def send(
+        self,
+        weights: Any = None,
+        worker_ids: int | list[int] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Send weights; see `WeightSyncScheme.send`, or `send_async` if not `sync`."""
+        if self.sync:
+            super().send(weights, worker_ids, timeout=timeout)
+            return
+        side = self._as_sender
+        if side is not None and side.sending.pending:
+            self.wait_async()
+        self.send_async(weights, worker_ids, timeout=timeout)
+
+
+def _of_one_host(
+    self: ZMQWeightSyncScheme, model_id: str | None, context: Any, kwargs: Mapping[str, Any]
+) -> None:
+    """Check what is given, as schemes of one host do: it must say how many workers there are."""
+    check_sources(model_id, context, kwargs, self.num_workers)
+
+
+class DistributedWeightSyncScheme(ZMQWeightSyncScheme):
+    """Weights to other hosts, made as TorchRL's scheme over `torch.distributed` is.
+
+    Args:
+        backend: Taken for compatibility, "gloo" or "nccl": no process group is needed.
+        sync: As in `MultiProcessWeightSyncScheme`.
+        timeout: Seconds that a call waits unless it is told otherwise.
+        **settings: Those of `ZMQWeightSyncScheme`. Workers on other hosts need an `address` that
+            they can reach, "tcp://this-host:5555"; by default those of this host can.
+    """
+
+    def __init__(
+        self, backend: str = "gloo", sync: bool = True, timeout: float = 3600.0, **settings: Any
+    ) -> None:
+        if backend not in ("gloo", "nccl"):
+            raise ValueError(f"backend={backend!r}: it is 'gloo' or 'nccl', and neither is used")
+        super().__init__(timeout=timeout, **settings)
+        self.backend, self.sync = backend, sync
+
+
+class MultiProcessWeightSyncScheme(ZMQWeightSyncScheme):
+    """Weights to processes of this host, over a private address of the bus.
+
+    Args:
+        strategy: By which names weights travel: "tensordict" or "state_dict".
+        sync: Whether `send` waits until the workers have applied the weights. If not, it is
+            `send_async`, and the next send first waits for the one before.
+        **settings: Those of `ZMQWeightSyncScheme`.
+    """
+
+    def __init__(self, strategy: Format = "tensordict", sync: bool = True, **settings: Any) -> None:
+        super().__init__(strategy=strategy, **settings)
+        self.sync = sync
+
+    _check_sources = _of_one_host
+
+
+class MPTransport(WorkerTransport):
+    """The way to the worker at the other end of a pipe, of a scheme of its own.
+
+    Args:
+        pipe: This end. Its worker calls `init_on_worker(..., pipe=...)` with the other.
+        timeout: Seconds that a send may take.
+    """
+
+    def __init__(self, pipe: Any, timeout: Any = TIMEOUT, *_: Any) -> None:
+        if not hasattr(pipe, "send_bytes"):  # queues, as TorchRL's later ones take them
+            raise TypeError(
+                f"an MPTransport of a {type(pipe).__name__} leads nowhere: write MPTransport(pipe) "
+                "or take those of an initialised scheme, sender_transports"
+            )
+        self._scheme = MultiProcessWeightSyncScheme(timeout=timeout)  # ends with the transport
+        super().__init__(*self._scheme.way_to(pipe))
+
+
+class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
+    """Weights to processes of this host, which read them from the sender's memory.
+
+    Args:
+        strategy: By which names weights travel: "tensordict" or "state_dict".
+        sync: Whether `send` waits until the workers have applied the weights.
+        per_worker_weights: Accepted for compatibility; `send({0: ..., 1: ...})` always works.
+        policy_weights: Weights to send, by model id, as `register_shared_weights` takes them. The
+            older vintage has them first.
+        auto_register: Whether models that were not registered may be sent.
+        **settings: Those of `ZMQWeightSyncScheme`.
+
+    The trainer's own tensors are never shared: workers read a snapshot, and copy it into models
+    of their own. Where the host gives no shared memory, weights take the network's road.
+    """
+
+    def __init__(
+        self,
+        strategy: Format | dict[str, Any] | None = "tensordict",
+        sync: bool = True,
+        per_worker_weights: bool = False,
+        *,
+        policy_weights: dict[str, Any] | None = None,
+        auto_register: bool = True,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(strategy, str):  # where the older vintage has its policy_weights
+            policy_weights, strategy = strategy, "tensordict"
+        super().__init__(strategy=strategy, **settings)
+        self.sync = sync
+        self.per_worker_weights, self.auto_register = per_worker_weights, auto_register
+        self.policy_weights: dict[str, Any] = dict(policy_weights or {})
+
+    def register_shared_weights(self, model_id: str, weights: Any) -> None:
+        """Register the weights that are sent for a model if a send does not say.
+
+        Raises:
+            RuntimeError: The model has some.
+        """
+        if model_id in self.policy_weights:
+            raise RuntimeError("Re-registering weights is not supported.")
+        self.policy_weights[model_id] = weights
+
+    _check_sources = _of_one_host
+
+    def _own_weights(self, model_id: str, context: Any) -> Any:
+        """Return the registered weights of a model, else what the base knows."""
+        if model_id in self.policy_weights:
+            return self.policy_weights[model_id]
+        if not self.auto_register:
+            raise KeyError(f"model {model_id!r} is not registered; register_shared_weights() first")
+        return super()._own_weights(model_id, context)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"policy_weights": {}}  # a worker has no use for them
+
+
+# On the sender.
+
+
+class BusSender:
+    """Sends over a publisher of its own.
+
+    Args:
+        publisher: It; closed with this.
+        num_workers: How many workers there will be; None: however many join.
+    """
+
+    def __init__(self, publisher: Publisher, num_workers: int | None = None) -> None:
+        self._publisher, self._count = publisher, num_workers
+        self._closed = threading.Event()
+        self._model: str | None = None
+        self._seen: set[str] = set()  # names of workers that have ever joined
+        self._first = 0  # what receivers count from
+        self._firsts: dict[int, Weights] = {}  # what workers begin with that have not joined yet
+        self._order = threading.Lock()  # so that what is published later is newer
+
+    def workers(self) -> Sequence[int]:
+        """Return the ids of all workers, or of those that have joined and are not lost."""
+        if self._count is not None:
+            return range(self._count)
+        status = self._publisher.workers().values()
+        return sorted(int(s.name) for s in status if s.state != "lost" and s.name.isdigit())
+
+    def send(
+        self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
+    ) -> "Future[Receipt]":
+        """Publish a version."""
+        deadline = time.monotonic() + timeout
+        self._model = model = bus_name(weights.model_id)
+        ids = [*self.workers()] if workers is None else [*workers]
+        there = self._await_joined(ids, deadline - timeout * MARGIN)
+        names = self._names(ids)
+        reached = None if workers is None else [n for n in names.values() if n in there]
+        with self._order:
+            for worker, name in names.items():
+                if reached is None or name in reached:
+                    self._firsts.pop(worker, None)  # what is sent now is newer
+            published = self._publisher.publish_async(
+                model, weights.tensors, workers=reached, timeout=deadline - time.monotonic()
+            )
+        answer: Future[Receipt] = Future()
+
+        def is_published(done: "Future[Receipt]") -> None:
+            try:
+                answer.set_result(self._renamed(_receipt(done), weights.model_id, names))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        published.add_done_callback(is_published)
+        return answer
+
+    def _await_joined(self, ids: Sequence[int], deadline: float) -> frozenset[str]:
+        """Wait until workers have joined once; return the names of all that are there."""
+        while True:
+            there = frozenset(self._publisher.workers())
+            self._note(there)
+            all_came = self._seen.issuperset(self._names(ids).values())
+            if all_came or time.monotonic() >= deadline or self._closed.wait(LOOK_SECONDS):
+                return there
+
+    def _note(self, there: Iterable[str]) -> None:
+        self._seen.update(there)
+        if self._count is not None and str(self._count) in self._seen:
+            self._first = 1
+
+    def _names(self, ids: Iterable[int]) -> dict[int, str]:
+        """Return what workers are called on the bus."""
+        return {worker: str(worker + self._first) for worker in ids}
+
+    def _renamed(self, receipt: Receipt, model_id: str, names: Mapping[int, str]) -> Receipt:
+        """Return a receipt with every worker under its id, those that are missing included."""
+        workers: dict[str, WorkerReceipt] = {}
+        for worker, name in names.items():
+            row = receipt.workers.get(name)
+            if row is not None and not (row.state == "left" and self._count is not None):
+                workers[str(worker)] = replace(row, name=str(worker))
+            elif name in self._seen:
+                workers[str(worker)] = WorkerReceipt(str(worker), "lost", 0.0, "it has left")
+            else:
+                text = f"it has not joined at {self._publisher.address}"
+                workers[str(worker)] = WorkerReceipt(str(worker), "behind", None, text)
+        return replace(receipt, model=model_id, workers=workers)
+
+    def greet(self, weights: Prepared | None, *, timeout: float) -> None:
+        """Publish the first version, which every worker gets that has joined or joins later."""
+        if isinstance(weights, Weights):
+            self._model = bus_name(weights.model_id)
+            self._publisher.publish_async(
+                self._model, weights.tensors, require=0, wait="none", timeout=timeout
+            )
+        elif weights:
+            self._firsts = {worker: own.copied() for worker, own in weights.items()}
+            greet = threading.Thread(target=self._greet_each, args=(timeout / len(weights),))
+            greet.name, greet.daemon = "weightbus-greet", True
+            greet.start()
+
+    def _greet_each(self, share: float) -> None:
+        """Publish to each worker what it begins with when it joins, unless a send comes first.
+
+        One after the other, since the bus gives up older versions of a model for newer ones.
+        """
+        while self._firsts and not self._closed.wait(LOOK_SECONDS):
+            there = self._publisher.workers().keys()
+            for worker, name in self._names([*self._firsts]).items():
+                with self._order:
+                    own = self._firsts.pop(worker, None) if name in there else None
+                    if own is None:
+                        continue
+                    self._model = model = bus_name(own.model_id)
+                    begun = self._publisher.publish_async(
+                        model, own.tensors, workers=[name], timeout=share
+                    )
+                with suppress(WeightBusError):  # a worker that failed will say so to the next send
+                    begun.result()
+
+    def versions(self) -> Mapping[int, int]:
+        """Return what each worker says that it runs."""
+        if self._model is None or self._closed.is_set():
+            return {}
+        status = self._publisher.workers()
+        self._note(status)
+        numbers = sorted(int(name) for name in status if name.isdigit())
+        return {
+            number - self._first: status[str(number)].running[self._model][1]
+            for number in numbers
+            if self._model in status[str(number)].running
+        }
+
+    def close(self) -> None:
+        """Close the publisher."""
+        self._closed.set()
+        self._publisher.close()
+
+
+def _receipt(done: "Future[Receipt]") -> Receipt:
+    """Return the receipt, whether or not it is one of success."""
+    try:
+        return done.result()
+    except PublishError as error:
+        return error.receipt
+
+
+# On a receiver.
+
+
+class BusReceiver:
+    """Receives by a subscriber, which is made when it connects.
+
+    Args:
+        destination: Where versions go.
+        address: The publisher's address.
+        background: Apply in the background; else where `receive` is called.
+        shared_memory: Read versions from memory where the publisher is on this host.
+        timing: How long to wait for signs of life.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        address: str,
+        *,
+        background: bool,
+        shared_memory: bool = True,
+        timing: Timing | None = None,
+    ) -> None:
+        self._destination, self._address, self._background = destination, address, background
+        self._shared_memory, self._timing = shared_memory, timing
+        self._subscriber: Subscriber | None = None
+
+    def connect(self, worker_idx: int | None, timeout: float) -> None:
+        """Join the bus, without waiting for the publisher.
+
+        Raises:
+            ValueError: Nobody has said which worker this is.
+        """
+        del timeout
+        if worker_idx is None:
+            raise ValueError("worker_idx must be provided via context or kwargs")
+        model = bus_name(self._destination.subject.model_id or "")
+        self._subscriber = Subscriber(
+            self._address,
+            {model: _BusTarget(self._destination)},
+            name=str(worker_idx),
+            on_commit=self._destination.commit,
+            shared_memory=self._shared_memory,
+            timing=self._timing,
+        )
+        if self._background:
+            self._subscriber.start()
+
+    def receive(self, timeout: float) -> Update | None:
+        """Return what was applied since the last call; see `carrier.Receiver`."""
+        subscriber = self._open_subscriber()
+        if self._background:
+            return self._destination.arrivals.take(timeout)
+        update = subscriber.receive(timeout)
+        return None if update is None else self._destination.arrivals.take(0.0)
+
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
+        """Return a context in which no version is applied."""
+        return self._open_subscriber().reading(timeout)
+
+    def close(self) -> None:
+        """Leave the bus."""
+        if self._subscriber is not None:
+            self._subscriber.close()
+
+    def _open_subscriber(self) -> Subscriber:
+        if self._subscriber is None:
+            raise ClosedError("this receiver has not joined the bus; connect() it first")
+        return self._subscriber
+
+
+class _BusTarget(MemoryTarget):
+    """A destination as a subscriber sees it."""
+
+    def __init__(self, destination: Destination) -> None:
+        super().__init__(destination, strict=True, cast=True)  # the destination has its own mind
+        self._destination = destination
+
+    def fault(self, layout: Layout) -> str:
+        """Say why a layout cannot be applied."""
+        return self._destination.fault(layout)
+
+    def _copy(self, reader: Reader) -> None:
+        self._destination.write(reader)
+
+
+def bus_name(model_id: str) -> str:
+    """Return a model id as the bus allows it: "env.transform[0]" is one of ours, not of the bus."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", model_id)[:128] or "model"

@@ -1,0 +1,203 @@
+"""The contract between a scheme and what carries its weights: the bus, calls, or nothing.
+
+A scheme (scheme.py) prepares weights, addresses workers, keeps deadlines and judges receipts; it
+does all of that once. One over another means overrides two of its methods, and knows nothing else:
+
+    _make_carrier(...) -> Carrier        on the sender, at init_on_sender()
+    _make_receiver(...) -> Receiver      on the receiver, at init_on_receiver()
+
+A carrier brings `Weights` to workers and reports. What arrives at a receiver is given to its
+`Destination` (receiver.py), which validates, applies and announces it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+from ...bus.receipt import Receipt
+from ...codecs.apply import as_arrays, as_tensors
+from ...codecs.outline import Leaf
+from ...codecs.state import State, state_of, write_into
+from ..reading import READING_SECONDS
+from ..applying import Update
+
+TIMEOUT = 60.0  # seconds that a call waits unless it is told otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of one model, ready to be sent.
+
+    Attributes:
+        model_id: The model.
+        tensors: Its tensors by dotted name. They share the trainer's memory until the carrier has
+            taken its snapshot.
+    """
+
+    model_id: str
+    tensors: Mapping[str, Leaf]
+
+    def state(self) -> State:
+        """Return them as a state, tied ones once, for a carrier that writes them itself.
+
+        Raises:
+            StateError: Something in it cannot travel.
+        """
+        return state_of(self.tensors)
+
+    def copied(self) -> "Weights":
+        """Return a copy in memory of its own, tied ones tied."""
+        state = self.state()
+        layout = state.layout()
+        data = np.empty(layout.nbytes, np.uint8)
+        write_into(state, layout, data)
+        on_numpy = all(isinstance(leaf, np.ndarray) for leaf in self.tensors.values())
+        tensors: Mapping[str, Any] = (as_arrays if on_numpy else as_tensors)(layout, data)
+        return Weights(self.model_id, tensors)
+
+
+Prepared: TypeAlias = Weights | Mapping[int, Weights]  # the same for all, or each worker its own
+
+
+class Carrier(Protocol):
+    """What carries weights to the workers: the sender's side."""
+
+    def workers(self) -> Sequence[int]:
+        """Return the ids that exist now; where their number is known, 0 to n-1, joined or not."""
+        ...
+
+    def send(
+        self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
+    ) -> "Future[Receipt]":
+        """Snapshot the weights, start to send them, and return: the trainer may then change them.
+
+        Args:
+            weights: What to send.
+            workers: Some of `workers()`; None: all of them.
+            timeout: Seconds until the future must be done, whatever the workers do.
+
+        Returns:
+            A future of the receipt. In it every worker that was asked for stands under `str(id)`,
+            with what became of it; a worker that failed is no exception.
+
+        Raises:
+            StateError: The weights cannot travel; nothing was sent.
+        """
+        ...
+
+    def greet(self, weights: Prepared | None, *, timeout: float) -> None:
+        """Take up work, at `connect()`: have these weights reach every worker that asks for them.
+
+        It must not wait for workers that are still being built.
+        """
+        ...
+
+    def versions(self) -> Mapping[int, int]:
+        """Return the version that each worker is known to run; workers without one are left out."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything. Never raises; calling it twice is fine."""
+        ...
+
+
+class Receiver(Protocol):
+    """What takes weights in: the receiver's side."""
+
+    def connect(self, worker_idx: int | None, timeout: float) -> None:
+        """Take up work as this worker, at `connect()`. It must not wait for the sender."""
+        ...
+
+    def receive(self, timeout: float) -> Update | None:
+        """Return the newest update that was not returned before; None if none comes in time.
+
+        One that applies in the background, or when it is called, has applied it before
+        (`destination.arrivals.take(timeout)`); one that polls applies it here and now.
+        """
+        ...
+
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
+        """Return a context in which no version is applied."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything. Never raises; calling it twice is fine."""
+        ...
+
+
+def merged(receipts: Sequence[Receipt]) -> Receipt:
+    """Return one receipt for several that were sent in one call; its version is the last one."""
+    last = receipts[-1]
+    if len(receipts) == 1:
+        return last
+    return replace(
+        last,
+        nbytes=sum(r.nbytes for r in receipts),
+        seconds=max(r.seconds for r in receipts),
+        digest="",
+        workers={name: w for r in receipts for name, w in r.workers.items()},
+    )
+
+
+# Schemes by the name of what carries their weights, for `from_backend`.
+
+WeightSyncBackend = Literal[
+    "none",
+    "direct",
+    "shared",
+    "thread",
+    "process",
+    "multiprocessing",
+    "distributed",
+    "rpc",
+    "ray",
+    "zmq",
+]
+
+# Where the scheme of each name lives. Each is loaded when it is first asked for.
+_HOMES = {
+    "none": "none:NoWeightSyncScheme",
+    "shared": "bus:SharedMemWeightSyncScheme",
+    "process": "bus:MultiProcessWeightSyncScheme",
+    "zmq": "bus:ZMQWeightSyncScheme",
+    "distributed": "bus:DistributedWeightSyncScheme",
+    "rpc": "torch_rpc:RPCWeightSyncScheme",
+    "ray": "ray:RayWeightSyncScheme",
+}
+_ALIASES = {"direct": "none", "thread": "shared", "multiprocessing": "process"}
+_registered: dict[str, type] = {}
+
+Scheme = TypeVar("Scheme", bound=type)
+
+
+def register_weight_sync_backend(backend: str) -> Callable[[Scheme], Scheme]:
+    """Return a decorator that makes a class of schemes known to `from_backend`."""
+
+    def register(scheme: Scheme) -> Scheme:
+        _registered[backend] = scheme
+        return scheme
+
+    return register
+
+
+def scheme_class(backend: str) -> type:
+    """Return the class of schemes of a name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    canonical = backend if backend in _registered else _ALIASES.get(backend, backend)
+    if canonical in _registered:
+        return _registered[canonical]
+    home = _HOMES.get(canonical)
+    if home is None:
+        choices = sorted({*_HOMES, *_ALIASES, *_registered})
+        raise ValueError(f"Unsupported weight-sync backend {backend!r}. Expected one of {choices}.")
+    module, name = home.split(":")
+    found: type = getattr(import_module(f".{module}", __package__), name)
+    return found
