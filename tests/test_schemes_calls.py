@@ -22,7 +22,7 @@ class Snapshot:
         self.layout = state.layout()
         self.ends: list[bool] = []
 
-    def done(self, *, clean: bool) -> None:
+    def done(self, clean: bool) -> None:
         self.ends.append(clean)
 
 

@@ -17,10 +17,11 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ...bus.errors import ClosedError, PublishError
@@ -34,7 +35,7 @@ from ..reading import READING_SECONDS
 from ..applying import Update
 from ..subscriber import Subscriber
 from ..targets import MemoryTarget
-from .carrier import TIMEOUT, Carrier, Prepared, Receiver, Weights
+from .carrier import TIMEOUT, Carrier, Prepared, Receiver, Weights, WorkerIds
 from .model import is_torchrl
 from .receiver import Destination
 from .scheme import WeightSyncScheme
@@ -66,6 +67,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
     """
 
     sync = True  # whether `send` waits until the workers have applied the weights
+    _one_host = False  # whether it must be given, as TorchRL's, how many workers there are
 
     def __init__(
         self,
@@ -84,6 +86,10 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy, timeout=timeout, strict=strict, cast=cast, background=background)
         self.bind, self.address, self.advertise = address, address, advertise
         self.num_workers, self.shared_memory, self.liveness = num_workers, shared_memory, liveness
+
+    def _check_sources(self, model_id: str | None, context: Any, kwargs: Mapping[str, Any]) -> None:
+        if self._one_host:
+            check_sources(model_id, context, kwargs, self.num_workers)
 
     def _make_carrier(
         self,
@@ -109,7 +115,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         except BaseException:
             publisher.close()
             raise
-        return BusSender(publisher, self.num_workers if num_workers is None else num_workers)
+        return _BusSender(publisher, self.num_workers if num_workers is None else num_workers)
 
     def _make_receiver(
         self,
@@ -131,13 +137,10 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
                 "address of an initialised sender, a pipe from it, or a copy pickled after "
                 "init_on_sender(). (pipe must be provided via context or kwargs)"
             )
-        return BusReceiver(
-            destination,
-            self.address,
-            background=background,
-            shared_memory=self.shared_memory,
-            timing=self.liveness,
+        join = partial(
+            Subscriber, self.address, shared_memory=self.shared_memory, timing=self.liveness
         )
+        return _BusReceiver(destination, join, background=background)
 
     def _carrier_to(self, pipe_or_context: Any) -> Carrier:
         """Return a carrier to one worker, which learns of it by its pipe."""
@@ -153,11 +156,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         return carrier
 
     def send(
-        self,
-        weights: Any = None,
-        worker_ids: int | list[int] | None = None,
-        *,
-        timeout: float | None = None,
+        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
         """Send weights; see `WeightSyncScheme.send`, or `send_async` if not `sync`."""
         if self.sync:
@@ -167,13 +166,6 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         if side is not None and side.sending.pending:
             self.wait_async()
         self.send_async(weights, worker_ids, timeout=timeout)
-
-
-def _of_one_host(
-    self: ZMQWeightSyncScheme, model_id: str | None, context: Any, kwargs: Mapping[str, Any]
-) -> None:
-    """Check what is given, as schemes of one host do: it must say how many workers there are."""
-    check_sources(model_id, context, kwargs, self.num_workers)
 
 
 class DistributedWeightSyncScheme(ZMQWeightSyncScheme):
@@ -206,11 +198,11 @@ class MultiProcessWeightSyncScheme(ZMQWeightSyncScheme):
         **settings: Those of `ZMQWeightSyncScheme`.
     """
 
+    _one_host = True
+
     def __init__(self, strategy: Format = "tensordict", sync: bool = True, **settings: Any) -> None:
         super().__init__(strategy=strategy, **settings)
         self.sync = sync
-
-    _check_sources = _of_one_host
 
 
 class MPTransport(WorkerTransport):
@@ -247,6 +239,8 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
     of their own. Where the host gives no shared memory, weights take the network's road.
     """
 
+    _one_host = True
+
     def __init__(
         self,
         strategy: Format | dict[str, Any] | None = "tensordict",
@@ -274,8 +268,6 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
             raise RuntimeError("Re-registering weights is not supported.")
         self.policy_weights[model_id] = weights
 
-    _check_sources = _of_one_host
-
     def _own_weights(self, model_id: str, context: Any) -> Any:
         """Return the registered weights of a model, else what the base knows."""
         if model_id in self.policy_weights:
@@ -291,7 +283,7 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
 # On the sender.
 
 
-class BusSender:
+class _BusSender:
     """Sends over a publisher of its own.
 
     Args:
@@ -309,7 +301,6 @@ class BusSender:
         self._order = threading.Lock()  # so that what is published later is newer
 
     def workers(self) -> Sequence[int]:
-        """Return the ids of all workers, or of those that have joined and are not lost."""
         if self._count is not None:
             return range(self._count)
         status = self._publisher.workers().values()
@@ -318,7 +309,6 @@ class BusSender:
     def send(
         self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
     ) -> "Future[Receipt]":
-        """Publish a version."""
         deadline = time.monotonic() + timeout
         self._model = model = bus_name(weights.model_id)
         ids = [*self.workers()] if workers is None else [*workers]
@@ -408,7 +398,6 @@ class BusSender:
                     begun.result()
 
     def versions(self) -> Mapping[int, int]:
-        """Return what each worker says that it runs."""
         if self._model is None or self._closed.is_set():
             return {}
         status = self._publisher.workers()
@@ -421,7 +410,6 @@ class BusSender:
         }
 
     def close(self) -> None:
-        """Close the publisher."""
         self._closed.set()
         self._publisher.close()
 
@@ -437,72 +425,52 @@ def _receipt(done: "Future[Receipt]") -> Receipt:
 # On a receiver.
 
 
-class BusReceiver:
+class _BusReceiver:
     """Receives by a subscriber, which is made when it connects.
 
     Args:
         destination: Where versions go.
-        address: The publisher's address.
+        join: Makes the subscriber.
         background: Apply in the background; else where `receive` is called.
-        shared_memory: Read versions from memory where the publisher is on this host.
-        timing: How long to wait for signs of life.
     """
 
     def __init__(
-        self,
-        destination: Destination,
-        address: str,
-        *,
-        background: bool,
-        shared_memory: bool = True,
-        timing: Timing | None = None,
+        self, destination: Destination, join: Callable[..., Subscriber], *, background: bool
     ) -> None:
-        self._destination, self._address, self._background = destination, address, background
-        self._shared_memory, self._timing = shared_memory, timing
-        self._subscriber: Subscriber | None = None
+        self._destination, self._join, self._background = destination, join, background
+        self._joined: Subscriber | None = None
 
     def connect(self, worker_idx: int | None, timeout: float) -> None:
-        """Join the bus, without waiting for the publisher.
-
-        Raises:
-            ValueError: Nobody has said which worker this is.
-        """
-        del timeout
+        del timeout  # nobody waits for the publisher
         if worker_idx is None:
             raise ValueError("worker_idx must be provided via context or kwargs")
-        model = bus_name(self._destination.subject.model_id or "")
-        self._subscriber = Subscriber(
-            self._address,
-            {model: _BusTarget(self._destination)},
+        destination = self._destination
+        self._joined = self._join(
+            {bus_name(destination.subject.model_id or ""): _BusTarget(destination)},
             name=str(worker_idx),
-            on_commit=self._destination.commit,
-            shared_memory=self._shared_memory,
-            timing=self._timing,
+            on_commit=destination.commit,
         )
         if self._background:
-            self._subscriber.start()
+            self._joined.start()
 
     def receive(self, timeout: float) -> Update | None:
-        """Return what was applied since the last call; see `carrier.Receiver`."""
-        subscriber = self._open_subscriber()
+        subscriber = self._subscriber()
         if self._background:
             return self._destination.arrivals.take(timeout)
         update = subscriber.receive(timeout)
         return None if update is None else self._destination.arrivals.take(0.0)
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
-        """Return a context in which no version is applied."""
-        return self._open_subscriber().reading(timeout)
+        return self._subscriber().reading(timeout)
 
     def close(self) -> None:
-        """Leave the bus."""
-        if self._subscriber is not None:
-            self._subscriber.close()
+        if self._joined is not None:
+            self._joined.close()
 
-    def _open_subscriber(self) -> Subscriber:
-        if self._subscriber is None:
+    def _subscriber(self) -> Subscriber:
+        if self._joined is None:
             raise ClosedError("this receiver has not joined the bus; connect() it first")
-        return self._subscriber
+        return self._joined
 
 
 class _BusTarget(MemoryTarget):
@@ -513,7 +481,6 @@ class _BusTarget(MemoryTarget):
         self._destination = destination
 
     def fault(self, layout: Layout) -> str:
-        """Say why a layout cannot be applied."""
         return self._destination.fault(layout)
 
     def _copy(self, reader: Reader) -> None:

@@ -86,7 +86,6 @@ class CallReceiver:
         destination: Where versions are applied.
         key: The scheme's key: a copy of the sender's scheme has the sender's.
         copied: Whether it is such a copy. One that was made here takes any sender's greeting.
-        model_id: The model.
         worker: This worker's index, if it has one.
         background: Whether calls apply; else only `receive()` does.
     """
@@ -94,14 +93,14 @@ class CallReceiver:
     def __init__(
         self,
         destination: Destination,
-        *,
         key: str,
         copied: bool,
-        model_id: str,
+        *,
         worker: int | None,
         background: bool,
     ) -> None:
-        self.key, self.copied, self.model_id, self.worker = key, copied, model_id, worker
+        self.key, self.copied, self.worker = key, copied, worker
+        self.model_id = destination.subject.model_id or POLICY
         self._destination, self._background = destination, background
         self._turn = threading.Lock()  # one version at a time
         self._changed = threading.Condition()

@@ -27,7 +27,7 @@ from ...codecs.layout import Layout
 from ...codecs.state import State
 from .call_receiver import MARGIN, Call, CallReceiver
 from .carrier import Prepared, Weights, merged
-from .model import POLICY, Answer
+from .model import Answer
 from .receiver import Destination
 
 
@@ -40,6 +40,7 @@ class Answers:
         started: When the send began, on the monotonic clock.
         timeout: Seconds from then on that they have.
         explain: Says what it means that the call of a worker raised: that it is lost, say.
+        ended: Told when the last call is over, even if that is late, and whether none raised.
 
     Attributes:
         receipt: A future that never raises: what became of each worker stands in it.
@@ -55,6 +56,7 @@ class Answers:
         started: float,
         timeout: float,
         explain: Callable[[str, BaseException], Answer],
+        ended: Callable[[bool], None] | None = None,
     ) -> None:
         nothing = Pool(model).take(0, replaces_latest=False)  # calls have brought the bytes
         version = Version(model, layout, CHUNK_BYTES_DEFAULT, nothing)
@@ -71,7 +73,8 @@ class Answers:
         )
         self._publication.aim(workers)
         self._silent = f"no answer within {timeout:g} s; it is stopped, busy or cut off"
-        self._explain = explain
+        self._explain, self._ended = explain, ended
+        self._open, self._clean = set(self._publication.targets), True
         self._lock = threading.Lock()
         self.receipt: Future[Receipt] = Future()
         self.receipt.set_running_or_notify_cancel()  # so that nobody can cancel it
@@ -91,6 +94,11 @@ class Answers:
             if answer.state == "behind":  # which it is already; these words say why
                 self._publication.targets[worker].detail = answer.detail
             self._publication.move(worker, answer.state, time.monotonic(), answer.detail)
+            self._open.discard(worker)
+            self._clean = self._clean and error is None
+            over = not self._open
+        if over and self._ended is not None:
+            self._ended(self._clean)
         self._settle()
 
     def _expire(self) -> None:
@@ -120,7 +128,7 @@ class Payload(Protocol):
         """Where each tensor lies."""
         ...
 
-    def done(self, *, clean: bool) -> None:
+    def done(self, clean: bool, /) -> None:
         """No call carries it any more; unless `clean`, one may still be reading its memory."""
         ...
 
@@ -162,15 +170,8 @@ class Channel:
         self, destination: Destination, *, worker_idx: int | None, background: bool, **_: Any
     ) -> CallReceiver:
         """Return what takes versions in that this scheme sends, or the one that it is a copy of."""
-        model_id = destination.subject.model_id or POLICY
-        return CallReceiver(
-            destination,
-            key=self.key,
-            copied=self._copied,
-            model_id=model_id,
-            worker=worker_idx,
-            background=background,
-        )
+        own = destination, self.key, self._copied
+        return CallReceiver(*own, worker=worker_idx, background=background)
 
     def number(self) -> tuple[int, int]:
         """Return the next epoch and version."""
@@ -247,15 +248,14 @@ class CallSender:
             started=started,
             timeout=timeout,
             explain=lambda worker, error: self._peers.explain(int(worker), error),
+            ended=payload.done,
         )
-        outstanding = _Outstanding(payload, len(chosen))
         for worker in chosen:
             left = max(0.001, started + timeout - time.monotonic())
             address = self._channel.key, weights.model_id, worker
             what = Call(*address, *number, left * MARGIN, greeting, self._strategy)
             call = self._call(worker, payload, what, left)
             call.add_done_callback(partial(self._note, worker, number))
-            call.add_done_callback(outstanding.ended)
             answers.await_call(str(worker), call)
         return answers.receipt
 
@@ -274,19 +274,3 @@ class CallSender:
             with self._lock:
                 before = self._newest.get(worker, ((0, 0), False))
                 self._newest[worker] = max((number, runs), before)
-
-
-class _Outstanding:
-    """Counts down the calls that carry a payload."""
-
-    def __init__(self, payload: Payload, calls: int) -> None:
-        self._payload, self._calls, self._clean = payload, calls, True
-        self._lock = threading.Lock()
-
-    def ended(self, call: "Future[Answer]") -> None:
-        with self._lock:
-            self._calls -= 1
-            self._clean = self._clean and call.exception() is None
-            last = not self._calls
-        if last:
-            self._payload.done(clean=self._clean)

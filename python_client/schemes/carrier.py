@@ -61,6 +61,7 @@ class Weights:
         return Weights(self.model_id, tensors)
 
 
+WorkerIds: TypeAlias = int | list[int] | None  # None: all of them
 Prepared: TypeAlias = Weights | Mapping[int, Weights]  # the same for all, or each worker its own
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...bus.receipt import Receipt
 from ..reading import READING_SECONDS
-from .carrier import Carrier, Prepared, Receiver, Weights
+from .carrier import Carrier, Prepared, Receiver, Weights, WorkerIds
 from .model import POLICY, log
 from .receiver import Destination
 from .scheme import WeightSyncScheme
@@ -16,52 +16,41 @@ from .strategy import Format
 from .vintage import TransportBackend
 
 
-class Nothing:
+class _Nothing:
     """What carries nothing, on either side: a carrier, a receiver and a transport."""
 
     def workers(self) -> Sequence[int]:
-        """Return none."""
         return ()
 
     def send(
         self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
     ) -> "Future[Receipt]":
-        """Send nothing to nobody."""
         del workers, timeout
         done: Future[Receipt] = Future()
         done.set_result(Receipt(weights.model_id, 0, 0, 0, 0.0, "", {}))
         return done
 
-    def greet(self, weights: Prepared | None, *, timeout: float) -> None:
-        """Do nothing."""
+    def greet(self, weights: Prepared | None, *, timeout: float) -> None: ...
 
     def versions(self) -> Mapping[int, int]:
-        """Return none."""
         return {}
 
-    def connect(self, worker_idx: int | None, timeout: float) -> None:
-        """Do nothing."""
+    def connect(self, worker_idx: int | None, timeout: float) -> None: ...
 
-    def receive(self, timeout: float) -> None:
-        """Receive nothing, at once."""
+    def receive(self, timeout: float) -> None: ...
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
-        """Return a context that keeps nothing out, since nothing ever comes."""
         del timeout
         return nullcontext()
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...
 
-    def send_weights(self, *weights: Any) -> None:
-        """Send nothing."""
+    def send_weights(self, *weights: Any) -> None: ...
 
-    def receive_weights(self, timeout: float | None = None, **_: Any) -> None:
-        """Receive nothing."""
+    def receive_weights(self, timeout: float | None = None, **_: Any) -> None: ...
 
     def check_connection(self) -> bool:
-        """Nothing that could be lost: True."""
-        return True
+        return True  # nothing that could be lost
 
 
 class _NothingSent(Sending):
@@ -81,15 +70,15 @@ class NoWeightSyncScheme(WeightSyncScheme):
 
     def __init__(self, strategy: Format = "tensordict", **settings: Any) -> None:
         super().__init__(strategy, **settings)
-        self._nothing = _NothingSent(Nothing())
+        self._nothing = _NothingSent(_Nothing())
 
     def _make_carrier(self, **kwargs: Any) -> Carrier:
         del kwargs
-        return Nothing()
+        return _Nothing()
 
     def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
         del destination, kwargs
-        return Nothing()
+        return _Nothing()
 
     def connect(self, *, worker_idx: int | None = None, **nothing: Any) -> None:
         """Connect nothing. It may be called again.
@@ -113,11 +102,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
             side.connected = True
 
     def send(
-        self,
-        weights: Any = None,
-        worker_ids: int | list[int] | None = None,
-        *,
-        timeout: float | None = None,
+        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
         """Send nothing."""
         del worker_ids, timeout
@@ -143,7 +128,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
     def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
         """Return a transport by which nothing goes."""
         del pipe_or_context, kwargs
-        return Nothing()
+        return _Nothing()
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_nothing": _NothingSent(Nothing())}
+        return super().__getstate__() | {"_nothing": _NothingSent(_Nothing())}

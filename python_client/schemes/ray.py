@@ -336,7 +336,7 @@ class Stored:
     ref: Any
     layout: Layout
 
-    def done(self, *, clean: bool) -> None:
+    def done(self, clean: bool) -> None:
         """There is nothing to take back: Ray frees it once nobody refers to it any more."""
 
 

@@ -22,12 +22,12 @@ know and ignore the others, since collectors pass more than any needs. Whatever 
 scheme is pickled with it, so it must be plain; sockets belong into what carries.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 from .. import checks
 from . import carrier
-from .carrier import Carrier, Prepared, Receiver, Weights
+from .carrier import Carrier, Prepared, Receiver, Weights, WorkerIds
 from .model import POLICY, model_in, own_weights
 from .receiver import Destination, ReceiverSide
 from .roles import Roles
@@ -102,11 +102,7 @@ class WeightSyncScheme(Roles):
         self._take(SenderSide(Sending(made)))
 
     def send(
-        self,
-        weights: Any = None,
-        worker_ids: int | list[int] | None = None,
-        *,
-        timeout: float | None = None,
+        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
         """Send weights, and return when the workers have applied them.
 
@@ -127,11 +123,7 @@ class WeightSyncScheme(Roles):
         self.start_sending("send", self._connected(), weights, worker_ids, timeout).finish()
 
     def send_async(
-        self,
-        weights: Any = None,
-        worker_ids: int | list[int] | None = None,
-        *,
-        timeout: float | None = None,
+        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
         """Send weights, and return as soon as they may be changed here; see `wait_async`."""
         self.start_sending("send_async", self._connected(), weights, worker_ids, timeout)
@@ -150,7 +142,7 @@ class WeightSyncScheme(Roles):
         call: SendCall,
         sending: Sending,
         weights: Any,
-        worker_ids: int | Sequence[int] | None,
+        worker_ids: WorkerIds,
         timeout: float | None,
     ) -> Sending:
         """Prepare weights and start to send them: what all ways to send share."""
@@ -186,11 +178,11 @@ class WeightSyncScheme(Roles):
         Raises:
             LookupError: There is nothing to send.
         """
-        name = model_id or self.model_id or POLICY
+        name, context = model_id or self.model_id or POLICY, self.context
         if type(self).prepare_weights is WeightSyncScheme.prepare_weights:
-            source = self._source(weights, name, self.context)
+            source = self._source(weights, name, context)
         else:  # a user's own
-            source = self.prepare_weights(weights, name, self._strategy, self.context)
+            source = self.prepare_weights(weights, name, self._strategy, context)
         if source is None:
             raise NothingToSendError(
                 f"there are no weights of {name!r} to send: give them to send(), or give "
@@ -251,8 +243,8 @@ class WeightSyncScheme(Roles):
         self._subject.worker_idx = kwargs.get("worker_idx")
         if kwargs.get("background") is None:
             kwargs["background"] = self.background
+        kwargs.setdefault("worker_idx", None)
         destination = Destination(self._subject, self._strategy, strict=self.strict, cast=self.cast)
-        kwargs = {"worker_idx": None, **kwargs}
         try:
             if context is not None and self._is_child_of_sender:
                 destination.part_from_sender()
@@ -308,11 +300,7 @@ class WeightSyncScheme(Roles):
     # Both.
 
     def connect(
-        self,
-        *,
-        worker_idx: int | None = None,
-        weights: Any = None,
-        timeout: float | None = None,
+        self, *, worker_idx: int | None = None, weights: Any = None, timeout: float | None = None
     ) -> None:
         """Take up work. Neither side waits for the other, but for a model on the meta device.
 
@@ -350,9 +338,8 @@ class WeightSyncScheme(Roles):
         except NothingToSendError:
             return None  # the first send brings them
 
-    # The older vintage: senders and receivers as objects of their own, and transports.
-
-    # By these names programs of the older vintage look at what is made and what is not.
+    # The older vintage: senders and receivers as objects of their own, and transports. By these
+    # names its programs look at what is made and what is not.
 
     @property
     def _sender(self) -> WeightSender | None:

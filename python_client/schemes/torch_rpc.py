@@ -171,7 +171,7 @@ class Pieces:
     pieces: list[torch.Tensor]
     owner: "Snapshots"
 
-    def done(self, *, clean: bool) -> None:
+    def done(self, clean: bool) -> None:
         """Give the memory back, unless an RPC that was given up may still be sending it."""
         if clean:
             self.owner.take_back(self)

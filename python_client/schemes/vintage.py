@@ -8,12 +8,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from ...bus.receipt import Receipt
-from .carrier import Carrier, Prepared, Weights, merged
-from .sender import SendCall, Sending
+from .carrier import Carrier, Prepared, Weights, WorkerIds, merged
+from .sender import Sending
 
 if TYPE_CHECKING:
     from .scheme import WeightSyncScheme
@@ -31,7 +30,7 @@ class WeightSender:
     def __init__(self, scheme: "WeightSyncScheme") -> None:
         self._scheme = scheme
         self._transports: dict[int, WorkerTransport] = {}
-        self._registered = Sending(TransportsCarrier(self._transports))
+        self._registered = Sending(_TransportsCarrier(self._transports))
 
     @property
     def receipt(self) -> Receipt | None:
@@ -44,32 +43,26 @@ class WeightSender:
         self._transports[worker_idx] = cast("WorkerTransport", transport)
 
     def send(
-        self,
-        weights: Any = None,
-        worker_ids: int | list[int] | None = None,
-        *,
-        timeout: float | None = None,
+        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
         """Send weights and wait until the workers have applied them; see `WeightSyncScheme.send`.
 
         Raises:
             RuntimeError: A `send_async` was not waited for.
         """
-        self._start("send", weights, worker_ids, timeout).finish()
+        sending = self._sending()
+        self._scheme.start_sending("send", sending, weights, worker_ids, timeout).finish()
 
     def send_async(
-        self,
-        weights: Any = None,
-        worker_ids: int | list[int] | None = None,
-        *,
-        timeout: float | None = None,
+        self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
         """Send weights and return as soon as they may be changed here. `wait_async` must follow.
 
         Raises:
             RuntimeError: A `send_async` was not waited for.
         """
-        self._start("send_async", weights, worker_ids, timeout)
+        sending = self._sending()
+        self._scheme.start_sending("send_async", sending, weights, worker_ids, timeout)
 
     def wait_async(self, timeout: float | None = None) -> None:
         """Wait until the workers have applied what `send_async` sent.
@@ -84,13 +77,6 @@ class WeightSender:
     def update_weights(self, weights: Any = None) -> None:
         """Send weights to all workers (the oldest name of `send`)."""
         self.send(weights)
-
-    def _start(
-        self, call: SendCall, weights: Any, worker_ids: Any, timeout: float | None
-    ) -> Sending:
-        sending = self._sending()
-        self._scheme.start_sending(call, sending, weights, worker_ids, timeout)
-        return sending
 
     def _sending(self) -> Sending:
         return self._registered if self._transports else self._scheme.own_sending()
@@ -198,16 +184,9 @@ class WorkerTransport:
         """Send what is prepared; for a carrier over transports."""
         return self._sending.carrier.send(weights, [self.worker], timeout=timeout)
 
-    def receive_weights(
-        self,
-        timeout: float | None = None,
-        *,
-        weights: Any = None,
-        model: Any = None,
-        strategy: Any = None,
-    ) -> Any | None:
+    def receive_weights(self, timeout: float | None = None, **_: Any) -> Any | None:
         """Nothing arrives at a sender: None."""
-        del timeout, weights, model, strategy
+        del timeout
         return None
 
     def check_connection(self) -> bool:
@@ -281,20 +260,12 @@ class ReceiverTransport:
         del weights
         raise RuntimeError("send_weights() called on a receiver side.")
 
-    def receive_weights(
-        self,
-        timeout: float | None = None,
-        *,
-        weights: Any = None,
-        model: Any = None,
-        strategy: Any = None,
-    ) -> Any | None:
+    def receive_weights(self, timeout: float | None = None, **_: Any) -> Any | None:
         """Return what was applied since the last call; None if nothing came in time."""
-        del weights, model, strategy  # the scheme knows them
         received = self._scheme.receive(timeout)
-        return (
-            (self._scheme.model_id, received) if self._named and received is not None else received
-        )
+        if not self._named or received is None:
+            return received
+        return self._scheme.model_id, received
 
     def send_ack(self, message: str = "updated") -> None:
         """Nothing is left to do: a version is acknowledged when it is applied."""
@@ -305,65 +276,49 @@ class ReceiverTransport:
         return True
 
 
-class TransportsCarrier:
+class _TransportsCarrier:
     """A carrier over transports that were made one by one (`scheme.create_transport`)."""
 
     def __init__(self, transports: Mapping[int, WorkerTransport]) -> None:
         self._transports = transports
 
     def workers(self) -> Sequence[int]:
-        """Return the ids that the transports were registered under."""
         return sorted(self._transports)
 
     def send(
         self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
     ) -> "Future[Receipt]":
-        """Send through each transport; see `Carrier.send`."""
         chosen = self.workers() if workers is None else workers
-        futures = {w: self._transports[w].post(weights, timeout) for w in chosen}
-        return _gathered(futures, {w: self._transports[w].worker for w in chosen})
+        futures = [self._transports[worker].post(weights, timeout) for worker in chosen]
+        whole: Future[Receipt] = Future()
+        left = iter(reversed(range(len(futures))))
+
+        def one_is_done(_done: "Future[Receipt]") -> None:
+            if next(left) == 0:
+                try:
+                    own = zip(futures, chosen, strict=True)
+                    whole.set_result(merged([self._renamed(f.result(), w) for f, w in own]))
+                except Exception as error:
+                    whole.set_exception(error)
+
+        for future in futures:
+            future.add_done_callback(one_is_done)
+        return whole
+
+    def _renamed(self, receipt: Receipt, worker: int) -> Receipt:
+        """Return a transport's receipt, with its worker under the id that it has here."""
+        row = receipt.workers[str(self._transports[worker].worker)]
+        return replace(receipt, workers={str(worker): replace(row, name=str(worker))})
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """Nothing is left to do: transports are connected when they are made."""
-        del weights, timeout
 
     def versions(self) -> Mapping[int, int]:
-        """Return the version that each worker is known to run."""
-        return {
-            worker: version
-            for worker, transport in self._transports.items()
-            for version in transport.versions().values()
-        }
+        known = {worker: each.versions().values() for worker, each in self._transports.items()}
+        return {worker: version for worker, versions in known.items() for version in versions}
 
     def close(self) -> None:
         """Transports belong to whoever made them."""
-
-
-def _gathered(
-    futures: Mapping[int, "Future[Receipt]"], own: Mapping[int, int]
-) -> "Future[Receipt]":
-    """Return one future of many receipts, each worker under the id that it has here."""
-    whole: Future[Receipt] = Future()
-    open_ = set(futures)
-
-    def one_is_done(worker: int, _done: "Future[Receipt]") -> None:
-        open_.discard(worker)
-        if not open_ and not whole.done():
-            try:
-                whole.set_result(merged([_renamed(f.result(), own[w], w) for w, f in parts]))
-            except Exception as error:
-                whole.set_exception(error)
-
-    parts = sorted(futures.items())
-    for worker, future in parts:
-        future.add_done_callback(partial(one_is_done, worker))
-    return whole
-
-
-def _renamed(receipt: Receipt, old: int, new: int) -> Receipt:
-    workers = {n: w for n, w in receipt.workers.items() if n != str(old)}
-    workers[str(new)] = replace(receipt.workers[str(old)], name=str(new))
-    return replace(receipt, workers=workers)
 
 
 # Pipes, by which workers learn where the sender is.
