@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from weightbus.bus.errors import PublishError
 from weightbus.codecs.state import State
 from weightbus.python_client.schemes.call_receiver import Call
 from weightbus.python_client.schemes.call_sender import Channel
 from weightbus.python_client.schemes.carrier import Weights
 from weightbus.python_client.schemes.model import Answer
+from weightbus.python_client.schemes.sender import Sending
 
 WEIGHTS = Weights("policy", {"a": torch.ones(3)})
 
@@ -135,3 +137,32 @@ def test_answers_from_many_threads_make_one_receipt() -> None:
         thread.join()
     assert len(future.result(1.0).in_state("applied")) == 32
     assert peers.snapshots[0].ends == [True]
+
+
+class Silent:
+    """A carrier that never answers, because its thread is stuck, say."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def workers(self) -> range:
+        return range(2)
+
+    def send(self, weights: Weights, workers: Any, *, timeout: float) -> "Future[Any]":
+        del weights, timeout
+        self.asked.append(workers)
+        return Future()
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, {0: WEIGHTS, 1: WEIGHTS}], ids=["all", "each"])
+def test_a_carrier_that_does_not_answer_costs_no_more_than_the_deadline(weights: Any) -> None:
+    carrier: Any = Silent()
+    sending = Sending(carrier)
+    started = time.monotonic()
+    sending.start(weights, None, 0.5)
+    with pytest.raises(PublishError, match=r"0 of 2 .*worker 0 behind.*worker 1 behind") as caught:
+        sending.finish()
+    assert time.monotonic() - started < 3.0
+    assert sending.receipt is caught.value.receipt
+    assert not sending.pending, "the next send is not held up"
+    assert carrier.asked == ([None] if weights is WEIGHTS else [[0], [1]])

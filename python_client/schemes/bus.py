@@ -320,7 +320,11 @@ class _BusSender:
                 if reached is None or name in reached:
                     self._firsts.pop(worker, None)  # what is sent now is newer
             published = self._publisher.publish_async(
-                model, weights.tensors, workers=reached, timeout=deadline - time.monotonic()
+                model,
+                weights.tensors,
+                workers=reached,
+                timeout=deadline - time.monotonic(),
+                grace=0.0,  # who is lost is named, and not waited for as if it were restarted
             )
         answer: Future[Receipt] = Future()
 

@@ -8,18 +8,18 @@ import threading
 import time
 from collections.abc import Mapping, Sequence, Sized
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard, cast
 
-from ...bus.errors import ClosedError, PublishError
-from ...bus.receipt import Receipt
+from ...bus.errors import PublishError
+from ...bus.receipt import Receipt, WorkerReceipt
 from ...codecs.errors import WeightBusError
 from .. import checks
 from .carrier import Carrier, Prepared, Weights, merged
 
-ANSWER_SECONDS = 5.0  # beyond its deadline, what a carrier's thread is allowed to answer
+# What a carrier's thread may answer beyond its deadline: a part of the time, and seconds.
+LATE_PART, LATE_SECONDS = 0.1, 0.25
 
 SendCall = Literal["send", "send_async"]
 
@@ -38,7 +38,8 @@ class Sending:
         self.carrier = carrier
         self.receipt: Receipt | None = None
         self._future: Future[Receipt] | None = None
-        self._deadline = 0.0
+        self._deadline = self._timeout = 0.0
+        self._asked: tuple[str, Sequence[int]] = "", ()  # of what model it is, and for whom
 
     @property
     def pending(self) -> bool:
@@ -80,15 +81,17 @@ class Sending:
         workers = [worker_ids] if isinstance(worker_ids, int) else worker_ids
         workers = None if workers is None else list(dict.fromkeys(workers))
         timeout = checks.seconds(timeout, "timeout", positive=True)
-        self._deadline = time.monotonic() + timeout
+        self._deadline, self._timeout = time.monotonic() + timeout, timeout
         self._check_known(workers)
         if isinstance(weights, Weights):
+            self._asked = weights.model_id, workers or self.carrier.workers()
             self._future = self.carrier.send(weights, workers, timeout=timeout)
             return
         chosen = [*weights] if workers is None else workers
         self._check_known(chosen)
         if missing := [str(i) for i in chosen if i not in weights]:
             raise ValueError(f"no weights given for worker {', '.join(missing)}")
+        self._asked = next(iter(weights.values())).model_id, chosen
         self._future = _send_each(self.carrier, {w: weights[w] for w in chosen}, timeout)
 
     def finish(self, timeout: float | None = None) -> Receipt:
@@ -98,25 +101,22 @@ class Sending:
             PublishError: Not every worker has the weights; it names them and carries the receipt.
             TimeoutError: It is still on its way after `timeout` seconds. Wait again.
         """
-        limit = self._deadline + ANSWER_SECONDS
-        given = math.inf if timeout is None else checks.seconds(timeout, "timeout")
-        until = min(limit, time.monotonic() + given)
-        future = self._future
+        future, limit = self._future, self._deadline + _late(self._timeout)
         if future is None:
             raise RuntimeError("nothing is being sent; start() first")
+        given = math.inf if timeout is None else checks.seconds(timeout, "timeout")
+        until = min(limit, time.monotonic() + given)
         try:
-            receipt = _receipt_of(future, max(0.0, until - time.monotonic()))
-        except FutureTimeout:
-            if not future.done() and until < limit:
-                raise TimeoutError(f"the send is still on its way after {timeout} s") from None
-            self._future = None
-            raise ClosedError("the engine has not answered long after the deadline") from None
+            receipt = _receipt_of(future, until - time.monotonic())
         except BaseException:
             self._future = None
             raise
-        self._future, self.receipt = None, receipt
-        check(receipt)
-        return receipt
+        if receipt is None and until < limit:
+            raise TimeoutError(f"the send is still on its way after {timeout} s")
+        self._future = None
+        self.receipt = receipt or _unanswered(*self._asked, self._timeout)
+        check(self.receipt)
+        return self.receipt
 
     def _check_known(self, workers: Sequence[int] | None) -> None:
         known = self.carrier.workers()
@@ -163,7 +163,8 @@ def _send_each(
             for done, (worker, own) in enumerate(copies.items()):
                 share = max(0.001, deadline - time.monotonic()) / (len(copies) - done)
                 future = carrier.send(own, [worker], timeout=share)
-                receipts.append(_receipt_of(future, share + ANSWER_SECONDS))
+                receipt = _receipt_of(future, share + _late(share))
+                receipts.append(receipt or _unanswered(own.model_id, [worker], share))
             whole.set_result(merged(receipts))
         except BaseException as error:
             whole.set_exception(error)
@@ -172,12 +173,27 @@ def _send_each(
     return whole
 
 
-def _receipt_of(future: "Future[Receipt]", timeout: float) -> Receipt:
-    """Wait for a receipt; a carrier may also raise what it has to report."""
+def _late(timeout: float) -> float:
+    return timeout * LATE_PART + LATE_SECONDS
+
+
+def _receipt_of(future: "Future[Receipt]", timeout: float) -> Receipt | None:
+    """Wait for a receipt, which a carrier may also raise; return None if there is none in time."""
     try:
-        return future.result(timeout)
+        return future.result(max(0.0, timeout))
     except PublishError as error:
         return error.receipt
+    except TimeoutError:
+        if future.done():
+            raise
+        return None
+
+
+def _unanswered(model: str, workers: Sequence[int], timeout: float) -> Receipt:
+    """Return the receipt of a send whose carrier has said nothing of it."""
+    detail = f"no answer within {timeout:.3g} s; what carries the weights is busy, or stuck"
+    rows = {str(worker): WorkerReceipt(str(worker), "behind", None, detail) for worker in workers}
+    return Receipt(model, 0, 0, 0, timeout, "", rows)
 
 
 @dataclass(eq=False)
