@@ -13,7 +13,6 @@ Some collectors number their workers from 0 on the sender and from 1 on the rece
 has joined under the number of workers itself, receivers are taken to count from 1.
 """
 
-import json
 import re
 import threading
 import time
@@ -41,7 +40,7 @@ from .receiver import Destination
 from .scheme import WeightSyncScheme
 from .sender import check_sources
 from .strategy import Format
-from .vintage import Pipe, WorkerTransport, read
+from .vintage import WorkerTransport, read, tell
 
 LOOPBACK = "tcp://127.0.0.1:0"
 LOOK_SECONDS = 0.02  # between two looks at who has joined meanwhile
@@ -92,40 +91,25 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
             check_sources(model_id, context, kwargs, self.num_workers)
 
     def _make_carrier(
-        self,
-        *,
-        num_workers: int | None = None,
-        pipes: Iterable[Pipe] | None = None,
-        context: Any = None,
-        **others: Any,
+        self, *, num_workers: int | None = None, pipes: Any = None, context: Any = None, **_: Any
     ) -> Carrier:
-        del others
         if pipes is None and not is_torchrl(context):  # whose pipes are not ours to use
             pipes = getattr(context, "pipes", None)
+        shared, timing = self.shared_memory, self.liveness
         publisher = Publisher(
-            self.bind,
-            advertise=self.advertise,
-            shared_memory=self.shared_memory,
-            timing=self.liveness,
+            self.bind, advertise=self.advertise, shared_memory=shared, timing=timing
         )
         self.address = publisher.address
         try:
-            for worker, pipe in enumerate(pipes or ()):
-                pipe.send_bytes(json.dumps({"weightbus": self.address, "worker": worker}).encode())
+            tell(pipes or (), self.address)
         except BaseException:
             publisher.close()
             raise
         return _BusSender(publisher, self.num_workers if num_workers is None else num_workers)
 
     def _make_receiver(
-        self,
-        destination: Destination,
-        *,
-        background: bool = True,
-        pipe: Pipe | None = None,
-        **others: Any,
+        self, destination: Destination, *, background: bool = True, pipe: Any = None, **_: Any
     ) -> Receiver:
-        del others
         if pipe is not None:
             told = read(pipe, self.timeout)
             self.address = told["weightbus"]

@@ -63,15 +63,11 @@ class RayWeightSyncScheme(WeightSyncScheme):
     def _carrier_over(self, actors: list[Any]) -> CallSender:
         return self._channel.carrier(_Actors(actors), self.strategy_str)
 
-    def _transport_of(self, actor: Any) -> "RayTransport":
-        return RayTransport(actor, scheme=self)
+    def _peer_in(self, pipe_or_context: Any, kwargs: Mapping[str, Any]) -> Any:
+        return kwargs.get("remote_actor") if pipe_or_context is None else pipe_or_context
 
-    def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
-        """Return the transport of one actor, given as it is, or as `remote_actor`."""
-        actor = kwargs.get("remote_actor") if pipe_or_context is None else pipe_or_context
-        if actor is None or self.initialized_on_receiver:
-            return super().create_transport(pipe_or_context, **kwargs)
-        return self._transport_of(actor)
+    def _transport_of(self, peer: Any) -> TransportBackend:
+        return RayTransport(peer, scheme=self)
 
 
 class RayTransport(WorkerTransport):
@@ -142,8 +138,8 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
             destination.subject.given = next((m for m in found if m is not None), None)
         return super()._make_receiver(destination, **kwargs)
 
-    def _transport_of(self, actor: Any) -> "RayTransport":
-        return RayActorTransport(actor, self.strategy_str, scheme=self)
+    def _transport_of(self, peer: Any) -> TransportBackend:
+        return RayActorTransport(peer, self.strategy_str, scheme=self)
 
     def create_sender(self) -> RayModuleTransformSender:
         """Return a new sender of this scheme."""
@@ -340,11 +336,6 @@ class Stored:
         """There is nothing to take back: Ray frees it once nobody refers to it any more."""
 
 
-def as_sections(header: bytes, data: Bytes) -> Any:
-    """Store a version as it is: whoever takes it up reads the store's own memory."""
-    return header, data
-
-
 @dataclass(frozen=True, slots=True)
 class AsWeights:
     """A version that is weights wherever it is taken up, in memory of their own.
@@ -371,8 +362,10 @@ class Store:
     def __init__(self) -> None:
         self._writer: Writer | None = None
 
-    def put(self, state: State, form: Callable[[bytes, Bytes], Any] = as_sections) -> Stored:
-        """Store a state, as it is now, in some form.
+    def put(
+        self, state: State, form: Callable[[bytes, Bytes], Any] = lambda *sections: sections
+    ) -> Stored:
+        """Store a state, as it is now, in some form: as it is, it is read in the store's memory.
 
         Raises:
             RuntimeError: Ray is not running in this process.

@@ -412,14 +412,24 @@ class WeightSyncScheme(Roles):
     def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
         """Return the transport of one worker: of the one that `pipe_or_context` leads to.
 
-        Without it, `worker_idx` names a worker of the initialised sender; on a receiver, the
-        transport is the one that its weights come by.
+        That is a pipe; over RPC `(collector_info, collector_rref, collector_class)`, a tuple or
+        keywords; over Ray an actor, also as `remote_actor`. Without it, `worker_idx` names a worker
+        of the initialised sender; on a receiver, the transport is the one that its weights come by.
         """
         if self.initialized_on_receiver:
             return ReceiverTransport(self, named=pipe_or_context is not None)
-        if pipe_or_context is None and self.initialized_on_sender:
+        peer = self._peer_in(pipe_or_context, kwargs)
+        if peer is None and self.initialized_on_sender:
             return self._transport_to(kwargs.get("worker_idx", 0))
-        return WorkerTransport(*self.way_to(pipe_or_context))
+        return self._transport_of(peer)
+
+    def _peer_in(self, pipe_or_context: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return what leads to a worker, of what `create_transport` is given."""
+        del kwargs
+        return pipe_or_context
+
+    def _transport_of(self, peer: Any) -> TransportBackend:
+        return WorkerTransport(*self.way_to(peer))
 
     def way_to(self, peer: Any) -> tuple[Carrier, int, Prepare, float]:
         """Return what a transport to one worker is made of."""

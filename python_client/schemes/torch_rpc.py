@@ -7,6 +7,7 @@ pieces of a few MiB are reused instead.
 """
 
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, cast
@@ -70,18 +71,14 @@ class RPCWeightSyncScheme(WeightSyncScheme):
     def _carrier_to(self, pipe_or_context: Any) -> Carrier:
         return self._channel.carrier(_Peers([_peer(pipe_or_context)]), self.strategy_str)
 
-    def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
-        """Return the transport of one worker, of which `(info, rref, class)` are given.
-
-        They are a tuple, or the keywords `collector_info`, `collector_rref`, `collector_class`; a
-        worker alone will do. See `WeightSyncScheme.create_transport` for the rest.
-        """
+    def _peer_in(self, pipe_or_context: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return `(info, rref, class)` of a worker, or the worker, as a tuple or keywords."""
         if pipe_or_context is None and "collector_info" in kwargs:
-            pipe_or_context = kwargs["collector_info"], kwargs.get("collector_rref"), None
-        if pipe_or_context is None or self.initialized_on_receiver:
-            return super().create_transport(pipe_or_context, **kwargs)
-        info, rref = _peer(pipe_or_context)
-        return RPCTransport(info, rref, scheme=self)
+            return kwargs["collector_info"], kwargs.get("collector_rref"), None
+        return pipe_or_context
+
+    def _transport_of(self, peer: Any) -> TransportBackend:
+        return RPCTransport(*_peer(peer), scheme=self)
 
 
 class RPCTransport(WorkerTransport):

@@ -30,6 +30,7 @@ from .carrier import TIMEOUT
 from .model import Answer, Outcome, keep, references
 from .ray import AsWeights, Store, answer_to, call, explain, taken
 from .sender import check
+from .strategy import WeightStrategy
 
 NAMES = "policy_weights", "policy_or_weights"  # what collectors' methods call weights
 
@@ -123,14 +124,10 @@ class WeightUpdaterBase(abc.ABC):
     # Pushing.
 
     def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
-        """Push weights to workers, then call the hooks.
+        """Push a module's, a TensorDict's or a dict's weights to workers, then call the hooks.
 
-        Args:
-            policy_or_weights: A module, a TensorDict or a dict; None: the updater's own.
-            worker_ids: A worker, or a list of them; None: all.
-
-        Where some workers were missed, the hooks are called before that is raised: the others do
-        run new weights.
+        Without weights, those of the updater; without ids, to all workers. Where some workers were
+        missed, the hooks are called before that is raised: the others do run new weights.
         """
         try:
             self._push_weights(policy_or_weights=policy_or_weights, worker_ids=worker_ids)
@@ -176,7 +173,7 @@ class WeightUpdaterBase(abc.ABC):
         if isinstance(policy_or_weights, TensorDictBase):
             return policy_or_weights
         if isinstance(policy_or_weights, nn.Module):
-            return tensors_of(policy_or_weights)
+            return WeightStrategy().tensors_as_td(policy_or_weights)
         raise TypeError(
             "policy_or_weights must be None, TensorDictModuleBase, TensorDictBase or dict, got "
             f"{type(policy_or_weights)}"
@@ -185,13 +182,6 @@ class WeightUpdaterBase(abc.ABC):
     @abc.abstractmethod
     def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> Any:
         """Bring weights to a worker; what is returned, if it is a promise, is waited for."""
-
-
-def tensors_of(module: Any) -> Any:
-    """Return a module's parameters and buffers as a TensorDict that shares their memory."""
-    from tensordict import TensorDict
-
-    return cast("Any", TensorDict).from_module(module).data
 
 
 def listed(worker_ids: Any) -> list[Any]:
@@ -288,18 +278,14 @@ class RayWeightUpdater(WeightUpdaterBase):
         return self._batches_since_weight_update[worker_id] < self.max_interval
 
     def _get_server_weights(self) -> Any:
-        """Store the trainer's weights in Ray's object store, as they are now.
-
-        Returns:
-            A reference, as `ray.put` makes them: a method that is given it gets a TensorDict.
-        """
+        """Store the trainer's weights as they are now; return a reference, as `ray.put` does."""
         return self._stored(self.policy_weights)
 
     def _stored(self, weights: Any) -> Any:
         if references(weights):
             return weights  # by somebody else, so that nobody here knows how large they are
         if is_module(weights):
-            weights = tensors_of(weights)
+            weights = WeightStrategy().tensors_as_td(weights)
         flat = type(weights) in (dict, OrderedDict) and all(
             is_tensor(value) or isinstance(value, np.ndarray) for value in weights.values()
         )
@@ -308,24 +294,14 @@ class RayWeightUpdater(WeightUpdaterBase):
         return stored.ref
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
-        """Return what workers are to be given, of what was given to a push or is the server's.
-
-        Args:
-            policy_or_weights: What was given to the push, as it is, or what `_get_server_weights`
-                returns.
-        """
+        """Return what workers are to be given, of what a push or `_get_server_weights` gives."""
         return policy_or_weights
 
     def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> Any:
         """Start a worker's update; the push waits for all of them together.
 
-        Args:
-            worker_id: The worker's place.
-            server_weights: What `_maybe_map_weights` returns.
-
-        Returns:
-            Of an override, the reference that its call of the actor returned: the push waits for
-            what that comes to. Of one that returns nothing, nobody knows what became.
+        An override returns the reference that its call of the actor returned: the push waits for
+        what that comes to. Of one that returns nothing, nobody knows what became.
         """
         if self._shared is None or self._shared[0] is not server_weights:
             self._shared = server_weights, self._stored(server_weights)  # once for all workers
@@ -335,14 +311,9 @@ class RayWeightUpdater(WeightUpdaterBase):
     def _acknowledge(self, started: float) -> None:
         calls, self._calls, self._shared = self._calls, {}, None
         layout, self._layout = self._layout, Layout.plan(())
+        number, timeout = (self._epoch, self._version), self.timeout
         answers = Answers(
-            "policy",
-            (self._epoch, self._version),
-            layout,
-            calls,
-            started=started,
-            timeout=self.timeout,
-            explain=self._explain,
+            "policy", number, layout, calls, started=started, timeout=timeout, explain=self._explain
         )
         for name, answer in calls.items():
             answers.await_call(name, answer)

@@ -5,7 +5,7 @@ scheme's receiving side, and a transport is one worker of a carrier. They hold n
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
@@ -327,17 +327,17 @@ class _TransportsCarrier:
 class Pipe(Protocol):
     """A worker's pipe, as `multiprocessing.Pipe()` makes them."""
 
-    def send_bytes(self, buf: bytes, /) -> None:
-        """Write one message."""
-        ...
+    def send_bytes(self, buf: bytes, /) -> None: ...
 
-    def recv_bytes(self) -> bytes:
-        """Read one message."""
-        ...
+    def recv_bytes(self) -> bytes: ...
 
-    def poll(self, timeout: float, /) -> bool:
-        """Tell whether a message is there, or comes in time."""
-        ...
+    def poll(self, timeout: float, /) -> bool: ...
+
+
+def tell(pipes: Iterable[Pipe], address: str) -> None:
+    """Write where the sender is, and which worker is meant, into each pipe."""
+    for worker, pipe in enumerate(pipes):
+        pipe.send_bytes(json.dumps({"weightbus": address, "worker": worker}).encode())
 
 
 def read(pipe: Pipe, timeout: float) -> dict[str, Any]:
