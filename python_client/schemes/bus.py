@@ -29,9 +29,9 @@ from ...bus.receipt import Receipt, WorkerReceipt
 from ...codecs.apply import Reader
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import Layout
+from ..applying import Update
 from ..publisher import Publisher
 from ..reading import READING_SECONDS
-from ..applying import Update
 from ..subscriber import Subscriber
 from ..targets import MemoryTarget
 from .carrier import TIMEOUT, Carrier, Prepared, Receiver, Weights, WorkerIds

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from ...bus.errors import ApplyError, TornError
 from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
-from ..reading import READING_SECONDS
 from ..applying import Update
+from ..reading import READING_SECONDS
 from .model import POLICY, Answer, Outcome, hand_over, weights_of
 from .receiver import Destination
 

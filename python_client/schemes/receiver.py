@@ -16,8 +16,8 @@ from ...codecs.apply import Reader
 from ...codecs.layout import Layout, trimmed
 from ...codecs.numpy_tensors import Memory
 from ...codecs.state import is_module
-from ..reading import READING_SECONDS, ReadingLock
 from ..applying import Update
+from ..reading import READING_SECONDS, ReadingLock
 from .carrier import Receiver
 from .model import POLICY, Subject, log
 from .strategy import DestinationError, WeightStrategy
