@@ -11,15 +11,19 @@ worker goes to and fro between two, and what listeners are told of workers is ho
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from weightbus.bus.limits import BUFFERS_MAX
 from weightbus.bus.messages import Applied, Failed, Hello, Message, Staged
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.receipt import Receipt
-from weightbus.bus.staged import StagedVersion
+from weightbus.bus.staged import Copying, StagedVersion
 from weightbus.bus.worker.holdings import IN_MEMORY
 from weightbus.bus.worker.slot import Slot
+from weightbus.bus.worker.transfer import HERE
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.native import crc32c
 
@@ -87,11 +91,30 @@ class Invariants:
         assert key not in self.published, f"{key} was published before"
         self.published[key] = Published(data, whole, publication)
 
-    def on_apply(self, name: str, running: tuple[int, int], staged: StagedVersion) -> None:
-        """A worker that runs one version writes another into its model."""
+    def on_copy(self, name: str, copy: Copying, crcs: NDArray[np.uint32] | None) -> None:
+        """A worker has copied a version from shared memory, or says that it came too late."""
+        if crcs is not None:
+            published = self.published[copy.model, *copy.key]
+            assert copy.buffer.tobytes() == published.data, f"{name} copied other bytes"
+
+    def on_arriving(self, name: str, slots: Iterable[Slot]) -> None:
+        """What counts as here is what was published. (A damaged number of a chunk aside.)"""
+        for held in [h for slot in slots for h in slot.holds.all("arriving") if h.transfer]:
+            transfer = held.transfer
+            assert transfer is not None
+            data = self.published[held.announce.model, *held.key].data
+            for index, state in enumerate(transfer._states):  # noqa: SLF001 # pyright: ignore
+                begin, end = transfer.plan.span(index)
+                right = transfer.buffer[begin:end].tobytes() == data[begin:end]
+                assert right or state != HERE, f"{name} takes other bytes for chunk {index}"
+
+    def on_apply(
+        self, name: str, running: tuple[int, int], staged: StagedVersion, whole: bytes
+    ) -> None:
+        """A worker that runs one version has written another into its model."""
         key = (staged.model, staged.epoch, staged.version)
         published = self.published[key]
-        assert staged.data.tobytes() == published.data, f"{name} applied other bytes as {key}"
+        assert whole == published.data, f"{name} applied other bytes as {key}"
         assert staged.key > running, f"{name} went back from {running} to {staged.key}"
         assert key not in self.aborted, f"{name} applied {key}, which was aborted"
         publication = published.publication

@@ -6,10 +6,12 @@
 First comes chaos: messages are lost, delayed, doubled, reordered and damaged, links are slow and
 their queues short, workers are cut off, both sides are killed or closed and started again, users
 apply late or fail to, before or after bytes of the model have changed, some refuse what does not
-fit them, two processes want one name, and the trainer publishes in every way there is. Clocks are
-wrong; in some runs a second publisher takes over while the first lives on, and workers wander
-between the two. Then the network heals, all go to the publisher that started last, and everybody
-must end up with its latest version. `invariants.py` says what must hold all along.
+fit them, two processes want one name, and the trainer publishes in every way there is. Workers on
+the publisher's host copy from its memory, and are stopped in the middle of it with their locks
+held, while the trainer fills other segments, or that one if it can. Clocks are wrong; in some runs
+a second publisher takes over while the first lives on, and workers wander between the two. Then the
+network heals, all go to the publisher that started last, and everybody must end up with its latest
+version. `invariants.py` says what must hold all along.
 """
 
 import argparse
@@ -21,9 +23,10 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +45,9 @@ from weightbus.bus.effects import (
 from weightbus.bus.errors import ProtocolError, UnknownWorkerError
 from weightbus.bus.lease import Lease
 from weightbus.bus.limits import APPLIES_MAX, SNAPSHOTS_MAX, STAGING_BYTES_MAX, Timing
-from weightbus.bus.memory.snapshots import Pool, Snapshot
+from weightbus.bus.memory import snapshots
+from weightbus.bus.memory.snapshots import MakeRoom, Pool, Snapshot, nobody
+from weightbus.bus.memory.staging import copying
 from weightbus.bus.messages import (
     PAYLOAD,
     RENAMING,
@@ -66,14 +71,15 @@ from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.publisher.version import Version
-from weightbus.bus.staged import StagedVersion, StaleError
-from weightbus.bus.worker.events import Outcome, Report
+from weightbus.bus.staged import Copying, OverwrittenError, StagedVersion, StaleError
+from weightbus.bus.worker.events import Copied, Outcome, Report
 from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
 from weightbus.tests.invariants import Invariants
-from weightbus.tests.performing import copied, done
+from weightbus.tests.performing import done
+from weightbus.tests.virtual_memory import Lives, VirtualSegment, VirtualView
 from weightbus.tests.virtual_shell import hash_all, perform
 
 TICK = 0.1  # seconds of virtual time between two ticks of a machine
@@ -85,6 +91,9 @@ EVENTS_MAX = 100_000  # in one run; a sound one takes a few thousand
 CHUNK = 16  # bytes
 SIZES = (0, 1, 40, 40, 640, 640, 1600)  # bytes of a model
 
+T = TypeVar("T")
+
+Steps = Generator[None, None, T]  # what takes long
 Link = tuple[str, str]  # from, to
 Frames = Sequence[Buffer]
 
@@ -106,6 +115,9 @@ class Faults:
     impostor: bool  # a second process takes the name of the first worker
     successor: bool  # a second publisher starts somewhere while the first one lives
     skew: float  # how many seconds wall clocks are off, either way
+    hurry: float  # of trainers: how probable another publish is, every quarter of a second
+    sizes: tuple[int, ...]  # bytes of models; of one size, memory is used again
+    stops: float  # of threads that copy, per step: they are stopped, and hold their locks
 
     @staticmethod
     def draw(rng: random.Random) -> "Faults":
@@ -124,21 +136,10 @@ class Faults:
             impostor=rng.random() < 0.2,
             successor=rng.random() < 0.3,
             skew=rng.choice([0.0, 0.0, 20.0]),
+            hurry=rng.choice([0.3, 0.3, 0.9]),
+            sizes=rng.choice([SIZES, SIZES, (640,)]),
+            stops=rng.choice([0.0, 0.03, 0.2]),
         )
-
-
-class Memory:
-    """A segment of shared memory: a block's bytes, and what they are."""
-
-    def __init__(self, data: NDArray[np.uint8]) -> None:
-        self.data = data
-        self.stamp: tuple[str, int, int] = ("", 0, 0)
-
-    @contextmanager
-    def reading(self, model: str, epoch: int, version: int) -> Generator[None]:
-        if (model, epoch, version) != self.stamp:
-            raise StaleError
-        yield
 
 
 class Worker:
@@ -155,7 +156,7 @@ class Worker:
         self.alive = False
         self.at = sim.publishers[0]  # where its address leads to
         self.rate = sim.rng.choice(sim.faults.rates)
-        self.local = sim.rng.random() < 0.4  # on the publisher's host
+        self.local = sim.rng.random() < 0.5  # on the publisher's host
         self.picky = sim.rng.random() < 0.15
         self.bytes_max = sim.rng.choice([STAGING_BYTES_MAX] * 6 + [SIZES[-1] - 1])
 
@@ -170,6 +171,7 @@ class Worker:
             identity, models, self.objection, self.bytes_max, self.sim.timing
         )
         self.topics: set[bytes] = set()
+        self.views: dict[str, VirtualView] = {}  # by token, what it has opened
         self.connected, self.lent = "", False
         self.refusal = ""
         self.contents: dict[str, bytes] = {}  # of its models, what lies in their memory
@@ -178,9 +180,15 @@ class Worker:
         self.applying: set[str] = set()
         self.sim.every_tick(self.incarnation, self, self.tick)
 
-    def open(self, shared: Shared, nbytes: int) -> Memory | None:
-        memory = self.sim.memories.get(shared.token) if self.local else None
-        return memory if memory is not None and memory.data.nbytes == nbytes else None
+    def open(self, shared: Shared, nbytes: int) -> VirtualView | None:
+        segment = self.sim.segments.get(shared.token) if self.local else None
+        if segment is None or segment.data.nbytes != nbytes:
+            return None
+        if shared.token not in self.views:
+            if not segment.lives():  # nobody can open it any more
+                return None
+            self.views[shared.token] = segment.open(lives(self))
+        return self.views[shared.token]
 
     def objection(self, _model: str, layout: Layout) -> str:
         return "one byte is no model" if self.picky and layout.nbytes == 1 else ""
@@ -188,20 +196,48 @@ class Worker:
     def takes(self, layout: Layout) -> bool:
         return layout.nbytes <= self.bytes_max and not self.objection("", layout)
 
-    def copy(self, staged: StagedVersion, before: tuple[int, int]) -> list[Effect]:
+    def copy(self, staged: StagedVersion, before: tuple[int, int]) -> Steps[list[Effect]]:
+        """Copy a version into the model, in two steps: somebody may want its memory meanwhile."""
+        half, digest = staged.data.nbytes // 2, staged.digest
         try:
             with staged.reading():
-                self.sim.invariants.on_apply(self.name, before, staged)
-                self.contents[staged.model] = staged.data.tobytes()
-                self.written = max(self.written, staged.epoch)
-                process = f"{self.process}#{self.incarnation} of {staged.model}"
-                self.sim.invariants.on_follow(process, before[0], staged.epoch)
+                whole = staged.data[:half].tobytes()
+                yield
+                whole += staged.data[half:].tobytes()
+                if staged.hash_chunks:
+                    digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
+        except OverwrittenError:
+            raise AssertionError(f"{staged.key} was overwritten under a lock") from None
         except StaleError:
+            self.sim.met.add("stale")
             return self.report(staged, "stale")
-        digest = staged.digest
-        if staged.hash_chunks:
-            digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
+        self.sim.invariants.on_apply(self.name, before, staged, whole)
+        self.contents[staged.model] = whole
+        self.written = max(self.written, staged.epoch)
+        process = f"{self.process}#{self.incarnation} of {staged.model}"
+        self.sim.invariants.on_follow(process, before[0], staged.epoch)
         return self.report(staged, "applied", digest)
+
+    def go_on(self, steps: Steps[T], then: Callable[[T], None], incarnation: int) -> None:
+        """Do a step of what takes long, then others: a thread may be stopped at any time."""
+        if incarnation != self.incarnation or not self.alive:
+            return
+        try:
+            next(steps)
+        except StopIteration as end:
+            then(end.value)
+            return
+        pause = self.sim.rng.choice([0.0, 0.0, 0.01, 0.3]) if self.sim.chaotic else 0.0
+        stopped = self.sim.chaotic and self.sim.rng.random() < self.sim.faults.stops
+        self.sim.later(4.0 if stopped else pause, self.go_on, steps, then, incarnation)
+
+    def copied(self, copy: Copying, crcs: NDArray[np.uint32] | None) -> None:
+        """A copy from shared memory into staging has ended."""
+        self.sim.met.add("overtaken" if not copy.live else "late" if crcs is None else "copied")
+        self.sim.invariants.on_copy(self.name, copy, crcs)
+        self.perform(self.machine.happened(Copied(copy, crcs), self.sim.now))
+        if self.sim.faults.damage == 0:
+            self.sim.invariants.on_arriving(self.name, self.machine.slots.values())
 
     def report(self, staged: StagedVersion, what: Outcome, digest: str = "") -> list[Effect]:
         report = Report(staged.model, staged.key, what, "no", digest)
@@ -232,8 +268,9 @@ class Worker:
     def perform(self, effects: Sequence[Effect]) -> None:
         for effect in done(self.machine, list(effects), self.sim.now, self.open):
             match effect:
-                case Copy(copying):
-                    self.perform(self.machine.happened(copied(copying), self.sim.now))
+                case Copy(copy):
+                    then = partial(self.copied, copy)
+                    self.sim.later(0.0, self.go_on, copying(copy), then, self.incarnation)
                 case Send():
                     self.sim.invariants.on_report(self.name, effect.message)
                     self.sim.invariants.on_claim(self.name, effect.message, self.contents)
@@ -283,16 +320,25 @@ class Worker:
     def apply(self, staged: StagedVersion, incarnation: int) -> None:
         if incarnation != self.incarnation or not self.alive:
             return
-        self.applying.discard(staged.model)
         if self.sim.chaotic and self.sim.rng.random() < self.sim.faults.apply:
-            effects = self.fail(staged)
-        else:
-            running = self.machine.slots[staged.model].running
-            before = (running.epoch, running.version) if running else (0, 0)
-            effects = self.copy(staged, before)
+            self.done_with(staged, self.fail(staged))
+            return
+        running = self.machine.slots[staged.model].running
+        before = (running.epoch, running.version) if running else (0, 0)
+        self.go_on(self.copy(staged, before), partial(self.done_with, staged), incarnation)
+
+    def done_with(self, staged: StagedVersion, effects: Sequence[Effect]) -> None:
+        """The user has applied a version, or has not."""
+        self.applying.discard(staged.model)
         self.perform(effects)
         if staged.model in self.ready and staged.model not in self.applying:
             self.apply_later(staged.model)
+
+
+def lives(process: "Worker | Publisher") -> Lives:
+    """Return what says whether a process is still the one that it is now."""
+    incarnation = process.incarnation
+    return lambda: process.alive and process.incarnation == incarnation
 
 
 @dataclass(frozen=True)
@@ -336,7 +382,7 @@ class Publisher:
         while epoch in sim.invariants.started:
             epoch += 1
         sim.invariants.on_epoch(epoch, started)
-        probe = sim.share(np.empty(0, np.uint8))
+        probe = self.segment(0).shared
         drift = sim.rng.uniform(0.9999, 1.0001)
         self.machine = PublisherMachine(
             epoch, self.endpoint, sim.timing, probe, age=lambda: (sim.now - started) * drift
@@ -352,7 +398,7 @@ class Publisher:
 
     def offer_again(self, stored: Stored) -> None:
         """Offer what a publisher before has left on disk."""
-        snapshot = self.pool(stored.model).take(stored.layout.nbytes, replaces_latest=True)
+        snapshot = self.take(stored.model, stored.layout.nbytes, replaces_latest=True)
         snapshot.data[:] = np.frombuffer(stored.data, np.uint8)
         version = self.version(stored.model, stored.layout, snapshot)
         version.restored(stored.digest, frozenset(stored.names))
@@ -363,13 +409,26 @@ class Publisher:
             Publication(next(ids), version, None, 0, "none", "auto", now, now), stored.data
         )
 
-    def pool(self, model: str) -> Pool:
-        return self.pools.setdefault(model, Pool(model, patience=0.0))
+    def segment(self, nbytes: int, _check: Callable[[], None] | None = None) -> VirtualSegment:
+        """Make a segment: how `snapshots` takes memory."""
+        segment = VirtualSegment(len(self.sim.segments), nbytes, lives(self))
+        self.sim.segments[segment.shared.token] = segment
+        return segment
+
+    def take(
+        self, model: str, nbytes: int, make_room: MakeRoom = nobody, *, replaces_latest: bool
+    ) -> Snapshot:
+        """Take memory for a version, and begin to fill it."""
+        pool = self.pools.setdefault(model, Pool(model, patience=0.0, share=True))
+        with patch.object(snapshots, "Segment", self.segment):
+            snapshot = pool.take(nbytes, make_room, replaces_latest=replaces_latest)
+        assert len(pool) <= SNAPSHOTS_MAX
+        snapshot.data[: nbytes // 2] = 255
+        return snapshot
 
     def version(self, model: str, layout: Layout, snapshot: Snapshot) -> Version:
         """Return a version whose bytes workers of this host may read, mostly."""
-        shared = self.sim.share(snapshot.data)
-        where = shared if self.sim.rng.random() < 0.9 else None
+        where = snapshot.shared if self.sim.rng.random() < 0.9 else None
         return Version(model, layout, CHUNK, snapshot, where)
 
     def identity(self, worker: Worker) -> bytes:
@@ -399,8 +458,6 @@ class Publisher:
         renamed = (version.model, *version.key) not in published
         if renamed and any(p.publication.version is version for p in published.values()):
             self.sim.invariants.on_renewal(version)
-        if version.shared is not None:
-            self.sim.memories[version.shared.token].stamp = (version.model, *version.key)
 
     def hashed(self, version: Version, incarnation: int) -> None:
         """All of a version is hashed, a while after it was asked for."""
@@ -469,7 +526,7 @@ class Publisher:
         """Publish in one way or another; return whether there was memory for it."""
         rng, sim = self.sim.rng, self.sim
         model = rng.choice("aaab")
-        size = rng.choice(SIZES)
+        size = rng.choice(sim.faults.sizes)
         together = rng.random() < 0.3
         names = [p.name for p in self.machine.roster]
         workers = tuple(rng.sample(names, rng.randint(1, len(names)))) if names else None
@@ -480,13 +537,12 @@ class Publisher:
         layout = Layout.plan([("w", "U8", (size,))])
         if model in self.copying:
             return False
-        pool, everybody = self.pool(model), workers is None and not together
+        everybody = workers is None and not together
         try:
             make_room = partial(self.make_room, model)
-            snapshot = pool.take(size, make_room, replaces_latest=everybody)
+            snapshot = self.take(model, size, make_room, replaces_latest=everybody)
         except WeightBusError:
             return False
-        assert len(pool) <= SNAPSHOTS_MAX
         version = self.version(model, layout, snapshot)
         require = rng.choice([None, None, 0, 1, 2])
         expected = workers is None and require is None and rng.random() < 0.2
@@ -555,7 +611,8 @@ class Simulation:
         self.invariants = Invariants()
         self.spoiled: set[tuple[str, str, int, int]] = set()  # users failed to apply these
         self.ids = itertools.count()
-        self.memories: dict[str, Memory] = {}
+        self.segments: dict[str, VirtualSegment] = {}  # by token
+        self.met: set[str] = set()  # what has happened on the shared road
         # What publishers leave behind, if they leave anything, and all their epochs with it.
         self.disk: dict[str, Stored] | None = {} if seed % 2 else None
         self.chaotic = True
@@ -577,15 +634,6 @@ class Simulation:
         if self.faults.successor:
             self.publishers.append(Publisher(self, "p1"))
             self.later(self.rng.uniform(0.0, CHAOS), self._restart, self.publishers[-1])
-
-    def share(self, data: NDArray[np.uint8]) -> Shared:
-        """Return where workers find these bytes; what was there before is stale."""
-        token = next((t for t, m in self.memories.items() if m.data is data), None)
-        if token is None:
-            token = f"{len(self.memories):032x}"
-            self.memories[token] = Memory(data)
-        self.memories[token].stamp = ("", 0, 0)
-        return Shared("/proc/1/fd/1", token)
 
     # Time.
 
@@ -782,7 +830,7 @@ class Simulation:
                     publisher.stop()
                 publisher.alive = False
                 self.later(rng.choice([0.0, 1.0, 7.0]), self._restart, publisher)
-            if publisher.alive and rng.random() < 0.3:
+            if publisher.alive and rng.random() < faults.hurry:
                 publisher.publish()
         self.later(step, self.chaos)
 

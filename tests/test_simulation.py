@@ -8,6 +8,7 @@ from weightbus.tests import simulate
 
 SEEDS = 500
 RENAMING = range(1, 200, 2)  # of these, in some a worker takes a new name
+ROAD = range(25, SEEDS)  # in some of these, whatever can happen on the shared road does
 BLOCK = 25  # seeds that one process takes at a time
 
 
@@ -29,6 +30,15 @@ def test_a_seed_is_one_run() -> None:
 
 def test_what_a_publisher_keeps_is_taken_by_its_new_name() -> None:
     assert any(simulate.Simulation(seed).run().invariants.renamed for seed in RENAMING)
+
+
+def test_the_shared_road_is_walked_and_some_come_too_late() -> None:
+    met = set[str]()
+    for seed in ROAD:
+        met |= simulate.Simulation(seed).run().met
+        if met == {"copied", "overtaken", "late", "stale"}:
+            return
+    pytest.fail(f"only {met} happened")
 
 
 def test_seeds_differ() -> None:
