@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 SEEDS ?= 1000
-CLIENTS := cpp_client go_client node_client rust_client
+CLIENTS := c_client cpp_client go_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 

@@ -2,10 +2,14 @@
 //!
 //! At most one version of a model waits here: a newer one takes its place.
 
+use crate::bell::Bell;
 use crate::effects::Staged;
 use crate::error::Error;
 use crate::limits::MODELS_MAX;
 use std::collections::VecDeque;
+use std::io;
+use std::os::unix::io::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -24,20 +28,52 @@ pub enum Found {
     Nothing,
 }
 
+impl Left {
+    /// Whether `take` would not wait.
+    fn any(&self) -> bool {
+        !self.ready.is_empty() || !self.rejected.is_empty() || self.refused.is_some() || self.closed.is_some()
+    }
+}
+
 /// A meeting point of threads.
-#[derive(Default)]
 pub struct Handoff {
     left: Mutex<Left>,
     changed: Condvar,
+    bell: Bell, // rings while there is anything to take, if anybody listens
+    heard: AtomicBool,
 }
 
 impl Handoff {
+    pub fn new() -> io::Result<Handoff> {
+        let (left, changed) = Default::default();
+        Ok(Handoff { left, changed, bell: Bell::new()?, heard: AtomicBool::new(false) })
+    }
+
+    /// A descriptor that is readable while `take` would not wait.
+    pub fn descriptor(&self) -> RawFd {
+        self.heard.store(true, Ordering::Relaxed);
+        self.ring(&self.open());
+        self.bell.as_raw_fd()
+    }
+
+    fn ring(&self, left: &Left) {
+        if self.heard.load(Ordering::Relaxed) {
+            self.bell.silence(); // one stroke at a time: nobody need hear more
+            if left.any() {
+                self.bell.ring();
+            }
+        }
+    }
+
     fn open(&self) -> MutexGuard<'_, Left> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner) // no change here can panic halfway
     }
 
     fn change(&self, change: impl FnOnce(&mut Left)) {
-        change(&mut self.open());
+        let mut left = self.open();
+        change(&mut left);
+        self.ring(&left);
+        drop(left);
         self.changed.notify_all();
     }
 
@@ -106,9 +142,11 @@ impl Handoff {
         let mut left = self.open();
         loop {
             if let Some(staged) = left.ready.pop_front() {
+                self.ring(&left);
                 return Ok(Found::Version(staged));
             }
             if let Some(error) = left.rejected.pop_front().or_else(|| left.refused.take()) {
+                self.ring(&left);
                 return Err(error);
             }
             if let Some(reason) = &left.closed {
@@ -129,6 +167,7 @@ impl Handoff {
                 return Ok(left.joined_epoch);
             }
             if let Some(error) = left.refused.take() {
+                self.ring(&left);
                 return Err(error);
             }
             if let Some(reason) = &left.closed {

@@ -27,8 +27,10 @@ pub use element::{
     F16, F8E4M3, F8E5M2, F8E8M0,
 };
 pub use error::Error;
+pub use layout::{Layout, TensorInfo};
 pub use limits::Timing;
 pub use model::{Model, Tensor, Weights, WeightsGuard};
+pub use raw::cast::Plain;
 pub use run::Event;
 pub use snapshot::Snapshot;
 pub use worker::{Builder, Update, Updates, Worker};

@@ -9,33 +9,31 @@ use crate::element::Element;
 use crate::error::Error;
 use crate::layout::Layout;
 use crate::limits::DIFFERENCES_MAX;
-use crate::raw::cast::{bytes_of, bytes_of_mut};
+use crate::raw::cast::{bytes_of, bytes_of_mut, values_of};
 use crate::transfer::Key;
-use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
-/// Numbers of any type.
-trait Numbers: Send + Sync {
+/// Memory of numbers of any type.
+pub(crate) trait Memory: Send + Sync {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
-    fn as_any(&self) -> &dyn Any;
 }
 
-impl<T: Element> Numbers for Vec<T> {
+/// Memory of the user's, and what numbers it has.
+struct Numbers<T, M>(M, PhantomData<T>);
+
+impl<T: Element, M: AsRef<[T]> + AsMut<[T]> + Send + Sync> Memory for Numbers<T, M> {
     fn bytes(&self) -> &[u8] {
-        bytes_of(self)
+        bytes_of(self.0.as_ref())
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        bytes_of_mut(self)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
+        bytes_of_mut(self.0.as_mut())
     }
 }
 
@@ -44,19 +42,28 @@ pub struct Tensor {
     name: String,
     dtype: Dtype,
     shape: Vec<u64>,
-    numbers: Box<dyn Numbers>,
+    memory: Box<dyn Memory>,
 }
 
 impl Tensor {
-    /// Makes a tensor of numbers that are there; `Model::new` checks that they fill the shape.
-    pub fn new<T: Element>(name: impl Into<String>, shape: &[u64], numbers: Vec<T>) -> Tensor {
-        Tensor { name: name.into(), dtype: T::DTYPE, shape: shape.to_vec(), numbers: Box::new(numbers) }
+    /// Makes a tensor of numbers that are there: a `Vec`, a `Box<[T]>`, a `&'static mut [T]`, or any
+    /// memory of yours that can be looked at as a slice. `Model::new` checks that they fill the shape.
+    pub fn new<T, M>(name: impl Into<String>, shape: &[u64], numbers: M) -> Tensor
+    where
+        T: Element,
+        M: AsRef<[T]> + AsMut<[T]> + Send + Sync + 'static,
+    {
+        Tensor::of(name.into(), T::DTYPE, shape, Box::new(Numbers(numbers, PhantomData)))
+    }
+
+    pub(crate) fn of(name: String, dtype: Dtype, shape: &[u64], memory: Box<dyn Memory>) -> Tensor {
+        Tensor { name, dtype, shape: shape.to_vec(), memory }
     }
 
     /// Makes a tensor of zeros, its type known only now.
     pub fn zeros(name: impl Into<String>, dtype: Dtype, shape: &[u64]) -> Tensor {
         let bytes = nbytes(dtype, shape).unwrap_or(0) as usize; // `Model::new` tells what is wrong
-        Tensor { name: name.into(), dtype, shape: shape.to_vec(), numbers: zeros(dtype, bytes) }
+        Tensor::of(name.into(), dtype, shape, zeros(dtype, bytes))
     }
 
     /// What it is called.
@@ -76,13 +83,13 @@ impl Tensor {
 
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
-        self.numbers.bytes()
+        self.memory.bytes()
     }
 
     /// Its numbers, if they are of this type.
     pub fn numbers<T: Element>(&self) -> Result<&[T], Error> {
-        let numbers = self.numbers.as_any().downcast_ref::<Vec<T>>();
-        numbers.map(|numbers| &numbers[..]).ok_or_else(|| Error::OtherDtype {
+        let numbers = if T::DTYPE == self.dtype { values_of(self.bytes()) } else { None };
+        numbers.ok_or_else(|| Error::OtherDtype {
             name: self.name.clone(),
             dtype: self.dtype,
             asked: T::DTYPE,
@@ -101,10 +108,10 @@ fn nbytes(dtype: Dtype, shape: &[u64]) -> Option<u64> {
     (bits % 8 == 0).then_some(bits / 8)
 }
 
-fn zeros(dtype: Dtype, bytes: usize) -> Box<dyn Numbers> {
+fn zeros(dtype: Dtype, bytes: usize) -> Box<dyn Memory> {
     use crate::element::*;
-    fn of<T: Element + Default>(bytes: usize) -> Box<dyn Numbers> {
-        Box::new(vec![T::default(); bytes / std::mem::size_of::<T>()])
+    fn of<T: Element + Default>(bytes: usize) -> Box<dyn Memory> {
+        Box::new(Numbers(vec![T::default(); bytes / std::mem::size_of::<T>()], PhantomData))
     }
     match dtype {
         Dtype::Bool => of::<Bool>(bytes),
@@ -159,7 +166,8 @@ impl Weights {
         }
     }
 
-    fn is_torn(&self) -> bool {
+    /// Whether they hold parts of two versions, so that none runs.
+    pub fn is_torn(&self) -> bool {
         *ran(&self.ran) == Ran::Torn
     }
 
@@ -190,7 +198,7 @@ impl Weights {
     pub(crate) fn fill(&mut self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) {
         for tensor in &mut self.tensors {
             if let Some(info) = layout.get(&tensor.name) {
-                copy(info.begin as usize, tensor.numbers.bytes_mut());
+                copy(info.begin as usize, tensor.memory.bytes_mut());
             }
         }
     }
@@ -425,7 +433,7 @@ mod tests {
 
     fn fill(weights: &mut Weights, byte: u8) {
         for tensor in &mut weights.tensors {
-            tensor.numbers.bytes_mut().fill(byte);
+            tensor.memory.bytes_mut().fill(byte);
         }
     }
 
@@ -448,6 +456,23 @@ mod tests {
             }
             done.store(true, Ordering::Relaxed);
         });
+    }
+
+    #[test]
+    fn parts_of_two_versions_are_served_to_nobody() {
+        let model = model();
+        let hold = |now| model.write(Instant::now(), |weights| weights.set_ran(now)).unwrap();
+        hold(Ran::Version((1, 2)));
+        model.rename((1, 2), (2, 1));
+        assert_eq!(model.read().version(), Some((2, 1)));
+        hold(Ran::Torn);
+        model.rename((2, 1), (3, 1));
+        let weights = model.read();
+        assert!(weights.is_torn() && weights.version().is_none() && weights.tensors().is_empty());
+        assert!(matches!(weights.get::<u8>("b"), Err(Error::Torn)));
+        drop(weights);
+        hold(Ran::Version((2, 1)));
+        assert_eq!(model.read().get::<u8>("b").unwrap(), [0]);
     }
 
     #[test]

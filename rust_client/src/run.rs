@@ -64,7 +64,7 @@ pub struct Shared {
 impl Shared {
     pub fn new() -> io::Result<Shared> {
         Ok(Shared {
-            handoff: Handoff::default(),
+            handoff: Handoff::new()?,
             bell: Arc::new(Bell::new()?),
             stopping: AtomicBool::new(false),
             outcomes: Mutex::default(),

@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
+use std::os::unix::io::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -317,6 +318,13 @@ impl Worker {
     /// Waits until the publisher has let this worker in; returns its epoch, if it has.
     pub fn wait_joined(&self, timeout: Duration) -> Result<Option<u64>, Error> {
         self.handoff().wait_joined(&self.name, far(timeout))
+    }
+
+    /// A descriptor that is readable while `receive` would not wait: a version is there, or word of one
+    /// that cannot be taken. It is for `poll` and its like, and this worker's: do not read from it, and
+    /// let it be with the worker.
+    pub fn ready_fd(&self) -> RawFd {
+        self.handoff().descriptor()
     }
 
     /// Says goodbye, and closes the sockets. Whoever waits in `receive` gets `Error::Closed`.

@@ -47,3 +47,38 @@ fn differences_are_named() {
     let many = (0..30).map(|i| Tensor::new(format!("x{:02}", i), &[], vec![0u8])).collect();
     assert!(fault(many).unwrap().ends_with("... and 13 more"));
 }
+
+/// A type of the user's, as `half::bf16` is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(transparent)]
+struct MyBf16(u16);
+
+// SAFETY: it is a number, whatever its bits.
+unsafe impl weightbus::Plain for MyBf16 {}
+
+impl weightbus::Element for MyBf16 {
+    const DTYPE: weightbus::Dtype = weightbus::Dtype::BF16;
+}
+
+#[test]
+fn memory_of_any_kind_is_a_tensor() {
+    let mut raw = vec![7u8; 4];
+    // SAFETY: it outlives the model, and nobody else uses it until then.
+    let part =
+        unsafe { Tensor::from_raw_parts("raw", weightbus::Dtype::U8, &[4], raw.as_mut_ptr(), raw.len()) };
+    let leaked: &'static mut [f32] = Box::leak(vec![1f32, 2.0].into_boxed_slice());
+    let model = Model::new([
+        part,
+        Tensor::new("leaked", &[2], leaked),
+        Tensor::new("boxed", &[1], vec![5i64].into_boxed_slice()),
+        Tensor::new("mine", &[1], vec![MyBf16(0x3f80)]),
+    ])
+    .unwrap();
+    let weights = model.read();
+    assert_eq!(weights.get::<u8>("raw").unwrap(), [7; 4]);
+    assert_eq!(weights.get::<f32>("leaked").unwrap(), [1.0, 2.0]);
+    assert_eq!(weights.get::<i64>("boxed").unwrap(), [5]);
+    assert_eq!(weights.get::<MyBf16>("mine").unwrap(), [MyBf16(0x3f80)]);
+    assert_eq!(weights.get::<weightbus::BF16>("mine").unwrap(), [weightbus::BF16(0x3f80)]);
+    assert!(weights.get::<u16>("mine").is_err());
+}

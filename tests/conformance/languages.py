@@ -86,6 +86,11 @@ NO_RENAMING = {
 NO_PATCHES = {"deltas.json": "without patches, which are not on the wire yet"}
 WIRE_ALONE = NO_PATCHES | NO_MAPPING | NO_APPLYING | NO_TABLE | NO_RENAMING
 
+RUST_INSIDE = {
+    table.name: "the Rust client inside, whose driver answers them"
+    for table in (ROOT / "tests" / "vectors").glob("*.json")
+}
+
 LANGUAGES = (
     Language("python", "Python", ""),
     Language("cpp", "C++", "cpp_client", ("make", "c++"), WIRE_ALONE),
@@ -97,6 +102,7 @@ LANGUAGES = (
         dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_PATCHES,
     ),
     Language("rust", "Rust", "rust_client", ("make", "cargo"), NO_MAPPING | NO_PATCHES),
+    Language("c", "C", "c_client", ("make", "cargo", "cc"), RUST_INSIDE),
     Language("go", "Go", "go_client", ("make", "go"), NO_PATCHES),
 )
 

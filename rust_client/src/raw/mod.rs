@@ -6,4 +6,5 @@
 pub mod cast;
 pub mod crc;
 pub mod map;
+pub mod memory;
 pub mod os;

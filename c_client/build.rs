@@ -1,0 +1,6 @@
+//! The name under which programs ask for the library: it has the number of the ABI.
+
+fn main() {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libweightbus.so.1");
+    println!("cargo:rerun-if-changed=build.rs");
+}

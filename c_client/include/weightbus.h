@@ -1,0 +1,194 @@
+// libweightbus: a worker of the weight bus. It takes a model's weights from its trainer, version by version,
+// each one whole, verified, and written in place. Made by cbindgen from src/lib.rs (`make header`): do not edit.
+//
+// Threads. Every function may be called in any thread, and threads may share a worker, a model and a snapshot,
+// with two exceptions: wb_read_end() is called in the thread that called wb_read(), and nobody uses what
+// is being freed. A thread that holds a wb_reading does not call wb_receive(): it would find the model in use.
+//
+// Memory. What is borrowed says for how long. Handles are freed by the function that names them; NULL is fine.
+// Free the workers of a model before the model, and only then the memory of its tensors.
+//
+// Errors. What can fail returns a wb_code; wb_error() has the words. No panic crosses this boundary, and no
+// exception of C++ may: let none out of a wb_on_event.
+//
+// Stability. WB_ABI changes with every change that a compiled program would notice: the soname has it.
+// Within one number functions and codes are added, and fields at the end of wb_options, which tells its size.
+
+
+#ifndef WEIGHTBUS_H
+#define WEIGHTBUS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// The number of this ABI. A program may run with any library of the same number.
+#define WB_ABI 1
+
+// What came of a call.
+typedef enum {
+  // It is done.
+  WB_OK = 0,
+  // Nothing has come in time.
+  WB_NOTHING = 1,
+  // A version cannot be taken; what ran before still runs, unless wb_error() says that none does.
+  WB_REJECTED = 2,
+  // The publisher refuses this worker, which goes on asking.
+  WB_REFUSED = 3,
+  // The worker was closed.
+  WB_CLOSED = 4,
+  // The model holds parts of two versions: it is not to be read until another is applied.
+  WB_TORN = 5,
+  // An argument makes no sense.
+  WB_INVALID = 6,
+  // There is no tensor of this name.
+  WB_NOT_FOUND = 7,
+  // Sockets, threads or memory are not to be had.
+  WB_SYSTEM = 8,
+  // A bug in this library.
+  WB_PANIC = 9,
+} wb_code;
+
+// A model whose memory is yours.
+typedef struct wb_model wb_model;
+
+// One who reads a model.
+typedef struct wb_reading wb_reading;
+
+// A version that never changes.
+typedef struct wb_snapshot wb_snapshot;
+
+// A worker.
+typedef struct wb_worker wb_worker;
+
+// A tensor: memory of yours for a model, or, read-only, a part of a snapshot.
+typedef struct {
+  // UTF-8 with a zero behind it.
+  const char *name;
+  // Its length, which tells where a name has a zero in it; 0: up to the first one.
+  size_t name_bytes;
+  // As safetensors has it: "F32", "BF16", "I64", ...
+  const char *dtype;
+  // `rank` sizes; row-major.
+  const uint64_t *shape;
+  size_t rank;
+  void *data;
+  // Bytes at `data`: exactly what dtype and shape say.
+  size_t nbytes;
+} wb_tensor;
+
+// A model that is wanted, by its id, and where its versions go.
+typedef struct {
+  const char *id;
+  // NULL: each version comes as a snapshot.
+  const wb_model *model;
+} wb_wanted;
+
+// What happens to a worker, for logs and screens. All of it is borrowed for the call.
+typedef struct {
+  // "joined", "lost", "refused", "rejected" or "notice"; others may come.
+  const char *kind;
+  // Empty unless it is about a version; so are the numbers.
+  const char *model;
+  uint64_t epoch;
+  uint64_t version;
+  // Of the protocol, such as "layout-mismatch"; or empty.
+  const char *code;
+  const char *text;
+} wb_event;
+
+// Called in the worker's own thread, which answers the publisher: it must not wait, and must not free.
+typedef void (*wb_on_event)(const wb_event *event, void *user);
+
+// How a worker is set up. Zeros are the defaults; everything here is borrowed for the call of wb_connect().
+typedef struct {
+  // sizeof(wb_options).
+  size_t size;
+  // Of the publisher: "tcp://HOST:PORT" or "ipc://PATH".
+  const char *address;
+  // Of this worker, unique among the publisher's; NULL: one is made up.
+  const char *name;
+  const wb_wanted *wanted;
+  size_t wanted_count;
+  // The largest version to take; 0: 64 GiB.
+  uint64_t bytes_max;
+  // Do not copy out of the publisher's memory where it is on this host.
+  bool network_only;
+  wb_on_event on_event;
+  // Passed on to on_event; alive and usable in any thread until the worker is freed.
+  void *user;
+} wb_options;
+
+// What wb_receive() tells: a version that was applied, or (WB_REJECTED) that could not be.
+typedef struct {
+  uint64_t epoch;
+  uint64_t version;
+  uint64_t nbytes;
+  // How long the copy took.
+  uint64_t nanoseconds;
+  // Of a model without memory of yours, else NULL; to be freed by wb_snapshot_free().
+  wb_snapshot *snapshot;
+  char model[129];
+  // What its bytes hash to; empty where they came from shared memory.
+  char digest[65];
+  // Of WB_REJECTED: why, in the protocol's words ("layout-mismatch", ...).
+  char code[129];
+} wb_update;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Returns WB_ABI of the library that is running.
+uint32_t wb_abi(void);
+
+// Returns why the last call that failed in this thread did; valid until the next that fails in it.
+const char *wb_error(void);
+
+// Makes a model of tensors of yours. Names, dtypes and shapes are borrowed for the call, `data` until the
+// model and all of its workers are freed. Until then only this library writes there, and you read between
+// wb_read() and wb_read_end().
+wb_code wb_model_new(const wb_tensor *tensors, size_t count, wb_model **model);
+
+void wb_model_free(wb_model *model);
+
+// Waits until nobody writes to a model, and keeps it as it is until wb_read_end(). `epoch` and `version` are
+// told what it holds, 0 before the first version; either may be NULL. WB_TORN: there is nothing to read.
+wb_code wb_read(const wb_model *model, wb_reading **reading, uint64_t *epoch, uint64_t *version);
+
+// Lets go of a model, in the thread that called wb_read().
+void wb_read_end(wb_reading *reading);
+
+// Starts a worker. The publisher need not be there yet.
+wb_code wb_connect(const wb_options *options, wb_worker **worker);
+
+// Waits until the publisher has let the worker in, and tells its epoch (`epoch` may be NULL).
+wb_code wb_joined(const wb_worker *worker, uint32_t timeout_ms, uint64_t *epoch);
+
+// Applies the newest version that has arrived, waiting for one if need be. 0 ms: does not wait.
+wb_code wb_receive(const wb_worker *worker, uint32_t timeout_ms, wb_update *update);
+
+// Returns a descriptor that is readable while wb_receive() would not wait, for poll() and its like; -1 for no
+// worker. It is the worker's: do not read from it or close it.
+int wb_fd(const wb_worker *worker);
+
+// Says goodbye, and ends the worker's thread: whoever waits in wb_receive() gets WB_CLOSED.
+void wb_close(const wb_worker *worker);
+
+// Closes and frees a worker that nobody else uses.
+void wb_worker_free(wb_worker *worker);
+
+// Returns the tensors of a snapshot, in the order of their bytes, and how many there are. They live as long
+// as it does, and nobody writes to them.
+const wb_tensor *wb_snapshot_tensors(const wb_snapshot *snapshot, size_t *count);
+
+// Finds a tensor of a snapshot by its name, or by another name that its publisher gave it.
+wb_code wb_snapshot_find(const wb_snapshot *snapshot, const char *name, wb_tensor *tensor);
+
+void wb_snapshot_free(wb_snapshot *snapshot);
+
+#ifdef __cplusplus
+} // extern "C"
+#endif // __cplusplus
+
+#endif /* WEIGHTBUS_H */

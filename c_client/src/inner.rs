@@ -1,0 +1,385 @@
+//! What the ABI is made of: arguments that are looked at before they are used, words of errors, and
+//! values of Rust that C may hold.
+
+use crate::{wb_code, wb_event, wb_options, wb_snapshot, wb_tensor, wb_update, wb_worker};
+use std::cell::RefCell;
+use std::ffi::{CStr, CString};
+use std::mem::{size_of, transmute};
+use std::os::raw::{c_char, c_void};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::slice;
+use std::sync::Arc;
+use weightbus_core::{
+    Dtype, Error, Event, Model, Snapshot, Tensor, TensorInfo, Update, WeightsGuard, Worker,
+};
+
+/// Why a call fails: a code, and words.
+pub struct Fault(wb_code, String);
+
+pub fn invalid(text: &str) -> Fault {
+    Fault(wb_code::WB_INVALID, text.to_owned())
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Fault {
+        let code = match &error {
+            Error::Rejected { .. } => wb_code::WB_REJECTED,
+            Error::Refused { .. } => wb_code::WB_REFUSED,
+            Error::Closed { .. } => wb_code::WB_CLOSED,
+            Error::Torn => wb_code::WB_TORN,
+            Error::NoTensor { .. } => wb_code::WB_NOT_FOUND,
+            Error::Io { .. } => wb_code::WB_SYSTEM,
+            _ => wb_code::WB_INVALID,
+        };
+        Fault(code, error.to_string())
+    }
+}
+
+thread_local! {
+    static LAST_WORDS: RefCell<CString> = RefCell::default();
+}
+
+pub fn last_words() -> *const c_char {
+    LAST_WORDS.try_with(|words| words.borrow().as_ptr()).unwrap_or(b"\0".as_ptr().cast())
+}
+
+fn remember(text: &str) {
+    let _ = LAST_WORDS.try_with(|words| *words.borrow_mut() = c_text(text)); // else the thread ends
+}
+
+/// Text for C: a zero within it would end it.
+fn c_text(text: &str) -> CString {
+    CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
+}
+
+/// Does what a call is for; no panic gets out, and the words of what fails are kept.
+pub fn answer(act: impl FnOnce() -> Result<wb_code, Fault>) -> wb_code {
+    match catch_unwind(AssertUnwindSafe(act)) {
+        Ok(Ok(code)) => code,
+        Ok(Err(Fault(code, text))) => {
+            remember(&text);
+            code
+        }
+        Err(_) => {
+            remember("a bug in libweightbus: standard error has more");
+            wb_code::WB_PANIC
+        }
+    }
+}
+
+/// Does what a call without a code is for; `otherwise` if it panics.
+pub fn quietly<T>(otherwise: T, act: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(act)).unwrap_or(otherwise)
+}
+
+/// Puts a handle where the caller wants it.
+///
+/// # Safety
+///
+/// `place` must be NULL or writable.
+pub unsafe fn out<T>(place: *mut *mut T, value: T) -> Result<wb_code, Fault> {
+    if place.is_null() {
+        return Err(invalid("no place for what was asked for"));
+    }
+    // SAFETY: it is not NULL.
+    unsafe { place.write(Box::into_raw(Box::new(value))) };
+    Ok(wb_code::WB_OK)
+}
+
+/// Puts a value where the caller wants it, if it does.
+///
+/// # Safety
+///
+/// `place` must be NULL or writable.
+pub unsafe fn fill<T>(place: *mut T, value: T) {
+    if !place.is_null() {
+        // SAFETY: it is not NULL.
+        unsafe { place.write(value) }
+    }
+}
+
+/// Frees what `out` gave away.
+///
+/// # Safety
+///
+/// `handle` must be NULL or of `out`, and used by nobody.
+pub unsafe fn free<T>(handle: *mut T) {
+    if !handle.is_null() {
+        // SAFETY: it is a box of ours.
+        quietly((), || drop(unsafe { Box::from_raw(handle) }));
+    }
+}
+
+/// A text of the caller's; `length` 0: up to its first zero.
+///
+/// # Safety
+///
+/// `text` must be NULL or point to so many bytes, or to bytes of which one is zero, for all of `'a`.
+pub unsafe fn text_of<'a>(text: *const c_char, length: usize, what: &str) -> Result<&'a str, Fault> {
+    let bytes = match length {
+        _ if text.is_null() => return Err(invalid(&format!("no {}", what))),
+        // SAFETY: the caller says that it ends.
+        0 => unsafe { CStr::from_ptr(text) }.to_bytes(),
+        // SAFETY: the caller says that they are there.
+        length => unsafe { slice::from_raw_parts(text.cast(), length) },
+    };
+    std::str::from_utf8(bytes).map_err(|_| invalid(&format!("the {} is not UTF-8", what)))
+}
+
+/// An array of the caller's, which may be NULL if it is empty.
+///
+/// # Safety
+///
+/// `first` must point to `count` values for all of `'a`, unless there are none.
+unsafe fn array<'a, T>(first: *const T, count: usize, what: &str) -> Result<&'a [T], Fault> {
+    match (first.is_null(), count) {
+        (_, 0) => Ok(&[]),
+        (true, _) => Err(invalid(&format!("no {}", what))),
+        // SAFETY: the caller says that they are there.
+        (false, count) => Ok(unsafe { slice::from_raw_parts(first, count) }),
+    }
+}
+
+/// Makes a model of the caller's memory.
+///
+/// # Safety
+///
+/// As `wb_model_new` says.
+pub unsafe fn model_of(tensors: *const wb_tensor, count: usize) -> Result<Model, Fault> {
+    // SAFETY: the caller's word, here and below.
+    let tensors = unsafe { array(tensors, count, "tensors") }?;
+    let made = tensors.iter().map(|tensor| {
+        let (name, dtype, shape) = unsafe {
+            let name = text_of(tensor.name, tensor.name_bytes, "name of a tensor")?;
+            (name, text_of(tensor.dtype, 0, "dtype")?, array(tensor.shape, tensor.rank, "shape")?)
+        };
+        let dtype = Dtype::named(dtype)
+            .ok_or_else(|| invalid(&format!("tensor {:?}: no dtype {:?}", name, dtype)))?;
+        if tensor.data.is_null() && tensor.nbytes > 0 {
+            return Err(invalid(&format!("tensor {:?} has no memory", name)));
+        }
+        Ok(unsafe { Tensor::from_raw_parts(name, dtype, shape, tensor.data.cast(), tensor.nbytes) })
+    });
+    Ok(Model::new(made.collect::<Result<Vec<Tensor>, Fault>>()?)?)
+}
+
+/// A model that is being read. The guard goes first, and may not leave its thread.
+pub struct Reading {
+    guard: WeightsGuard<'static>,
+    _model: Box<Model>,
+}
+
+impl Reading {
+    pub fn of(model: &Model) -> Result<Reading, Fault> {
+        let model = Box::new(model.clone());
+        // SAFETY: the guard borrows what the box holds, which stays where it is, and outlives the guard.
+        let guard = unsafe { transmute::<WeightsGuard<'_>, WeightsGuard<'static>>(model.read()) };
+        if guard.is_torn() {
+            return Err(Error::Torn.into());
+        }
+        Ok(Reading { guard, _model: model })
+    }
+
+    pub fn version(&self) -> (u64, u64) {
+        self.guard.version().unwrap_or((0, 0))
+    }
+}
+
+/// Copies the options of a caller that may have been compiled when there were fewer.
+///
+/// # Safety
+///
+/// `options` must be NULL or have as many bytes as its first field says.
+pub unsafe fn options_of(options: *const wb_options) -> Result<wb_options, Fault> {
+    if options.is_null() {
+        return Err(invalid("no options"));
+    }
+    // SAFETY: the first field is there.
+    let size = unsafe { options.cast::<usize>().read() };
+    if size != size_of::<wb_options>() {
+        let text = format!("wb_options.size is {}, not {}: set it to sizeof", size, size_of::<wb_options>());
+        return Err(invalid(&text));
+    }
+    // SAFETY: all of it is there.
+    Ok(unsafe { options.read() })
+}
+
+/// A model that is wanted.
+pub struct Target {
+    pub id: String,
+    pub model: Option<Model>,
+}
+
+impl Target {
+    /// # Safety
+    ///
+    /// As `wb_options` says.
+    pub unsafe fn all(options: &wb_options) -> Result<Vec<Target>, Fault> {
+        // SAFETY: the caller's word, here and below.
+        let wanted = unsafe { array(options.wanted, options.wanted_count, "models") }?;
+        let target = |wanted: &crate::wb_wanted| unsafe {
+            let id = text_of(wanted.id, 0, "id of a model")?.to_owned();
+            Ok(Target { id, model: wanted.model.as_ref().map(|model| model.0.clone()) })
+        };
+        wanted.iter().map(target).collect()
+    }
+}
+
+/// # Safety
+///
+/// `worker` must be NULL or live for all of `'a`.
+pub unsafe fn worker_of<'a>(worker: *const wb_worker) -> Result<&'a Worker, Fault> {
+    // SAFETY: the caller's word.
+    unsafe { worker.as_ref() }.map(|worker| &worker.0).ok_or_else(|| invalid("no worker"))
+}
+
+/// A pointer that only its owner looks behind.
+struct User(*mut c_void);
+
+// SAFETY: the header says that it is to be usable in any thread.
+unsafe impl Send for User {}
+
+impl User {
+    fn get(&self) -> *mut c_void {
+        self.0
+    }
+}
+
+/// Calls a function of C with each event.
+pub fn listener(
+    call: extern "C" fn(*const wb_event, *mut c_void),
+    user: *mut c_void,
+) -> impl FnMut(&Event) + Send + 'static {
+    let user = User(user);
+    move |event| {
+        let (kind, (model, epoch, version), code, text) = match event {
+            Event::Joined { epoch } => ("joined", ("", *epoch, 0), "", ""),
+            Event::Lost => ("lost", ("", 0, 0), "", ""),
+            Event::Refused { code, text } => ("refused", ("", 0, 0), &code[..], &text[..]),
+            Event::Rejected { model, epoch, version, code, text } => {
+                ("rejected", (&model[..], *epoch, *version), &code[..], &text[..])
+            }
+            Event::Notice { code, text } => ("notice", ("", 0, 0), &code[..], &text[..]),
+            _ => return,
+        };
+        let (kind, model, code, text) = (c_text(kind), c_text(model), c_text(code), c_text(text));
+        let (kind, model, code, text) = (kind.as_ptr(), model.as_ptr(), code.as_ptr(), text.as_ptr());
+        call(&wb_event { kind, model, epoch, version, code, text }, user.get());
+    }
+}
+
+/// Returns the caller's place for an update, with nothing in it.
+///
+/// # Safety
+///
+/// `place` must be NULL or writable for all of `'a`.
+pub unsafe fn blank<'a>(place: *mut wb_update) -> Result<&'a mut wb_update, Fault> {
+    if place.is_null() {
+        return Err(invalid("no place for the update"));
+    }
+    // SAFETY: it is not NULL, and zeros are a value of each field.
+    unsafe {
+        place.write_bytes(0, 1);
+        Ok(&mut *place)
+    }
+}
+
+/// Writes a text into zeros, of which the last stays.
+fn put(text: &str, place: &mut [c_char]) {
+    let room = place.len() - 1;
+    for (to, from) in place.iter_mut().zip(text.bytes().take(room)) {
+        *to = from as c_char;
+    }
+}
+
+pub fn tell(update: &mut wb_update, found: Update) {
+    update.epoch = found.epoch;
+    update.version = found.version;
+    update.nbytes = found.nbytes;
+    update.nanoseconds = found.took.as_nanos() as u64;
+    put(&found.model, &mut update.model);
+    put(&found.digest, &mut update.digest);
+    if let Some(snapshot) = found.snapshot {
+        update.snapshot = Box::into_raw(Box::new(wb_snapshot(Tensors::of(snapshot))));
+    }
+}
+
+pub fn tell_rejected(update: &mut wb_update, error: &Error) {
+    if let Error::Rejected { model, epoch, version, code, .. } = error {
+        update.epoch = *epoch;
+        update.version = *version;
+        put(model, &mut update.model);
+        put(code, &mut update.code);
+    }
+}
+
+/// A snapshot, and its tensors as C reads them.
+pub struct Tensors {
+    all: Vec<wb_tensor>, // point into the next two
+    _texts: Vec<(Vec<u8>, CString)>,
+    snapshot: Arc<Snapshot>,
+}
+
+// SAFETY: nothing that they point to changes, and all of it goes with them.
+unsafe impl Send for Tensors {}
+unsafe impl Sync for Tensors {}
+
+impl Tensors {
+    fn of(snapshot: Arc<Snapshot>) -> Tensors {
+        let infos = snapshot.tensors();
+        let texts: Vec<_> = infos.iter().map(|info| (exact(&info.name), c_text(info.dtype.name()))).collect();
+        let look = |(info, (name, dtype)): (&TensorInfo, &(Vec<u8>, CString))| {
+            let bytes = snapshot.bytes(&info.name).unwrap_or_default();
+            wb_tensor {
+                name: name.as_ptr().cast(),
+                name_bytes: info.name.len(),
+                dtype: dtype.as_ptr(),
+                shape: info.shape.as_ptr(),
+                rank: info.shape.len(),
+                data: bytes.as_ptr() as *mut c_void, // only to be read, says the header
+                nbytes: bytes.len(),
+            }
+        };
+        let all = infos.iter().zip(&texts).map(look).collect();
+        Tensors { all, _texts: texts, snapshot }
+    }
+
+    pub fn all(&self) -> &[wb_tensor] {
+        &self.all
+    }
+
+    pub fn find(&self, name: &str) -> Result<wb_tensor, Fault> {
+        self.snapshot.bytes(name)?; // says what there is, if not that
+        let info = self.snapshot.layout().get(name);
+        let mut infos = self.snapshot.tensors().iter();
+        let at = info.and_then(|info| infos.position(|other| other.name == info.name));
+        at.map(|at| self.all[at]).ok_or_else(|| invalid(&format!("tensor {:?} has no place", name)))
+    }
+}
+
+/// A text with a zero behind it. One within ends it early for those who do not look at its length.
+fn exact(text: &str) -> Vec<u8> {
+    [text.as_bytes(), &[0]].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_panic_gets_out() {
+        assert_eq!(answer(|| panic!("a test")), wb_code::WB_PANIC);
+        // SAFETY: the words of this thread stay until the next failure.
+        let words = unsafe { CStr::from_ptr(last_words()) };
+        assert!(words.to_str().unwrap().contains("bug"), "{:?}", words);
+        assert_eq!(quietly(-1, || panic!("a test")), -1);
+    }
+
+    #[test]
+    fn texts_of_any_kind_are_texts_of_c() {
+        assert_eq!(c_text("a\0b").to_str().unwrap(), "a\u{fffd}b");
+        let mut place = [1 as c_char; 4];
+        put("abcdef", &mut place);
+        assert_eq!(place[..3], [b'a' as c_char, b'b' as c_char, b'c' as c_char]);
+    }
+}

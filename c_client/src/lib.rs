@@ -1,0 +1,329 @@
+//! The C ABI of the worker: what `include/weightbus.h` says, over the crate `weightbus`.
+//!
+//! This file is what cbindgen reads; what it takes to keep its promises is in `inner.rs`.
+#![allow(non_camel_case_types, clippy::missing_safety_doc)]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod inner;
+
+use inner::{answer, fill, invalid, out, quietly, text_of, Fault, Target};
+use std::os::raw::{c_char, c_int, c_void};
+use std::time::Duration;
+
+/// The number of this ABI. A program may run with any library of the same number.
+pub const WB_ABI: u32 = 1;
+
+/// What came of a call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum wb_code {
+    /// It is done.
+    WB_OK = 0,
+    /// Nothing has come in time.
+    WB_NOTHING = 1,
+    /// A version cannot be taken; what ran before still runs, unless wb_error() says that none does.
+    WB_REJECTED = 2,
+    /// The publisher refuses this worker, which goes on asking.
+    WB_REFUSED = 3,
+    /// The worker was closed.
+    WB_CLOSED = 4,
+    /// The model holds parts of two versions: it is not to be read until another is applied.
+    WB_TORN = 5,
+    /// An argument makes no sense.
+    WB_INVALID = 6,
+    /// There is no tensor of this name.
+    WB_NOT_FOUND = 7,
+    /// Sockets, threads or memory are not to be had.
+    WB_SYSTEM = 8,
+    /// A bug in this library.
+    WB_PANIC = 9,
+}
+
+/// A tensor: memory of yours for a model, or, read-only, a part of a snapshot.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wb_tensor {
+    /// UTF-8 with a zero behind it.
+    pub name: *const c_char,
+    /// Its length, which tells where a name has a zero in it; 0: up to the first one.
+    pub name_bytes: usize,
+    /// As safetensors has it: "F32", "BF16", "I64", ...
+    pub dtype: *const c_char,
+    /// `rank` sizes; row-major.
+    pub shape: *const u64,
+    pub rank: usize,
+    pub data: *mut c_void,
+    /// Bytes at `data`: exactly what dtype and shape say.
+    pub nbytes: usize,
+}
+
+/// A model that is wanted, by its id, and where its versions go.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wb_wanted {
+    pub id: *const c_char,
+    /// NULL: each version comes as a snapshot.
+    pub model: *const wb_model,
+}
+
+/// What happens to a worker, for logs and screens. All of it is borrowed for the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wb_event {
+    /// "joined", "lost", "refused", "rejected" or "notice"; others may come.
+    pub kind: *const c_char,
+    /// Empty unless it is about a version; so are the numbers.
+    pub model: *const c_char,
+    pub epoch: u64,
+    pub version: u64,
+    /// Of the protocol, such as "layout-mismatch"; or empty.
+    pub code: *const c_char,
+    pub text: *const c_char,
+}
+
+/// Called in the worker's own thread, which answers the publisher: it must not wait, and must not free.
+pub type wb_on_event = Option<extern "C" fn(event: *const wb_event, user: *mut c_void)>;
+
+/// How a worker is set up. Zeros are the defaults; everything here is borrowed for the call of wb_connect().
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wb_options {
+    /// sizeof(wb_options).
+    pub size: usize,
+    /// Of the publisher: "tcp://HOST:PORT" or "ipc://PATH".
+    pub address: *const c_char,
+    /// Of this worker, unique among the publisher's; NULL: one is made up.
+    pub name: *const c_char,
+    pub wanted: *const wb_wanted,
+    pub wanted_count: usize,
+    /// The largest version to take; 0: 64 GiB.
+    pub bytes_max: u64,
+    /// Do not copy out of the publisher's memory where it is on this host.
+    pub network_only: bool,
+    pub on_event: wb_on_event,
+    /// Passed on to on_event; alive and usable in any thread until the worker is freed.
+    pub user: *mut c_void,
+}
+
+/// What wb_receive() tells: a version that was applied, or (WB_REJECTED) that could not be.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wb_update {
+    pub epoch: u64,
+    pub version: u64,
+    pub nbytes: u64,
+    /// How long the copy took.
+    pub nanoseconds: u64,
+    /// Of a model without memory of yours, else NULL; to be freed by wb_snapshot_free().
+    pub snapshot: *mut wb_snapshot,
+    pub model: [c_char; 129],
+    /// What its bytes hash to; empty where they came from shared memory.
+    pub digest: [c_char; 65],
+    /// Of WB_REJECTED: why, in the protocol's words ("layout-mismatch", ...).
+    pub code: [c_char; 129],
+}
+
+/// A model whose memory is yours.
+pub struct wb_model(weightbus_core::Model);
+/// One who reads a model.
+pub struct wb_reading(#[allow(dead_code)] inner::Reading); // what counts is that it is there
+/// A worker.
+pub struct wb_worker(weightbus_core::Worker);
+/// A version that never changes.
+pub struct wb_snapshot(inner::Tensors);
+
+/// Returns WB_ABI of the library that is running.
+#[no_mangle]
+pub extern "C" fn wb_abi() -> u32 {
+    WB_ABI
+}
+
+/// Returns why the last call that failed in this thread did; valid until the next that fails in it.
+#[no_mangle]
+pub extern "C" fn wb_error() -> *const c_char {
+    inner::last_words()
+}
+
+/// Makes a model of tensors of yours. Names, dtypes and shapes are borrowed for the call, `data` until the
+/// model and all of its workers are freed. Until then only this library writes there, and you read between
+/// wb_read() and wb_read_end().
+#[no_mangle]
+pub unsafe extern "C" fn wb_model_new(
+    tensors: *const wb_tensor,
+    count: usize,
+    model: *mut *mut wb_model,
+) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives `count` tensors, as the header says.
+        let made = unsafe { inner::model_of(tensors, count) }?;
+        // SAFETY: as is `model`.
+        unsafe { out(model, wb_model(made)) }
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn wb_model_free(model: *mut wb_model) {
+    // SAFETY: it came of `wb_model_new`, and nobody uses it any more.
+    unsafe { inner::free(model) }
+}
+
+/// Waits until nobody writes to a model, and keeps it as it is until wb_read_end(). `epoch` and `version` are
+/// told what it holds, 0 before the first version; either may be NULL. WB_TORN: there is nothing to read.
+#[no_mangle]
+pub unsafe extern "C" fn wb_read(
+    model: *const wb_model,
+    reading: *mut *mut wb_reading,
+    epoch: *mut u64,
+    version: *mut u64,
+) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives a model that lives.
+        let model = unsafe { model.as_ref() }.ok_or_else(|| invalid("no model"))?;
+        let found = inner::Reading::of(&model.0)?;
+        let (its_epoch, its_version) = found.version();
+        // SAFETY: the caller gives places for them, or NULL.
+        unsafe {
+            fill(epoch, its_epoch);
+            fill(version, its_version);
+            out(reading, wb_reading(found))
+        }
+    })
+}
+
+/// Lets go of a model, in the thread that called wb_read().
+#[no_mangle]
+pub unsafe extern "C" fn wb_read_end(reading: *mut wb_reading) {
+    // SAFETY: it came of `wb_read`, in this thread, and nobody uses it any more.
+    unsafe { inner::free(reading) }
+}
+
+/// Starts a worker. The publisher need not be there yet.
+#[no_mangle]
+pub unsafe extern "C" fn wb_connect(options: *const wb_options, worker: *mut *mut wb_worker) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives options as the header says; they tell their size.
+        let options = unsafe { inner::options_of(options) }?;
+        // SAFETY: all that they point to is there for this call.
+        let (address, wanted) = unsafe { (text_of(options.address, 0, "address")?, Target::all(&options)?) };
+        let mut builder = weightbus_core::Worker::builder(address).shared_memory(!options.network_only);
+        if !options.name.is_null() {
+            // SAFETY: as above.
+            builder = builder.name(unsafe { text_of(options.name, 0, "name") }?);
+        }
+        if options.bytes_max > 0 {
+            builder = builder.bytes_max(options.bytes_max);
+        }
+        for Target { id, model } in wanted {
+            builder = match model {
+                Some(model) => builder.model(id, &model),
+                None => builder.snapshots(id),
+            };
+        }
+        if let Some(call) = options.on_event {
+            builder = builder.on_event(inner::listener(call, options.user));
+        }
+        // SAFETY: the caller gives a place for it.
+        unsafe { out(worker, wb_worker(builder.connect()?)) }
+    })
+}
+
+/// Waits until the publisher has let the worker in, and tells its epoch (`epoch` may be NULL).
+#[no_mangle]
+pub unsafe extern "C" fn wb_joined(worker: *const wb_worker, timeout_ms: u32, epoch: *mut u64) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives a worker that lives, and a place or NULL.
+        let worker = unsafe { inner::worker_of(worker) }?;
+        match worker.wait_joined(Duration::from_millis(timeout_ms.into()))? {
+            Some(found) => {
+                // SAFETY: as above.
+                unsafe { fill(epoch, found) };
+                Ok(wb_code::WB_OK)
+            }
+            None => Ok(wb_code::WB_NOTHING),
+        }
+    })
+}
+
+/// Applies the newest version that has arrived, waiting for one if need be. 0 ms: does not wait.
+#[no_mangle]
+pub unsafe extern "C" fn wb_receive(
+    worker: *const wb_worker,
+    timeout_ms: u32,
+    update: *mut wb_update,
+) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives a worker that lives, and a place.
+        let (worker, update) = unsafe { (inner::worker_of(worker)?, inner::blank(update)?) };
+        match worker.receive(Duration::from_millis(timeout_ms.into())) {
+            Ok(Some(found)) => {
+                inner::tell(update, found);
+                Ok(wb_code::WB_OK)
+            }
+            Ok(None) => Ok(wb_code::WB_NOTHING),
+            Err(error) => {
+                inner::tell_rejected(update, &error);
+                Err(Fault::from(error))
+            }
+        }
+    })
+}
+
+/// Returns a descriptor that is readable while wb_receive() would not wait, for poll() and its like; -1 for no
+/// worker. It is the worker's: do not read from it or close it.
+#[no_mangle]
+pub unsafe extern "C" fn wb_fd(worker: *const wb_worker) -> c_int {
+    // SAFETY: the caller gives a worker that lives, or NULL.
+    let worker = unsafe { worker.as_ref() };
+    quietly(-1, || worker.map_or(-1, |worker| worker.0.ready_fd()))
+}
+
+/// Says goodbye, and ends the worker's thread: whoever waits in wb_receive() gets WB_CLOSED.
+#[no_mangle]
+pub unsafe extern "C" fn wb_close(worker: *const wb_worker) {
+    // SAFETY: the caller gives a worker that lives, or NULL.
+    let worker = unsafe { worker.as_ref() };
+    quietly((), || worker.map_or((), |worker| worker.0.close()))
+}
+
+/// Closes and frees a worker that nobody else uses.
+#[no_mangle]
+pub unsafe extern "C" fn wb_worker_free(worker: *mut wb_worker) {
+    // SAFETY: it came of `wb_connect`, and nobody uses it any more.
+    unsafe { inner::free(worker) }
+}
+
+/// Returns the tensors of a snapshot, in the order of their bytes, and how many there are. They live as long
+/// as it does, and nobody writes to them.
+#[no_mangle]
+pub unsafe extern "C" fn wb_snapshot_tensors(
+    snapshot: *const wb_snapshot,
+    count: *mut usize,
+) -> *const wb_tensor {
+    // SAFETY: the caller gives a snapshot that lives, or NULL, and a place or NULL.
+    let tensors = unsafe { snapshot.as_ref() }.map_or(&[][..], |snapshot| snapshot.0.all());
+    unsafe { fill(count, tensors.len()) };
+    tensors.as_ptr()
+}
+
+/// Finds a tensor of a snapshot by its name, or by another name that its publisher gave it.
+#[no_mangle]
+pub unsafe extern "C" fn wb_snapshot_find(
+    snapshot: *const wb_snapshot,
+    name: *const c_char,
+    tensor: *mut wb_tensor,
+) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives a snapshot that lives, a name, and a place.
+        unsafe {
+            let snapshot = snapshot.as_ref().ok_or_else(|| invalid("no snapshot"))?;
+            fill(tensor, snapshot.0.find(text_of(name, 0, "name")?)?);
+        }
+        Ok(wb_code::WB_OK)
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn wb_snapshot_free(snapshot: *mut wb_snapshot) {
+    // SAFETY: it came of `wb_receive`, and nobody uses it any more.
+    unsafe { inner::free(snapshot) }
+}

@@ -1,0 +1,55 @@
+"""A real publisher for a program in C: serve.py PROGRAM [ARGUMENT...]
+
+The program gets the publisher's address as its last argument, and asks for what it needs by lines
+on its standard output, each answered by one: "publish MODEL SHAPE BYTE" (without waiting for
+workers), "running NAME" (the version of "line" that a worker is known to run, 0 for none).
+"""
+
+import subprocess
+import sys
+from concurrent.futures import Future
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weightbus import Publisher, Receipt, Timing
+
+SECONDS = 60.0
+
+
+def weights(words: str, byte: str) -> dict[str, NDArray[np.float32]]:
+    """Return two tensors of which every byte is the same."""
+    shape = [int(size) for size in words.split("x")]
+    filled = np.frombuffer(bytes([int(byte)]) * (4 * int(np.prod(shape))), np.float32)
+    return {"w": filled.reshape(shape), "b": filled[:1].reshape(())}
+
+
+def main(command: list[str]) -> int:
+    """Serve a program until it ends; return its status."""
+    told: list[Future[Receipt]] = []
+    with Publisher("tcp://127.0.0.1:0", timing=Timing(ping=0.2, lost_after=5.0)) as publisher:
+        program = subprocess.Popen(  # noqa: S603 - a test of ours
+            [*command, publisher.address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for line in program.stdout:
+            match line.split():
+                case ["publish", model, shape, byte]:
+                    sent = weights(shape, byte)
+                    told.append(publisher.publish_async(model, sent, timeout=SECONDS, require=0))
+                    answer = "published"
+                case ["running", name]:
+                    status = publisher.workers().get(name)
+                    answer = str(status.running.get("line", (0, 0))[1] if status else 0)
+                case _:
+                    sys.stdout.write(line)
+                    continue
+            program.stdin.write(answer + "\n")
+            program.stdin.flush()
+        return program.wait(SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

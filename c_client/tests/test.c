@@ -1,0 +1,197 @@
+// What the header says, held against a real publisher: serve.py runs this.
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <weightbus.h>
+
+#define LONG_MS 20000
+
+static void expect(bool holds, const char* what, int line) {
+  if (holds) return;
+  fprintf(stderr, "test.c:%d: %s; wb_error(): %s\n", line, what, wb_error());
+  exit(1);
+}
+#define EXPECT(what) expect(what, #what, __LINE__)
+
+// Asks serve.py for something; returns its answer as a number.
+static long ask(const char* what) {
+  char answer[64] = "";
+  printf("%s\n", what);
+  fflush(stdout);
+  EXPECT(fgets(answer, sizeof answer, stdin) != NULL);
+  return strtol(answer, NULL, 10);
+}
+
+static bool all_bytes(const void* data, size_t count, unsigned char byte) {
+  const unsigned char* at = data;
+  for (size_t i = 0; i < count; i++) {
+    if (at[i] != byte) return false;
+  }
+  return true;
+}
+
+static const uint64_t kShape[] = {4, 3};
+static float w[12], b;
+
+static wb_model* line_model(void) {
+  const wb_tensor tensors[] = {
+      {.name = "w", .dtype = "F32", .shape = kShape, .rank = 2, .data = w, .nbytes = sizeof w},
+      {.name = "b", .dtype = "F32", .data = &b, .nbytes = sizeof b},
+  };
+  wb_model* model = NULL;
+  EXPECT(wb_model_new(tensors, 2, &model) == WB_OK);
+  return model;
+}
+
+static void what_cannot_be_is_said(void) {
+  EXPECT(wb_abi() == WB_ABI);
+  wb_model* model = NULL;
+  wb_tensor tensor = {.name = "w", .dtype = "F33", .data = w, .nbytes = 4};
+  EXPECT(wb_model_new(&tensor, 1, &model) == WB_INVALID && strstr(wb_error(), "F33"));
+  tensor.dtype = "F32", tensor.nbytes = 5;
+  EXPECT(wb_model_new(&tensor, 1, &model) == WB_INVALID && strstr(wb_error(), "5 bytes"));
+  tensor.nbytes = 4, tensor.data = NULL;
+  EXPECT(wb_model_new(&tensor, 1, &model) == WB_INVALID && strstr(wb_error(), "no memory"));
+  tensor.name = "\xff";
+  EXPECT(wb_model_new(&tensor, 1, &model) == WB_INVALID && strstr(wb_error(), "UTF-8"));
+  EXPECT(wb_model_new(NULL, 1, &model) == WB_INVALID && wb_model_new(NULL, 0, NULL) == WB_INVALID);
+  EXPECT(model == NULL);
+  wb_worker* worker = NULL;
+  wb_options options = {.size = 3, .address = "tcp://localhost:1"};
+  EXPECT(wb_connect(&options, &worker) == WB_INVALID && strstr(wb_error(), "sizeof"));
+  options.size = sizeof options;
+  EXPECT(wb_connect(&options, &worker) == WB_INVALID && strstr(wb_error(), "0 models"));
+  const wb_wanted wanted = {.id = "line"};
+  options.wanted = &wanted, options.wanted_count = 1, options.address = "nowhere";
+  EXPECT(wb_connect(&options, &worker) == WB_INVALID && strstr(wb_error(), "nowhere"));
+  EXPECT(wb_connect(NULL, &worker) == WB_INVALID && worker == NULL);
+  EXPECT(wb_receive(NULL, 0, NULL) == WB_INVALID && wb_fd(NULL) == -1);
+  wb_close(NULL), wb_worker_free(NULL), wb_model_free(NULL), wb_read_end(NULL);
+  wb_snapshot_free(NULL);
+  size_t count = 1;
+  (void)wb_snapshot_tensors(NULL, &count);
+  EXPECT(count == 0);
+}
+
+static void note_joined(const wb_event* event, void* user) {
+  if (strcmp(event->kind, "joined") == 0 && event->epoch > 0) *(volatile int*)user += 1;
+}
+
+static bool readable(int descriptor, int timeout_ms) {
+  struct pollfd item = {.fd = descriptor, .events = POLLIN};
+  return poll(&item, 1, timeout_ms) == 1;
+}
+
+// Returns a worker of "line" in this memory, and of "free" in none.
+static wb_worker* worker_of(const char* address, const wb_model* model, bool network, int* joined) {
+  const wb_wanted wanted[] = {{.id = "line", .model = model}, {.id = "free"}};
+  const wb_options options = {
+      .size = sizeof options,
+      .address = address,
+      .name = "c",
+      .wanted = wanted,
+      .wanted_count = 2,
+      .network_only = network,
+      .on_event = note_joined,
+      .user = joined,
+  };
+  wb_worker* worker = NULL;
+  EXPECT(wb_connect(&options, &worker) == WB_OK);
+  uint64_t epoch = 0;
+  EXPECT(wb_joined(worker, LONG_MS, &epoch) == WB_OK && epoch > 0 && *joined == 1);
+  return worker;
+}
+
+static void versions_are_written_in_place(wb_worker* worker, wb_model* model) {
+  wb_update update;
+  const int descriptor = wb_fd(worker);
+  EXPECT(!readable(descriptor, 0) && wb_receive(worker, 0, &update) == WB_NOTHING);
+  ask("publish line 4x3 1");
+  EXPECT(readable(descriptor, LONG_MS));
+  EXPECT(wb_receive(worker, 0, &update) == WB_OK);
+  EXPECT(strcmp(update.model, "line") == 0 && update.version == 1 && update.nbytes == 52);
+  EXPECT(update.snapshot == NULL && update.epoch > 0 && update.code[0] == 0);
+  EXPECT(!readable(descriptor, 0));
+  wb_reading* reading = NULL;
+  uint64_t epoch = 0, version = 0;
+  EXPECT(wb_read(model, &reading, &epoch, &version) == WB_OK && version == 1);
+  EXPECT(epoch == update.epoch && all_bytes(w, sizeof w, 1) && all_bytes(&b, sizeof b, 1));
+  // Nothing is written while somebody reads.
+  ask("publish line 4x3 2");
+  EXPECT(readable(descriptor, LONG_MS));
+  EXPECT(wb_receive(worker, 10, &update) == WB_NOTHING && all_bytes(w, sizeof w, 1));
+  wb_read_end(reading);
+  EXPECT(wb_receive(worker, LONG_MS, &update) == WB_OK && all_bytes(w, sizeof w, 2));
+  while (ask("running c") != 2) (void)poll(NULL, 0, 10);
+}
+
+static void what_does_not_fit_is_turned_down(wb_worker* worker, wb_model* model) {
+  wb_update update;
+  ask("publish line 3x4 3");
+  EXPECT(wb_receive(worker, LONG_MS, &update) == WB_REJECTED);
+  EXPECT(strcmp(update.code, "layout-mismatch") == 0 && update.version == 3);
+  EXPECT(strstr(wb_error(), "[3, 4] published, [4, 3] here") != NULL);
+  wb_reading* reading = NULL;
+  uint64_t version = 0;
+  EXPECT(wb_read(model, &reading, NULL, &version) == WB_OK && version == 2);
+  EXPECT(all_bytes(w, sizeof w, 2));
+  wb_read_end(reading);
+}
+
+static void snapshots_stay_as_they_are(wb_worker* worker) {
+  wb_update first, second;
+  ask("publish free 5 7");
+  EXPECT(wb_receive(worker, LONG_MS, &first) == WB_OK && first.snapshot != NULL);
+  ask("publish free 2x2 8");
+  EXPECT(wb_receive(worker, LONG_MS, &second) == WB_OK && second.snapshot != NULL);
+  size_t count = 0;
+  const wb_tensor* tensors = wb_snapshot_tensors(first.snapshot, &count);
+  EXPECT(count == 2);
+  for (size_t i = 0; i < count; i++) {
+    EXPECT(strlen(tensors[i].name) == tensors[i].name_bytes && !strcmp(tensors[i].dtype, "F32"));
+    EXPECT(all_bytes(tensors[i].data, tensors[i].nbytes, 7));
+  }
+  wb_tensor found;
+  EXPECT(wb_snapshot_find(second.snapshot, "w", &found) == WB_OK);
+  EXPECT(found.rank == 2 && found.shape[0] == 2 && found.shape[1] == 2 && found.nbytes == 16);
+  EXPECT(all_bytes(found.data, 16, 8));
+  EXPECT(wb_snapshot_find(first.snapshot, "nix", &found) == WB_NOT_FOUND);
+  EXPECT(strstr(wb_error(), "nix") != NULL);
+  wb_snapshot_free(first.snapshot);
+  wb_snapshot_free(second.snapshot);
+}
+
+static void* receive(void* worker) {
+  wb_update update;
+  EXPECT(wb_receive(worker, LONG_MS, &update) == WB_CLOSED && strstr(wb_error(), "close"));
+  return NULL;
+}
+
+static void whoever_waits_learns_of_the_end(wb_worker* worker) {
+  pthread_t waiting;
+  EXPECT(pthread_create(&waiting, NULL, receive, worker) == 0);
+  wb_close(worker);
+  EXPECT(pthread_join(waiting, NULL) == 0);
+  EXPECT(readable(wb_fd(worker), 0));
+  wb_update update;
+  EXPECT(wb_receive(worker, 0, &update) == WB_CLOSED);
+}
+
+int main(int argc, char** argv) {
+  EXPECT(argc > 1);
+  what_cannot_be_is_said();
+  int joined = 0;
+  wb_model* model = line_model();
+  wb_worker* worker = worker_of(argv[argc - 1], model, argc > 2, &joined);
+  versions_are_written_in_place(worker, model);
+  what_does_not_fit_is_turned_down(worker, model);
+  snapshots_stay_as_they_are(worker);
+  whoever_waits_learns_of_the_end(worker);
+  wb_worker_free(worker);
+  wb_model_free(model);
+  printf("all well\n");
+  return 0;
+}
