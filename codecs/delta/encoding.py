@@ -143,7 +143,7 @@ class _Group:
         return table, bodies
 
     def _is_best(self, index: int, nbytes: int, changes: int) -> bool:
-        least = 3 + changes // 8 + 2 * changes  # of overwriting as many elements
+        least = _overwrite_least(changes, self._blocks[index].width)
         return nbytes <= least or nbytes <= len(self._without_steps(index)[1])
 
     def _without_steps(self, index: int) -> tuple[int, bytes]:
@@ -152,9 +152,19 @@ class _Group:
         return self._without[index]
 
 
+def _overwrite_least(changes: int, width: int) -> int:
+    """Return the bytes that overwriting so many elements takes at least."""
+    return 3 + changes // 8 + changes * width
+
+
 def _overwritten(block: Block, before: Bytes, after: Bytes) -> tuple[int, bytes]:
     """Return mode and body of a block that says what differs, or all if that is less."""
-    if np.array_equal(before, after):
+    unit = f"<u{block.width}"
+    changes = int(np.count_nonzero(before.view(unit) != after.view(unit)))
+    if not changes:
         return UNCHANGED, b""
-    body = kernels.write_overwrite(before, after, block.width)
-    return (OVERWRITE, body) if len(body) < block.nbytes else (RAW, after.tobytes())
+    if _overwrite_least(changes, block.width) < block.nbytes:
+        body = kernels.write_overwrite(before, after, block.width)
+        if len(body) < block.nbytes:
+            return OVERWRITE, body
+    return RAW, after.tobytes()
