@@ -1,10 +1,5 @@
 """The schemes over the bus: the same publisher and subscribers, with other settings.
 
-ZMQWeightSyncScheme            an address that the user chooses; workers on any host
-DistributedWeightSyncScheme    the same, made as TorchRL's of that name
-MultiProcessWeightSyncScheme   a private address on this host, by whichever road works
-SharedMemWeightSyncScheme      the same, by shared memory
-
 A worker is called by its number. Where the number of workers is known, a send is for all of them:
 it waits, for most of its time, until they have joined once, and then goes to those that are there;
 the others are named. Where it is not known, a send is for those that have joined.
@@ -18,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -95,16 +90,13 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
     ) -> Carrier:
         if pipes is None and not is_torchrl(context):  # whose pipes are not ours to use
             pipes = getattr(context, "pipes", None)
-        shared, timing = self.shared_memory, self.liveness
-        publisher = Publisher(
-            self.bind, advertise=self.advertise, shared_memory=shared, timing=timing
-        )
+        shared, told = self.shared_memory, self.advertise
+        publisher = Publisher(self.bind, advertise=told, shared_memory=shared, timing=self.liveness)
         self.address = publisher.address
-        try:
+        with ExitStack() as undo:
+            undo.callback(publisher.close)
             tell(pipes or (), self.address)
-        except BaseException:
-            publisher.close()
-            raise
+            undo.pop_all()
         return _BusSender(publisher, self.num_workers if num_workers is None else num_workers)
 
     def _make_receiver(
@@ -127,7 +119,6 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         return _BusReceiver(destination, join, background=background)
 
     def _carrier_to(self, pipe_or_context: Any) -> Carrier:
-        """Return a carrier to one worker, which learns of it by its pipe."""
         if pipe_or_context is None:
             raise ValueError("pipe must be provided: the end of a pipe to the worker")
         if not hasattr(pipe_or_context, "send_bytes"):
@@ -190,12 +181,7 @@ class MultiProcessWeightSyncScheme(ZMQWeightSyncScheme):
 
 
 class MPTransport(WorkerTransport):
-    """The way to the worker at the other end of a pipe, of a scheme of its own.
-
-    Args:
-        pipe: This end. Its worker calls `init_on_worker(..., pipe=...)` with the other.
-        timeout: Seconds that a send may take.
-    """
+    """The way to the worker that calls `init_on_worker(..., pipe=...)` with a pipe's other end."""
 
     def __init__(self, pipe: Any, timeout: Any = TIMEOUT, *_: Any) -> None:
         if not hasattr(pipe, "send_bytes"):  # queues, as TorchRL's later ones take them
@@ -268,12 +254,7 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
 
 
 class _BusSender:
-    """Sends over a publisher of its own.
-
-    Args:
-        publisher: It; closed with this.
-        num_workers: How many workers there will be; None: however many join.
-    """
+    """Sends over a publisher of its own; without a number of workers, to however many join."""
 
     def __init__(self, publisher: Publisher, num_workers: int | None = None) -> None:
         self._publisher, self._count = publisher, num_workers
@@ -344,17 +325,15 @@ class _BusSender:
         workers: dict[str, WorkerReceipt] = {}
         for worker, name in names.items():
             row = receipt.workers.get(name)
-            if row is not None and not (row.state == "left" and self._count is not None):
-                workers[str(worker)] = replace(row, name=str(worker))
-            elif name in self._seen:
-                workers[str(worker)] = WorkerReceipt(str(worker), "lost", 0.0, "it has left")
-            else:
+            if row is None or (row.state == "left" and self._count is not None):
                 text = f"it has not joined at {self._publisher.address}"
-                workers[str(worker)] = WorkerReceipt(str(worker), "behind", None, text)
+                row = WorkerReceipt(name, "behind", None, text)
+                if name in self._seen:
+                    row = WorkerReceipt(name, "lost", 0.0, "it has left")
+            workers[str(worker)] = replace(row, name=str(worker))
         return replace(receipt, model=model_id, workers=workers)
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
-        """Publish the first version, which every worker gets that has joined or joins later."""
         if isinstance(weights, Weights):
             self._model = bus_name(weights.model_id)
             self._publisher.publish_async(
@@ -367,10 +346,7 @@ class _BusSender:
             greet.start()
 
     def _greet_each(self, share: float) -> None:
-        """Publish to each worker what it begins with when it joins, unless a send comes first.
-
-        One after the other, since the bus gives up older versions of a model for newer ones.
-        """
+        """Publish to each worker, one by one, what it begins with when it joins without a send."""
         while self._firsts and not self._closed.wait(LOOK_SECONDS):
             there = self._publisher.workers().keys()
             for worker, name in self._names([*self._firsts]).items():
@@ -403,7 +379,6 @@ class _BusSender:
 
 
 def _receipt(done: "Future[Receipt]") -> Receipt:
-    """Return the receipt, whether or not it is one of success."""
     try:
         return done.result()
     except PublishError as error:
@@ -414,13 +389,7 @@ def _receipt(done: "Future[Receipt]") -> Receipt:
 
 
 class _BusReceiver:
-    """Receives by a subscriber, which is made when it connects.
-
-    Args:
-        destination: Where versions go.
-        join: Makes the subscriber.
-        background: Apply in the background; else where `receive` is called.
-    """
+    """Receives by a subscriber, which `join` makes when it connects."""
 
     def __init__(
         self, destination: Destination, join: Callable[..., Subscriber], *, background: bool

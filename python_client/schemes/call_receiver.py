@@ -28,44 +28,28 @@ MARGIN = 0.8  # of the sender's deadline: what a worker spends waiting, so that 
 
 
 class Call(NamedTuple):
-    """What goes with every call, as plain values.
+    """What goes with every call, as plain values."""
 
-    Attributes:
-        key, model_id, worker: Which scheme of the sender sent it, of which model, to which worker.
-        epoch, version: Its number, its place among all versions.
-        seconds: What the worker may take.
-        greeting: Whether it is the first of its sender, kept for a receiver that is yet to come.
-        strategy: "tensordict" or "state_dict".
-    """
-
-    key: str
+    key: str  # of the sender's scheme
     model_id: str
     worker: int
     epoch: int
     version: int
-    seconds: float
-    greeting: bool
+    seconds: float  # what the worker may take
+    greeting: bool  # the first of its sender, kept for a receiver that is yet to come
     strategy: str
 
 
 @dataclass(eq=False)
 class Incoming:
-    """One version that has come to this process.
-
-    Attributes:
-        call: What came with it.
-        header, data: Its layout and its data section.
-        patience: Seconds to wait for a receiver to come; 0 where that would keep it from coming.
-        timeout: Seconds to wait until the weights may be written.
-        answer: What became of it; None while that is open.
-    """
+    """One version that has come to this process: its layout, its data, and what came with it."""
 
     call: Call
     header: bytes
     data: Bytes
-    patience: float
-    timeout: float
-    answer: Answer | None = None
+    patience: float  # seconds to wait for a receiver; 0 where that would keep it from coming
+    timeout: float  # seconds to wait until the weights may be written
+    answer: Answer | None = None  # what became of it; None while that is open
 
     @classmethod
     def of(cls, call: Call, header: bytes, data: Bytes, *, waits: bool) -> "Incoming":
@@ -82,12 +66,8 @@ class Incoming:
 class CallReceiver:
     """A receiver that is called: a version is applied in the thread of the call, or at a poll.
 
-    Args:
-        destination: Where versions are applied.
-        key: The scheme's key: a copy of the sender's scheme has the sender's.
-        copied: Whether it is such a copy. One that was made here takes any sender's greeting.
-        worker: This worker's index, if it has one.
-        background: Whether calls apply; else only `receive()` does.
+    A copy of the sender's scheme has its key. A scheme that was made here (not `copied`) takes any
+    sender's greeting.
     """
 
     def __init__(
@@ -114,11 +94,7 @@ class CallReceiver:
     # The scheme's side.
 
     def connect(self, worker_idx: int | None, timeout: float) -> None:
-        """Apply what came before, and from now on whatever comes.
-
-        Raises:
-            ApplyError: What came before does not fit; the model is as it was.
-        """
+        """Apply what came before (ApplyError: it does not fit), and from now on whatever comes."""
         self.worker = worker_idx
         kept = registry.claim(self)
         with self._changed:
@@ -129,11 +105,7 @@ class CallReceiver:
             self._apply(early)
 
     def receive(self, timeout: float) -> Update | None:
-        """Apply the newest version that waits, here and now; in the background, wait for one.
-
-        Raises:
-            ApplyError: It cannot be applied; the model is as it was.
-        """
+        """Apply the newest version that waits, here and now; in the background, wait for one."""
         if self._background:
             return self._destination.arrivals.take(timeout)
         with self._changed:
@@ -287,16 +259,11 @@ def _stale(version: Incoming, newer: tuple[int, int]) -> Answer:
 
 
 def deliver(
-    version: Incoming,
-    other: Callable[[], object | None],
-    hand: Callable[..., Outcome] = hand_over,
+    version: Incoming, other: Callable[[], object | None], hand: Callable[..., Outcome] = hand_over
 ) -> Outcome:
     """Give a version to whom it is for, in this process, and return what became of it.
 
-    Args:
-        version: It.
-        other: Returns the object that was called, which may have a method that takes weights.
-        hand: Hands weights over to that method; see `model.hand_over`.
+    `other` returns the object that was called; `hand` hands weights over to its method, if any.
     """
     try:
         return _delivered(version, other, hand)

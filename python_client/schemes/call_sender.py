@@ -34,16 +34,9 @@ from .receiver import Destination
 class Answers:
     """What some workers answer to one version, made into a receipt by a deadline.
 
-    Args:
-        model, epoch, version, layout: What was sent.
-        workers: Their names.
-        started: When the send began, on the monotonic clock.
-        timeout: Seconds from then on that they have.
-        explain: Says what it means that the call of a worker raised: that it is lost, say.
-        ended: Told when the last call is over, even if that is late, and whether none raised.
-
-    Attributes:
-        receipt: A future that never raises: what became of each worker stands in it.
+    Its `receipt` is a future that never raises: what became of each worker stands in it. `explain`
+    says what it means that a call raised: that the worker is lost, say. `ended` is told when the
+    last call is over, even if that is late, and whether none raised.
     """
 
     def __init__(
@@ -126,11 +119,9 @@ class Payload(Protocol):
     @property
     def layout(self) -> Layout:
         """Where each tensor lies."""
-        ...
 
     def done(self, clean: bool, /) -> None:
         """No call carries it any more; unless `clean`, one may still be reading its memory."""
-        ...
 
 
 class Peers(Protocol):
@@ -140,15 +131,12 @@ class Peers(Protocol):
 
     def pack(self, state: State) -> Payload:
         """Snapshot a state."""
-        ...
 
     def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[Answer]":
         """Start `call_receiver.deliver` in a worker's process."""
-        ...
 
     def explain(self, worker: int, error: BaseException) -> Answer:
         """Say what it means that a call raised."""
-        ...
 
 
 class Channel:
@@ -195,10 +183,7 @@ class CallSender:
         return range(len(self._peers))
 
     def versions(self) -> Mapping[int, int]:
-        """Return what each worker has acknowledged last, even if that came after a deadline.
-
-        A worker that has said that it runs no version is left out.
-        """
+        """Return what each worker has said last that it runs, even if that was after a deadline."""
         with self._lock:
             newest = sorted(self._newest.items())
         return {worker: version for worker, ((_, version), runs) in newest if runs}
@@ -210,12 +195,9 @@ class CallSender:
         return self._send(weights, workers, timeout, greeting=False)
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
-        """Bring the first weights to every worker, and wait for their answers.
+        """Bring the first weights to every worker; PublishError names those not reached.
 
         A worker that has no receiver yet keeps them for it, and counts as reached.
-
-        Raises:
-            PublishError: It names the workers that were not reached.
         """
         if weights is None:
             return

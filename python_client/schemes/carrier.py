@@ -31,12 +31,9 @@ TIMEOUT = 60.0  # seconds that a call waits unless it is told otherwise
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of one model, ready to be sent.
+    """The weights of one model, by dotted name, ready to be sent.
 
-    Attributes:
-        model_id: The model.
-        tensors: Its tensors by dotted name. They share the trainer's memory until the carrier has
-            taken its snapshot.
+    They share the trainer's memory until the carrier has taken its snapshot.
     """
 
     model_id: str
@@ -70,7 +67,6 @@ class Carrier(Protocol):
 
     def workers(self) -> Sequence[int]:
         """Return the ids that exist now; where their number is known, 0 to n-1, joined or not."""
-        ...
 
     def send(
         self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
@@ -89,22 +85,15 @@ class Carrier(Protocol):
         Raises:
             StateError: The weights cannot travel; nothing was sent.
         """
-        ...
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
-        """Take up work, at `connect()`: have these weights reach every worker that asks for them.
-
-        It must not wait for workers that are still being built.
-        """
-        ...
+        """At `connect()`, have the first weights reach who asks for them; wait for nobody."""
 
     def versions(self) -> Mapping[int, int]:
         """Return the version that each worker is known to run; workers without one are left out."""
-        ...
 
     def close(self) -> None:
         """Let go of everything. Never raises; calling it twice is fine."""
-        ...
 
 
 class Receiver(Protocol):
@@ -112,23 +101,18 @@ class Receiver(Protocol):
 
     def connect(self, worker_idx: int | None, timeout: float) -> None:
         """Take up work as this worker, at `connect()`. It must not wait for the sender."""
-        ...
 
     def receive(self, timeout: float) -> Update | None:
         """Return the newest update that was not returned before; None if none comes in time.
 
-        One that applies in the background, or when it is called, has applied it before
-        (`destination.arrivals.take(timeout)`); one that polls applies it here and now.
+        What polls applies it here and now; everything else has done so before.
         """
-        ...
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
         """Return a context in which no version is applied."""
-        ...
 
     def close(self) -> None:
         """Let go of everything. Never raises; calling it twice is fine."""
-        ...
 
 
 def merged(receipts: Sequence[Receipt]) -> Receipt:
@@ -147,18 +131,12 @@ def merged(receipts: Sequence[Receipt]) -> Receipt:
 
 # Schemes by the name of what carries their weights, for `from_backend`.
 
+# fmt: off
 WeightSyncBackend = Literal[
-    "none",
-    "direct",
-    "shared",
-    "thread",
-    "process",
-    "multiprocessing",
-    "distributed",
-    "rpc",
-    "ray",
+    "none", "direct", "shared", "thread", "process", "multiprocessing", "distributed", "rpc", "ray",
     "zmq",
 ]
+# fmt: on
 
 # Where the scheme of each name lives. Each is loaded when it is first asked for.
 _HOMES = {
@@ -187,11 +165,7 @@ def register_weight_sync_backend(backend: str) -> Callable[[Scheme], Scheme]:
 
 
 def scheme_class(backend: str) -> type:
-    """Return the class of schemes of a name.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Return the class of schemes of a name; ValueError: there is none."""
     canonical = backend if backend in _registered else _ALIASES.get(backend, backend)
     if canonical in _registered:
         return _registered[canonical]

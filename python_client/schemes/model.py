@@ -33,20 +33,13 @@ _STEP = re.compile(r"\.?(?P<attribute>[^.\[\]]+)|\[(?P<key>[^\[\]]*)\]")
 
 
 class Subject:
-    """What a scheme is about: a model id, and the context or the model behind it.
-
-    Attributes:
-        model_id: It; None before it is known.
-        given: The model, if it was given as it is.
-        weights: Weights to send, given apart from a model (sender).
-        worker_idx: Which worker this is (receiver).
-    """
+    """What a scheme is about: a model id, and the context or the model behind it."""
 
     def __init__(self, model_id: str | None = None) -> None:
         self.model_id = model_id
-        self.given: object | None = None
-        self.weights: Any = None
-        self.worker_idx: int | None = None
+        self.given: object | None = None  # the model, if it was given as it is
+        self.weights: Any = None  # to send, given apart from a model (sender)
+        self.worker_idx: int | None = None  # which worker this is (receiver)
         self._context: Callable[[], object | None] = _nothing
 
     @property
@@ -64,11 +57,7 @@ class Subject:
         return self._context is not _nothing and self._context() is None
 
     def model(self) -> object | None:
-        """Return the model; None where neither it nor a context was given.
-
-        Raises:
-            AttributeError: The context has no such model.
-        """
+        """Return the model; None where neither it nor a context was given, or AttributeError."""
         if self.given is not None:
             return self.given
         context = self.context
@@ -187,17 +176,11 @@ def _step(found: object, step: re.Match[str], path: str) -> object:
 
 
 class Answer(NamedTuple):
-    """What a worker did with a version.
-
-    Attributes:
-        state: As in a receipt.
-        detail: Words about it.
-        intact: What the worker ran before, it still runs, unless it runs this; else nothing.
-    """
+    """What a worker did with a version."""
 
     state: State
     detail: str = ""
-    intact: bool = True
+    intact: bool = True  # it still runs what it ran before, unless it runs this; else nothing
 
 
 Outcome: TypeAlias = Answer | list[Any]  # an answer, or references of Ray's that promise one
@@ -216,14 +199,7 @@ def weights_of(header: bytes, data: Bytes, *, nested: bool) -> Any:
 def hand_over(
     method: Callable[..., Any], weights: Any, names: Sequence[str], timeout: float, **others: Any
 ) -> Answer:
-    """Call a method with weights, wait until they are taken, and say so.
-
-    Args:
-        method: It.
-        weights: They.
-        names: What the method may call them.
-        timeout: Seconds to wait for what it promises.
-        **others: What else it is given.
+    """Call a method with weights, by one of their names, wait until they are taken, and say so.
 
     Raises:
         TimeoutError: What it promised did not happen in time.
@@ -237,10 +213,7 @@ def hand_over(
 def arguments(
     method: Callable[..., Any], weights: Any, names: Sequence[str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return how a method takes weights: by the first of some names that it has, or by position.
-
-    One that takes any name is given the first.
-    """
+    """Return how a method takes weights: by the first name that it has or takes, or by position."""
     try:
         parameters = inspect.signature(method).parameters
     except (TypeError, ValueError):  # not every callable can say
@@ -254,12 +227,7 @@ def arguments(
 
 
 def keep(promised: Any, timeout: float) -> None:
-    """Wait for what a call has returned, where that is a promise or several of them.
-
-    Raises:
-        TimeoutError: It was not kept in time.
-        Exception: What it came to, if it failed.
-    """
+    """Wait for what a call has returned, where that is a promise or several; raise its failure."""
     deadline = time.monotonic() + timeout
     if isinstance(promised, (list, tuple)):
         for one in cast("Sequence[Any]", promised):

@@ -72,12 +72,11 @@ class NoWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy, **settings)
         self._nothing = _NothingSent(_Nothing())
 
-    def _make_carrier(self, **kwargs: Any) -> Carrier:
-        del kwargs
+    def _make_carrier(self, **_: Any) -> Carrier:
         return _Nothing()
 
-    def _make_receiver(self, destination: Destination, **kwargs: Any) -> Receiver:
-        del destination, kwargs
+    def _make_receiver(self, destination: Destination, **_: Any) -> Receiver:
+        del destination
         return _Nothing()
 
     def connect(self, *, worker_idx: int | None = None, **nothing: Any) -> None:

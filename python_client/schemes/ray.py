@@ -295,9 +295,6 @@ def taken(
 
     Ray runs an `async def` in the actor's event loop, which gets nothing to do while this thread
     waits: then a reference is returned, for the caller to wait for.
-
-    Raises:
-        Exception: What `model.hand_over` raises.
     """
     if not inspect.iscoroutinefunction(method):
         return hand_over(method, weights, names, timeout, **others)
@@ -338,16 +335,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class AsWeights:
-    """A version that is weights wherever it is taken up, in memory of their own.
-
-    Attributes:
-        header, data: Its layout and its data section.
-        nested: Whether they are a TensorDict; else a dict.
-    """
+    """A version that is weights wherever it is taken up, in memory of their own."""
 
     header: bytes
     data: Bytes
-    nested: bool
+    nested: bool  # a TensorDict; else a dict
 
     def __reduce__(self) -> Any:
         return partial(weights_of, nested=self.nested), (self.header, self.data)
@@ -365,12 +357,7 @@ class Store:
     def put(
         self, state: State, form: Callable[[bytes, Bytes], Any] = lambda *sections: sections
     ) -> Stored:
-        """Store a state, as it is now, in some form: as it is, it is read in the store's memory.
-
-        Raises:
-            RuntimeError: Ray is not running in this process.
-            StateError: The state cannot travel.
-        """
+        """Store a state, as it is now, in some form: as it is, it is read in the store's memory."""
         import ray
 
         if not ray.is_initialized():

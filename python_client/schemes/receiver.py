@@ -30,19 +30,14 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._newest: Update | None = None
+        self.newest: Update | None = None  # what the model runs
         self._fresh = False
         self._closed = False
-
-    @property
-    def newest(self) -> Update | None:
-        """What the model runs; None before the first version."""
-        return self._newest
 
     def put(self, update: Update) -> None:
         """Note an update."""
         with self._changed:
-            self._newest, self._fresh = update, True
+            self.newest, self._fresh = update, True
             self._changed.notify_all()
 
     def take(self, timeout: float) -> Update | None:
@@ -52,7 +47,7 @@ class Arrivals:
             if not self._fresh:
                 return None
             self._fresh = False
-            return self._newest
+            return self.newest
 
     def close(self) -> None:
         """Let everybody go who waits."""
@@ -62,14 +57,7 @@ class Arrivals:
 
 
 class Destination:
-    """The model of one receiver.
-
-    Args:
-        subject: The model.
-        strategy: Which names it goes by.
-        strict: Whether both sides must have the same names.
-        cast: Whether values may be converted to the model's dtypes.
-    """
+    """The model of one receiver, with the settings of its scheme."""
 
     def __init__(
         self, subject: Subject, strategy: WeightStrategy, *, strict: bool, cast: bool
@@ -85,13 +73,7 @@ class Destination:
     def deliver(
         self, epoch: int, version: int, layout: Layout, data: Memory, *, timeout: float
     ) -> Update:
-        """Validate a version, apply it in place, announce it.
-
-        Args:
-            epoch, version: Its number.
-            layout: Where each tensor lies.
-            data: The data section, `layout.nbytes` bytes.
-            timeout: Seconds to wait for readers (`reading()`) to leave.
+        """Validate a version, apply it in place, announce it; wait so long for readers to leave.
 
         Raises:
             ApplyError: It cannot be applied; the model is as it was. The text says why.
@@ -160,11 +142,7 @@ class Destination:
     # The model itself.
 
     def model(self) -> object:
-        """Return the model.
-
-        Raises:
-            ValueError: There is none.
-        """
+        """Return the model; ValueError if there is none."""
         model = self._found()
         if model is None and self.subject.forsaken:
             raise ValueError("Context has been garbage collected")
@@ -173,11 +151,7 @@ class Destination:
         return model
 
     def part_from_sender(self) -> None:
-        """Give the model memory of its own, where it has the sender's.
-
-        Tensors that are handed to a process of torch's multiprocessing stay in the memory of the
-        process that hands them over.
-        """
+        """Give the model memory of its own, where torch's multiprocessing left it the sender's."""
         model = self._found()
         if is_module(model):
             from ...codecs.torch_modules import take_out_of_shared_memory
@@ -210,12 +184,7 @@ class Destination:
 
 @dataclass(eq=False)
 class ReceiverSide:
-    """A scheme between `init_on_receiver` and its shutdown.
-
-    Attributes:
-        destination, receiver: Where versions go, and what takes them in.
-        connected: Whether `connect()` was called.
-    """
+    """A scheme between `init_on_receiver` and its shutdown."""
 
     destination: Destination
     receiver: Receiver

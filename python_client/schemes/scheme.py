@@ -173,11 +173,7 @@ class WeightSyncScheme(Roles):
         return self._weights_of(weights)
 
     def _weights_of(self, weights: Any, model_id: str | None = None) -> Weights:
-        """Prepare whatever a user gave.
-
-        Raises:
-            LookupError: There is nothing to send.
-        """
+        """Prepare whatever a user gave; LookupError: there is nothing to send."""
         name, context = model_id or self.model_id or POLICY, self.context
         if type(self).prepare_weights is WeightSyncScheme.prepare_weights:
             source = self._source(weights, name, context)
@@ -195,12 +191,7 @@ class WeightSyncScheme(Roles):
     ) -> Any:
         """Return what a send will carry, for whatever a user gave; see `send`.
 
-        Args:
-            weights: None (the model's own), an `nn.Module`, a path in the context, or weights as
-                they are.
-            model_id: The model's id.
-            strategy: How weights are taken out of a model.
-            context: Where models are looked up.
+        Models are looked up in the context, and taken apart by the strategy.
 
         Returns:
             A TensorDict or a dict of tensors; None if there is nothing to send.

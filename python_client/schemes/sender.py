@@ -47,27 +47,18 @@ class Sending:
         return self._future is not None
 
     def wait(self, timeout: float | None = None) -> Receipt:
-        """Wait for what `send_async` has started; errors are those of `finish`.
-
-        Raises:
-            RuntimeError: Nothing is on its way.
-        """
+        """Wait for what `send_async` has started; RuntimeError if nothing is on its way."""
         if not self.pending:
             raise RuntimeError("No async send is pending. Call send_async() first.")
         return self.finish(timeout)
 
     def check_idle(self, call: SendCall) -> None:
         """Raise RuntimeError if a send is on its way that nobody has waited for."""
-        if not self.pending:
-            return
-        if call == "send":
+        if self.pending:
+            again = {"send": "while an async send", "send_async": "again while a previous send"}
             raise RuntimeError(
-                "Cannot call send() while an async send is pending. Call wait_async() first."
+                f"Cannot call {call}() {again[call]} is pending. Call wait_async() first."
             )
-        raise RuntimeError(
-            "Cannot call send_async() again while a previous send is pending. "
-            "Call wait_async() first."
-        )
 
     def start(
         self, weights: Prepared, worker_ids: int | Sequence[int] | None, timeout: float
@@ -198,12 +189,7 @@ def _unanswered(model: str, workers: Sequence[int], timeout: float) -> Receipt:
 
 @dataclass(eq=False)
 class SenderSide:
-    """A scheme between `init_on_sender` and its shutdown.
-
-    Attributes:
-        sending: What is being sent, and by what it is carried.
-        connected: Whether `connect()` was called.
-    """
+    """A scheme between `init_on_sender` and its shutdown."""
 
     sending: Sending
     connected: bool = False
@@ -230,17 +216,11 @@ class SenderSide:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What `init_on_sender` takes itself; the rest is for what carries the weights.
-
-    Attributes:
-        model: The model, given as it is.
-        weights: What to send if a send does not say, where no model was given.
-        count: How many workers there are, as far as anybody said.
-    """
+    """What `init_on_sender` takes itself; the rest is for what carries the weights."""
 
     model: Any
-    weights: Any
-    count: int | None
+    weights: Any  # what to send if a send does not say, where no model was given
+    count: int | None  # how many workers there are, as far as anybody said
 
     @classmethod
     def taken(cls, kwargs: dict[str, Any], context: Any) -> "Sources":

@@ -85,8 +85,7 @@ class RPCTransport(WorkerTransport):
     """The way to one worker of a torch RPC group.
 
     Args:
-        collector_info: The worker: its name, id or `WorkerInfo`.
-        collector_rref: A reference to its collector, if it has one.
+        collector_info, collector_rref: Its name, id or `WorkerInfo`; its collector, if it has one.
         collector_class, worker_rank: Not needed; taken for compatibility.
         scheme: What says how weights are taken out of models, and by when they must be there.
     """

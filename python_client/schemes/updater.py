@@ -117,10 +117,6 @@ class WeightUpdaterBase(abc.ABC):
             )
         self.post_hooks.append(hook)
 
-    def _call_post_hooks(self) -> None:
-        for hook in self.post_hooks:
-            hook()
-
     # Pushing.
 
     def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
@@ -129,12 +125,15 @@ class WeightUpdaterBase(abc.ABC):
         Without weights, those of the updater; without ids, to all workers. Where some workers were
         missed, the hooks are called before that is raised: the others do run new weights.
         """
+        missed: PublishError | None = None
         try:
             self._push_weights(policy_or_weights=policy_or_weights, worker_ids=worker_ids)
-        except PublishError:
-            self._call_post_hooks()
-            raise
-        self._call_post_hooks()
+        except PublishError as error:
+            missed = error
+        for hook in self.post_hooks:
+            hook()
+        if missed is not None:
+            raise missed
 
     def __call__(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
         """Push weights; see `push_weights`."""

@@ -117,7 +117,6 @@ class TransportBackend(Protocol):
 
     def send_weights(self, *weights: Any) -> None:
         """Send weights, given as `(weights)` or, in the older vintage, `(model_id, weights)`."""
-        ...
 
     def receive_weights(
         self,
@@ -128,18 +127,10 @@ class TransportBackend(Protocol):
         strategy: Any = None,
     ) -> Any | None:
         """Receive and apply weights; None if none came in time."""
-        ...
 
 
 class WorkerTransport:
-    """The way to one worker, on the sender's side.
-
-    Args:
-        carrier: What carries the weights.
-        worker: The worker's id there.
-        prepare: Makes `Weights` of whatever a user gives, and a model id if one is given.
-        timeout: Seconds that a send may take.
-    """
+    """The way to one worker of a carrier; `prepare` makes `Weights` of what a user gives."""
 
     def __init__(self, carrier: Carrier, worker: int, prepare: Prepare, timeout: float) -> None:
         self.worker = worker
@@ -155,11 +146,7 @@ class WorkerTransport:
         return self._sending.receipt
 
     def send_weights(self, *weights: Any) -> None:
-        """Send `(weights)` or `(model_id, weights)` and wait until they are applied.
-
-        Raises:
-            PublishError: They were not; it says why.
-        """
+        """Send `(weights)` or `(model_id, weights)`; PublishError says why they are not applied."""
         self.send_weights_async(*weights)
         self.wait_ack()
 
@@ -207,13 +194,11 @@ class InitialSyncTransport(Protocol):
 
     def setup_connection_and_weights_on_sender(self) -> None:
         """Connect, and send the first weights."""
-        ...
 
     def setup_connection_and_weights_on_receiver(
         self, *, worker_idx: int, weights: Any = None, model: Any = None, strategy: Any = None
     ) -> Any:
         """Connect, and return the first weights."""
-        ...
 
 
 class SharedMemTransport:
@@ -241,22 +226,13 @@ class DistributedTransport:
 
 
 class ReceiverTransport:
-    """The way from the sender, on a receiver.
-
-    Args:
-        scheme: The receiving scheme.
-        named: Whether `receive_weights` returns `(model_id, weights)`, as the older vintage does.
-    """
+    """The way from the sender; if `named`, what is received is `(model_id, weights)`, as before."""
 
     def __init__(self, scheme: "WeightSyncScheme", *, named: bool = False) -> None:
         self._scheme, self._named = scheme, named
 
     def send_weights(self, *weights: Any) -> None:
-        """Nothing can be sent from a receiver.
-
-        Raises:
-            RuntimeError: Always.
-        """
+        """Nothing can be sent from a receiver: RuntimeError."""
         del weights
         raise RuntimeError("send_weights() called on a receiver side.")
 
