@@ -35,6 +35,7 @@ from weightbus import (
 )
 from weightbus.bus.memory import staging
 from weightbus.bus.net import copier
+from weightbus.bus.net.copier import AT_ONCE_BYTES
 from weightbus.bus.net.worker_loop import WorkerLoop
 from weightbus.bus.staged import Copying
 from weightbus.bus.worker.events import Happening, Report
@@ -42,6 +43,7 @@ from weightbus.python_client.options import PublishOptions
 from weightbus.python_client.subscriber import COPY_SECONDS
 
 SECONDS = 60.0  # far more than anything here takes
+LARGE = AT_ONCE_BYTES // 4 + 1  # numbers of a model that is not copied at once
 
 
 class Bus:
@@ -520,10 +522,10 @@ def test_a_worker_that_copies_a_large_version_does_everything_else_meanwhile(
 ) -> None:
     """Pings, above all: else it would be lost, and another model is as good a question."""
     (begun, go_on), bus = slowly, Bus(shared_memory=True)
-    target, publisher = arrays(0), bus.publisher()
+    target, publisher = arrays(0, LARGE), bus.publisher()
     models = {"m": target, "other": arrays(0)}
     bus.subscriber(publisher, None, name="w", models=models).start()
-    future = publisher.publish_async("m", arrays(1), commit="together", timeout=SECONDS)
+    future = publisher.publish_async("m", arrays(1, LARGE), commit="together", timeout=SECONDS)
     assert begun.wait(SECONDS)
     publisher.publish("other", arrays(1), timeout=SECONDS)
     assert not future.done()
@@ -537,12 +539,12 @@ def test_a_copy_that_is_aborted_is_no_version_and_the_next_one_is_applied(
     slowly: tuple[threading.Event, threading.Event],
 ) -> None:
     bus = Bus(shared_memory=True)
-    target, publisher = arrays(0), bus.publisher()
+    target, publisher = arrays(0, LARGE), bus.publisher()
     bus.subscriber(publisher, target).start()
-    future = publisher.publish_async("m", arrays(1), commit="together", timeout=0.2)
+    future = publisher.publish_async("m", arrays(1, LARGE), commit="together", timeout=0.2)
     assert slowly[0].wait(SECONDS)
     assert isinstance(future.exception(SECONDS), PublishError)
-    publisher.publish("m", arrays(2), timeout=SECONDS)
+    publisher.publish("m", arrays(2, LARGE), timeout=SECONDS)
     assert target["w"][0] == 2
     bus.close()
 

@@ -17,6 +17,7 @@ from ..worker.events import Copied
 
 log = logging.getLogger("weightbus.worker")
 
+AT_ONCE_BYTES = 2**20  # copied sooner than the other thread would be awake
 CLOSE_SECONDS = 5.0  # for the step that it is at, which takes some milliseconds
 
 
@@ -68,26 +69,28 @@ class Copier:
             with self._changed:
                 self._changed.wait_for(lambda: self._copies or self._ahead or self._closed)
             if self._copies:
-                self._copy(self._copies.popleft())
+                self._done(copied(self._copies.popleft(), lambda: self._closed))
             elif self._ahead:
                 self._touch(self._ahead.popleft())
         self._copies.clear()
         self._ahead.clear()
-
-    def _copy(self, copy: Copying) -> None:
-        crcs = None
-        with closing(copying(copy)) as steps:
-            try:
-                while not self._closed:
-                    next(steps)
-            except StopIteration as end:
-                crcs = end.value
-            except Exception:  # it can still be fetched
-                log.exception("%s version %d cannot be copied", copy.model, copy.key[1])
-        self._done(Copied(copy, crcs))
 
     def _touch(self, steps: Generator[None]) -> None:
         for _ in steps:
             if self._closed or self._copies:
                 self._ahead.appendleft(steps)
                 return
+
+
+def copied(copy: Copying, stopped: Callable[[], bool] = lambda: False) -> Copied:
+    """Copy a version, unless told to stop in the middle; return how that has ended."""
+    crcs = None
+    with closing(copying(copy)) as steps:
+        try:
+            while not stopped():
+                next(steps)
+        except StopIteration as end:
+            crcs = end.value
+        except Exception:  # it can still be fetched
+            log.exception("%s version %d cannot be copied", copy.model, copy.key[1])
+    return Copied(copy, crcs)

@@ -40,7 +40,7 @@ from ..staged import StagedVersion
 from ..worker.events import Granted, Happening, Opened, Report
 from ..worker.machine import WorkerMachine
 from .control import WorkerSockets
-from .copier import Copier
+from .copier import AT_ONCE_BYTES, Copier, copied
 from .handoff import Handoff
 
 log = logging.getLogger("weightbus.worker")
@@ -168,8 +168,10 @@ class WorkerLoop:
                 case Open(model, key, shared, nbytes):
                     memory = self._views.open(shared, nbytes) if self._views is not None else None
                     self._done(Opened(model, key, memory))
-                case Copy(copying):
-                    self._copier.copy(copying)
+                case Copy(copy) if copy.buffer.nbytes > AT_ONCE_BYTES:
+                    self._copier.copy(copy)
+                case Copy(copy):
+                    self._done(copied(copy))
                 case Warm(shared, nbytes):
                     view = self._views.open(shared, nbytes) if self._views is not None else None
                     if view is not None and not view.touched:
