@@ -65,7 +65,6 @@ from weightbus.bus.publisher.effects import (
     Release,
     Resolve,
     Settled,
-    Stamp,
 )
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
@@ -446,18 +445,13 @@ class Publisher:
         epoch = self.machine.epoch
         effects = self.machine.receive(identity, frames, self.sim.now)
         if self.machine.epoch != epoch:
+            for version in (v for versions in self.machine.store for v in versions):
+                self.sim.invariants.on_renewal(version)
             hello = from_worker(frames)[0]
             assert isinstance(hello, Hello)
             self.sim.invariants.on_outbid(hello.epoch, self.machine.epoch, self.started)
         self.perform(effects)
         self.pump()
-
-    def stamp(self, version: Version) -> None:
-        """A version has its number, or another one."""
-        published = self.sim.invariants.published
-        renamed = (version.model, *version.key) not in published
-        if renamed and any(p.publication.version is version for p in published.values()):
-            self.sim.invariants.on_renewal(version)
 
     def hashed(self, version: Version, incarnation: int) -> None:
         """All of a version is hashed, a while after it was asked for."""
@@ -479,8 +473,6 @@ class Publisher:
                     pause = rng.choice([0.0, 0.001, 0.3])
                     self.sim.later(pause, self.hashed, version, self.incarnation)
                     continue
-                case Stamp(version):
-                    self.stamp(version)
                 case _:
                     pass
             for each in perform(self.machine, [effect], now):
