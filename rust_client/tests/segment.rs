@@ -216,6 +216,44 @@ fn a_stale_version_is_asked_for_again_and_then_fetched() {
 }
 
 #[test]
+fn after_a_torn_copy_nothing_runs_and_the_network_brings_what_is_next() {
+    let (_probe, probe) = probe();
+    let (mut machine, _) = joined(&probe);
+    let version = Version::of_bytes(2, b"0123456789".to_vec(), 4);
+    let (_file, path) = memfd::segment(&filled(1, 2, &version.data)).unwrap();
+    let staged = ready(announce(&mut machine, &version, &path, false)).unwrap();
+    machine.taken(MODEL, staged.key);
+    let effects = machine.failed(MODEL, staged.key, "overwritten", false, NOW);
+    assert!(matches!(sent(&effects)[..], [FromWorker::Failed(Failed { intact: false, .. })]));
+    assert_eq!(machine.slot(MODEL).unwrap().running(), None);
+    assert_eq!(machine.applied_epoch(), 1, "no older publisher is followed");
+    let effects = announce(&mut machine, &version, &path, false);
+    assert!(ready(effects).is_none(), "it was not to be had from there");
+    assert!(machine
+        .tick(NOW + Duration::from_secs(1))
+        .iter()
+        .any(|effect| matches!(effect, Effect::Send(FromWorker::Failed(Failed { intact: false, .. })))));
+}
+
+#[test]
+fn a_new_name_has_its_epoch() {
+    let (_probe, probe) = probe();
+    let (mut machine, _) = joined(&probe);
+    let version = Version::of_bytes(2, b"0123456789".to_vec(), 4);
+    let (_file, path) = memfd::segment(&filled(1, 2, &version.data)).unwrap();
+    let staged = ready(announce(&mut machine, &version, &path, false)).unwrap();
+    machine.taken(MODEL, staged.key);
+    machine.applied(MODEL, staged.key, "", NOW);
+    let (header, _) = welcome(5, "tcp://*:1", BTreeMap::new());
+    machine.receive(&header, &[], NOW);
+    let was = Running { epoch: 1, version: 2, digest: String::new() };
+    let rename = Rename { model: MODEL.to_owned(), epoch: 5, version: 1, was };
+    let effects = machine.receive(&encode(&FromPublisher::Rename(rename)), &[], NOW);
+    assert!(effects.iter().any(|e| matches!(e, Effect::Renamed { was: (1, 2), key: (5, 1), .. })));
+    assert_eq!(machine.applied_epoch(), 5, "no older publisher is followed");
+}
+
+#[test]
 fn a_version_to_be_staged_is_copied_out_of_the_segment() {
     let (_probe, probe) = probe();
     let (mut machine, _) = joined(&probe);
