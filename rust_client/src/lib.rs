@@ -29,9 +29,11 @@ pub use element::{
 pub use error::Error;
 pub use layout::{Layout, TensorInfo};
 pub use limits::Timing;
+pub use machine::State;
 pub use model::{Model, Tensor, Weights, WeightsGuard};
 pub use raw::cast::Plain;
 pub use run::Event;
+pub use slot::ModelState;
 pub use snapshot::Snapshot;
 pub use worker::{Builder, Update, Updates, Worker};
 

@@ -9,9 +9,10 @@ use crate::effects::{Effect, Host};
 use crate::limits::{Timing, BYTES_MAX};
 use crate::messages::*;
 use crate::phases::{next, Change, Mode, Session, SESSIONS};
-use crate::slot::Slot;
+use crate::slot::{ModelState, Slot};
 use crate::transfer::{Key, Payload, Time};
 use crate::zmtp::{Place, Places, Published, PublishedPayload};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +37,20 @@ pub struct Wanted {
     pub model: String,
     /// Bytes of the versions that are expected; 0 if nobody knows.
     pub nbytes: u64,
+}
+
+/// How a worker stands.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct State {
+    /// Of the session; nothing outside one.
+    pub epoch: Option<u64>,
+    /// Versions are copied out of the publisher's memory.
+    pub shared: bool,
+    /// Messages dropped because they broke the protocol.
+    pub malformed: u64,
+    /// By the model's id.
+    pub models: BTreeMap<String, ModelState>,
 }
 
 /// One worker.
@@ -91,6 +106,16 @@ impl Machine {
             unanswered_since: None,
             pinged_at: None,
             ping_every: timing.ping,
+        }
+    }
+
+    /// How it stands, for a person.
+    pub fn state(&self) -> State {
+        State {
+            epoch: self.inside().then_some(self.epoch),
+            shared: self.shared,
+            malformed: self.malformed,
+            models: self.slots.iter().map(|(slot, _)| (slot.model.clone(), slot.state())).collect(),
         }
     }
 
@@ -221,12 +246,7 @@ impl Machine {
         })
     }
 
-    fn hear_of(
-        &mut self,
-        epoch: u64,
-        models: &std::collections::BTreeMap<String, u64>,
-        now: Time,
-    ) -> Vec<Effect> {
+    fn hear_of(&mut self, epoch: u64, models: &BTreeMap<String, u64>, now: Time) -> Vec<Effect> {
         let heard = models.iter().map(|(model, &version)| {
             self.slot_mut(model).map_or_else(Vec::new, |slot| slot.hear_of(epoch, version, now))
         });

@@ -8,7 +8,7 @@ use crate::effects::{Effect, Host};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::handoff::Handoff;
-use crate::machine::{Machine, Ticket};
+use crate::machine::{Machine, State, Ticket};
 use crate::messages::encode;
 use crate::sockets::Control;
 use crate::subscription::Subscription;
@@ -59,6 +59,7 @@ pub struct Shared {
     bell: Arc<Bell>,
     stopping: AtomicBool,
     outcomes: Mutex<VecDeque<(String, Key, Outcome)>>,
+    state: Mutex<State>, // as of a moment ago
 }
 
 impl Shared {
@@ -68,6 +69,7 @@ impl Shared {
             bell: Arc::new(Bell::new()?),
             stopping: AtomicBool::new(false),
             outcomes: Mutex::default(),
+            state: Mutex::default(),
         })
     }
 
@@ -80,6 +82,11 @@ impl Shared {
         if hurry {
             self.bell.ring();
         }
+    }
+
+    /// How the worker stood a moment ago.
+    pub fn state(&self) -> State {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Has the worker's thread say goodbye and end.
@@ -163,9 +170,14 @@ impl Loop {
             }
             let effects = self.machine.tick(now);
             self.perform(effects);
+            self.note_state();
             *next_tick = now + TICK;
         }
         Ok(())
+    }
+
+    fn note_state(&self) {
+        *self.shared.state.lock().unwrap_or_else(PoisonError::into_inner) = self.machine.state();
     }
 
     fn poll(&mut self, time: Duration, writable: bool) -> io::Result<Found> {
@@ -262,6 +274,7 @@ impl Loop {
                 }
                 Effect::Renamed { model, was, key } => self.host.renamed(&model, was, key),
                 Effect::Joined { epoch } => {
+                    self.note_state();
                     self.tell(Event::Joined { epoch }); // before a call that waits for it returns
                     self.shared.handoff.join(epoch);
                 }

@@ -22,6 +22,22 @@ const TRANSIENT: [&str; 4] = ["digest-mismatch", "layout-invalid", "no-memory", 
 const AT_THE_USERS: [Phase; 2] = [Phase::Ready, Phase::Applying];
 const NOT_APPLIED: [Phase; 3] = [Phase::Ready, Phase::Applying, Phase::Staged];
 
+/// How a model of a worker stands. Versions are pairs of epoch and number.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct ModelState {
+    /// What runs.
+    pub running: Option<(u64, u64)>,
+    /// What arrives, how many of its chunks are here, and of how many.
+    pub arriving: Option<((u64, u64), u64, u64)>,
+    /// What waits for a commit.
+    pub staged: Option<(u64, u64)>,
+    /// What waits for `Worker::receive`, or is being applied.
+    pub ready: Option<(u64, u64)>,
+    /// The memory holds parts of two versions: none runs.
+    pub torn: bool,
+}
+
 /// One model of one worker.
 pub struct Slot {
     pub model: String,
@@ -67,6 +83,19 @@ impl Slot {
         let held = self.holds.at(Phase::Running)?;
         let (epoch, version) = held.key;
         Some(Running { epoch, version, digest: held.digest.clone() })
+    }
+
+    /// How the model stands, for a person.
+    pub fn state(&self) -> ModelState {
+        let key = |phase| self.holds.at(phase).map(|held| held.key);
+        let transfer = self.holds.at(Phase::Arriving).and_then(|held| held.transfer.as_ref());
+        ModelState {
+            running: key(Phase::Running),
+            arriving: transfer.map(|transfer| (transfer.key(), transfer.here as u64, transfer.count())),
+            staged: key(Phase::Staged),
+            ready: key(Phase::Ready).max(key(Phase::Applying)),
+            torn: self.torn > 0,
+        }
     }
 
     // What the publisher says.

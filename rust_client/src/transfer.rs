@@ -158,6 +158,11 @@ impl Transfer {
         (self.announce.epoch, self.announce.version)
     }
 
+    /// Chunks of the version.
+    pub fn count(&self) -> u64 {
+        self.plan.count()
+    }
+
     /// Whether every chunk is here, and the digest is known.
     pub fn complete(&self) -> bool {
         self.here == self.states.len() && self.digest.is_some()

@@ -6,7 +6,7 @@ use crate::fields::is_name;
 use crate::handoff::{Found, Handoff};
 use crate::layout::Layout;
 use crate::limits::{Timing, BYTES_MAX, LABEL_MAX, MODELS_MAX};
-use crate::machine::{Identity, Machine, Wanted};
+use crate::machine::{Identity, Machine, State, Wanted};
 use crate::messages;
 use crate::model::{Model, Ran, Weights};
 use crate::run::{Event, Listener, Loop, Outcome, Shared};
@@ -318,6 +318,11 @@ impl Worker {
     /// Waits until the publisher has let this worker in; returns its epoch, if it has.
     pub fn wait_joined(&self, timeout: Duration) -> Result<Option<u64>, Error> {
         self.handoff().wait_joined(&self.name, far(timeout))
+    }
+
+    /// How it stood a moment ago, at most a tenth of a second unless it is busy.
+    pub fn state(&self) -> State {
+        self.shared.state()
     }
 
     /// A descriptor that is readable while `receive` would not wait: a version is there, or word of one

@@ -128,6 +128,12 @@ fn a_late_worker_fetches_and_then_takes_what_is_pushed() {
     let worker = Worker::builder(&server.address).name("w").model(MODEL, &model).connect().unwrap();
     assert_eq!(update(&worker).version, 1);
     assert_eq!(model.read().get::<u8>("w").unwrap(), &[7; 100_000][..]);
+    assert_eq!(worker.state().epoch, Some(1));
+    let end = Instant::now() + LONG;
+    while worker.state().models[MODEL].running != Some((1, 1)) {
+        assert!(Instant::now() < end, "{:?}", worker.state());
+        thread::yield_now();
+    }
     let pushed = Version::of_bytes(2, (0..100_000u32).map(|i| (i % 251) as u8).collect(), 10_000);
     server.publish(pushed.clone());
     let second = update(&worker);
