@@ -255,11 +255,11 @@ pub fn listener(
         let (kind, (model, epoch, version), code, text) = match event {
             Event::Joined { epoch } => ("joined", ("", *epoch, 0), "", ""),
             Event::Lost => ("lost", ("", 0, 0), "", ""),
-            Event::Refused { code, text } => ("refused", ("", 0, 0), &code[..], &text[..]),
+            Event::Refused { code, text } => ("refused", ("", 0, 0), code.as_str(), &text[..]),
             Event::Rejected { model, epoch, version, code, text } => {
-                ("rejected", (&model[..], *epoch, *version), &code[..], &text[..])
+                ("rejected", (&model[..], *epoch, *version), code.as_str(), &text[..])
             }
-            Event::Notice { code, text } => ("notice", ("", 0, 0), &code[..], &text[..]),
+            Event::Notice { code, text } => ("notice", ("", 0, 0), code.as_str(), &text[..]),
             _ => return,
         };
         let (kind, model, code, text) = (c_text(kind), c_text(model), c_text(code), c_text(text));
@@ -309,7 +309,7 @@ pub fn tell_rejected(update: &mut wb_update, error: &Error) {
         update.epoch = *epoch;
         update.version = *version;
         put(model, &mut update.model);
-        put(code, &mut update.code);
+        put(code.as_str(), &mut update.code);
     }
 }
 

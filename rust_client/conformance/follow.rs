@@ -110,9 +110,11 @@ fn report(event: &Event) {
     match event {
         Event::Joined { epoch } => say(&json!({ "event": "joined", "epoch": epoch })),
         Event::Lost => say(&json!({ "event": "lost" })),
-        Event::Refused { code, text } => say(&json!({ "event": "refused", "code": code, "text": text })),
+        Event::Refused { code, text } => {
+            say(&json!({ "event": "refused", "code": code.as_str(), "text": text }))
+        }
         Event::Rejected { model, epoch, version, code, text } => say(&json!({
-            "event": "failed", "model": model, "epoch": epoch, "version": version, "code": code, "text": text,
+            "event": "failed", "model": model, "epoch": epoch, "version": version, "code": code.as_str(), "text": text,
         })),
         other => eprintln!("{:?}", other),
     }

@@ -1,5 +1,6 @@
 //! What can go wrong, for people: who, what, and what to do next.
 
+use crate::code::Code;
 use crate::dtype::Dtype;
 use std::fmt;
 use std::io;
@@ -14,9 +15,9 @@ pub enum Error {
     Setup(String),
     /// A version cannot be taken; the model still holds the old one, bit for bit, unless the text says
     /// that no version runs.
-    Rejected { model: String, epoch: u64, version: u64, code: String, text: String },
+    Rejected { model: String, epoch: u64, version: u64, code: Code, text: String },
     /// The publisher refuses this worker, which goes on asking.
-    Refused { worker: String, address: String, code: String, text: String },
+    Refused { worker: String, address: String, code: Code, text: String },
     /// The worker is closed.
     Closed { worker: String, reason: String },
     /// The model holds parts of two versions, so none is served until another is applied.

@@ -8,6 +8,7 @@
 compile_error!("weightbus: tensors on the bus are little-endian, and this crate swaps no bytes");
 
 mod bell;
+mod code;
 mod dtype;
 mod element;
 mod endpoint;
@@ -21,6 +22,7 @@ mod sockets;
 mod subscription;
 mod worker;
 
+pub use code::Code;
 pub use dtype::Dtype;
 pub use element::{
     to_f32, Bool, Element, F4Pair, F6E2M3Byte, F6E3M2Byte, F8E4M3Fnuz, F8E5M2Fnuz, SmallFloat, BF16, C64,

@@ -4,6 +4,7 @@
 //! back as `Work`.
 
 use crate::bell::Bell;
+use crate::code::Code;
 use crate::effects::{Effect, Host};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
@@ -43,11 +44,11 @@ pub enum Event {
     /// The publisher is silent; the worker says hello until somebody answers.
     Lost,
     /// The publisher refuses it.
-    Refused { code: String, text: String },
+    Refused { code: Code, text: String },
     /// A version cannot be taken; the old one still runs, or, where the text says so, none does.
-    Rejected { model: String, epoch: u64, version: u64, code: String, text: String },
+    Rejected { model: String, epoch: u64, version: u64, code: Code, text: String },
     /// Something that is no failure, but odd.
-    Notice { code: String, text: String },
+    Notice { code: Code, text: String },
 }
 
 /// Who is told of events.
@@ -246,7 +247,7 @@ impl Loop {
                 Outcome::Applied { digest } => self.machine.applied(&model, key, &digest, now),
                 Outcome::Failed { text, intact } => {
                     let effects = self.machine.failed(&model, key, &text, intact, now);
-                    let ((epoch, version), code) = (key, "apply".to_owned());
+                    let ((epoch, version), code) = (key, Code::Apply);
                     self.tell(Event::Rejected { model, epoch, version, code, text });
                     effects
                 }
@@ -280,8 +281,10 @@ impl Loop {
                 }
                 Effect::Lost => self.tell(Event::Lost),
                 Effect::Rejected { model, key, code, text } => self.rejected(model, key, code, text),
-                Effect::Refused { code, text } => self.refused(code, text),
-                Effect::Notice { code, text } => self.tell(Event::Notice { code, text }),
+                Effect::Refused { code, text } => self.refused(Code::from(&code[..]), text),
+                Effect::Notice { code, text } => {
+                    self.tell(Event::Notice { code: Code::from(&code[..]), text })
+                }
             }
         }
     }
@@ -291,7 +294,7 @@ impl Loop {
             Ok(endpoint) => self.data.connect(endpoint, &mut self.machine),
             Err(error) => {
                 let text = format!("no pushed data, all is fetched: {}", error);
-                self.tell(Event::Notice { code: "data-address".to_owned(), text });
+                self.tell(Event::Notice { code: Code::from("data-address"), text });
             }
         }
     }
@@ -312,14 +315,14 @@ impl Loop {
             model: model.clone(),
             epoch,
             version,
-            code: code.to_owned(),
+            code: Code::from(code),
             text: text.clone(),
         };
-        self.tell(Event::Rejected { model, epoch, version, code: code.to_owned(), text });
+        self.tell(Event::Rejected { model, epoch, version, code: Code::from(code), text });
         self.shared.handoff.reject(error);
     }
 
-    fn refused(&mut self, code: String, text: String) {
+    fn refused(&mut self, code: Code, text: String) {
         self.tell(Event::Refused { code: code.clone(), text: text.clone() });
         self.shared.handoff.refuse(Error::Refused {
             worker: self.worker.clone(),

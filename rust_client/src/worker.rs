@@ -1,5 +1,6 @@
 //! The worker as its user sees it.
 
+use crate::code::Code;
 use crate::effects::{Host, Source, Staged};
 use crate::error::Error;
 use crate::fields::is_name;
@@ -294,7 +295,7 @@ impl Worker {
                     drop(staged);
                     self.shared.tell(&model, key, Outcome::Failed { text: text.clone(), intact });
                     let (epoch, version) = key;
-                    return Err(Error::Rejected { model, epoch, version, code: "apply".to_owned(), text });
+                    return Err(Error::Rejected { model, epoch, version, code: Code::Apply, text });
                 }
             };
             drop(staged); // its buffer may serve what follows
