@@ -20,6 +20,7 @@ OTHERS = sorted(
     path for shelf in ("tests", "benchmarks", "examples") for path in (ROOT / shelf).rglob("*.py")
 )
 FUNCTION_LINES_MAX = 70
+MODULE_LINES_MAX = 450
 
 # Who may import whom. A folder that is not named here may import nothing; a folder of the bus is a
 # room of its own, the others are one room with all their folders.
@@ -248,6 +249,11 @@ def test_functions_fit_a_screen(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             assert lines <= FUNCTION_LINES_MAX, f"{name(path)}:{node.lineno} {node.name}: {lines}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_modules_can_be_read_in_one_sitting(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MODULE_LINES_MAX
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)

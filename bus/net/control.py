@@ -1,10 +1,9 @@
 """The sockets of either side. No other module of the package imports zmq.
 
-The data connection is not libzmq's but our own, on either side (`distribution.py`,
-`subscription.py`): it speaks the same protocol, and is faster.
+The data connection is not libzmq's but our own, on either side (`pub.py`, `sub.py`): it speaks the
+same protocol, and is faster.
 
-Each object belongs to one thread, but for `wake`, which any thread may call. Nothing here blocks
-but `poll`, and that for at most the time given.
+Each object belongs to one thread, but for `wake`. Nothing blocks but `poll`, for the time given.
 """
 
 import contextlib
@@ -39,9 +38,7 @@ KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each quest
 UNSENT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
 CONNECT_MS = 3_000  # for one attempt, in which the kernel knocks twice: now and after 1 s
-PUB_QUEUE = (
-    1_000  # messages per subscriber before more are dropped; they lie in the version's memory
-)
+PUB_QUEUE = 1_000  # messages per subscriber before more are dropped; the bytes are the version's
 DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count, so it is small
 UNREAD = 4  # messages of one worker before TCP pushes back: each may have 128 KiB
 UNREAD_BYTES = 2**15  # in the kernel, which takes twice that: what may come between two looks

@@ -3,7 +3,7 @@
 libzmq receives each message into memory of its own: fresh pages to touch, a hand-over between
 threads, and a copy to where the bytes belong, which together cost more than the network does. So
 the worker reads published messages itself, and the bulk of a payload goes from the kernel straight
-to its place. (Why the publisher sends them itself: `distribution.py`.) Feed what arrives into
+to its place. (Why the publisher sends them itself: `pub.py`.) Feed what arrives into
 `room()` and `received()`; send what is in `outgoing`, but never between the frames of a message.
 
     greeting (64 bytes) ──> READY ──> messages and commands
