@@ -54,7 +54,7 @@ def outline_of(key: Sequence[object], leaves: Sequence[Leaf]) -> Outline | None:
 def _marks(leaves: Sequence[Leaf]) -> Marks | None:
     kinds = set(map(type, leaves))
     if kinds <= {np.ndarray}:
-        return [numpy_tensors.identity(cast("numpy_tensors.Array", leaf)) for leaf in leaves]
+        return [*map(numpy_tensors.identity, cast("Sequence[numpy_tensors.Array]", leaves))]
     if "torch" not in sys.modules:  # there can be no tensor then, and it must not be imported
         return None
     torch_tensors = of_torch()

@@ -111,6 +111,11 @@ class Accepted:
             each.over = True
             self._shut_down(descriptor)
 
+    def has(self, descriptor: int) -> bool:
+        """Return whether there is such a connection. (One that was hung up on may be another.)"""
+        each = self._each.get(descriptor)
+        return each is not None and not each.over
+
     def saw(self, descriptor: int, nbytes: int) -> bool:
         """Take note of a message; return False if its connection was hung up on."""
         each = self._each.get(descriptor)

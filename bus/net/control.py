@@ -32,8 +32,7 @@ from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, Arrived, Place
 
 LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowledgement) gets this
 # TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: libzmq
-# (4.3.5) aborts the process if one is due, or one of the peer's is among what was read ahead, where
-# a connection broke that was not read on because enough of its messages waited.
+# (4.3.5) aborts the process if one is due on a connection that breaks while it is not read on.
 KEEPALIVE_SECONDS, KEEPALIVE_PROBES = 10, 2  # of silence, then after each question without answer
 UNSENT_MS = 30_000  # longer than a chunk of 1 MiB takes at 40 kB/s
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 1_000
@@ -197,6 +196,7 @@ class PublisherSockets(_Sockets):
             self.address = self._bind(address)
             self._accepted.belong_to(self.address)
             self.data_address = self._bind_data(address, data)
+            self._take_note_of_accepted(time.monotonic())  # only then its descriptor tells of more
         except BaseException:
             self.close()
             raise
@@ -238,11 +238,11 @@ class PublisherSockets(_Sockets):
 
     def poll(self, seconds: float) -> Activity:
         """Wait for something to arrive, or for `wake`."""
-        now = time.monotonic()
-        control, found = self._poll(min(seconds, self._accepted.due - now))
+        control, found = self._poll(min(seconds, self._accepted.due - time.monotonic()))
         now = time.monotonic()
         self._data.attend(found, now)
-        self._take_note_of_accepted(now)
+        if any(key.data is self._changes for key, _ in found):
+            self._take_note_of_accepted(now)
         self._accepted.look(now, drained=not control)
         self._data.tick(now)
         return Activity(control=bool(control), data=self._data.pending)
@@ -255,8 +255,8 @@ class PublisherSockets(_Sockets):
                 return None
             identity, *rest = [frame.bytes for frame in frames]  # small ones
             self._last = int(frames[0].get(SOURCE))
-            # The word of a connection comes before its messages.
-            self._take_note_of_accepted(time.monotonic())
+            if not self._accepted.has(self._last):  # the word of it comes before its messages
+                self._take_note_of_accepted(time.monotonic())
             nbytes = sum(map(len, rest)) + FRAME_HEAD_MAX * len(rest)
             if self._accepted.saw(self._last, nbytes):
                 return identity, rest
