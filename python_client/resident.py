@@ -1,4 +1,4 @@
-"""Models at home: their tensors lie in one mapping of ours, in the order of a layout.
+"""Resident models: their tensors lie in one mapping of ours, in the order of a layout.
 
 A version that is whole in staging memory is then applied by exchanging pages with it: what it takes
 no longer depends on the bytes. Parameters stay the objects that they are, and `data_ptr` stays what
@@ -31,7 +31,7 @@ log = logging.getLogger("weightbus.subscriber")
 
 M = TypeVar("M")
 
-_HOMES: WeakValueDictionary[int, Pages] = WeakValueDictionary()  # by where a model begins
+_RESIDENCES: WeakValueDictionary[int, Pages] = WeakValueDictionary()  # by where a model begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Tied:
     objects: "list[torch.Tensor]"
 
 
-class Home:
+class Residence:
     """Where a model lives, and how it is seen that it still does.
 
     Attributes:
@@ -99,11 +99,11 @@ def resident(model: M) -> M:
         StateError: A tensor cannot be moved: it is named, and the model is as it was.
         MemoryError: There is no memory for a second copy, which is needed while they move.
     """
-    home_of(model, state_of(model).layout())
+    residence_of(model, state_of(model).layout())
     return model
 
 
-def home_of(model: object, layout: Layout) -> Home:
+def residence_of(model: object, layout: Layout) -> Residence:
     """Move a model in, by the order of a layout that fits it, unless it lives there already.
 
     Raises:
@@ -117,8 +117,8 @@ def home_of(model: object, layout: Layout) -> Home:
         _move_in(tied, memory)
         pages = pages_of(memory)
         if pages is not None:
-            _HOMES[address_of(memory)] = pages
-    return Home(layout, memory, model)
+            _RESIDENCES[address_of(memory)] = pages
+    return Residence(layout, memory, model)
 
 
 def _outline(model: object) -> Outline:
@@ -189,7 +189,7 @@ def _inhabited(tied: list[_Tied], layout: Layout) -> NDArray[np.uint8] | None:
     if first is None:
         return None
     address = first.objects[0].data_ptr() - first.spec.begin
-    pages = _HOMES.get(address)
+    pages = _RESIDENCES.get(address)
     if pages is None or any(
         tensor.data_ptr() != address + each.spec.begin for each in tied for tensor in each.objects
     ):
@@ -208,7 +208,7 @@ def _move_in(tied: Iterable[_Tied], memory: NDArray[np.uint8]) -> None:
 
 
 class ResidentTarget:
-    """A model that lives at home where it can, and is copied to where it cannot.
+    """A resident model where it can be one; else a model that is copied to.
 
     Args:
         model: It.
@@ -217,7 +217,7 @@ class ResidentTarget:
 
     def __init__(self, model: object, copying: Target) -> None:
         self._model, self._copying = model, copying
-        self._home: Home | None = None
+        self._residence: Residence | None = None
         self._unfit: Layout | None = None  # the model could not move in by this layout
         self._before: NDArray[np.uint8] | None = None  # where the last `apply` left the old bytes
         self._warned = False
@@ -233,10 +233,10 @@ class ResidentTarget:
     def apply(self, staged: StagedVersion) -> None:
         """Exchange pages with staging memory; copy from a segment, which is others', too."""
         self._before = None
-        home = self._at_home(staged.layout)
-        if home is not None and staged.shared is None:
+        residence = self._resident(staged.layout)
+        if residence is not None and staged.shared is None:
             try:
-                home.exchange(staged.data)
+                residence.exchange(staged.data)
             except (OSError, ValueError, MemoryError) as error:
                 self._warn(error)
             else:
@@ -247,12 +247,12 @@ class ResidentTarget:
     def undo(self) -> bool:
         """Have the old bytes in place again; say whether they are."""
         before, self._before = self._before, None
-        if before is None or self._home is None:
+        if before is None or self._residence is None:
             return self._copying.undo()
         try:
-            self._home.exchange(before)
+            self._residence.exchange(before)
         except (OSError, MemoryError):
-            self._home.copy(before)
+            self._residence.copy(before)
         return True
 
     def settle(self) -> None:
@@ -260,20 +260,20 @@ class ResidentTarget:
         self._before = None
         self._copying.settle()
 
-    def _at_home(self, layout: Layout) -> Home | None:
-        """Return the model's home, where it moves back to if something has moved it away."""
-        home = self._home
-        if home is not None and home.layout == layout and home.has(self._model):
-            return home
-        self._home = None
+    def _resident(self, layout: Layout) -> Residence | None:
+        """Return the model's residence, where it moves back to if something has moved it away."""
+        residence = self._residence
+        if residence is not None and residence.layout == layout and residence.has(self._model):
+            return residence
+        self._residence = None
         if layout == self._unfit:
             return None
         try:
-            self._home = home_of(self._model, layout)
+            self._residence = residence_of(self._model, layout)
         except (StateError, MemoryError) as error:
             self._unfit = layout
             self._warn(error)
-        return self._home
+        return self._residence
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:

@@ -1,4 +1,4 @@
-"""Models at home: what stays, what moves, what an exchange of pages does and undoes."""
+"""Resident models: what stays, what moves, what an exchange of pages does and undoes."""
 
 import copy
 import io
@@ -24,7 +24,7 @@ from weightbus.codecs import native
 from weightbus.codecs.errors import StateError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.state import state_of, write_into
-from weightbus.python_client.resident import Home, ResidentTarget, home_of, resident
+from weightbus.python_client.resident import Residence, ResidentTarget, residence_of, resident
 from weightbus.python_client.targets import MemoryTarget
 
 SECONDS = 60.0
@@ -132,9 +132,9 @@ def test_a_model_that_moves_in_is_the_same_model() -> None:
     assert grads == {name: p.requires_grad for name, p in model.named_parameters()}
     for name, value in twin.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
-    home = home_of(model, layout_of(model))
-    assert home.memory.tobytes() == bytes_of(model).tobytes()
-    assert pages.address_of(home.memory) % 4096 == 0
+    residence = residence_of(model, layout_of(model))
+    assert residence.memory.tobytes() == bytes_of(model).tobytes()
+    assert pages.address_of(residence.memory) % 4096 == 0
 
 
 def test_moving_in_twice_moves_nothing() -> None:
@@ -153,21 +153,21 @@ def test_each_tensor_is_saved_alone() -> None:
     assert torch.equal(torch.load(file), small.bias)
 
 
-def test_a_copy_of_a_resident_model_is_not_at_home() -> None:
+def test_a_copy_of_a_resident_model_is_not_resident() -> None:
     model = resident(Policy())
-    home, twin = home_of(model, layout_of(model)), copy.deepcopy(model)
-    assert home.has(model)
-    assert not home.has(twin)
+    residence, twin = residence_of(model, layout_of(model)), copy.deepcopy(model)
+    assert residence.has(model)
+    assert not residence.has(twin)
 
 
 def test_what_a_version_does_not_carry_stays_outside() -> None:
     model = Policy()
     cache, empty = model.get_buffer("cache").data_ptr(), model.none
-    home = home_of(resident(model), layout_of(model))
+    residence = residence_of(resident(model), layout_of(model))
     assert model.get_buffer("cache").data_ptr() == cache
     assert model.none is empty
-    begin = pages.address_of(home.memory)
-    assert not begin <= cache < begin + home.memory.nbytes
+    begin = pages.address_of(residence.memory)
+    assert not begin <= cache < begin + residence.memory.nbytes
 
 
 def test_memory_lives_as_long_as_a_tensor_in_it() -> None:
@@ -183,11 +183,11 @@ def test_dictionaries_move_in_as_well(kind: str) -> None:
     tensors = {"a": torch.arange(10.0), "b": torch.arange(3)}
     model: Any = tensors if kind == "dict" else TensorDict(tensors, batch_size=[])
     before = {name: model[name] for name in tensors}
-    home = home_of(resident(model), layout_of(model))
-    assert home.has(model)
+    residence = residence_of(resident(model), layout_of(model))
+    assert residence.has(model)
     assert all(model[name] is before[name] for name in tensors)
     model["a"] = torch.zeros(10)
-    assert not home.has(model)
+    assert not residence.has(model)
 
 
 def shared() -> nn.Module:
@@ -413,12 +413,12 @@ def test_whatever_happens_the_model_holds_one_version(steps: list[str], seed: in
         assert bytes_of(model).tobytes() == expected.tobytes()
 
 
-def test_a_home_is_known_by_its_places() -> None:
+def test_a_residence_is_known_by_its_places() -> None:
     model = resident(nn.Linear(3, 3))
-    home: Home = home_of(model, layout_of(model))
-    assert home.has(model)
+    residence: Residence = residence_of(model, layout_of(model))
+    assert residence.has(model)
     model.register_buffer("more", torch.zeros(1))
-    assert not home.has(model)
+    assert not residence.has(model)
 
 
 # One copy for what lies together.
@@ -523,7 +523,7 @@ def test_a_hook_that_fails_leaves_the_version_before() -> None:
         assert worker.version("m") == 1
 
 
-def test_a_version_in_shared_memory_is_copied_home() -> None:
+def test_a_version_in_shared_memory_is_copied_in() -> None:
     model = filled(0)
     with (
         Publisher() as publisher,
@@ -535,7 +535,7 @@ def test_a_version_in_shared_memory_is_copied_home() -> None:
             assert worker.receive(SECONDS)
             receipt.result()
             assert model.weight.unique().tolist() == [value]
-        assert home_of(model, layout_of(model)).has(model)
+        assert residence_of(model, layout_of(model)).has(model)
 
 
 def test_what_cannot_be_resident_is_copied_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
@@ -569,5 +569,5 @@ def test_a_snapshot_of_a_resident_model_is_one_copy(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(native, "joined", counted)
     data = bytes_of(model)
-    assert counts[-1] <= 2  # and one of no bytes, which has no home
-    assert data.tobytes() == home_of(model, layout_of(model)).memory.tobytes()
+    assert counts[-1] <= 2  # and one of no bytes, which lies anywhere
+    assert data.tobytes() == residence_of(model, layout_of(model)).memory.tobytes()
