@@ -117,8 +117,7 @@ class Payload(Protocol):
     """A version, snapshotted in a form that calls can carry."""
 
     @property
-    def layout(self) -> Layout:
-        """Where each tensor lies."""
+    def layout(self) -> Layout: ...  # where each tensor lies
 
     def done(self, clean: bool, /) -> None:
         """No call carries it any more; unless `clean`, one may still be reading its memory."""
@@ -129,14 +128,13 @@ class Peers(Protocol):
 
     def __len__(self) -> int: ...
 
-    def pack(self, state: State) -> Payload:
-        """Snapshot a state."""
+    def pack(self, state: State) -> Payload: ...  # snapshots it
 
-    def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[Answer]":
-        """Start `call_receiver.deliver` in a worker's process."""
+    # Starts `call_receiver.deliver` in a worker's process.
+    def call(self, worker: int, payload: Any, what: Call, timeout: float) -> "Future[Answer]": ...
 
-    def explain(self, worker: int, error: BaseException) -> Answer:
-        """Say what it means that a call raised."""
+    # Says what it means that a call raised.
+    def explain(self, worker: int, error: BaseException) -> Answer: ...
 
 
 class Channel:

@@ -67,6 +67,7 @@ class Carrier(Protocol):
 
     def workers(self) -> Sequence[int]:
         """Return the ids that exist now; where their number is known, 0 to n-1, joined or not."""
+        ...
 
     def send(
         self, weights: Weights, workers: Sequence[int] | None, *, timeout: float
@@ -85,12 +86,14 @@ class Carrier(Protocol):
         Raises:
             StateError: The weights cannot travel; nothing was sent.
         """
+        ...
 
     def greet(self, weights: Prepared | None, *, timeout: float) -> None:
         """At `connect()`, have the first weights reach who asks for them; wait for nobody."""
 
     def versions(self) -> Mapping[int, int]:
         """Return the version that each worker is known to run; workers without one are left out."""
+        ...
 
     def close(self) -> None:
         """Let go of everything. Never raises; calling it twice is fine."""
@@ -110,6 +113,7 @@ class Receiver(Protocol):
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
         """Return a context in which no version is applied."""
+        ...
 
     def close(self) -> None:
         """Let go of everything. Never raises; calling it twice is fine."""

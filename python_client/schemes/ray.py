@@ -346,17 +346,12 @@ class AsWeights:
 
 
 class Store:
-    """Puts states into the object store, by way of one buffer that is kept.
-
-    Putting copies, so the buffer is free again as soon as a version is stored.
-    """
+    """Puts states into the object store, by way of one buffer: putting copies, so it is free."""
 
     def __init__(self) -> None:
         self._writer: Writer | None = None
 
-    def put(
-        self, state: State, form: Callable[[bytes, Bytes], Any] = lambda *sections: sections
-    ) -> Stored:
+    def put(self, state: State, form: Callable[[bytes, Bytes], Any] | None = None) -> Stored:
         """Store a state, as it is now, in some form: as it is, it is read in the store's memory."""
         import ray
 
@@ -366,5 +361,5 @@ class Store:
         if self._writer is None or layout is not self._writer.section.layout:
             self._writer = Writer(layout, np.empty(layout.nbytes, np.uint8))
         self._writer.write(state)
-        put = cast("Any", ray).put
-        return Stored(put(form(layout.header, self._writer.section.data)), layout)
+        put, sections = cast("Any", ray).put, (layout.header, self._writer.section.data)
+        return Stored(put(form(*sections) if form else sections), layout)
