@@ -27,8 +27,7 @@ from rich.table import Table
 from weightbus.benchmarks.finetuning import CHAINS, Bytes, versions
 from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.report import print_machine
-from weightbus.codecs.checksum import digest_of
-from weightbus.codecs.chunks import CHUNK_BYTES_DEFAULT
+from weightbus.codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
 from weightbus.codecs.delta import kernels
 from weightbus.codecs.delta.encoding import encode
 from weightbus.codecs.delta.numpy_kernels import keys

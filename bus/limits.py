@@ -4,7 +4,7 @@ A peer may send anything. What it can make this side remember or allocate is bou
 `docs/PROTOCOL.md` repeats the numbers; `tests/test_limits.py` holds the relations between them.
 """
 
-from ..codecs.chunks import CHUNK_BYTES_MAX
+from ..codecs.checksum import CHUNK_BYTES_MAX
 from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
 from .allowance import Rate
 

@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from ..codecs.chunks import CHUNK_BYTES_MAX
+from ..codecs.checksum import CHUNK_BYTES_MAX
 from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
 from ..codecs.layout import PREFIX_BYTES
 from .errors import ProtocolError

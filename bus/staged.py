@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codecs.chunks import ChunkPlan
 from ..codecs.layout import Layout
+from .chunks import ChunkPlan
 
 
 class StaleError(Exception):

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar, Unpack
 
+from ..bus.chunks import ChunkPlan
 from ..bus.deadline import Deadline
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
 from ..bus.limits import INTEGER_MAX, WORKERS_MAX, Timing
@@ -27,7 +28,7 @@ from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.status import WorkerStatus
 from ..bus.publisher.version import Version
 from ..bus.receipt import Receipt
-from ..codecs.chunks import CHUNK_BYTES_DEFAULT, ChunkPlan
+from ..codecs.checksum import CHUNK_BYTES_DEFAULT
 from . import checks
 from .dropped import end_with
 from .keeper import Keeper

@@ -30,8 +30,7 @@ import numpy as np
 from ..bus.limits import INTEGER_MAX
 from ..bus.messages import Count, Hex64, Name, Positive
 from ..bus.net.inheritance import abandon_in_children, keep_in_children
-from ..codecs.checksum import digest_of
-from ..codecs.chunks import CHUNK_BYTES_MAX
+from ..codecs.checksum import CHUNK_BYTES_MAX, digest_of
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
 from ..codecs.numpy_tensors import Bytes

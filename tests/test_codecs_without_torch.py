@@ -17,7 +17,7 @@ import numpy as np
 from weightbus.codecs.apply import as_arrays, check, copy_into
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.native import crc32c
-from weightbus.codecs.chunks import ChunkPlan
+from weightbus.bus.chunks import ChunkPlan
 from weightbus.codecs.dtypes import DTYPES, numpy_dtype
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.state import state_of, write_into

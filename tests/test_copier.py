@@ -8,10 +8,10 @@ from queue import Queue
 import numpy as np
 import pytest
 
+from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.net.copier import Copier
 from weightbus.bus.staged import Copying, StaleError
 from weightbus.bus.worker.events import Copied
-from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.native import crc32c
 
 SECONDS = 30.0  # far more than anything here takes

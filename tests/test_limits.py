@@ -38,7 +38,7 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.net import control as sockets
 from weightbus.bus.publisher.push import BURST_BYTES
-from weightbus.codecs.chunks import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
+from weightbus.codecs.checksum import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
 from weightbus.codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
 
 NAMES = [f"{i:0128d}" for i in range(MODELS_MAX)]  # the longest there are

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.effects import Effect, Ready, Send, Subscribe
 from weightbus.bus.limits import BUFFERS_MAX, HEADER_BYTES_MAX, INTEGER_MAX, Timing
 from weightbus.bus.messages import (
@@ -48,7 +49,6 @@ from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.holdings import IN_MEMORY
 from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.codecs.checksum import digest
-from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
 from weightbus.tests.performing import done

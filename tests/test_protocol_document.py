@@ -29,7 +29,7 @@ from weightbus.bus.messages import (
 from weightbus.bus.publisher import offers
 from weightbus.bus.worker import layouts as acceptance
 from weightbus.bus.worker import slot
-from weightbus.codecs import chunks, layout
+from weightbus.codecs import checksum, layout
 from weightbus.codecs.dtypes import DTYPES
 from weightbus.tests.vectors import levels
 
@@ -224,7 +224,7 @@ def number(cell: str) -> int:
 
 def test_the_limits_are_those_of_the_code() -> None:
     code = {n: v for n, v in vars(limits).items() if n.isupper() and isinstance(v, int)}
-    code |= {n: v for n, v in vars(chunks).items() if n.startswith("CHUNK_BYTES")}
+    code |= {n: v for n, v in vars(checksum).items() if n.startswith("CHUNK_BYTES")}
     code |= {n: getattr(layout, n) for n in ("TENSORS_MAX", "RANK_MAX", "NAME_BYTES_MAX")}
     rows = table("12. Limits", 0) + table("12. Limits", 1)
     assert {unquoted(row[0]): number(row[1]) for row in rows} == code

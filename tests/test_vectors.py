@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from safetensors.numpy import load_file
 
+from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.memory.segment import Segment
 from weightbus.bus.messages import Buffer, Message, encode, from_publisher, from_worker
 from weightbus.codecs.checksum import digest
-from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.errors import LayoutError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...codecs.checksum import digest
-from ...codecs.chunks import ChunkPlan
 from ...codecs.layout import Layout
+from ..chunks import ChunkPlan
 from ..messages import Applied, Buffer, Running, Shared, Staged
 
 Role = Literal["latest", "targeted", "pending", "old"]

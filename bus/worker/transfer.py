@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...codecs.checksum import digest
-from ...codecs.chunks import ChunkPlan
 from ...codecs.native import crc32c
+from ..chunks import ChunkPlan
 from ..lease import Lease
 from ..limits import WINDOW_CHUNKS, Timing
 from ..messages import Announce, Buffer, Chunk

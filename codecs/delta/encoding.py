@@ -10,8 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from ..checksum import digest_of
-from ..chunks import CHUNK_BYTES_DEFAULT
+from ..checksum import CHUNK_BYTES_DEFAULT, digest_of
 from ..errors import PatchError
 from ..layout import Layout
 from ..numpy_tensors import Memory

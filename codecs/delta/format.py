@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chunks import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
+from ..checksum import CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
 from ..dtypes import DTYPES
 from ..errors import PatchError
 from ..layout import Layout

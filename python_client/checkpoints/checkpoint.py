@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ...codecs.apply import as_arrays
-from ...codecs.checksum import digest
-from ...codecs.chunks import CHUNK_BYTES_DEFAULT
+from ...codecs.checksum import CHUNK_BYTES_DEFAULT, digest
 from ...codecs.dtypes import numpy_dtype
 from ...codecs.errors import LayoutError, StateError
 from ...codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout, TensorSpec

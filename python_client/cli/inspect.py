@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from ...codecs.chunks import CHUNK_BYTES_DEFAULT
+from ...codecs.checksum import CHUNK_BYTES_DEFAULT
 from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from .outcome import DONE, UsageError
 from .screen import DIM, Screen, counted, size, table

@@ -22,7 +22,7 @@ from ...bus.memory.snapshots import Pool
 from ...bus.publisher.publication import Publication
 from ...bus.publisher.version import Version
 from ...bus.receipt import Receipt
-from ...codecs.chunks import CHUNK_BYTES_DEFAULT
+from ...codecs.checksum import CHUNK_BYTES_DEFAULT
 from ...codecs.layout import Layout
 from ...codecs.state import State
 from .call_receiver import MARGIN, Call, CallReceiver

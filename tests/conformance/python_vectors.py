@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.memory.segment import Views
 from weightbus.bus.messages import (
@@ -25,7 +26,6 @@ from weightbus.bus.messages import (
 from weightbus.bus.staged import StaleError
 from weightbus.bus.worker.phases import ARROWS, MODES, SESSIONS
 from weightbus.codecs.checksum import digest, digest_of
-from weightbus.codecs.chunks import ChunkPlan
 from weightbus.codecs.delta.patch import Patch
 from weightbus.codecs.errors import LayoutError, PatchError
 from weightbus.codecs.layout import Layout

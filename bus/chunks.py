@@ -1,11 +1,8 @@
 """How a version's data section is cut into chunks: all of one size, but the last."""
 
 from dataclasses import dataclass
-from typing import Final
 
-CHUNK_BYTES_MIN: Final = 1  # tests cut small models into many chunks; nothing else needs so little
-CHUNK_BYTES_DEFAULT: Final = 1 << 20  # larger ones gained nothing when measured over loopback
-CHUNK_BYTES_MAX: Final = 1 << 26  # one chunk is one ZeroMQ message, held whole by either side
+from ..codecs.checksum import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN
 
 
 @dataclass(frozen=True, slots=True)

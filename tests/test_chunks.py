@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightbus.codecs.checksum import digest
-from weightbus.codecs.chunks import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, ChunkPlan
+from weightbus.bus.chunks import ChunkPlan
+from weightbus.codecs.checksum import CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, digest
 from weightbus.codecs.native import crc32c
 
 ID = hashlib.sha256(b"a layout").hexdigest()
