@@ -9,7 +9,7 @@ so applying can be undone.
 import logging
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -50,11 +50,12 @@ class Residence:
         memory: Their bytes, `layout.nbytes` of them.
     """
 
-    def __init__(self, layout: Layout, memory: NDArray[np.uint8], model: object) -> None:
+    def __init__(
+        self, layout: Layout, memory: NDArray[np.uint8], outline: Outline, tied: "list[_Tied]"
+    ) -> None:
         self.layout, self.memory = layout, memory
-        outline = _outline(model)
         self._outline = outline.bare()
-        self._tensors = cast("list[torch.Tensor]", [*outline.leaves])
+        self._tensors = [tensor for each in tied for tensor in each.objects]
 
     def has(self, model: object) -> bool:
         """Return whether every tensor of a model still lies in its place, and none was added."""
@@ -67,7 +68,7 @@ class Residence:
         """Exchange what the model holds with these bytes, and tell autograd.
 
         Raises:
-            OSError: It cannot be done here; nothing has changed.
+            OSError, MemoryError: It cannot be done here; nothing has changed.
             ValueError: These bytes have no pages of their own; nothing has changed.
         """
         exchange(self.memory, data)
@@ -118,7 +119,7 @@ def residence_of(model: object, layout: Layout) -> Residence:
         pages = pages_of(memory)
         if pages is not None:
             _RESIDENCES[address_of(memory)] = pages
-    return Residence(layout, memory, model)
+    return Residence(layout, memory, _outline(model), tied)
 
 
 def _outline(model: object) -> Outline:

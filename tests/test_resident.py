@@ -90,8 +90,13 @@ def test_pages_are_exchanged_and_stay_where_they_are(nbytes: int) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [np.zeros(4096, np.uint8), pages.memory_of_pages(4095), pages.memory_of_pages(8192)[4000:8096]],
-    ids=["of numpy", "another size", "in the middle of a page"],
+    [
+        np.zeros(4096, np.uint8),
+        pages.memory_of_pages(4095),
+        pages.memory_of_pages(8192)[4000:8096],
+        pages.memory_of_pages(8192)[4096:],
+    ],
+    ids=["of numpy", "another size", "in the middle of a page", "a part of something else's"],
 )
 def test_what_has_no_pages_of_its_own_is_not_exchanged(other: NDArray[np.uint8]) -> None:
     one = pages.memory_of_pages(4096)
@@ -168,6 +173,17 @@ def test_what_a_version_does_not_carry_stays_outside() -> None:
     assert model.none is empty
     begin = pages.address_of(residence.memory)
     assert not begin <= cache < begin + residence.memory.nbytes
+
+
+def test_autograd_is_told_of_what_changes_and_of_nothing_else() -> None:
+    model, source = Policy(), Policy()
+    target = target_of(resident(model))
+    cache, weight = model.get_buffer("cache"), model.scale
+    before = cache._version, weight._version  # noqa: SLF001
+    target.apply(staged(source))
+    after = cache._version, weight._version  # noqa: SLF001
+    assert after[0] == before[0]
+    assert after[1] > before[1]
 
 
 def test_memory_lives_as_long_as_a_tensor_in_it() -> None:

@@ -1,7 +1,7 @@
 """Private memory of whole pages, which can change places with other memory without being copied.
 
 Theory of operation: Linux moves pages from one place of a process to another by `mremap`, which
-costs what writing their table costs, and with whole tables (2 MiB) next to nothing. Three moves, by
+costs what writing their table costs: with whole tables (2 MiB) 0.6 ms for a GiB. Three moves, by
 way of a spare mapping, exchange what lies in two places. Nothing is ever unmapped in between
 (MREMAP_DONTUNMAP): a hole would be taken by whatever another thread maps.
 """
@@ -20,12 +20,20 @@ TABLE_BYTES = 2**21  # of pages that one table names: moved together if it begin
 
 
 class Pages(mmap.mmap):
-    """A mapping of this process alone. (The array over it keeps it, never the other way round.)"""
+    """A mapping of this process alone. (The array over it keeps it, never the other way round.)
+
+    Attributes:
+        nbytes: Bytes of that array.
+    """
+
+    nbytes: int
 
     def __new__(cls, nbytes: int) -> "Pages":
         """Map so many bytes, and room to begin at a multiple of `TABLE_BYTES`."""
         room = nbytes + TABLE_BYTES if nbytes >= TABLE_BYTES else nbytes
-        return super().__new__(cls, -1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = super().__new__(cls, -1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages.nbytes = nbytes
+        return pages
 
 
 def memory_of_pages(nbytes: int) -> NDArray[np.uint8]:
@@ -69,7 +77,9 @@ def within(pages: Pages, address: int, nbytes: int) -> NDArray[np.uint8]:
 
 def has_pages_of_its_own(memory: NDArray[np.uint8]) -> bool:
     """Return whether nothing else lies in the pages of an array."""
-    return pages_of(memory) is not None and address_of(memory) % mmap.PAGESIZE == 0
+    pages = pages_of(memory)
+    whole = pages is not None and pages.nbytes == memory.nbytes
+    return whole and address_of(memory) % mmap.PAGESIZE == 0
 
 
 class _Exchange:
@@ -103,6 +113,7 @@ def exchange(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
 
     Raises:
         OSError: It cannot be done here; nothing has changed.
+        MemoryError: There is no room for the spare mapping; nothing has changed.
         ValueError: These two cannot be exchanged.
     """
     if not one.nbytes and not other.nbytes:
