@@ -6,16 +6,18 @@ Trainer(model=model, args=args, callbacks=[PublishWeights("tcp://0.0.0.0:5555", 
 from typing import Any, Unpack
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from ..options import PublishOptions
 from ..publisher import Publisher
-from .publishing import StepPublisher
+from .publishing import StepPublisher, refuse_shards
 
 
 class PublishWeights(TrainerCallback):
     """Publishes the trained model at every Nth step of the optimizer, from the first process.
 
-    Sharded models (FSDP, DeepSpeed's ZeRO 3) are refused: no process has all of their weights.
+    Sharded models (FSDP, DeepSpeed's ZeRO 3) are refused when training begins, with a `StateError`:
+    no process has all of their weights.
 
     Args:
         publisher: A publisher, which stays open; or an address to bind one to, until the training
@@ -49,6 +51,8 @@ class PublishWeights(TrainerCallback):
         **_: Any,
     ) -> None:
         """Publish what training starts from."""
+        if args.fsdp or is_deepspeed_zero3_enabled():  # type: ignore[no-untyped-call]
+            refuse_shards("FSDP" if args.fsdp else "ZeRO 3")
         if state.is_world_process_zero:
             self._steps.begin(state.global_step, model)
 

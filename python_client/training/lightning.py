@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
 from ..options import PublishOptions
 from ..publisher import Publisher
-from .publishing import StepPublisher
+from .publishing import StepPublisher, refuse_shards
 
 
 def _whole(module: Any) -> Any:
@@ -19,6 +20,9 @@ def _whole(module: Any) -> Any:
 
 class PublishWeights(Callback):
     """Publishes a module at every Nth step of the optimizers, from the first process.
+
+    Sharded models (FSDP, model parallelism, DeepSpeed's ZeRO 3) are refused when training begins,
+    with a `StateError`: no process has all of their weights.
 
     Args:
         publisher: A publisher, which stays open; or an address to bind one to, until the training
@@ -48,6 +52,10 @@ class PublishWeights(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Publish what training starts from."""
+        strategy = trainer.strategy
+        zero3 = isinstance(strategy, DeepSpeedStrategy) and strategy.zero_stage_3
+        if zero3 or isinstance(strategy, FSDPStrategy | ModelParallelStrategy):
+            refuse_shards(type(strategy).__name__)
         if trainer.is_global_zero:
             self._steps.begin(trainer.global_step, self._part(pl_module))
 

@@ -8,7 +8,7 @@ version is logged, and nothing that goes wrong with a worker ends the training.
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Unpack
+from typing import NoReturn, Unpack
 
 from ...bus.errors import ClosedError
 from ...bus.receipt import Receipt
@@ -94,6 +94,18 @@ class StepPublisher:
             log.warning("step %d: %s was not published: %s", step, self._model, error)
         else:
             self._last.add_done_callback(_tell(step))
+
+
+def refuse_shards(how: str) -> NoReturn:
+    """Refuse a model of which no process has all: to ask one for it would wait for the others.
+
+    Raises:
+        StateError: Always.
+    """
+    raise StateError(
+        f"{how} leaves no process with all of the weights: gather them in a loop of your own, and "
+        "give them to a StepPublisher"
+    )
 
 
 def _tell(step: int) -> "Callable[[Future[Receipt]], None]":

@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from stable_baselines3 import DQN, PPO
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 from transformers import Trainer as HuggingFaceTrainer
@@ -184,6 +186,33 @@ def test_stable_baselines(algorithm: Any, options: dict[str, int], versions: int
 
 
 # What all of them share.
+
+
+def test_shards_are_refused_before_a_process_waits_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    callback = huggingface.PublishWeights("tcp://127.0.0.1:0")
+    state: Any = SimpleNamespace(is_world_process_zero=True, global_step=0)
+    control: Any = None
+    args: Any = SimpleNamespace(fsdp=True)
+    with pytest.raises(StateError, match="FSDP leaves no process with all of the weights"):
+        callback.on_train_begin(args, state, control, model=tiny())
+    args.fsdp = None
+    monkeypatch.setattr(huggingface, "is_deepspeed_zero3_enabled", lambda: True)
+    with pytest.raises(StateError, match="ZeRO 3 leaves no process"):
+        callback.on_train_begin(args, state, control, model=tiny())
+    assert callback.publisher is None
+
+
+@pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy])
+def test_lightnings_shards_are_refused(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = object.__new__(kind)  # to make one takes accelerators, or DeepSpeed itself
+    monkeypatch.setattr(DeepSpeedStrategy, "zero_stage_3", True)
+    trainer: Any = SimpleNamespace(strategy=strategy, is_global_zero=True, global_step=0)
+    callback = lightning.PublishWeights("tcp://127.0.0.1:0")
+    with pytest.raises(StateError, match=f"{kind.__name__} leaves no process"):
+        callback.on_train_start(trainer, Regression())
+    assert callback.publisher is None
 
 
 def test_a_worker_that_fails_is_logged_and_training_goes_on(
