@@ -131,9 +131,34 @@ typedef struct {
   char model[129];
   // What its bytes hash to; empty where they came from shared memory.
   char digest[65];
-  // Of WB_REJECTED: why, in the protocol's words ("layout-mismatch", ...).
+  // Of WB_REJECTED and WB_REFUSED: why, in the protocol's words ("layout-mismatch", ...).
   char code[129];
 } wb_update;
+
+// How a worker stands. What runs is of now, the rest of a moment ago; numbers are 0 where there is nothing.
+typedef struct {
+  // Of the session.
+  uint64_t epoch;
+  // Messages dropped because they broke the protocol.
+  uint64_t malformed;
+  // Versions are copied out of the publisher's memory.
+  bool shared;
+  // Of one model: it holds parts of two versions, and none runs.
+  bool torn;
+  uint64_t running_epoch;
+  uint64_t running_version;
+  // What arrives, how many of its chunks are here, and of how many.
+  uint64_t arriving_epoch;
+  uint64_t arriving_version;
+  uint64_t chunks_here;
+  uint64_t chunks;
+  // What waits for a commit.
+  uint64_t staged_epoch;
+  uint64_t staged_version;
+  // What waits for wb_receive(), or is being applied.
+  uint64_t ready_epoch;
+  uint64_t ready_version;
+} wb_state;
 
 #ifdef __cplusplus
 extern "C" {
@@ -167,6 +192,13 @@ wb_code wb_joined(const wb_worker *worker, uint32_t timeout_ms, uint64_t *epoch)
 
 // Applies the newest version that has arrived, waiting for one if need be. 0 ms: does not wait.
 wb_code wb_receive(const wb_worker *worker, uint32_t timeout_ms, wb_update *update);
+
+// Tells how a worker stands, and one of its models; `model` may be NULL.
+wb_code wb_look(const wb_worker *worker, const char *model, wb_state *state);
+
+// Tells the newest version of a model without memory of yours, as wb_receive() did when it was applied
+// (without its digest). WB_NOTHING: there is none yet.
+wb_code wb_latest(const wb_worker *worker, const char *model, wb_update *update);
 
 // Returns a descriptor that is readable while wb_receive() would not wait, for poll() and its like; -1 for no
 // worker. It is the worker's: do not read from it or close it.

@@ -1,7 +1,7 @@
 //! What the ABI is made of: arguments that are looked at before they are used, words of errors, and
 //! values of Rust that C may hold.
 
-use crate::{wb_code, wb_event, wb_options, wb_snapshot, wb_tensor, wb_update, wb_worker};
+use crate::{wb_code, wb_event, wb_options, wb_snapshot, wb_state, wb_tensor, wb_update, wb_worker};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 use std::mem::{size_of, transmute};
@@ -10,7 +10,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::slice;
 use std::sync::Arc;
 use weightbus_core::{
-    Dtype, Error, Event, Model, Snapshot, Tensor, TensorInfo, Update, WeightsGuard, Worker,
+    Dtype, Error, Event, Model, ModelState, Snapshot, State, Tensor, TensorInfo, Update, WeightsGuard, Worker,
 };
 
 /// Why a call fails: a code, and words.
@@ -304,13 +304,53 @@ pub fn tell(update: &mut wb_update, found: Update) {
     }
 }
 
+pub fn tell_latest(update: &mut wb_update, snapshot: Arc<Snapshot>) -> wb_code {
+    update.epoch = snapshot.epoch;
+    update.version = snapshot.version;
+    update.nbytes = snapshot.layout().nbytes;
+    put(&snapshot.model, &mut update.model);
+    update.snapshot = Box::into_raw(Box::new(wb_snapshot(Tensors::of(snapshot))));
+    wb_code::WB_OK
+}
+
 pub fn tell_rejected(update: &mut wb_update, error: &Error) {
-    if let Error::Rejected { model, epoch, version, code, .. } = error {
-        update.epoch = *epoch;
-        update.version = *version;
-        put(model, &mut update.model);
-        put(code.as_str(), &mut update.code);
+    match error {
+        Error::Rejected { model, epoch, version, code, .. } => {
+            update.epoch = *epoch;
+            update.version = *version;
+            put(model, &mut update.model);
+            put(code.as_str(), &mut update.code);
+        }
+        Error::Refused { code, .. } => put(code.as_str(), &mut update.code),
+        _ => {}
     }
+}
+
+pub fn state_of(state: &State, model: Option<&str>) -> Result<wb_state, Fault> {
+    let its = match model {
+        Some(id) => state.models.get(id).cloned().ok_or_else(|| invalid(&format!("no model {:?}", id)))?,
+        None => ModelState::default(),
+    };
+    let (arriving, chunks_here, chunks) = its.arriving.unwrap_or_default();
+    let (running_epoch, running_version) = its.running.unwrap_or_default();
+    let (staged_epoch, staged_version) = its.staged.unwrap_or_default();
+    let (ready_epoch, ready_version) = its.ready.unwrap_or_default();
+    Ok(wb_state {
+        epoch: state.epoch.unwrap_or(0),
+        malformed: state.malformed,
+        shared: state.shared,
+        torn: its.torn,
+        running_epoch,
+        running_version,
+        arriving_epoch: arriving.0,
+        arriving_version: arriving.1,
+        chunks_here,
+        chunks,
+        staged_epoch,
+        staged_version,
+        ready_epoch,
+        ready_version,
+    })
 }
 
 /// A snapshot, and its tensors as C reads them.

@@ -119,8 +119,35 @@ pub struct wb_update {
     pub model: [c_char; 129],
     /// What its bytes hash to; empty where they came from shared memory.
     pub digest: [c_char; 65],
-    /// Of WB_REJECTED: why, in the protocol's words ("layout-mismatch", ...).
+    /// Of WB_REJECTED and WB_REFUSED: why, in the protocol's words ("layout-mismatch", ...).
     pub code: [c_char; 129],
+}
+
+/// How a worker stands. What runs is of now, the rest of a moment ago; numbers are 0 where there is nothing.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wb_state {
+    /// Of the session.
+    pub epoch: u64,
+    /// Messages dropped because they broke the protocol.
+    pub malformed: u64,
+    /// Versions are copied out of the publisher's memory.
+    pub shared: bool,
+    /// Of one model: it holds parts of two versions, and none runs.
+    pub torn: bool,
+    pub running_epoch: u64,
+    pub running_version: u64,
+    /// What arrives, how many of its chunks are here, and of how many.
+    pub arriving_epoch: u64,
+    pub arriving_version: u64,
+    pub chunks_here: u64,
+    pub chunks: u64,
+    /// What waits for a commit.
+    pub staged_epoch: u64,
+    pub staged_version: u64,
+    /// What waits for wb_receive(), or is being applied.
+    pub ready_epoch: u64,
+    pub ready_version: u64,
 }
 
 /// A model whose memory is yours.
@@ -265,6 +292,40 @@ pub unsafe extern "C" fn wb_receive(
                 Err(Fault::from(error))
             }
         }
+    })
+}
+
+/// Tells how a worker stands, and one of its models; `model` may be NULL.
+#[no_mangle]
+pub unsafe extern "C" fn wb_look(
+    worker: *const wb_worker,
+    model: *const c_char,
+    state: *mut wb_state,
+) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives a worker that lives, a name or NULL, and a place.
+        unsafe {
+            let found = inner::worker_of(worker)?.state();
+            let model = if model.is_null() { None } else { Some(text_of(model, 0, "id of a model")?) };
+            fill(state, inner::state_of(&found, model)?);
+        }
+        Ok(wb_code::WB_OK)
+    })
+}
+
+/// Tells the newest version of a model without memory of yours, as wb_receive() did when it was applied
+/// (without its digest). WB_NOTHING: there is none yet.
+#[no_mangle]
+pub unsafe extern "C" fn wb_latest(
+    worker: *const wb_worker,
+    model: *const c_char,
+    update: *mut wb_update,
+) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives a worker that lives, a name, and a place.
+        let (worker, update) = unsafe { (inner::worker_of(worker)?, inner::blank(update)?) };
+        let found = worker.snapshot(unsafe { text_of(model, 0, "id of a model") }?);
+        Ok(found.map_or(wb_code::WB_NOTHING, |snapshot| inner::tell_latest(update, snapshot)))
     })
 }
 

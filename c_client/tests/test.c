@@ -126,6 +126,11 @@ static void versions_are_written_in_place(wb_worker* worker, wb_model* model) {
   wb_read_end(reading);
   EXPECT(wb_receive(worker, LONG_MS, &update) == WB_OK && all_bytes(w, sizeof w, 2));
   while (ask("running c") != 2) (void)poll(NULL, 0, 10);
+  wb_state state;
+  EXPECT(wb_look(worker, "line", &state) == WB_OK && state.epoch == epoch && !state.torn);
+  EXPECT(state.running_epoch == epoch && state.running_version == 2 && state.malformed == 0);
+  EXPECT(wb_look(worker, NULL, &state) == WB_OK && state.running_version == 0);
+  EXPECT(wb_look(worker, "nix", &state) == WB_INVALID && strstr(wb_error(), "nix"));
 }
 
 static void what_does_not_fit_is_turned_down(wb_worker* worker, wb_model* model) {
@@ -142,7 +147,8 @@ static void what_does_not_fit_is_turned_down(wb_worker* worker, wb_model* model)
 }
 
 static void snapshots_stay_as_they_are(wb_worker* worker) {
-  wb_update first, second;
+  wb_update first, second, latest;
+  EXPECT(wb_latest(worker, "free", &latest) == WB_NOTHING && latest.snapshot == NULL);
   ask("publish free 5 7");
   EXPECT(wb_receive(worker, LONG_MS, &first) == WB_OK && first.snapshot != NULL);
   ask("publish free 2x2 8");
@@ -160,7 +166,11 @@ static void snapshots_stay_as_they_are(wb_worker* worker) {
   EXPECT(all_bytes(found.data, 16, 8));
   EXPECT(wb_snapshot_find(first.snapshot, "nix", &found) == WB_NOT_FOUND);
   EXPECT(strstr(wb_error(), "nix") != NULL);
+  EXPECT(wb_latest(worker, "free", &latest) == WB_OK && latest.version == second.version);
   wb_snapshot_free(first.snapshot);
+  EXPECT(wb_snapshot_find(latest.snapshot, "w", &found) == WB_OK && all_bytes(found.data, 16, 8));
+  EXPECT(wb_latest(worker, "line", &first) == WB_NOTHING && strcmp(latest.model, "free") == 0);
+  wb_snapshot_free(latest.snapshot);
   wb_snapshot_free(second.snapshot);
 }
 

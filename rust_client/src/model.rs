@@ -322,6 +322,15 @@ impl Model {
         Some(write(&mut weights))
     }
 
+    /// What it holds, and whether that is parts of two versions. Nobody is waited for.
+    pub(crate) fn ran(&self) -> (Option<Key>, bool) {
+        match *ran(&self.0.ran) {
+            Ran::Nothing => (None, false),
+            Ran::Version(key) => (Some(key), false),
+            Ran::Torn => (None, true),
+        }
+    }
+
     /// What is here has another name from now on.
     pub(crate) fn rename(&self, was: Key, key: Key) {
         let mut ran = ran(&self.0.ran);

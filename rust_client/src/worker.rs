@@ -51,6 +51,18 @@ enum Target {
     Snapshots { buffers: Buffers, latest: Mutex<Option<Arc<Snapshot>>> },
 }
 
+impl Target {
+    /// What runs, and whether none does since a copy tore.
+    fn ran(&self) -> (Option<Key>, bool) {
+        match self {
+            Target::InPlace(model) => model.ran(),
+            Target::Snapshots { latest, .. } => {
+                (lock(latest).as_ref().map(|snapshot| (snapshot.epoch, snapshot.version)), false)
+            }
+        }
+    }
+}
+
 /// Sets up a `Worker`.
 #[must_use = "nothing happens before `connect`"]
 pub struct Builder {
@@ -321,9 +333,15 @@ impl Worker {
         self.handoff().wait_joined(&self.name, far(timeout))
     }
 
-    /// How it stood a moment ago, at most a tenth of a second unless it is busy.
+    /// How it stands: what runs is of now, the rest of a moment ago, at most a tenth of a second
+    /// unless it is busy.
     pub fn state(&self) -> State {
-        self.shared.state()
+        let mut state = self.shared.state();
+        for (id, target) in self.targets.iter() {
+            let model = state.models.entry(id.clone()).or_default();
+            (model.running, model.torn) = target.ran();
+        }
+        state
     }
 
     /// A descriptor that is readable while `receive` would not wait: a version is there, or word of one
