@@ -63,8 +63,9 @@ compose-test: $(STAMP)
 wheel: $(STAMP)
 	$(BIN)/python tests/wheel.py
 
+# How fast each client receives; AGAINST names another checkout, built, whose Python is 1.00.
 bench-clients: $(STAMP)
-	$(BIN)/python benchmarks/clients.py
+	$(BIN)/python benchmarks/clients.py $(if $(AGAINST),--against $(AGAINST))
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo.png

@@ -1,17 +1,20 @@
-"""Measure every client beside the Python worker: `python benchmarks/clients.py`.
+"""Measure every client beside the Python worker: `python benchmarks/clients.py [--against PATH]`.
 
 One publisher, and for each language a worker that its conformance driver runs, with a model of its
-own. All are alive together and take turns, one at a time; what counts is the time from the call of
-publish to that worker's `applied`, in ratio to the Python worker's in the same round. Every version
-proves which road it took: what came over the network was hashed, what was read from shared memory
-was not.
+own; beside them what the road costs whoever drives. All are alive together and take turns, one at a
+time. What counts is the time from the call of publish to that worker's `applied`, and the processor
+time of the worker's process, in ratio to the Python worker's in the same round: that of another
+checkout, if one is given. Every version proves which road it took: what came over the network was
+hashed, what was read from shared memory was not.
 """
 
 import argparse
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,16 +25,29 @@ from rich.table import Table
 from weightbus import Publisher, PublishError
 from weightbus.benchmarks import memory, report
 from weightbus.benchmarks.bus import ROADS, Road, road_of
-from weightbus.benchmarks.comparison import PROCESS_BYTES, WARM_UP, Spread, over
+from weightbus.benchmarks.cases import plan
+from weightbus.benchmarks.comparison import (
+    PROCESS_BYTES,
+    PUBLISH_SECONDS,
+    WARM_UP,
+    Plan,
+    Result,
+    Spread,
+    host,
+    introduced,
+    over,
+)
 from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.model import Model, Shape
+from weightbus.benchmarks.process import Process, ProcessError
 from weightbus.tests.conformance.driver import Driver, Fault, Options
 from weightbus.tests.conformance.languages import Language, NotBuiltError, chosen
 
-SIZE, ROUNDS = "256MiB/100", 9
-BASE = "python"
-WIDTH = 110  # characters
-JOIN_SECONDS, PUBLISH_SECONDS = 60.0, 60.0
+SIZES = "256MiB/100,256KiB/20"
+PYTHON, BEFORE = "python", "python-before"  # the second is of another checkout
+LIMIT: Mapping[Road, str] = {"network": "raw_tcp", "shared": "fill_copy"}
+WIDTH = 120  # characters
+JOIN_SECONDS, ASK_SECONDS = 60.0, 60.0
 DRIVER_SECONDS = 1_800  # after which a driver ends, whatever becomes of us
 COPIES = 5  # of the model for each client: two at the publisher, three in the worker
 IDLE_SECONDS, IDLE_SHARE_MAX = 1.0, 0.3  # of a processor, for a worker to which nothing is sent
@@ -42,56 +58,103 @@ class Client:
     """One client in one comparison.
 
     Attributes:
-        rounds: Seconds of every publish that counts.
+        model: The id of its model.
+        rounds: Seconds of every publish that counts, by round.
+        cpu: Processor seconds of its process for each of them, by round.
+        delays: Milliseconds for which its event loop was late, where a driver says that.
         busy: The share of a processor that it takes while nothing is sent to it.
     """
 
-    language: Language
+    model: str
+    title: str
     driver: Driver
-    rounds: list[float] = field(default_factory=list[float])
+    rounds: list[list[float]] = field(default_factory=list[list[float]])
+    cpu: list[list[float]] = field(default_factory=list[list[float]])
+    delays: list[float] = field(default_factory=list[float])
     busy: float = 0.0
 
-    @property
-    def model(self) -> str:
-        """The id of its model."""
-        return self.language.key
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """Who takes part: a title, and the driver to start."""
+
+    title: str
+    command: list[str]
 
 
-def able_to(languages: Sequence[Language], road: Road) -> list[Language]:
-    """Return the languages whose clients take a road."""
-    return [x for x in languages if road == "network" or "shared-road" not in x.unsupported]
+def before_of(checkout: Path) -> Entrant:
+    """Return the Python client of another checkout, which has an environment of its own.
+
+    Raises:
+        Fault: There is none, or it imports the package from elsewhere.
+    """
+    python = checkout.resolve() / ".venv" / "bin" / "python"
+    asks = [str(python), "-c", "import weightbus; print(weightbus.__file__)"]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own package
+            asks, cwd="/", capture_output=True, text=True, timeout=ASK_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Fault(
+            f"{checkout}: no weightbus there, run `make .venv/installed`: {error}"
+        ) from None
+    if Path(done.stdout.strip()).resolve().parent != checkout.resolve():
+        raise Fault(f"{python} imports {done.stdout.strip()}, not what is in {checkout}")
+    driver = checkout.resolve() / "tests" / "conformance" / "python_driver.py"
+    return Entrant("Python, before", [str(python), str(driver)])
 
 
-def started(languages: Sequence[Language], shape: Shape, road: Road, stack: ExitStack) -> "Round":
+def entrants(
+    languages: Sequence[Language], road: Road, before: Entrant | None
+) -> dict[str, Entrant]:
+    """Return who can take a road, by model."""
+    able = [x for x in languages if road == "network" or "shared-road" not in x.unsupported]
+    here = {x.key: Entrant(x.title, x.command) for x in able}
+    return here if before is None else {BEFORE: before, **here}
+
+
+def started(
+    taking_part: Mapping[str, Entrant],
+    planned: Plan,
+    road: Road,
+    late: Sequence[str],
+    stack: ExitStack,
+) -> "Round":
     """Start a publisher and all workers, and wait until all have joined."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     publisher = stack.enter_context(Publisher(shared_memory=road == "shared"))
-    weights = Model(shape, zeros=False)
+    weights = Model(planned.shape, zeros=False)
     spec = {n: {"dtype": "F32", "shape": [*a.shape]} for n, a in weights.arrays.items()}
     clients: list[Client] = []
-    for language in languages:
+    for key, entrant in taking_part.items():
         options = Options(
-            models=(language.key,),
-            in_place={language.key: spec},
+            models=(key,),
+            in_place={key: spec},
             tensors=False,
             shared=road == "shared",
             seconds=DRIVER_SECONDS,
+            loop_delay=key in late,
         )
-        driver = Driver(language.command, publisher.address, language.key, options, folder)
-        clients.append(Client(language, stack.enter_context(closing(driver))))
-        publisher.prepare(language.key, weights.arrays)
+        driver = Driver(entrant.command, publisher.address, key, options, folder)
+        clients.append(Client(key, entrant.title, stack.enter_context(closing(driver))))
+        publisher.prepare(key, weights.arrays)
+    limit = stack.enter_context(host(LIMIT[road], planned))
+    found = introduced(LIMIT[road], limit)
     publisher.wait_for_workers(len(clients), JOIN_SECONDS)
-    return Round(publisher, weights, clients, road)
+    return Round(publisher, weights, clients, road, planned, limit, found)
 
 
 @dataclass
 class Round:
-    """All clients of one road, ready to take turns."""
+    """All clients of one road, and what it costs whoever drives, ready to take turns."""
 
     publisher: Publisher
     weights: Model
     clients: list[Client]
     road: Road
+    plan: Plan
+    limit: Process
+    found: Result  # of the limit
 
     def publish(self, client: Client) -> float:
         """Publish to one client; return the seconds until it had applied the version and said so.
@@ -114,17 +177,31 @@ class Round:
         took: Road = "network" if event["digest"] else "shared"
         if took != self.road:
             raise Fault(f"{client.driver.name} took the road {took!r}, measured is {self.road!r}")
+        if "delay_ms" in event:
+            client.delays.append(event["delay_ms"])
         return done.seconds
 
-    def play(self, rounds: int, say: Callable[[str], None]) -> None:
+    def turn(self, client: Client) -> tuple[list[float], float]:
+        """Publish a burst to one client; return its seconds, and what each took of a processor."""
+        before = processor_seconds(client.driver.pid)
+        burst = [self.publish(client) for _ in range(self.plan.burst)]
+        return burst, (processor_seconds(client.driver.pid) - before) / self.plan.burst
+
+    def play(self, say: Callable[[str], None]) -> None:
         """Let the clients take turns; another one begins each time."""
-        for number in range(-WARM_UP, rounds):
+        for number in range(-WARM_UP, self.plan.rounds):
             at = number % len(self.clients)
             for client in [*self.clients[at:], *self.clients[:at]]:
-                say(f"{self.road}, {client.language.title}: round {number + 1} of {rounds}")
-                seconds = self.publish(client)
+                say(f"{self.road}, {client.title}: round {number + 1} of {self.plan.rounds}")
+                seconds, cpu = self.turn(client)
                 if number >= 0:
                     client.rounds.append(seconds)
+                    client.cpu.append([cpu])
+                else:
+                    client.delays.clear()
+            answer = self.limit.ask(f"publish {self.plan.burst}", PUBLISH_SECONDS)
+            if number >= 0:
+                self.found.rounds.append(answer["seconds"])
 
     def look_while_idle(self) -> None:
         """See which workers compute while they have nothing to do: that colors all numbers."""
@@ -142,21 +219,30 @@ def processor_seconds(pid: int) -> float:
 
 def table_of(played: Round) -> Table:
     """Return the table for a person."""
-    shape = played.weights.shape
+    shape, found = played.plan.shape, played.found
+    base = next((c for key in (BEFORE, PYTHON) for c in played.clients if c.model == key), None)
     title = f"{shape.label} in {shape.tensors} tensors to one worker, {played.road}"
+    title += f", {played.plan.rounds} rounds of {played.plan.burst}"
     table = Table(title=title, title_justify="left")
-    for heading in ("", "ms (quartiles)", "x Python", "GB/s"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    base = next((c.rounds for c in played.clients if c.model == BASE), None)
+    than = "" if base is None else base.title
+    for heading in ("", "ms (quartiles)", f"x {than}", f"x {found.title}", "cpu ms", f"x {than}"):
+        table.add_column(heading, justify="right" if heading else "left")
+    table.add_row(found.title, shown(found.seconds, 1e3))
     for client in played.clients:
-        spread = Spread.of(client.rounds)
         table.add_row(
-            client.language.title,
-            shown(spread, 1e3),
-            "" if base is None else shown(over([[s] for s in client.rounds], [[s] for s in base])),
-            f"{shape.nbytes / spread.median / 1e9:.2f}",
+            client.title,
+            shown(spread(client.rounds), 1e3),
+            "" if base is None else shown(over(client.rounds, base.rounds)),
+            shown(over(client.rounds, found.rounds)),
+            f"{spread(client.cpu).median * 1e3:.2f}",
+            "" if base is None else shown(over(client.cpu, base.cpu)),
         )
     return table
+
+
+def spread(rounds: Sequence[Sequence[float]]) -> Spread:
+    """Return the spread of what all rounds had."""
+    return Spread.of([value for burst in rounds for value in burst])
 
 
 def shown(spread: Spread, scale: float = 1.0) -> str:
@@ -169,10 +255,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--languages", help="some of them, such as go,rust; Python is always there")
-    parser.add_argument("--size", type=Shape.parse, default=Shape.parse(SIZE), help=f"as {SIZE}")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns that count")
+    parser.add_argument("--against", type=Path, help="another checkout, built: its Python is 1.00")
+    parser.add_argument("--sizes", default=SIZES, help=f"of the model, as {SIZES}")
+    parser.add_argument("--rounds", type=int, help="turns that count; fewer for larger models")
     parser.add_argument("--roads", default=",".join(ROADS), help=f"some of {','.join(ROADS)}")
     parser.add_argument("--no-build", action="store_true", help="take the drivers that are there")
+    parser.add_argument(
+        "--loop-delay", default="", help="whose drivers are to say how late their event loop was"
+    )
     return parser.parse_args(words)
 
 
@@ -193,48 +283,64 @@ def built(languages: Sequence[Language], console: Console, *, build: bool) -> li
     return able
 
 
-def measure(languages: Sequence[Language], road: Road, options: argparse.Namespace) -> Round:
+def measure(
+    taking_part: Mapping[str, Entrant], planned: Plan, road: Road, late: Sequence[str]
+) -> Round:
     """Compare the clients on one road."""
-    needed = len(languages) * (COPIES * options.size.nbytes + PROCESS_BYTES)
+    needed = (len(taking_part) + 1) * (COPIES * planned.shape.nbytes + PROCESS_BYTES)
     if needed > memory.available():
         raise Fault(
-            f"{len(languages)} clients need about {needed / 2**30:.0f} GiB of memory, "
-            f"{memory.available() / 2**30:.0f} are free: choose fewer --languages, or a smaller "
-            "--size"
+            f"{len(taking_part)} clients need about {needed / 2**30:.0f} GiB of memory, "
+            f"{memory.available() / 2**30:.0f} are free: choose fewer --languages, or smaller "
+            "--sizes"
         )
     console = Console(stderr=True)
     with ExitStack() as stack, console.status("") as status:
-        played = started(languages, options.size, road, stack)
-        played.play(options.rounds, status.update)
+        played = started(taking_part, planned, road, late, stack)
+        played.play(status.update)
         played.look_while_idle()  # only now: who has just joined may still be touching its memory
         for client in played.clients:
             client.driver.stop()
     return played
 
 
+def report_on(played: Round, console: Console) -> None:
+    """Print what was found."""
+    console.print(table_of(played))
+    for client in played.clients:
+        if client.delays:
+            console.print(
+                f"{client.title}: its event loop was late by {statistics.median(client.delays):.1f}"
+                f" ms in the median, and by {max(client.delays):.1f} at most",
+                highlight=False,
+            )
+        if client.busy > IDLE_SHARE_MAX:
+            console.print(
+                f"[yellow]{client.title} takes {client.busy:.0%} of a processor while "
+                "nothing is sent to it: it slows all others, and its own numbers are not its "
+                "client's. Its driver must not read with --no-tensors.[/yellow]",
+                highlight=False,
+            )
+
+
 def main(words: Sequence[str]) -> int:
     """Measure and report; return the exit status."""
     options = parse(words)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    keys = options.languages and f"{BASE},{options.languages}"
+    keys = options.languages and f"{PYTHON},{options.languages}"
     wanted = list({language.key: language for language in chosen(keys)}.values())
     languages = built(wanted, console, build=not options.no_build)
+    late = options.loop_delay.split(",")
     report.print_machine(describe(), console)
-    for road in map(road_of, options.roads.split(",")):
-        try:
-            played = measure(able_to(languages, road), road, options)
-        except Fault as fault:
-            console.print(f"[red]{road}: {fault}[/red]", highlight=False)
-            return 1
-        console.print(table_of(played))
-        for client in played.clients:
-            if client.busy > IDLE_SHARE_MAX:
-                console.print(
-                    f"[yellow]{client.language.title} takes {client.busy:.0%} of a processor while "
-                    "nothing is sent to it: it slows all others, and its own numbers are not its "
-                    "client's. Its driver must not read with --no-tensors.[/yellow]",
-                    highlight=False,
-                )
+    try:
+        before = options.against and before_of(options.against)
+        for shape in map(Shape.parse, options.sizes.split(",")):
+            for road in map(road_of, options.roads.split(",")):
+                taking_part = entrants(languages, road, before)
+                report_on(measure(taking_part, plan(shape, 1, options.rounds), road, late), console)
+    except (Fault, ProcessError) as fault:
+        console.print(f"[red]{fault}[/red]", highlight=False)
+        return 1
     return 0
 
 

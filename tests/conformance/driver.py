@@ -46,6 +46,7 @@ class Options:
     bytes_max: int | None = None
     shared: bool = False
     seconds: int = 100
+    loop_delay: bool = False
 
     def words(self, folder: Path) -> list[str]:
         """Return the command line."""
@@ -56,6 +57,8 @@ class Options:
             words += ["--in-place", spec.name]
         if self.bytes_max is not None:
             words += ["--bytes-max", str(self.bytes_max)]
+        if self.loop_delay:
+            words.append("--loop-delay")
         return words + ["--no-tensors"] * (not self.tensors) + ["--network"] * (not self.shared)
 
 
