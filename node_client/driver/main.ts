@@ -3,7 +3,7 @@
  *
  *     driver vectors DIR
  *     driver worker ADDRESS --name NAME --models m1,m2 [--in-place SPEC.json] [--no-tensors]
- *         [--bytes-max N] [--network] [--seconds S]
+ *         [--bytes-max N] [--network] [--loop-delay] [--seconds S]
  */
 
 import { parseArgs } from "node:util";
@@ -19,6 +19,7 @@ const { positionals, values } = parseArgs({
     "no-tensors": { type: "boolean", default: false },
     "bytes-max": { type: "string" },
     network: { type: "boolean", default: false }, // the only road that there is here
+    "loop-delay": { type: "boolean", default: false },
     seconds: { type: "string", default: "120" },
   },
 });
@@ -33,6 +34,7 @@ if (command === "vectors" && argument !== undefined) {
     inPlace: values["in-place"],
     tensors: !values["no-tensors"],
     bytesMax: values["bytes-max"] === undefined ? undefined : Number(values["bytes-max"]),
+    loopDelay: values["loop-delay"],
     seconds: Number(values.seconds),
   });
 } else {

@@ -1,10 +1,14 @@
 /** A worker that tells on standard output what happens to it, one JSON line each. */
 
 import { readFileSync } from "node:fs";
+import { type IntervalHistogram, monitorEventLoopDelay } from "node:perf_hooks";
+import { setTimeout as passed } from "node:timers/promises";
 import { crc32c } from "../src/checksum.js";
 import { type Update, Worker } from "../src/index.js";
 import { bytesOf } from "../src/tensor.js";
 import { memory } from "./memory.js";
+
+const TURN_MS = 3; // in which a timer of 1 ms has fired
 
 export interface Options {
   readonly name: string | undefined;
@@ -12,6 +16,7 @@ export interface Options {
   readonly inPlace: string | undefined;
   readonly tensors: boolean;
   readonly bytesMax: number | undefined;
+  readonly loopDelay: boolean;
   readonly seconds: number;
 }
 
@@ -31,13 +36,25 @@ export async function worker(address: string, options: Options): Promise<void> {
     say({ event: "failed", model, epoch, version, code, text: reason }),
   );
   worker.on("notice", (code, text) => console.error(`${code}: ${text}`));
+  const delays = monitorEventLoopDelay({ resolution: 1 });
+  if (options.loopDelay) delays.enable();
   for await (const update of worker) {
     const { model, epoch, version, digest } = update;
     const tensors = options.tensors ? { tensors: checksums(update) } : {};
-    say({ event: "applied", model, epoch, version, digest, ...tensors });
+    const delay = options.loopDelay ? { delay_ms: await longest(delays) } : {};
+    say({ event: "applied", model, epoch, version, digest, ...tensors, ...delay });
   }
+  delays.disable();
   clearTimeout(timer);
   process.off("SIGTERM", stop);
+}
+
+/** Return the longest delay so far, in milliseconds, that of this turn of the loop included. */
+async function longest(delays: IntervalHistogram): Promise<number> {
+  await passed(TURN_MS); // only a timer that fires late tells of a delay
+  const found = delays.max / 1e6;
+  delays.reset();
+  return found;
 }
 
 function say(row: object): void {
