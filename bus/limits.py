@@ -54,6 +54,8 @@ ABSENT_SECONDS = 60.0  # until one that is refused again and again is spoken of 
 EVENTS_MAX = 10_000  # that wait for one callback: all workers at once, once
 SNAPSHOTS_MAX = 3  # copies of a model that a publisher holds at most while old ones are in use
 APPLIES_MAX = 3  # in a row that fail half-way, before a version is tried no more
+APPLY_SECONDS = 60  # that the user's part of applying may take, unless told otherwise
+APPLY_SECONDS_MAX = 86_400  # that it may be told: a day
 BUFFERS_MAX = 2  # staging buffers of a worker: one complete, one arriving
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from . import numpy_tensors
 from .copies import Copies
 from .errors import StateError
-from .layout import Layout, TensorSpec, difference, trimmed
+from .layout import Layout, Strict, TensorSpec, difference, trimmed
 from .outline import Leaf, Outline
 from .section import Section
 from .state import identity, is_module, named_leaves, outline_at_once, signature
@@ -34,11 +34,13 @@ class _Target:
     materialises: bool = False  # meta tensors are given memory
 
 
-def check(layout: Layout, target: object, *, strict: bool = True, cast: bool = False) -> list[str]:
+def check(
+    layout: Layout, target: object, *, strict: Strict = True, cast: bool = False
+) -> list[str]:
     """Tell in lines why the layout cannot be applied to the target; no lines if it can.
 
-    Without `strict`, names that only one of the two has are passed over. `cast` permits other
-    dtypes (see `dtypes.castable`). Nothing is modified.
+    Without `strict`, names that only one of the two has are passed over; with "target" only those
+    that the target lacks. `cast` permits other dtypes (see `dtypes.castable`). Nothing is modified.
     """
     return _compare(layout, _open(target), strict=strict, cast=cast)
 
@@ -48,7 +50,7 @@ def copy_into(
     data: numpy_tensors.Memory,
     target: object,
     *,
-    strict: bool = True,
+    strict: Strict = True,
     cast: bool = False,
 ) -> None:
     """Copy a data section of `layout.nbytes` bytes into a target, once; see `Reader`."""
@@ -81,7 +83,7 @@ class _Known:
     """A target that was compared and paired before, for as long as it stays what it was."""
 
     target: object
-    how: tuple[bool, bool]
+    how: tuple[Strict, bool]
     outline: Outline
     copies: Copies
     destinations: list[Leaf]
@@ -100,7 +102,7 @@ class Reader:
         self.begun = False
         self._known: _Known | None = None
 
-    def copy_into(self, target: object, *, strict: bool = True, cast: bool = False) -> None:
+    def copy_into(self, target: object, *, strict: Strict = True, cast: bool = False) -> None:
         """Copy the version into a target; the arguments are those of `check`.
 
         Raises:
@@ -128,7 +130,7 @@ class Reader:
             self._known = _Known(target, how, outline.bare(), copies, destinations, sources)
 
     def _examine(
-        self, target: object, *, strict: bool, cast: bool
+        self, target: object, *, strict: Strict, cast: bool
     ) -> list[tuple[Leaf, TensorSpec]]:
         """Compare a target with the layout; return what is to be copied where."""
         opened = _open(target)
@@ -189,7 +191,7 @@ def _open(target: object) -> _Target:
         return _Target({}, {}, [str(error)])
 
 
-def _compare(layout: Layout, target: _Target, *, strict: bool, cast: bool) -> list[str]:
+def _compare(layout: Layout, target: _Target, *, strict: Strict, cast: bool) -> list[str]:
     published = dict(layout.signatures)
     lines = list(target.faults)
     if lines and not target.leaves:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -43,6 +43,8 @@ ALIGNMENT: Final = 8  # the widest element; the data section begins at a multipl
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 Signature = tuple[str, tuple[int, ...]]  # a tensor's dtype name and shape
+# Whose names must all be there: both sides', those of the target alone, or nobody's.
+Strict = bool | Literal["target"]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, gc=False):
@@ -317,17 +319,18 @@ def difference(
     got: Mapping[str, Signature],
     *,
     cast: bool = False,
-    strict: bool = True,
+    strict: Strict = True,
 ) -> list[str]:
     """Tell in lines how a target (`got`) differs from the published tensors (`expected`).
 
     An empty list means that one can be applied to the other. `cast` permits another dtype (see
-    `castable`); without `strict`, a name that only one side has is passed over.
+    `castable`); without `strict`, a name that only one side has is passed over, and with "target"
+    one that only the publisher has.
     """
     lines: list[str] = []
     for name in sorted(expected.keys() | got.keys()):
         if name not in got:
-            if strict:
+            if strict is True:
                 lines.append(f"{name}: published as {_show(expected[name])}, not in the target")
         elif name not in expected:
             if strict:

@@ -51,7 +51,10 @@ class Subscriber:
             file, replaced atomically).
         name: What this worker is called, unique among the publisher's workers; None: host, process
             and a random suffix.
-        strict: Whether publisher and target must have the same tensor names.
+        strict: Whether publisher and target must have the same tensor names. With False a version
+            may have more tensors than the target, which are passed over; what is verified and
+            reported is the whole version all the same. One that lacks a tensor of the target is
+            refused either way.
         cast: Whether values may be converted to the target's dtypes.
         before_apply: Called with each `Offer` before any byte of the model changes, in the thread
             that will apply it; readers go on meanwhile. If it raises, the version is not applied,

@@ -18,7 +18,7 @@ from ..bus.staged import StagedVersion
 from ..bus.worker.layouts import Expected
 from ..codecs.apply import Reader, check
 from ..codecs.errors import StateError
-from ..codecs.layout import Layout, trimmed
+from ..codecs.layout import Layout, Strict, trimmed
 from ..codecs.state import state_of
 
 # Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
@@ -58,12 +58,14 @@ class MemoryTarget:
 
     Args:
         target: It.
-        strict: Whether both sides must have the same names.
+        strict: Whether both sides must have the same names; else a version may have more of them,
+            but none less, or nothing might be applied and reported as if it were.
         cast: Whether values may be converted to the target's dtype.
     """
 
     def __init__(self, target: object, *, strict: bool, cast: bool) -> None:
-        self._target, self._strict, self._cast = target, strict, cast
+        self._target, self._cast = target, cast
+        self._strict: Strict = strict or "target"
         self._readers: list[tuple[StagedVersion, Reader]] = []  # of the buffers used lately
         self._begun = False  # the last apply may have changed something
 
@@ -78,7 +80,7 @@ class MemoryTarget:
             layout = state_of(self._target).layout()
         except StateError:  # on the meta device, for instance
             return Expected()
-        if not self._strict:  # others may have any number of names beside
+        if self._strict is not True:  # others may have any number of names beside
             return Expected(layout.nbytes)
         longest = 2 * len(layout.header) + LAYOUT_SLACK_BYTES
         return Expected(layout.nbytes, min(longest, Expected().layout_bytes))

@@ -649,11 +649,14 @@ def test_a_cast_is_made_if_allowed(bus: Bus) -> None:
     assert target["w"].tolist() == [1, 2, 3]
 
 
-def test_names_that_one_side_lacks_are_passed_over_if_not_strict(bus: Bus) -> None:
-    publisher, target = bus.publisher(), arrays(0, 3) | {"mine": np.ones(2)}
-    source = arrays(1, 3) | {"yours": np.ones(2)}
-    both(publisher, bus.subscriber(publisher, target, strict=False), source)
+def test_names_that_the_target_lacks_are_passed_over_if_not_strict(bus: Bus) -> None:
+    publisher, target = bus.publisher(), arrays(0, 3)
+    subscriber = bus.subscriber(publisher, target, strict=False)
+    both(publisher, subscriber, arrays(1, 3) | {"yours": np.ones(2)})
     assert target["w"].tolist() == [1, 1, 1]
+    publisher.publish("m", {"yours": np.ones(2)}, require=0, wait="none")
+    with pytest.raises(ApplyError, match=r"w: F32 \[3\] in the target, not published"):
+        subscriber.receive(SECONDS)
 
 
 def test_an_apply_that_fails_leaves_the_old_weights_bit_for_bit(bus: Bus) -> None:

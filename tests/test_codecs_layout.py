@@ -266,6 +266,11 @@ def test_a_difference_names_every_tensor_and_each_reason() -> None:
         "b: shape [2] published, [3] here",
         "d: dtype I64 published, I32 here",
     ]
+    assert difference(published, own, cast=True, strict="target") == [
+        "b: shape [2] published, [3] here",
+        "d: dtype I64 published, I32 here",
+        "e: U8 [4] in the target, not published",
+    ]
     assert difference(published, published) == []
 
 

@@ -47,6 +47,12 @@ class Options:
     shared: bool = False
     seconds: int = 100
     loop_delay: bool = False
+    turn_down: tuple[int, ...] = ()
+    breaks: tuple[int, ...] = ()
+    apply_seconds: str = ""
+    apply_timeout: float | None = None
+    partial: bool = False
+    cast: bool = False
 
     def words(self, folder: Path) -> list[str]:
         """Return the command line."""
@@ -59,6 +65,12 @@ class Options:
             words += ["--bytes-max", str(self.bytes_max)]
         if self.loop_delay:
             words.append("--loop-delay")
+        if self.apply_timeout is not None:
+            words += ["--apply-timeout", str(self.apply_timeout)]
+        for option, versions in (("--turn-down", self.turn_down), ("--break", self.breaks)):
+            words += [option, ",".join(map(str, versions))] if versions else []
+        words += ["--apply-seconds", self.apply_seconds] if self.apply_seconds else []
+        words += ["--partial"] * self.partial + ["--cast"] * self.cast
         return words + ["--no-tensors"] * (not self.tensors) + ["--network"] * (not self.shared)
 
 

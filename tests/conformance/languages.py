@@ -83,8 +83,14 @@ NO_TABLE = {"phases.json": "it keeps its states in another way than a table"}
 NO_RENAMING = {
     "renaming.json": "without the feature `renaming`: what runs already is fetched once more"
 }
+# What a user's part of applying decides, and targets that are not exactly what is published.
+APPLYING = ("apply-turns-down", "apply-breaks", "apply-slow", "apply-hangs")
+TARGETS = ("partial-target", "cast-target", "casts.json")
+NO_APPLY = dict.fromkeys(APPLYING, "no user's part in applying that decides what is reported")
+NO_TARGETS = dict.fromkeys(TARGETS, "targets have exactly the tensors and dtypes of a version")
+NOT_YET = NO_APPLY | NO_TARGETS
 NO_PATCHES = {"deltas.json": "without patches, which are not on the wire yet"}
-WIRE_ALONE = NO_PATCHES | NO_MAPPING | NO_APPLYING | NO_TABLE | NO_RENAMING
+WIRE_ALONE = NO_PATCHES | NO_MAPPING | NO_APPLYING | NO_TABLE | NO_RENAMING | NOT_YET
 
 RUST_INSIDE = {
     table.name: "the Rust client inside, whose driver answers them"
@@ -92,18 +98,18 @@ RUST_INSIDE = {
 }
 
 LANGUAGES = (
-    Language("python", "Python", ""),
+    Language("python", "Python", "", unsupported={"apply-hangs": "no deadline of hooks"}),
     Language("cpp", "C++", "cpp_client", ("make", "c++"), WIRE_ALONE),
     Language(
         "node",
         "TypeScript",
         "node_client",
         ("make", "node", "npm"),
-        dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_PATCHES,
+        dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_PATCHES | NOT_YET,
     ),
-    Language("rust", "Rust", "rust_client", ("make", "cargo"), NO_MAPPING | NO_PATCHES),
-    Language("c", "C", "c_client", ("make", "cargo", "cc"), RUST_INSIDE),
-    Language("go", "Go", "go_client", ("make", "go"), NO_PATCHES),
+    Language("rust", "Rust", "rust_client", ("make", "cargo"), NO_MAPPING | NO_PATCHES | NOT_YET),
+    Language("c", "C", "c_client", ("make", "cargo", "cc"), RUST_INSIDE | NOT_YET),
+    Language("go", "Go", "go_client", ("make", "go"), NO_PATCHES | NOT_YET),
 )
 
 

@@ -73,9 +73,11 @@ class Ledger:
         hashed = event["digest"] or not driver.options.shared
         if hashed and event["digest"] != known.digest:
             yield f"{_shown(event)} has digest {event['digest']!r}, not {known.digest}"
-        if driver.options.tensors:
-            crcs = event["tensors"]
-            wrong = [n for n in known.crcs.keys() | crcs.keys() if known.crcs.get(n) != crcs.get(n)]
+        if driver.options.tensors and not driver.options.cast:
+            crcs, names = event["tensors"], known.crcs.keys()
+            if driver.options.partial:
+                names = (driver.options.in_place or {})[event["model"]].keys()
+            wrong = [n for n in names | crcs.keys() if known.crcs.get(n) != crcs.get(n)]
             if wrong:
                 yield f"{_shown(event)} has other bytes in {', '.join(sorted(wrong)[:5])}"
 

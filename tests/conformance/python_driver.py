@@ -13,13 +13,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus import ApplyError, RefusedError, Subscriber, Update
+from weightbus import ApplyError, Offer, RefusedError, Subscriber, TornError, Update
 from weightbus.bus.limits import STAGING_BYTES_MAX
 from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.codecs.layout import PREFIX_BYTES, Layout
@@ -56,6 +57,32 @@ class Driven(Subscriber):
         return self._handoff.joined_epoch
 
 
+class Users:
+    """The user's part of applying, which does what the command line wants of it."""
+
+    def __init__(self, options: argparse.Namespace, stop: threading.Event) -> None:
+        self._vetoed = options.turn_down if options.in_place else ()
+        self._declined = () if options.in_place else options.turn_down
+        self._broken: tuple[int, ...] = options.breaks
+        self._seconds, _, some = options.apply_seconds.partition(":")
+        self._slow = numbers(some)
+        self._stop = stop
+
+    def before(self, offer: Offer) -> None:
+        """No byte has changed yet."""
+        if offer.version in self._vetoed:
+            raise ValueError(f"told to turn down version {offer.version}")
+
+    def after(self, update: Update) -> None:
+        """All bytes are in place."""
+        if not self._slow or update.version in self._slow:
+            self._stop.wait(float(self._seconds))
+        if update.version in self._declined:
+            raise ValueError(f"told to turn down version {update.version}")
+        if update.version in self._broken:
+            raise ValueError(f"told to break version {update.version}")
+
+
 class Driver:
     """A worker that tells what happens to it.
 
@@ -73,22 +100,27 @@ class Driver:
             if model not in self._registered
         }
         self._tensors: bool = options.tensors
+        self._reads = options.tensors and not options.cast
         self._ends_at = time.monotonic() + options.seconds
         self._stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
         self._epoch, self._refused = 0, ("", "")
+        users = Users(options, self._stop)
         self._subscriber = Driven(
             options.address,
             {**self._registered, **self._files},
             name=options.name,
-            on_commit=self._applied,
+            strict=not options.partial,
+            cast=options.cast,
+            before_apply=users.before,
+            on_commit=users.after,
             bytes_max=options.bytes_max,
             shared_memory=not options.network,
         )
 
     def run(self) -> None:
         """Apply what comes until it is time to end."""
-        if self._registered and self._tensors:
+        if self._registered and self._reads:
             threading.Thread(target=self._read_for_ever, daemon=True).start()
         with self._subscriber:
             while not self._stop.is_set() and time.monotonic() < self._ends_at:
@@ -96,8 +128,10 @@ class Driver:
 
     def _turn(self) -> None:
         try:
-            self._subscriber.receive(LOOK_SECONDS)
+            update = self._subscriber.receive(LOOK_SECONDS)
             self._refused = ("", "")
+            if update is not None:
+                self._applied(update)
         except ApplyError as error:
             facts = {"model": error.model, "epoch": error.epoch, "version": error.version}
             tell("failed", **facts, code=error.code, text=str(error))
@@ -140,10 +174,16 @@ class Driver:
         """Look at all tensors, as a forward pass does: every byte must be that of one version."""
         while not self._stop.is_set():
             for model, weights in self._registered.items():
-                with self._subscriber.reading():
+                found = set[int]()
+                with suppress(TornError), self._subscriber.reading():
                     found = {value for array in weights.values() for value in ends(raw(array))}
                 if len(found) > 1:
                     tell("torn", model=model, bytes=sorted(found))
+
+
+def numbers(words: str) -> tuple[int, ...]:
+    """Read the numbers of versions."""
+    return tuple(map(int, words.split(","))) if words else ()
 
 
 def allocated(spec: dict[str, dict[str, Any]]) -> Weights:
@@ -176,6 +216,12 @@ def parse(words: list[str]) -> argparse.Namespace:
     worker.add_argument("--bytes-max", type=int, default=STAGING_BYTES_MAX)
     worker.add_argument("--network", action="store_true")
     worker.add_argument("--seconds", type=float, default=120.0)
+    worker.add_argument("--turn-down", type=numbers, default=())
+    worker.add_argument("--break", dest="breaks", type=numbers, default=())
+    worker.add_argument("--apply-seconds", default="0")
+    worker.add_argument("--apply-timeout", type=float)
+    worker.add_argument("--partial", action="store_true")
+    worker.add_argument("--cast", action="store_true")
     return parser.parse_args(words)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weightbus.tests.conformance import (
+    applying,
     decisions,
     faults,
     hostile,
@@ -57,6 +58,12 @@ SCENARIOS = tuple(
         publishing.in_place_with_a_reader,
         publishing.layout_mismatch,
         publishing.too_large,
+        applying.apply_turns_down,
+        applying.apply_breaks,
+        applying.apply_slow,
+        applying.apply_hangs,
+        applying.partial_target,
+        applying.cast_target,
         decisions.targeted,
         decisions.staged_first,
         decisions.together_committed,
