@@ -20,7 +20,8 @@
 
 static const char kUsage[] =
     "usage: driver vectors DIR | driver worker ADDRESS --name NAME --models M1,M2 "
-    "[--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S]";
+    "[--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S] "
+    "[--turn-down N,...] [--break N,...] [--apply-seconds S] [--apply-timeout S]";
 
 static void die(const char* what, const char* why) {
   fprintf(stderr, "%s: %s\n", what, why);
@@ -108,6 +109,59 @@ static void on_event(const wb_event* event, void* user) {
   end();
 }
 
+// The user's functions.
+
+#define NUMBERS_MAX 64
+
+static unsigned long long turned_down[NUMBERS_MAX], broken[NUMBERS_MAX];
+static double apply_seconds;
+
+static void read_numbers(char* list, unsigned long long* numbers) {
+  for (char* word = strtok(list, ","); word != NULL; word = strtok(NULL, ",")) {
+    if (numbers[NUMBERS_MAX - 1] != 0) die(word, "too many versions");
+    while (*numbers != 0) numbers++;
+    *numbers = strtoull(word, NULL, 10);
+  }
+}
+
+static double now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static int verdict(const wb_offer* offer, const unsigned long long* numbers, char* text,
+                   size_t room) {
+  for (; *numbers != 0; numbers++) {
+    if (*numbers != offer->version) continue;
+    snprintf(text, room, "turned down, as asked for");
+    return 1;
+  }
+  return 0;
+}
+
+static const Registered* registered(const char* id) {
+  for (size_t i = 0; i < model_count; i++) {
+    if (strcmp(models[i].id, id) == 0) return &models[i];
+  }
+  die(id, "a model that nobody asked for");
+  return NULL;
+}
+
+static int before_apply(const wb_offer* offer, char* text, size_t room, void* user) {
+  (void)user;
+  return registered(offer->model)->model ? verdict(offer, turned_down, text, room) : 0;
+}
+
+static int apply(const wb_offer* offer, char* text, size_t room, void* user) {
+  (void)user;
+  const struct timespec moment = {.tv_nsec = 10000000};
+  for (const double end = now() + apply_seconds; now() < end && !atomic_load(&over);) {
+    nanosleep(&moment, NULL);
+  }
+  return verdict(offer, registered(offer->model)->model ? broken : turned_down, text, room);
+}
+
 static uint32_t crc_table[8][256];
 
 static void make_crc_table(void) {
@@ -149,14 +203,6 @@ static void say_tensors(const wb_tensor* tensors, size_t count) {
     printf(":%u", crc32c(tensors[i].data, tensors[i].nbytes));
   }
   putchar('}');
-}
-
-static const Registered* registered(const char* id) {
-  for (size_t i = 0; i < model_count; i++) {
-    if (strcmp(models[i].id, id) == 0) return &models[i];
-  }
-  die(id, "a model that nobody asked for");
-  return NULL;
 }
 
 static void say_applied(const wb_update* update) {
@@ -320,12 +366,6 @@ static void split_models(char* list) {
   }
 }
 
-static double now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 // Applies whatever comes until SIGTERM, or until the time is over.
 static void follow(const wb_options* options, double seconds) {
   const double deadline = now() + seconds;
@@ -383,8 +423,20 @@ int main(int argc, char** argv) {
       options.bytes_max = strtoull(value, NULL, 10);
     else if (strcmp(argv[i - 1], "--seconds") == 0)
       seconds = strtod(value, NULL);
+    else if (strcmp(argv[i - 1], "--turn-down") == 0)
+      read_numbers(value, turned_down);
+    else if (strcmp(argv[i - 1], "--break") == 0)
+      read_numbers(value, broken);
+    else if (strcmp(argv[i - 1], "--apply-seconds") == 0)
+      apply_seconds = strtod(value, NULL);
+    else if (strcmp(argv[i - 1], "--apply-timeout") == 0)
+      options.apply_timeout_ms = (uint32_t)(1000 * strtod(value, NULL));
     else
       die(argv[i - 1], kUsage);
+  }
+  if (turned_down[0] != 0 || broken[0] != 0 || apply_seconds > 0) {
+    options.before_apply = before_apply;
+    options.apply = apply;
   }
   if (specification != NULL) read_specification(specification);
   wb_wanted wanted[MODELS_MAX];

@@ -37,7 +37,7 @@ typedef enum {
   WB_REFUSED = 3,
   // The worker was closed.
   WB_CLOSED = 4,
-  // The model holds parts of two versions: it is not to be read until another is applied.
+  // An apply has failed half-way: the model is not to be read until another version is applied.
   WB_TORN = 5,
   // An argument makes no sense.
   WB_INVALID = 6,
@@ -100,6 +100,21 @@ typedef struct {
 // Called in the worker's own thread, which answers the publisher: it must not wait, and must not free.
 typedef void (*wb_on_event)(const wb_event *event, void *user);
 
+// A version, whole and verified, on which a function of yours decides. All of it is borrowed for the call.
+typedef struct {
+  const char *model;
+  uint64_t epoch;
+  uint64_t version;
+  uint64_t nbytes;
+  // Of a model without memory of yours, else NULL, as it is in before_apply.
+  const wb_snapshot *snapshot;
+} wb_offer;
+
+// Decides on a version, in the thread that calls wb_receive(): 0 takes it, all else turns it down. Why may be
+// written to `text`, with a zero behind it, of at most `room` bytes: the publisher is told. In apply, memory of
+// yours holds the version, to be read as it is: wb_read() would wait for this call.
+typedef int (*wb_decide)(const wb_offer *offer, char *text, size_t room, void *user);
+
 // How a worker is set up. Zeros are the defaults; everything here is borrowed for the call of wb_connect().
 typedef struct {
   // sizeof(wb_options).
@@ -115,8 +130,16 @@ typedef struct {
   // Do not copy out of the publisher's memory where it is on this host.
   bool network_only;
   wb_on_event on_event;
-  // Passed on to on_event; alive and usable in any thread until the worker is freed.
+  // Passed on to all functions here; alive and usable in any thread until the worker is freed.
   void *user;
+  // Decides whether a version runs, once for each, before anybody reads it and before it is reported. One
+  // that is turned down leaves the snapshot before it; in memory of yours it leaves none (WB_TORN).
+  wb_decide apply;
+  // The same before a byte of a model changes: what ran before runs on.
+  wb_decide before_apply;
+  // What each call of the two may take, at most a day; 0: 60 s. Then the version counts as turned down,
+  // whatever is answered later, and its model takes no other one until the function has returned.
+  uint32_t apply_timeout_ms;
 } wb_options;
 
 // What wb_receive() tells: a version that was applied, or (WB_REJECTED) that could not be.

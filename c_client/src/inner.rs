@@ -1,16 +1,20 @@
 //! What the ABI is made of: arguments that are looked at before they are used, words of errors, and
 //! values of Rust that C may hold.
 
-use crate::{wb_code, wb_event, wb_options, wb_snapshot, wb_state, wb_tensor, wb_update, wb_worker};
+use crate::{
+    wb_code, wb_event, wb_offer, wb_options, wb_snapshot, wb_state, wb_tensor, wb_update, wb_worker,
+};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
-use std::mem::{size_of, transmute};
-use std::os::raw::{c_char, c_void};
+use std::mem::{size_of, transmute, MaybeUninit};
+use std::os::raw::{c_char, c_int, c_void};
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::ptr;
 use std::slice;
 use std::sync::Arc;
 use weightbus_core::{
-    Dtype, Error, Event, Model, ModelState, Snapshot, State, Tensor, TensorInfo, Update, WeightsGuard, Worker,
+    Dtype, Error, Event, Model, ModelState, Offer, Snapshot, State, Tensor, TensorInfo, Update, WeightsGuard,
+    Worker,
 };
 
 /// Why a call fails: a code, and words.
@@ -195,13 +199,19 @@ pub unsafe fn options_of(options: *const wb_options) -> Result<wb_options, Fault
         return Err(invalid("no options"));
     }
     // SAFETY: the first field is there.
-    let size = unsafe { options.cast::<usize>().read() };
-    if size != size_of::<wb_options>() {
-        let text = format!("wb_options.size is {}, not {}: set it to sizeof", size, size_of::<wb_options>());
+    let (size, all) = (unsafe { options.cast::<usize>().read() }, size_of::<wb_options>());
+    let mut copy = MaybeUninit::<wb_options>::zeroed();
+    // SAFETY: it lies within `copy`. All before it was there in the first header.
+    let first = unsafe { ptr::addr_of!((*copy.as_ptr()).apply) } as usize - copy.as_ptr() as usize;
+    if size < first || size > all {
+        let text = format!("wb_options.size is {}, not {}: set it to sizeof", size, all);
         return Err(invalid(&text));
     }
-    // SAFETY: all of it is there.
-    Ok(unsafe { options.read() })
+    // SAFETY: so much of it is there; zeros, the defaults, are a value of each field behind that.
+    unsafe {
+        copy.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(options.cast(), size);
+        Ok(copy.assume_init())
+    }
 }
 
 /// A model that is wanted.
@@ -238,6 +248,7 @@ struct User(*mut c_void);
 
 // SAFETY: the header says that it is to be usable in any thread.
 unsafe impl Send for User {}
+unsafe impl Sync for User {}
 
 impl User {
     fn get(&self) -> *mut c_void {
@@ -265,6 +276,33 @@ pub fn listener(
         let (kind, model, code, text) = (c_text(kind), c_text(model), c_text(code), c_text(text));
         let (kind, model, code, text) = (kind.as_ptr(), model.as_ptr(), code.as_ptr(), text.as_ptr());
         call(&wb_event { kind, model, epoch, version, code, text }, user.get());
+    }
+}
+
+/// What a function of C may say against a version.
+const WORDS_BYTES: usize = 1024;
+
+/// Has a function of C decide on each version.
+pub fn decide(
+    call: extern "C" fn(*const wb_offer, *mut c_char, usize, *mut c_void) -> c_int,
+    user: *mut c_void,
+) -> impl Fn(&Offer) -> Result<(), Box<dyn std::error::Error>> + Send + Sync + 'static {
+    let user = User(user);
+    move |offer| {
+        let model = c_text(offer.model);
+        let snapshot = offer.snapshot.map(|snapshot| wb_snapshot(Tensors::of(snapshot.clone())));
+        let (epoch, version, nbytes) = (offer.epoch, offer.version, offer.layout.nbytes);
+        let snapshot = snapshot.as_ref().map_or(ptr::null(), |snapshot| snapshot as *const wb_snapshot);
+        let offer = wb_offer { model: model.as_ptr(), epoch, version, nbytes, snapshot };
+        let mut words = [0u8; WORDS_BYTES];
+        match call(&offer, words.as_mut_ptr().cast(), words.len(), user.get()) {
+            0 => Ok(()),
+            code => {
+                let said = words.split(|byte| *byte == 0).next().unwrap_or_default();
+                let said = String::from_utf8_lossy(said).into_owned();
+                Err(if said.is_empty() { format!("turned down with code {}", code) } else { said }.into())
+            }
+        }
     }
 }
 

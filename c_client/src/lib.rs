@@ -27,7 +27,7 @@ pub enum wb_code {
     WB_REFUSED = 3,
     /// The worker was closed.
     WB_CLOSED = 4,
-    /// The model holds parts of two versions: it is not to be read until another is applied.
+    /// An apply has failed half-way: the model is not to be read until another version is applied.
     WB_TORN = 5,
     /// An argument makes no sense.
     WB_INVALID = 6,
@@ -84,6 +84,24 @@ pub struct wb_event {
 /// Called in the worker's own thread, which answers the publisher: it must not wait, and must not free.
 pub type wb_on_event = Option<extern "C" fn(event: *const wb_event, user: *mut c_void)>;
 
+/// A version, whole and verified, on which a function of yours decides. All of it is borrowed for the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wb_offer {
+    pub model: *const c_char,
+    pub epoch: u64,
+    pub version: u64,
+    pub nbytes: u64,
+    /// Of a model without memory of yours, else NULL, as it is in before_apply.
+    pub snapshot: *const wb_snapshot,
+}
+
+/// Decides on a version, in the thread that calls wb_receive(): 0 takes it, all else turns it down. Why may be
+/// written to `text`, with a zero behind it, of at most `room` bytes: the publisher is told. In apply, memory of
+/// yours holds the version, to be read as it is: wb_read() would wait for this call.
+pub type wb_decide =
+    Option<extern "C" fn(offer: *const wb_offer, text: *mut c_char, room: usize, user: *mut c_void) -> c_int>;
+
 /// How a worker is set up. Zeros are the defaults; everything here is borrowed for the call of wb_connect().
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -101,8 +119,16 @@ pub struct wb_options {
     /// Do not copy out of the publisher's memory where it is on this host.
     pub network_only: bool,
     pub on_event: wb_on_event,
-    /// Passed on to on_event; alive and usable in any thread until the worker is freed.
+    /// Passed on to all functions here; alive and usable in any thread until the worker is freed.
     pub user: *mut c_void,
+    /// Decides whether a version runs, once for each, before anybody reads it and before it is reported. One
+    /// that is turned down leaves the snapshot before it; in memory of yours it leaves none (WB_TORN).
+    pub apply: wb_decide,
+    /// The same before a byte of a model changes: what ran before runs on.
+    pub before_apply: wb_decide,
+    /// What each call of the two may take, at most a day; 0: 60 s. Then the version counts as turned down,
+    /// whatever is answered later, and its model takes no other one until the function has returned.
+    pub apply_timeout_ms: u32,
 }
 
 /// What wb_receive() tells: a version that was applied, or (WB_REJECTED) that could not be.
@@ -248,6 +274,15 @@ pub unsafe extern "C" fn wb_connect(options: *const wb_options, worker: *mut *mu
         }
         if let Some(call) = options.on_event {
             builder = builder.on_event(inner::listener(call, options.user));
+        }
+        if let Some(call) = options.apply {
+            builder = builder.apply(inner::decide(call, options.user));
+        }
+        if let Some(call) = options.before_apply {
+            builder = builder.before_apply(inner::decide(call, options.user));
+        }
+        if options.apply_timeout_ms > 0 {
+            builder = builder.apply_timeout(Duration::from_millis(options.apply_timeout_ms.into()));
         }
         // SAFETY: the caller gives a place for it.
         unsafe { out(worker, wb_worker(builder.connect()?)) }

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,6 +63,10 @@ static void what_cannot_be_is_said(void) {
   wb_worker* worker = NULL;
   wb_options options = {.size = 3, .address = "tcp://localhost:1"};
   EXPECT(wb_connect(&options, &worker) == WB_INVALID && strstr(wb_error(), "sizeof"));
+  options.size = sizeof options + 8;
+  EXPECT(wb_connect(&options, &worker) == WB_INVALID && strstr(wb_error(), "sizeof"));
+  options.size = offsetof(wb_options, apply);  // a program that was compiled with the first header
+  EXPECT(wb_connect(&options, &worker) == WB_INVALID && strstr(wb_error(), "0 models"));
   options.size = sizeof options;
   EXPECT(wb_connect(&options, &worker) == WB_INVALID && strstr(wb_error(), "0 models"));
   const wb_wanted wanted = {.id = "line"};
@@ -85,6 +90,29 @@ static bool readable(int descriptor, int timeout_ms) {
   return poll(&item, 1, timeout_ms) == 1;
 }
 
+static atomic_int unwanted, unwanted_early;  // numbers of versions that are turned down
+
+static int turn_down(const wb_offer* offer, char* text, size_t room, void* user) {
+  (void)user;
+  const bool line = strcmp(offer->model, "line") == 0;
+  EXPECT(offer->epoch > 0 && offer->nbytes > 0 && line == (offer->snapshot == NULL));
+  if (line) {
+    EXPECT(all_bytes(&b, sizeof b, *(unsigned char*)w));  // it is there already
+  } else {
+    wb_tensor found;
+    EXPECT(wb_snapshot_find(offer->snapshot, "w", &found) == WB_OK);
+  }
+  if ((int)offer->version != unwanted) return 0;
+  snprintf(text, room, "no version %d here", unwanted);
+  return -5;
+}
+
+static int turn_down_early(const wb_offer* offer, char* text, size_t room, void* user) {
+  (void)text, (void)room, (void)user;
+  EXPECT(offer->snapshot == NULL);
+  return (int)offer->version == unwanted_early ? 7 : 0;
+}
+
 // Returns a worker of "line" in this memory, and of "free" in none.
 static wb_worker* worker_of(const char* address, const wb_model* model, bool network, int* joined) {
   const wb_wanted wanted[] = {{.id = "line", .model = model}, {.id = "free"}};
@@ -97,6 +125,9 @@ static wb_worker* worker_of(const char* address, const wb_model* model, bool net
       .network_only = network,
       .on_event = note_joined,
       .user = joined,
+      .apply = turn_down,
+      .before_apply = turn_down_early,
+      .apply_timeout_ms = LONG_MS,
   };
   wb_worker* worker = NULL;
   EXPECT(wb_connect(&options, &worker) == WB_OK);
@@ -174,6 +205,29 @@ static void snapshots_stay_as_they_are(wb_worker* worker) {
   wb_snapshot_free(second.snapshot);
 }
 
+static void the_user_decides(wb_worker* worker, wb_model* model) {
+  wb_update update;
+  wb_reading* reading = NULL;
+  uint64_t version = 0;
+  atomic_store(&unwanted_early, 4);
+  ask("publish line 4x3 4");
+  EXPECT(wb_receive(worker, LONG_MS, &update) == WB_REJECTED);
+  EXPECT(strcmp(update.code, "apply") == 0 && update.version == 4 && strstr(wb_error(), "code 7"));
+  EXPECT(wb_read(model, &reading, NULL, &version) == WB_OK && version == 2);
+  EXPECT(all_bytes(w, sizeof w, 2));
+  wb_read_end(reading);
+  atomic_store(&unwanted, 5);
+  ask("publish line 4x3 5");
+  for (int i = 0; i < 3; i++) {
+    EXPECT(wb_receive(worker, LONG_MS, &update) == WB_REJECTED && update.version == 5);
+    EXPECT(strstr(wb_error(), "no version 5 here") != NULL);
+    EXPECT(wb_read(model, &reading, NULL, NULL) == WB_TORN);
+  }
+  ask("publish line 4x3 6");
+  EXPECT(wb_receive(worker, LONG_MS, &update) == WB_OK && all_bytes(w, sizeof w, 6));
+  while (ask("running c") != 6) (void)poll(NULL, 0, 10);
+}
+
 static void* receive(void* worker) {
   wb_update update;
   EXPECT(wb_receive(worker, LONG_MS, &update) == WB_CLOSED && strstr(wb_error(), "close"));
@@ -198,6 +252,7 @@ int main(int argc, char** argv) {
   wb_worker* worker = worker_of(argv[argc - 1], model, argc > 2, &joined);
   versions_are_written_in_place(worker, model);
   what_does_not_fit_is_turned_down(worker, model);
+  the_user_decides(worker, model);
   snapshots_stay_as_they_are(worker);
   whoever_waits_learns_of_the_end(worker);
   wb_worker_free(worker);

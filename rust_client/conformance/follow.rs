@@ -2,14 +2,14 @@
 
 use crate::sequences::memory;
 use serde_json::{json, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::fs;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use weightbus::checksum::crc32c;
-use weightbus::{Event, Model, Update, Worker};
+use weightbus::{Builder, Event, Model, Update, Worker};
 
 static TERMINATED: AtomicBool = AtomicBool::new(false);
 
@@ -29,6 +29,10 @@ pub struct Options {
     pub bytes_max: Option<u64>,
     pub network: bool,
     pub seconds: f64,
+    pub turn_down: Vec<u64>,
+    pub spoil: Vec<u64>,
+    pub apply_seconds: f64,
+    pub apply_timeout: Option<f64>,
 }
 
 /// Applies whatever comes until SIGTERM, or until the time is over.
@@ -70,7 +74,36 @@ fn connect(options: &Options, memory: &BTreeMap<String, Model>) -> Result<Worker
     if let Some(bytes) = options.bytes_max {
         builder = builder.bytes_max(bytes);
     }
-    builder.on_event(report).connect()
+    if let Some(seconds) = options.apply_timeout {
+        builder = builder.apply_timeout(Duration::from_secs_f64(seconds));
+    }
+    deciding(builder, options, memory.keys().cloned().collect()).on_event(report).connect()
+}
+
+/// The user's functions, if there is anything for them to do. Models of these names are in place.
+fn deciding(builder: Builder, options: &Options, in_place: BTreeSet<String>) -> Builder {
+    let (turn_down, spoil) = (options.turn_down.clone(), options.spoil.clone());
+    let seconds = Duration::from_secs_f64(options.apply_seconds);
+    if turn_down.is_empty() && spoil.is_empty() && seconds.is_zero() {
+        return builder;
+    }
+    let (early, here) = (turn_down.clone(), in_place.clone());
+    builder
+        .before_apply(move |offer| match here.contains(offer.model) && early.contains(&offer.version) {
+            true => Err("turned down, as asked for".into()),
+            false => Ok(()),
+        })
+        .apply(move |offer| {
+            let end = Instant::now() + seconds;
+            while Instant::now() < end && !TERMINATED.load(Ordering::Relaxed) {
+                std::thread::sleep(LOOK.min(end.saturating_duration_since(Instant::now())));
+            }
+            let unwanted = if in_place.contains(offer.model) { &spoil } else { &turn_down };
+            match unwanted.contains(&offer.version) {
+                true => Err("turned down, as asked for".into()),
+                false => Ok(()),
+            }
+        })
 }
 
 /// Makes the models of `--in-place`.

@@ -11,7 +11,8 @@ use std::path::Path;
 use std::process::exit;
 
 const USAGE: &str = "usage: driver vectors DIR | driver worker ADDRESS --name NAME --models M1,M2 \
-[--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S]";
+[--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S] [--turn-down N,...] \
+[--break N,...] [--apply-seconds S] [--apply-timeout S]";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -47,6 +48,10 @@ fn options(arguments: &[String]) -> Result<Options, Box<dyn Error>> {
         bytes_max: None,
         network: false,
         seconds: 120.0,
+        turn_down: Vec::new(),
+        spoil: Vec::new(),
+        apply_seconds: 0.0,
+        apply_timeout: None,
     };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
@@ -59,6 +64,10 @@ fn options(arguments: &[String]) -> Result<Options, Box<dyn Error>> {
             "--bytes-max" => options.bytes_max = Some(value()?.parse()?),
             "--network" => options.network = true,
             "--seconds" => options.seconds = value()?.parse()?,
+            "--turn-down" => options.turn_down = numbers(&value()?)?,
+            "--break" => options.spoil = numbers(&value()?)?,
+            "--apply-seconds" => options.apply_seconds = value()?.parse()?,
+            "--apply-timeout" => options.apply_timeout = Some(value()?.parse()?),
             _ if options.address.is_empty() => options.address = argument.clone(),
             _ => return Err(USAGE.into()),
         }
@@ -67,4 +76,8 @@ fn options(arguments: &[String]) -> Result<Options, Box<dyn Error>> {
         return Err(USAGE.into());
     }
     Ok(options)
+}
+
+fn numbers(list: &str) -> Result<Vec<u64>, std::num::ParseIntError> {
+    list.split(',').map(str::parse).collect()
 }

@@ -20,7 +20,8 @@ pub enum Error {
     Refused { worker: String, address: String, code: Code, text: String },
     /// The worker is closed.
     Closed { worker: String, reason: String },
-    /// The model holds parts of two versions, so none is served until another is applied.
+    /// An apply has failed half-way: the model holds parts of two versions, or one that was turned down.
+    /// None is served until another is applied.
     Torn,
     /// A model or version has no tensor of this name.
     NoTensor { name: String, known: String },
@@ -47,8 +48,8 @@ impl fmt::Display for Error {
                 write!(f, "worker {:?} is closed ({}); connect a new one", worker, reason)
             }
             Error::Torn => f.write_str(
-                "no version runs here: the publisher wrote into one while it was copied, and the model holds \
-                 parts of it; receive() applies the next that comes",
+                "no version runs here: the last was turned down after its bytes had changed the model, or changed \
+                 while it was copied; receive() applies the next that comes",
             ),
             Error::NoTensor { name, known } => {
                 write!(f, "there is no tensor {:?} here; there are: {}", name, known)

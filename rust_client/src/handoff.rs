@@ -97,7 +97,7 @@ impl Handoff {
             if left.ready.iter().any(|waiting| waiting.model == staged.model) {
                 unwanted = Some(staged);
             } else {
-                left.ready.push_front(staged);
+                left.ready.push_back(staged); // others need not wait for its model, too
             }
         });
         unwanted

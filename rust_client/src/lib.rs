@@ -7,12 +7,14 @@
 #[cfg(target_endian = "big")]
 compile_error!("weightbus: tensors on the bus are little-endian, and this crate swaps no bytes");
 
+mod applying;
 mod bell;
 mod code;
 mod dtype;
 mod element;
 mod endpoint;
 mod error;
+mod gate;
 mod handoff;
 mod model;
 mod raw;
@@ -22,6 +24,7 @@ mod sockets;
 mod subscription;
 mod worker;
 
+pub use applying::Offer;
 pub use code::Code;
 pub use dtype::Dtype;
 pub use element::{

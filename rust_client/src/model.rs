@@ -1,12 +1,11 @@
 //! A model's memory: tensors that the user hands over, read through guards, written in place.
 //!
-//! Whoever reads sees one version, whole: a version is written while nobody reads. A writer that
-//! waits goes before new readers, so that steady reading cannot keep new weights out; but it waits
-//! for a limited time only, and so does nobody for ever.
+//! Whoever reads sees one version, whole: a version is written while nobody reads (`gate.rs`).
 
 use crate::dtype::Dtype;
 use crate::element::Element;
 use crate::error::Error;
+use crate::gate::{Call, Gate, Pass, Reader};
 use crate::layout::Layout;
 use crate::limits::DIFFERENCES_MAX;
 use crate::raw::cast::{bytes_of, bytes_of_mut, values_of};
@@ -15,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 /// Memory of numbers of any type.
@@ -145,7 +144,9 @@ pub(crate) enum Ran {
     /// What it was made of.
     Nothing,
     Version(Key),
-    /// Parts of two versions.
+    /// A version on which the user's function decides.
+    Undecided,
+    /// Parts of two versions, or one that was turned down.
     Torn,
 }
 
@@ -162,17 +163,17 @@ impl Weights {
     pub fn version(&self) -> Option<(u64, u64)> {
         match *ran(&self.ran) {
             Ran::Version(key) => Some(key),
-            Ran::Nothing | Ran::Torn => None,
+            Ran::Nothing | Ran::Undecided | Ran::Torn => None,
         }
     }
 
-    /// Whether they hold parts of two versions, so that none runs.
+    /// Whether an apply has failed half-way, so that none runs.
     pub fn is_torn(&self) -> bool {
         *ran(&self.ran) == Ran::Torn
     }
 
-    /// All tensors, in the order in which they were handed over; none where they hold parts of two
-    /// versions.
+    /// All tensors, in the order in which they were handed over; none where an apply has failed
+    /// half-way.
     pub fn tensors(&self) -> &[Tensor] {
         if self.is_torn() {
             return &[]; // W24
@@ -180,7 +181,7 @@ impl Weights {
         &self.tensors
     }
 
-    /// The tensor of this name; `Error::Torn` where the model holds parts of two versions.
+    /// The tensor of this name; `Error::Torn` where an apply has failed half-way.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, Error> {
         if self.is_torn() {
             return Err(Error::Torn); // W24
@@ -192,19 +193,6 @@ impl Weights {
     /// The numbers of a tensor.
     pub fn get<T: Element>(&self, name: &str) -> Result<&[T], Error> {
         self.tensor(name)?.numbers()
-    }
-
-    /// Has `copy` fill every tensor, given where its bytes begin in the data section.
-    pub(crate) fn fill(&mut self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) {
-        for tensor in &mut self.tensors {
-            if let Some(info) = layout.get(&tensor.name) {
-                copy(info.begin as usize, tensor.memory.bytes_mut());
-            }
-        }
-    }
-
-    pub(crate) fn set_ran(&mut self, now: Ran) {
-        *ran(&self.ran) = now;
     }
 }
 
@@ -227,21 +215,12 @@ impl fmt::Debug for Weights {
     }
 }
 
-/// Who is in a model's memory, and who waits.
-#[derive(Default)]
-struct Gate {
-    readers: usize,
-    writing: bool,
-    writers_waiting: usize,
-}
-
 struct Inner {
     signature: BTreeMap<String, (Dtype, Vec<u64>)>,
     nbytes: u64,
     ran: Arc<Mutex<Ran>>,
     weights: RwLock<Weights>, // whoever has passed the gate never waits for it
-    gate: Mutex<Gate>,
-    moved: Condvar,
+    gate: Gate,
 }
 
 /// A model whose memory new versions are written to. Clones are the same model.
@@ -275,8 +254,7 @@ impl Model {
             nbytes: total,
             ran: ran.clone(),
             weights: RwLock::new(Weights { tensors, index, ran }),
-            gate: Mutex::default(),
-            moved: Condvar::new(),
+            gate: Gate::default(),
         })))
     }
 
@@ -286,47 +264,29 @@ impl Model {
     }
 
     /// Returns the weights, which do not change while the guard lives. Waits while a version is
-    /// being written. Do not call `Worker::receive` while this thread holds a guard: it would find
-    /// the model in use until its time is over.
+    /// being written, and while the user's function decides on one. Do not call `Worker::receive`
+    /// while this thread holds a guard: it would find the model in use until its time is over.
     pub fn read(&self) -> WeightsGuard<'_> {
-        let mut gate = self.gate();
-        while gate.writing || gate.writers_waiting > 0 {
-            gate = self.0.moved.wait(gate).unwrap_or_else(PoisonError::into_inner);
-        }
-        gate.readers += 1;
-        drop(gate);
-        let pass = ReadPass(&self.0);
+        let pass = self.0.gate.read();
         let weights = self.0.weights.read().unwrap_or_else(PoisonError::into_inner);
+        let mut ran = ran(&self.0.ran);
+        if *ran == Ran::Undecided {
+            *ran = Ran::Torn; // W24: whoever decides has not done so in time, or nobody would be here
+        }
         WeightsGuard { weights, _pass: pass }
     }
 
-    /// Lets `write` change the weights, once nobody reads them; nothing if somebody does until the
-    /// deadline.
-    pub(crate) fn write<T>(&self, deadline: Instant, write: impl FnOnce(&mut Weights) -> T) -> Option<T> {
-        let mut gate = self.gate();
-        gate.writers_waiting += 1;
-        while gate.readers > 0 || gate.writing {
-            let time = deadline.saturating_duration_since(Instant::now());
-            if time.is_zero() {
-                gate.writers_waiting -= 1;
-                self.0.moved.notify_all();
-                return None;
-            }
-            gate = self.0.moved.wait_timeout(gate, time).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        gate.writers_waiting -= 1;
-        gate.writing = true;
-        drop(gate);
-        let _pass = WritePass(&self.0);
-        let mut weights = self.0.weights.write().unwrap_or_else(PoisonError::into_inner);
-        Some(write(&mut weights))
+    /// Lets a writer in, once nobody reads; nothing if somebody does until the deadline.
+    pub(crate) fn write(&self, deadline: Instant) -> Option<Writing<'_>> {
+        self.0.gate.write(deadline).map(|pass| Writing { inner: &self.0, pass })
     }
 
-    /// What it holds, and whether that is parts of two versions. Nobody is waited for.
+    /// What runs, and whether none does since an apply has failed half-way. Nobody is waited for.
     pub(crate) fn ran(&self) -> (Option<Key>, bool) {
         match *ran(&self.0.ran) {
             Ran::Nothing => (None, false),
             Ran::Version(key) => (Some(key), false),
+            Ran::Undecided => (None, self.0.gate.is_overdue()),
             Ran::Torn => (None, true),
         }
     }
@@ -375,10 +335,6 @@ impl Model {
         }
         (!lines.is_empty()).then(|| lines.join("\n"))
     }
-
-    fn gate(&self) -> MutexGuard<'_, Gate> {
-        self.0.gate.lock().unwrap_or_else(PoisonError::into_inner) // counters, never half changed
-    }
 }
 
 impl fmt::Debug for Model {
@@ -387,30 +343,47 @@ impl fmt::Debug for Model {
     }
 }
 
-/// A reader's right to be there.
-struct ReadPass<'a>(&'a Inner);
-
-impl Drop for ReadPass<'_> {
-    fn drop(&mut self) {
-        self.0.gate.lock().unwrap_or_else(PoisonError::into_inner).readers -= 1;
-        self.0.moved.notify_all();
-    }
+/// Somebody who writes a model, alone.
+pub(crate) struct Writing<'a> {
+    inner: &'a Inner,
+    pass: Pass<'a>,
 }
 
-/// A writer's right to be there alone.
-struct WritePass<'a>(&'a Inner);
+impl Writing<'_> {
+    /// What the model holds.
+    pub fn version(&self) -> Option<Key> {
+        self.inner.weights.read().unwrap_or_else(PoisonError::into_inner).version()
+    }
 
-impl Drop for WritePass<'_> {
-    fn drop(&mut self) {
-        self.0.gate.lock().unwrap_or_else(PoisonError::into_inner).writing = false;
-        self.0.moved.notify_all();
+    pub fn set_ran(&self, now: Ran) {
+        *ran(&self.inner.ran) = now;
+    }
+
+    /// Has `copy` fill every tensor, given where its bytes begin in the data section.
+    pub fn fill(&self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) {
+        let mut weights = self.inner.weights.write().unwrap_or_else(PoisonError::into_inner);
+        for tensor in &mut weights.tensors {
+            if let Some(info) = layout.get(&tensor.name) {
+                copy(info.begin as usize, tensor.memory.bytes_mut());
+            }
+        }
+    }
+
+    /// Lets somebody look at what was written while nobody may change it. Readers wait for that.
+    pub fn show<T>(&self, call: &Arc<Call>, look: impl FnOnce(&Weights) -> T) -> T {
+        self.pass.calls(call);
+        let weights = self.inner.weights.read().unwrap_or_else(PoisonError::into_inner);
+        let seen = look(&weights);
+        drop(weights);
+        self.pass.writes();
+        seen
     }
 }
 
 /// The weights of one version, for as long as it lives.
 pub struct WeightsGuard<'a> {
     weights: RwLockReadGuard<'a, Weights>, // dropped first
-    _pass: ReadPass<'a>,
+    _pass: Reader<'a>,
 }
 
 impl Deref for WeightsGuard<'_> {
@@ -440,10 +413,10 @@ mod tests {
         Model::new([Tensor::new("a", &[5000], vec![0u8; 5000]), Tensor::new("b", &[], vec![0u8])]).unwrap()
     }
 
-    fn fill(weights: &mut Weights, byte: u8) {
-        for tensor in &mut weights.tensors {
-            tensor.memory.bytes_mut().fill(byte);
-        }
+    fn fill(writing: &Writing, byte: u8) {
+        let json = r#"{"a":{"dtype":"U8","shape":[5000],"data_offsets":[0,5000]},"b":{"dtype":"U8","shape":[],"data_offsets":[5000,5001]}}"#;
+        let header = [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat();
+        writing.fill(&Layout::parse(&header).unwrap(), |_, bytes| bytes.fill(byte));
     }
 
     #[test]
@@ -460,7 +433,7 @@ mod tests {
                 });
             }
             for round in 0..2000u32 {
-                let written = model.write(Instant::now() + LONG, |weights| fill(weights, round as u8));
+                let written = model.write(Instant::now() + LONG).map(|writing| fill(&writing, round as u8));
                 assert!(written.is_some(), "steady readers kept a writer out");
             }
             done.store(true, Ordering::Relaxed);
@@ -470,7 +443,7 @@ mod tests {
     #[test]
     fn parts_of_two_versions_are_served_to_nobody() {
         let model = model();
-        let hold = |now| model.write(Instant::now(), |weights| weights.set_ran(now)).unwrap();
+        let hold = |now| model.write(Instant::now()).unwrap().set_ran(now);
         hold(Ran::Version((1, 2)));
         model.rename((1, 2), (2, 1));
         assert_eq!(model.read().version(), Some((2, 1)));
@@ -488,10 +461,10 @@ mod tests {
     fn a_writer_gives_up_and_readers_go_on() {
         let model = model();
         let guard = model.read();
-        assert!(model.write(Instant::now(), |weights| fill(weights, 1)).is_none());
+        assert!(model.write(Instant::now()).map(|writing| fill(&writing, 1)).is_none());
         let other = model.read(); // nobody waits to write any more
         assert_eq!(other.get::<u8>("b").unwrap(), [0]);
         drop((guard, other));
-        assert!(model.write(Instant::now(), |weights| fill(weights, 1)).is_some());
+        assert!(model.write(Instant::now()).map(|writing| fill(&writing, 1)).is_some());
     }
 }

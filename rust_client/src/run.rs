@@ -3,11 +3,13 @@
 //! What is ready to be applied goes to the `Handoff`; what the user's threads did with it comes
 //! back as `Work`.
 
+use crate::applying::Calling;
 use crate::bell::Bell;
 use crate::code::Code;
 use crate::effects::{Effect, Host};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
+use crate::gate::Fate;
 use crate::handoff::Handoff;
 use crate::machine::{Machine, State, Ticket};
 use crate::messages::encode;
@@ -29,10 +31,17 @@ const BATCH: usize = 16; // messages taken from one socket before the other gets
 pub enum Outcome {
     Taken,
     PutBack,
-    Applied { digest: String },
-    Failed { text: String, intact: bool },
+    Applied {
+        digest: String,
+    },
+    Failed {
+        text: String,
+        intact: bool,
+    },
     Stale,
     Dropped,
+    /// The user's function has returned after its time was over, which was reported then.
+    Late,
 }
 
 /// Something that happened to a worker, for logs and screens.
@@ -60,6 +69,7 @@ pub struct Shared {
     bell: Arc<Bell>,
     stopping: AtomicBool,
     outcomes: Mutex<VecDeque<(String, Key, Outcome)>>,
+    calls: Mutex<Vec<Calling>>,
     state: Mutex<State>, // as of a moment ago
 }
 
@@ -70,6 +80,7 @@ impl Shared {
             bell: Arc::new(Bell::new()?),
             stopping: AtomicBool::new(false),
             outcomes: Mutex::default(),
+            calls: Mutex::default(),
             state: Mutex::default(),
         })
     }
@@ -83,6 +94,19 @@ impl Shared {
         if hurry {
             self.bell.ring();
         }
+    }
+
+    /// Has the worker's thread look after a call of the user's function.
+    pub fn watch(&self, calling: Calling) {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(calling);
+    }
+
+    /// Calls whose time is over, once each.
+    fn overdue(&self) -> Vec<Calling> {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let (under_way, over) = calls.drain(..).partition(|calling| calling.call.fate() == Fate::UnderWay);
+        *calls = under_way;
+        over.into_iter().filter(|calling: &Calling| calling.call.fate() == Fate::Overdue).collect()
     }
 
     /// How the worker stood a moment ago.
@@ -165,6 +189,9 @@ impl Loop {
             self.take_published(); // what is here of a chunk tells that more will come
         }
         if due {
+            for Calling { model, key, intact, too_long, .. } in self.shared.overdue() {
+                self.failed(model, key, too_long, intact); // W24, while it hangs on
+            }
             let now = self.now();
             if self.control.changed() {
                 self.machine.changed(now);
@@ -246,16 +273,30 @@ impl Loop {
                 }
                 Outcome::Applied { digest } => self.machine.applied(&model, key, &digest, now),
                 Outcome::Failed { text, intact } => {
-                    let effects = self.machine.failed(&model, key, &text, intact, now);
-                    let ((epoch, version), code) = (key, Code::Apply);
-                    self.tell(Event::Rejected { model, epoch, version, code, text });
-                    effects
+                    self.failed(model, key, text, intact);
+                    Vec::new()
+                }
+                Outcome::Late => {
+                    let text = format!(
+                        "version {} of {}: the user's function has returned, too late: what it says is ignored",
+                        key.1, model
+                    );
+                    self.tell(Event::Notice { code: Code::Apply, text });
+                    Vec::new()
                 }
                 Outcome::Stale => self.machine.stale(&model, key, now),
                 Outcome::Dropped => self.machine.dropped(&model, key, now),
             };
             self.perform(effects);
         }
+    }
+
+    /// A version was not applied here.
+    fn failed(&mut self, model: String, key: Key, text: String, intact: bool) {
+        let effects = self.machine.failed(&model, key, &text, intact, self.now());
+        let ((epoch, version), code) = (key, Code::Apply);
+        self.tell(Event::Rejected { model, epoch, version, code, text });
+        self.perform(effects);
     }
 
     fn perform(&mut self, effects: Vec<Effect>) {

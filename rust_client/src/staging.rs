@@ -22,8 +22,9 @@ struct Pool {
 pub struct Buffers(Arc<Mutex<Pool>>);
 
 /// Memory of the size of a version's data section.
+#[derive(Default)]
 pub struct Buffer {
-    memory: Option<Memory>, // None only while it is being dropped
+    memory: Option<Memory>, // None where it was taken
     home: Weak<Mutex<Pool>>,
     staging: bool,
 }

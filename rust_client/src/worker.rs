@@ -1,15 +1,17 @@
 //! The worker as its user sees it.
 
+use crate::applying::{ask, Decide, Functions, Offer, APPLY_TIMEOUT, APPLY_TIMEOUT_MAX};
 use crate::code::Code;
 use crate::effects::{Host, Source, Staged};
 use crate::error::Error;
 use crate::fields::is_name;
+use crate::gate::Gate;
 use crate::handoff::{Found, Handoff};
 use crate::layout::Layout;
 use crate::limits::{Timing, BYTES_MAX, LABEL_MAX, MODELS_MAX};
 use crate::machine::{Identity, Machine, State, Wanted};
 use crate::messages;
-use crate::model::{Model, Ran, Weights};
+use crate::model::{Model, Ran, Writing};
 use crate::run::{Event, Listener, Loop, Outcome, Shared};
 use crate::segment::{Reading, Segment, Segments, Stale, Stamp};
 use crate::snapshot::Snapshot;
@@ -48,7 +50,15 @@ pub struct Update {
 /// Where the versions of a model go.
 enum Target {
     InPlace(Model),
-    Snapshots { buffers: Buffers, latest: Mutex<Option<Arc<Snapshot>>> },
+    Snapshots(Snapshots),
+}
+
+/// The versions of a model without memory of the user's.
+#[derive(Default)]
+struct Snapshots {
+    buffers: Buffers,
+    latest: Mutex<Option<Arc<Snapshot>>>,
+    gate: Gate, // one at a time is made, and decided upon
 }
 
 impl Target {
@@ -56,8 +66,8 @@ impl Target {
     fn ran(&self) -> (Option<Key>, bool) {
         match self {
             Target::InPlace(model) => model.ran(),
-            Target::Snapshots { latest, .. } => {
-                (lock(latest).as_ref().map(|snapshot| (snapshot.epoch, snapshot.version)), false)
+            Target::Snapshots(its) => {
+                (lock(&its.latest).as_ref().map(|snapshot| (snapshot.epoch, snapshot.version)), false)
             }
         }
     }
@@ -74,6 +84,7 @@ pub struct Builder {
     shared_memory: bool,
     timing: Timing,
     listener: Option<Listener>,
+    functions: Functions,
 }
 
 impl fmt::Debug for Builder {
@@ -98,7 +109,7 @@ impl Builder {
 
     /// Wants a model, its versions handed out one by one.
     pub fn snapshots(self, id: impl Into<String>) -> Builder {
-        self.target(id.into(), Target::Snapshots { buffers: Buffers::default(), latest: Mutex::default() })
+        self.target(id.into(), Target::Snapshots(Snapshots::default()))
     }
 
     fn target(mut self, id: String, target: Target) -> Builder {
@@ -133,6 +144,37 @@ impl Builder {
         self
     }
 
+    /// Has this decide whether a version runs: called once for each, in the thread that calls `receive`,
+    /// when it is whole and verified, before anybody reads it and before the publisher hears of it. An
+    /// error, or a panic, turns it down, and the publisher is told why.
+    ///
+    /// Of a snapshot that was turned down nothing stays: the one before is the latest. A model of the
+    /// user's holds the version by then: nothing runs until another one is applied, and readers get
+    /// `Error::Torn`. `before_apply` is for whoever can say no earlier.
+    pub fn apply(
+        mut self,
+        decide: impl Fn(&Offer) -> Result<(), Box<dyn std::error::Error>> + Send + Sync + 'static,
+    ) -> Builder {
+        self.functions.apply = Some(Box::new(decide));
+        self
+    }
+
+    /// The same before a byte of any model changes, so that the version before runs on.
+    pub fn before_apply(
+        mut self,
+        decide: impl Fn(&Offer) -> Result<(), Box<dyn std::error::Error>> + Send + Sync + 'static,
+    ) -> Builder {
+        self.functions.before = Some(Box::new(decide));
+        self
+    }
+
+    /// How long each of the two may take, 60 s by default, at most a day. Then the version counts as turned
+    /// down, whatever is said later; its model takes no other one until the function has returned.
+    pub fn apply_timeout(mut self, timeout: Duration) -> Builder {
+        self.functions.timeout = timeout;
+        self
+    }
+
     /// Starts the worker. The publisher need not be there yet.
     pub fn connect(self) -> Result<Worker, Error> {
         self.check()?;
@@ -159,7 +201,8 @@ impl Builder {
         let run = Loop::new(machine, control, address, name.clone(), shared.clone(), listener, host);
         let thread = thread::Builder::new().name("weightbus-worker".to_owned());
         let thread = thread.spawn(move || run.run()).map_err(broken("no thread"))?;
-        Ok(Worker { name, address: self.address, targets, shared, thread: Mutex::new(Some(thread)) })
+        let (address, functions) = (self.address, self.functions);
+        Ok(Worker { name, address, targets, functions, shared, thread: Mutex::new(Some(thread)) })
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -177,6 +220,10 @@ impl Builder {
         if let Some(id) = self.targets.keys().find(|id| !is_name(id)) {
             return Err(Error::Setup(format!("{:?} cannot name a model: {}", id, rule)));
         }
+        if self.functions.timeout.is_zero() || self.functions.timeout > APPLY_TIMEOUT_MAX {
+            let text = format!("an apply_timeout of {:?}", self.functions.timeout);
+            return Err(Error::Setup(text + "; it is more than nothing, and at most a day"));
+        }
         match &self.name {
             Some(name) if !is_name(name) => {
                 Err(Error::Setup(format!("{:?} cannot name a worker: {}", name, rule)))
@@ -189,7 +236,7 @@ impl Builder {
 fn wanted(model: &str, target: &Target) -> Wanted {
     let nbytes = match target {
         Target::InPlace(model) => model.nbytes(),
-        Target::Snapshots { .. } => 0,
+        Target::Snapshots(_) => 0,
     };
     Wanted { model: model.to_owned(), nbytes }
 }
@@ -204,7 +251,7 @@ impl Host for UserHost {
     fn fault(&self, model: &str, layout: &Layout) -> Option<String> {
         match self.targets.get(model)? {
             Target::InPlace(model) => model.fault(layout),
-            Target::Snapshots { .. } => None, // they take anything
+            Target::Snapshots(_) => None, // they take anything
         }
     }
 
@@ -215,8 +262,8 @@ impl Host for UserHost {
     fn renamed(&self, model: &str, was: Key, key: Key) {
         match self.targets.get(model) {
             Some(Target::InPlace(model)) => model.rename(was, key),
-            Some(Target::Snapshots { latest, .. }) => {
-                let mut latest = lock(latest);
+            Some(Target::Snapshots(snapshots)) => {
+                let mut latest = lock(&snapshots.latest);
                 let same = latest.as_ref().filter(|snapshot| (snapshot.epoch, snapshot.version) == was);
                 if let Some(renamed) = same.map(|snapshot| snapshot.renamed(key)) {
                     *latest = Some(Arc::new(renamed));
@@ -235,6 +282,7 @@ pub struct Worker {
     name: String,
     address: String,
     targets: Arc<BTreeMap<String, Target>>,
+    functions: Functions,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -252,7 +300,12 @@ enum Attempt {
     NotNewer,
     InUse,
     Stale,
-    Failed { text: String, intact: bool },
+    Failed {
+        text: String,
+        intact: bool,
+    },
+    /// The user's function took too long, which was reported when it did.
+    TooLong,
 }
 
 impl Worker {
@@ -267,6 +320,7 @@ impl Worker {
             shared_memory: true,
             timing: Timing::default(),
             listener: None,
+            functions: Functions { before: None, apply: None, timeout: APPLY_TIMEOUT },
         }
     }
 
@@ -306,8 +360,12 @@ impl Worker {
                 Attempt::Failed { text, intact } => {
                     drop(staged);
                     self.shared.tell(&model, key, Outcome::Failed { text: text.clone(), intact });
-                    let (epoch, version) = key;
-                    return Err(Error::Rejected { model, epoch, version, code: Code::Apply, text });
+                    return Err(turned_down(model, key, text));
+                }
+                Attempt::TooLong => {
+                    drop(staged);
+                    self.shared.tell(&model, key, Outcome::Late);
+                    return Err(turned_down(model, key, self.functions.too_long()));
                 }
             };
             drop(staged); // its buffer may serve what follows
@@ -323,7 +381,7 @@ impl Worker {
     /// The latest snapshot of a model that has no memory of the user's.
     pub fn snapshot(&self, model: &str) -> Option<Arc<Snapshot>> {
         match self.targets.get(model)? {
-            Target::Snapshots { latest, .. } => lock(latest).clone(),
+            Target::Snapshots(snapshots) => lock(&snapshots.latest).clone(),
             Target::InPlace(_) => None,
         }
     }
@@ -369,95 +427,101 @@ impl Worker {
         self.shared.tell(&staged.model, staged.key, Outcome::Taken);
         match self.targets.get(&staged.model) {
             Some(Target::InPlace(model)) => self.apply_in_place(model, staged, deadline),
-            Some(Target::Snapshots { buffers, latest }) => self.keep(buffers, latest, staged),
+            Some(Target::Snapshots(its)) => self.keep(its, staged, deadline),
             None => (failed("no such model here".to_owned()), Some(staged)),
         }
     }
 
     fn apply_in_place(&self, model: &Model, staged: Staged, deadline: Instant) -> (Attempt, Option<Staged>) {
+        let writing = match model.write(deadline) {
+            Some(writing) => writing,
+            None => return (Attempt::InUse, Some(staged)),
+        };
+        let (key, layout) = (staged.key, staged.layout.clone());
+        if writing.version() >= Some(key) {
+            return (Attempt::NotNewer, Some(staged)); // another thread was faster, with a newer one
+        }
+        let offer = offer_of(&staged.model, key, &layout);
+        if let Err(attempt) = self.decide(&self.functions.before, offer, Some(&writing), true) {
+            return (attempt, Some(staged));
+        }
+        let begun = Instant::now();
+        let update = match write(&writing, &staged) {
+            Ok(digest) => update_of(&staged, digest, begun.elapsed(), None),
+            Err(Unwritten::Stale) => return (Attempt::Stale, Some(staged)),
+            Err(Unwritten::Torn) => {
+                writing.set_ran(Ran::Torn); // before anybody can read it
+                return (Attempt::Failed { text: Error::Torn.to_string(), intact: false }, Some(staged));
+            }
+        };
+        drop(staged); // its buffer may serve what follows
+        writing.set_ran(Ran::Undecided);
+        let offer = offer_of(&update.model, key, &layout);
+        if let Err(attempt) = self.decide(&self.functions.apply, offer, Some(&writing), false) {
+            writing.set_ran(Ran::Torn); // W24
+            return (attempt, None);
+        }
         // The model says that it runs the version before anybody can read it, and before the
         // publisher hears of it.
-        let attempt = model.write(deadline, |weights| {
-            if weights.version() >= Some(staged.key) {
-                return Attempt::NotNewer; // another thread was faster, with a newer one
-            }
-            let begun = Instant::now();
-            match write(weights, &staged) {
-                Ok(digest) => {
-                    weights.set_ran(Ran::Version(staged.key));
-                    Attempt::Applied(update_of(&staged, digest, begun.elapsed(), None))
-                }
-                Err(Unwritten::Stale) => Attempt::Stale,
-                Err(Unwritten::Torn) => {
-                    weights.set_ran(Ran::Torn); // before anybody can read it
-                    Attempt::Failed { text: Error::Torn.to_string(), intact: false }
-                }
-            }
-        });
-        match attempt {
-            Some(Attempt::Applied(update)) => {
-                drop(staged); // its buffer may serve what follows
-                self.tell_applied(&update);
-                (Attempt::Applied(update), None)
-            }
-            Some(other) => (other, Some(staged)),
-            None => (Attempt::InUse, Some(staged)),
-        }
+        writing.set_ran(Ran::Version(key));
+        drop(writing);
+        self.tell_applied(&update);
+        (Attempt::Applied(update), None)
     }
 
     /// Makes a snapshot of a version, without a copy if it is in a buffer.
-    fn keep(
-        &self,
-        buffers: &Buffers,
-        latest: &Mutex<Option<Arc<Snapshot>>>,
-        mut staged: Staged,
-    ) -> (Attempt, Option<Staged>) {
-        let begun = Instant::now();
-        let mut latest = lock(latest);
-        if latest.as_ref().map(|snapshot| (snapshot.epoch, snapshot.version)) >= Some(staged.key) {
+    fn keep(&self, its: &Snapshots, mut staged: Staged, deadline: Instant) -> (Attempt, Option<Staged>) {
+        let _pass = match its.gate.write(deadline) {
+            Some(pass) => pass,
+            None => return (Attempt::InUse, Some(staged)),
+        };
+        let key = staged.key;
+        if lock(&its.latest).as_ref().map(|snapshot| (snapshot.epoch, snapshot.version)) >= Some(key) {
             return (Attempt::NotNewer, Some(staged));
         }
-        let mut digest = staged.digest.clone();
-        let data = match staged.source {
-            Source::Buffer(mut buffer) => {
-                buffer.keep();
-                buffer
-            }
-            Source::Segment { ref segment, hash_chunks } => {
-                let mut copy = match buffers.take_for_copy(staged.layout.nbytes) {
-                    Ok(copy) => copy,
-                    Err(error) => return (failed(format!("no memory for a copy: {}", error)), Some(staged)),
-                };
-                let read = segment.read(&stamp_of(&staged), |memory| {
-                    memory.copy_to(0, &mut copy);
-                    hashed(memory, &staged.layout, hash_chunks)
-                });
-                match read {
-                    Ok(found) => digest = found,
-                    Err(Stale) => return (Attempt::Stale, Some(staged)),
-                }
-                copy
-            }
+        let offer = offer_of(&staged.model, key, &staged.layout);
+        if let Err(attempt) = self.decide(&self.functions.before, offer, None, true) {
+            return (attempt, Some(staged));
+        }
+        let begun = Instant::now();
+        let snapshot = match snapshot_of(&its.buffers, &mut staged) {
+            Ok(snapshot) => Arc::new(snapshot),
+            Err(attempt) => return (attempt, Some(staged)),
         };
-        staged.digest = digest;
-        let (epoch, version) = staged.key;
-        let layout = staged.layout;
-        let nbytes = layout.nbytes;
-        let data = Arc::new(data);
-        let snapshot = Arc::new(Snapshot { model: staged.model.clone(), epoch, version, layout, data });
-        *latest = Some(snapshot.clone());
-        drop(latest);
-        let update = Update {
-            model: staged.model,
-            epoch,
-            version,
-            nbytes,
-            digest: staged.digest,
-            took: begun.elapsed(),
-            snapshot: Some(snapshot),
-        };
+        let update = update_of(&staged, staged.digest.clone(), begun.elapsed(), Some(snapshot.clone()));
+        let offer = Offer { snapshot: Some(&snapshot), ..offer_of(&update.model, key, &snapshot.layout) };
+        if let Err(attempt) = self.decide(&self.functions.apply, offer, None, true) {
+            return (attempt, None);
+        }
+        *lock(&its.latest) = Some(snapshot);
         self.tell_applied(&update);
         (Attempt::Applied(update), None)
+    }
+
+    /// Lets the user turn a version down. If it may be looked at in a model's memory, readers wait.
+    fn decide(
+        &self,
+        function: &Option<Decide>,
+        offer: Offer,
+        writing: Option<&Writing>,
+        intact: bool,
+    ) -> Result<(), Attempt> {
+        let function = match function {
+            Some(function) => function,
+            None => return Ok(()),
+        };
+        let (call, calling) = self.functions.begin(&offer, intact);
+        self.shared.watch(calling);
+        let decided = match writing {
+            Some(writing) => writing.show(&call, |weights| {
+                ask(function, &Offer { weights: Some(weights).filter(|_| !intact), ..offer })
+            }),
+            None => ask(function, &offer),
+        };
+        if !call.returned() {
+            return Err(Attempt::TooLong);
+        }
+        decided.map_err(|text| Attempt::Failed { text, intact })
     }
 
     fn tell_applied(&self, update: &Update) {
@@ -470,6 +534,14 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+fn offer_of<'a>(model: &'a str, (epoch, version): Key, layout: &'a Layout) -> Offer<'a> {
+    Offer { model, epoch, version, layout, weights: None, snapshot: None }
+}
+
+fn turned_down(model: String, (epoch, version): Key, text: String) -> Error {
+    Error::Rejected { model, epoch, version, code: Code::Apply, text }
 }
 
 fn update_of(staged: &Staged, digest: String, took: Duration, snapshot: Option<Arc<Snapshot>>) -> Update {
@@ -493,23 +565,48 @@ enum Unwritten {
     Torn,
 }
 
+/// Makes a snapshot of a version, without a copy if it is in a buffer. Its digest is known then.
+fn snapshot_of(buffers: &Buffers, staged: &mut Staged) -> Result<Snapshot, Attempt> {
+    let stamp = stamp_of(staged);
+    let data = match &mut staged.source {
+        Source::Buffer(buffer) => {
+            buffer.keep();
+            std::mem::take(buffer)
+        }
+        Source::Segment { segment, hash_chunks } => {
+            let layout = &staged.layout;
+            let mut copy = buffers
+                .take_for_copy(layout.nbytes)
+                .map_err(|error| failed(format!("no memory for a copy: {}", error)))?;
+            let read = segment.read(&stamp, |memory| {
+                memory.copy_to(0, &mut copy);
+                hashed(memory, layout, *hash_chunks)
+            });
+            staged.digest = read.map_err(|Stale| Attempt::Stale)?;
+            copy
+        }
+    };
+    let ((epoch, version), layout) = (staged.key, staged.layout.clone());
+    Ok(Snapshot { model: staged.model.clone(), epoch, version, layout, data: Arc::new(data) })
+}
+
 fn failed(text: String) -> Attempt {
     Attempt::Failed { text, intact: true }
 }
 
 /// Writes a version over the weights; returns its digest.
-fn write(weights: &mut Weights, staged: &Staged) -> Result<String, Unwritten> {
+fn write(writing: &Writing, staged: &Staged) -> Result<String, Unwritten> {
     let layout = &staged.layout;
     match &staged.source {
         Source::Buffer(buffer) => {
-            weights.fill(layout, |begin, bytes| bytes.copy_from_slice(&buffer[begin..begin + bytes.len()]));
+            writing.fill(layout, |begin, bytes| bytes.copy_from_slice(&buffer[begin..begin + bytes.len()]));
             Ok(staged.digest.clone())
         }
         Source::Segment { segment, hash_chunks } => {
             let mut touched = false;
             let read = segment.read(&stamp_of(staged), |memory| {
                 touched = true;
-                weights.fill(layout, |begin, bytes| memory.copy_to(begin, bytes));
+                writing.fill(layout, |begin, bytes| memory.copy_to(begin, bytes));
                 hashed(memory, layout, *hash_chunks)
             });
             // The second look fails only if somebody broke the rules of the segment: S5.

@@ -4,10 +4,12 @@ mod publisher;
 
 use publisher::{Message, Publisher, Version, MODEL};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use weightbus::{Error, Event, Model, Tensor, Update, Worker};
+use weightbus::messages::Failed;
+use weightbus::{Builder, Code, Error, Event, Model, Offer, Tensor, Timing, Update, Worker};
 
 const LONG: Duration = Duration::from_secs(20); // for what takes milliseconds
 
@@ -209,4 +211,190 @@ fn what_cannot_work_is_said_at_once() {
     assert!(text(Worker::builder("tcp://127.0.0.1:1").model("a b", &model).connect()).contains("cannot name"));
     let twice = Worker::builder("tcp://127.0.0.1:1").model("m", &model).snapshots("m").connect();
     assert!(text(twice).contains("twice"));
+    let never =
+        Worker::builder("tcp://127.0.0.1:1").model("m", &model).apply_timeout(Duration::ZERO).connect();
+    assert!(text(never).contains("at most a day"));
+}
+
+/// A worker whose user decides, and the events that it was told of.
+fn deciding(server: &Running, build: impl FnOnce(Builder) -> Builder) -> (Worker, Arc<Mutex<Vec<Event>>>) {
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let told = events.clone();
+    let timing = Timing { ping: Duration::from_millis(50), ..Timing::default() };
+    let builder = Worker::builder(&server.address).name("w").timing(timing);
+    let builder = builder.on_event(move |event: &Event| told.lock().unwrap().push(event.clone()));
+    (build(builder).connect().unwrap(), events)
+}
+
+fn text_of(result: Result<Option<Update>, Error>) -> String {
+    match result {
+        Err(Error::Rejected { code: Code::Apply, text, .. }) => text,
+        other => panic!("not turned down: {:?}", other),
+    }
+}
+
+#[test]
+fn a_snapshot_that_is_turned_down_leaves_the_one_before() {
+    let server = Running::start(1, "tcp://127.0.0.1:*");
+    let (worker, events) = deciding(&server, |builder| {
+        builder.snapshots(MODEL).apply(|offer| match offer.snapshot.unwrap().get::<u8>("w")?[0] {
+            2 => Err("not on this GPU".into()),
+            3 => panic!("a bug of the user's"),
+            _ => Ok(()),
+        })
+    });
+    server.publish(Version::of_bytes(1, vec![1; 10], 4));
+    assert_eq!(update(&worker).version, 1);
+    for (number, words) in [(2, "not on this GPU"), (3, "panicked: a bug of the user's")] {
+        server.publish(Version::of_bytes(number, vec![number as u8; 10], 4));
+        assert!(text_of(worker.receive(LONG)).contains(words));
+        assert_eq!(worker.snapshot(MODEL).unwrap().version, 1);
+        server.wait("the report", |p| {
+            p.failed
+                .iter()
+                .any(|f| f.version == number && f.intact && f.code == "apply" && f.text.contains(words))
+        });
+        let told = |event: &Event| matches!(event, Event::Rejected { version, .. } if *version == number);
+        assert!(events.lock().unwrap().iter().any(told));
+    }
+    assert!(!server.publisher.lock().unwrap().applied.iter().any(|applied| applied.version > 1));
+    server.publish(Version::of_bytes(4, vec![4; 10], 4));
+    assert_eq!(update(&worker).version, 4);
+}
+
+#[test]
+fn a_model_that_is_turned_down_runs_nothing_and_is_tried_three_times() {
+    let server = Running::start(1, "tcp://127.0.0.1:*");
+    let model = bytes_model(10);
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let told = asked.clone();
+    let (worker, _events) = deciding(&server, |builder| {
+        builder.model(MODEL, &model).apply(move |offer| {
+            told.lock().unwrap().push(offer.version);
+            match offer.weights.unwrap().get::<u8>("w")?[0] {
+                2 => Err("no".into()),
+                _ => Ok(()),
+            }
+        })
+    });
+    server.publish(Version::of_bytes(1, vec![1; 10], 4));
+    update(&worker);
+    server.publish(Version::of_bytes(2, vec![2; 10], 4));
+    for _ in 0..3 {
+        assert_eq!(text_of(worker.receive(LONG)), "no");
+        assert!(matches!(model.read().get::<u8>("w"), Err(Error::Torn)));
+    }
+    server.wait("the report", |p| p.failed.iter().filter(|f| f.version == 2 && !f.intact).count() >= 3);
+    assert!(worker.receive(Duration::from_millis(200)).unwrap().is_none(), "rejected by now");
+    assert_eq!(asked.lock().unwrap()[..], [1, 2, 2, 2]);
+    server.publish(Version::of_bytes(3, vec![3; 10], 4));
+    assert_eq!(update(&worker).version, 3);
+    assert_eq!(model.read().get::<u8>("w").unwrap(), [3; 10]);
+}
+
+#[test]
+fn a_veto_comes_before_a_byte_has_changed() {
+    let server = Running::start(1, "tcp://127.0.0.1:*");
+    let model = bytes_model(10);
+    let (worker, _events) = deciding(&server, |builder| {
+        builder.model(MODEL, &model).before_apply(|offer| {
+            assert!(offer.weights.is_none() && offer.layout.nbytes == 10);
+            match offer.version {
+                2 => Err("not now".into()),
+                _ => Ok(()),
+            }
+        })
+    });
+    server.publish(Version::of_bytes(1, vec![1; 10], 4));
+    update(&worker);
+    server.publish(Version::of_bytes(2, vec![2; 10], 4));
+    assert_eq!(text_of(worker.receive(LONG)), "not now");
+    assert_eq!((model.read().version(), model.read().get::<u8>("w").unwrap()), (Some((1, 1)), &[1; 10][..]));
+    server.wait("the report", |p| p.failed.iter().any(|failed| failed.version == 2 && failed.intact));
+}
+
+/// A user's function that returns when it is told to.
+#[allow(clippy::type_complexity)]
+fn held() -> (Sender<()>, impl Fn(&Offer) -> Result<(), Box<dyn std::error::Error>> + Send + Sync) {
+    let (go, wait) = channel();
+    let wait = Mutex::new(wait);
+    (
+        go,
+        move |offer: &weightbus::Offer| {
+            if offer.version == 2 {
+                Ok(wait.lock().unwrap().recv()?)
+            } else {
+                Ok(())
+            }
+        },
+    )
+}
+
+#[test]
+fn a_function_that_hangs_is_reported_and_only_its_model_waits() {
+    const LIMIT: Duration = Duration::from_millis(200);
+    for in_place in [true, false] {
+        let server = Running::start(1, "tcp://127.0.0.1:*");
+        let model = bytes_model(10);
+        let (go, hold) = held();
+        let (worker, events) = deciding(&server, |builder| {
+            let builder = builder.apply(hold).apply_timeout(LIMIT);
+            if in_place {
+                builder.model(MODEL, &model)
+            } else {
+                builder.snapshots(MODEL)
+            }
+        });
+        server.publish(Version::of_bytes(1, vec![1; 10], 4));
+        update(&worker);
+        server.publish(Version::of_bytes(2, vec![2; 10], 4));
+        thread::scope(|scope| {
+            let hanging = scope.spawn(|| worker.receive(LONG));
+            let told = |failed: &Failed| failed.text.contains("within 200ms") && failed.intact != in_place;
+            server.wait("the report", |p| p.failed.iter().any(told));
+            assert_eq!(worker.state().models[MODEL].torn, in_place);
+            if in_place {
+                assert!(matches!(model.read().get::<u8>("w"), Err(Error::Torn)));
+            } else {
+                assert_eq!(worker.snapshot(MODEL).unwrap().version, 1);
+            }
+            server.publish(Version::of_bytes(3, vec![3; 10], 4));
+            assert!(worker.receive(LIMIT).unwrap().is_none(), "the model is not free");
+            assert!(!hanging.is_finished());
+            go.send(()).unwrap();
+            assert!(text_of(hanging.join().unwrap()).contains("within 200ms"));
+        });
+        assert_eq!(update(&worker).version, 3);
+        let late = |event: &Event| matches!(event, Event::Notice { code: Code::Apply, .. });
+        let end = Instant::now() + LONG;
+        while events.lock().unwrap().iter().filter(|event| late(event)).count() != 1 {
+            assert!(Instant::now() < end, "{:?}", events.lock().unwrap());
+            thread::yield_now();
+        }
+        assert!(!server.publisher.lock().unwrap().applied.iter().any(|applied| applied.version == 2));
+    }
+}
+
+#[test]
+fn readers_wait_for_the_function_and_close_does_not() {
+    let server = Running::start(1, "tcp://127.0.0.1:*");
+    let model = bytes_model(10);
+    let (go, hold) = held();
+    let (worker, _events) = deciding(&server, |b| b.model(MODEL, &model).apply(hold).apply_timeout(LONG));
+    server.publish(Version::of_bytes(1, vec![1; 10], 4));
+    update(&worker);
+    server.publish(Version::of_bytes(2, vec![2; 10], 4));
+    thread::scope(|scope| {
+        let applying = scope.spawn(|| worker.receive(LONG));
+        let end = Instant::now() + LONG;
+        while worker.state().models[MODEL].ready != Some((1, 2)) {
+            assert!(Instant::now() < end);
+        }
+        worker.close();
+        let reading = scope.spawn(|| model.read().version());
+        go.send(()).unwrap();
+        assert_eq!(applying.join().unwrap().unwrap().unwrap().version, 2);
+        assert!(matches!(reading.join().unwrap(), Some((1, 1 | 2))));
+    });
+    assert_eq!(model.read().version(), Some((1, 2)));
 }
