@@ -54,9 +54,10 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[Array]:
 
 
 def copy(destinations: Sequence[Array], sources: Sequence[Array]) -> None:
-    """Copy arrays pairwise, casting where the dtypes differ."""
-    for destination, source in zip(destinations, sources, strict=True):
-        np.copyto(destination, source, casting="unsafe")
+    """Copy arrays pairwise, casting where the dtypes differ: too large a value is infinity then."""
+    with np.errstate(over="ignore", invalid="ignore"):  # a warning may be an error, half-way
+        for destination, source in zip(destinations, sources, strict=True):
+            np.copyto(destination, source, casting="unsafe")
 
 
 def target_fault(name: str, array: Array) -> str | None:

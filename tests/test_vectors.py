@@ -10,18 +10,24 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.memory.segment import Segment
 from weightbus.bus.messages import Buffer, Message, encode, from_publisher, from_worker
+from weightbus.codecs.apply import copy_into
 from weightbus.codecs.checksum import digest
+from weightbus.codecs.dtypes import numpy_dtype, torch_dtype
 from weightbus.codecs.errors import LayoutError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
+from weightbus.codecs.state import state_of
 from weightbus.tests.conformance.python_vectors import blob, segment
+from weightbus.tests.conformance.vectors import cast_fault
 
 VECTORS = Path(__file__).parent / "vectors"
 Decoder = Callable[[Sequence[bytes]], tuple[Message, Sequence[Buffer]]]
@@ -178,6 +184,25 @@ def test_versions(case: Case) -> None:
     for text, payload in zip(headers, [[header], *([p] for p in pieces), []], strict=True):
         message, _ = from_publisher([text.encode(), *payload])
         assert json.loads(encode(message)) == json.loads(text)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("case", table("casts.json"), ids=named)
+def test_casts(case: Case, kind: str) -> None:
+    source = np.frombuffer(bytes.fromhex(case["in"]), numpy_dtype(case["from"]))
+    into = np.zeros(source.shape, numpy_dtype(case["to"]))
+    tensor = torch.zeros(source.shape, dtype=torch_dtype(case["to"]))
+    target = {"v": into if kind == "numpy" else tensor}
+    copy_into(state_of({"v": source}).layout(), source.view(np.uint8), target, cast=True)
+    out = into if kind == "numpy" else tensor.view(torch.uint8).numpy()
+    assert cast_fault(case, {"out": out.tobytes().hex()}) == ""
+
+
+def test_a_wrong_cast_is_found() -> None:
+    case = {"to": "F16", "out": "007e0000"}
+    assert cast_fault(case, {"out": "01fe0000"}) == ""
+    assert cast_fault(case, {"out": "007c0000"}) == "value 0 became 7c00, not 7e00"
+    assert cast_fault(case, {"out": "007e0080"}) == "value 1 became 8000, not 0"
 
 
 SEGMENTS = table("segments.json")

@@ -25,11 +25,14 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.staged import StaleError
 from weightbus.bus.worker.phases import ARROWS, MODES, SESSIONS
+from weightbus.codecs.apply import copy_into
 from weightbus.codecs.checksum import digest, digest_of
 from weightbus.codecs.delta.patch import Patch
+from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.codecs.errors import LayoutError, PatchError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
+from weightbus.codecs.state import state_of
 from weightbus.tests.conformance.python_sequences import play
 
 Case = dict[str, Any]
@@ -166,6 +169,13 @@ def _delta(case: Case, folder: Path) -> Result:
     return {"ok": {"digest": digest_of(layout.id, made, 2**12)}}
 
 
+def _cast(case: Case, _folder: Path) -> Result:
+    source = np.frombuffer(bytes.fromhex(case["in"]), numpy_dtype(case["from"]))
+    target = np.empty(source.shape, numpy_dtype(case["to"]))
+    copy_into(state_of({"v": source}).layout(), source.view(np.uint8), {"v": target}, cast=True)
+    return {"out": target.tobytes().hex()}
+
+
 def _sequence(case: Case, folder: Path) -> Result:
     return {"steps": play(case, lambda frame: blob(frame, folder))}
 
@@ -187,6 +197,7 @@ RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "chunks.json cases": _chunks,
     "checksums.json crc32c": _crc,
     "checksums.json digests": _digest,
+    "casts.json cases": _cast,
     "deltas.json cases": _delta,
     "versions.json cases": _version,
     "segments.json cases": segment,

@@ -7,6 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
+import numpy as np
+
+from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.tests.conformance.driver import Fault, vectors
 from weightbus.tests.conformance.sequences import fault_of_sequence
 from weightbus.tests.vectors.message_cases import DIRECTIONS, REQUIRED
@@ -110,6 +113,8 @@ def _judge_of(file: str, name: str, case: Case) -> Judge:
             return fault_of_sequence
         case "checksums.json":
             return _equal("crc" if name.startswith("crc32c/") else "digest")
+        case "casts.json":
+            return cast_fault
         case "phases.json":
             return _equal("next")
         case "versions.json":
@@ -136,6 +141,18 @@ def _result(case: Case, answer: Case) -> str:
         right = "ok" in expect and same(wanted, {k: answer.get(k) for k in wanted})
     got = {k: v for k, v in answer.items() if k not in ("file", "case")}
     return "" if right else f"{_short(got)}, not {_short(expect)}"
+
+
+def cast_fault(case: Case, answer: Case) -> str:
+    """Say what is wrong with values after a cast; any NaN is as good as another."""
+    kind = numpy_dtype(case["to"])
+    values = [np.frombuffer(bytes.fromhex(h), kind) for h in (answer["out"], case["out"])]
+    bits = [value.view(f"u{kind.itemsize}") for value in values]
+    wrong = (bits[0] != bits[1]) & ~(np.isnan(values[0]) & np.isnan(values[1]))
+    if len(wrong) and wrong.any():
+        at = int(wrong.argmax())
+        return f"value {at} became {bits[0][at]:x}, not {bits[1][at]:x}"
+    return ""
 
 
 def _short(value: object) -> str:

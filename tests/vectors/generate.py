@@ -15,6 +15,7 @@ from pathlib import Path
 
 from weightbus.tests.vectors import (
     arrow_cases,
+    cast_cases,
     delta_cases,
     layout_cases,
     levels,
@@ -106,6 +107,7 @@ def files() -> dict[str, bytes]:
     in_applying = (*sequence_cases.applying_cases(), *arrow_cases.applying_cases())
     applying = [_sequence(out, each) for each in in_applying]
     out.table("applying.json", messages=failing, sequences=applying)
+    out.table("casts.json", cases=cast_cases.cast_cases())
     deltas = [
         {
             **case,
