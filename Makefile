@@ -6,7 +6,7 @@ CLIENTS := c_client cpp_client go_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test training check wheel bench targets floods keeping sim build $(CLIENTS) clients conformance compose-test bench-clients clean
+.PHONY: demo test training check wheel bench targets must performance floods keeping sim build $(CLIENTS) clients conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -29,6 +29,17 @@ bench: $(STAMP)
 
 targets: $(STAMP)
 	$(BIN)/python benchmarks/targets.py
+
+# What must be kept, and nothing else.
+must: $(STAMP)
+	$(BIN)/python benchmarks/targets.py --must
+
+# What docs/PERFORMANCE.md shows, anew, on a quiet machine. Missed targets are shown as well.
+performance: $(STAMP)
+	mkdir -p .performance
+	$(BIN)/python benchmarks/bench.py --json .performance/bench.json --plots docs
+	-$(BIN)/python benchmarks/targets.py --bench .performance/bench.json --json .performance/targets.json
+	$(BIN)/python benchmarks/page.py .performance/bench.json .performance/targets.json
 
 # What floods of every kind cost a publisher and its honest workers: six minutes, on a quiet machine.
 floods: $(STAMP)

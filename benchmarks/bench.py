@@ -17,6 +17,7 @@ from rich.console import Console
 from weightbus.benchmarks import against, cases, contender, plots, report
 from weightbus.benchmarks.bus import ROADS
 from weightbus.benchmarks.comparison import Comparison, Plan, compare
+from weightbus.benchmarks.losses import losses
 from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.model import Shape
 from weightbus.benchmarks.process import Process, ProcessError
@@ -87,7 +88,10 @@ def _names(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(f"no {unknown} here; there are {', '.join(known)}")
     for name in list(wanted):
         limit = contender.load(name).LIMIT
-        wanted |= {limit, contender.RIVALS[limit]} if contender.kind(name) == "peer" else {limit}
+        wanted.add(limit)
+        if contender.kind(name) == "peer":
+            rivals = (contender.RIVALS, contender.RESIDENT)
+            wanted |= {each[limit] for each in rivals if limit in each}
     return [name for name in known if name in wanted]
 
 
@@ -153,12 +157,13 @@ def main(words: list[str]) -> int:
         return 1
     for each in costs:
         report.print_costs(each, console)
-    report.print_losses(comparisons, console)
     results: dict[str, Any] = {
         "machine": machine,
         "comparisons": [c.as_json() for c in comparisons],
         "costs": costs,
     }
+    report.print_losses(losses(results["comparisons"]), "copying", console)
+    report.print_losses(losses(results["comparisons"], "over_resident"), "resident", console)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
     if arguments.plots:

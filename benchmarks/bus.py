@@ -6,8 +6,8 @@ what was read from shared memory was not. So no number can stand under the wrong
 """
 
 import time
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from weightbus import Publisher, Subscriber, Update
 
@@ -20,6 +20,7 @@ from .shelf import reach
 MODEL = "policy"
 FOREVER = 86_400.0
 Road = Literal["network", "shared"]
+Resident = Literal["", "workers", "both"]
 ROADS: tuple[Road, ...] = ("network", "shared")
 
 
@@ -41,25 +42,45 @@ class Bus:
         road: How the bytes are to travel.
         file: Shared memory in which one worker's tensors are to lie, if somebody watches them.
         state: The publisher's state folder, if it has one.
+        resident: Whose models are resident.
+        arrays: Workers hold numpy arrays, and import no torch: many fit into a machine.
+        timed: Workers note how long readers are shut out.
     """
 
     kind: Kind = "weightbus"
 
     def __init__(
-        self, title: str, module: str, road: Road, file: str = "", state: str | None = None
+        self,
+        title: str,
+        module: str,
+        road: Road,
+        file: str = "",
+        state: str | None = None,
+        resident: Resident = "",
+        *,
+        arrays: bool = False,
+        timed: bool = False,
     ) -> None:
-        self.title, self._state = title, state
-        self._module, self._road, self._file = module, road, file
+        self.title, self._module, self._road = title, module, road
+        self._state, self._resident = state, resident
+        self._told = {
+            "road": road,
+            "file": file,
+            "resident": bool(resident),
+            "arrays": arrays,
+            "timed": timed,
+        }
 
     def start(self, workers: int, model: Model) -> None:
         import torch
 
         torch.set_num_threads(1)
-        self._model, self._workers, self._tensors = model, workers, model.tensors
+        self._model, self._workers = model, workers
+        self._tensors = model.moved_in() if self._resident == "both" else model.tensors
         self.resident_before = memory.resident()
         self.publisher = Publisher(shared_memory=self._road == "shared", state=self._state)
-        told = {"address": self.publisher.address, "road": self._road, "file": self._file}
-        self.fleet = Fleet(self._module, workers, model.shape, told)
+        told = {"address": self.publisher.address}
+        self.fleet = Fleet(self._module, workers, model.shape, told | self._told)
         self.fleet.wait_ready()
         self.publisher.prepare(MODEL, self._tensors)
         self.publisher.wait_for_workers(workers, START_SECONDS, MODEL)
@@ -88,9 +109,10 @@ class Bus:
 
 def subscriber(worker: Worker, *, hook: bool = True) -> Subscriber:
     """Return a subscriber that has joined; with `hook`, it notes each version that it applies."""
-    import torch
+    if not worker.told["arrays"]:
+        import torch
 
-    torch.set_num_threads(1)
+        torch.set_num_threads(1)
     if file := worker.told["file"]:
         flat = reach(file, worker.model.shape.nbytes)
         flat[:] = 0  # touched, as the memory of a model in use is
@@ -98,14 +120,29 @@ def subscriber(worker: Worker, *, hook: bool = True) -> Subscriber:
     worker.resident_before, worker.private_before = memory.resident(), memory.private()
     made = Subscriber(
         worker.told["address"],
-        {MODEL: worker.model.tensors},
+        {MODEL: _target(worker)},
         name=f"worker-{worker.index}",
         shared_memory=worker.told["road"] == "shared",
+        resident=worker.told["resident"],
+        before_apply=_timing(worker) if worker.told["timed"] else None,
         on_commit=_noting(worker) if hook else None,
     )
     if not made.wait_joined(START_SECONDS):
         raise TimeoutError("the publisher has not let this worker in")
     return made
+
+
+def _target(worker: Worker) -> Mapping[str, Any]:
+    if worker.told["resident"]:
+        return worker.model.moved_in()
+    return worker.model.arrays if worker.told["arrays"] else worker.model.tensors
+
+
+def _timing(worker: Worker) -> Callable[[object], None]:
+    def begin(_offer: object) -> None:
+        worker.approved = time.perf_counter()  # readers are shut out from here on, if any
+
+    return begin
 
 
 def _noting(worker: Worker) -> Callable[[Update], None]:
@@ -140,3 +177,5 @@ def receive_for_ever(worker: Worker) -> None:
         worker.ready.set()
         while True:
             receiving.receive(FOREVER)
+            if worker.approved:
+                worker.shut.append(time.perf_counter() - worker.approved)

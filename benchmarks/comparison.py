@@ -5,17 +5,17 @@ contender against the limit measured in that same round, and what is reported is
 those ratios beside the median of the times.
 
 Limits and weightbus are compared first. Then each peer has a comparison of its own, alone with the
-limits and weightbus, as peers that are all alive at once color each other's results.
+limit and weightbus on its road, as peers that are all alive at once color each other's results.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from . import contender, memory
-from .contender import LIMITS, RIVALS
+from .contender import LIMITS, RESIDENT, RIVALS
 from .fleet import START_SECONDS
 from .model import Shape
 from .process import Process
@@ -124,9 +124,9 @@ class Comparison:
         """Return the spread of a contender's ratios to its limit."""
         return result.over(self.results[result.limit])
 
-    def over_rival(self, result: Result) -> Spread | None:
+    def over_rival(self, result: Result, rivals: Mapping[str, str] = RIVALS) -> Spread | None:
         """Return the spread of a peer's ratios to weightbus on its road, if that took part."""
-        rival = self.results.get(RIVALS[result.limit])
+        rival = self.results.get(rivals.get(result.limit, ""))
         return None if rival is None or result.kind != "peer" else result.over(rival)
 
     def as_json(self) -> dict[str, Any]:
@@ -139,11 +139,12 @@ class Comparison:
             "workers": plan.workers,
             "peer": self.peer,
             "left_out": self.left_out,
+            "without": self.without,
             "results": [self._as_json(result) for result in self.results.values()],
         }
 
     def _as_json(self, r: Result) -> dict[str, Any]:
-        rival = self.over_rival(r)
+        rival, resident = self.over_rival(r), self.over_rival(r, RESIDENT)
         return {
             "name": r.name,
             "title": r.title,
@@ -156,6 +157,7 @@ class Comparison:
             "seconds": asdict(r.seconds),
             "ratio": asdict(self.over_limit(r)),
             "over_weightbus": None if rival is None else asdict(rival),
+            "over_resident": None if resident is None else asdict(resident),
             "gb_per_s": self.plan.shape.nbytes * self.plan.workers / r.seconds.median / 1e9,
         }
 
@@ -168,7 +170,8 @@ def compare(
     Raises:
         ProcessError: A contender failed, or its workers held other bytes than were published.
     """
-    there, held_against = memory.available(), (*LIMITS, *RIVALS.values())
+    there = memory.available()
+    held_against = (*LIMITS, *RIVALS.values(), *RESIDENT.values())
     without: list[str] = []
     if plan.bytes_needed(len(names) + bool(peers)) > there:  # those at least that ratios refer to
         without = [name for name in names if name not in held_against]
@@ -181,8 +184,13 @@ def compare(
         hosts = {name: stack.enter_context(host(name, plan)) for name in names}
         titles = {name: introduced(name, each) for name, each in hosts.items()}
         comparisons = [Comparison(plan, played(plan, hosts, titles, say), without=without)]
-        beside = {n: each for n, each in hosts.items() if n in held_against}
         for peer in peers:
+            road = contender.load(peer).LIMIT
+            beside = {
+                name: each
+                for name, each in hosts.items()
+                if name in held_against and titles[name].limit == road
+            }
             with host(peer, plan) as guest:
                 titles[peer] = introduced(peer, guest)
                 results = played(plan, {**beside, peer: guest}, titles, say)

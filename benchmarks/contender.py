@@ -30,6 +30,7 @@ LIMITS = ("raw_tcp", "fill_copy")  # what others are held against: one for each 
 Kind = Literal["limit", "weightbus", "peer"]
 KINDS: tuple[Kind, ...] = ("limit", "weightbus", "peer")
 RIVALS = {"raw_tcp": "weightbus_receive", "fill_copy": "weightbus_shared"}  # on each road
+RESIDENT = {"raw_tcp": "weightbus_resident"}  # the same with resident workers, counted apart
 
 
 class Contender(Protocol):

@@ -28,6 +28,8 @@ class Worker:
         told: What the publisher's side wants it to know, such as an address.
         inherited: What only a process's birth can hand over, where a contender needs that.
         pauses: Seconds that each apply took, where the contender knows.
+        approved: When the latest version was about to be applied, if that is to be noted.
+        shut: Seconds that readers were then shut out, of each version.
         roads: The ways that versions came by, where there are several.
         resident_before, private_before: Bytes in memory before it had anything to do with the bus.
         latest_road: Says which way the latest came by, for those that cannot note each.
@@ -39,6 +41,8 @@ class Worker:
     told: dict[str, Any]
     inherited: Any = None
     pauses: list[float] = field(default_factory=list[float])
+    approved: float = 0.0
+    shut: list[float] = field(default_factory=list[float])
     roads: set[str] = field(default_factory=set[str])
     latest_road: Callable[[], set[str]] | None = None
     resident_before: int = 0

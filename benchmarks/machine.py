@@ -2,23 +2,30 @@
 
 import os
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import zmq
 
+from weightbus.codecs import native
+
 PACKAGES = ("numpy", "torch", "tensordict", "pyzmq", "crc32c", "msgspec")
+FEATURES = ("sse4_2", "pclmulqdq", "avx2", "bmi2", "avx512f", "avx512vl", "vpclmulqdq", "crc32")
 
 
 def describe() -> dict[str, str]:
     """Return the machine and the versions, each under a name."""
     loads = os.getloadavg()
     return {
+        "weightbus": native.description(),
         "processor": _processor(),
+        "instructions": _instructions(),
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{_total_memory() / 2**30:.0f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
+        "huge pages": _huge_pages(),
         "libzmq": zmq.zmq_version(),
         "load before the run": " ".join(f"{load:.2f}" for load in loads),
         **{package: _version(package) for package in PACKAGES},
@@ -26,10 +33,27 @@ def describe() -> dict[str, str]:
 
 
 def _processor() -> str:
+    return _of_the_processor("model name") or platform.machine()
+
+
+def _instructions() -> str:
+    """Return those of the processor's features that the helper in C may use."""
+    there = {*_of_the_processor("flags").split(), *_of_the_processor("Features").split()}
+    return " ".join(name for name in FEATURES if name in there) or "none that are used"
+
+
+def _of_the_processor(field: str) -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return value.strip()
+    return ""
+
+
+def _huge_pages() -> str:
+    file = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    chosen = re.search(r"\[(\w+)\]", file.read_text()) if file.exists() else None
+    return chosen[1] if chosen else "none"
 
 
 def _total_memory() -> int:

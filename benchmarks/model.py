@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weightbus import resident
 from weightbus.codecs.native import crc32c
 
 if TYPE_CHECKING:
@@ -81,6 +82,12 @@ class Model:
         import torch
 
         return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+
+    def moved_in(self) -> "dict[str, torch.Tensor]":
+        """Make the model resident; return its tensors, over the memory where it lives now."""
+        tensors = resident(self.tensors)
+        self.arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        return tensors
 
     def advance(self) -> None:
         """Change every value, as a step of training does."""

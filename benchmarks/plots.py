@@ -1,9 +1,10 @@
-"""Results as pictures: time over size, over workers, and over the number of tensors."""
+"""Results as pictures: time over size, over workers, and over tensors; a panel for each road."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import matplotlib as mpl
 
@@ -12,100 +13,173 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from .cases import COUNTED
+from .contender import LIMITS
 
 Point = tuple[float, float, float, float]  # where, then the median and the quartiles
+K = TypeVar("K")
+
 Where = Callable[[dict[str, Any]], float]
 Series = dict[tuple[str, str], list[Point]]  # by kind and title
-Style = tuple[str, float]  # of the line, and its width
 
-STYLES: dict[str, Style] = {"limit": ("--", 1.2), "weightbus": ("-", 2.8), "peer": ("-", 1.0)}
+ROADS = {"raw_tcp": "over TCP", "fill_copy": "through shared memory"}  # by the limit of each
+LABEL = 0.034  # of the height of a panel, that one line of text takes
+LEADER = {"arrowstyle": "-", "alpha": 0.4, "linewidth": 0.8, "relpos": (0, 0.5)}
+ROOM = 1.06  # between the curves and their labels, as a share of a panel's width
+
+
+class Style(NamedTuple):
+    """How the lines of a kind look: weightbus and the limits lie in front of the peers."""
+
+    line: str
+    width: float
+    front: int
+    colors: tuple[str, ...]
+
+
+STYLES = {
+    "weightbus": Style("-", 2.6, 3, ("#0b3c8c", "#1f77e0", "#0aa5c2", "#5b3fd0")),
+    "limit": Style("--", 1.6, 2, ("#000000", "#555555")),
+    "peer": Style(
+        "-", 1.1, 1, ("#d98c3f", "#b5544d", "#7d9a4a", "#a8789c", "#8c6d4f", "#c9a227", "#6f8f8b")
+    ),
+}
 
 
 def draw(comparisons: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draw what a file of results holds: time over size, workers, and tensors; return the files."""
+    """Draw what a file of results holds; return the files that were written."""
     folder.mkdir(parents=True, exist_ok=True)
     there = [c for c in comparisons if not c["left_out"]]
     by_count = [c for c in there if c["bytes"] == COUNTED]
     sizes = [c for c in there if c["bytes"] != COUNTED] or there
     workers = min(c["workers"] for c in sizes)
     largest = max(c["bytes"] for c in sizes if c["workers"] == max(d["workers"] for d in sizes))
-    drawn = [
-        _picture(
-            folder / "performance-size.png",
+    pictures: list[tuple[str, str, str, list[dict[str, Any]], Where]] = [
+        (
+            "size",
             f"Publish to all applied, {workers} worker",
             "model, MiB",
-            _series([c for c in sizes if c["workers"] == workers], _mebibytes),
-            logarithmic=True,
+            [c for c in sizes if c["workers"] == workers],
+            lambda c: c["bytes"] / 2**20,
         ),
-        _picture(
-            folder / "performance-workers.png",
+        (
+            "workers",
             f"Publish to all applied, {largest / 2**20:.0f} MiB",
             "workers",
-            _series([c for c in sizes if c["bytes"] == largest], lambda c: c["workers"]),
-            logarithmic=False,
+            [c for c in sizes if c["bytes"] == largest],
+            lambda c: c["workers"],
+        ),
+        (
+            "tensors",
+            f"Publish to all applied, {COUNTED / 2**20:.0f} MiB, one worker",
+            "tensors",
+            by_count,
+            lambda c: c["tensors"],
         ),
     ]
-    if by_count:
-        drawn.append(
-            _picture(
-                folder / "performance-tensors.png",
-                f"Publish to all applied, {COUNTED / 2**20:.0f} MiB, one worker",
-                "tensors",
-                _series(by_count, lambda c: c["tensors"]),
-                logarithmic=True,
-            )
-        )
-    return drawn
+    return [
+        _picture(folder / f"performance-{name}.png", title, across, chosen, where)
+        for name, title, across, chosen, where in pictures
+        if chosen
+    ]
 
 
-def _mebibytes(comparison: dict[str, Any]) -> float:
-    return comparison["bytes"] / 2**20
-
-
-def _series(comparisons: list[dict[str, Any]], where: Where) -> Series:
-    """Return the points of each contender; a peer's are from the comparison that was its own."""
+def _series(comparisons: list[dict[str, Any]], where: Where, limit: str) -> Series:
+    """Return the points of each contender of a road; a peer's are from its own comparison."""
     series: Series = defaultdict(list)
     for comparison in sorted(comparisons, key=where):
         for result in comparison["results"]:
-            if comparison["peer"] in ("", result["name"]):
+            if result["limit"] == limit and comparison["peer"] in ("", result["name"]):
                 s = result["seconds"]
                 point = (where(comparison), *(s[k] * 1e3 for k in ("median", "low", "high")))
-                series[result["kind"], result["title"]].append(point)
+                series[result["kind"], result["title"].partition(": ")[2]].append(point)
     return series
 
 
-def _picture(path: Path, title: str, across: str, series: Series, *, logarithmic: bool) -> Path:
-    figure, axes = plt.subplots(figsize=(10, 5.5), layout="constrained")
-    axes.set_prop_cycle(color=mpl.colormaps["tab20"].colors)  # type: ignore[attr-defined]
-    for (kind, name), points in series.items():
-        _line(axes, name, points, STYLES[kind])
-    axes.set_yscale("log")
-    if logarithmic:
-        axes.set_xscale("log")
-    else:
-        axes.set_xticks(sorted({p[0] for points in series.values() for p in points}))
-    axes.set_title(title)
-    axes.set_xlabel(across)
-    axes.set_ylabel("milliseconds (bars: quartiles)")
-    axes.grid(visible=True, alpha=0.3)
-    figure.legend(loc="outside right upper")
-    figure.savefig(path, dpi=110)
+def _picture(
+    path: Path, title: str, across: str, comparisons: list[dict[str, Any]], where: Where
+) -> Path:
+    figure, panels = plt.subplots(1, len(LIMITS), figsize=(15, 6.5), sharey=True)
+    figure.subplots_adjust(left=0.06, right=0.84, wspace=0.65, bottom=0.09, top=0.88)
+    for panel, limit in zip(panels, LIMITS, strict=True):
+        panel.set_title(ROADS[limit])
+        panel.set_yscale("log")
+        _curves(panel, _series(comparisons, where, limit))
+        places = sorted({where(c) for c in comparisons})
+        panel.set_xscale("log")
+        panel.set_xticks(places, [f"{place:g}" for place in places])
+        panel.set_xticks([], minor=True)
+        panel.set_xlabel(across)
+        panel.grid(visible=True, alpha=0.3)
+    for panel, limit in zip(panels, LIMITS, strict=True):  # now that the scale is known
+        _labels(panel, _series(comparisons, where, limit))
+    panels[0].set_ylabel("milliseconds (bars: quartiles)")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
     return path
 
 
-def _line(axes: Axes, name: str, points: list[Point], style: Style) -> None:
-    line, width = style
-    middle = [p[1] for p in points]
-    bars = [[p[1] - p[2] for p in points], [p[3] - p[1] for p in points]]
-    axes.errorbar(
-        [p[0] for p in points],
-        middle,
-        yerr=bars,
-        label=name,
-        marker="o",
-        markersize=4,
-        capsize=3,
-        linestyle=line,
-        linewidth=width,
-    )
+def _colors(series: Series) -> dict[tuple[str, str], str]:
+    found: dict[tuple[str, str], str] = {}
+    for kind, style in STYLES.items():
+        names = [key for key in series if key[0] == kind]
+        found |= {key: style.colors[i % len(style.colors)] for i, key in enumerate(names)}
+    return found
+
+
+def _curves(panel: Axes, series: Series) -> None:
+    for key, color in _colors(series).items():
+        points, style = series[key], STYLES[key[0]]
+        middle = [p[1] for p in points]
+        bars = [[p[1] - p[2] for p in points], [p[3] - p[1] for p in points]]
+        panel.errorbar(
+            [p[0] for p in points],
+            middle,
+            yerr=bars,
+            color=color,
+            marker="o",
+            markersize=4,
+            capsize=3,
+            linestyle=style.line,
+            linewidth=style.width,
+            elinewidth=1.0,
+            zorder=style.front,
+        )
+
+
+def _labels(panel: Axes, series: Series) -> None:
+    """Write each curve's name beside its end, none over another."""
+    ends = {key: points[-1] for key, points in series.items()}
+    low, high = (math.log(end) for end in panel.get_ylim())
+    heights = {key: (math.log(end[1]) - low) / (high - low) for key, end in ends.items()}
+    colors = _colors(series)
+    for key, height in spread(heights, LABEL).items():
+        panel.annotate(
+            key[1],
+            xy=ends[key][:2],
+            xytext=(ROOM, height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=9,
+            color=colors[key],
+            weight="normal" if key[0] == "peer" else "bold",
+            arrowprops={**LEADER, "color": colors[key]},
+        )
+
+
+def spread(heights: dict[K, float], apart: float) -> dict[K, float]:
+    """Move heights so little that all are so far apart, in the same order."""
+    groups: list[tuple[list[K], float]] = []  # which touch one another, and their middle
+    for key in sorted(heights, key=lambda k: heights[k]):
+        group, middle = [key], heights[key]
+        while groups and middle - groups[-1][1] < apart * (len(group) + len(groups[-1][0])) / 2:
+            below, _ = groups.pop()
+            group = [*below, *group]
+            middle = sum(heights[k] for k in group) / len(group)
+        groups.append((group, middle))
+    found: dict[K, float] = {}
+    for group, middle in groups:
+        half = apart * (len(group) - 1) / 2
+        lowest = max(0.0, min(middle - half, 1.0 - 2 * half))  # inside of the panel
+        found |= {key: lowest + apart * place for place, key in enumerate(group)}
+    return found

@@ -8,7 +8,9 @@ from rich.table import Table
 
 from .against import Held
 from .comparison import Comparison, Plan, Result, Spread
+from .contender import RESIDENT, RIVALS, load
 from .costs import summary
+from .losses import Losses
 
 
 def print_machine(machine: dict[str, str], console: Console) -> None:
@@ -42,12 +44,12 @@ def print_peers(comparisons: Sequence[Comparison], console: Console) -> None:
     if not comparisons:
         return
     plan = comparisons[0].plan
-    table = _table(f"{_what(plan)}: peers", "x weightbus", "GB/s", "first, ms")
+    table = _table(f"{_what(plan)}: peers", "x weightbus", "x resident", "GB/s", "first, ms")
     for comparison in comparisons:
         result = comparison.results[comparison.peer]
-        rival = comparison.over_rival(result)
-        ahead = "" if rival is None else _spread(rival, 1.0)
-        table.add_row(*_row(comparison, result), ahead, *_rest(result, plan))
+        rivals = (comparison.over_rival(result, each) for each in (RIVALS, RESIDENT))
+        ahead = ("" if rival is None else _spread(rival, 1.0) for rival in rivals)
+        table.add_row(*_row(comparison, result), *ahead, *_rest(result, plan))
     console.print(table)
 
 
@@ -61,22 +63,20 @@ def print_held(held: Held, bound: float, console: Console) -> None:
     )
 
 
-def print_losses(comparisons: Sequence[Comparison], console: Console) -> None:
+def print_losses(found: Losses, with_what: str, console: Console) -> None:
     """Print which peers were faster than weightbus on their road, and where."""
-    held = [(c, c.over_rival(c.results[c.peer])) for c in comparisons if c.peer]
-    lost = [(c, rival) for c, rival in held if rival is not None and rival.median < 1]
-    if not lost:
-        console.print(f"none of {len(held)} comparisons with a peer is lost")
+    title = f"lost, {with_what}: {found.count} {found.text}; {len(found.lost)} of all measured"
+    console.print(title, highlight=False)
+    if not found.lost:
         return
-    table = Table(
-        title=f"{len(lost)} of {len(held)} comparisons with a peer are lost", title_justify="left"
-    )
+    table = Table()
     for heading in ("model", "workers", "peer"):
         table.add_column(heading, no_wrap=True)
     table.add_column("x weightbus", justify="right", no_wrap=True)
-    for comparison, rival in lost:
-        plan, peer = comparison.plan, comparison.results[comparison.peer]
-        table.add_row(plan.shape.text, str(plan.workers), peer.title, _spread(rival, 1.0))
+    for case in found.lost:
+        shape, workers, peer = case
+        ratio = Spread(**found.ratios[case])
+        table.add_row(shape, str(workers), load(peer).create().title, _spread(ratio, 1.0))
     console.print(table)
 
 

@@ -1,26 +1,35 @@
 """Measuring the rows of the table of targets: each function yields the lines of one row."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from . import pauses
 from .bus import ROADS
 from .cases import plan
-from .comparison import Comparison, Plan, Result, Spread, compare, host, introduced, over, played
+from .comparison import Plan, Result, Spread, compare, host, introduced, over, played
 from .contender import missing
 from .goals import GOALS, PEERS_SHARED, PEERS_TCP, Goal, Line
+from .losses import Against, losses
 from .model import Shape
 from .process import Process, ProcessError
 from .stopped import middle, tail
 
 MEASURE_SECONDS = 300.0
+KINDS = ("2 MiB", "4 KiB", "2 MiB, huge pages", "4 KiB, huge pages")  # of `forward.py`
 PEERS = {*PEERS_TCP, *PEERS_SHARED}
 MEBIBYTE = 2**20
 
 MODEL, SMALL = Shape.parse("200MiB/100"), Shape.parse("256KiB/20")
 MANY, ONE = Shape.parse("10000KiB/10000"), Shape.parse("10000KiB/1")
+
+MANY_BOUNDS = (
+    ("weightbus_receive", 1.5, 1.2),
+    ("weightbus_shared", 2.9, 2.0),
+    ("weightbus_resident_both", 1.5, 1.15),
+)
 
 Say = Callable[[str], None]
 
@@ -36,8 +45,12 @@ class Scale:
         rounds: Rounds of each comparison; None: as many as the benchmark takes.
         starts: Fresh processes, where a row is about what happens once in each.
         crowd: Workers whose cost is held against that of one.
+        horde: Workers among whom a publisher's cost is shared out, of a small model.
+        kinds: Of memory that a resident model lies in.
         others: Workers beside a stopped one.
         seconds: For which it is stopped: it is lost after 5 and hung up on after 30.
+        bench: Comparisons of `bench.py --json`, which are not made again.
+        must_alone: Leave out what has no bound that must be kept.
     """
 
     model: Shape = MODEL
@@ -48,42 +61,52 @@ class Scale:
     rounds: int | None = None
     starts: int = 5
     crowd: int = 8
+    horde: int = 64
+    kinds: tuple[str, ...] = KINDS
     others: int = 3
     seconds: float = 60.0
+    bench: Sequence[dict[str, Any]] = ()
+    must_alone: bool = False
+
+    def known(self, shape: Shape, workers: int) -> list[dict[str, Any]]:
+        """Return the comparisons of a case that have been made before."""
+        return [c for c in self.bench if (c["shape"], c["workers"]) == (shape.text, workers)]
 
 
 def compared(rows: set[str], scale: Scale, say: Say) -> Iterator[Line]:
     """Yield the lines that are ratios between contenders, one comparison after the other."""
     chosen = [g for g in GOALS if g.row in rows and g.workers in scale.workers]
+    chosen = [g for g in chosen if g.must is not None or not scale.must_alone]
     cases = dict.fromkeys((goal.shape, goal.workers) for goal in chosen)
     for shape, workers in cases:
         goals = [g for g in chosen if (g.shape, g.workers) == (shape, workers)]
-        yield from _compared(goals, getattr(scale, shape), workers, scale.rounds, say)
+        known = scale.known(getattr(scale, shape), workers)
+        yield from _lines(goals, known or _compared(goals, shape, workers, scale, say))
 
 
 def _compared(
-    goals: list[Goal], shape: Shape, workers: int, rounds: int | None, say: Say
-) -> Iterator[Line]:
+    goals: list[Goal], shape: str, workers: int, scale: Scale, say: Say
+) -> list[dict[str, Any]]:
     names = {name for goal in goals for name in (goal.mine, goal.other)}
     base = sorted(names - PEERS | {"raw_tcp", "fill_copy"})
     peers = sorted(name for name in names & PEERS if not missing(name))
-    comparisons = compare(plan(shape, workers, rounds), base, say, peers)
+    planned = plan(getattr(scale, shape), workers, scale.rounds)
+    comparisons = compare(planned, base, say, peers)
     if why := comparisons[0].left_out:
-        raise ProcessError(f"{shape.text} to {workers} workers cannot be measured: {why}")
+        raise ProcessError(f"{planned.shape.text} to {workers} workers cannot be measured: {why}")
+    return [each.as_json() for each in comparisons]
+
+
+def _lines(goals: list[Goal], comparisons: list[dict[str, Any]]) -> Iterator[Line]:
+    """Yield what these come to, each from the comparison that was the peer's own, if of a peer."""
+    by_peer = {c["peer"]: {r["name"]: r["rounds"] for r in c["results"]} for c in comparisons}
     for goal in goals:
-        measured = _measured(goal, comparisons)
-        if measured is not None:
-            bounds = (goal.must, goal.reach, goal.better)
-            yield Line(goal.row, goal.what, workers, measured, *bounds)
-
-
-def _measured(goal: Goal, comparisons: list[Comparison]) -> Spread | None:
-    """Return the ratio, from the comparison that was the peer's own if it is about one."""
-    peer = next((name for name in (goal.mine, goal.other) if name in PEERS), "")
-    for each in comparisons:
-        if each.peer == peer and each.results:
-            return each.results[goal.mine].over(each.results[goal.other])
-    return None
+        peer = next((name for name in (goal.mine, goal.other) if name in PEERS), "")
+        rounds = by_peer.get(peer, {})
+        if goal.mine in rounds and goal.other in rounds:
+            measured = over(rounds[goal.mine], rounds[goal.other])
+            bounds = goal.must, goal.reach, goal.better
+            yield Line(goal.row, goal.what, goal.workers, measured, *bounds)
 
 
 def cpu(scale: Scale, say: Say) -> Iterator[Line]:
@@ -93,17 +116,65 @@ def cpu(scale: Scale, say: Say) -> Iterator[Line]:
     results = _duel({"one": (name, few), "crowd": (name, many)}, say)
     measured = over(results["crowd"].cpu, results["one"].cpu)
     what = f"publisher's CPU per publish, {scale.crowd} workers over 1, shared"
-    yield Line("cpu", what, scale.crowd, measured, 1.1, 1.02)
+    yield Line("cpu", what, scale.crowd, measured, 1.06, 1.02)
+
+
+def crowd(scale: Scale, say: Say) -> Iterator[Line]:
+    """Yield the publisher's processor time for each of many workers, in milliseconds."""
+    for road in ROADS:
+        say(f"{scale.small.text} to {scale.horde} workers, {road}")
+        rounds = plan(scale.small, scale.horde, scale.rounds).rounds
+        arguments = scale.small.text, road, str(scale.horde), str(rounds)
+        with Process("crowd", "crowd", *arguments) as process:
+            found = process.answer(MEASURE_SECONDS)
+        measured = Spread.of([seconds / scale.horde * 1e3 for seconds in found["cpu"]])
+        what = f"publisher's CPU for each worker, {scale.small.label}, {road}"
+        yield Line("crowd", what, scale.horde, measured, 0.12, 0.06, unit="ms")
+
+
+def resident_pause(scale: Scale, say: Say) -> Iterator[Line]:
+    """Yield what a version costs a reader of a resident model."""
+    say("a resident worker's pause")
+    rounds = plan(scale.model, 1, scale.rounds).rounds
+    with Process("pauses", "pauses", scale.model.text, str(rounds)) as process:
+        measured = Spread.of(pauses.ratios(process.answer(MEASURE_SECONDS)))
+    what = "worker's pause and first read over a memcpy, resident"
+    yield Line("resident", what, 1, measured, 0.3, 0.1)
+
+
+def forwards(scale: Scale, say: Say) -> Iterator[Line]:
+    """Yield the time of a forward pass of a resident model over that of an ordinary one."""
+    for kind in scale.kinds:
+        say(f"a forward pass, resident, {kind}")
+        rounds = plan(scale.model, 1, scale.rounds).rounds
+        with Process("forward", "forward", kind, str(rounds)) as process:
+            found = process.answer(MEASURE_SECONDS)
+        passes = zip(found["resident"], found["ordinary"], strict=True)
+        measured = Spread.of([mine / other for mine, other in passes])
+        what = f"a resident model's forward pass over an ordinary one's, {kind}"
+        yield Line("forward", what, 0, measured, 1.02, 1.0)
+
+
+def lost(scale: Scale) -> Iterator[Line]:
+    """Yield how many comparisons with peers are lost, if they have been made."""
+    kinds: tuple[tuple[Against, str, float | None], ...] = (
+        ("over_weightbus", "copying", 8),
+        ("over_resident", "with resident workers", None),
+    )
+    for against, how, must in kinds:
+        found = losses(scale.bench, against)
+        measured = Spread.of([float(found.count)])
+        yield Line("lost", f"{how}, {found.text}", 0, measured, must, 0, unit="lost")
 
 
 def many(scale: Scale, say: Say) -> Iterator[Line]:
     """Yield the time of many tensors over that of one, on either road."""
     shapes = {"many": scale.many, "one": scale.one}
-    for name in ("weightbus_receive", "weightbus_shared"):
+    for name, must, reach in MANY_BOUNDS:
         sides = {key: (name, plan(shape, 1, scale.rounds)) for key, shape in shapes.items()}
         results = _duel(sides, say)
         what = f"{scale.many.tensors} tensors over one, {name}"
-        yield Line("many", what, 1, results["many"].over(results["one"]), 1.5, 1.15)
+        yield Line("many", what, 1, results["many"].over(results["one"]), must, reach)
 
 
 def _duel(sides: dict[str, tuple[str, Plan]], say: Say) -> dict[str, Result]:
@@ -164,8 +235,10 @@ def stopped(scale: Scale, say: Say) -> Iterator[Line]:
 
 ROWS = (
     *dict.fromkeys(goal.row for goal in GOALS),
-    *("cpu", "many", "first", "async", "pause", "memory", "stopped"),
+    *("cpu", "crowd", "many", "resident", "forward", "lost"),
+    *("first", "async", "pause", "memory", "stopped"),
 )
+MUST = {*ROWS} - {"ray", "first", "async", "pause", "memory", "stopped"}
 
 
 def measure(rows: set[str], scale: Scale, say: Say) -> Iterator[Line]:
@@ -173,8 +246,16 @@ def measure(rows: set[str], scale: Scale, say: Say) -> Iterator[Line]:
     yield from compared(rows, scale, say)
     if "cpu" in rows:
         yield from cpu(scale, say)
-    if "many" in rows:
-        yield from many(scale, say)
+    for row, measured in (
+        ("crowd", crowd),
+        ("many", many),
+        ("resident", resident_pause),
+        ("forward", forwards),
+    ):
+        if row in rows:
+            yield from measured(scale, say)
+    if "lost" in rows and scale.bench:
+        yield from lost(scale)
     if rows & {"first", "async", "pause", "memory"}:
         yield from costs(rows, scale, say)
     if "stopped" in rows:

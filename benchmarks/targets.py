@@ -1,7 +1,8 @@
 """Measure weightbus against its targets and say which it keeps: `python benchmarks/targets.py`.
 
-Choose rows with `--rows tcp,small`, and numbers of workers with `--workers 1,2`. Every number is a
-ratio inside one run (or bytes), so it can be held against the same bound on another machine.
+Choose rows with `--rows tcp,small`, and numbers of workers with `--workers 1,2`; `--must` measures
+what must be kept, and nothing else. Nearly every number is a ratio inside one run (or bytes), so it
+can be held against the same bound on another machine.
 """
 
 import argparse
@@ -18,9 +19,10 @@ from weightbus.benchmarks.goals import Line
 from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.model import Shape
 from weightbus.benchmarks.process import ProcessError
-from weightbus.benchmarks.rows import PEERS, ROWS, Scale, measure
+from weightbus.benchmarks.rows import MUST, PEERS, ROWS, Scale, measure
 
 WIDTH = 120  # characters
+MUST_ROUNDS = 5  # of each comparison: about ten minutes in all
 COLORS = {"reached": "green", "met": "green", "MISSED": "red", "not reached": "yellow"}
 
 
@@ -28,8 +30,10 @@ def parse(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     usual = Scale()
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=_rows, help=f"some of {', '.join(ROWS)}; else all")
+    parser.add_argument("--must", action="store_true", help="in ten minutes: what must be kept")
     parser.add_argument(
-        "--rows", type=_rows, default=set(ROWS), help=f"some of {', '.join(ROWS)}; else all"
+        "--bench", type=Path, help="what bench.py --json wrote: what it holds is not measured again"
     )
     parser.add_argument("--workers", type=_integers, default=usual.workers, help="as 1,2,4")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison")
@@ -41,7 +45,10 @@ def parse(words: list[str]) -> argparse.Namespace:
         "--model", type=Shape.parse, default=usual.model, help="in place of 200 MiB"
     )
     parser.add_argument("--json", type=Path, help="write all lines to this file")
-    return parser.parse_args(words)
+    told = parser.parse_args(words)
+    told.rows = told.rows or (MUST if told.must else set(ROWS))
+    told.rounds = told.rounds or (MUST_ROUNDS if told.must else None)
+    return told
 
 
 def _rows(text: str) -> set[str]:
@@ -67,7 +74,7 @@ def table_of(lines: list[Line]) -> Table:
         table.add_row(
             line.row,
             line.what,
-            str(line.workers),
+            str(line.workers or ""),
             f"{m.median:.2f} ({m.low:.2f}-{m.high:.2f}) {line.unit}",
             _bound(line, line.must),
             _bound(line, line.reach),
@@ -94,6 +101,8 @@ def main(words: list[str]) -> int:
         rounds=arguments.rounds,
         starts=arguments.starts,
         seconds=arguments.seconds,
+        bench=json.loads(arguments.bench.read_text())["comparisons"] if arguments.bench else (),
+        must_alone=arguments.must,
     )
     lines: list[Line] = []
     try:

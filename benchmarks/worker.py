@@ -54,10 +54,21 @@ class Questions:
         self._scratch.copy_to(self._worker.model)
         return {"seconds": time.perf_counter() - before}
 
+    def read(self) -> Answer:
+        """Read all values twice: the first time is after whatever came before."""
+        return {"first": self._read(), "warm": self._read()}
+
+    def _read(self) -> float:
+        before = time.perf_counter()
+        for array in self._worker.model.arrays.values():
+            array.sum()
+        return time.perf_counter() - before
+
     def pauses(self) -> Answer:
         """Tell how long the applies took since this was asked last."""
         pauses, self._worker.pauses[:] = list(self._worker.pauses), []
-        return {"pauses": pauses}
+        shut, self._worker.shut[:] = list(self._worker.shut), []
+        return {"pauses": pauses, "shut": shut}
 
     def roads(self) -> Answer:
         """Tell which ways versions came by."""
@@ -94,6 +105,7 @@ def _questions(worker: Worker) -> dict[str, Callable[[], Answer]]:
         "digest": asked.digest,
         "memory": asked.memory,
         "memcpy": asked.memcpy,
+        "read": asked.read,
         "pauses": asked.pauses,
         "roads": asked.roads,
     }

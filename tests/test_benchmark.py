@@ -8,13 +8,26 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from weightbus.benchmarks import against, bench, contender, memory, plots, report, rows, stopped
+from weightbus.benchmarks import (
+    against,
+    bench,
+    contender,
+    crowd,
+    memory,
+    page,
+    pauses,
+    plots,
+    report,
+    rows,
+    stopped,
+)
 from weightbus.benchmarks.bus import ROADS, Bus, WrongRoad
 from weightbus.benchmarks.comparison import (
     Comparison,
@@ -27,6 +40,7 @@ from weightbus.benchmarks.comparison import (
 )
 from weightbus.benchmarks.fleet import WrongBytes
 from weightbus.benchmarks.goals import GOALS, Better, Line
+from weightbus.benchmarks.losses import losses
 from weightbus.benchmarks.model import Model, Shape
 from weightbus.benchmarks.process import Process, ProcessError
 
@@ -34,7 +48,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TINY = "64KiB/5"
 PEERS = [name for name in contender.all_names() if contender.kind(name) == "peer"]
 HOST_SECONDS = 60.0
-BENCHED = [*contender.names("limit", "weightbus"), "zmq_pickle"]
+MINES = {*contender.RIVALS.values(), *contender.RESIDENT.values()}
+BENCHED = [
+    *contender.names("limit"),
+    *(name for name in contender.names("weightbus") if name in MINES),
+    "zmq_pickle",
+]
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +80,9 @@ def test_every_contender_has_every_round(results: dict[str, Any]) -> None:
     base, with_peer = results["comparisons"]
     assert [r["name"] for r in base["results"]] == BENCHED[:-1]
     assert {r["name"] for r in with_peer["results"]} == {
-        *contender.LIMITS,
-        *contender.RIVALS.values(),
+        "raw_tcp",
+        "weightbus_receive",
+        "weightbus_resident",
         "zmq_pickle",
     }
     for comparison in (base, with_peer):
@@ -89,6 +109,7 @@ def test_a_peer_is_held_against_weightbus_in_its_own_comparison(results: dict[st
     measured = by_name["zmq_pickle"]["over_weightbus"]["median"]
     assert measured == pytest.approx(statistics.median(ratios))
     assert by_name["weightbus_receive"]["over_weightbus"] is None
+    assert by_name["zmq_pickle"]["over_resident"]["median"] > 0
 
 
 def test_limits_are_held_against_themselves(results: dict[str, Any]) -> None:
@@ -209,7 +230,16 @@ def test_a_stale_or_misplaced_tensor_changes_the_digest() -> None:
 
 def test_targets_are_measured_and_judged(tmp_path: Path) -> None:
     file = tmp_path / "targets.json"
-    words = ["--rows", "tcp,memory,pause", "--workers", "1", "--rounds", "1", "--starts", "1"]
+    words = [
+        "--rows",
+        "tcp,memory,pause",
+        "--workers",
+        "1",
+        "--rounds",
+        "1",
+        "--starts",
+        "1",
+    ]
     words += ["--model", TINY, "--json", str(file)]
     done = subprocess.run(  # noqa: S603 - our own script and arguments
         [sys.executable, "benchmarks/targets.py", *words],
@@ -222,7 +252,7 @@ def test_targets_are_measured_and_judged(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr  # a model this small has no chance
     lines = json.loads(file.read_text())["lines"]
     counted = Counter(line["row"] for line in lines)
-    assert counted == {"tcp": 1, "memory": 4, "pause": 2}
+    assert counted == {"tcp": 2, "memory": 4, "pause": 2}
     for line in lines:
         assert line["measured"]["low"] <= line["measured"]["median"] <= line["measured"]["high"]
     assert "MISSED" in {line["verdict"] for line in lines if line["row"] == "tcp"}
@@ -286,25 +316,88 @@ def test_a_spread_is_the_quartiles() -> None:
     assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0)
 
 
-def test_it_says_where_weightbus_loses() -> None:
-    def beside(peer: str, *seconds: float) -> Comparison:
-        ours = Result("weightbus_receive", "us", "weightbus", "raw_tcp", rounds=[[0.2], [0.3]])
-        theirs = Result(peer, f"title of {peer}", "peer", "raw_tcp", rounds=[[s] for s in seconds])
-        plan = Plan(Shape.parse("16MiB/40"), 4, rounds=2, burst=1)
-        return Comparison(plan, {"weightbus_receive": ours, peer: theirs}, peer)
+def beside(peer: str, shape: str, workers: int, *seconds: float) -> dict[str, Any]:
+    """Return a comparison with a peer, as a file of results holds it."""
+    ours = Result("weightbus_receive", "us", "weightbus", "raw_tcp", rounds=[[0.2], [0.3]])
+    limit = Result("raw_tcp", "limit", "limit", "raw_tcp", rounds=[[0.1], [0.1]])
+    theirs = Result(peer, "them", "peer", "raw_tcp", rounds=[[s] for s in seconds])
+    results = {"raw_tcp": limit, "weightbus_receive": ours, peer: theirs}
+    return Comparison(Plan(Shape.parse(shape), workers, 2, 1), results, peer).as_json()
 
-    def printed(*comparisons: Comparison) -> str:
-        console = Console(width=100)
+
+def test_it_says_where_weightbus_loses() -> None:
+    def printed(*comparisons: dict[str, Any]) -> str:
+        console = Console(width=200)
         with console.capture() as capture:
-            report.print_losses(comparisons, console)
+            report.print_losses(losses(comparisons), "copying", console)
         return capture.get()
 
-    faster, slower = beside("gloo_flat", 0.1, 0.15), beside("zmq_pickle", 0.4, 0.6)
-    text = printed(faster, slower)
-    assert "1 of 2 comparisons" in text
-    assert all(word in text for word in ("16MiB/40", "4", "title of gloo_flat", "0.50 (0.50-0.50)"))
-    assert "zmq_pickle" not in text
-    assert "none of 1" in printed(slower)
+    faster = beside("gloo_flat", "16MiB/40", 4, 0.1, 0.15)
+    slower = beside("zmq_pickle", "16MiB/40", 4, 0.4, 0.6)
+    unlisted = beside("gloo_flat", "3MiB/1", 4, 0.1, 0.15)
+    text = printed(faster, slower, unlisted)
+    assert "1 of 110 listed" in text
+    assert "108 were not measured; 2 of all measured" in text
+    assert all(word in text for word in ("16MiB/40", "3MiB/1", "gloo", "0.50 (0.50-0.50)"))
+    assert "pickle" not in text
+    assert "0 of 110 listed" in printed(slower)
+
+
+def test_the_list_of_comparisons_is_what_the_whole_benchmark_makes() -> None:
+    words = bench.parse(["--contenders", "raw_tcp"])
+    words.contenders = contender.all_names()
+    planned = [(p.shape.text, p.workers, peer) for p, peers in bench.plans(words) for peer in peers]
+    assert sorted(planned) == sorted(losses([]).listed)
+    assert len(planned) == 110
+    resident = losses([], "over_resident").listed
+    assert {contender.load(peer).LIMIT for _, _, peer in resident} == {*contender.RESIDENT}
+
+
+def test_targets_take_what_a_run_of_the_benchmark_holds() -> None:
+    comparison = beside("gloo_flat", "200MiB/100", 2, 0.4, 0.6)
+    scale = rows.Scale(workers=(2,), bench=[comparison])
+    first, *others = rows.measure({"gloo", "lost"}, scale, list[str]().append)
+    assert (first.what, first.measured.median) == ("weightbus_receive, faster than gloo_flat by", 2)
+    assert [(line.row, line.measured.median) for line in others] == [("lost", 0)] * 2
+
+
+def test_what_a_version_costs_a_reader_of_a_resident_model_is_measured() -> None:
+    found = pauses.measure(Shape.parse(TINY), rounds=2)
+    assert len(pauses.ratios(found)) == 2
+    assert all(seconds > 0 for name in ("shut", "first", "memcpy") for seconds in found[name])
+
+
+def test_a_crowd_of_workers_shares_a_publisher() -> None:
+    found = crowd.measure(Shape.parse(TINY), "shared", workers=3, rounds=2)
+    assert len(found["cpu"]) == 2
+    assert all(seconds > 0 for seconds in found["cpu"])
+
+
+def test_a_resident_model_computes_what_an_ordinary_one_does() -> None:
+    with Process("forward", "forward", "4 KiB, huge pages", "1", "32") as process:
+        found = process.answer(HOST_SECONDS)
+    assert all(len(found[side]) == 1 for side in ("resident", "ordinary"))
+
+
+def test_labels_of_curves_keep_apart_and_in_order() -> None:
+    heights = {"a": 0.5, "b": 0.51, "c": 0.9, "d": 0.99, "e": 1.0, "f": 0.0}
+    places = plots.spread(heights, 0.1)
+    ordered = [places[key] for key in "fabcde"]
+    assert all(b - a > 0.0999 for a, b in pairwise(ordered))
+    assert (places["f"], max(ordered)) == (0.0, 1.0)
+    assert places["a"] == pytest.approx(0.455)
+
+
+def test_the_page_is_written_from_what_was_measured(results: dict[str, Any]) -> None:
+    line = Line("tcp", "TCP over raw TCP", 1, Spread(1.234, 1.0, 2.0), 1.5, None).as_json()
+    text = page.written(page.PAGE.read_text(), results, {"lines": [line]})
+    assert "| `tcp` | TCP over raw TCP | 1 | 1.23 (1.00-2.00) x | ≤ 1.5 |  | met |" in text
+    assert f"| {TINY} | 1 | shared: weightbus, receive() | " in text
+    assert "| TCP: pickle over ZeroMQ | " in text
+    assert results["machine"]["kernel"] in text
+    assert page.written(text, results, {"lines": [line]}) == text
+    with pytest.raises(ValueError, match="0 places are marked <!-- measured: machine -->"):
+        page.written("", results, {"lines": []})
 
 
 # Against another checkout.

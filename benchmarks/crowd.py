@@ -1,0 +1,38 @@
+"""What each of many workers costs the publisher: `... crowd SHAPE ROAD WORKERS ROUNDS`.
+
+Workers hold numpy arrays: 64 processes with torch would not fit into most machines, and it is the
+publisher whose processor time is counted. Prints one line of JSON.
+"""
+
+import sys
+import time
+from typing import Any
+
+from .bus import Bus, Road, road_of
+from .comparison import WARM_UP
+from .model import Model, Shape
+from .process import Answers
+
+
+def measure(shape: Shape, road: Road, workers: int, rounds: int) -> dict[str, Any]:
+    """Publish so often; return the publisher's processor seconds for each."""
+    model = Model(shape, zeros=False)
+    bus = Bus("weightbus", "weightbus_receive", road, arrays=True)
+    bus.start(workers, model)
+    seconds: list[float] = []
+    try:
+        for _ in range(WARM_UP + rounds):
+            model.advance()
+            before = time.process_time()
+            bus.publish_once()
+            seconds.append(time.process_time() - before)
+        bus.check()
+    finally:
+        bus.stop()
+    return {"shape": shape.text, "road": road, "workers": workers, "cpu": seconds[WARM_UP:]}
+
+
+if __name__ == "__main__":
+    answers = Answers({})
+    shape, road, workers, rounds = sys.argv[1:]
+    answers.say(measure(Shape.parse(shape), road_of(road), int(workers), int(rounds)))

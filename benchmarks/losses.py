@@ -1,0 +1,65 @@
+"""Which comparisons with peers weightbus loses, and how many of a list that stays the same.
+
+That list is `peers.txt`. A share of whatever happens to be measured would become better with every
+easy case that is added, and with every peer that is not installed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .contender import RESIDENT, load
+
+FILE = Path(__file__).with_name("peers.txt")
+
+Against = Literal["over_weightbus", "over_resident"]
+Case = tuple[str, int, str]  # the shape, workers, and the peer
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What was measured beside the list.
+
+    Attributes:
+        ratios: The peer's time over weightbus's (median, quartiles), by what was compared.
+        listed: The list.
+    """
+
+    ratios: dict[Case, dict[str, float]]
+    listed: list[Case]
+
+    @property
+    def lost(self) -> list[Case]:
+        """Where the peer was faster, whether it stands in the list or not."""
+        return [case for case, ratio in self.ratios.items() if ratio["median"] < 1]
+
+    @property
+    def count(self) -> int:
+        """How many of the list are lost."""
+        return len({*self.lost} & {*self.listed})
+
+    @property
+    def text(self) -> str:
+        """How many that is of how many, and of how many nobody knows."""
+        missing = {*self.listed} - {*self.ratios}
+        unknown = f", {len(missing)} were not measured" if missing else ""
+        return f"of {len(self.listed)} listed comparisons with a peer{unknown}"
+
+
+def listed(against: Against = "over_weightbus") -> list[Case]:
+    """Return the list; with resident workers, of the road that they make a difference on."""
+    lines = (line.split() for line in FILE.read_text().splitlines())
+    cases = [(shape, int(workers), peer) for shape, workers, peer in lines]
+    return [c for c in cases if against == "over_weightbus" or load(c[2]).LIMIT in RESIDENT]
+
+
+def losses(comparisons: Iterable[dict[str, Any]], against: Against = "over_weightbus") -> Losses:
+    """Find them in what a file of results holds."""
+    ratios: dict[Case, dict[str, float]] = {}
+    for comparison in comparisons:
+        for result in comparison["results"]:
+            if result["name"] == comparison["peer"] and result[against] is not None:
+                case = comparison["shape"], comparison["workers"], comparison["peer"]
+                ratios[case] = result[against]
+    return Losses(ratios, listed(against))
