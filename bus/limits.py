@@ -41,7 +41,9 @@ UNSEEN_ALL = (
     2**20
 )  # of all connections, once all messages are taken; above it goes whoever has most
 UNSEEN_SMALL = 2**13  # of one; less is not counted there, as libzmq reads so much at once
-HANG_UPS = Rate(64, 16)  # of control connections, before newcomers are turned away for a while
+HANG_UPS = Rate(64, 16)  # of control connections; more are a flood, until there are none
+NEWCOMERS = Rate(8, 16)  # control connections from one host in a flood
+HOSTS_MAX = 1024  # from which newcomers are taken in one flood
 ACCEPTS = Rate(512, 200)  # connections for pushed chunks; whoever waits for one fetches meanwhile
 
 WINDOW_CHUNKS = 16  # chunks that a worker asks for before an answer

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import zmq
 
-from weightbus.bus.allowance import Rate
-from weightbus.bus.limits import UNSEEN, UNSEEN_ALL, UNSEEN_SMALL
+from weightbus.bus.allowance import Allowance, Rate
+from weightbus.bus.limits import HANG_UPS, HOSTS_MAX, NEWCOMERS, UNSEEN, UNSEEN_ALL, UNSEEN_SMALL
 from weightbus.bus.net import accepted
-from weightbus.bus.net.accepted import FLOODED_SECONDS, QUIET_SECONDS, Accepted
+from weightbus.bus.net.accepted import ALERT_SECONDS, FLOODED_SECONDS, QUIET_SECONDS, Accepted
 from weightbus.bus.net.control import UNREAD, UNREAD_BYTES, PublisherSockets
 from weightbus.bus.net.endpoints import host_and_port, ipc_path
 from weightbus.bus.net.zmtp import COMMAND, GREETING, MORE, message_parts
@@ -337,6 +337,46 @@ def test_of_all_together_those_with_most_are_hung_up_on(kernel: Kernel) -> None:
     kernel.accepted.look(2.0, drained=True)
     kept = 1 + UNSEEN_ALL // 40_000
     assert kernel.over() == [*range(FAR + kept, FAR + len(sizes))]
+
+
+def test_in_a_flood_each_host_may_have_a_few_newcomers_and_others_now_and_then(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all that were hung up on would come back at once, and everybody wait for them."""
+    many, burst = int(HANG_UPS.burst), int(NEWCOMERS.burst)
+    hosts = collections.defaultdict[int, str](lambda: "attacker")
+    monkeypatch.setattr(kernel.accepted, "_host", hosts.__getitem__)
+
+    def come(descriptors: range, now: float) -> int:
+        before = len(kernel.over())
+        for descriptor in descriptors:
+            kernel.accepted.accept(descriptor, now)
+        return len(descriptors) - (len(kernel.over()) - before)
+
+    flood = range(FAR, FAR + 200)
+    assert come(flood, 1.0) == 200, "nobody was hung up on so far"
+    for descriptor in flood[: many + 1]:
+        kernel.accepted.hang_up(descriptor, 1.0)
+    assert come(range(FAR + 1000, FAR + 1200), 1.0) == burst
+    hosts[FAR + 2000] = "worker"
+    assert come(range(FAR + 2000, FAR + 2001), 1.0) == 1, "it is another host"
+    for second in range(1, 10):
+        now, first = 1.0 + second / NEWCOMERS.per_second, FAR + 3000 + 100 * second
+        assert come(range(first, first + 100), now) == 1
+        kernel.accepted.hang_up(first, now)
+    later = now + ALERT_SECONDS
+    assert come(range(FAR + 5000, FAR + 5200), later) == 200, "nobody was hung up on since"
+
+
+def test_hosts_are_counted_only_so_far(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepted, "HANG_UPS", Rate(0, 1))
+    monkeypatch.setattr(kernel.accepted, "_hang_ups", Allowance(Rate(0, 1), 1.0))
+    monkeypatch.setattr(kernel.accepted, "_host", str)
+    for flood in (1.0, 100.0):
+        kernel.accepted.hang_up(FAR, flood)
+        for descriptor in range(FAR, FAR + HOSTS_MAX + 10):
+            kernel.accepted.accept(descriptor, flood)
+        assert len(kernel.over()) == 10
 
 
 def test_who_has_said_much_has_no_more_to_spend(kernel: Kernel) -> None:

@@ -185,11 +185,12 @@ def test_zeromq_sends_no_pings_of_its_own() -> None:
         side.close()
 
 
-def test_newcomers_are_turned_away_while_many_are_hung_up_on(
+def test_in_a_flood_newcomers_of_a_host_are_let_in_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("weightbus.bus.net.accepted.HANG_UPS", Rate(0, 1))
-    monkeypatch.setattr("weightbus.bus.net.accepted.CLOSED_SECONDS", SECONDS)
+    monkeypatch.setattr("weightbus.bus.net.accepted.NEWCOMERS", Rate(0, 16))
+    monkeypatch.setattr("weightbus.bus.net.accepted.ALERT_SECONDS", SECONDS)
     sockets = PublisherSockets("tcp://127.0.0.1:0", None)
     with contextlib.ExitStack() as stack:
         stack.callback(sockets.close)
@@ -201,7 +202,7 @@ def test_newcomers_are_turned_away_while_many_are_hung_up_on(
         assert _received(sockets)[1] == [b"hi"]
         sockets.hang_up()
         _turned_away(sockets, stack.enter_context(_dialled(sockets.address)))
-        vars(vars(sockets)["_accepted"])["_open_at"] = 0.0  # as time would
+        vars(vars(sockets)["_accepted"])["_flooded_until"] = 0.0  # as time would
         dealer.send(b"back")
         assert _received(sockets)[1] == [b"back"]
         dealer.close()

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from ..allowance import Allowance
 from ..complaints import Complaints
-from ..limits import HANG_UPS, UNSEEN, UNSEEN_ALL, UNSEEN_SMALL
+from ..limits import HANG_UPS, HOSTS_MAX, NEWCOMERS, UNSEEN, UNSEEN_ALL, UNSEEN_SMALL
 from . import endpoints
 from .listening import spent
 
@@ -36,7 +36,7 @@ log = logging.getLogger("weightbus.publisher")
 LOOK_SECONDS, FLOODED_SECONDS = 0.05, 0.01  # between two looks; and while much is unseen
 NEW_SECONDS = 1.0  # after somebody came
 LOOKS = 64  # connections at one look, those with much unseen aside; 2 microseconds each
-CLOSED_SECONDS = 1.0  # to newcomers, after too many connections were hung up on
+ALERT_SECONDS = 2.0  # in which newcomers come one by one, after too many were hung up on
 QUIET_SECONDS = 3.0  # without a hang-up, after which memory goes back to the system
 RECEIVED = slice(128, 136)  # of Linux's `struct tcp_info`: tcpi_bytes_received (since 4.1)
 SCRATCH_BYTES = 2**16
@@ -74,7 +74,8 @@ class Accepted:
         self._each: dict[int, _Connection] = {}  # by descriptor, of which there are only so many
         self._large: dict[int, float] = {}  # unseen bytes of those that have many
         self._hang_ups = Allowance(HANG_UPS, 0.0)
-        self._open_at = 0.0  # when newcomers are let in again
+        self._flooded_until = 0.0
+        self._newcomers: dict[str, Allowance] = {}  # by host, while there is a flood
         self._look_at, self._trim_at = 0.0, math.inf
         self._alert_until = 0.0
         self._complaints = Complaints(log, "hung up on a control connection: %s")
@@ -101,15 +102,26 @@ class Accepted:
         """Take note of a new one; close it if it is one too many.
 
         libzmq spins once there is none left. And each that is hung up on costs time until its last
-        message.
+        message: so in a flood each host may have a few, and one more now and then. If all came back
+        at once, everybody else would wait for them.
         """
         each = self._each[descriptor] = _Connection(Allowance(UNSEEN, now))
         self._large[descriptor] = 0.0  # so that it is looked at soon
         self._alert_until = now + NEW_SECONDS
         self._look_at = min(self._look_at, now + FLOODED_SECONDS)
-        if now < self._open_at or spent(descriptor):
+        if spent(descriptor) or not self._may_come(descriptor, now):
             each.over = True
             self._shut_down(descriptor)
+
+    def _may_come(self, descriptor: int, now: float) -> bool:
+        if now >= self._flooded_until:
+            return True
+        host = self._host(descriptor)
+        if host not in self._newcomers:
+            if len(self._newcomers) >= HOSTS_MAX:
+                return False
+            self._newcomers[host] = Allowance(NEWCOMERS, now)
+        return self._newcomers[host].take(1, now)
 
     def has(self, descriptor: int) -> bool:
         """Return whether there is such a connection. (One that was hung up on may be another.)"""
@@ -133,8 +145,11 @@ class Accepted:
         if reason:
             self._complaints.warn(f"{peer} had {reason}", now)
         self._trim_at = now + QUIET_SECONDS
-        if not self._hang_ups.take(1, now):
-            self._open_at = now + CLOSED_SECONDS
+        flooded = now < self._flooded_until
+        if flooded or not self._hang_ups.take(1, now):
+            self._flooded_until = now + ALERT_SECONDS
+        if not flooded:
+            self._newcomers.clear()
 
     @property
     def due(self) -> float:
@@ -198,6 +213,17 @@ class Accepted:
         except OSError:
             return -1
         return int.from_bytes(told[RECEIVED], sys.byteorder)
+
+    def _host(self, descriptor: int) -> str:
+        """Return where a connection comes from; over ipc, or if it is gone, that is one place."""
+        try:
+            os.dup2(descriptor, self._spare.fileno(), inheritable=False)
+            peer: tuple[str, int] | str | bytes = self._spare.getpeername()
+        except OSError:
+            return ""
+        finally:
+            self._let_go()
+        return peer[0] if isinstance(peer, tuple) else ""
 
     def _shut_down(self, descriptor: int) -> str:
         """Shut a connection down, and drop what libzmq has not read of it; return whose it was."""
