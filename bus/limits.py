@@ -42,7 +42,7 @@ UNSEEN_ALL = (
 )  # of all connections, once all messages are taken; above it goes whoever has most
 UNSEEN_SMALL = 2**13  # of one; less is not counted there, as libzmq reads so much at once
 HANG_UPS = Rate(64, 16)  # of control connections; more are a flood, until there are none
-NEWCOMERS = Rate(8, 16)  # control connections from one host in a flood
+NEWCOMERS = Rate(8, 8)  # control connections from one host in a flood
 HOSTS_MAX = 1024  # from which newcomers are taken in one flood
 ACCEPTS = Rate(512, 200)  # connections for pushed chunks; whoever waits for one fetches meanwhile
 

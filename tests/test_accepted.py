@@ -174,7 +174,7 @@ def test_nothing_passes_once_a_connection_is_hung_up_on(sockets: PublisherSocket
     bad = dialled(sockets.address)
     bad.sendall(frame(b"bad") * 2 * UNREAD)
     received(sockets)
-    with socket.socket(fileno=os.dup(vars(sockets)["_last"])) as ours:
+    with socket.socket(fileno=os.dup(vars(sockets)["_last"][0])) as ours:
         sockets.hang_up()
         bad.sendall(frame(b"more"))
         bad.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -187,19 +187,20 @@ def test_what_libzmq_has_not_read_of_it_is_never_a_message(
     sockets: PublisherSockets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, dropped = vars(sockets)["_accepted"], collections.Counter[bool]()
-    saw = held.saw
+    is_dropped = held.dropped
 
-    def noting(descriptor: int, nbytes: int) -> bool:
-        kept: bool = saw(descriptor, nbytes)
-        dropped[not kept] += 1
-        return kept
+    def noting(identity: bytes) -> bool:
+        over: bool = is_dropped(identity)
+        dropped[over] += 1
+        return over
 
-    monkeypatch.setattr(held, "saw", noting)
+    monkeypatch.setattr(held, "dropped", noting)
     with dialled(sockets.address) as bad:
         bad.sendall(frame(b"") * 20_000)
         received(sockets)
         sockets.hang_up()
         wait_until_closed(sockets, bad)
+    assert dropped[False] == 1, "the others are dropped at one look at whose they are"
     assert dropped[True] <= UNREAD + 2 * BATCH_BYTES / len(frame(b""))
 
 
@@ -293,7 +294,7 @@ def test_a_worker_is_never_taken_for_a_flood(kernel: Kernel, seed: int) -> None:
             kernel.accepted.look(now, drained=False)
         for worker in workers:
             few = rng.randrange(1 + len(waiting[worker])) if stalled else len(waiting[worker])
-            assert all(kernel.accepted.saw(worker, size) for size in waiting[worker][:few])
+            assert all(kernel.accepted.saw(worker, b"", size) for size in waiting[worker][:few])
             del waiting[worker][:few]
         kernel.accepted.look(now, drained=not any(waiting.values()))
     assert kernel.over() == []
@@ -324,7 +325,7 @@ def test_a_flood_is_over_at_the_first_look_that_finds_it(kernel: Kernel) -> None
     kernel.came[FAR] += 200
     kernel.accepted.look(1.0 + 2 * FLOODED_SECONDS, drained=False)
     assert kernel.over() == [FAR]
-    assert not kernel.accepted.saw(FAR, 100)
+    assert not kernel.accepted.saw(FAR, b"", 100)
 
 
 def test_of_all_together_those_with_most_are_hung_up_on(kernel: Kernel) -> None:
@@ -364,7 +365,7 @@ def test_in_a_flood_each_host_may_have_a_few_newcomers_and_others_now_and_then(
         now, first = 1.0 + second / NEWCOMERS.per_second, FAR + 3000 + 100 * second
         assert come(range(first, first + 100), now) == 1
         kernel.accepted.hang_up(first, now)
-    later = now + ALERT_SECONDS
+    later = 1.0 + 9 / NEWCOMERS.per_second + ALERT_SECONDS
     assert come(range(FAR + 5000, FAR + 5200), later) == 200, "nobody was hung up on since"
 
 
@@ -379,11 +380,25 @@ def test_hosts_are_counted_only_so_far(kernel: Kernel, monkeypatch: pytest.Monke
         assert len(kernel.over()) == 10
 
 
+def test_whoever_is_dropped_is_kept_in_mind_for_a_while(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accepted, "DROPPED_KEPT", 3)
+    kernel.accepted.accept(FAR, 0.0)
+    kernel.accepted.hang_up(FAR, 0.0)
+    assert not kernel.accepted.saw(FAR, b"said more", 10)
+    for identity in (b"1", b"2"):
+        kernel.accepted.drop(identity)
+    assert kernel.accepted.dropped(b"said more")
+    kernel.accepted.drop(b"3")
+    assert not kernel.accepted.dropped(b"said more"), "libzmq has closed it long ago"
+
+
 def test_who_has_said_much_has_no_more_to_spend(kernel: Kernel) -> None:
     kernel.accepted.accept(FAR, 0.0)
     for second in range(1, 20):
         kernel.came[FAR] += 100_000
-        assert kernel.accepted.saw(FAR, 100_000)
+        assert kernel.accepted.saw(FAR, b"", 100_000)
         kernel.accepted.look(float(second), drained=True)
     kernel.came[FAR] += int(UNSEEN.burst) + 1
     kernel.accepted.look(20.0, drained=True)

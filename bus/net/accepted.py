@@ -38,6 +38,7 @@ NEW_SECONDS = 1.0  # after somebody came
 LOOKS = 64  # connections at one look, those with much unseen aside; 2 microseconds each
 ALERT_SECONDS = 2.0  # in which newcomers come one by one, after too many were hung up on
 QUIET_SECONDS = 3.0  # without a hang-up, after which memory goes back to the system
+DROPPED_KEPT = 4096  # connections that were hung up on, and may have left something to be read
 RECEIVED = slice(128, 136)  # of Linux's `struct tcp_info`: tcpi_bytes_received (since 4.1)
 SCRATCH_BYTES = 2**16
 _ATTACH_FILTER = 26  # Linux's SO_ATTACH_FILTER, which Python does not name
@@ -73,6 +74,7 @@ class Accepted:
         self._name: str | int | None = None  # of this side of every connection: a path, or a port
         self._each: dict[int, _Connection] = {}  # by descriptor, of which there are only so many
         self._large: dict[int, float] = {}  # unseen bytes of those that have many
+        self._dropped: dict[bytes, None] = {}  # by identity, which libzmq gives out only once
         self._hang_ups = Allowance(HANG_UPS, 0.0)
         self._flooded_until = 0.0
         self._newcomers: dict[str, Allowance] = {}  # by host, while there is a flood
@@ -128,13 +130,25 @@ class Accepted:
         each = self._each.get(descriptor)
         return each is not None and not each.over
 
-    def saw(self, descriptor: int, nbytes: int) -> bool:
+    def saw(self, descriptor: int, identity: bytes, nbytes: int) -> bool:
         """Take note of a message; return False if its connection was hung up on."""
         each = self._each.get(descriptor)
         if each is None:
             return True
         each.seen += nbytes
+        if each.over:
+            self.drop(identity)
         return not each.over
+
+    def drop(self, identity: bytes) -> None:
+        """Say that nothing of a connection is of use any more: thousands of messages may come."""
+        self._dropped[identity] = None
+        if len(self._dropped) > DROPPED_KEPT:
+            del self._dropped[next(iter(self._dropped))]
+
+    def dropped(self, identity: bytes) -> bool:
+        """Return whether that was said. It is told at little cost, since others wait meanwhile."""
+        return identity in self._dropped
 
     def hang_up(self, descriptor: int, now: float, reason: str = "") -> None:
         """Close a connection. libzmq has no call for that, but closes what it finds shut down."""

@@ -14,7 +14,6 @@ import socket
 import sys
 import time
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import zmq
@@ -24,6 +23,7 @@ from ..limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..messages import Buffer
 from . import endpoints
 from .accepted import Accepted
+from .bell import Bell
 from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
 from .listening import Listener
 from .pub import Distribution, Outlet
@@ -82,9 +82,7 @@ class _Sockets:
                 if changes:
                     self._changes = self._control.get_monitor_socket(changes)
             self._selector = undo.enter_context(selectors.DefaultSelector())
-            self._bell, self._rope = map(undo.enter_context, socket.socketpair())
-            self._bell.setblocking(False)
-            self._rope.setblocking(False)
+            self._bell = undo.enter_context(contextlib.closing(Bell()))
             self._selector.register(self._bell, selectors.EVENT_READ)
             descriptor = int(self._control.get(zmq.FD))
             self._selector.register(descriptor, selectors.EVENT_READ, self._control)
@@ -112,7 +110,7 @@ class _Sockets:
         found = self._selector.select(0.0 if control else max(0.0, seconds))
         for key, _ in found:
             if key.fileobj is self._bell:
-                self._silence()
+                self._bell.silence()
             elif key.data is self._control:
                 self._asked = False
         return self._ask() & wanted, found
@@ -132,30 +130,26 @@ class _Sockets:
         if not self._ask() & READABLE:
             return None
         self._asked = False
-        frame = self._control.recv(AT_ONCE, copy=False)
-        frames = [frame]
-        while frame.more:
+        return self._rest()
+
+    def _rest(self) -> list[zmq.Frame]:
+        """Return the frames that are left of a message."""
+        frames: list[zmq.Frame] = []
+        while True:
             frame = self._control.recv(AT_ONCE, copy=False)
             if len(frames) <= FRAMES_MAX:  # the rest can only make it malformed
                 frames.append(frame)
-        return frames
-
-    def _silence(self) -> None:
-        try:
-            while self._bell.recv(4096):
-                pass
-        except BlockingIOError:
-            pass
+            if not frame.more:
+                return frames
 
     def wake(self) -> None:
         """Make a `poll` in another thread return."""
-        _pull(self._rope)
+        self._bell.ring()
 
     def abandon(self) -> None:
         """Close what a forked child has inherited, see `inheritance`."""
         self._selector.close()
         self._bell.close()
-        self._rope.close()
         close_libzmqs(self._libzmqs)
 
     def close(self) -> None:
@@ -164,7 +158,6 @@ class _Sockets:
         self._selector.close()
         self._context.destroy()
         self._bell.close()
-        self._rope.close()
 
 
 class PublisherSockets(_Sockets):
@@ -185,7 +178,7 @@ class PublisherSockets(_Sockets):
         self._data = Distribution(queue, self._selector)
         self._listener: Listener | None = None  # of an ipc address
         self._accepted = Accepted(counts=endpoints.ipc_path(address) is None)
-        self._last: int | None = None  # the descriptor of the last message
+        self._last: tuple[int, bytes] | None = None  # of the last message: where it came from
         self._selector.register(int(self._changes.get(zmq.FD)), selectors.EVENT_READ, self._changes)
         try:
             self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a worker is gone
@@ -249,23 +242,28 @@ class PublisherSockets(_Sockets):
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return the identity and the frames of the next control message, if there is one."""
-        for _ in range(DROPPED):
-            frames = self._receive()
-            if frames is None:
-                return None
-            identity, *rest = [frame.bytes for frame in frames]  # small ones
-            self._last = int(frames[0].get(SOURCE))
-            if not self._accepted.has(self._last):  # the word of it comes before its messages
-                self._take_note_of_accepted(time.monotonic())
-            nbytes = sum(map(len, rest)) + FRAME_HEAD_MAX * len(rest)
-            if self._accepted.saw(self._last, nbytes):
-                return identity, rest
+        self._asked = False
+        with contextlib.suppress(zmq.Again):
+            for _ in range(DROPPED):
+                identity = self._control.recv(AT_ONCE)
+                frames = self._rest()
+                if self._accepted.dropped(identity):
+                    continue
+                source = int(frames[0].get(SOURCE))
+                if not self._accepted.has(source):  # the word of it comes before its messages
+                    self._take_note_of_accepted(time.monotonic())
+                nbytes = sum(map(len, frames)) + FRAME_HEAD_MAX * len(frames)
+                if self._accepted.saw(source, identity, nbytes):
+                    self._last = source, identity
+                    return identity, [frame.bytes for frame in frames]  # small ones
         return None
 
     def hang_up(self) -> None:
         """Close the connection of the message that was received last."""
         if self._last is not None:
-            self._accepted.hang_up(self._last, time.monotonic())
+            source, identity = self._last
+            self._accepted.drop(identity)
+            self._accepted.hang_up(source, time.monotonic())
 
     def _take_note_of_accepted(self, now: float) -> None:
         while int(self._changes.get(zmq.EVENTS)) & READABLE:
@@ -342,7 +340,7 @@ class WorkerSockets(_Sockets):
         self.address = endpoints.check(address)
         super().__init__(zmq.DEALER, CHANGES)
         # Not `wake`, which would hold us, and through us the memory that `place` gives out.
-        self._data = Subscription(place, partial(_pull, self._rope))
+        self._data = Subscription(place, self._bell.ring)
         self._watched: tuple[socket.socket, bool] | None = None
         try:
             self._control.setsockopt(zmq.IMMEDIATE, 1)  # say nothing to nobody: it would pile up
@@ -442,9 +440,3 @@ class WorkerSockets(_Sockets):
         self._control.disable_monitor()  # nobody reads it any more, for which ZeroMQ would wait
         self._data.close()
         super().close()
-
-
-def _pull(rope: socket.socket) -> None:
-    """Ring the bell at the other end."""
-    with contextlib.suppress(OSError):  # it was rung before, or nobody is left to wake
-        rope.send(b"!")

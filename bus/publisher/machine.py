@@ -108,8 +108,6 @@ class PublisherMachine:
 
     def receive(self, identity: bytes, frames: Sequence[Buffer], now: float) -> list[Effect]:
         """Take one message of a worker. Never raises: whatever is malformed is refused."""
-        if not self._patience.hears(identity):
-            return []
         nbytes = len(frames[0]) if frames else 0
         peer = self.roster.by_identity(identity)
         if peer is None and not self._patience.has_time(now):

@@ -13,7 +13,6 @@ from ..messages import Bye, Hello, Message, Ping, Pong
 
 CHEAP, DEAR = 1, 4  # what a message costs: one that is answered at most, one that leads to more
 DEAR_BYTES = 2**14  # so many more of a message cost as much again; few hellos have a tenth of it
-HUNG_UP_KEPT = 4096  # connections whose last messages are still to be read, and dropped
 
 
 class Patience:
@@ -24,11 +23,6 @@ class Patience:
         self._talk = Rate(TALK.burst, TALK.per_second * max(1.0, 1 / timing.ping))
         self._strangers = Allowance(STRANGERS, 0.0)
         self._each: dict[bytes, Allowance] = {}
-        self._hung_up: dict[bytes, None] = {}
-
-    def hears(self, identity: bytes) -> bool:
-        """Return whether a connection has not been hung up on."""
-        return identity not in self._hung_up
 
     def has_time(self, now: float) -> bool:
         """Return whether another message of a stranger may be looked at."""
@@ -45,9 +39,6 @@ class Patience:
         if allowance.take(cost, now):
             return True
         del self._each[identity]
-        self._hung_up[identity] = None
-        if len(self._hung_up) > HUNG_UP_KEPT:
-            del self._hung_up[next(iter(self._hung_up))]
         return False
 
     def tick(self, now: float) -> None:
