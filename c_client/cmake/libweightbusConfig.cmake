@@ -1,7 +1,9 @@
 # find_package(libweightbus): the targets weightbus::c (shared) and weightbus::c_static.
+#
+# The static one takes the libzmq that is found, CMAKE_PREFIX_PATH first; LIBWEIGHTBUS_ZMQ=/path/libzmq.a names
+# another. One that is static, too, brings what its pkg-config file says.
 
 get_filename_component(_weightbus_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
-find_package(Threads REQUIRED)
 
 if(NOT TARGET weightbus::c)
   add_library(weightbus::c SHARED IMPORTED)
@@ -10,10 +12,20 @@ if(NOT TARGET weightbus::c)
     IMPORTED_SONAME "libweightbus.so.1"
     INTERFACE_INCLUDE_DIRECTORIES "${_weightbus_prefix}/include")
 
+  find_library(LIBWEIGHTBUS_ZMQ zmq)
+  if(NOT LIBWEIGHTBUS_ZMQ)
+    set(LIBWEIGHTBUS_ZMQ zmq)  # not found here: the linker may know more
+  elseif(LIBWEIGHTBUS_ZMQ MATCHES "\\.a$")
+    find_package(PkgConfig QUIET)
+    if(PKG_CONFIG_FOUND)
+      pkg_check_modules(_weightbus_zmq QUIET libzmq)
+    endif()
+  endif()
   add_library(weightbus::c_static STATIC IMPORTED)
   set_target_properties(weightbus::c_static PROPERTIES
     IMPORTED_LOCATION "${_weightbus_prefix}/lib/libweightbus.a"
     INTERFACE_INCLUDE_DIRECTORIES "${_weightbus_prefix}/include"
-    INTERFACE_LINK_LIBRARIES "zmq;Threads::Threads;${CMAKE_DL_LIBS};m")
+    INTERFACE_LINK_LIBRARIES
+      "${LIBWEIGHTBUS_ZMQ};${_weightbus_zmq_STATIC_LDFLAGS};pthread;${CMAKE_DL_LIBS};m")
 endif()
 unset(_weightbus_prefix)

@@ -210,6 +210,9 @@ void wb_read_end(wb_reading *reading);
 // Starts a worker. The publisher need not be there yet.
 wb_code wb_connect(const wb_options *options, wb_worker **worker);
 
+// Returns what a worker is called, for as long as it lives; empty for no worker.
+const char *wb_name(const wb_worker *worker);
+
 // Waits until the publisher has let the worker in, and tells its epoch (`epoch` may be NULL).
 wb_code wb_joined(const wb_worker *worker, uint32_t timeout_ms, uint64_t *epoch);
 

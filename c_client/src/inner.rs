@@ -243,6 +243,12 @@ pub unsafe fn worker_of<'a>(worker: *const wb_worker) -> Result<&'a Worker, Faul
     unsafe { worker.as_ref() }.map(|worker| &worker.0).ok_or_else(|| invalid("no worker"))
 }
 
+/// A worker that tells its name to C.
+pub fn named(worker: Worker) -> wb_worker {
+    let name = c_text(worker.name());
+    wb_worker(worker, name)
+}
+
 /// A pointer that only its owner looks behind.
 struct User(*mut c_void);
 

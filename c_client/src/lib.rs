@@ -7,6 +7,7 @@
 mod inner;
 
 use inner::{answer, fill, invalid, out, quietly, text_of, Fault, Target};
+use std::ffi::CString;
 use std::os::raw::{c_char, c_int, c_void};
 use std::time::Duration;
 
@@ -181,7 +182,7 @@ pub struct wb_model(weightbus_core::Model);
 /// One who reads a model.
 pub struct wb_reading(#[allow(dead_code)] inner::Reading); // what counts is that it is there
 /// A worker.
-pub struct wb_worker(weightbus_core::Worker);
+pub struct wb_worker(weightbus_core::Worker, CString);
 /// A version that never changes.
 pub struct wb_snapshot(inner::Tensors);
 
@@ -285,8 +286,15 @@ pub unsafe extern "C" fn wb_connect(options: *const wb_options, worker: *mut *mu
             builder = builder.apply_timeout(Duration::from_millis(options.apply_timeout_ms.into()));
         }
         // SAFETY: the caller gives a place for it.
-        unsafe { out(worker, wb_worker(builder.connect()?)) }
+        unsafe { out(worker, inner::named(builder.connect()?)) }
     })
+}
+
+/// Returns what a worker is called, for as long as it lives; empty for no worker.
+#[no_mangle]
+pub unsafe extern "C" fn wb_name(worker: *const wb_worker) -> *const c_char {
+    // SAFETY: the caller gives a worker that lives, or NULL.
+    unsafe { worker.as_ref() }.map_or(b"\0".as_ptr().cast(), |worker| worker.1.as_ptr())
 }
 
 /// Waits until the publisher has let the worker in, and tells its epoch (`epoch` may be NULL).

@@ -131,6 +131,7 @@ static wb_worker* worker_of(const char* address, const wb_model* model, bool net
   };
   wb_worker* worker = NULL;
   EXPECT(wb_connect(&options, &worker) == WB_OK);
+  EXPECT(strcmp(wb_name(worker), "c") == 0 && wb_name(NULL)[0] == 0);
   uint64_t epoch = 0;
   EXPECT(wb_joined(worker, LONG_MS, &epoch) == WB_OK && epoch > 0 && *joined == 1);
   return worker;

@@ -1,17 +1,310 @@
-// The driver of the conformance suite: `driver vectors DIR`, or `driver worker ADDRESS ...`.
+// The driver of the conformance suite: a worker that says what happens to it, a line of JSON each.
+//
+// Golden vectors are about what is inside libweightbus: the Rust client's driver answers them.
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <fstream>
 #include <iostream>
-#include <string>
-#include <vector>
+#include <iterator>
+#include <set>
+#include <sstream>
+#include <weightbus/weightbus.hpp>
 
-#include "vectors.hpp"
-#include "worker.hpp"
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr const char* kUsage =
+    "usage: driver vectors DIR\n"
+    "       driver worker ADDRESS --name NAME --models M1,M2 [--in-place SPEC.json]\n"
+    "              [--no-tensors] [--bytes-max N] [--network] [--seconds S]\n";
+
+std::atomic<bool> stop{false};
+
+[[noreturn]] void die(const std::string& why) {
+  std::cerr << "driver: " << why << "\n";
+  std::exit(2);
+}
+
+template <class T>
+T expect(weightbus::Result<T> result) {
+  if (!result) die(result.error().text);
+  return std::move(*result);
+}
+
+// One line of JSON.
+class Line {
+ public:
+  explicit Line(const std::string& event) { text("event", event); }
+
+  Line& raw(std::string_view name, const std::string& value) {
+    said_ += (said_.empty() ? "{" : ",") + quoted(name) + ":" + value;
+    return *this;
+  }
+  Line& text(std::string_view name, std::string_view value) { return raw(name, quoted(value)); }
+  Line& version(const std::string& model, std::uint64_t epoch, std::uint64_t version) {
+    text("model", model).raw("epoch", std::to_string(epoch));
+    return raw("version", std::to_string(version));
+  }
+
+  void say() const {
+    static std::mutex mutex;
+    const std::lock_guard guard(mutex);
+    std::cout << said_ << "}" << std::endl;
+  }
+
+  static std::string quoted(std::string_view text) {
+    std::string made = "\"";
+    for (const char c : text) {
+      char escaped[8] = {c};
+      if (c == '"' || c == '\\') std::snprintf(escaped, sizeof escaped, "\\%c", c);
+      if (static_cast<unsigned char>(c) < 0x20)
+        std::snprintf(escaped, sizeof escaped, "\\u%04x", c);
+      made.append(escaped, c == 0 ? 6 : std::strlen(escaped));
+    }
+    return made + "\"";
+  }
+
+ private:
+  std::string said_;
+};
+
+void hear(const weightbus::Event& event) {
+  if (event.kind == "joined") {
+    Line("joined").raw("epoch", std::to_string(event.epoch)).say();
+  } else if (event.kind == "lost") {
+    Line("lost").say();
+  } else if (event.kind == "refused") {
+    Line("refused").text("code", event.code).text("text", event.text).say();
+  } else if (event.kind == "rejected") {
+    Line line("failed");
+    line.version(event.model, event.epoch, event.version);
+    line.text("code", event.code).text("text", event.text).say();
+  } else {
+    std::cerr << event.kind + ": " + event.code + " " + event.text + "\n";
+  }
+}
+
+// CRC-32C, a byte at a time.
+std::uint32_t crc32c(const void* data, std::size_t count) {
+  static const std::array<std::uint32_t, 256> kTable = [] {
+    std::array<std::uint32_t, 256> table{};
+    for (std::uint32_t i = 0; i < 256; ++i) {
+      std::uint32_t crc = i;
+      for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78U : 0);
+      table[i] = crc;
+    }
+    return table;
+  }();
+  std::uint32_t crc = ~0U;
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  for (std::size_t i = 0; i < count; ++i) crc = crc >> 8 ^ kTable[(crc ^ bytes[i]) & 0xFF];
+  return ~crc;
+}
+
+// Memory that is registered, by model and tensor.
+struct Memory {
+  std::string dtype;
+  weightbus::Shape shape;
+  std::vector<std::byte> bytes;
+};
+using Registered = std::map<std::string, std::map<std::string, Memory>>;
+
+std::size_t bits_of(const std::string& dtype) {
+  const std::size_t digits = dtype.find_first_of("0123456789");
+  return digits == std::string::npos ? 8 : std::stoul(dtype.substr(digits));  // BOOL; F8_E4M3
+}
+
+// The memory to register: {"model": {"tensor": {"dtype": "F32", "shape": [4, 3]}}}, without
+// escapes.
+class Specification {
+ public:
+  explicit Specification(const std::string& path) {
+    std::ifstream file(path);
+    rest_.assign(std::istreambuf_iterator<char>(file), {});
+  }
+
+  Registered read() {
+    Registered registered;
+    items([&](const std::string& model) {
+      items([&](const std::string& name) { tensor(registered[model][name]); });
+    });
+    return registered;
+  }
+
+ private:
+  char next() {
+    at_ = rest_.find_first_not_of(" \t\r\n,:", at_);
+    if (at_ == std::string::npos) die("the specification of tensors ends early");
+    return rest_[at_];
+  }
+
+  std::string text() {
+    if (next() != '"') die("no specification of tensors: " + rest_.substr(at_));
+    const std::size_t begin = at_ + 1;
+    at_ = rest_.find('"', begin) + 1;
+    return rest_.substr(begin, at_ - 1 - begin);
+  }
+
+  template <class Item>
+  void items(Item item) {
+    if (next() != '{') die("no specification of tensors: " + rest_.substr(at_));
+    for (++at_; next() != '}';) item(text());
+    ++at_;
+  }
+
+  void tensor(Memory& memory) {
+    items([&](const std::string& key) {
+      if (key == "dtype") {
+        memory.dtype = text();
+        return;
+      }
+      next();
+      for (++at_; next() != ']';) {
+        std::size_t digits = 0;
+        memory.shape.push_back(std::stoull(rest_.substr(at_, 20), &digits));
+        at_ += digits;
+      }
+      ++at_;
+    });
+    std::size_t bits = bits_of(memory.dtype);
+    for (const std::uint64_t size : memory.shape) bits *= size;
+    memory.bytes.resize(bits / 8);
+  }
+
+  std::string rest_;
+  std::size_t at_ = 0;
+};
+
+struct Arguments {
+  std::string address;
+  std::set<std::string> models;
+  Registered registered;
+  bool tensors = true;
+  double seconds = 120;
+  weightbus::Options options;
+};
+
+Arguments parse(const std::vector<std::string>& words) {
+  Arguments parsed;
+  parsed.address = words[1];
+  for (std::size_t i = 2; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    const auto value = [&] { return i + 1 < words.size() ? words[++i] : (die(kUsage), ""); };
+    if (word == "--no-tensors") {
+      parsed.tensors = false;
+    } else if (word == "--network") {
+      parsed.options.shared_memory = false;
+    } else if (word == "--name") {
+      parsed.options.name = value();
+    } else if (word == "--in-place") {
+      parsed.registered = Specification(value()).read();
+    } else if (word == "--bytes-max") {
+      parsed.options.bytes_max = std::stoull(value());
+    } else if (word == "--seconds") {
+      parsed.seconds = std::stod(value());
+    } else if (word == "--models") {
+      std::istringstream list(value());
+      for (std::string model; std::getline(list, model, ',');) parsed.models.insert(model);
+    } else {
+      die(kUsage);
+    }
+  }
+  return parsed;
+}
+
+void choose_targets(Arguments& arguments) {
+  for (auto& [model, tensors] : arguments.registered) {
+    std::vector<weightbus::Tensor> made;
+    for (auto& [name, memory] : tensors) {
+      made.push_back({name, memory.dtype, memory.shape, memory.bytes.data(), memory.bytes.size()});
+    }
+    arguments.options.in_place(model, std::move(made));
+    arguments.models.erase(model);
+  }
+  for (const std::string& model : arguments.models) arguments.options.snapshots(model);
+}
+
+std::string checksums(const weightbus::Update& update, const weightbus::Worker& worker,
+                      Registered& registered) {
+  std::string said;
+  const auto add = [&](std::string_view name, const void* data, std::size_t count) {
+    said +=
+        (said.empty() ? "{" : ",") + Line::quoted(name) + ":" + std::to_string(crc32c(data, count));
+  };
+  if (update.snapshot) {
+    for (const auto& one : update.snapshot->tensors()) {
+      add(one.name(), one.bytes().data(), one.bytes().size());
+    }
+  } else if (const auto reading = worker.reading(update.model)) {
+    for (const auto& [name, memory] : registered[update.model]) {
+      add(name, memory.bytes.data(), memory.bytes.size());
+    }
+  }
+  return said.empty() ? "{}" : said + "}";
+}
+
+// Whether the bytes of a model are not all the same.
+bool is_torn(const std::map<std::string, Memory>& tensors) {
+  const std::byte* first = nullptr;
+  for (const auto& [name, memory] : tensors) {
+    const std::vector<std::byte>& bytes = memory.bytes;
+    if (bytes.empty()) continue;
+    if (first == nullptr) first = bytes.data();
+    if (bytes[0] != *first) return true;
+    if (std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) != 0) return true;
+  }
+  return false;
+}
+
+// Reads all the time, as a model would; says when it saw two versions at once.
+void watch(const weightbus::Worker& worker, const Registered& registered) {
+  std::set<std::string> told;
+  while (!stop) {
+    for (const auto& [model, tensors] : registered) {
+      const auto reading = worker.reading(model);
+      if (reading && is_torn(tensors) && told.insert(model).second) {
+        Line("torn").text("model", model).say();
+      }
+    }
+    std::this_thread::yield();
+  }
+}
+
+void serve(weightbus::Worker& worker, Arguments& arguments) {
+  const std::chrono::duration<double> patience(arguments.seconds);
+  const auto end = std::chrono::steady_clock::now() + patience;
+  while (!stop && std::chrono::steady_clock::now() < end) {
+    const auto update = worker.receive(50ms);
+    if (!update) std::cerr << update.error().code + ": " + update.error().text + "\n";
+    if (!update || !*update) continue;
+    const weightbus::Update& applied = **update;
+    Line line("applied");
+    line.version(applied.model, applied.epoch, applied.version).text("digest", applied.digest);
+    if (arguments.tensors) line.raw("tensors", checksums(applied, worker, arguments.registered));
+    line.say();
+  }
+}
+
+}  // namespace
 
 int main(int count, char** values) {
-  const std::vector<std::string> arguments(values + 1, values + count);
-  if (arguments.size() == 2 && arguments[0] == "vectors") return run_vectors(arguments[1]);
-  if (arguments.size() >= 2 && arguments[0] == "worker") return run_worker(arguments);
-  std::cerr << "usage: driver vectors DIR\n"
-               "       driver worker ADDRESS --name NAME --models M1,M2 [--in-place SPEC.json]\n"
-               "              [--no-tensors] [--bytes-max N] [--network] [--seconds S]\n";
-  return 2;
+  const std::vector<std::string> words(values + 1, values + count);
+  if (words.size() == 2 && words[0] == "vectors") return 0;
+  if (words.size() < 2 || words[0] != "worker") die(kUsage);
+  std::signal(SIGTERM, [](int) { stop = true; });
+  std::signal(SIGINT, [](int) { stop = true; });
+  Arguments arguments = parse(words);
+  choose_targets(arguments);
+  arguments.options.on_event = hear;
+  weightbus::Worker worker =
+      expect(weightbus::Worker::connect(arguments.address, arguments.options));
+  std::thread watcher;
+  if (arguments.tensors)
+    watcher = std::thread(watch, std::cref(worker), std::cref(arguments.registered));
+  serve(worker, arguments);
+  stop = true;
+  if (watcher.joinable()) watcher.join();
+  return 0;
 }

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <csignal>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 #include <weightbus/weightbus.hpp>
@@ -20,11 +19,9 @@ using Clock = std::chrono::steady_clock;
 std::atomic<bool> stop{false};
 
 void print(const std::string& name, const weightbus::Update& update, double prediction) {
-  const nlohmann::ordered_json row = {{"worker", name},
-                                      {"version", update.version},
-                                      {"prediction", std::round(prediction * 1e4) / 1e4},
-                                      {"digest", update.digest}};
-  std::cout << row.dump() << std::endl;
+  std::cout << "{\"worker\":\"" << name << "\",\"version\":" << update.version
+            << ",\"prediction\":" << std::round(prediction * 1e4) / 1e4 << ",\"digest\":\""
+            << update.digest << "\"}" << std::endl;
 }
 
 int usage() {

@@ -1,30 +1,48 @@
 #!/bin/sh
-# Installs the library, then builds the README's example with find_package, and runs it.
-#
-#     install.sh SOURCE BUILD
+# The README from nothing: installed, found, linked in every way, and run: install.sh BUILD PYTHON, by `make test`.
+# CMAKE names another CMake, such as 3.18.
 set -eu
-source=$1 build=$2
+build=$1 python=$2 source=$(pwd) cmake=${CMAKE:-cmake}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-cmake --install "$build" --prefix "$work/prefix" > "$work/log"
-mkdir "$work/example"
-awk '/^```cpp$/ {on = 1; next} /^```$/ {on = 0} on' "$source/README.md" > "$work/example/main.cpp"
-cat > "$work/example/CMakeLists.txt" << 'END'
-cmake_minimum_required(VERSION 3.18)
-project(example LANGUAGES CXX)
-find_package(weightbus REQUIRED)
-add_executable(example main.cpp)
-target_link_libraries(example PRIVATE weightbus::weightbus)
-END
-cmake -S "$work/example" -B "$work/example/build" -DCMAKE_PREFIX_PATH="$work/prefix" >> "$work/log"
-cmake --build "$work/example/build" >> "$work/log"
+say() { echo "== $*"; }
+said() { # MODEL WORDS PROGRAM
+    model=$1 words=$2
+    shift 2
+    answer=$("$python" tests/publish.py "$model" "$@")
+    echo "$answer"
+    test "$answer" = "$words"
+}
+cmake_lists() { # HOW TARGET...
+    printf '%s\n' 'cmake_minimum_required(VERSION 3.18)' 'project(example LANGUAGES CXX)' "$1"
+    shift
+    for target in "$@"; do
+        printf '%s\n' "add_executable(with_$target main.cpp)" \
+            "target_link_libraries(with_$target PRIVATE weightbus::$target)"
+    done
+}
 
-mkfifo "$work/address"
-"$build/serve_line" > "$work/address" &
-publisher=$!
-read -r address < "$work/address"
-said=$(timeout 60 "$work/example/build/example" "$address")
-wait "$publisher"
-echo "$said"
-test "$said" = "version 1: 4.50 at (1, 2, 3)"
+say "installed, and found: its library linked in, and asked for at run time"
+"$cmake" --install "$build" --prefix "$work/prefix" >"$work/log"
+mkdir "$work/example"
+awk '/^```cpp$/ {on = 1; next} /^```$/ {on = 0} on' README.md >"$work/example/main.cpp"
+cmake_lists 'find_package(weightbus REQUIRED)' weightbus shared >"$work/example/CMakeLists.txt"
+"$cmake" -S "$work/example" -B "$work/example/build" -DCMAKE_PREFIX_PATH="$work/prefix" >>"$work/log"
+"$cmake" --build "$work/example/build" >>"$work/log"
+for target in weightbus shared; do
+    said line "version 1: 4.50 at (1, 2, 3)" "$work/example/build/with_$target"
+done
+ldd "$work/example/build/with_shared" | grep -q libweightbus
+test -z "$(ldd "$work/example/build/with_weightbus" | grep libweightbus)"
+
+say "as a part of another project"
+cmake_lists "add_subdirectory($source weightbus)" weightbus >"$work/example/CMakeLists.txt"
+"$cmake" -S "$work/example" -B "$work/part" >>"$work/log"
+"$cmake" --build "$work/part" >>"$work/log"
+
+say "over a libweightbus that is installed"
+"$cmake" -S . -B "$work/over" -DWEIGHTBUS_INSTALLED=ON -DWEIGHTBUS_BUILD=OFF -DCMAKE_PREFIX_PATH="$work/prefix" >>"$work/log"
+
+say "Eigen"
+[ ! -x "$build/policy" ] || said policy "version 1: 3.8008 4.06966" "$build/policy"

@@ -31,7 +31,7 @@ impl Endpoint {
         if !plain || !digits || (host.contains(':') && !in_brackets) {
             return Err(odd());
         }
-        let port = port.parse().map_err(|_| odd())?;
+        let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(odd)?;
         Ok(Endpoint::Tcp { host: host.to_owned(), port })
     }
 
@@ -84,6 +84,7 @@ mod tests {
             "tcp://a:",
             "tcp://a:+1",
             "tcp://a:65536",
+            "tcp://a:0",
             "tcp://a b:1",
             "tcp://::1:5",
             "ipc://",

@@ -78,11 +78,6 @@ class Language:
 NO_FLOCK = "Node has no flock, so this client never takes the shared road"
 SHARED_ROAD = ("shared-road", "shared-road-overtaken", "shared-road-overwritten")
 NO_MAPPING = {"mapping.json": "without the feature `mapping`: memory is mapped by the first copy"}
-NO_APPLYING = {"applying.json": "no way for a user to fail an apply, and no user code in it"}
-NO_TABLE = {"phases.json": "it keeps its states in another way than a table"}
-NO_RENAMING = {
-    "renaming.json": "without the feature `renaming`: what runs already is fetched once more"
-}
 # What a user's part of applying decides, and targets that are not exactly what is published.
 APPLYING = ("apply-turns-down", "apply-breaks", "apply-slow", "apply-hangs")
 TARGETS = ("partial-target", "cast-target", "casts.json")
@@ -90,7 +85,6 @@ NO_APPLY = dict.fromkeys(APPLYING, "no user's part in applying that decides what
 NO_TARGETS = dict.fromkeys(TARGETS, "targets have exactly the tensors and dtypes of a version")
 NOT_YET = NO_APPLY | NO_TARGETS
 NO_PATCHES = {"deltas.json": "without patches, which are not on the wire yet"}
-WIRE_ALONE = NO_PATCHES | NO_MAPPING | NO_APPLYING | NO_TABLE | NO_RENAMING | NOT_YET
 
 RUST_INSIDE = {
     table.name: "the Rust client inside, whose driver answers them"
@@ -99,7 +93,7 @@ RUST_INSIDE = {
 
 LANGUAGES = (
     Language("python", "Python", "", unsupported={"apply-hangs": "no deadline of hooks"}),
-    Language("cpp", "C++", "cpp_client", ("make", "c++"), WIRE_ALONE),
+    Language("cpp", "C++", "cpp_client", ("make", "cargo", "cmake", "c++"), RUST_INSIDE | NOT_YET),
     Language(
         "node",
         "TypeScript",

@@ -1,10 +1,615 @@
-// All of the client: `#include <weightbus/weightbus.hpp>`.
+// A worker of the weight bus for C++17: it takes a model's weights from its trainer, version by
+// version, each one whole, verified, and written in place.
+//
+// This is a layer over libweightbus, whose `weightbus.h` has the fine print: handles that free
+// themselves, values for what is borrowed there, and a thread for those who want versions applied
+// in the background. Nothing throws for an ordinary outcome, and nothing that a function of yours
+// throws gets into the library.
 #pragma once
 
-#include "dtypes.hpp"
-#include "floats.hpp"
-#include "result.hpp"
-#include "snapshot.hpp"
-#include "state.hpp"
-#include "tensor.hpp"
-#include "worker.hpp"
+#include <weightbus.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+#if __cplusplus >= 202002L
+#include <span>
+#endif
+
+namespace weightbus {
+
+// What came of a call that failed. The code is the protocol's (section 13: "layout-mismatch",
+// "name-taken", "apply", ...) or, for what goes wrong on this side alone, "invalid", "torn",
+// "closed", "timeout", "not-found", "system" or "panic".
+struct Error {
+  std::string code;
+  std::string text;
+};
+
+// A value, or why there is none.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : held_(std::in_place_index<0>, std::move(value)) {}
+  Result(Error error) : held_(std::in_place_index<1>, std::move(error)) {}
+
+  explicit operator bool() const { return held_.index() == 0; }
+  bool ok() const { return held_.index() == 0; }
+
+  // Only if ok().
+  T& value() { return *std::get_if<0>(&held_); }
+  const T& value() const { return *std::get_if<0>(&held_); }
+  T& operator*() { return value(); }
+  const T& operator*() const { return value(); }
+  T* operator->() { return &value(); }
+  const T* operator->() const { return &value(); }
+
+  // Only if not ok().
+  const Error& error() const { return *std::get_if<1>(&held_); }
+
+ private:
+  std::variant<T, Error> held_;
+};
+
+// Elements that lie one behind the other; in C++20 it turns into a std::span.
+template <class T>
+class Span {
+ public:
+  constexpr Span() = default;
+  constexpr Span(T* data, std::size_t size) : data_(data), size_(size) {}
+
+  constexpr T* data() const { return data_; }
+  constexpr std::size_t size() const { return size_; }
+  constexpr bool empty() const { return size_ == 0; }
+  constexpr T* begin() const { return data_; }
+  constexpr T* end() const { return data_ + size_; }
+  constexpr T& operator[](std::size_t at) const { return data_[at]; }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// The small floats that weights travel in, which C++17 lacks: bits, and what they are as a float.
+
+struct BFloat16 {
+  std::uint16_t bits = 0;
+};
+
+struct Float16 {
+  std::uint16_t bits = 0;
+};
+
+struct Float8E4M3 {  // "fn": no infinities; all bits set is NaN
+  std::uint8_t bits = 0;
+};
+
+struct Float8E5M2 {
+  std::uint8_t bits = 0;
+};
+
+namespace detail {
+
+inline float float_of_bits(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Of IEEE's kind: the greatest exponent means infinity (no fraction) or NaN, unless `finite`, where
+// only the one pattern with all bits set is NaN.
+inline float widen(std::uint32_t bits, int exponent_bits, int fraction_bits, bool finite) {
+  const std::uint32_t exponents = (1U << exponent_bits) - 1, fractions = (1U << fraction_bits) - 1;
+  const std::uint32_t exponent = bits >> fraction_bits & exponents, fraction = bits & fractions;
+  const std::uint32_t sign = (bits >> (exponent_bits + fraction_bits) & 1) << 31;
+  if (exponent == exponents && (finite ? fraction == fractions : fraction != 0)) {
+    return float_of_bits(sign | 0x7FC00000);
+  }
+  if (exponent == exponents && !finite) return float_of_bits(sign | 0x7F800000);
+  const std::uint32_t whole = exponent == 0 ? fraction : fraction + fractions + 1;
+  const int power = static_cast<int>(exponent == 0 ? 1 : exponent) -
+                    static_cast<int>(exponents >> 1) - fraction_bits;
+  const float value =
+      static_cast<float>(whole) * float_of_bits(static_cast<std::uint32_t>(127 + power) << 23);
+  return sign ? -value : value;
+}
+
+}  // namespace detail
+
+inline float to_float(BFloat16 from) {
+  return detail::float_of_bits(std::uint32_t{from.bits} << 16);
+}
+inline float to_float(Float16 from) { return detail::widen(from.bits, 5, 10, false); }
+inline float to_float(Float8E4M3 from) { return detail::widen(from.bits, 4, 3, true); }
+inline float to_float(Float8E5M2 from) { return detail::widen(from.bits, 5, 2, false); }
+
+// Converts many at once; `to` has room for as many.
+template <class Small>
+void to_floats(Span<const Small> from, float* to) {
+  for (const Small one : from) *to++ = to_float(one);
+}
+
+// The dtype of a C++ type, by safetensors' name. For a type of yours with the same bits:
+//
+//     template <> struct weightbus::DtypeOf<Eigen::bfloat16> { static constexpr auto value =
+//     "BF16"; };
+template <class T, class = void>
+struct DtypeOf;
+
+// clang-format off
+template <> struct DtypeOf<bool> { static constexpr auto value = "BOOL"; };
+template <> struct DtypeOf<std::uint8_t> { static constexpr auto value = "U8"; };
+template <> struct DtypeOf<std::int8_t> { static constexpr auto value = "I8"; };
+template <> struct DtypeOf<std::uint16_t> { static constexpr auto value = "U16"; };
+template <> struct DtypeOf<std::int16_t> { static constexpr auto value = "I16"; };
+template <> struct DtypeOf<std::uint32_t> { static constexpr auto value = "U32"; };
+template <> struct DtypeOf<std::int32_t> { static constexpr auto value = "I32"; };
+template <> struct DtypeOf<std::uint64_t> { static constexpr auto value = "U64"; };
+template <> struct DtypeOf<std::int64_t> { static constexpr auto value = "I64"; };
+template <> struct DtypeOf<float> { static constexpr auto value = "F32"; };
+template <> struct DtypeOf<double> { static constexpr auto value = "F64"; };
+template <> struct DtypeOf<Float16> { static constexpr auto value = "F16"; };
+template <> struct DtypeOf<BFloat16> { static constexpr auto value = "BF16"; };
+template <> struct DtypeOf<Float8E4M3> { static constexpr auto value = "F8_E4M3"; };
+template <> struct DtypeOf<Float8E5M2> { static constexpr auto value = "F8_E5M2"; };
+// clang-format on
+
+template <class T>  // std::complex<float>, whose header is not needed here
+struct DtypeOf<T, std::enable_if_t<std::is_same_v<decltype(std::declval<T>().imag()), float>>> {
+  static constexpr auto value = "C64";
+};
+
+template <class T>
+inline constexpr const char* dtype_of = DtypeOf<T>::value;
+
+using Shape = std::vector<std::uint64_t>;  // row-major; {} is a scalar's
+
+// Memory of yours, dense and row-major, into which versions are copied. It stays where it is for as
+// long as the worker lives.
+struct Tensor {
+  std::string name, dtype;
+  Shape shape;
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+// A tensor over an array of a C++ type: `tensor("w", w.data(), {4, 3})`.
+template <class T>
+Tensor tensor(std::string name, T* data, Shape shape) {
+  static_assert(!std::is_const_v<T>, "versions are written into it");
+  Tensor made{std::move(name), dtype_of<T>, std::move(shape), data, sizeof(T)};
+  for (const std::uint64_t size : made.shape) made.bytes *= size;
+  return made;
+}
+
+// One over whatever has data() and size(), a vector or an Eigen matrix (a row-major one). That they
+// fit the shape is looked at when the worker connects.
+template <class Elements>
+auto tensor(std::string name, Elements& elements, Shape shape)
+    -> decltype(elements.size(), elements.data(), Tensor()) {
+  Tensor made = tensor(std::move(name), elements.data(), std::move(shape));
+  made.bytes = sizeof(*elements.data()) * static_cast<std::size_t>(elements.size());
+  return made;
+}
+
+#if __cplusplus >= 202002L
+template <class T>
+Tensor tensor(std::string name, std::span<T> elements, Shape shape) {
+  Tensor made = tensor(std::move(name), elements.data(), std::move(shape));
+  made.bytes = elements.size_bytes();
+  return made;
+}
+#endif
+
+namespace detail {
+
+template <auto free>
+struct Free {
+  template <class T>
+  void operator()(T* handle) const noexcept {
+    free(handle);
+  }
+};
+
+template <class T, auto free>
+using Handle = std::unique_ptr<T, Free<free>>;
+
+// What the last call of this thread that failed says.
+inline Error error_of(wb_code code, std::string of_protocol = {}) {
+  static constexpr const char* kNames[] = {"ok",   "timeout", "rejected",  "refused", "closed",
+                                           "torn", "invalid", "not-found", "system",  "panic"};
+  const bool known = static_cast<std::size_t>(code) < std::size(kNames);
+  if (of_protocol.empty()) of_protocol = known ? kNames[code] : "unknown";
+  return {std::move(of_protocol), wb_error()};
+}
+
+}  // namespace detail
+
+// One tensor of a snapshot; valid for as long as that is held.
+class TensorView {
+ public:
+  explicit TensorView(const wb_tensor& raw) : raw_(raw) {}
+
+  std::string_view name() const { return {raw_.name, raw_.name_bytes}; }
+  std::string_view dtype() const { return raw_.dtype; }
+  Span<const std::uint64_t> shape() const { return {raw_.shape, raw_.rank}; }
+  Span<const std::byte> bytes() const {
+    return {static_cast<const std::byte*>(raw_.data), raw_.nbytes};
+  }
+
+  // Its elements; an error if it has another dtype, or if the publisher did not align it (then copy
+  // its bytes).
+  template <class T>
+  Result<Span<const T>> as() const {
+    if (dtype() != dtype_of<T>) return fault("is " + std::string(dtype()) + ", not " + dtype_of<T>);
+    if (reinterpret_cast<std::uintptr_t>(raw_.data) % alignof(T) != 0)
+      return fault("is not aligned: copy its bytes()");
+    return Span<const T>(static_cast<const T*>(raw_.data), raw_.nbytes / sizeof(T));
+  }
+
+ private:
+  Error fault(const std::string& why) const {
+    return {"invalid", "tensor '" + std::string(name()) + "' " + why};
+  }
+
+  wb_tensor raw_;
+};
+
+// One version of a model without memory of yours. It never changes; its memory is used again when
+// nobody holds it.
+class Snapshot {
+ public:
+  explicit Snapshot(const wb_update& told)
+      : model(told.model), epoch(told.epoch), version(told.version), raw_(told.snapshot) {}
+
+  const std::string model;
+  const std::uint64_t epoch, version;
+
+  // In the order of their bytes.
+  std::vector<TensorView> tensors() const {
+    std::size_t count = 0;
+    const wb_tensor* first = wb_snapshot_tensors(raw_.get(), &count);
+    return {first, first + count};
+  }
+
+  // The tensor of a name, or of another name that its publisher gave it.
+  Result<TensorView> find(const std::string& name) const {
+    wb_tensor found;
+    const wb_code code = wb_snapshot_find(raw_.get(), name.c_str(), &found);
+    if (code != WB_OK) return detail::error_of(code);
+    return TensorView(found);
+  }
+
+  // The elements of a tensor.
+  template <class T>
+  Result<Span<const T>> as(const std::string& name) const {
+    const Result<TensorView> found = find(name);
+    if (!found) return found.error();
+    return found->as<T>();
+  }
+
+ private:
+  detail::Handle<wb_snapshot, wb_snapshot_free> raw_;
+};
+
+// A version that was just applied.
+struct Update {
+  std::string model;
+  std::uint64_t epoch = 0, version = 0, nbytes = 0;
+  std::string digest;  // as the publisher was told; empty if it was read from shared memory
+  double seconds = 0;  // how long the copy took
+  std::shared_ptr<const Snapshot> snapshot;  // of a model without memory of yours
+};
+
+// Something that happened: "joined", "lost", "refused", "rejected" or "notice"; others may come.
+struct Event {
+  std::string kind, model;
+  std::uint64_t epoch = 0, version = 0;
+  std::string code, text;
+};
+
+using Version = std::pair<std::uint64_t, std::uint64_t>;  // epoch, number
+
+struct ModelState {
+  std::optional<Version> running, arriving, staged, ready;
+  std::uint64_t chunks_here = 0, chunks = 0;  // of the one that is arriving
+  bool torn = false;                          // it holds parts of two versions, and none runs
+};
+
+struct State {
+  std::uint64_t epoch = 0;      // of the session; 0 outside one
+  bool shared = false;          // versions are read from the publisher's memory
+  std::uint64_t malformed = 0;  // messages dropped because they broke the protocol
+  std::map<std::string, ModelState> models;
+};
+
+struct Options {
+  std::string name;  // unique among the publisher's workers; empty: host, process, a random suffix
+  bool shared_memory =
+      true;  // copy versions out of the publisher's memory where it is on this host
+  std::uint64_t bytes_max = 0;  // the largest version to take; 0: 64 GiB
+
+  // Called in the worker's own thread, which answers the publisher: it must not wait, nor close the
+  // worker.
+  std::function<void(const Event&)> on_event;
+
+  // Versions of this model are copied into these tensors.
+  Options& in_place(std::string model, std::vector<Tensor> tensors) {
+    models.emplace_back(std::move(model), std::move(tensors));
+    return *this;
+  }
+
+  // Versions of this model are handed out as snapshots.
+  Options& snapshots(std::string model) {
+    models.emplace_back(std::move(model), std::nullopt);
+    return *this;
+  }
+
+  std::vector<std::pair<std::string, std::optional<std::vector<Tensor>>>> models;
+};
+
+// A model stays as it is for as long as this is held. It ends in the thread that asked for it, and
+// before its worker; that thread neither calls receive() meanwhile nor asks for another.
+class Reading {
+ public:
+  Reading(wb_reading* raw, Version of) : version(of), raw_(raw) {}
+
+  const Version version;  // what it holds; {0, 0} before the first
+
+ private:
+  detail::Handle<wb_reading, wb_read_end> raw_;
+};
+
+// Versions are received in the background at all times. They are applied either where receive() is
+// called, or, after start(), in the background. Any thread may call any method.
+class Worker {
+ public:
+  using Duration = std::chrono::steady_clock::duration;
+
+  // The publisher need not be there yet.
+  static Result<Worker> connect(const std::string& address, Options options);
+
+  const std::string& name() const { return core_->name; }
+
+  // Applies the newest version that has arrived, waiting for one if need be, and returns what was
+  // applied; nothing if none came in time. It is applied in this thread, in place: call it where
+  // nobody uses the weights, or let everybody read under `reading()`.
+  //
+  // An error says that a version was not taken (the weights are as they were, unless it says that
+  // none runs), that the publisher refuses this worker ("name-taken", ...; it goes on asking), or
+  // that it is closed. Each is returned once.
+  Result<std::optional<Update>> receive(Duration timeout) {
+    if (core_->in_background()) {
+      return Error{"invalid", "worker " + name() +
+                                  " applies in the background since start(); use " +
+                                  "wait_for_version() and reading()"};
+    }
+    return core_->receive(timeout);
+  }
+
+  // Applies versions in the background from now on, whenever nobody reads. What goes wrong is told
+  // to `on_event`.
+  void start() { core_->start(); }
+
+  // Keeps a model as it is for as long as it is held; an error ("torn") where it holds parts of two
+  // versions.
+  Result<Reading> reading(const std::string& model) const {
+    const wb_model* const its = core_->find(model);
+    if (its == nullptr) return Error{"invalid", "model '" + model + "' has no memory here"};
+    wb_reading* raw = nullptr;
+    Version version;
+    const wb_code code = wb_read(its, &raw, &version.first, &version.second);
+    if (code != WB_OK) return detail::error_of(code);
+    return Reading(raw, version);
+  }
+
+  // The newest snapshot of a model that has no memory of yours; null before its first version. Keep
+  // it: asking again makes the list of its tensors again.
+  std::shared_ptr<const Snapshot> snapshot(const std::string& model) const {
+    wb_update told;
+    const wb_code code = wb_latest(core_->raw.get(), model.c_str(), &told);
+    return code == WB_OK ? std::make_shared<const Snapshot>(told) : nullptr;
+  }
+
+  // What a model runs; nothing before its first version, and after a torn copy.
+  std::optional<Version> running(const std::string& model) const {
+    return core_->look(model.c_str()).second.running;
+  }
+
+  // Waits until a model runs this version or a newer one; whether it does.
+  bool wait_for_version(const std::string& model, std::uint64_t version, Duration timeout) const {
+    std::unique_lock guard(core_->mutex);
+    return core_->applied.wait_until(guard, Core::after(timeout), [&] {
+      const auto runs = running(model);
+      return runs && runs->second >= version;
+    });
+  }
+
+  // Waits until the publisher has let this worker in, and returns its epoch.
+  Result<std::uint64_t> wait_joined(Duration timeout) const {
+    std::uint64_t epoch = 0;
+    const wb_code code = wb_joined(core_->raw.get(), Core::milliseconds(timeout), &epoch);
+    if (code == WB_NOTHING)
+      return Error{"timeout", "no publisher has let worker " + name() + " in"};
+    if (code != WB_OK) return detail::error_of(code);
+    return epoch;
+  }
+
+  // How things stand, for operators.
+  State state() const {
+    State state = core_->look(nullptr).first;
+    for (const std::string& id : core_->ids) state.models[id] = core_->look(id.c_str()).second;
+    return state;
+  }
+
+  // A descriptor that is readable while receive(0s) would find something, for poll() and its like.
+  // It is the worker's.
+  int fd() const { return wb_fd(core_->raw.get()); }
+
+  // Says goodbye, as the destructor does. Whoever waits in receive() is told "closed".
+  void close() { core_->close(); }
+
+ private:
+  struct Core {
+    ~Core() { close(); }
+
+    static std::uint32_t milliseconds(Duration time) {
+      const auto count = std::chrono::ceil<std::chrono::milliseconds>(time).count();
+      return count < 0 ? 0 : count > UINT32_MAX ? UINT32_MAX : static_cast<std::uint32_t>(count);
+    }
+
+    static std::chrono::steady_clock::time_point after(Duration time) {
+      return std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds(time));
+    }
+
+    bool in_background() {
+      const std::lock_guard guard(mutex);
+      return background.joinable();
+    }
+
+    Result<std::optional<Update>> receive(Duration timeout) {
+      wb_update told;
+      const wb_code code = wb_receive(raw.get(), milliseconds(timeout), &told);
+      if (code == WB_NOTHING) return std::optional<Update>();
+      if (code != WB_OK) return detail::error_of(code, told.code);
+      const std::lock_guard guard(mutex);
+      applied.notify_all();
+      return std::optional(
+          Update{told.model, told.epoch, told.version, told.nbytes, told.digest,
+                 1e-9 * static_cast<double>(told.nanoseconds),
+                 told.snapshot ? std::make_shared<const Snapshot>(told) : nullptr});
+    }
+
+    void start() {
+      const std::lock_guard guard(mutex);
+      if (background.joinable()) return;
+      background = std::thread([this] {
+        while (true) {
+          const auto outcome = receive(std::chrono::hours(1));
+          if (!outcome && outcome.error().code == "closed") return;
+        }
+      });
+    }
+
+    void close() {
+      wb_close(raw.get());
+      std::thread ended;
+      {
+        const std::lock_guard guard(mutex);
+        ended.swap(background);
+      }
+      if (ended.joinable()) ended.join();
+    }
+
+    const wb_model* find(const std::string& id) const {
+      const auto found = models.find(id);
+      return found == models.end() ? nullptr : found->second.get();
+    }
+
+    std::pair<State, ModelState> look(const char* model) const {
+      wb_state told{};
+      wb_look(raw.get(), model, &told);
+      const auto version = [](std::uint64_t epoch, std::uint64_t number) {
+        return number == 0 ? std::nullopt : std::optional(Version(epoch, number));
+      };
+      return {{told.epoch, told.shared, told.malformed, {}},
+              {version(told.running_epoch, told.running_version),
+               version(told.arriving_epoch, told.arriving_version),
+               version(told.staged_epoch, told.staged_version),
+               version(told.ready_epoch, told.ready_version), told.chunks_here, told.chunks,
+               told.torn}};
+    }
+
+    static void hear(const wb_event* event, void* user) noexcept {
+      try {
+        static_cast<Core*>(user)->on_event(
+            {event->kind, event->model, event->epoch, event->version, event->code, event->text});
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "weightbus: on_event threw, and should not: %s\n", error.what());
+      } catch (...) {
+        std::fputs("weightbus: on_event threw, and should not\n", stderr);
+      }
+    }
+
+    std::string name;
+    std::vector<std::string> ids;
+    std::function<void(const Event&)> on_event;
+    std::map<std::string, detail::Handle<wb_model, wb_model_free>> models;
+    detail::Handle<wb_worker, wb_worker_free> raw;  // ends before what it uses
+    std::mutex mutex;
+    std::condition_variable applied;
+    std::thread background;
+  };
+
+  explicit Worker(std::unique_ptr<Core> core) : core_(std::move(core)) {}
+
+  std::unique_ptr<Core> core_;
+};
+
+namespace detail {
+
+inline Result<Handle<wb_model, wb_model_free>> model_of(const std::vector<Tensor>& tensors) {
+  std::vector<wb_tensor> raw;
+  raw.reserve(tensors.size());
+  for (const Tensor& one : tensors) {
+    raw.push_back({one.name.c_str(), one.name.size(), one.dtype.c_str(), one.shape.data(),
+                   one.shape.size(), one.data, one.bytes});
+  }
+  wb_model* made = nullptr;
+  const wb_code code = wb_model_new(raw.data(), raw.size(), &made);
+  if (code != WB_OK) return error_of(code);
+  return Handle<wb_model, wb_model_free>(made);
+}
+
+}  // namespace detail
+
+inline Result<Worker> Worker::connect(const std::string& address, Options options) {
+  auto core = std::make_unique<Core>();
+  std::vector<wb_wanted> wanted;
+  for (const auto& [id, tensors] : options.models) {
+    wanted.push_back({id.c_str(), nullptr});
+    core->ids.push_back(id);
+    if (!tensors) continue;
+    auto model = detail::model_of(*tensors);
+    if (!model) return Error{model.error().code, id + ": " + model.error().text};
+    wanted.back().model = model->get();
+    if (!core->models.emplace(id, std::move(*model)).second)
+      return Error{"invalid", "model '" + id + "' is there twice"};
+  }
+  wb_options raw{};
+  raw.size = sizeof raw;
+  raw.address = address.c_str();
+  raw.name = options.name.empty() ? nullptr : options.name.c_str();
+  raw.wanted = wanted.data();
+  raw.wanted_count = wanted.size();
+  raw.bytes_max = options.bytes_max;
+  raw.network_only = !options.shared_memory;
+  core->on_event = std::move(options.on_event);
+  if (core->on_event) raw.on_event = &Core::hear;
+  raw.user = core.get();
+  wb_worker* made = nullptr;
+  const wb_code code = wb_connect(&raw, &made);
+  if (code != WB_OK) return detail::error_of(code);
+  core->raw.reset(made);
+  core->name = wb_name(made);
+  return Worker(std::move(core));
+}
+
+}  // namespace weightbus

@@ -1,0 +1,53 @@
+// A policy in Eigen that a trainer keeps up to date:
+//
+//     build/policy tcp://localhost:5555
+//
+// Two linear layers, as torch.nn.Linear has them ([outputs, inputs], row-major), in matrices of
+// Eigen's; a version is copied straight into them.
+#include <Eigen/Dense>
+#include <iostream>
+#include <weightbus/weightbus.hpp>
+
+namespace {
+
+// Eigen's own order is the other one.
+using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+struct Linear {
+  Linear(int outputs, int inputs) : weight(outputs, inputs), bias(outputs) {}
+
+  std::vector<weightbus::Tensor> tensors(const std::string& name) {
+    const auto rows = static_cast<std::uint64_t>(weight.rows());
+    const auto columns = static_cast<std::uint64_t>(weight.cols());
+    return {weightbus::tensor(name + ".weight", weight, {rows, columns}),
+            weightbus::tensor(name + ".bias", bias, {rows})};
+  }
+
+  Eigen::VectorXf operator()(const Eigen::VectorXf& input) const { return weight * input + bias; }
+
+  Matrix weight;
+  Eigen::VectorXf bias;
+};
+
+}  // namespace
+
+int main(int count, char** values) {
+  if (count != 2) return std::cerr << "usage: policy ADDRESS\n", 2;
+  Linear hidden(4, 3), action(2, 4);
+  std::vector<weightbus::Tensor> tensors = hidden.tensors("0");
+  for (weightbus::Tensor& one : action.tensors("2")) tensors.push_back(std::move(one));
+
+  weightbus::Options options;
+  options.in_place("policy", tensors);
+  auto worker = weightbus::Worker::connect(values[1], options);
+  if (!worker) return std::cerr << worker.error().text << "\n", 1;
+  worker->start();  // versions are applied in the background from here on
+  if (!worker->wait_for_version("policy", 1, std::chrono::seconds(30))) return 1;
+
+  const auto reading = worker->reading("policy");  // one version, whole, for as long as it lives
+  if (!reading) return std::cerr << reading.error().text << "\n", 1;
+  const Eigen::VectorXf observation = Eigen::VectorXf::LinSpaced(3, 1, 3);
+  const Eigen::VectorXf acts = action(hidden(observation).array().tanh().matrix());
+  std::cout << "version " << reading->version.second << ": " << acts[0] << " " << acts[1]
+            << std::endl;
+}

@@ -1,0 +1,368 @@
+// The layer against a real publisher: ../c_client/tests/serve.py runs this, and publishes what is
+// asked for on standard output. Each case has models and workers of its own.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+#include <poll.h>
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <complex>
+#include <iostream>
+#include <weightbus/weightbus.hpp>
+
+using namespace weightbus;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kLong = 60s;  // until something must have happened, on a busy machine
+
+std::string address;
+bool network = false;  // without the shared road
+
+int ask(const std::string& what) {
+  std::cout << what << std::endl;
+  std::string answer;
+  std::getline(std::cin, answer);
+  return std::atoi(answer.c_str());
+}
+
+// Publishes two tensors of which every byte is the same: "w", and "b", which is a scalar.
+void publish(const std::string& model, const std::string& shape, int byte) {
+  ask("publish " + model + " " + shape + " " + std::to_string(byte));
+}
+
+// Memory for what is published.
+struct Line {
+  explicit Line(Shape shape) : w(elements(shape)), shape_(std::move(shape)) {}
+
+  static std::size_t elements(const Shape& shape) {
+    std::size_t count = 1;
+    for (const std::uint64_t size : shape) count *= size;
+    return count;
+  }
+
+  std::vector<Tensor> tensors() { return {tensor("w", w, shape_), tensor("b", &b, {})}; }
+
+  bool is(int byte) const {
+    const auto same = [byte](const float& one) {
+      std::array<unsigned char, 4> bytes{};
+      std::memcpy(bytes.data(), &one, 4);
+      return bytes == std::array<unsigned char, 4>{bytes[0], bytes[0], bytes[0], bytes[0]} &&
+             bytes[0] == byte;
+    };
+    for (const float& one : w) {
+      if (!same(one)) return false;
+    }
+    return same(b);
+  }
+
+  std::vector<float> w;
+  float b = 0;
+
+ private:
+  Shape shape_;
+};
+
+Options options_of(const std::string& name) {
+  Options options;
+  options.name = name;
+  options.shared_memory = !network;
+  return options;
+}
+
+Worker connected(const Options& options) {
+  auto worker = Worker::connect(address, options);
+  REQUIRE_MESSAGE(worker.ok(), (worker ? "" : worker.error().text));
+  return std::move(*worker);
+}
+
+Update next(Worker& worker) {
+  auto update = worker.receive(kLong);
+  REQUIRE_MESSAGE(update.ok(), (update ? "" : update.error().text));
+  REQUIRE(update->has_value());
+  return **update;
+}
+
+bool readable(int descriptor, int milliseconds) {
+  pollfd item{descriptor, POLLIN, 0};
+  return poll(&item, 1, milliseconds) == 1;
+}
+
+}  // namespace
+
+TEST_CASE("versions are applied in place, where receive is called") {
+  Line line({4, 3});
+  Worker worker = connected(options_of("in-place").in_place("place", line.tensors()));
+  CHECK(worker.name() == "in-place");
+  const auto epoch = worker.wait_joined(kLong);
+  REQUIRE(epoch.ok());
+  CHECK_FALSE(worker.running("place"));
+  CHECK(worker.reading("place")->version == Version(0, 0));
+  for (int byte : {1, 2, 3}) {
+    publish("place", "4x3", byte);
+    const Update update = next(worker);
+    CHECK(update.model == "place");
+    CHECK(Version(update.epoch, update.version) == Version(*epoch, byte));
+    CHECK(update.nbytes == 52);
+    CHECK(update.digest.size() == (network ? 64 : 0));
+    CHECK(update.snapshot == nullptr);
+    CHECK(line.is(byte));
+    CHECK(worker.running("place") == Version(*epoch, byte));
+  }
+  const State state = worker.state();
+  CHECK(state.epoch == *epoch);
+  CHECK(state.malformed == 0);
+  CHECK(state.models.at("place").running == Version(*epoch, 3));
+  CHECK_FALSE(state.models.at("place").torn);
+  Worker moved = std::move(worker);
+  moved.close();
+  CHECK(moved.receive(1ms).error().code == "closed");
+  CHECK(moved.wait_joined(1ms).ok());  // it was
+}
+
+TEST_CASE("a descriptor tells when receive would not wait") {
+  Line line({5});
+  Worker worker = connected(options_of("poll").in_place("poll", line.tensors()));
+  CHECK_FALSE(readable(worker.fd(), 0));
+  publish("poll", "5", 9);
+  REQUIRE(readable(worker.fd(), 60'000));
+  CHECK((*worker.receive(0s))->version == 1);
+  CHECK(line.is(9));
+  CHECK_FALSE(readable(worker.fd(), 0));
+}
+
+TEST_CASE("nobody writes while somebody reads") {
+  Line line({100});
+  Worker worker = connected(options_of("reads").in_place("reads", line.tensors()));
+  publish("reads", "100", 1);
+  next(worker);
+  publish("reads", "100", 2);
+  {
+    const auto reading = worker.reading("reads");
+    REQUIRE(readable(worker.fd(), 60'000));
+    CHECK_FALSE(worker.receive(10ms)->has_value());
+    CHECK(reading->version.second == 1);
+    CHECK(line.is(1));
+  }
+  CHECK(next(worker).version == 2);
+  CHECK(line.is(2));
+  CHECK(worker.reading("nix").error().text.find("nix") != std::string::npos);
+}
+
+TEST_CASE("nothing in time is no error, and close wakes whoever waits") {
+  Line line({4});
+  auto worker =
+      Worker::connect("tcp://127.0.0.1:9", options_of("alone").in_place("m", line.tensors()));
+  REQUIRE(worker.ok());
+  const auto nothing = worker->receive(20ms);
+  REQUIRE(nothing.ok());
+  CHECK_FALSE(nothing->has_value());
+  CHECK(worker->wait_joined(1ms).error().code == "timeout");
+  CHECK(worker->state().epoch == 0);
+  CHECK_FALSE(worker->wait_for_version("m", 1, 1ms));
+  std::thread closer([&] { worker->close(); });
+  CHECK(worker->receive(kLong).error().code == "closed");
+  closer.join();
+}
+
+TEST_CASE("a snapshot stays what it is while newer ones come") {
+  Worker worker = connected(options_of("snapshots").snapshots("free"));
+  CHECK(worker.snapshot("free") == nullptr);
+  std::vector<std::shared_ptr<const Snapshot>> kept;
+  for (int byte = 1; byte <= 5; ++byte) {
+    publish("free", std::to_string(byte) + "x2", byte);
+    kept.push_back(next(worker).snapshot);
+    CHECK(worker.snapshot("free")->version == kept.back()->version);
+  }
+  worker.close();
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    REQUIRE(kept[i]);
+    CHECK(kept[i]->model == "free");
+    CHECK(kept[i]->version == i + 1);
+    const auto w = kept[i]->as<float>("w");
+    REQUIRE(w.ok());
+    CHECK(w->size() == 2 * (i + 1));
+    CHECK(reinterpret_cast<const unsigned char&>((*w)[w->size() - 1]) == i + 1);
+    CHECK(kept[i]->find("w")->shape()[0] == i + 1);
+  }
+  const Snapshot& last = *kept.back();
+  CHECK(last.tensors().size() == 2);
+  CHECK(last.find("b")->bytes().size() == 4);
+  CHECK(last.find("b")->shape().empty());
+  CHECK(last.as<double>("w").error().text == "tensor 'w' is F32, not F64");
+  CHECK(last.find("v").error().code == "not-found");
+  CHECK(last.as<float>("v").error().text.find("w") !=
+        std::string::npos);  // it says which there are
+}
+
+TEST_CASE("elements that are not aligned are not handed out as such") {
+  alignas(8) const char bytes[9] = {};
+  const auto at = [&](const char* data) {
+    return TensorView({"w", 1, "F64", nullptr, 0, const_cast<char*>(data), 8});
+  };
+  CHECK(at(bytes).as<double>().ok());
+  CHECK(at(bytes + 1).as<double>().error().text.find("aligned") != std::string::npos);
+}
+
+TEST_CASE("in the background, readers never see half a version") {
+  Line line({300, 1000});
+  Worker worker = connected(options_of("background").in_place("back", line.tensors()));
+  worker.start();
+  CHECK(worker.receive(1ms).error().code == "invalid");
+  std::atomic<bool> stop{false};
+  std::atomic<int> torn{0}, reads{0};
+  std::vector<std::thread> readers;
+  for (int i = 0; i < 2; ++i) {
+    readers.emplace_back([&] {
+      while (!stop) {
+        const auto reading = worker.reading("back");
+        torn += !line.is(static_cast<int>(reading->version.second));
+        ++reads;
+      }
+    });
+  }
+  for (int byte = 1; byte <= 8; ++byte) {
+    publish("back", "300x1000", byte);
+    if (byte % 4 == 0)
+      CHECK(worker.wait_for_version("back", static_cast<std::uint64_t>(byte), kLong));
+  }
+  stop = true;
+  for (std::thread& reader : readers) reader.join();
+  CHECK(torn == 0);
+  CHECK(reads > 0);
+}
+
+TEST_CASE("a version that does not fit is told by name, and nothing changes") {
+  Line line({4});
+  std::vector<std::string> kinds;
+  Options options = options_of("misfit").in_place("misfit", line.tensors());
+  options.on_event = [&](const Event& event) { kinds.push_back(event.kind + " " + event.code); };
+  {
+    Worker worker = connected(options);
+    publish("misfit", "4", 1);
+    next(worker);
+    publish("misfit", "5", 2);
+    const auto update = worker.receive(kLong);
+    REQUIRE_FALSE(update.ok());
+    CHECK(update.error().code == "layout-mismatch");
+    CHECK(update.error().text.find("w: shape [5] published, [4] here") != std::string::npos);
+    CHECK(line.is(1));
+    CHECK(worker.running("misfit")->second == 1);
+  }
+  CHECK(kinds == std::vector<std::string>{"joined ", "rejected layout-mismatch"});
+}
+
+TEST_CASE("who is refused is told why, and what an event handler throws stays with it") {
+  Options options = options_of("twice").snapshots("free");
+  Worker first = connected(options);
+  REQUIRE(first.wait_joined(kLong).ok());
+  std::atomic<int> heard{0};
+  options.on_event = [&](const Event& event) {
+    if (++heard == 1) throw std::runtime_error(event.kind);
+    throw heard.load();
+  };
+  Worker second = connected(options);
+  const auto joined = second.wait_joined(kLong);
+  REQUIRE_FALSE(joined.ok());
+  CHECK(joined.error().text.find("twice") != std::string::npos);
+  const auto update = second.receive(kLong);  // it asks again, and is told again
+  REQUIRE_FALSE(update.ok());
+  CHECK(update.error().code == "name-taken");
+  CHECK(heard >= 2);
+}
+
+TEST_CASE("what cannot work is said when connecting") {
+  float number = 0;
+  const auto text = [](const std::string& to, const Options& options) {
+    const auto worker = Worker::connect(to, options);
+    return worker ? "" : worker.error().code + ": " + worker.error().text;
+  };
+  const auto begins = [&](const Options& options, const std::string& to = "tcp://localhost:1") {
+    return text(to, options).find("invalid: ") == 0;
+  };
+  const Options good = options_of("").snapshots("m");
+  CHECK(text("tcp://localhost:1", good).empty());
+  for (const char* to : {"localhost:5555", "tcp://localhost", "tcp://localhost:0", "ipc://"})
+    CHECK(begins(good, to));
+  CHECK(begins(Options()));
+  CHECK(begins(Options(good).snapshots("m")));
+  CHECK(begins(Options(good).snapshots("a/b")));
+  CHECK(begins(options_of("a b").snapshots("m")));
+  const auto with = [&](std::vector<Tensor> tensors) {
+    return Options(good).in_place("n", std::move(tensors));
+  };
+  CHECK(begins(with({Tensor{"w", "F32", {2}, &number, 4}})));
+  CHECK(begins(with({Tensor{"w", "F33", {}, &number, 4}})));
+  CHECK(begins(with({Tensor{"w", "F32", {}, nullptr, 4}})));
+  CHECK(begins(with({tensor("w", &number, {}), tensor("w", &number, {})})));
+  CHECK(text("tcp://localhost:1", with({tensor("w", &number, {7})}))
+            .empty());  // a pointer: the word is taken
+  std::vector<float> three(3);
+  CHECK(text("tcp://localhost:1", with({tensor("w", three, {4})}))
+            .find("n: tensor \"w\" has 12 bytes") != std::string::npos);
+}
+
+TEST_CASE("tensors are made of what has data and a size") {
+  std::array<std::uint8_t, 6> bytes{};
+  const Tensor of_array = tensor("w", bytes, {2, 3});
+  CHECK(of_array.dtype == "U8");
+  CHECK(of_array.data == bytes.data());
+  CHECK(of_array.bytes == 6);
+  std::complex<float> number;
+  CHECK(tensor("c", &number, {}).dtype == "C64");
+  CHECK(tensor("c", &number, {}).bytes == 8);
+  CHECK(tensor("h", static_cast<BFloat16*>(nullptr), {0}).dtype == "BF16");
+#if __cplusplus >= 202002L
+  std::vector<double> doubles(10);
+  const Tensor of_span = tensor("d", std::span(doubles).subspan(4), {6});
+  CHECK(of_span.dtype == "F64");
+  CHECK(of_span.bytes == 48);
+  const float three[] = {1, 2, 3};
+  const std::span<const float> all = Span<const float>(three, 3);
+  CHECK(all[2] == 3.0F);
+#endif
+}
+
+TEST_CASE("small floats: values that are known") {
+  const auto e4m3 = [](std::uint8_t bits) { return to_float(Float8E4M3{bits}); };
+  const auto e5m2 = [](std::uint8_t bits) { return to_float(Float8E5M2{bits}); };
+  const auto f16 = [](std::uint16_t bits) { return to_float(Float16{bits}); };
+  const auto bf16 = [](std::uint16_t bits) { return to_float(BFloat16{bits}); };
+  CHECK(bf16(0x3F80) == 1.0F);
+  CHECK(bf16(0xC040) == -3.0F);
+  CHECK(f16(0x3C00) == 1.0F);
+  CHECK(f16(0x7BFF) == 65504.0F);
+  CHECK(f16(0x8001) == -std::ldexp(1.0F, -24));
+  CHECK(std::isinf(f16(0xFC00)));
+  CHECK(std::isnan(f16(0x7E00)));
+  CHECK(e4m3(0x7E) == 448.0F);  // the greatest: this one has no infinity
+  CHECK(e4m3(0x38) == 1.0F);
+  CHECK(e4m3(0x01) == std::ldexp(1.0F, -9));
+  CHECK(std::isnan(e4m3(0x7F)));
+  CHECK(std::isnan(e4m3(0xFF)));
+  CHECK(e5m2(0x7B) == 57344.0F);
+  CHECK(e5m2(0x01) == std::ldexp(1.0F, -16));
+  CHECK(std::isinf(e5m2(0x7C)));
+  CHECK(std::isnan(e5m2(0x7D)));
+  for (int bits = 0; bits < 256; ++bits) {  // two bits of fraction are the upper half of ten
+    const float small = e5m2(static_cast<std::uint8_t>(bits)),
+                large = f16(static_cast<std::uint16_t>(bits << 8));
+    CHECK((small == large || (std::isnan(small) && std::isnan(large))));
+    CHECK(std::signbit(small) == (bits >= 128));
+  }
+  for (int bits = 1; bits < 0x7C00; ++bits) {
+    REQUIRE(f16(static_cast<std::uint16_t>(bits)) > f16(static_cast<std::uint16_t>(bits - 1)));
+  }
+  const BFloat16 from[] = {{0x3F80}, {0x4000}};
+  float to[2] = {};
+  to_floats(Span<const BFloat16>(from, 2), to);
+  CHECK(to[1] == 2.0F);
+}
+
+int main(int count, char** values) {
+  address = values[count - 1];
+  network = count > 2 && std::string(values[1]) == "network";
+  return doctest::Context().run();
+}
