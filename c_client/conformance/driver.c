@@ -21,7 +21,8 @@
 static const char kUsage[] =
     "usage: driver vectors DIR | driver worker ADDRESS --name NAME --models M1,M2 "
     "[--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S] "
-    "[--turn-down N,...] [--break N,...] [--apply-seconds S] [--apply-timeout S]";
+    "[--turn-down N,...] [--break N,...] [--apply-seconds S] [--apply-timeout S] [--partial] "
+    "[--cast]";
 
 static void die(const char* what, const char* why) {
   fprintf(stderr, "%s: %s\n", what, why);
@@ -409,6 +410,14 @@ int main(int argc, char** argv) {
     }
     if (strcmp(argv[i], "--network") == 0) {
       options.network_only = true;
+      continue;
+    }
+    if (strcmp(argv[i], "--partial") == 0) {
+      options.partial = true;
+      continue;
+    }
+    if (strcmp(argv[i], "--cast") == 0) {
+      options.cast = true;
       continue;
     }
     if (value == NULL) die(argv[i], kUsage);

@@ -140,6 +140,10 @@ typedef struct {
   // What each call of the two may take, at most a day; 0: 60 s. Then the version counts as turned down,
   // whatever is answered later, and its model takes no other one until the function has returned.
   uint32_t apply_timeout_ms;
+  // Versions may have tensors that the models here lack: they are passed over.
+  bool partial;
+  // Values are converted where dtypes differ, among F64, F32, F16 and BF16: to the nearest, of two the even.
+  bool cast;
 } wb_options;
 
 // What wb_receive() tells: a version that was applied, or (WB_REJECTED) that could not be.

@@ -130,6 +130,10 @@ pub struct wb_options {
     /// What each call of the two may take, at most a day; 0: 60 s. Then the version counts as turned down,
     /// whatever is answered later, and its model takes no other one until the function has returned.
     pub apply_timeout_ms: u32,
+    /// Versions may have tensors that the models here lack: they are passed over.
+    pub partial: bool,
+    /// Values are converted where dtypes differ, among F64, F32, F16 and BF16: to the nearest, of two the even.
+    pub cast: bool,
 }
 
 /// What wb_receive() tells: a version that was applied, or (WB_REJECTED) that could not be.
@@ -260,6 +264,7 @@ pub unsafe extern "C" fn wb_connect(options: *const wb_options, worker: *mut *mu
         // SAFETY: all that they point to is there for this call.
         let (address, wanted) = unsafe { (text_of(options.address, 0, "address")?, Target::all(&options)?) };
         let mut builder = weightbus_core::Worker::builder(address).shared_memory(!options.network_only);
+        builder = builder.partial(options.partial).cast(options.cast);
         if !options.name.is_null() {
             // SAFETY: as above.
             builder = builder.name(unsafe { text_of(options.name, 0, "name") }?);

@@ -229,6 +229,32 @@ static void the_user_decides(wb_worker* worker, wb_model* model) {
   while (ask("running c") != 6) (void)poll(NULL, 0, 10);
 }
 
+// Of "wide", which has "w" and "b" of F32, a worker that wants "w" alone, of F64.
+static void a_part_is_enough_and_values_are_converted(const char* address) {
+  double part[4] = {0};
+  const uint64_t four[] = {4};
+  const wb_tensor tensor = {"w", 0, "F64", four, 1, part, sizeof part};
+  wb_model* model = NULL;
+  EXPECT(wb_model_new(&tensor, 1, &model) == WB_OK);
+  const wb_wanted wanted = {.id = "wide", .model = model};
+  const wb_options options = {.size = sizeof options,
+                              .address = address,
+                              .wanted = &wanted,
+                              .wanted_count = 1,
+                              .partial = true,
+                              .cast = true};
+  wb_worker* worker = NULL;
+  EXPECT(wb_connect(&options, &worker) == WB_OK);
+  ask("publish wide 4 64");
+  wb_update update;
+  EXPECT(wb_receive(worker, LONG_MS, &update) == WB_OK && update.nbytes == 20);
+  float same;
+  memset(&same, 64, sizeof same);
+  EXPECT(part[0] == (double)same && part[3] == (double)same);
+  wb_worker_free(worker);
+  wb_model_free(model);
+}
+
 static void* receive(void* worker) {
   wb_update update;
   EXPECT(wb_receive(worker, LONG_MS, &update) == WB_CLOSED && strstr(wb_error(), "close"));
@@ -255,6 +281,7 @@ int main(int argc, char** argv) {
   what_does_not_fit_is_turned_down(worker, model);
   the_user_decides(worker, model);
   snapshots_stay_as_they_are(worker);
+  a_part_is_enough_and_values_are_converted(argv[argc - 1]);
   whoever_waits_learns_of_the_end(worker);
   wb_worker_free(worker);
   wb_model_free(model);

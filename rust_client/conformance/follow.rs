@@ -33,6 +33,8 @@ pub struct Options {
     pub spoil: Vec<u64>,
     pub apply_seconds: f64,
     pub apply_timeout: Option<f64>,
+    pub partial: bool,
+    pub cast: bool,
 }
 
 /// Applies whatever comes until SIGTERM, or until the time is over.
@@ -71,6 +73,7 @@ fn connect(options: &Options, memory: &BTreeMap<String, Model>) -> Result<Worker
             None => builder.snapshots(model),
         };
     }
+    builder = builder.partial(options.partial).cast(options.cast);
     if let Some(bytes) = options.bytes_max {
         builder = builder.bytes_max(bytes);
     }

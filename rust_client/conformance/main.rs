@@ -12,7 +12,7 @@ use std::process::exit;
 
 const USAGE: &str = "usage: driver vectors DIR | driver worker ADDRESS --name NAME --models M1,M2 \
 [--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S] [--turn-down N,...] \
-[--break N,...] [--apply-seconds S] [--apply-timeout S]";
+[--break N,...] [--apply-seconds S] [--apply-timeout S] [--partial] [--cast]";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -52,6 +52,8 @@ fn options(arguments: &[String]) -> Result<Options, Box<dyn Error>> {
         spoil: Vec::new(),
         apply_seconds: 0.0,
         apply_timeout: None,
+        partial: false,
+        cast: false,
     };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
@@ -68,6 +70,8 @@ fn options(arguments: &[String]) -> Result<Options, Box<dyn Error>> {
             "--break" => options.spoil = numbers(&value()?)?,
             "--apply-seconds" => options.apply_seconds = value()?.parse()?,
             "--apply-timeout" => options.apply_timeout = Some(value()?.parse()?),
+            "--partial" => options.partial = true,
+            "--cast" => options.cast = true,
             _ if options.address.is_empty() => options.address = argument.clone(),
             _ => return Err(USAGE.into()),
         }

@@ -30,7 +30,7 @@ struct Memory(BTreeMap<String, Model>);
 
 impl Host for Memory {
     fn fault(&self, model: &str, layout: &Layout) -> Option<String> {
-        self.0.get(model)?.fault(layout)
+        self.0.get(model)?.fault(layout, false, false)
     }
 }
 

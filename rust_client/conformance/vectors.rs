@@ -7,6 +7,7 @@ use serde_json::{json, Value};
 use std::fs;
 use std::io;
 use std::path::Path;
+use weightbus::casting::cast;
 use weightbus::checksum::crc32c;
 use weightbus::digest::{bytes_of_hex, digest, hex};
 use weightbus::layout::Layout;
@@ -14,6 +15,7 @@ use weightbus::messages::{encode, from_publisher, from_worker, Shared};
 use weightbus::phases::{next, ARROWS, MODES, SESSIONS};
 use weightbus::segment::{Segment, Stamp};
 use weightbus::transfer::ChunkPlan;
+use weightbus::Dtype;
 
 /// What this client makes of a case; nothing where it does not concern a worker.
 pub type Answer = Option<Value>;
@@ -21,7 +23,7 @@ pub type Answer = Option<Value>;
 /// All cases: file, name, the case itself, and the answer.
 pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, Answer)>> {
     type Answers = fn(&Path, &Value) -> io::Result<Answer>;
-    let tables: [(&'static str, &[(&str, Answers)]); 10] = [
+    let tables: [(&'static str, &[(&str, Answers)]); 11] = [
         ("messages.json", &[("cases", message)]),
         ("layouts.json", &[("cases", layout)]),
         ("chunks.json", &[("cases", chunks)]),
@@ -31,10 +33,14 @@ pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, An
         ("sequences.json", &[("cases", sequences::play)]),
         ("phases.json", &[("cases", phase)]),
         ("applying.json", &[("messages", message), ("sequences", sequences::play)]),
+        ("casts.json", &[("cases", casts)]),
         ("renaming.json", &[("messages", message), ("sequences", sequences::play)]),
     ];
     let mut found = Vec::new();
     for (file, lists) in tables {
+        if !folder.join(file).exists() {
+            continue;
+        }
         let table: Value = serde_json::from_slice(&fs::read(folder.join(file))?)?;
         for (list, answer) in lists {
             let cases = table[list].as_array().ok_or_else(|| broken(&format!("{} in {}", list, file)))?;
@@ -193,4 +199,12 @@ fn segment(folder: &Path, case: &Value) -> io::Result<Answer> {
         Ok(data) => Ok(Some(json!({ "ok": { "data": data } }))),
         Err(_) => error("stale"),
     }
+}
+
+fn casts(_folder: &Path, case: &Value) -> io::Result<Answer> {
+    let dtype = |field| Dtype::named(text(case, field)?).ok_or_else(|| broken("known dtype"));
+    let (from, to, source) = (dtype("from")?, dtype("to")?, bytes_of_hex(text(case, "in")?));
+    let mut target = vec![0; source.len() * to.bits() as usize / from.bits() as usize];
+    cast(from, &source, to, &mut target);
+    Ok(Some(json!({ "out": hex(&target) })))
 }

@@ -1,5 +1,6 @@
 //! The element types of Rust that hold tensors, and what floats without a Rust type mean.
 
+use crate::casting::{bf16_to_f32, f16_to_f32};
 use crate::dtype::Dtype;
 use crate::raw::cast::Plain;
 
@@ -75,19 +76,19 @@ pub fn to_f32<T: SmallFloat>(values: &[T]) -> Vec<f32> {
 
 impl SmallFloat for BF16 {
     fn to_f32(self) -> f32 {
-        f32::from_bits(u32::from(self.0) << 16)
+        bf16_to_f32(self.0)
     }
 }
 
 impl SmallFloat for F16 {
     fn to_f32(self) -> f32 {
-        ieee(u32::from(self.0), 5, 10)
+        f16_to_f32(self.0)
     }
 }
 
 impl SmallFloat for F8E5M2 {
     fn to_f32(self) -> f32 {
-        ieee(u32::from(self.0), 5, 2)
+        f16_to_f32(u16::from(self.0) << 8) // its upper half
     }
 }
 
@@ -119,18 +120,6 @@ impl SmallFloat for F8E5M2Fnuz {
     fn to_f32(self) -> f32 {
         fnuz(u32::from(self.0), 5, 2)
     }
-}
-
-/// A float whose largest exponent is for infinities and NaN.
-fn ieee(bits: u32, exponent_bits: u32, fraction_bits: u32) -> f32 {
-    let top = (1 << exponent_bits) - 1;
-    if bits >> fraction_bits & top != top {
-        return finite(bits, exponent_bits, fraction_bits, (1 << (exponent_bits - 1)) - 1);
-    }
-    if bits & ((1 << fraction_bits) - 1) != 0 {
-        return f32::NAN;
-    }
-    signed(bits >> (exponent_bits + fraction_bits), f32::INFINITY)
 }
 
 /// A float whose only NaN stands where minus zero would be.

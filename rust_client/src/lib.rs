@@ -46,6 +46,8 @@ pub use worker::{Builder, Update, Updates, Worker};
 // version of this crate.
 #[doc(hidden)]
 pub mod ages;
+#[doc(hidden)]
+pub mod casting;
 pub mod checksum;
 #[doc(hidden)]
 pub mod digest;

@@ -2,11 +2,12 @@
 //!
 //! Whoever reads sees one version, whole: a version is written while nobody reads (`gate.rs`).
 
+use crate::casting::{can_cast, cast};
 use crate::dtype::Dtype;
 use crate::element::Element;
 use crate::error::Error;
 use crate::gate::{Call, Gate, Pass, Reader};
-use crate::layout::Layout;
+use crate::layout::{Layout, TensorInfo};
 use crate::limits::DIFFERENCES_MAX;
 use crate::raw::cast::{bytes_of, bytes_of_mut, values_of};
 use crate::transfer::Key;
@@ -299,11 +300,13 @@ impl Model {
         }
     }
 
-    /// Names the tensors that a layout has otherwise; nothing if it fits.
+    /// Names the tensors that a layout has otherwise; nothing if it fits. One for part of it may lack some
+    /// of the layout's; with `casts`, floats fit floats.
     #[doc(hidden)]
-    pub fn fault(&self, layout: &Layout) -> Option<String> {
+    pub fn fault(&self, layout: &Layout, partial: bool, casts: bool) -> Option<String> {
         let here = &self.0.signature;
-        let mut names: Vec<&str> = layout.names().chain(here.keys().map(String::as_str)).collect();
+        let published = layout.names().filter(|_| !partial); // W6
+        let mut names: Vec<&str> = published.chain(here.keys().map(String::as_str)).collect();
         names.sort_unstable();
         names.dedup();
         let mut lines: Vec<String> = Vec::new();
@@ -321,7 +324,7 @@ impl Model {
                     if shape != own_shape {
                         lines.push(format!("{}: shape {:?} published, {:?} here", name, shape, own_shape));
                     }
-                    if dtype != own_dtype {
+                    if dtype != own_dtype && !(casts && can_cast(dtype, own_dtype)) {
                         lines.push(format!("{}: dtype {} published, {} here", name, dtype, own_dtype));
                     }
                 }
@@ -363,8 +366,11 @@ impl Writing<'_> {
     pub fn fill(&self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) {
         let mut weights = self.inner.weights.write().unwrap_or_else(PoisonError::into_inner);
         for tensor in &mut weights.tensors {
-            if let Some(info) = layout.get(&tensor.name) {
-                copy(info.begin as usize, tensor.memory.bytes_mut());
+            let (to, bytes) = (tensor.dtype, tensor.memory.bytes_mut());
+            match layout.get(&tensor.name) {
+                Some(info) if info.dtype == to => copy(info.begin as usize, bytes),
+                Some(info) => copy_cast(info, to, bytes, &mut copy),
+                None => {}
             }
         }
     }
@@ -377,6 +383,18 @@ impl Writing<'_> {
         drop(weights);
         self.pass.writes();
         seen
+    }
+}
+
+/// Fills a tensor with values of another dtype, piece by piece.
+fn copy_cast(info: &TensorInfo, to: Dtype, bytes: &mut [u8], mut copy: impl FnMut(usize, &mut [u8])) {
+    const VALUES: usize = 4096; // that stay in the nearest cache meanwhile
+    let (from_bytes, to_bytes) = (info.dtype.bits() as usize / 8, to.bits() as usize / 8);
+    let mut piece = [0; 8 * VALUES];
+    for (index, target) in bytes.chunks_mut(to_bytes * VALUES).enumerate() {
+        let source = &mut piece[..target.len() / to_bytes * from_bytes];
+        copy(info.begin as usize + index * VALUES * from_bytes, source);
+        cast(info.dtype, source, to, target);
     }
 }
 

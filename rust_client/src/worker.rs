@@ -85,6 +85,8 @@ pub struct Builder {
     timing: Timing,
     listener: Option<Listener>,
     functions: Functions,
+    partial: bool,
+    cast: bool,
 }
 
 impl fmt::Debug for Builder {
@@ -129,6 +131,20 @@ impl Builder {
     /// default. Nothing is sent, staged or hashed then.
     pub fn shared_memory(mut self, on: bool) -> Builder {
         self.shared_memory = on;
+        self
+    }
+
+    /// Whether versions may have tensors that the models here lack: they are passed over. A tensor that
+    /// a version lacks refuses it all the same.
+    pub fn partial(mut self, on: bool) -> Builder {
+        self.partial = on;
+        self
+    }
+
+    /// Whether values are converted where dtypes differ, among F64, F32, F16 and BF16: to the nearest,
+    /// of two the even one.
+    pub fn cast(mut self, on: bool) -> Builder {
+        self.cast = on;
         self
     }
 
@@ -192,9 +208,12 @@ impl Builder {
             pid: std::process::id().into(),
         };
         let targets = Arc::new(self.targets);
-        let wanted: Vec<Wanted> = targets.iter().map(|(model, target)| wanted(model, target)).collect();
+        let (partial, cast) = (self.partial, self.cast);
+        let alike = !partial && !cast; // versions are as large as their models
+        let wanted: Vec<Wanted> =
+            targets.iter().map(|(model, target)| wanted(model, target, alike)).collect();
         let segments = self.shared_memory.then(Segments::default);
-        let host = Arc::new(UserHost { targets: targets.clone(), segments });
+        let host = Arc::new(UserHost { targets: targets.clone(), segments, partial, cast });
         let machine = Machine::new(identity, &wanted, host.clone(), self.bytes_max, self.timing);
         let shared = Arc::new(Shared::new().map_err(broken("no sockets"))?);
         let (address, listener) = (self.address.clone(), self.listener);
@@ -233,10 +252,10 @@ impl Builder {
     }
 }
 
-fn wanted(model: &str, target: &Target) -> Wanted {
+fn wanted(model: &str, target: &Target, alike: bool) -> Wanted {
     let nbytes = match target {
-        Target::InPlace(model) => model.nbytes(),
-        Target::Snapshots(_) => 0,
+        Target::InPlace(model) if alike => model.nbytes(),
+        _ => 0,
     };
     Wanted { model: model.to_owned(), nbytes }
 }
@@ -245,12 +264,14 @@ fn wanted(model: &str, target: &Target) -> Wanted {
 struct UserHost {
     targets: Arc<BTreeMap<String, Target>>,
     segments: Option<Segments>,
+    partial: bool,
+    cast: bool,
 }
 
 impl Host for UserHost {
     fn fault(&self, model: &str, layout: &Layout) -> Option<String> {
         match self.targets.get(model)? {
-            Target::InPlace(model) => model.fault(layout),
+            Target::InPlace(model) => model.fault(layout, self.partial, self.cast),
             Target::Snapshots(_) => None, // they take anything
         }
     }
@@ -321,6 +342,8 @@ impl Worker {
             timing: Timing::default(),
             listener: None,
             functions: Functions { before: None, apply: None, timeout: APPLY_TIMEOUT },
+            partial: false,
+            cast: false,
         }
     }
 

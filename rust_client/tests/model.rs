@@ -36,7 +36,9 @@ fn differences_are_named() {
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.extend_from_slice(json.as_bytes());
     let layout = Layout::parse(&header).unwrap();
-    let fault = |tensors: Vec<Tensor>| Model::new(tensors).unwrap().fault(&layout);
+    let fault_of =
+        |tensors: Vec<Tensor>, partial, casts| Model::new(tensors).unwrap().fault(&layout, partial, casts);
+    let fault = |tensors: Vec<Tensor>| fault_of(tensors, false, false);
     let a = || Tensor::new("a", &[1], vec![0f32]);
     let tied = || Tensor::new("tied", &[1], vec![0f32]);
     assert_eq!(fault(vec![a(), tied()]), None);
@@ -44,6 +46,14 @@ fn differences_are_named() {
     let other = fault(vec![Tensor::new("a", &[2], vec![0i32; 2]), tied(), Tensor::new("z", &[], vec![0u8])]);
     let lines = "a: shape [1] published, [2] here\na: dtype F32 published, I32 here\nz: U8 [] in the target, not published";
     assert_eq!(other.unwrap(), lines);
+    assert_eq!(fault_of(vec![a()], true, false), None);
+    let lacking = fault_of(vec![tied(), Tensor::new("z", &[], vec![0u8])], true, false);
+    assert_eq!(lacking.unwrap(), "z: U8 [] in the target, not published");
+    let halves = || vec![Tensor::new("a", &[1], vec![BF16(0)]), Tensor::new("tied", &[1], vec![0f64])];
+    assert_eq!(fault_of(halves(), false, true), None);
+    assert!(fault_of(halves(), false, false).unwrap().contains("dtype F32 published, BF16 here"));
+    let whole = fault_of(vec![Tensor::new("a", &[1], vec![0i32])], true, true);
+    assert_eq!(whole.unwrap(), "a: dtype F32 published, I32 here");
     let many = (0..30).map(|i| Tensor::new(format!("x{:02}", i), &[], vec![0u8])).collect();
     assert!(fault(many).unwrap().ends_with("... and 13 more"));
 }

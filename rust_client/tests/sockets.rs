@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use weightbus::messages::Failed;
-use weightbus::{Builder, Code, Error, Event, Model, Offer, Tensor, Timing, Update, Worker};
+use weightbus::{Builder, Code, Error, Event, Model, Offer, Tensor, Timing, Update, Worker, BF16};
 
 const LONG: Duration = Duration::from_secs(20); // for what takes milliseconds
 
@@ -397,4 +397,23 @@ fn readers_wait_for_the_function_and_close_does_not() {
         assert!(matches!(reading.join().unwrap(), Some((1, 1 | 2))));
     });
     assert_eq!(model.read().version(), Some((1, 2)));
+}
+
+#[test]
+fn a_model_of_fewer_tensors_and_other_floats_takes_what_it_has() {
+    let values: Vec<f32> = (0..10_000).map(|i| i as f32 / 7.0).collect();
+    let mut data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    data.extend_from_slice(&[9; 4]);
+    let json = r#"{"a":{"dtype":"F32","shape":[10000],"data_offsets":[0,40000]},"rest":{"dtype":"U8","shape":[4],"data_offsets":[40000,40004]}}"#;
+    let version = Version { layout: publisher::layout(json), ..Version::of_bytes(1, data, 10_000) };
+    let server = Running::start(1, "tcp://127.0.0.1:*");
+    server.publish(version.clone());
+    let model = Model::new([Tensor::new("a", &[10_000], vec![BF16(0); 10_000])]).unwrap();
+    let builder = Worker::builder(&server.address).name("w").model(MODEL, &model);
+    let worker = builder.partial(true).cast(true).connect().unwrap();
+    assert_eq!(update(&worker).digest, version.digest());
+    for (cast, value) in weightbus::to_f32(model.read().get::<BF16>("a").unwrap()).iter().zip(values) {
+        assert!((cast - value).abs() <= value / 256.0, "{} is not {}", cast, value);
+    }
+    server.wait("the report", |p| p.applied.iter().any(|a| a.digest == version.digest()));
 }

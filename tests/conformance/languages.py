@@ -101,8 +101,8 @@ LANGUAGES = (
         ("make", "node", "npm"),
         dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_PATCHES | NOT_YET,
     ),
-    Language("rust", "Rust", "rust_client", ("make", "cargo"), NO_MAPPING | NO_PATCHES | NOT_YET),
-    Language("c", "C", "c_client", ("make", "cargo", "cc"), RUST_INSIDE | NOT_YET),
+    Language("rust", "Rust", "rust_client", ("make", "cargo"), NO_MAPPING | NO_PATCHES),
+    Language("c", "C", "c_client", ("make", "cargo", "cc"), RUST_INSIDE),
     Language("go", "Go", "go_client", ("make", "go"), NO_PATCHES | NOT_YET),
 )
 
