@@ -21,7 +21,8 @@
 static const char kUsage[] =
     "usage: driver vectors DIR | driver worker ADDRESS --name NAME --models M1,M2 "
     "[--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S] "
-    "[--turn-down N,...] [--break N,...] [--apply-seconds S] [--apply-timeout S] [--partial] "
+    "[--turn-down N,...] [--break N,...] [--apply-seconds S[:N,...]] [--apply-timeout S] "
+    "[--partial] "
     "[--cast]";
 
 static void die(const char* what, const char* why) {
@@ -114,7 +115,7 @@ static void on_event(const wb_event* event, void* user) {
 
 #define NUMBERS_MAX 64
 
-static unsigned long long turned_down[NUMBERS_MAX], broken[NUMBERS_MAX];
+static unsigned long long turned_down[NUMBERS_MAX], broken[NUMBERS_MAX], slow[NUMBERS_MAX];
 static double apply_seconds;
 
 static void read_numbers(char* list, unsigned long long* numbers) {
@@ -131,14 +132,14 @@ static double now(void) {
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-static int verdict(const wb_offer* offer, const unsigned long long* numbers, char* text,
-                   size_t room) {
-  for (; *numbers != 0; numbers++) {
-    if (*numbers != offer->version) continue;
-    snprintf(text, room, "turned down, as asked for");
-    return 1;
-  }
-  return 0;
+static bool among(const unsigned long long* numbers, uint64_t version) {
+  while (*numbers != 0 && *numbers != version) numbers++;
+  return *numbers != 0;
+}
+
+static int verdict(bool no, const char* what, char* text, size_t room) {
+  if (no) snprintf(text, room, "told to %s", what);
+  return no;
 }
 
 static const Registered* registered(const char* id) {
@@ -151,16 +152,20 @@ static const Registered* registered(const char* id) {
 
 static int before_apply(const wb_offer* offer, char* text, size_t room, void* user) {
   (void)user;
-  return registered(offer->model)->model ? verdict(offer, turned_down, text, room) : 0;
+  const bool no = registered(offer->model)->model && among(turned_down, offer->version);
+  return verdict(no, "turn down", text, room);
 }
 
 static int apply(const wb_offer* offer, char* text, size_t room, void* user) {
   (void)user;
   const struct timespec moment = {.tv_nsec = 10000000};
-  for (const double end = now() + apply_seconds; now() < end && !atomic_load(&over);) {
+  const double seconds = slow[0] == 0 || among(slow, offer->version) ? apply_seconds : 0;
+  for (const double end = now() + seconds; now() < end && !atomic_load(&over);) {
     nanosleep(&moment, NULL);
   }
-  return verdict(offer, registered(offer->model)->model ? broken : turned_down, text, room);
+  if (registered(offer->model)->model)
+    return verdict(among(broken, offer->version), "break", text, room);
+  return verdict(among(turned_down, offer->version), "turn down", text, room);
 }
 
 static uint32_t crc_table[8][256];
@@ -374,7 +379,7 @@ static void follow(const wb_options* options, double seconds) {
   if (wb_connect(options, &worker) != WB_OK) die("the worker", wb_error());
   pthread_t readers[MODELS_MAX];
   size_t reader_count = 0;
-  for (size_t i = 0; i < model_count && with_tensors; i++) {
+  for (size_t i = 0; i < model_count && with_tensors && !options->cast; i++) {
     if (models[i].model == NULL) continue;
     if (pthread_create(&readers[reader_count], NULL, look_for_torn, &models[i]) == 0)
       reader_count++;
@@ -436,9 +441,11 @@ int main(int argc, char** argv) {
       read_numbers(value, turned_down);
     else if (strcmp(argv[i - 1], "--break") == 0)
       read_numbers(value, broken);
-    else if (strcmp(argv[i - 1], "--apply-seconds") == 0)
-      apply_seconds = strtod(value, NULL);
-    else if (strcmp(argv[i - 1], "--apply-timeout") == 0)
+    else if (strcmp(argv[i - 1], "--apply-seconds") == 0) {
+      char* which = NULL;
+      apply_seconds = strtod(value, &which);
+      if (*which == ':') read_numbers(which + 1, slow);
+    } else if (strcmp(argv[i - 1], "--apply-timeout") == 0)
       options.apply_timeout_ms = (uint32_t)(1000 * strtod(value, NULL));
     else
       die(argv[i - 1], kUsage);

@@ -31,7 +31,7 @@ pub struct Options {
     pub seconds: f64,
     pub turn_down: Vec<u64>,
     pub spoil: Vec<u64>,
-    pub apply_seconds: f64,
+    pub apply_seconds: (f64, Option<Vec<u64>>), // and which versions take so long; nothing: all
     pub apply_timeout: Option<f64>,
     pub partial: bool,
     pub cast: bool,
@@ -47,8 +47,8 @@ pub fn follow(options: Options) -> Result<(), Box<dyn Error>> {
     let worker = connect(&options, &memory)?;
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Without checksums it is being measured: nobody else should take time.
-        for (model, weights) in memory.iter().filter(|_| options.tensors) {
+        // Without checksums it is being measured: nobody else should take time. After a cast bytes differ.
+        for (model, weights) in memory.iter().filter(|_| options.tensors && !options.cast) {
             let done = &done;
             scope.spawn(move || look_for_torn(model, weights, done));
         }
@@ -86,27 +86,39 @@ fn connect(options: &Options, memory: &BTreeMap<String, Model>) -> Result<Worker
 /// The user's functions, if there is anything for them to do. Models of these names are in place.
 fn deciding(builder: Builder, options: &Options, in_place: BTreeSet<String>) -> Builder {
     let (turn_down, spoil) = (options.turn_down.clone(), options.spoil.clone());
-    let seconds = Duration::from_secs_f64(options.apply_seconds);
-    if turn_down.is_empty() && spoil.is_empty() && seconds.is_zero() {
+    let (seconds, slow) = options.apply_seconds.clone();
+    if turn_down.is_empty() && spoil.is_empty() && seconds == 0.0 {
         return builder;
     }
     let (early, here) = (turn_down.clone(), in_place.clone());
     builder
-        .before_apply(move |offer| match here.contains(offer.model) && early.contains(&offer.version) {
-            true => Err("turned down, as asked for".into()),
-            false => Ok(()),
+        .before_apply(move |offer| {
+            verdict(here.contains(offer.model) && early.contains(&offer.version), "turn down")
         })
         .apply(move |offer| {
-            let end = Instant::now() + seconds;
-            while Instant::now() < end && !TERMINATED.load(Ordering::Relaxed) {
-                std::thread::sleep(LOOK.min(end.saturating_duration_since(Instant::now())));
+            if slow.as_ref().map_or(true, |slow| slow.contains(&offer.version)) {
+                wait(Duration::from_secs_f64(seconds));
             }
-            let unwanted = if in_place.contains(offer.model) { &spoil } else { &turn_down };
-            match unwanted.contains(&offer.version) {
-                true => Err("turned down, as asked for".into()),
-                false => Ok(()),
+            if in_place.contains(offer.model) {
+                return verdict(spoil.contains(&offer.version), "break");
             }
+            verdict(turn_down.contains(&offer.version), "turn down")
         })
+}
+
+fn verdict(no: bool, what: &str) -> Result<(), Box<dyn Error>> {
+    if no {
+        Err(format!("told to {}", what).into())
+    } else {
+        Ok(())
+    }
+}
+
+fn wait(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end && !TERMINATED.load(Ordering::Relaxed) {
+        std::thread::sleep(LOOK.min(end.saturating_duration_since(Instant::now())));
+    }
 }
 
 /// Makes the models of `--in-place`.

@@ -12,7 +12,7 @@ use std::process::exit;
 
 const USAGE: &str = "usage: driver vectors DIR | driver worker ADDRESS --name NAME --models M1,M2 \
 [--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S] [--turn-down N,...] \
-[--break N,...] [--apply-seconds S] [--apply-timeout S] [--partial] [--cast]";
+[--break N,...] [--apply-seconds S[:N,...]] [--apply-timeout S] [--partial] [--cast]";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -50,7 +50,7 @@ fn options(arguments: &[String]) -> Result<Options, Box<dyn Error>> {
         seconds: 120.0,
         turn_down: Vec::new(),
         spoil: Vec::new(),
-        apply_seconds: 0.0,
+        apply_seconds: (0.0, None),
         apply_timeout: None,
         partial: false,
         cast: false,
@@ -68,7 +68,12 @@ fn options(arguments: &[String]) -> Result<Options, Box<dyn Error>> {
             "--seconds" => options.seconds = value()?.parse()?,
             "--turn-down" => options.turn_down = numbers(&value()?)?,
             "--break" => options.spoil = numbers(&value()?)?,
-            "--apply-seconds" => options.apply_seconds = value()?.parse()?,
+            "--apply-seconds" => {
+                let value = value()?;
+                let (seconds, which) =
+                    value.split_once(':').map_or((&value[..], None), |(s, n)| (s, Some(n)));
+                options.apply_seconds = (seconds.parse()?, which.map(numbers).transpose()?);
+            }
             "--apply-timeout" => options.apply_timeout = Some(value()?.parse()?),
             "--partial" => options.partial = true,
             "--cast" => options.cast = true,
