@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .bus.receipt import Receipt, WorkerReceipt
     from .codecs.errors import LayoutError, StateError, WeightBusError
     from .python_client.applying import Offer, Update
+    from .python_client.loading import Pairs, UnchangedError
     from .python_client.publisher import Publisher
     from .python_client.resident import resident
     from .python_client.schemes.bus import (
@@ -75,6 +76,7 @@ __all__ = [
     "MultiProcessWeightSyncScheme",
     "NoWeightSyncScheme",
     "Offer",
+    "Pairs",
     "ProtocolError",
     "PublishError",
     "Publisher",
@@ -98,6 +100,7 @@ __all__ = [
     "Timing",
     "TornError",
     "TransportBackend",
+    "UnchangedError",
     "UnknownWorkerError",
     "Update",
     "WeightBusError",
@@ -131,6 +134,7 @@ _HOMES = {
     "MultiProcessWeightSyncScheme": "python_client.schemes.bus",
     "NoWeightSyncScheme": "python_client.schemes.none",
     "Offer": "python_client.applying",
+    "Pairs": "python_client.loading",
     "ProtocolError": "bus.errors",
     "PublishError": "bus.errors",
     "Publisher": "python_client.publisher",
@@ -154,6 +158,7 @@ _HOMES = {
     "Timing": "bus.limits",
     "TornError": "bus.errors",
     "TransportBackend": "python_client.schemes.vintage",
+    "UnchangedError": "python_client.loading",
     "UnknownWorkerError": "bus.errors",
     "Update": "python_client.applying",
     "WeightBusError": "codecs.errors",

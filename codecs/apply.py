@@ -45,6 +45,15 @@ def check(
     return _compare(layout, _open(target), strict=strict, cast=cast)
 
 
+def calls_users(target: object) -> bool:
+    """Tell whether the user's code is called when a version is copied into a target."""
+    if not is_module(target):
+        return False
+    from . import torch_modules
+
+    return bool(torch_modules.with_extra(target, "set_extra_state"))
+
+
 def copy_into(
     layout: Layout,
     data: numpy_tensors.Memory,

@@ -59,7 +59,7 @@ class ModuleParts:
 
 def parts_of(module: nn.Module) -> ModuleParts:
     """Return the tensors of a module's `state_dict()` that can be written in place; what cannot."""
-    extra = _with_extra(module, "set_extra_state")
+    extra = with_extra(module, "set_extra_state")
     owned = {_address(tensor) for tensor in (*module.parameters(), *module.buffers())}
     tensors: Tensors = {}
     faults = [
@@ -86,7 +86,7 @@ def parts_by(module: nn.Module, names: Format) -> ModuleParts:
         for path, part in _modules(module)
         for name in vars(part)["_non_persistent_buffers_set"]
     )
-    everything, extra = _tensors(module), _with_extra(module, "get_extra_state")
+    everything, extra = _tensors(module), with_extra(module, "get_extra_state")
     if names == "tensordict":
         return ModuleParts(everything, extra, [], optional)
     parts = parts_of(module)
@@ -134,7 +134,7 @@ def contents_of(module: nn.Module, names: Format) -> dict[str, Any]:
     if names == "state_dict" and hasattr(module, "merge_and_unload"):
         merged: Any = copy.deepcopy(module)
         return contents_of(merged.merge_and_unload(), names)
-    extra = _with_extra(module, "get_extra_state")
+    extra = with_extra(module, "get_extra_state")
     if names == "tensordict":
         return {**_tensors(module), **extra_of(extra)}
     own = {name: value for name, value in module.state_dict().items() if name not in extra}
@@ -272,7 +272,7 @@ def _lost_buffers(module: nn.Module) -> Iterator[str]:
                 yield f"{path}.{name}".lstrip(".")
 
 
-def _with_extra(
+def with_extra(
     module: nn.Module, method: Literal["get_extra_state", "set_extra_state"]
 ) -> dict[str, nn.Module]:
     """Return the modules that have a method of their own for extra state, by that state's name."""

@@ -90,7 +90,7 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
 
     A part that is not aligned to its element (only files written by others have such) is copied
     instead, so views to be written into must come from a layout that was planned here. Torch knows
-    no read-only tensors: views of read-only data must not be written into, nor outlive it.
+    no read-only tensors: views of read-only data must not be written into.
     """
     address: int = data.__array_interface__["data"][0]
     if not data.size:
@@ -99,6 +99,7 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
         flat = torch.frombuffer(data, dtype=torch.uint8)
     else:  # by the bare address, since torch warns of a read-only buffer every time
         memory = (ctypes.c_uint8 * data.size).from_address(address)
+        vars(memory)["owner"] = data  # lives for as long as any tensor of it does
         flat = torch.frombuffer(memory, dtype=torch.uint8)
     tensors: list[torch.Tensor] = []
     for spec in specs:

@@ -5,22 +5,22 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from functools import partial
+from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
-from ..bus.errors import not_applied
+from ..bus.errors import ApplyError, not_applied
 from ..bus.net.handoff import Handoff
 from ..bus.staged import OverwrittenError, StagedVersion, StaleError
 from ..bus.worker.events import Outcome, Report
 from ..codecs.apply import as_arrays
 from ..codecs.checksum import digest_of
+from .calls import Calls, LateError
 from .reading import InUseError, ReadingLock
 from .targets import Target
 
 log = logging.getLogger("weightbus.subscriber")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class Applier:
         handoff: Where they are left.
         runs: By model, what was applied last; changed under `handoff.changed`.
         tell: Takes word of what became of each.
+        calls: Has the user's code called, under its deadline.
         before_apply, on_commit: The user's hooks.
     """
 
@@ -79,19 +80,19 @@ class Applier:
         handoff: Handoff,
         runs: dict[str, Update],
         tell: Callable[[Report], None],
+        calls: Calls,
         before_apply: Callable[[Offer], None] | None,
         on_commit: Callable[[Update], None] | None,
     ) -> None:
         self._targets, self._handoff, self._runs, self._tell = targets, handoff, runs, tell
-        self._before_apply, self._on_commit = before_apply, on_commit
+        self._calls, self._before_apply, self._on_commit = calls, before_apply, on_commit
         self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
         self.lock = ReadingLock()
-        self.in_hook = False
 
-    @property
-    def hooked(self) -> bool:
-        """Whether there are hooks, which may take their time."""
-        return self._on_commit is not None or self._before_apply is not None
+    def asks_user(self, model: str) -> bool:
+        """Whether the user's code is called to apply a version of a model: it may take its time."""
+        hooked = self._on_commit is not None or self._before_apply is not None
+        return hooked or self._targets[model].asks_user
 
     def receive(self, timeout: float) -> Update | None:
         """Apply the newest version that is ready, waiting for one; see `Subscriber.receive`."""
@@ -126,8 +127,8 @@ class Applier:
             self._say(staged, "stale")
         return True
 
-    def _say(self, staged: StagedVersion, what: Outcome, text: str = "", digest: str = "") -> None:
-        self._tell(Report(staged.model, staged.key, what, text, digest))
+    def _say(self, staged: StagedVersion, what: Outcome, digest: str = "") -> None:
+        self._tell(Report(staged.model, staged.key, what, digest=digest))
 
     def _approve(self, staged: StagedVersion) -> None:
         """Let the user look at a version, once, while readers go on with the one before."""
@@ -136,11 +137,14 @@ class Applier:
         if self._approved.get(staged.model) == staged.key:
             return  # it was put back since: readers did not leave
         self._say(staged, "taken")
+        look = partial(self._before_apply, Offer(staged))
         try:
             with staged.reading():
-                self._call(self._before_apply, Offer(staged))
+                self._calls.make(look, partial(self._late, staged, "before_apply", lambda: True))
         except StaleError:
             raise
+        except LateError as late:
+            self._returned(staged, late)
         except BaseException as error:
             self._failed(staged, error, intact=True)
         self._approved[staged.model] = staged.key
@@ -163,12 +167,16 @@ class Applier:
             update = self._copy(staged, target)
             mended = self.lock.mend(staged.model)
             if self._on_commit is not None:
-                self._call(self._on_commit, update)
+                undo = partial(_undone, target, torn=mended)
+                late = partial(self._late, staged, "on_commit", undo, writes=True)
+                self._calls.make(partial(self._on_commit, update), late)
             target.settle()
+        except LateError as late:
+            self._returned(staged, late)
         except BaseException as error:
             if isinstance(error, StaleError) and not isinstance(error, OverwrittenError):
                 raise  # nothing was copied
-            self._failed(staged, error, intact=_undone(target) and not mended)
+            self._failed(staged, error, intact=_undone(target, torn=mended))
         # Here first, then at the publisher: whoever waits for its receipt must find it here.
         with self._handoff.changed:
             self._runs[staged.model] = update
@@ -176,24 +184,50 @@ class Applier:
         self._say(staged, "applied", digest=update.digest)
         return update
 
-    def _call(self, hook: Callable[[T], None], told: T) -> None:
-        self.in_hook = True
-        try:
-            hook(told)
-        finally:
-            self.in_hook = False
-
     def _copy(self, staged: StagedVersion, target: Target) -> Update:
         before, digest = time.perf_counter(), staged.digest
         with staged.reading():
-            target.apply(staged)
+            if target.asks_user:  # how far it has come then only it could say
+                late = partial(self._late, staged, "its target", lambda: False, writes=True)
+                self._calls.make(partial(target.apply, staged), late)
+            else:
+                target.apply(staged)
             if staged.hash_chunks:
                 digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
         nbytes, seconds = staged.layout.nbytes, time.perf_counter() - before
         return Update(staged.model, staged.epoch, staged.version, nbytes, digest, seconds)
 
+    def _late(
+        self,
+        staged: StagedVersion,
+        what: str,
+        undo: Callable[[], bool],
+        *,
+        writes: bool = False,
+    ) -> ApplyError:
+        """The time of the user's code is over, and it has not returned. (In another thread.)"""
+        error = TimeoutError(f"{what} did not return within {self._calls.seconds:g} s")
+        told = self._fail(staged, error, intact=undo(), still=True)
+        log.error("%s", told)
+        if writes:
+            self.lock.despair(told)
+        return told
+
+    def _returned(self, staged: StagedVersion, late: LateError) -> NoReturn:
+        """The user's code has returned after all: the next version can be applied."""
+        self._say(staged, "declined")  # or whatever was told when its time was over
+        raise late.told
+
     def _failed(self, staged: StagedVersion, error: BaseException, *, intact: bool) -> NoReturn:
         """Tell everybody that a version could not be applied, and what runs then."""
+        told = self._fail(staged, error, intact=intact)
+        if not isinstance(error, Exception):
+            raise error
+        raise told
+
+    def _fail(
+        self, staged: StagedVersion, error: BaseException, *, intact: bool, still: bool = False
+    ) -> ApplyError:
         told = not_applied(staged.model, staged.epoch, staged.version, error, intact=intact)
         if not intact:
             self.lock.tear(staged.model, told)
@@ -201,16 +235,16 @@ class Applier:
                 self._runs.pop(staged.model, None)
                 self._handoff.changed.notify_all()
         full: Outcome = "failed" if told.code == "no-memory" else "declined"
-        self._say(staged, full if intact else "torn", f"{type(error).__name__}: {error}")
-        if not isinstance(error, Exception):
-            raise error
-        raise told
+        text = f"{type(error).__name__}: {error}"
+        what = full if intact else "torn"
+        self._tell(Report(staged.model, staged.key, what, text, still=still))
+        return told
 
 
-def _undone(target: Target) -> bool:
-    """Have a target hold what it held before, if it can; return whether it does."""
+def _undone(target: Target, *, torn: bool) -> bool:
+    """Have a target hold what it held before, if it can; return whether that is a version."""
     try:
-        return target.undo()
+        return target.undo() and not torn
     except Exception:
         log.exception("what was there before could not be put back")
         return False

@@ -14,19 +14,22 @@ T = TypeVar("T")
 SECONDS_MAX = 1_000_000  # eleven days: more than anybody waits, less than what timers can count
 
 
-def seconds(value: object, name: str, *, positive: bool = False) -> float:
+def seconds(
+    value: object, name: str, *, positive: bool = False, most: float = SECONDS_MAX
+) -> float:
     """Return a time to wait. One below zero is a deadline that has passed, and counts as 0.
 
     Args:
         value: What was given.
         name: What the caller calls it.
         positive: Whether it must be above 0.
+        most: How long it may be.
     """
     given = math.nan if isinstance(value, bool) else value  # True is a number to Python
     number = float(given) if isinstance(given, numbers.Real) else math.nan
-    if not -math.inf < number <= SECONDS_MAX or (positive and number <= 0):
+    if not -math.inf < number <= most or (positive and number <= 0):
         least = "above 0" if positive else "from 0"
-        raise ValueError(f"{name}={value!r}: choose a number of seconds {least} to {SECONDS_MAX}")
+        raise ValueError(f"{name}={value!r}: choose a number of seconds {least} to {most:g}")
     return max(0.0, number)
 
 

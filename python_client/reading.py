@@ -41,6 +41,7 @@ class ReadingLock:
         self._writer: dict[int, _Holder] = {}  # the same, one at most
         self._waiting_writers = 0
         self._torn: dict[str, Exception] = {}  # by model, what has left it without a version
+        self._late: Exception | None = None  # the writer has no time left, and goes on all the same
 
     @contextmanager
     def reading(self, timeout: float = READING_SECONDS) -> Generator[None]:
@@ -48,7 +49,7 @@ class ReadingLock:
 
         Raises:
             TimeoutError: A writer was at it for longer than `timeout` seconds; it says who.
-            Exception: What was handed to `tear`.
+            Exception: What was handed to `tear`, or, if nobody waits any more, to `despair`.
         """
         me = threading.get_ident()
         with self._changed:
@@ -56,6 +57,7 @@ class ReadingLock:
                 lambda: (
                     me in self._readers
                     or me in self._writer
+                    or self._late is not None
                     or not (self._writer or self._waiting_writers)
                 ),
                 timeout,
@@ -65,7 +67,8 @@ class ReadingLock:
                 raise TimeoutError(
                     f"weights were being applied for more than {timeout} s: {_all(others)}"
                 )
-            for error in self._torn.values():
+            late = None if me in self._readers or me in self._writer else self._late
+            for error in (*self._torn.values(), *([late] if late else [])):
                 raise error.with_traceback(None)
             self._readers.setdefault(me, _Holder("reading (`reading()`)")).depth += 1
         try:
@@ -118,11 +121,18 @@ class ReadingLock:
         finally:
             with self._changed:
                 self._writer.clear()
+                self._late = None
                 self._changed.notify_all()
 
     def tear(self, model: str, error: Exception) -> None:
         """A model holds no version: have readers told, from now on. (For the writer.)"""
         self._torn[model] = error
+
+    def despair(self, error: Exception) -> None:
+        """Who writes has no time left: have readers told, and not wait any more until it is out."""
+        with self._changed:
+            self._late = error
+            self._changed.notify_all()
 
     def mend(self, model: str) -> bool:
         """A model holds a version again; return whether it did not before. (For the writer.)"""

@@ -222,6 +222,7 @@ class ResidentTarget:
         self._unfit: Layout | None = None  # the model could not move in by this layout
         self._before: NDArray[np.uint8] | None = None  # where the last `apply` left the old bytes
         self._warned = False
+        self.asks_user = copying.asks_user
 
     def fault(self, layout: Layout) -> str:
         """Name the tensors that differ."""

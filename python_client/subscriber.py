@@ -15,7 +15,14 @@ from types import TracebackType
 from typing import TypeVar
 
 from ..bus.errors import ClosedError, RefusedError
-from ..bus.limits import INTEGER_MAX, MODELS_MAX, STAGING_BYTES_MAX, Timing
+from ..bus.limits import (
+    APPLY_SECONDS,
+    APPLY_SECONDS_MAX,
+    INTEGER_MAX,
+    MODELS_MAX,
+    STAGING_BYTES_MAX,
+    Timing,
+)
 from ..bus.messages import MAPPING, RENAMING, check_name
 from ..bus.net.control import WorkerSockets
 from ..bus.net.handoff import Handoff
@@ -26,6 +33,7 @@ from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
 from . import checks
 from .applying import Applier, Offer, Update
+from .calls import Calls
 from .dropped import end_with
 from .reading import READING_SECONDS
 from .resident import ResidentTarget
@@ -37,7 +45,7 @@ T = TypeVar("T")
 
 CLIENT = "weightbus-python/0.1.0"
 AT_ONCE_BYTES = 2**20  # copied within a fraction of a millisecond
-HOOK_SECONDS = 1.0  # that close() waits for a hook
+HOOK_SECONDS = 1.0  # that close() waits for the user's code
 COPY_SECONDS = 10.0  # and for a copy into the model, which should not change any more afterwards
 
 
@@ -47,8 +55,10 @@ class Subscriber:
     Args:
         address: The publisher's address. It need not be there yet.
         models: By model id, where its versions go: an `nn.Module`, a `TensorDict`, a mapping of
-            names to torch tensors or numpy arrays (all copied in place), or a path (a safetensors
-            file, replaced atomically).
+            names to torch tensors or numpy arrays (all copied in place), a path (a safetensors
+            file, replaced atomically), or a function, which loads each version by itself from
+            (name, tensor) pairs that lie in the bus's memory: see `Pairs`. What it raises decides
+            what runs then: see `UnchangedError`.
         name: What this worker is called, unique among the publisher's workers; None: host, process
             and a random suffix.
         strict: Whether publisher and target must have the same tensor names. With False a version
@@ -63,6 +73,10 @@ class Subscriber:
             used, in the thread that applied it. It is part of applying: if it raises, the version
             has failed. A file then gets its old content back. A model in memory then holds no
             version: `reading()` raises, and the next version that is applied mends it.
+        apply_timeout: How long each call of the user's code may take (of `before_apply`, of
+            `on_commit`, of a target that is a function), in seconds. After that the version has
+            failed, which the publisher and readers are told at once; nobody can end the call, so
+            the next version is applied once it has returned.
         bytes_max: The largest version to accept, in bytes.
         resident: Move models into memory of the bus's own (see `resident`), where a version that
             came over the network is applied by exchanging pages instead of copying. They change
@@ -96,6 +110,7 @@ class Subscriber:
         cast: bool = False,
         before_apply: Callable[[Offer], None] | None = None,
         on_commit: Callable[[Update], None] | None = None,
+        apply_timeout: float = APPLY_SECONDS,
         bytes_max: int = STAGING_BYTES_MAX,
         resident: bool = False,
         shared_memory: bool = True,
@@ -109,6 +124,9 @@ class Subscriber:
         checks.instance(timing, "timing", Timing)
         checks.hook(before_apply, "before_apply")
         checks.hook(on_commit, "on_commit")
+        apply_timeout = checks.seconds(
+            apply_timeout, "apply_timeout", positive=True, most=APPLY_SECONDS_MAX
+        )
         self.name = check_name(_default_name() if name is None else name, "worker")
         self._targets = targets_of(
             {check_name(model, "model"): target for model, target in models.items()},
@@ -119,6 +137,7 @@ class Subscriber:
         self.address = address
         self._handoff = Handoff()
         self._applied = self._handoff.changed
+        self._calls = Calls(apply_timeout)
         self._running: dict[str, Update] = {}
         self._error: WeightBusError | None = None
         self._background: threading.Thread | None = None
@@ -139,7 +158,12 @@ class Subscriber:
         with ExitStack() as undo:
             sockets = undo.enter_context(closing(WorkerSockets(address, machine.place)))
             self._loop = WorkerLoop(
-                machine, sockets, self._handoff, rename, shared_memory=shared_memory
+                machine,
+                sockets,
+                self._handoff,
+                self._calls.look,
+                rename,
+                shared_memory=shared_memory,
             )
             undo.pop_all()
         self._applier = Applier(
@@ -147,6 +171,7 @@ class Subscriber:
             self._handoff,
             self._running,
             self._loop.tell,
+            self._calls,
             before_apply,
             on_commit,
         )
@@ -191,8 +216,7 @@ class Subscriber:
         that is a `TornError`.
         """
         self._check_usable()
-        if not self._applier.hooked:  # a hook may take its time
-            self._loop.apply_by(self._apply_at_once)
+        self._loop.apply_by(self._apply_at_once)
         background = threading.Thread(target=self._apply_all, name="weightbus-apply", daemon=True)
         background.start()
         self._background = background  # `close` joins it, which it must not before it has started
@@ -200,11 +224,11 @@ class Subscriber:
 
     def _apply_at_once(self, staged: StagedVersion) -> bool:
         """Apply a small version in the worker's thread: to wake another would take longer."""
-        if staged.layout.nbytes > AT_ONCE_BYTES:
+        if staged.layout.nbytes > AT_ONCE_BYTES or self._applier.asks_user(staged.model):
             return False
         try:
             return self._applier.at_once(staged)
-        except BaseException as error:  # the user's code may be in it, and this is the bus's thread
+        except BaseException as error:  # this is the bus's thread
             self._note(error)
         return True
 
@@ -310,7 +334,8 @@ class Subscriber:
     def close(self) -> None:
         """Say goodbye and close the sockets. Calling it twice is fine.
 
-        Weights do not change any more afterwards. A hook that does not return is left behind.
+        Weights do not change any more afterwards. The user's code is left behind where it does not
+        return.
         """
         if os.getpid() != self._pid:
             return
@@ -319,7 +344,7 @@ class Subscriber:
         if background is None or background is threading.current_thread():
             return
         background.join(HOOK_SECONDS)
-        if not self._applier.in_hook:
+        if not self._calls.under_way:
             background.join(COPY_SECONDS)
         if background.is_alive():
             log.warning("%s: closed while its hook was still running; it was left behind", self)

@@ -2,6 +2,7 @@
 
 nn.Module, TensorDict, mapping of torch tensors or numpy arrays      copied in place
 a path                                                               written, then renamed
+a function                                                           called to load it (`loading`)
 """
 
 import fcntl
@@ -16,10 +17,12 @@ from typing import BinaryIO, Protocol
 
 from ..bus.staged import StagedVersion
 from ..bus.worker.layouts import Expected
-from ..codecs.apply import Reader, check
+from ..codecs.apply import Reader, calls_users, check
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout, Strict, trimmed
-from ..codecs.state import state_of
+from ..codecs.state import is_module, state_of
+from . import checks
+from .loading import FunctionTarget
 
 # Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
 LAYOUT_SLACK_BYTES = 2**20
@@ -28,6 +31,11 @@ READERS_MAX = 4  # readers kept: two staging buffers, or the blocks of a publish
 
 class Target(Protocol):
     """What a version can be applied to."""
+
+    @property
+    def asks_user(self) -> bool:
+        """Whether applying calls the user's code, which has a deadline and may take its time."""
+        ...
 
     def fault(self, layout: Layout) -> str:
         """Say why a layout cannot be applied here; nothing if it can. Changes nothing."""
@@ -68,6 +76,7 @@ class MemoryTarget:
         self._strict: Strict = strict or "target"
         self._readers: list[tuple[StagedVersion, Reader]] = []  # of the buffers used lately
         self._begun = False  # the last apply may have changed something
+        self.asks_user = calls_users(target)
 
     def fault(self, layout: Layout) -> str:
         """Name the tensors that differ."""
@@ -123,6 +132,8 @@ class FileTarget:
     Args:
         path: The file; its folder must exist.
     """
+
+    asks_user = False
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -216,6 +227,11 @@ def _locked(handle: int) -> bool:
     return True
 
 
+def is_function(named: object) -> bool:
+    """Return whether a target is a function. (A module can be called, too.)"""
+    return callable(named) and not (is_module(named) or isinstance(named, Mapping))
+
+
 def targets_of(
     models: Mapping[str, object],
     *,
@@ -231,6 +247,9 @@ def targets_of(
     def target_of(named: object) -> Target:
         if isinstance(named, MemoryTarget | FileTarget):
             return named
+        load = checks.hook(named, "a target that is a function") if is_function(named) else None
+        if load is not None:
+            return FunctionTarget(load)
         if isinstance(named, str | Path):
             return FileTarget(Path(named))
         copying = MemoryTarget(named, strict=strict, cast=cast)

@@ -238,17 +238,19 @@ class Worker:
         if self.sim.faults.damage == 0:
             self.sim.invariants.on_arriving(self.name, self.machine.slots.values())
 
-    def report(self, staged: StagedVersion, what: Outcome, digest: str = "") -> list[Effect]:
-        report = Report(staged.model, staged.key, what, "no", digest)
+    def report(
+        self, staged: StagedVersion, what: Outcome, digest: str = "", *, still: bool = False
+    ) -> list[Effect]:
+        report = Report(staged.model, staged.key, what, "no", digest, still)
         return self.machine.happened(report, self.sim.now)
 
-    def fail(self, staged: StagedVersion) -> list[Effect]:
-        """Fail to apply: before a byte has changed, or half-way."""
+    def fail(self, staged: StagedVersion, *, still: bool) -> list[Effect]:
+        """Fail to apply: before a byte has changed, or half-way; `still`: there is no time left."""
         torn = self.sim.rng.random() < 0.5
         if torn:
             self.contents[staged.model] = b"torn" + staged.data.tobytes()
             self.written = max(self.written, staged.epoch)
-        effects = self.report(staged, "torn" if torn else "declined")
+        effects = self.report(staged, "torn" if torn else "declined", still=still)
         if not torn or self.machine.slots[staged.model].applying.torn >= APPLIES_MAX:
             self.sim.spoiled.add((self.process, staged.model, *staged.key))
         return effects
@@ -320,11 +322,23 @@ class Worker:
         if incarnation != self.incarnation or not self.alive:
             return
         if self.sim.chaotic and self.sim.rng.random() < self.sim.faults.apply:
-            self.done_with(staged, self.fail(staged))
+            late = self.sim.rng.random() < 0.3
+            effects = self.fail(staged, still=late)
+            if late:
+                self.sim.met.add("hung")
+                self.perform(effects)
+                self.sim.later(self.sim.rng.choice([0.1, 3.0]), self.returned, staged, incarnation)
+            else:
+                self.done_with(staged, effects)
             return
         running = self.machine.slots[staged.model].running
         before = (running.epoch, running.version) if running else (0, 0)
         self.go_on(self.copy(staged, before), partial(self.done_with, staged), incarnation)
+
+    def returned(self, staged: StagedVersion, incarnation: int) -> None:
+        """The user is back, too late: what that says does not matter."""
+        if incarnation == self.incarnation and self.alive:
+            self.done_with(staged, self.report(staged, self.sim.rng.choice(["applied", "torn"])))
 
     def done_with(self, staged: StagedVersion, effects: Sequence[Effect]) -> None:
         """The user has applied a version, or has not."""
@@ -604,7 +618,7 @@ class Simulation:
         self.spoiled: set[tuple[str, str, int, int]] = set()  # users failed to apply these
         self.ids = itertools.count()
         self.segments: dict[str, VirtualSegment] = {}  # by token
-        self.met: set[str] = set()  # what has happened on the shared road
+        self.met: set[str] = set()  # what has happened that is rare
         # What publishers leave behind, if they leave anything, and all their epochs with it.
         self.disk: dict[str, Stored] | None = {} if seed % 2 else None
         self.chaotic = True

@@ -56,6 +56,7 @@ class WorkerLoop:
         machine: What decides.
         sockets: What carries; the loop closes them.
         handoff: Where versions are left.
+        look: Called many times a second; must not take long.
         on_renamed: Told when what runs is called otherwise; nothing else is at the user's then.
         shared_memory: Whether the publisher's memory is read where it is on this host.
     """
@@ -65,12 +66,13 @@ class WorkerLoop:
         machine: WorkerMachine,
         sockets: WorkerSockets,
         handoff: Handoff,
+        look: Callable[[], None],
         on_renamed: Callable[[str, int, int], None] | None = None,
         *,
         shared_memory: bool = True,
     ) -> None:
         self._machine, self._sockets, self._handoff = machine, sockets, handoff
-        self._on_renamed = on_renamed
+        self._look, self._on_renamed = look, on_renamed
         self._views = Views() if shared_memory else None
         self._work: deque[Happening] = deque()
         self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would hold us
@@ -149,6 +151,7 @@ class WorkerLoop:
             if self._sockets.changed():
                 self._machine.changed(now)
             self._perform(self._machine.tick(now))
+            self._look()
             return now + TICK
         return next_tick
 

@@ -7,6 +7,7 @@ from . import reports
 from .asking import Asking
 from .events import Report
 from .holdings import Held, Holdings, Key
+from .phases import Event
 
 
 class Applying:
@@ -28,6 +29,9 @@ class Applying:
     def became(self, held: Held, report: Report, now: float) -> list[Effect]:
         """Take what the user did with a version that was ready; say what that means."""
         older, staged = self._holds.at("running"), held.staged
+        if held.fate is not None:
+            self._holds.move(held, held.fate)
+            return []
         match report.what:
             case "applied" if staged is not None:
                 self._holds.move(held, "applied")
@@ -37,11 +41,10 @@ class Applying:
                 self._holds.move(older, "torn")
                 self.stale, self.torn = held.key, self.torn + 1
                 self.epoch = max(self.epoch, held.key[0])
-                self._holds.move(held, "torn" if self.torn < APPLIES_MAX else "declined")
-                return self.fail(held.key, "apply", report.text)[:1]
+                fate: Event = "torn" if self.torn < APPLIES_MAX else "declined"
+                return self._failed(held, report, fate)
             case "declined":
-                self._holds.move(held, "declined")
-                return self.fail(held.key, "apply", report.text)[:1]
+                return self._failed(held, report, "declined")
             case "failed":
                 self._asking.put_off(held.key, now)
                 self._holds.move(held, "failed")
@@ -50,6 +53,14 @@ class Applying:
                 self.stale = held.key if report.what == "stale" else self.stale
                 self._holds.move(held, report.what)
                 return []
+
+    def _failed(self, held: Held, report: Report, fate: Event) -> list[Effect]:
+        """The user's part has failed; a version that it still holds stays where it is."""
+        if report.still:
+            held.fate = fate
+        else:
+            self._holds.move(held, fate)
+        return self.fail(held.key, "apply", report.text)[:1]
 
     def runs(self, held: Held, running: Running) -> Effect:
         """A version runs by this name; say so."""

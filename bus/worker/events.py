@@ -57,6 +57,8 @@ class Report:
             half-way, and nothing runs; `newer`: another is or will be applied in its place.
         text: Why, where it was not applied.
         digest: What the bytes hash to, if they were hashed only when they were applied.
+        still: The user's part has no time left, and has not returned: the version stays where it
+            is until it has, which another report says. (W24)
     """
 
     model: str
@@ -64,6 +66,7 @@ class Report:
     what: Outcome
     text: str = ""
     digest: str = ""
+    still: bool = False
 
 
 Happening = Granted | Opened | Copied | Report

@@ -39,6 +39,7 @@ class Held:
     transfer: Transfer | None = None
     staged: StagedVersion | None = None
     running: Running | None = None
+    fate: Event | None = None  # it has failed, and what that means once the user lets go of it
 
     def brings(self, other: Announce) -> bool:
         """Return whether another announcement of it says the same of what arrives."""

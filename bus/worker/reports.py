@@ -51,7 +51,8 @@ def progress(held: Held) -> Effect:
 
 def staged(some: Iterable[Held]) -> list[Effect]:
     """Say which of some versions are staged, where that is due. (W14)"""
-    due = [held.staged for held in some if held.staged is not None and held.staged.say_staged]
+    whole = [held.staged for held in some if held.fate is None]  # else it has failed
+    due = [staged for staged in whole if staged is not None and staged.say_staged]
     return [
         Send(Staged(model=s.model, epoch=s.epoch, version=s.version, digest=s.digest)) for s in due
     ]

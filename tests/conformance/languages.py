@@ -92,7 +92,7 @@ RUST_INSIDE = {
 }
 
 LANGUAGES = (
-    Language("python", "Python", "", unsupported={"apply-hangs": "no deadline of hooks"}),
+    Language("python", "Python", ""),
     Language("cpp", "C++", "cpp_client", ("make", "cargo", "cmake", "c++"), RUST_INSIDE | NOT_YET),
     Language(
         "node",

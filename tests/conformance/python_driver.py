@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus import ApplyError, Offer, RefusedError, Subscriber, TornError, Update
-from weightbus.bus.limits import STAGING_BYTES_MAX
+from weightbus import ApplyError, Offer, RefusedError, Subscriber, Update
+from weightbus.bus.limits import APPLY_SECONDS, STAGING_BYTES_MAX
 from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.codecs.layout import PREFIX_BYTES, Layout
 from weightbus.codecs.native import crc32c
@@ -114,6 +114,7 @@ class Driver:
             cast=options.cast,
             before_apply=users.before,
             on_commit=users.after,
+            apply_timeout=options.apply_timeout,
             bytes_max=options.bytes_max,
             shared_memory=not options.network,
         )
@@ -175,7 +176,7 @@ class Driver:
         while not self._stop.is_set():
             for model, weights in self._registered.items():
                 found = set[int]()
-                with suppress(TornError), self._subscriber.reading():
+                with suppress(ApplyError), self._subscriber.reading():
                     found = {value for array in weights.values() for value in ends(raw(array))}
                 if len(found) > 1:
                     tell("torn", model=model, bytes=sorted(found))
@@ -219,7 +220,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     worker.add_argument("--turn-down", type=numbers, default=())
     worker.add_argument("--break", dest="breaks", type=numbers, default=())
     worker.add_argument("--apply-seconds", default="0")
-    worker.add_argument("--apply-timeout", type=float)
+    worker.add_argument("--apply-timeout", type=float, default=float(APPLY_SECONDS))
     worker.add_argument("--partial", action="store_true")
     worker.add_argument("--cast", action="store_true")
     return parser.parse_args(words)

@@ -1,0 +1,145 @@
+"""Targets that are functions: an engine loads a version by itself, from where the bus has it."""
+
+import ctypes
+import inspect
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..bus.memory.pages import address_of
+from ..bus.staged import StagedVersion
+from ..bus.worker.layouts import Expected
+from ..codecs.errors import WeightBusError
+from ..codecs.layout import Layout
+from ..codecs.numpy_tensors import Array
+from ..codecs.section import Section
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("weightbus.subscriber")
+
+
+class UnchangedError(WeightBusError):
+    """Raise this in a target that is a function where it has changed nothing yet.
+
+    The version before then runs on. After any other exception no version runs, since nobody but
+    the function knows how far it has come.
+    """
+
+
+class Pairs:
+    """The tensors of a version, for a target that is a function, until it returns.
+
+    Iterating gives (name, torch tensor) pairs, `arrays()` the same with numpy arrays; aliases are
+    given by each of their names. All of them are views of the bus's memory, without a copy. They
+    are not to be written (an array says so; a tensor cannot, and to write to one that lies in the
+    publisher's memory ends the process), and are not to be kept: that memory will hold another
+    version.
+
+    Attributes:
+        model, epoch, version: What is loaded.
+        nbytes: Bytes of its tensors.
+        digest: What its bytes hash to; empty if it is read from shared memory.
+    """
+
+    def __init__(self, staged: StagedVersion) -> None:
+        self.model, self.epoch, self.version = staged.model, staged.epoch, staged.version
+        self.nbytes, self.digest = staged.layout.nbytes, staged.digest
+        self._layout = staged.layout
+        # What numpy and torch make of this holds it, so that it tells whether anything is kept.
+        lent = (ctypes.c_uint8 * self.nbytes).from_address(address_of(staged.data))
+        vars(lent)["owner"] = staged.data
+        data = np.frombuffer(memoryview(lent), np.uint8)
+        data.flags.writeable = False
+        self._kept = weakref.ref(lent)
+        self._section: Section | None = Section(self._layout, data)
+
+    def __len__(self) -> int:
+        return len(self._layout.names())
+
+    def __iter__(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        for name in self._layout.names():
+            yield name, self._lent().tensors[self._layout.by_name(name).name]
+
+    def arrays(self) -> Iterator[tuple[str, Array]]:
+        """Yield (name, read-only numpy array) pairs."""
+        for name in self._layout.names():
+            yield name, self._lent().arrays[self._layout.by_name(name).name]
+
+    def _lent(self) -> Section:
+        if self._section is None:
+            raise RuntimeError(
+                f"{self.model} version {self.version}: the function that was to load it has "
+                "returned, and its tensors are no longer there; load them all before"
+            )
+        return self._section
+
+    def end(self) -> bool:
+        """Nothing can be had here any more; return whether somebody has kept some of it."""
+        self._section = None
+        return self._kept() is not None
+
+
+class FunctionTarget:
+    """A function that loads versions.
+
+    Args:
+        load: It; called with `Pairs`.
+    """
+
+    asks_user = True
+
+    def __init__(self, load: Callable[[Pairs], object]) -> None:
+        self._load = load
+        self._unchanged = False  # by the last apply
+        self._warned = False
+
+    def fault(self, layout: Layout) -> str:
+        """Whatever it is, the function has to say so itself."""
+        del layout
+        return ""
+
+    def expected(self) -> Expected:
+        """Nobody knows."""
+        return Expected()
+
+    def apply(self, staged: StagedVersion) -> None:
+        """Have the function load a version."""
+        pairs, self._unchanged = Pairs(staged), False
+        try:
+            _check_done(self._load(pairs))
+        except UnchangedError:
+            self._unchanged = True
+            raise
+        finally:
+            kept = pairs.end()
+        if kept and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s: the function that loads it has kept views of its tensors, which will change: "
+                "copy what is to stay",
+                staged.model,
+            )
+
+    def undo(self) -> bool:
+        """Say whether the function has changed nothing: that is its own word."""
+        return self._unchanged
+
+    def settle(self) -> None:
+        """Nothing is kept."""
+
+
+def _check_done(returned: object) -> None:
+    """Check that the function has done its work, and not left it for later."""
+    if inspect.isawaitable(returned) or inspect.isgenerator(returned):
+        close = getattr(returned, "close", None)
+        if close is not None:
+            close()
+        raise TypeError(
+            f"the function that loads versions has returned a {type(returned).__name__}, which "
+            "nobody runs: have it load them before it returns"
+        )
