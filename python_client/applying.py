@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..bus.errors import ApplyError, not_applied
 from ..bus.net.handoff import Handoff
 from ..bus.staged import OverwrittenError, StagedVersion, StaleError
-from ..bus.worker.events import Outcome, Report
+from ..bus.worker.events import Happening, Outcome, Report, Wanted
 from ..codecs.apply import as_arrays
 from ..codecs.checksum import digest_of
 from .calls import Calls, LateError
@@ -79,7 +79,7 @@ class Applier:
         targets: Mapping[str, Target],
         handoff: Handoff,
         runs: dict[str, Update],
-        tell: Callable[[Report], None],
+        tell: Callable[[Happening], None],
         calls: Calls,
         before_apply: Callable[[Offer], None] | None,
         on_commit: Callable[[Update], None] | None,
@@ -100,21 +100,53 @@ class Applier:
         deadline = time.monotonic() + timeout
         while True:
             staged = self._handoff.take(max(0.0, deadline - time.monotonic()))
-            if staged is None:
-                return None
-            try:
-                self._approve(staged)
-                with self._writing(staged, max(0.0, deadline - time.monotonic())):
-                    update = self._apply(staged)
-                if update is not None:
-                    return update
-            except InUseError:  # somebody is reading and does not leave: later, then
-                self._say(staged, "put-back")
-                if not self._handoff.put_back(staged):  # a newer one has come meanwhile
-                    self._say(staged, "newer")
-                return None
-            except StaleError:  # a newer version took its place in shared memory: wait for that
-                self._say(staged, "stale")
+            over, update = (True, None) if staged is None else self._attempt(staged, deadline)
+            if over:
+                return update
+
+    def receive_exact(
+        self, model: str, version: int, epoch: int | None, timeout: float
+    ) -> Update | None:
+        """Apply one version, waiting for it if need be, and no other; see `Subscriber.receive`."""
+        self.lock.check_not_reading()
+        deadline = time.monotonic() + timeout
+        if epoch is None and not self._handoff.wait_joined(timeout):
+            return None
+        key = (self._handoff.joined_epoch if epoch is None else epoch, version)
+        self._handoff.awaited.add((model, *key))
+        self._tell(Wanted(model, key))
+        try:
+            while True:
+                left = max(0.0, deadline - time.monotonic())
+                staged = self._handoff.take_exact(
+                    model, key, left, lambda: self._running(model) == key
+                )
+                over, update = (True, None) if staged is None else self._attempt(staged, deadline)
+                if over:
+                    return self._runs[model] if self._running(model) == key else update
+        finally:
+            self._handoff.awaited.discard((model, *key))
+            self._tell(Wanted(model, None))
+
+    def _running(self, model: str) -> tuple[int, int] | None:
+        running = self._runs.get(model)
+        return None if running is None else (running.epoch, running.version)
+
+    def _attempt(self, staged: StagedVersion, deadline: float) -> tuple[bool, Update | None]:
+        """Apply a version that is ready; return whether that was all there was time for."""
+        try:
+            self._approve(staged)
+            with self._writing(staged, max(0.0, deadline - time.monotonic())):
+                update = self._apply(staged)
+        except InUseError:  # somebody is reading and does not leave: later, then
+            self._say(staged, "put-back")
+            if not self._handoff.put_back(staged):  # a newer one has come meanwhile
+                self._say(staged, "newer")
+            return True, None
+        except StaleError:  # a newer version took its place in shared memory: wait for that
+            self._say(staged, "stale")
+            return False, None
+        return update is not None, update
 
     def at_once(self, staged: StagedVersion) -> bool:
         """Apply a version unless somebody is reading; return whether that is done with."""

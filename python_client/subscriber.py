@@ -142,14 +142,7 @@ class Subscriber:
         self._error: WeightBusError | None = None
         self._background: threading.Thread | None = None
         self._pid = os.getpid()
-        identity = Identity(
-            name=self.name,
-            instance=secrets.token_hex(16),
-            client=CLIENT,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            features=(RENAMING, MAPPING) if shared_memory else (RENAMING,),
-        )
+        identity = _identity(self.name, shared_memory=shared_memory)
         expected = {model: target.expected() for model, target in self._targets.items()}
         # What the thread holds must not hold us: see `dropped`.
         fault = partial(_fault, self._targets)
@@ -182,30 +175,70 @@ class Subscriber:
 
     # Applying where the caller is.
 
-    def receive(self, timeout: float) -> Update | None:
+    def receive(
+        self,
+        timeout: float,
+        *,
+        version: int | tuple[int, int] | None = None,
+        model: str | None = None,
+    ) -> Update | None:
         """Apply the newest version that has arrived, waiting for one if need be.
 
         The version is applied here, in this thread: call it where nobody uses the weights. With
         `timeout=0` it takes what is there.
 
+        Args:
+            timeout: Seconds to wait.
+            version: Apply this one and no other: of the publisher's epoch, or (epoch, version), as
+                in a receipt. Until it is applied or this returns, nothing newer of its model takes
+                its place. That it runs already is fine, too.
+            model: Of which model it is, where this subscriber has several.
+
         Returns:
             What was applied; None if nothing came within `timeout` seconds.
 
         Raises:
-            ApplyError: A version cannot be applied; the weights are as they were.
+            ApplyError: A version cannot be applied; the weights are as they were. Of code `gone`:
+                the version that was asked for is not to be had any more.
             TornError: A version could not be applied and has spoiled the weights; see `reading`.
             RefusedError: The publisher refuses this worker.
             ClosedError: The subscriber is closed, or applies in the background.
+            KeyError: There is no such model.
+            ValueError: It is not said of which model the version is.
         """
         self._check_usable()
-        return self._applier.receive(checks.seconds(timeout, "timeout"))
+        timeout = checks.seconds(timeout, "timeout")
+        if version is None and model is None:
+            return self._applier.receive(timeout)
+        name, epoch, number = self._exact(version, model)
+        return self._applier.receive_exact(name, number, epoch, timeout)
 
-    async def receive_awaitable(self, timeout: float) -> Update | None:
+    def _exact(
+        self, version: int | tuple[int, int] | None, model: str | None
+    ) -> tuple[str, int | None, int]:
+        """Return which version of what is meant."""
+        if model is None and len(self._targets) > 1:
+            names = ", ".join(self._targets)
+            raise ValueError(f"version={version!r}: say of which model, of {names}, with model=")
+        name = next(iter(self._targets)) if model is None else model
+        self._targets[name]
+        epoch, number = version if isinstance(version, tuple) else (None, version)
+        if epoch is not None:
+            checks.whole(epoch, "epoch", 1, INTEGER_MAX)
+        return name, epoch, checks.whole(number, "version", 1, INTEGER_MAX)
+
+    async def receive_awaitable(
+        self,
+        timeout: float,
+        *,
+        version: int | tuple[int, int] | None = None,
+        model: str | None = None,
+    ) -> Update | None:
         """Receive from a coroutine: waits and applies in a thread of the event loop's executor.
 
         Arguments, result and errors are those of `receive`.
         """
-        return await asyncio.to_thread(self.receive, timeout)
+        return await asyncio.to_thread(self.receive, timeout, version=version, model=model)
 
     # Applying in the background.
 
@@ -369,6 +402,17 @@ class Subscriber:
         self._handoff.check_alive()
         if self._background is not None:
             raise ClosedError("this subscriber applies in the background since start()")
+
+
+def _identity(name: str, *, shared_memory: bool) -> Identity:
+    return Identity(
+        name=name,
+        instance=secrets.token_hex(16),
+        client=CLIENT,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        features=(RENAMING, MAPPING) if shared_memory else (RENAMING,),
+    )
 
 
 def _fault(targets: Mapping[str, Target], model: str, layout: Layout) -> str:

@@ -38,6 +38,7 @@ from weightbus.bus.effects import (
     Notice,
     Ready,
     Refused,
+    Rejected,
     Renamed,
     Send,
     Subscribe,
@@ -71,7 +72,7 @@ from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.staged import Copying, OverwrittenError, StagedVersion, StaleError
-from weightbus.bus.worker.events import Copied, Outcome, Report
+from weightbus.bus.worker.events import Copied, Outcome, Report, Wanted
 from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
@@ -116,6 +117,7 @@ class Faults:
     skew: float  # how many seconds wall clocks are off, either way
     hurry: float  # of trainers: how probable another publish is, every quarter of a second
     sizes: tuple[int, ...]  # bytes of models; of one size, memory is used again
+    whims: float  # of users who want one version and no other
     stops: float  # of threads that copy, per step: they are stopped, and hold their locks
 
     @staticmethod
@@ -137,6 +139,7 @@ class Faults:
             skew=rng.choice([0.0, 0.0, 20.0]),
             hurry=rng.choice([0.3, 0.3, 0.9]),
             sizes=rng.choice([SIZES, SIZES, (640,)]),
+            whims=rng.choice([0.0, 0.0, 0.3]),
             stops=rng.choice([0.0, 0.03, 0.2]),
         )
 
@@ -176,6 +179,7 @@ class Worker:
         self.contents: dict[str, bytes] = {}  # of its models, what lies in their memory
         self.written = 0  # the greatest epoch of which anything was written there
         self.ready: dict[str, StagedVersion] = {}
+        self.only: dict[str, tuple[int, int]] = {}  # of a model, what its user wants and no other
         self.applying: set[str] = set()
         self.sim.every_tick(self.incarnation, self, self.tick)
 
@@ -278,6 +282,9 @@ class Worker:
                     if isinstance(effect.message, Hello):
                         assert effect.message.epoch == self.written, "it forgot whom it followed"
                     self.sim.to_publisher(self, effect.message)
+                case Rejected(model, epoch, version, "gone"):
+                    self.sim.met.add("gone")
+                    self.want_latest(model, (epoch, version), self.incarnation)
                 case Refused():
                     self.refusal = effect.code
                 case Connect():
@@ -296,7 +303,29 @@ class Worker:
                 case _:
                     pass
 
+    def want(self) -> None:
+        """The user wants one version and no other, for a while: a new one or an old one."""
+        model = self.sim.rng.choice([*self.machine.slots])
+        heard = self.machine.slots[model].asking.heard
+        if model not in self.only and heard[1]:
+            key = (heard[0], max(1, heard[1] + self.sim.rng.choice([-2, -1, 0, 0, 1, 1])))
+            self.only[model] = key
+            self.sim.met.add("wanted")
+            self.perform(self.machine.happened(Wanted(model, key), self.sim.now))
+            pause = self.sim.rng.choice([0.5, 3.0])
+            self.sim.later(pause, self.want_latest, model, key, self.incarnation)
+
+    def want_latest(self, model: str, key: tuple[int, int], incarnation: int) -> None:
+        """What was wanted is there, or is not to be had, or was wanted for long enough."""
+        if incarnation == self.incarnation and self.alive and self.only.get(model) == key:
+            del self.only[model]
+            self.perform(self.machine.happened(Wanted(model, None), self.sim.now))
+            if model in self.ready and model not in self.applying:
+                self.apply_later(model)
+
     def hand_over(self, staged: StagedVersion) -> None:
+        only = self.only.get(staged.model, staged.key)
+        assert staged.key == only, f"{self.name} wants {only} alone, and got {staged.key}"
         older = self.ready.pop(staged.model, None)
         self.ready[staged.model] = staged
         if older is not None:
@@ -312,6 +341,9 @@ class Worker:
 
     def take(self, model: str, incarnation: int) -> None:
         if incarnation != self.incarnation or not self.alive:
+            return
+        if self.ready[model].key != self.only.get(model, self.ready[model].key):
+            self.applying.discard(model)
             return
         staged = self.ready.pop(model)
         self.perform(self.report(staged, "taken"))
@@ -344,6 +376,11 @@ class Worker:
         """The user has applied a version, or has not."""
         self.applying.discard(staged.model)
         self.perform(effects)
+        if self.only.get(staged.model) == staged.key:
+            running = self.machine.slots[staged.model].running
+            if running is not None and (running.epoch, running.version) == staged.key:
+                self.sim.met.add("exact")
+                self.want_latest(staged.model, staged.key, self.incarnation)
         if staged.model in self.ready and staged.model not in self.applying:
             self.apply_later(staged.model)
 
@@ -823,6 +860,8 @@ class Simulation:
         for worker in self.workers:
             if rng.random() < faults.cut * step:
                 worker.cut_until = self.now + rng.choice([0.5, 2.0, 8.0])
+            if worker.alive and rng.random() < faults.whims * step:
+                worker.want()
             if rng.random() < 0.3 * step:
                 worker.at = rng.choice(self.publishers)
             if worker.alive and rng.random() < faults.death * step:

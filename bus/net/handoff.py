@@ -5,6 +5,7 @@ At most one version of a model waits here: a newer one takes its place.
 
 import threading
 from collections import deque
+from collections.abc import Callable
 
 from ..errors import ApplyError, ClosedError, RefusedError
 from ..limits import MODELS_MAX
@@ -21,6 +22,7 @@ class Handoff:
         self._refusal: RefusedError | None = None
         self._closed: BaseException | None = None
         self.joined_epoch = 0
+        self.awaited: set[tuple[str, int, int]] = set()  # versions that are wanted, and no others
 
     # For the worker's thread.
 
@@ -45,6 +47,8 @@ class Handoff:
         """Leave word that a version could not be taken; once for each version."""
         with self.changed:
             key = (error.model, error.epoch, error.version)
+            if error.code == "gone" and key not in self.awaited:
+                return  # whoever wanted it does not wait any more
             if key not in [(e.model, e.epoch, e.version) for e in self._errors]:
                 self._errors.append(error)
                 self.changed.notify_all()
@@ -87,6 +91,39 @@ class Handoff:
             if self._refusal is not None:
                 raise self._refusal
             self.check_open()
+            return None
+
+    def take_exact(
+        self, model: str, key: tuple[int, int], timeout: float, done: Callable[[], bool]
+    ) -> StagedVersion | None:
+        """Return this version once it is ready; None when it is done, or the time is over.
+
+        Raises:
+            ApplyError: It could not be taken.
+            RefusedError: The publisher refuses this worker.
+            ClosedError: Nothing will come any more.
+        """
+
+        def mine(of: StagedVersion | ApplyError) -> bool:
+            return (of.model, of.epoch, of.version) == (model, *key)
+
+        def news() -> bool:
+            ready, told = map(mine, self._ready.values()), map(mine, self._errors)
+            ended = self._refusal is not None or self._closed is not None
+            return done() or ended or any(ready) or any(told)
+
+        with self.changed:
+            self.changed.wait_for(news, timeout)
+            self.check_alive()
+            if any(map(mine, self._ready.values())):
+                return self._ready.pop(model)
+            for error in filter(mine, tuple(self._errors)):
+                self._errors.remove(error)
+                raise error
+            if self._refusal is not None and not done():
+                raise self._refusal
+            if not done():
+                self.check_open()
             return None
 
     def check_open(self) -> None:

@@ -1,11 +1,12 @@
 """When a worker asks for the latest version of a model, of which it has heard. (W4)
 
-A version that found no room is left alone for ever longer pauses, and fetched anew.
+A version that found no room is left alone for ever longer pauses, and fetched anew. Where the user
+wants one version and no other, that one is asked for, by its number, once there is such a version.
 """
 
 import math
 
-from ..effects import Effect, Send
+from ..effects import Effect, Rejected, Send
 from ..limits import Timing
 from ..messages import Fetch
 from .holdings import Holdings, Key
@@ -25,12 +26,17 @@ class Asking:
     def __init__(self, model: str, holds: Holdings, acceptance: Acceptance, timing: Timing) -> None:
         self._model, self._holds, self._acceptance = model, holds, acceptance
         self._timing = timing
+        self.only: Key | None = None  # what the user wants, and nothing else
+        self.heard: Key = (0, 0)  # the newest version of which anything was heard
         self.asked_at = -math.inf  # when the latest announcement was asked for
         self._later, self._until, self._pause = (0, 0), 0.0, 0.0  # what is put off
 
     def hear_of(self, epoch: int, version: int, now: float) -> list[Effect]:
         """A beacon, a welcome or a stray chunk speaks of a version: ask if it is news."""
         arriving, key = self._holds.at("arriving"), (epoch, version)
+        self.heard = max(self.heard, key)
+        if self.only is not None:
+            return self.exact(now)
         if version == 0 or key <= self._holds.newest or key in self._holds.rejected:
             return []
         if arriving is not None and (key <= arriving.key or self._holds.mode == "catching-up"):
@@ -43,6 +49,8 @@ class Asking:
         """Ask for the latest version, but not all the time."""
         if now - self.asked_at < self._timing.quiet:
             return []
+        if self.only is not None:
+            return self.exact(now)
         self.asked_at = now
         waiting = self._holds.at("announced")
         layout = waiting is not None and self._acceptance.layout(waiting.announce) is None
@@ -53,6 +61,57 @@ class Asking:
         self.asked_at = now
         epoch, version = key
         return [Send(Fetch(model=self._model, epoch=epoch, version=version, layout=True))]
+
+    # Of one version, where the user wants no other. (W8)
+
+    def want(self, key: Key | None, now: float) -> list[Effect]:
+        """One version is wanted, and no other until further word; or the latest again."""
+        self.only, self.asked_at = key, -math.inf
+        if key is None:
+            return self.hear_of(*self.heard, now)
+        if key in self._holds.rejected:
+            return self.forgo("it could not be applied before")
+        for other in self._holds.all("announced", "arriving"):
+            if other.key != key:
+                self._holds.move(other, "newer")
+        return self.exact(now)
+
+    def exact(self, now: float) -> list[Effect]:
+        """Ask for the only version that is wanted, if there is one and it is not here."""
+        only, holds, running = self.only, self._holds, self._holds.at("running")
+        if only is None:
+            return []
+        if running is not None and running.key > only:
+            return self.forgo(f"version {running.key[1]} of epoch {running.key[0]} runs here")
+        if self.heard[0] > only[0]:
+            return self.forgo(f"the publisher is of epoch {self.heard[0]} now")
+        if self.heard < only or only in holds.rejected or holds.has(only):
+            return []
+        return self.layout(only, now) if now - self.asked_at >= self._timing.quiet else []
+
+    def forgo(self, why: str) -> list[Effect]:
+        """The only version that is wanted is not to be had any more: tell the user."""
+        only, self.only = self.only, None
+        if only is None:
+            return []
+        text = f"this very version was asked for, and is not to be had any more: {why}"
+        return [Rejected(self._model, *only, "gone", text)]
+
+    def ignores(self, key: Key) -> bool:
+        """Take note of a version that is announced; return whether nothing is to come of it."""
+        self.heard = max(self.heard, key)
+        unwanted = self.only not in (None, key) or key in self._holds.rejected
+        return unwanted or self.outdated(key)
+
+    def outdated(self, key: Key) -> bool:
+        """Return whether a version is here, or newer ones are; of the only one wanted, applied."""
+        if key != self.only:
+            return key <= self._holds.newest
+        given = [held.key for held in self._holds.all("staged", "ready")]
+        begun = [held.key for held in self._holds.all("applying", "running")]
+        return key in given or key <= max(begun, default=(0, 0))
+
+    # What found no room.
 
     def put_off(self, key: Key, now: float) -> None:
         """Leave a version alone for a while, for twice as long as the last time."""

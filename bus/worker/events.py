@@ -69,4 +69,12 @@ class Report:
     still: bool = False
 
 
-Happening = Granted | Opened | Copied | Report
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The user wants this version of a model, and no other until it says so; None: the latest."""
+
+    model: str
+    key: tuple[int, int] | None
+
+
+Happening = Granted | Opened | Copied | Report | Wanted

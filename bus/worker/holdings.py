@@ -74,6 +74,10 @@ class Holdings:
         keys = (key for p in ("staged", "ready", "applying", "running") for key in self._live[p])
         return max(keys, default=(0, 0))
 
+    def has(self, key: Key) -> bool:
+        """Return whether a version is here."""
+        return any(key in held for held in self._live.values())
+
     def expect(self, announce: Announce, *, pushed: bool, payload: Buffer | None) -> Held:
         """Take note of a version that was announced, in place of any that was only announced."""
         for older in self.all("announced"):

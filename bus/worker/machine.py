@@ -36,7 +36,7 @@ from ..messages import (
     from_publisher,
 )
 from ..staged import SharedMemory
-from .events import Happening, Opened, Report
+from .events import Happening, Opened, Report, Wanted
 from .layouts import Accepts, Expected
 from .phases import SESSIONS, Change, Session
 from .slot import Slot
@@ -351,6 +351,8 @@ class WorkerMachine:
                 return []
             return self._enter(welcome, event.memory, now)
         effects = self.slots[event.model].happened(event, now)
+        if isinstance(event, Wanted) and not self.inside:
+            return [effect for effect in effects if not isinstance(effect, Send)]
         applied = isinstance(event, Report) and event.what == "applied"
         if applied and self.inside and self.applied_epoch > self.epoch:
             effects += self._hello(now)  # it came from a later publisher than the one we follow

@@ -27,7 +27,7 @@ from ..staged import SharedMemory, StagedVersion
 from . import reports
 from .applying import Applying
 from .asking import Asking
-from .events import Copied, Granted, Happening, Opened, Report
+from .events import Copied, Granted, Happening, Opened, Report, Wanted
 from .holdings import Held, Holdings, Key
 from .layouts import Acceptance, Accepts, Expected
 from .phases import ARROWS, Turn
@@ -90,7 +90,7 @@ class Slot:
         staged, arriving = self.holds.at("staged"), self.holds.at("arriving")
         if staged is not None and key == staged.key and announce.commit == "auto":  # W5
             return self._commit(staged)
-        if key <= self.holds.newest or key in self.holds.rejected:
+        if self.asking.ignores(key):
             return []
         if arriving is not None and arriving.transfer is not None:
             if key == arriving.key and arriving.brings(announce):  # W5
@@ -108,6 +108,8 @@ class Slot:
         """
         key, held = (rename.epoch, rename.version), self.holds.at("running")
         if held is None or held.running != rename.was or self.holds.all("ready", "applying"):  # W25
+            return []
+        if self.asking.only not in (None, key):  # W8
             return []
         begun = max((h.key for h in self.holds.all("arriving")), default=(0, 0))
         if key <= self.holds.newest or key < begun:
@@ -333,15 +335,21 @@ class Slot:
         for held in self.holds.all("announced", "arriving", "staged"):
             if held.key == key:
                 self.holds.move(held, "aborted")  # W14
+        if key == self.asking.only and not self.holds.has(key):
+            return self.asking.forgo("it was aborted")
         return self._go_on(abort.epoch, now)
 
     def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
         """The publisher no longer has a version; 0: it has none."""
+        only = self.asking.only
         for held in self.holds.all("announced", "arriving"):
             named = version == held.key[1] or (version == 0 and held.phase == "announced")  # W27
             late = epoch not in (0, held.key[0])  # a word of an older publisher
-            if named and not late and self.holds.move(held, "gone") and held.transfer is not None:
+            gone = named and not late and self.holds.move(held, "gone")
+            if gone and held.transfer is not None and only is None:
                 return self._resume(now) or self.asking.latest(held.key[0], now)
+        if only is not None and (epoch or only[0], version) == only and not self.holds.has(only):
+            return self.asking.forgo("the publisher has it no more")
         return []
 
     def _go_on(self, epoch: int, now: float) -> list[Effect]:
@@ -386,6 +394,8 @@ class Slot:
                 return self._opened(held, event.memory, now) if held is not None else []
             case Copied():
                 return self._copied(event, now)
+            case Wanted():
+                return self.asking.want(event.key, now)
             case Report():
                 held = self._given(event.key)
                 return self._became(held, event, now) if held is not None else []
@@ -417,7 +427,7 @@ class Slot:
         waiting = self.holds.at("announced")
         if waiting is None or self.holds.at("arriving") is not None:
             return []
-        if waiting.key <= self.holds.newest:
+        if self.asking.outdated(waiting.key):
             self.holds.move(waiting, "newer")
             return []
         return self._begin(waiting, now)
