@@ -6,13 +6,27 @@ CLIENTS := c_client cpp_client go_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test training check wheel bench targets must performance floods keeping sim build $(CLIENTS) clients conformance compose-test bench-clients clean
+.PHONY: demo test twins sanitize aarch64 training check wheel bench targets must performance floods keeping sim build $(CLIENTS) clients conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
 
 test: $(STAMP)
 	$(BIN)/pytest
+
+# The tests of what touches bytes once more, without the helper in C.
+twins: $(STAMP)
+	$(BIN)/python tests/twins.py
+
+# What is in C, under AddressSanitizer and UndefinedBehaviorSanitizer.
+sanitize: $(STAMP)
+	$(BIN)/python tests/sanitize.py
+
+# The checksums in C as they are on ARM, in an emulator.
+aarch64:
+	mkdir -p build
+	aarch64-linux-gnu-gcc -O2 -static -Wall -Wextra -Werror tests/native/crc32c_checks.c -o build/crc32c_checks
+	qemu-aarch64-static -cpu max build/crc32c_checks
 
 # Callbacks in the trainers of others, whose own warnings are theirs.
 training: $(STAMP)

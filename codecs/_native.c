@@ -104,7 +104,8 @@ static PyObject *copies(PyObject *module, PyObject *const *args, Py_ssize_t give
     Py_BEGIN_ALLOW_THREADS
     for (size_t i = 0; i < count; i++) {
         fetch_ahead(from, i, count);
-        memcpy((void *)(uintptr_t)to[i], (const void *)(uintptr_t)from[i], sizes[i]);
+        if (sizes[i]) /* what is empty may lie nowhere */
+            memcpy((void *)(uintptr_t)to[i], (const void *)(uintptr_t)from[i], sizes[i]);
     }
     Py_END_ALLOW_THREADS
     return close_views(&views, Py_NewRef(Py_None));

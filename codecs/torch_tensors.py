@@ -118,10 +118,11 @@ def owner(spec: TensorSpec, data: Bytes) -> torch.Tensor:
     return torch.frombuffer(data[spec.begin : spec.end], dtype=torch.uint8).view(dtype).view(shape)
 
 
-def rehouse_fault(tensor: torch.Tensor) -> str | None:
+def rehouse_fault(tensor: torch.Tensor, *, parts: bool = False) -> str | None:
     """Say why a tensor cannot be given other memory while it stays the same object; None if it can.
 
     The object must be all that there is of it: whoever shares its storage would keep the old one.
+    With `parts`, it may be a part of a storage that is moved as a whole.
     """
     if type(tensor) not in PLAIN:
         return f"a {type(tensor).__name__}, no plain tensor"
@@ -134,7 +135,7 @@ def rehouse_fault(tensor: torch.Tensor) -> str | None:
     if torch.cuda.is_available() and tensor.is_pinned():
         return "pinned memory"
     nbytes = tensor.untyped_storage().nbytes()
-    if nbytes != tensor.nbytes:
+    if nbytes != tensor.nbytes and not parts:
         return f"{tensor.nbytes} bytes of a storage of {nbytes} (give a .clone() of it)"
     return None
 

@@ -31,6 +31,8 @@ log = logging.getLogger("weightbus.subscriber")
 
 M = TypeVar("M")
 
+CONSOLIDATED = "_consolidated"  # where a TensorDict keeps its one storage, if it has one
+
 _RESIDENCES: WeakValueDictionary[int, Pages] = WeakValueDictionary()  # by where a model begins
 
 
@@ -85,7 +87,8 @@ def resident(model: M) -> M:
 
     They stay the same objects, each with a storage of its own, so that saving one of them saves no
     other; tied ones stay tied. Only what a version carries moves: a buffer that is not persistent
-    stays where it is. A model that has moved in before stays, too.
+    stays where it is. A model that has moved in before stays, too. A consolidated `TensorDict` is
+    an ordinary one then, as it is after `unlock_()`: its one storage is in another order.
 
     Do this before anything keeps a view of the weights (`weight.data`, a flat copy of parameters):
     views keep the old memory.
@@ -116,6 +119,8 @@ def residence_of(model: object, layout: Layout) -> Residence:
     if memory is None:
         memory = memory_of_pages(layout.nbytes)
         _move_in(tied, memory)
+        if _storage_of(model) is not None:
+            delattr(model, CONSOLIDATED)
         pages = pages_of(memory)
         if pages is not None:
             _RESIDENCES[address_of(memory)] = pages
@@ -159,20 +164,31 @@ def _tied(model: object, layout: Layout) -> list[_Tied]:
         for spec in layout.tensors
         if spec.nbytes
     ]
-    _check(tied, (tensor for others in objects.values() for tensor in others))
+    others = (tensor for each in objects.values() for tensor in each)
+    _check(tied, others, _storage_of(model))
     return tied
 
 
-def _check(tied: list[_Tied], others: "Iterable[torch.Tensor]") -> None:
-    """Check that each tensor can move, and leaves nothing behind that is part of it."""
+def _storage_of(model: object) -> int | None:
+    """Return where a consolidated TensorDict has the storage that its tensors are parts of."""
+    held = None if is_module(model) else getattr(model, CONSOLIDATED, None)
+    address: int | None = None if held is None else held["storage"].untyped_storage().data_ptr()
+    return address
+
+
+def _check(tied: list[_Tied], others: "Iterable[torch.Tensor]", whole: int | None) -> None:
+    """Check that each tensor can move, and leaves nothing behind that is part of it.
+
+    The storage at `whole` moves as a whole: any number of these tensors may be parts of it.
+    """
     storages: dict[int, str] = {}
     for each in tied:
         fault = "made by state_dict() on the fly" if not each.objects else None
         for tensor in each.objects:
-            fault = fault or of_torch().rehouse_fault(tensor)
             storage = tensor.untyped_storage().data_ptr()
+            fault = fault or of_torch().rehouse_fault(tensor, parts=storage == whole)
             other = storages.setdefault(storage, each.spec.name)
-            if other != each.spec.name:
+            if other != each.spec.name and storage != whole:
                 fault = fault or f"part of the same storage as {other}"
         if fault:
             raise StateError(f"{each.spec.name} cannot be resident: it is {fault}")

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner, Result
 
 import weightbus
+from weightbus.codecs import native
 from weightbus.python_client.cli.commands import app
 from weightbus.python_client.state_folder import StateFolder
 
@@ -467,7 +468,7 @@ def test_the_module_is_the_command() -> None:
         timeout=DEADLINE,
         check=True,
     )
-    assert done.stdout == f"weightbus {weightbus.__version__}\n"
+    assert done.stdout == f"weightbus {weightbus.__version__}, {native.description()}\n"
 
 
 def test_what_is_not_installed_is_named() -> None:

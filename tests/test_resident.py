@@ -3,6 +3,7 @@
 import copy
 import io
 import logging
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -106,6 +107,33 @@ def test_what_has_no_pages_of_its_own_is_not_exchanged(other: NDArray[np.uint8])
         pages.exchange(one, other)
 
 
+@pytest.mark.parametrize("huge", [False, True], ids=["pages of 4 KiB", "huge pages"])
+@pytest.mark.parametrize("places", [(0, 0), (0, 4096), (4096, 0), (4096, 4096)], ids=str)
+@needs_exchange
+def test_a_model_is_exchanged_wherever_its_pages_begin(
+    places: tuple[int, int], huge: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbytes, left = 3 * 2**20 + 5, iter((*places, 0))
+
+    def memory_of(nbytes: int) -> NDArray[np.uint8]:
+        mapping = pages.Pages(nbytes)
+        mapping.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+        whole = np.frombuffer(mapping, np.uint8)
+        begin = (next(left) - pages.address_of(whole)) % pages.TABLE_BYTES
+        return whole[begin : begin + nbytes]
+
+    monkeypatch.setattr(pages, "memory_of_pages", memory_of)
+    monkeypatch.setattr(pages, "_exchange", pages._Exchange())  # noqa: SLF001 # pyright: ignore
+    one, other = memory_of(nbytes), memory_of(nbytes)
+    assert [pages.address_of(each) % pages.TABLE_BYTES for each in (one, other)] == [*places]
+    expected = [np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8) for seed in (1, 2)]
+    one[:], other[:] = expected
+    for turn in range(3):
+        pages.exchange(one, other)
+        assert np.array_equal(one, expected[(turn + 1) % 2])
+        assert np.array_equal(other, expected[turn % 2])
+
+
 @needs_exchange
 def test_a_fork_in_between_sees_one_version_or_the_other() -> None:
     memory = [pages.memory_of_pages(2**21) for _ in range(2)]
@@ -204,6 +232,30 @@ def test_dictionaries_move_in_as_well(kind: str) -> None:
     assert all(model[name] is before[name] for name in tensors)
     model["a"] = torch.zeros(10)
     assert not residence.has(model)
+
+
+def test_a_consolidated_tensordict_moves_in_and_is_an_ordinary_one_then() -> None:
+    values = {"a": torch.arange(10.0), "b": {"c": torch.arange(3), "d": torch.rand(2) > 0.5}}
+    model: Any = TensorDict(values, batch_size=[]).consolidate()
+    twin, before = model.clone(), model["b", "c"]
+    residence = residence_of(resident(model), layout_of(model))
+    assert residence.has(model)
+    assert model["b", "c"] is before
+    assert (model == twin).all()
+    assert not model.is_consolidated()  # what moves all of it at once would move the old storage
+    source: Any = TensorDict(
+        {"a": torch.ones(10), "b": {"c": twin["b", "c"] + 1, "d": twin["b", "d"]}}
+    )
+    target_of(model).apply(staged(source))
+    assert (model == source).all()
+    assert (model.consolidate() == source).all()
+
+
+def test_a_consolidated_tensordict_in_shared_memory_stays_where_it_is() -> None:
+    model: Any = TensorDict({"a": torch.arange(10.0)}).consolidate().share_memory_()
+    with pytest.raises(StateError, match="a cannot be resident: it is shared with other"):
+        resident(model)
+    assert model.is_consolidated()
 
 
 def shared() -> nn.Module:
@@ -514,6 +566,29 @@ def test_readers_see_whole_versions_at_one_address(commit: Literal["auto", "toge
             Rows(model), num_workers=1, multiprocessing_context="fork"
         )
         assert [value.item() for value in loader] == [29] * 4
+
+
+@needs_exchange
+def test_a_version_that_is_aborted_is_never_exchanged() -> None:
+    model, misfit = filled(0), {"weight": torch.zeros(3)}
+    residence = residence_of(model, layout_of(model))
+    with (
+        Publisher(shared_memory=False) as publisher,
+        Subscriber(publisher.address, {"m": model}, resident=True) as worker,
+        Subscriber(publisher.address, {"m": misfit}) as beside,
+    ):
+        worker.start()
+        beside.start()
+        publisher.wait_for_workers(2, SECONDS)
+        publisher.publish("m", filled(1), timeout=SECONDS, require=1)
+        with pytest.raises(PublishError):
+            publisher.publish("m", filled(2), timeout=SECONDS, commit="together")
+        with worker.reading():
+            assert model.weight.unique().tolist() == [1]
+        publisher.publish("m", filled(3), timeout=SECONDS, commit="together", require=1)
+        with worker.reading():
+            assert model.weight.unique().tolist() == [3]
+    assert residence.has(model)
 
 
 @needs_exchange

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from ...bus.limits import Timing
+from ...codecs import native
 from .. import checks
 from .inspect import inspect as run_inspect
 from .outcome import conclude
@@ -75,7 +76,7 @@ def _seconds(value: float | None) -> float | None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"weightbus {version_of('weightbus')}")
+        typer.echo(f"weightbus {version_of('weightbus')}, {native.description()}")
         raise typer.Exit
 
 
