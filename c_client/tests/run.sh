@@ -33,8 +33,9 @@ ${CC:-cc} $strict -fsanitize=address,undefined -o "$build/test-asan" tests/test.
 "$python" tests/serve.py "$build/test-asan" network
 
 if have valgrind; then
-    say "valgrind"
+    say "valgrind: memcheck and helgrind"
     "$python" tests/serve.py valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite "$build/test"
+    "$python" tests/serve.py valgrind -q --tool=helgrind --error-exitcode=9 --suppressions=tests/helgrind.supp "$build/test"
 fi
 
 say "installed: pkg-config and CMake"

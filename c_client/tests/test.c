@@ -81,8 +81,12 @@ static void what_cannot_be_is_said(void) {
   EXPECT(count == 0);
 }
 
+static pthread_mutex_t noting = PTHREAD_MUTEX_INITIALIZER;
+
 static void note_joined(const wb_event* event, void* user) {
-  if (strcmp(event->kind, "joined") == 0 && event->epoch > 0) *(volatile int*)user += 1;
+  pthread_mutex_lock(&noting);
+  if (strcmp(event->kind, "joined") == 0 && event->epoch > 0) *(int*)user += 1;
+  pthread_mutex_unlock(&noting);
 }
 
 static bool readable(int descriptor, int timeout_ms) {
@@ -133,7 +137,10 @@ static wb_worker* worker_of(const char* address, const wb_model* model, bool net
   EXPECT(wb_connect(&options, &worker) == WB_OK);
   EXPECT(strcmp(wb_name(worker), "c") == 0 && wb_name(NULL)[0] == 0);
   uint64_t epoch = 0;
-  EXPECT(wb_joined(worker, LONG_MS, &epoch) == WB_OK && epoch > 0 && *joined == 1);
+  EXPECT(wb_joined(worker, LONG_MS, &epoch) == WB_OK && epoch > 0);
+  pthread_mutex_lock(&noting);
+  EXPECT(*joined == 1);
+  pthread_mutex_unlock(&noting);
   return worker;
 }
 

@@ -13,10 +13,6 @@ use weightbus::{Builder, Event, Model, Update, Worker};
 
 static TERMINATED: AtomicBool = AtomicBool::new(false);
 
-extern "C" fn terminate(_signal: libc::c_int) {
-    TERMINATED.store(true, Ordering::Relaxed);
-}
-
 const LOOK: Duration = Duration::from_millis(100); // how often to look whether to end
 
 /// What the command line asks for.
@@ -39,9 +35,7 @@ pub struct Options {
 
 /// Applies whatever comes until SIGTERM, or until the time is over.
 pub fn follow(options: Options) -> Result<(), Box<dyn Error>> {
-    let handler = terminate as extern "C" fn(libc::c_int);
-    // SAFETY: the handler does nothing but store a flag.
-    unsafe { libc::signal(libc::SIGTERM, handler as libc::sighandler_t) };
+    ctrlc::set_handler(|| TERMINATED.store(true, Ordering::Relaxed))?; // SIGTERM, too
     let end = Instant::now() + Duration::from_secs_f64(options.seconds);
     let memory = in_place(options.in_place.as_deref())?;
     let worker = connect(&options, &memory)?;

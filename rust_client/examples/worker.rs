@@ -9,17 +9,11 @@ use weightbus::{Error, Model, Tensor, Update, Weights, Worker};
 
 static TERMINATED: AtomicBool = AtomicBool::new(false);
 
-extern "C" fn terminate(_signal: libc::c_int) {
-    TERMINATED.store(true, Ordering::Relaxed);
-}
-
 const LOOK: Duration = Duration::from_millis(100); // how often to look whether to end
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse(std::env::args().skip(1))?;
-    let handler = terminate as extern "C" fn(libc::c_int);
-    // SAFETY: the handler does nothing but store a flag.
-    unsafe { libc::signal(libc::SIGTERM, handler as libc::sighandler_t) };
+    ctrlc::set_handler(|| TERMINATED.store(true, Ordering::Relaxed))?; // SIGTERM, too
     let line =
         Model::new([Tensor::new("slope", &[3], vec![0f32; 3]), Tensor::new("offset", &[], vec![0f32])])?;
     let mut builder = Worker::builder(options.address).model("line", &line);

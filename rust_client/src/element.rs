@@ -25,6 +25,9 @@ elements! {
     F16 => F16, BF16 => BF16, C64 => C64,
 }
 
+#[cfg(feature = "half")]
+elements! { half::f16 => F16, half::bf16 => BF16, }
+
 macro_rules! bits {
     ($($(#[$doc:meta])* $name:ident($bits:ty),)*) => {
         $(

@@ -21,6 +21,7 @@ mod raw;
 mod run;
 mod snapshot;
 mod sockets;
+mod stream;
 mod subscription;
 mod worker;
 
@@ -40,6 +41,7 @@ pub use raw::cast::Plain;
 pub use run::Event;
 pub use slot::ModelState;
 pub use snapshot::Snapshot;
+pub use stream::UpdateStream;
 pub use worker::{Builder, Update, Updates, Worker};
 
 // The protocol without sockets: for conformance tests, fuzzers and tools. It may change with any

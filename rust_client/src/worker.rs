@@ -17,6 +17,7 @@ use crate::segment::{Reading, Segment, Segments, Stale, Stamp};
 use crate::snapshot::Snapshot;
 use crate::sockets::Control;
 use crate::staging::Buffers;
+use crate::stream::UpdateStream;
 use crate::transfer::Key;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -399,6 +400,12 @@ impl Worker {
     /// Applies version after version; ends when none has come for so long.
     pub fn updates(&self, patience: Duration) -> Updates<'_> {
         Updates { worker: self, patience }
+    }
+
+    /// The same for tasks, which must not block: a thread of its own calls `receive`.
+    pub fn stream(self: &Arc<Worker>) -> Result<UpdateStream, Error> {
+        let what = "no thread for a stream".to_owned();
+        UpdateStream::of(self.clone()).map_err(|error| Error::Io { what, error })
     }
 
     /// The latest snapshot of a model that has no memory of the user's.

@@ -92,3 +92,14 @@ fn memory_of_any_kind_is_a_tensor() {
     assert_eq!(weights.get::<weightbus::BF16>("mine").unwrap(), [weightbus::BF16(0x3f80)]);
     assert!(weights.get::<u16>("mine").is_err());
 }
+
+#[cfg(feature = "half")]
+#[test]
+fn halves_of_the_crate_half_are_elements() {
+    use half::{bf16, f16};
+    let numbers = Tensor::new("f", &[2], vec![f16::from_f32(1.5), f16::MAX]);
+    let model = Model::new([numbers, Tensor::new("b", &[], vec![bf16::from_f32(-2.0)])]).unwrap();
+    let weights = model.read();
+    assert_eq!(weights.get::<f16>("f").unwrap(), [f16::from_f32(1.5), f16::MAX]);
+    assert_eq!(weightbus::to_f32(weights.get::<BF16>("b").unwrap()), [-2.0]);
+}

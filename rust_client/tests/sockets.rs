@@ -6,10 +6,13 @@ use publisher::{Message, Publisher, Version, MODEL};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use weightbus::messages::Failed;
-use weightbus::{Builder, Code, Error, Event, Model, Offer, Tensor, Timing, Update, Worker, BF16};
+use weightbus::{
+    Builder, Code, Error, Event, Model, Offer, Tensor, Timing, Update, UpdateStream, Worker, BF16,
+};
 
 const LONG: Duration = Duration::from_secs(20); // for what takes milliseconds
 
@@ -416,4 +419,54 @@ fn a_model_of_fewer_tensors_and_other_floats_takes_what_it_has() {
         assert!((cast - value).abs() <= value / 256.0, "{} is not {}", cast, value);
     }
     server.wait("the report", |p| p.applied.iter().any(|a| a.digest == version.digest()));
+}
+
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Polls until there is something, as a runtime would.
+fn next(stream: &mut UpdateStream) -> Option<Result<Update, Error>> {
+    let waker = Arc::new(Unpark(thread::current())).into();
+    let end = Instant::now() + LONG;
+    loop {
+        match stream.poll_next(&mut Context::from_waker(&waker)) {
+            Poll::Ready(found) => return found,
+            Poll::Pending => thread::park_timeout(end.saturating_duration_since(Instant::now())),
+        }
+        assert!(Instant::now() < end, "nobody woke this task");
+    }
+}
+
+#[test]
+fn a_stream_has_version_after_version_and_an_end() {
+    let server = Running::start(1, "tcp://127.0.0.1:*");
+    server.publish(Version::of_bytes(1, vec![1; 10], 4));
+    let model = bytes_model(10);
+    let worker = Arc::new(Worker::builder(&server.address).name("w").model(MODEL, &model).connect().unwrap());
+    let mut stream = worker.stream().unwrap();
+    assert_eq!(next(&mut stream).unwrap().unwrap().version, 1);
+    server.publish(Version::of_bytes(2, vec![2; 11], 4));
+    assert!(matches!(next(&mut stream), Some(Err(Error::Rejected { code: Code::LayoutMismatch, .. }))));
+    server.publish(Version::of_bytes(3, vec![3; 10], 4));
+    assert_eq!(next(&mut stream).unwrap().unwrap().version, 3);
+    worker.close();
+    assert!(next(&mut stream).is_none());
+    drop(stream);
+    let end = Instant::now() + LONG;
+    while Arc::strong_count(&worker) > 1 {
+        assert!(Instant::now() < end, "its thread is still there");
+        thread::yield_now();
+    }
+}
+
+#[cfg(feature = "stream")]
+#[test]
+fn a_stream_is_one_of_futures_core() {
+    fn is_stream<S: futures_core::Stream<Item = Result<Update, Error>> + Send + Unpin + 'static>() {}
+    is_stream::<UpdateStream>();
 }

@@ -29,6 +29,9 @@ transparent!(
     Bool, F4Pair, F6E2M3Byte, F6E3M2Byte, F8E5M2, F8E4M3, F8E8M0, F8E4M3Fnuz, F8E5M2Fnuz, F16, BF16, C64
 );
 
+#[cfg(feature = "half")]
+transparent!(half::f16, half::bf16);
+
 /// Returns the bytes of some numbers.
 pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
     // SAFETY: `Plain` has no uninitialised bytes; the region is that of `values`, as is the lifetime.

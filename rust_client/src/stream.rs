@@ -1,0 +1,120 @@
+//! Versions for whoever must not block: a thread of its own applies them, and wakes the task that waits.
+
+use crate::error::Error;
+use crate::worker::{Update, Worker};
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+const LOOK: Duration = Duration::from_millis(100); // how often the thread looks whether it is still wanted
+
+#[derive(Default)]
+struct Between {
+    item: Option<Result<Update, Error>>,
+    waker: Option<Waker>,
+    ended: bool,
+    unwanted: bool,
+}
+
+#[derive(Default)]
+struct Meeting {
+    between: Mutex<Between>,
+    taken: Condvar,
+}
+
+impl Meeting {
+    fn open(&self) -> MutexGuard<'_, Between> {
+        self.between.lock().unwrap_or_else(PoisonError::into_inner) // never half changed
+    }
+
+    /// Leaves an item, once the one before was taken; tells whether there is anybody to take it.
+    fn leave(&self, item: Result<Update, Error>) -> bool {
+        let mut between = self.open();
+        while between.item.is_some() && !between.unwanted {
+            between = self.taken.wait(between).unwrap_or_else(PoisonError::into_inner);
+        }
+        between.item = Some(item);
+        wake(&mut between);
+        !between.unwanted
+    }
+}
+
+fn wake(between: &mut Between) {
+    if let Some(waker) = between.waker.take() {
+        waker.wake();
+    }
+}
+
+/// Versions as they are applied, one after the other; it ends when the worker is closed.
+///
+/// It belongs to no runtime: any can poll it, by `poll_next`, or as a `futures_core::Stream` with the
+/// feature `stream`. The next version is applied when the one before was taken from here; of those
+/// that come meanwhile the newest counts.
+pub struct UpdateStream(Arc<Meeting>);
+
+impl UpdateStream {
+    pub(crate) fn of(worker: Arc<Worker>) -> io::Result<UpdateStream> {
+        let meeting = Arc::new(Meeting::default());
+        let stream = UpdateStream(meeting.clone());
+        let apply = move || {
+            while !meeting.open().unwanted {
+                let wanted = match worker.receive(LOOK) {
+                    Ok(None) => continue,
+                    Err(Error::Closed { .. }) => break,
+                    Ok(Some(update)) => meeting.leave(Ok(update)),
+                    Err(error) => meeting.leave(Err(error)),
+                };
+                if !wanted {
+                    return;
+                }
+            }
+            let mut between = meeting.open();
+            between.ended = true;
+            wake(&mut between);
+        };
+        thread::Builder::new().name("weightbus-stream".to_owned()).spawn(apply)?;
+        Ok(stream)
+    }
+
+    /// The next version, or word of one that could not be taken; else the task is woken when there is one.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Update, Error>>> {
+        let mut between = self.0.open();
+        if let Some(item) = between.item.take() {
+            self.0.taken.notify_all();
+            return Poll::Ready(Some(item));
+        }
+        if between.ended {
+            return Poll::Ready(None);
+        }
+        between.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
+#[cfg(feature = "stream")]
+impl futures_core::Stream for UpdateStream {
+    type Item = Result<Update, Error>;
+
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Update, Error>>> {
+        UpdateStream::poll_next(self.get_mut(), context)
+    }
+}
+
+impl fmt::Debug for UpdateStream {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("UpdateStream")
+    }
+}
+
+impl Drop for UpdateStream {
+    fn drop(&mut self) {
+        self.0.open().unwanted = true;
+        self.0.taken.notify_all();
+    }
+}
