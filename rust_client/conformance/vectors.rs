@@ -38,9 +38,6 @@ pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, An
     ];
     let mut found = Vec::new();
     for (file, lists) in tables {
-        if !folder.join(file).exists() {
-            continue;
-        }
         let table: Value = serde_json::from_slice(&fs::read(folder.join(file))?)?;
         for (list, answer) in lists {
             let cases = table[list].as_array().ok_or_else(|| broken(&format!("{} in {}", list, file)))?;
