@@ -1212,6 +1212,20 @@ def test_who_is_lost_is_owed_nothing_when_a_digest_is_known() -> None:
     assert (version.ends, version.claims) == (set(), {})
 
 
+def test_a_version_that_was_lent_is_given_up_while_it_is_being_pushed() -> None:
+    """The trainer publishes again, and has all memory but this one's in use."""
+    bench = Bench("w0")
+    version, _ = bench.publish(CHUNK * 100)
+    bench.say("w0", report(Failed, version, code="no", text="not this one"))
+    assert version.lent
+    effects = bench.machine.make_room("a", [version.snapshot], replaces_latest=True)
+    assert effects == [Release(version)]
+    perform(bench.machine, effects, bench.now)
+    assert bench.push() == []
+    newer, _ = bench.publish(CHUNK * 100)
+    assert list(bench.machine.store["a"]) == [newer]
+
+
 def test_one_version_is_given_up_for_the_next_the_least_needed_first() -> None:
     bench = Bench("w0", "slow")
     versions = [bench.publish()[0]]

@@ -85,7 +85,7 @@ class Versions:
 
     def hold(self, version: Version) -> bool:
         """Have a version to give out, though it was lent; return whether it can be had."""
-        if version.lent:
+        if version.lent and not version.gone:
             version.lent, self.changed = False, True
             if not version.snapshot.take_back():
                 self._forget(version)
