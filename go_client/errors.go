@@ -10,8 +10,9 @@ import (
 // ErrClosed says that the worker was closed.
 var ErrClosed = errors.New("this worker is closed")
 
-// ErrNoVersion says that a model runs no version: none has come yet, or the memory of the one that
-// was being copied was overwritten by a publisher that broke its promise (CodeApply), and the next is awaited.
+// ErrNoVersion says that a model runs no version: none has come yet, or the last one failed half-way
+// (CodeApply) and the next is awaited. Apply turned it down in registered memory, or its memory was
+// overwritten by a publisher that broke its promise.
 var ErrNoVersion = errors.New("no version runs here yet; Receive applies the first one that comes")
 
 // A Code is a stable name for what went wrong, to be found by errors.Is in whatever error this
@@ -36,11 +37,11 @@ const (
 	CodeTooManyChunks  = wbp.CodeTooManyChunks  // more chunks than the protocol has
 	CodeNoMemory       = wbp.CodeNoMemory       // there is no memory for it now
 	CodeDigestMismatch = wbp.CodeDigestMismatch // the whole did not match its digest, three times
-	CodeApply          = wbp.CodeApply          // the copy was torn half-way: nothing runs until the next version
+	CodeApply          = wbp.CodeApply          // Apply or BeforeApply turned it down, or the copy was torn: Read tells what runs
 )
 
 // An ApplyError says that a version cannot be taken here. What ran before runs on, bit for bit; but
-// where the code is CodeApply nothing does.
+// where the code is CodeApply nothing may run: see Options.Apply, and ErrNoVersion.
 type ApplyError struct {
 	Model          string
 	Epoch, Version int64

@@ -15,6 +15,9 @@ type handoff struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, when anything changes
 	ready   []*wbp.Version
+	decides bool            // whether the user decides on each version,
+	busy    map[string]bool // which he is doing on one of these models: they take no other
+	applied []Update        // that nobody has received yet
 	errors  []error
 	told    []rejection // the latest, so that each is told once
 	refusal *RefusedError
@@ -28,7 +31,15 @@ type rejection struct {
 	code  Code
 }
 
-func newHandoff() *handoff { return &handoff{changed: make(chan struct{})} }
+// What somebody receives: a version to apply, or what was applied meanwhile.
+type received struct {
+	version *wbp.Version
+	update  *Update
+}
+
+func newHandoff(decides bool) *handoff {
+	return &handoff{changed: make(chan struct{}), decides: decides, busy: map[string]bool{}}
+}
 
 // change runs something under the lock, and wakes whoever waits.
 func (h *handoff) change(what func()) {
@@ -101,21 +112,29 @@ func (h *handoff) close() {
 	h.change(func() { h.closed = true })
 }
 
-// take returns a version that is ready, or what went wrong; each once.
-func (h *handoff) take(ctx context.Context) (*wbp.Version, error) {
-	var taken *wbp.Version
+// vacate lets a model take the next version: the user has decided on the one before.
+func (h *handoff) vacate(model string) { h.change(func() { delete(h.busy, model) }) }
+
+// finish leaves word that a version was applied.
+func (h *handoff) finish(update Update) { h.change(func() { h.applied = append(h.applied, update) }) }
+
+// take returns what was applied, what went wrong, or a version that is ready; each once.
+func (h *handoff) take(ctx context.Context) (received, error) {
+	var taken received
 	err := h.wait(ctx, func() (bool, error) {
 		switch {
 		case h.closed:
 			return true, ErrClosed
-		case len(h.ready) > 0:
-			taken = h.ready[0]
-			h.ready = h.ready[1:]
+		case len(h.applied) > 0:
+			taken.update = &h.applied[0]
+			h.applied = h.applied[1:]
 			return true, nil
 		case len(h.errors) > 0:
 			err := h.errors[0]
 			h.errors = h.errors[1:]
 			return true, err
+		case h.takeReady(&taken):
+			return true, nil
 		case h.refusal != nil:
 			err := h.refusal
 			h.refusal = nil
@@ -124,6 +143,18 @@ func (h *handoff) take(ctx context.Context) (*wbp.Version, error) {
 		return false, nil
 	})
 	return taken, err
+}
+
+// takeReady takes the first version whose model is free. The lock is held.
+func (h *handoff) takeReady(taken *received) bool {
+	for i, v := range h.ready {
+		if !h.busy[v.Model] {
+			taken.version, h.busy[v.Model] = v, h.decides
+			h.ready = append(h.ready[:i], h.ready[i+1:]...)
+			return true
+		}
+	}
+	return false
 }
 
 // waitJoined returns the epoch of the session once there is one.

@@ -236,6 +236,9 @@ func TestDigestsOnTheSharedRoad(t *testing.T) {
 			t.Fatalf("%v: %+v, %v", c.how, update, memory[4999])
 		}
 	}
+	if stats := w.Stats(); stats != (Stats{Applied: 5, SharedBytes: 5 * 20_000}) {
+		t.Fatalf("%+v", stats)
+	}
 }
 
 func TestASlowWorkerSkipsVersionsAndEndsAtTheLast(t *testing.T) {

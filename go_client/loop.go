@@ -25,6 +25,7 @@ type loop struct {
 	renamed   func(model string, key wbp.Key)
 	started   time.Time
 	events    chan Event
+	stats     Stats // but for what the machine counts
 	stop      chan struct{}
 	stopped   sync.WaitGroup
 	closed    bool
@@ -100,6 +101,12 @@ func (l *loop) taken(v *wbp.Version) {
 func (l *loop) applied(v *wbp.Version, digest string) {
 	l.Lock()
 	defer l.Unlock()
+	l.stats.Applied++
+	if v.Shared {
+		l.stats.SharedBytes += v.Layout.Bytes
+	} else {
+		l.stats.NetworkBytes += v.Layout.Bytes
+	}
 	l.perform(l.machine.Applied(v, digest, l.now()))
 }
 
@@ -141,6 +148,7 @@ func (l *loop) perform(effects []wbp.Effect) {
 				l.perform(l.machine.Dropped(older, l.now()))
 			}
 		case wbp.Rejected:
+			l.stats.Failed++
 			l.handoff.reject(rejection{effect.Model, effect.Key, effect.Code}, &ApplyError{
 				effect.Model, effect.Key.Epoch, effect.Key.Version, effect.Code, effect.Text})
 		case wbp.Renamed:
@@ -169,6 +177,15 @@ func (l *loop) listen(data string) {
 		return
 	}
 	l.transport.listen(end)
+}
+
+// say leaves word of what the user's functions did, as long as there are events.
+func (l *loop) say(event Event) {
+	l.Lock()
+	defer l.Unlock()
+	if !l.closed {
+		l.tell(event)
+	}
 }
 
 // tell leaves word for whoever looks at Events; nobody has to.

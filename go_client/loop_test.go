@@ -20,6 +20,7 @@ type stage struct {
 	loop      carried
 	epoch     int64
 	sent      []string // types of messages, in order
+	failure   *wbp.Failed
 	data      endpoint
 	topics    map[string]bool
 	redialled int
@@ -29,6 +30,10 @@ func (s *stage) send(header []byte) {
 	var m struct{ Type string }
 	_ = json.Unmarshal(header, &m)
 	s.sent = append(s.sent, m.Type)
+	if m.Type == "failed" {
+		s.failure = &wbp.Failed{Intact: true}
+		_ = json.Unmarshal(header, s.failure)
+	}
 }
 func (s *stage) listen(data endpoint)            { s.data = data }
 func (s *stage) redial()                         { s.redialled++ }
@@ -51,8 +56,14 @@ func perform(t *testing.T, models map[string]Tensors) *stage { return performIn(
 
 // performIn makes one that opens shared memory in the way of a test.
 func performIn(t *testing.T, models map[string]Tensors, opens wbp.Opens) *stage {
+	return performWith(t, Options{Models: models}, opens)
+}
+
+// performWith makes one with options.
+func performWith(t *testing.T, options Options, opens wbp.Opens) *stage {
 	s := &stage{t: t, epoch: 7, topics: map[string]bool{}}
-	worker, err := newWorker("tcp://host:5", Options{Name: "w", Models: models}, opens, func(c carried) transport {
+	options.Name = "w"
+	worker, err := newWorker("tcp://host:5", options, opens, func(c carried) transport {
 		s.loop = c
 		return s
 	})
@@ -146,7 +157,7 @@ func TestNoStepBack(t *testing.T) {
 	if update, err := s.worker.Receive(ctx); err != nil || update.Version != 2 {
 		t.Fatalf("%+v %v", update, err)
 	}
-	if _, err := s.worker.apply(ctx, slow); !errors.Is(err, errNotApplied) || memory[0] != 2 {
+	if _, err := s.worker.apply(ctx, slow.version); !errors.Is(err, errNotApplied) || memory[0] != 2 {
 		t.Fatalf("%v, %v", memory, err)
 	}
 }
@@ -278,7 +289,7 @@ func TestAliases(t *testing.T) {
 		t.Fatal(err)
 	}
 	for names, fits := range map[[2]string]bool{{"w", "w"}: true, {"tied", "tied"}: true, {"w", "tied"}: true, {"w", "x"}: false} {
-		m := &model{tensors: Tensors{}}
+		m := newModel(Tensors{}, wbp.Lenience{})
 		for _, name := range names {
 			m.tensors[name] = U8(make([]byte, 2), 2)
 		}

@@ -20,8 +20,8 @@ func TestTheReadme(t *testing.T) {
 		t.Fatal(err)
 	}
 	code := regexp.MustCompile("(?s)```go\n(.*?)```").FindSubmatch(readme)
-	edit := regexp.MustCompile(`go mod edit .*`).Find(readme)
-	if code == nil || edit == nil {
+	install := regexp.MustCompile(`go mod [^#\n]*`).FindAllString(string(readme), -1)
+	if code == nil || len(install) == 0 {
 		t.Fatal("the README has no example, or does not say how to install")
 	}
 	p := publish(t, object{})
@@ -31,9 +31,9 @@ func TestTheReadme(t *testing.T) {
 		t.Fatal(err)
 	}
 	here, _ := filepath.Abs(".")
-	install := strings.Replace(string(edit), "./weightbus/go_client", here, 1)
-	run(t, folder, "go", "mod", "init", "example")
-	run(t, folder, strings.Fields(install)...)
+	for _, line := range install {
+		run(t, folder, strings.Fields(strings.Replace(line, "./weightbus/go_client", here, 1))...)
+	}
 	run(t, folder, "go", "build", "-o", "example", ".")
 	example := exec.Command(filepath.Join(folder, "example"))
 	example.Stderr = os.Stderr

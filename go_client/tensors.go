@@ -121,10 +121,10 @@ func (t Tensor) Bytes() []byte { return t.bytes }
 func (t Tensor) String() string { return t.dtype + " " + wbp.ShapeText(t.shape) }
 
 // difference says how published tensors differ from these; "" if they can be applied.
-func (t Tensors) difference(layout *wbp.Layout) string {
+func (t Tensors) difference(layout *wbp.Layout, allowed wbp.Lenience) string {
 	own := make(map[string]wbp.Signature, len(t))
 	for name, tensor := range t {
 		own[name] = wbp.Signature{DType: tensor.dtype, Shape: tensor.shape}
 	}
-	return wbp.Difference(layout, own)
+	return wbp.Difference(layout, own, allowed)
 }

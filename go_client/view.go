@@ -1,6 +1,8 @@
 package weightbus
 
-// A View is the version that a model runs. Inside Worker.Read it is the memory of the model
+import "weightbus/internal/wbp"
+
+// A View is a version of a model. Inside Worker.Read and Options.Apply it is the memory of the model
 // itself, and valid until the function returns; a Snapshot's is a copy of its own.
 type View struct {
 	Update
@@ -8,29 +10,30 @@ type View struct {
 	tensor func(name string) (Tensor, bool)
 }
 
-// Names are the names of the tensors by position, without aliases.
+// Names are the names of the tensors by position, without aliases, and without those that are not held
+// here (Options.Partial).
 func (v View) Names() []string { return v.names }
 
 // Tensor returns a tensor by its name or an alias.
 func (v View) Tensor(name string) (Tensor, bool) { return v.tensor(name) }
 
-func (m *model) view() View {
-	names := make([]string, len(m.layout.Tensors))
-	for i := range names {
-		names[i] = m.layout.Tensors[i].Name
+// view returns the version that the memory holds.
+func (m *memory) view(update Update) View {
+	names := make([]string, 0, len(m.held))
+	for i := range m.layout.Tensors {
+		if spec := &m.layout.Tensors[i]; m.held[spec].dtype != "" {
+			names = append(names, spec.Name)
+		}
 	}
-	return View{*m.running.Load(), names, m.tensor}
+	return View{update, names, m.tensor}
 }
 
 // snapshot returns a view of a copy.
-func (m *model) snapshot() View {
-	from := m.view()
-	to := &model{layout: m.layout, own: make([]byte, m.layout.Bytes)}
-	to.running.Store(&from.Update)
-	for _, name := range from.names {
-		if t, ok := from.Tensor(name); ok {
-			copy(to.own[m.layout.ByName(name).Begin:], t.bytes)
-		}
+func (m *memory) snapshot(update Update) View {
+	to := &memory{layout: m.layout, held: make(map[*wbp.Spec]Tensor, len(m.held))}
+	for spec, t := range m.held {
+		t.bytes = append([]byte{}, t.bytes...)
+		to.held[spec] = t
 	}
-	return to.view()
+	return to.view(update)
 }

@@ -18,6 +18,8 @@ import (
 
 const client = "weightbus-go/0.1.0"
 
+const applyTimeoutMax = 24 * time.Hour // whoever waits for longer waits for ever
+
 // Options say what a worker receives, and how.
 type Options struct {
 	// Models gives the memory of each model, which versions are written into. A model without
@@ -34,6 +36,25 @@ type Options struct {
 	// Ping is the interval of pings, and LostAfter the silence after which the publisher counts as
 	// lost, at least twice that. Default: 1 s and 5 s.
 	Ping, LostAfter time.Duration
+	// Partial lets a version have tensors that Models do not name: they are not copied.
+	Partial bool
+	// Cast converts among F64, F32, F16 and BF16 where a version has another of these dtypes than
+	// Models: to the nearest value, to even where two are as near.
+	Cast bool
+	// BeforeApply, if there is one, may turn a version down before a byte of a model changes.
+	BeforeApply func(ctx context.Context, next Update) error
+	// Apply, if there is one, is called with each version once it is verified and copied, before the
+	// publisher is told that it was applied: put it to use here, on a GPU say. What it returns, or panics
+	// with, the publisher is told in place of that, and Receive returns it as an ApplyError with CodeApply.
+	// In a model without Tensors the version before then stays; in registered memory, which is
+	// overwritten by now, nothing runs until the next version.
+	//
+	// Both are called while a Receive waits for them, one at a time for each model, on a goroutine of
+	// their own, and must not call Read or Snapshot. Their context ends with ApplyTimeout and with Close.
+	Apply func(ctx context.Context, v View) error
+	// ApplyTimeout is how long BeforeApply and Apply may take, up to a day. A version for which they take
+	// longer has failed, whatever they return later, and the model takes no other until then. Default: 60 s.
+	ApplyTimeout time.Duration
 }
 
 // An Update is a version that was applied.
@@ -63,15 +84,19 @@ const (
 	Refused      EventKind = "refused"      // the publisher refuses this worker; it goes on asking
 	Unheard      EventKind = "unheard"      // nothing that is published reaches the worker; everything is fetched
 	Disconnected EventKind = "disconnected" // a connection broke, or could not be made; it is made again
+	Panicked     EventKind = "panicked"     // BeforeApply or Apply, with the stack; the version has failed
+	Late         EventKind = "late"         // BeforeApply or Apply has returned after ApplyTimeout
 )
 
 // A Worker receives the versions of some models. Any goroutine may call any method.
 type Worker struct {
-	name   string
-	models map[string]*model
-	loop   *loop
-	close  sync.Once
-	closed chan struct{}
+	name    string
+	options Options
+	models  map[string]*model
+	loop    *loop
+	life    context.Context // ends with Close
+	end     context.CancelFunc
+	close   sync.Once
 }
 
 // Dial makes a worker and waits until the publisher has let it in. Without a deadline in the
@@ -107,10 +132,11 @@ func newWorker(address string, options Options, opens wbp.Opens, connect func(ca
 	if err := options.check(); err != nil {
 		return nil, err
 	}
-	w := &Worker{name: options.Name, models: map[string]*model{}, closed: make(chan struct{})}
+	w := &Worker{name: options.Name, options: options, models: map[string]*model{}}
+	w.life, w.end = context.WithCancel(context.Background())
 	expected := map[string]wbp.Model{}
 	for name, tensors := range options.Models {
-		m := &model{tensors: tensors}
+		m := newModel(tensors, wbp.Lenience{Partial: options.Partial, Cast: options.Cast})
 		w.models[name] = m
 		expected[name] = wbp.Model{Accepts: m.accepts, Bytes: m.bytes()}
 	}
@@ -121,7 +147,7 @@ func newWorker(address string, options Options, opens wbp.Opens, connect func(ca
 	id := wbp.Identity{Name: w.name, Instance: random(16), Client: client, Host: host, PID: int64(os.Getpid())}
 	w.loop = &loop{
 		machine: wbp.NewMachine(id, expected, options.BytesMax, wbp.TimingOf(options.Ping, options.LostAfter), opens),
-		handoff: newHandoff(), address: address, name: w.name, started: time.Now(),
+		handoff: newHandoff(options.decides()), address: address, name: w.name, started: time.Now(),
 		events: make(chan Event, eventsMax), stop: make(chan struct{}), renamed: w.renamed,
 	}
 	w.loop.run(connect)
@@ -139,6 +165,9 @@ func (o *Options) check() error {
 	if o.Ping == 0 && o.LostAfter == 0 {
 		o.Ping, o.LostAfter = time.Second, 5*time.Second
 	}
+	if o.ApplyTimeout == 0 {
+		o.ApplyTimeout = time.Minute
+	}
 	one := uint16(1)
 	switch {
 	case *(*byte)(unsafe.Pointer(&one)) != 1:
@@ -152,6 +181,10 @@ func (o *Options) check() error {
 	case o.Ping <= 0 || o.LostAfter < 2*o.Ping:
 		return optionErrorf("Ping is %v and LostAfter %v: the publisher needs two chances to be heard; choose LostAfter "+
 			"of at least twice Ping, both above zero", o.Ping, o.LostAfter)
+	}
+	if o.ApplyTimeout < 0 || o.ApplyTimeout > applyTimeoutMax {
+		return optionErrorf("ApplyTimeout is %v; nothing is waited for without a deadline, of at most %v", o.ApplyTimeout,
+			applyTimeoutMax)
 	}
 	for name, tensors := range o.Models {
 		if !wbp.IsName(name) {
@@ -169,6 +202,8 @@ func (o *Options) check() error {
 	return nil
 }
 
+func (o *Options) decides() bool { return o.BeforeApply != nil || o.Apply != nil }
+
 // Name is what the worker is called.
 func (w *Worker) Name() string { return w.name }
 
@@ -185,25 +220,36 @@ func (w *Worker) Join(ctx context.Context) error {
 func (w *Worker) Events() <-chan Event { return w.loop.events }
 
 // Receive applies the newest version that has arrived, waiting for one if need be, and returns
-// what it applied. It waits for functions inside Read to return, so it must not be called there.
+// what it applied. It waits for functions inside Read to return, so it must not be called there. If
+// its context ends while BeforeApply or Apply runs, that goes on, and a later call returns what became of it.
 //
 // Errors are those of the context, *ApplyError (a version cannot be taken: what ran before runs
-// on, unless its code is CodeApply), *RefusedError (the worker goes on asking), each told once, and ErrClosed. After all but the
-// last it can be called again.
+// on, unless its code is CodeApply: then Read tells), *RefusedError (the worker goes on asking), each told once, and
+// ErrClosed. After all but the last it can be called again.
 func (w *Worker) Receive(ctx context.Context) (Update, error) {
 	for {
-		v, err := w.loop.handoff.take(ctx)
-		if err != nil {
+		taken, err := w.loop.handoff.take(ctx)
+		switch {
+		case err != nil:
 			return Update{}, err
+		case taken.update != nil: // by an earlier call, which did not wait for it
+			return *taken.update, nil
+		case w.options.decides():
+			err = w.decide(ctx, taken.version)
+		default:
+			var update Update
+			if update, err = w.apply(ctx, taken.version); err == nil {
+				return update, nil
+			}
 		}
-		update, err := w.apply(ctx, v)
-		if !errors.Is(err, errNotApplied) {
-			return update, err
+		if err != nil && !errors.Is(err, errNotApplied) {
+			return Update{}, err
 		}
 	}
 }
 
-// errNotApplied says that a version was too old, or gone from shared memory: wait for the next.
+// errNotApplied says that a version was too old, failed, or gone from shared memory: wait for the next,
+// or for word of it.
 var errNotApplied = errors.New("not applied")
 
 func (w *Worker) apply(ctx context.Context, v *wbp.Version) (Update, error) {
@@ -215,22 +261,42 @@ func (w *Worker) apply(ctx context.Context, v *wbp.Version) (Update, error) {
 		return Update{}, err
 	}
 	defer m.guard.unlockWrite()
-	if w.isClosed() {
-		return Update{}, ErrClosed
-	}
-	if runs := m.running.Load(); runs != nil && !v.Key.Newer(wbp.Key{Epoch: runs.Epoch, Version: runs.Version}) {
-		w.loop.dropped(v) // another goroutine was faster, with a newer one
+	if !w.isNews(v) {
 		return Update{}, errNotApplied
 	}
 	w.loop.taken(v)
+	update, err := w.copy(v, m.memory)
+	if err != nil {
+		return Update{}, err
+	}
+	w.runs(v, update)
+	return update, nil
+}
+
+// isNews tells whether a version is still to be applied.
+func (w *Worker) isNews(v *wbp.Version) bool {
+	if w.life.Err() != nil {
+		return false
+	}
+	runs := w.models[v.Model].running.Load()
+	if runs == nil || v.Key.Newer(wbp.Key{Epoch: runs.Epoch, Version: runs.Version}) { // W16
+		return true
+	}
+	w.loop.dropped(v) // another goroutine was faster, with a newer one
+	return false
+}
+
+// copy writes a version into memory that nobody else uses meanwhile.
+func (w *Worker) copy(v *wbp.Version, to *memory) (Update, error) {
 	begun, written := time.Now(), false
 	digest, err := v.Copy(func(data []byte) {
 		written = true
-		m.prepare(v.Layout)
-		m.write(data)
+		to.prepare(v.Layout)
+		to.write(data)
 	})
+	m := w.models[v.Model]
 	switch {
-	case written && err != nil: // half of one version and half of another: nobody may read it
+	case written && err != nil && to == m.memory: // half of one version and half of another: nobody may read it
 		m.running.Store(nil)
 		w.loop.failed(v, "it was overwritten in shared memory while it was copied into the model", false) // S5, W24
 		return Update{}, errNotApplied
@@ -238,10 +304,13 @@ func (w *Worker) apply(ctx context.Context, v *wbp.Version) (Update, error) {
 		w.loop.stale(v)
 		return Update{}, errNotApplied
 	}
-	update := Update{v.Model, v.Key.Epoch, v.Key.Version, v.Layout.Bytes, digest, time.Since(begun)}
-	m.running.Store(&update)
-	w.loop.applied(v, digest) // here first, then at the publisher: whoever waits for its receipt must find it here
-	return update, nil
+	return Update{v.Model, v.Key.Epoch, v.Key.Version, v.Layout.Bytes, digest, time.Since(begun)}, nil
+}
+
+// runs takes note that a version was applied.
+func (w *Worker) runs(v *wbp.Version, update Update) {
+	w.models[v.Model].running.Store(&update)
+	w.loop.applied(v, update.Digest) // here first, then at the publisher: whoever waits for its receipt must find it here
 }
 
 // renamed takes note that what runs has another name, too, by which the publisher knows it. Nothing is
@@ -267,51 +336,49 @@ func (w *Worker) Read(ctx context.Context, model string, fn func(v View)) error 
 		return err
 	}
 	defer m.guard.unlockRead()
-	if m.running.Load() == nil {
+	runs := m.running.Load()
+	if runs == nil {
 		return ErrNoVersion
 	}
-	fn(m.view())
+	fn(m.view(*runs))
 	return nil
 }
 
 // Snapshot returns a copy of the weights of a model, all of one version.
 func (w *Worker) Snapshot(ctx context.Context, model string) (View, error) {
 	var snapshot View
-	err := w.Read(ctx, model, func(View) { snapshot = w.models[model].snapshot() })
+	err := w.Read(ctx, model, func(v View) { snapshot = w.models[model].snapshot(v.Update) })
 	return snapshot, err
 }
 
 // Stats are counts since the worker was made.
 type Stats struct {
-	Malformed int // messages dropped because they broke the protocol
+	Applied      int   // versions
+	Failed       int   // times that a version could not be taken or applied
+	NetworkBytes int64 // of the tensors of versions that were applied and came over the network,
+	SharedBytes  int64 // or straight out of the publisher's memory
+	Malformed    int   // messages dropped because they broke the protocol
 }
 
 // Stats returns how things went so far.
 func (w *Worker) Stats() Stats {
 	w.loop.Lock()
 	defer w.loop.Unlock()
-	return Stats{Malformed: w.loop.machine.Malformed}
+	stats := w.loop.stats
+	stats.Malformed = w.loop.machine.Malformed
+	return stats
 }
 
-// Close says goodbye to the publisher and ends the worker. What was applied stays. Calling it
-// twice is fine.
+// Close says goodbye to the publisher and ends the worker. What was applied stays. It does not wait for
+// BeforeApply or Apply. Calling it twice is fine.
 func (w *Worker) Close() error {
 	w.close.Do(func() {
-		close(w.closed)
+		w.end()
 		w.loop.close()
 		close(w.loop.events)
 		w.free()
 	})
 	return nil
-}
-
-func (w *Worker) isClosed() bool {
-	select {
-	case <-w.closed:
-		return true
-	default:
-		return false
-	}
 }
 
 // free gives the staging memory back once nobody copies from it any more.

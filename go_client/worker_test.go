@@ -27,6 +27,8 @@ func TestOptionsThatMakeNoSense(t *testing.T) {
 		"a negative size":   {"tcp://a:1", func(o *Options) { o.Models["m"] = Tensors{"w": F32(nil, -1)} }, "no shape"},
 		"an unknown dtype":  {"tcp://a:1", func(o *Options) { o.Models["m"] = Tensors{"w": Bits("F33", nil, 1)} }, "no dtype"},
 		"an empty tensor":   {"tcp://a:1", func(o *Options) { o.Models["m"] = Tensors{"w": {}} }, "empty Tensor"},
+		"no deadline":       {"tcp://a:1", func(o *Options) { o.ApplyTimeout = -1 }, "without a deadline"},
+		"a long deadline":   {"tcp://a:1", func(o *Options) { o.ApplyTimeout = 25 * time.Hour }, "at most 24h"},
 		"a short silence":   {"tcp://a:1", func(o *Options) { o.Ping, o.LostAfter = time.Second, time.Second }, "two chances"},
 	} {
 		options := good()

@@ -103,7 +103,7 @@ LANGUAGES = (
     ),
     Language("rust", "Rust", "rust_client", ("make", "cargo"), NO_MAPPING | NO_PATCHES),
     Language("c", "C", "c_client", ("make", "cargo", "cc"), RUST_INSIDE),
-    Language("go", "Go", "go_client", ("make", "go"), NO_PATCHES | NOT_YET),
+    Language("go", "Go", "go_client", ("make", "go"), NO_PATCHES),
 )
 
 

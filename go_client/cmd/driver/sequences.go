@@ -70,7 +70,7 @@ func newPlayer(c sequence) *player {
 			if len(target) == 0 {
 				return ""
 			}
-			return wbp.Difference(layout, target)
+			return wbp.Difference(layout, target, wbp.Lenience{})
 		}}
 	}
 	id := wbp.Identity{Name: "w", Instance: "00000000000000000000000000000000"}

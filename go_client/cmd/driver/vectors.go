@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -226,6 +227,26 @@ func crcs(t table) error {
 			return err
 		}
 		t.tell(c.Name, i, object{"crc": wbp.CRC32C(bytes)})
+	}
+	return nil
+}
+
+func casts(t table) error {
+	var cases []struct{ Name, From, To, In string }
+	if err := t.read(&cases); err != nil {
+		return err
+	}
+	for i, c := range cases {
+		from, err := hex.DecodeString(c.In)
+		wide, _ := wbp.TensorBytes(c.From, []int64{1})
+		narrow, _ := wbp.TensorBytes(c.To, []int64{1})
+		if err != nil || !wbp.Castable(c.To, c.From) {
+			t.tell(c.Name, i, object{"error": fmt.Sprintf("from %s to %s: %v", c.From, c.To, err)})
+			continue
+		}
+		to := make([]byte, int64(len(from))/wide*narrow)
+		wbp.Cast(to, c.To, from, c.From)
+		t.tell(c.Name, i, object{"out": hex.EncodeToString(to)})
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -35,6 +36,46 @@ type settings struct {
 	models    []string
 	inPlace   map[string]map[string]spec
 	noTensors bool
+	turnDown  numbers
+	breaks    numbers
+	slow      slowness
+	cast      bool
+}
+
+// A slowness is how long the user takes, S or S:N,...: for every version, or for those.
+type slowness struct {
+	seconds time.Duration
+	of      numbers
+}
+
+func (s *slowness) String() string { return "" }
+
+// Set reads it.
+func (s *slowness) Set(text string) error {
+	digits, of, some := strings.Cut(text, ":")
+	number, err := strconv.ParseFloat(digits, 64)
+	if s.seconds = inSeconds(number); err == nil && some {
+		s.of = numbers{}
+		err = s.of.Set(of)
+	}
+	return err
+}
+
+// numbers are those of versions, separated by commas.
+type numbers map[int64]bool
+
+func (n numbers) String() string { return "" }
+
+// Set reads them.
+func (n numbers) Set(text string) error {
+	for _, digits := range strings.Split(text, ",") {
+		number, err := strconv.ParseInt(digits, 10, 64)
+		if err != nil {
+			return err
+		}
+		n[number] = true
+	}
+	return nil
 }
 
 // worker joins and applies whatever comes, until it is told to stop or the time is over.
@@ -47,10 +88,17 @@ func worker(address string, arguments []string) error {
 	bytesMax := flags.Int64("bytes-max", 0, "the largest version to accept")
 	network := flags.Bool("network", false, "keep off the shared road")
 	seconds := flags.Float64("seconds", 120, "when to end")
+	s := settings{turnDown: numbers{}, breaks: numbers{}}
+	flags.Var(s.turnDown, "turn-down", "versions that the user does not want")
+	flags.Var(s.breaks, "break", "versions at which the user fails after bytes have changed")
+	flags.Var(&s.slow, "apply-seconds", "what the user's apply takes")
+	applyTimeout := flags.Float64("apply-timeout", 0, "and what it may take")
+	partial := flags.Bool("partial", false, "versions may have tensors that are not registered")
+	flags.BoolVar(&s.cast, "cast", false, "versions may have other dtypes than are registered")
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}
-	s := settings{models: strings.Split(*models, ","), noTensors: *noTensors}
+	s.models, s.noTensors = strings.Split(*models, ","), *noTensors
 	if *inPlace != "" {
 		text, err := os.ReadFile(*inPlace)
 		if err != nil {
@@ -64,16 +112,49 @@ func worker(address string, arguments []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(*seconds*float64(time.Second)))
+	ctx, cancel := context.WithTimeout(context.Background(), inSeconds(*seconds))
 	defer cancel()
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	w, err := weightbus.New(address, weightbus.Options{
-		Name: *name, Models: memory, BytesMax: *bytesMax, NetworkOnly: *network})
+	options := weightbus.Options{Name: *name, Models: memory, BytesMax: *bytesMax, NetworkOnly: *network,
+		Partial: *partial, Cast: s.cast, ApplyTimeout: inSeconds(*applyTimeout)}
+	if len(s.turnDown) > 0 {
+		options.BeforeApply = s.beforeApply
+	}
+	if len(s.turnDown)+len(s.breaks) > 0 || s.slow.seconds > 0 {
+		options.Apply = s.applies
+	}
+	w, err := weightbus.New(address, options)
 	if err != nil {
 		return err
 	}
 	s.run(ctx, w)
+	return nil
+}
+
+func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+var errTurnedDown = errors.New("told to turn down")
+
+// beforeApply turns down what would be written in place.
+func (s settings) beforeApply(_ context.Context, next weightbus.Update) error {
+	if s.inPlace[next.Model] != nil && s.turnDown[next.Version] {
+		return errTurnedDown
+	}
+	return nil
+}
+
+// applies takes its time, and turns down snapshots, or breaks.
+func (s settings) applies(_ context.Context, v weightbus.View) error {
+	if s.slow.of == nil || s.slow.of[v.Version] {
+		time.Sleep(s.slow.seconds)
+	}
+	switch {
+	case s.inPlace[v.Model] == nil && s.turnDown[v.Version]:
+		return errTurnedDown
+	case s.inPlace[v.Model] != nil && s.breaks[v.Version]:
+		return errors.New("told to break")
+	}
 	return nil
 }
 
@@ -106,7 +187,7 @@ func (s settings) run(ctx context.Context, w *weightbus.Worker) {
 	others.Add(1)
 	go func() { defer others.Done(); watch(w.Events()) }()
 	for model := range s.inPlace {
-		if s.noTensors {
+		if s.noTensors || s.cast {
 			break
 		}
 		others.Add(1)

@@ -16,9 +16,15 @@ type Signature struct {
 
 func (s Signature) String() string { return s.DType + " " + ShapeText(s.Shape) }
 
+// Lenience is what a target puts up with.
+type Lenience struct {
+	Partial bool // tensors that are published, and not in it
+	Cast    bool // another dtype, if both are floats of the usual sizes
+}
+
 // Difference says how published tensors differ from those of a target; "" if they can be applied.
 // A tensor that has aliases may be in the target under any of its names, and under several.
-func Difference(layout *Layout, target map[string]Signature) string {
+func Difference(layout *Layout, target map[string]Signature, allowed Lenience) string {
 	var lines []string
 	covered := map[*Spec]bool{}
 	for name, own := range target {
@@ -30,12 +36,12 @@ func Difference(layout *Layout, target map[string]Signature) string {
 		case ShapeText(spec.Shape) != ShapeText(own.Shape):
 			lines = append(lines, fmt.Sprintf("%s: shape %s published, %s here", name, ShapeText(spec.Shape),
 				ShapeText(own.Shape)))
-		case spec.DType != own.DType:
+		case spec.DType != own.DType && !(allowed.Cast && Castable(own.DType, spec.DType)):
 			lines = append(lines, fmt.Sprintf("%s: dtype %s published, %s here", name, spec.DType, own.DType))
 		}
 	}
 	for i := range layout.Tensors {
-		if spec := &layout.Tensors[i]; !covered[spec] {
+		if spec := &layout.Tensors[i]; !covered[spec] && !allowed.Partial {
 			lines = append(lines, fmt.Sprintf("%s: published as %s, not in the target", spec.Name, spec))
 		}
 	}

@@ -12,6 +12,7 @@ type held struct {
 	phase    State
 	buffer   []byte
 	segment  Segment   // where it lies instead, on the shared road
+	shared   bool      // it was copied from there into the buffer
 	transfer *Transfer // while it arrives
 	version  *Version  // once it is whole
 	running  *Running  // while it runs

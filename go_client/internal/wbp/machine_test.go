@@ -174,7 +174,7 @@ func TestDifferencesAreFew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines := strings.Split(Difference(layout, target), "\n")
+	lines := strings.Split(Difference(layout, target, Lenience{}), "\n")
 	if len(lines) != differencesMax || lines[0] != "w00: F32 [4, 3] in the target, not published" || lines[19] != "... and 11 more" {
 		t.Fatalf("%q", lines)
 	}

@@ -176,8 +176,10 @@ func (s *slot) begin(v *held, now time.Duration) []Effect {
 	}
 	v.transfer = newTransfer(a, layout, v.buffer, now, s.timing)
 	s.moveOn(v, begun)
-	if segment != nil && segment.Copy(s.model, v.Key, v.transfer.read) != nil { // S6
-		v.transfer.unread()
+	if segment != nil {
+		if v.shared = segment.Copy(s.model, v.Key, v.transfer.read) == nil; !v.shared { // S6
+			v.transfer.unread()
+		}
 	}
 	return effects
 }
@@ -195,7 +197,7 @@ func (s *slot) point(v *held, layout *Layout, segment Segment, now time.Duration
 	for _, older := range s.holds.all(arriving, staged) {
 		s.holds.move(older, newer)
 	}
-	v.segment, v.version = segment, &Version{Model: s.model, Key: v.Key, Layout: layout, segment: segment}
+	v.segment, v.version = segment, &Version{Model: s.model, Key: v.Key, Layout: layout, Shared: true, segment: segment}
 	if v.announce.Hash { // S7
 		v.version.hash = v.announce.ChunkBytes
 	}
@@ -318,7 +320,7 @@ func (s *slot) completed(v *held, now time.Duration) []Effect {
 func (s *slot) arrived(v *held, now time.Duration) []Effect {
 	together := v.announce.Commit == "together" // W14
 	v.version = &Version{Model: s.model, Key: v.Key, Layout: v.transfer.Layout, Digest: v.transfer.Digest,
-		data: v.buffer, sayStaged: together || v.announce.Acknowledge == "staged"}
+		Shared: v.shared, data: v.buffer, sayStaged: together || v.announce.Acknowledge == "staged"}
 	s.holds.move(s.holds.at(staged), newer)
 	s.holds.move(v, whole)
 	effects := s.sayStaged(v)

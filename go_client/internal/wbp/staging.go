@@ -34,6 +34,7 @@ type Version struct {
 	Key    Key
 	Layout *Layout
 	Digest string // what its bytes hash to; empty on the shared road, where nothing hashes them
+	Shared bool   // it came on the shared road, straight or by a buffer
 
 	data      []byte
 	segment   Segment

@@ -1,0 +1,151 @@
+package weightbus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+
+	"weightbus/internal/wbp"
+)
+
+// decide has the user's functions decide on a version, and waits for that for as long as the context
+// lasts. What becomes of it is left in the handoff, for this call or a later one.
+func (w *Worker) decide(ctx context.Context, v *wbp.Version) error {
+	decided := make(chan struct{})
+	go func() {
+		w.applyIfWanted(v)
+		close(decided)
+		m := w.models[v.Model]
+		if m.late != nil {
+			w.waitForLate(m)
+		}
+		w.loop.handoff.vacate(v.Model)
+	}()
+	select {
+	case <-decided:
+		return errNotApplied // or it was: the handoff knows
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// waitForLate waits for a function that has missed its deadline; what it says is of no use any more.
+func (w *Worker) waitForLate(m *model) {
+	select {
+	case <-w.life.Done():
+	case err := <-m.late:
+		m.late = nil
+		w.loop.say(Event{Kind: Late, Text: fmt.Sprintf("a function that had failed by its deadline has returned: %v", err)})
+	}
+}
+
+func (w *Worker) applyIfWanted(v *wbp.Version) {
+	if !w.isNews(v) {
+		return
+	}
+	w.loop.taken(v)
+	m := w.models[v.Model]
+	if before := w.options.BeforeApply; before != nil {
+		next := Update{Model: v.Model, Epoch: v.Key.Epoch, Version: v.Key.Version, Bytes: v.Layout.Bytes, Digest: v.Digest}
+		if err := w.call(m, "BeforeApply", func(ctx context.Context) error { return before(ctx, next) }); err != nil {
+			w.turnedDown(v, err, true)
+			return
+		}
+	}
+	if m.tensors == nil {
+		w.applyBeside(m, v)
+	} else {
+		w.applyInPlace(m, v)
+	}
+}
+
+// applyBeside copies a version into memory of its own: until the user has decided, readers have the
+// version before.
+func (w *Worker) applyBeside(m *model, v *wbp.Version) {
+	if m.guard.lockRead(w.life) != nil {
+		return
+	}
+	update, err := Update{}, error(ErrClosed)
+	if w.life.Err() == nil { // what is copied from has not been given back, and will not be as long as somebody reads
+		update, err = w.copy(v, m.spare)
+	}
+	m.guard.unlockRead()
+	if err != nil {
+		return
+	}
+	if err := w.asked(m, m.spare.view(update)); err != nil {
+		w.turnedDown(v, err, true)
+		return
+	}
+	if m.guard.lockWrite(w.life) != nil {
+		return
+	}
+	defer m.guard.unlockWrite()
+	m.memory, m.spare = m.spare, m.memory
+	w.runs(v, update)
+	w.loop.handoff.finish(update)
+}
+
+// applyInPlace copies a version into registered memory, and keeps readers out until the user has decided.
+func (w *Worker) applyInPlace(m *model, v *wbp.Version) {
+	if m.guard.lockWrite(w.life) != nil {
+		return
+	}
+	defer m.guard.unlockWrite()
+	if w.life.Err() != nil {
+		return
+	}
+	update, err := w.copy(v, m.memory)
+	if err != nil {
+		return
+	}
+	if err := w.asked(m, m.view(update)); err != nil {
+		m.running.Store(nil)
+		w.turnedDown(v, err, false)
+		return
+	}
+	w.runs(v, update)
+	w.loop.handoff.finish(update)
+}
+
+// asked calls Apply, if there is one.
+func (w *Worker) asked(m *model, v View) error {
+	if w.options.Apply == nil {
+		return nil
+	}
+	return w.call(m, "Apply", func(ctx context.Context) error { return w.options.Apply(ctx, v) })
+}
+
+// turnedDown says that the user does not want a version, or could not take it.
+func (w *Worker) turnedDown(v *wbp.Version, err error, intact bool) {
+	if w.life.Err() == nil {
+		w.loop.failed(v, err.Error(), intact) // W24
+	}
+}
+
+// call returns what a function of the user's says, which has until the deadline. It has a goroutine of its
+// own, as it may return late, or never; m.late says when.
+func (w *Worker) call(m *model, name string, fn func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(w.life, w.options.ApplyTimeout)
+	defer cancel()
+	answer := make(chan error, 1)
+	go func() {
+		err := errors.New(name + " ended its goroutine")
+		defer func() {
+			if fault := recover(); fault != nil {
+				err = fmt.Errorf("%s panicked: %v", name, fault)
+				w.loop.say(Event{Kind: Panicked, Text: fmt.Sprintf("%v\n%s", err, debug.Stack())})
+			}
+			answer <- err
+		}()
+		err = fn(ctx)
+	}()
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		m.late = answer
+		return fmt.Errorf("%s did not return within %g s", name, w.options.ApplyTimeout.Seconds())
+	}
+}

@@ -1,0 +1,120 @@
+package wbp
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// floats are the dtypes among which values can be cast.
+var floats = map[string]int{"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+// Castable tells whether values of one dtype can be had as another.
+func Castable(to, from string) bool { return floats[to] > 0 && floats[from] > 0 }
+
+// Cast converts little-endian values of one dtype to another: to the nearest, to even where two are as
+// near, to infinity beyond the largest. NaN stays NaN, and subnormals are kept. What is in `to` decides how many.
+func Cast(to []byte, toDType string, from []byte, fromDType string) {
+	var values [1024]float64 // every value of these dtypes is one of float64
+	wide, narrow := floats[fromDType], floats[toDType]
+	for len(to) > 0 {
+		some := values[:]
+		if left := len(to) / narrow; left < len(some) {
+			some = some[:left]
+		}
+		widen(some, from, fromDType)
+		round(to, toDType, some)
+		to, from = to[len(some)*narrow:], from[len(some)*wide:]
+	}
+}
+
+func widen(values []float64, from []byte, dtype string) {
+	word := binary.LittleEndian
+	switch dtype {
+	case "F64":
+		for i := range values {
+			values[i] = math.Float64frombits(word.Uint64(from[8*i:]))
+		}
+	case "F32":
+		for i := range values {
+			values[i] = float64(math.Float32frombits(word.Uint32(from[4*i:])))
+		}
+	case "F16":
+		for i := range values {
+			values[i] = widened(word.Uint16(from[2*i:]), 10)
+		}
+	case "BF16":
+		for i := range values {
+			values[i] = float64(math.Float32frombits(uint32(word.Uint16(from[2*i:])) << 16))
+		}
+	}
+}
+
+func round(to []byte, dtype string, values []float64) {
+	word := binary.LittleEndian
+	switch dtype {
+	case "F64":
+		for i, value := range values {
+			word.PutUint64(to[8*i:], math.Float64bits(value))
+		}
+	case "F32":
+		for i, value := range values {
+			word.PutUint32(to[4*i:], math.Float32bits(float32(value)))
+		}
+	case "F16":
+		for i, value := range values {
+			word.PutUint16(to[2*i:], rounded(value, 10))
+		}
+	case "BF16":
+		for i, value := range values {
+			word.PutUint16(to[2*i:], rounded(value, 7))
+		}
+	}
+}
+
+// Of float64: where its exponent is, and the one of 1.
+const mantissa64, one64 = 52, 1023
+
+// widened converts a float of 16 bits, so many of them mantissa.
+func widened(bits uint16, mantissa int) float64 {
+	sign, infinity := uint64(bits>>15)<<63, uint16(1)<<15-1<<mantissa
+	abs := bits & (1<<15 - 1)
+	switch bias := int(infinity >> (mantissa + 1)); {
+	case abs >= infinity: // or NaN, whose bits are kept
+		return math.Float64frombits(sign | math.Float64bits(math.Inf(1)) | uint64(abs-infinity)<<(mantissa64-mantissa))
+	case abs < 1<<mantissa: // zero and subnormals
+		tiny := math.Ldexp(1, 1-bias-mantissa)
+		return math.Float64frombits(sign | math.Float64bits(float64(abs)*tiny))
+	default:
+		return math.Float64frombits(sign | (uint64(abs)<<(mantissa64-mantissa) + uint64(one64-bias)<<mantissa64))
+	}
+}
+
+// rounded converts to a float of 16 bits, so many of them mantissa. A mantissa that is rounded up to the
+// next power of two carries into the exponent, and the largest one into infinity, as it must be.
+func rounded(value float64, mantissa int) uint16 {
+	bits := math.Float64bits(value)
+	sign, abs := uint16(bits>>63)<<15, bits&^(1<<63)
+	infinity := uint64(1)<<15 - 1<<mantissa
+	if math.IsNaN(value) {
+		return sign | uint16(infinity) | 1<<(mantissa-1)
+	}
+	bias := int(infinity >> (mantissa + 1))
+	exponent := int(abs>>mantissa64) - one64 + bias
+	dropped := mantissa64 - mantissa
+	switch {
+	case exponent >= 2*bias+1:
+		return sign | uint16(infinity)
+	case exponent > 0:
+		abs -= uint64(one64-bias) << mantissa64
+	case exponent < -mantissa: // less than half of the least
+		return sign
+	default: // a subnormal: its leading one is written, and it is so much smaller
+		abs = abs&(1<<mantissa64-1) | 1<<mantissa64
+		dropped += 1 - exponent
+	}
+	half, odd := uint64(1)<<(dropped-1), abs>>dropped&1
+	if abs = (abs + half - 1 + odd) >> dropped; abs > infinity {
+		abs = infinity
+	}
+	return sign | uint16(abs)
+}
