@@ -44,6 +44,7 @@ from weightbus.tests.conformance.driver import Driver, Fault, Options
 from weightbus.tests.conformance.languages import Language, NotBuiltError, chosen
 
 SIZES = "256MiB/100,256KiB/20"
+EVENT_LOOPS = ("node",)  # whose drivers say how late it was
 PYTHON, BEFORE = "python", "python-before"  # the second is of another checkout
 LIMIT: Mapping[Road, str] = {"network": "raw_tcp", "shared": "fill_copy"}
 WIDTH = 120  # characters
@@ -117,7 +118,6 @@ def started(
     taking_part: Mapping[str, Entrant],
     planned: Plan,
     road: Road,
-    late: Sequence[str],
     stack: ExitStack,
 ) -> "Round":
     """Start a publisher and all workers, and wait until all have joined."""
@@ -133,7 +133,7 @@ def started(
             tensors=False,
             shared=road == "shared",
             seconds=DRIVER_SECONDS,
-            loop_delay=key in late,
+            loop_delay=key in EVENT_LOOPS,
         )
         driver = Driver(entrant.command, publisher.address, key, options, folder)
         clients.append(Client(key, entrant.title, stack.enter_context(closing(driver))))
@@ -260,9 +260,6 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="turns that count; fewer for larger models")
     parser.add_argument("--roads", default=",".join(ROADS), help=f"some of {','.join(ROADS)}")
     parser.add_argument("--no-build", action="store_true", help="take the drivers that are there")
-    parser.add_argument(
-        "--loop-delay", default="", help="whose drivers are to say how late their event loop was"
-    )
     return parser.parse_args(words)
 
 
@@ -283,9 +280,7 @@ def built(languages: Sequence[Language], console: Console, *, build: bool) -> li
     return able
 
 
-def measure(
-    taking_part: Mapping[str, Entrant], planned: Plan, road: Road, late: Sequence[str]
-) -> Round:
+def measure(taking_part: Mapping[str, Entrant], planned: Plan, road: Road) -> Round:
     """Compare the clients on one road."""
     needed = (len(taking_part) + 1) * (COPIES * planned.shape.nbytes + PROCESS_BYTES)
     if needed > memory.available():
@@ -296,7 +291,7 @@ def measure(
         )
     console = Console(stderr=True)
     with ExitStack() as stack, console.status("") as status:
-        played = started(taking_part, planned, road, late, stack)
+        played = started(taking_part, planned, road, stack)
         played.play(status.update)
         played.look_while_idle()  # only now: who has just joined may still be touching its memory
         for client in played.clients:
@@ -330,14 +325,13 @@ def main(words: Sequence[str]) -> int:
     keys = options.languages and f"{PYTHON},{options.languages}"
     wanted = list({language.key: language for language in chosen(keys)}.values())
     languages = built(wanted, console, build=not options.no_build)
-    late = options.loop_delay.split(",")
     report.print_machine(describe(), console)
     try:
         before = options.against and before_of(options.against)
         for shape in map(Shape.parse, options.sizes.split(",")):
             for road in map(road_of, options.roads.split(",")):
                 taking_part = entrants(languages, road, before)
-                report_on(measure(taking_part, plan(shape, 1, options.rounds), road, late), console)
+                report_on(measure(taking_part, plan(shape, 1, options.rounds), road), console)
     except (Fault, ProcessError) as fault:
         console.print(f"[red]{fault}[/red]", highlight=False)
         return 1

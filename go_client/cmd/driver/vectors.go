@@ -25,6 +25,7 @@ func vectors(folder string, say func(object)) error {
 		{"mapping.json", "cases", messages},
 		{"applying.json", "messages", messages}, {"applying.json", "sequences", sequences},
 		{"renaming.json", "messages", messages}, {"renaming.json", "sequences", sequences},
+		{"casts.json", "cases", casts},
 	} {
 		if err := one.run(table{folder, one.file, one.list, say}); err != nil {
 			return err
