@@ -378,6 +378,22 @@ def test_whoever_does_not_speak_as_a_subscriber_is_turned_away(
     assert good.messages == [[b"a/ctl", b"{}"]]
 
 
+def test_who_asks_for_ever_more_topics_is_turned_away_however_slowly(bench: Bench) -> None:
+    topics = [b"%03x" % i for i in range(TOPICS_MAX + 1)]
+    half = TOPICS_MAX // 2
+    with socket.create_connection(host_and_port(bench.address)) as connection:
+        connection.sendall(GREETING + READY)
+        connection.setblocking(False)
+        reader = Reader(connection)
+        for some in (topics[:half], topics[half:TOPICS_MAX]):
+            connection.sendall(b"".join(map(subscription, some)))
+            bench.until(partial(bench.wanted, some[-1]))
+            bench.now += 10.0
+        assert not reader.hung_up()
+        connection.sendall(subscription(topics[-1]))
+        bench.until(reader.hung_up)
+
+
 def test_a_flood_of_subscriptions_costs_nothing_that_stays(bench: Bench) -> None:
     """Only what is asked for now is kept, and each topic once, however often it was asked for."""
     flood = b"".join(
@@ -422,13 +438,18 @@ def test_connections_beyond_what_anybody_needs_wait_for_their_turn(
         bench.until(lambda: bench.wanted(b"late"))
 
 
-def test_whoever_asks_and_never_reads_the_answers_is_turned_away(bench: Bench) -> None:
+@pytest.mark.parametrize(("pings", "seconds"), [(4000, 0.0), (200, 0.25)])
+def test_whoever_asks_and_never_reads_the_answers_is_turned_away(
+    bench: Bench, pings: int, seconds: float
+) -> None:
+    """However fast: what waits for it is bounded, and not only how often it asks."""
     connection = bench.knock(b"a/", read_buffer=4096)
-    flood = b"\x04\x17\x04PING\0\0aaaaaaaaaaaaaaaa" * 4000
+    flood = b"\x04\x17\x04PING\0\0aaaaaaaaaaaaaaaa" * pings
     left = bytearray()
 
     def gone() -> bool:
         left.extend(b"" if left else flood)
+        bench.now += seconds
         with contextlib.suppress(OSError):
             del left[: connection.send(left)]
         return not bench.wanted(b"a/dat")

@@ -116,6 +116,25 @@ def test_what_is_kept_of_connections_is_bounded() -> None:
     assert vars(kept)["_each"] == {}
 
 
+def test_talk_costs_more_the_larger_it_is() -> None:
+    kept = patience.Patience(Timing())
+
+    def borne(nbytes: int) -> int:
+        who, count = b"%d" % nbytes, 0
+        while kept.bears(who, patience.CHEAP, nbytes, 0.0):
+            count += 1
+        return count
+
+    large = patience.DEAR_BYTES
+    most = round(TALK.burst)
+    assert [borne(n) for n in (0, large - 1, large, 3 * large)] == [
+        most,
+        most,
+        most // 2,
+        most // 4,
+    ]
+
+
 def test_the_roster_is_bounded_by_what_its_workers_want() -> None:
     roster = Roster(5.0)
     each = 64
