@@ -3,12 +3,14 @@
 // Golden vectors are about what is inside libweightbus: the Rust client's driver answers them.
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <csignal>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 #include <set>
 #include <sstream>
+#include <stdexcept>
 #include <weightbus/weightbus.hpp>
 
 namespace {
@@ -18,7 +20,10 @@ using namespace std::chrono_literals;
 constexpr const char* kUsage =
     "usage: driver vectors DIR\n"
     "       driver worker ADDRESS --name NAME --models M1,M2 [--in-place SPEC.json]\n"
-    "              [--no-tensors] [--bytes-max N] [--network] [--seconds S]\n";
+    "              [--no-tensors] [--bytes-max N] [--network] [--seconds S]\n"
+    "              [--turn-down N,...] [--break N,...] [--apply-seconds S[:N,...]] "
+    "[--apply-timeout S]\n"
+    "              [--partial] [--cast]\n";
 
 std::atomic<bool> stop{false};
 
@@ -177,14 +182,27 @@ class Specification {
   std::size_t at_ = 0;
 };
 
+// What the user's part of applying does, by version.
+struct Part {
+  std::set<std::uint64_t> turn_down, broken, slow;
+  std::chrono::duration<double> seconds{0};
+};
+
 struct Arguments {
   std::string address;
   std::set<std::string> models;
   Registered registered;
   bool tensors = true;
   double seconds = 120;
+  Part part;
   weightbus::Options options;
 };
+
+template <class Item>
+void each(const std::string& list, Item item) {
+  std::istringstream items(list);
+  for (std::string one; std::getline(items, one, ',');) item(one);
+}
 
 Arguments parse(const std::vector<std::string>& words) {
   Arguments parsed;
@@ -196,6 +214,10 @@ Arguments parse(const std::vector<std::string>& words) {
       parsed.tensors = false;
     } else if (word == "--network") {
       parsed.options.shared_memory = false;
+    } else if (word == "--partial") {
+      parsed.options.partial = true;
+    } else if (word == "--cast") {
+      parsed.options.cast = true;
     } else if (word == "--name") {
       parsed.options.name = value();
     } else if (word == "--in-place") {
@@ -205,8 +227,24 @@ Arguments parse(const std::vector<std::string>& words) {
     } else if (word == "--seconds") {
       parsed.seconds = std::stod(value());
     } else if (word == "--models") {
-      std::istringstream list(value());
-      for (std::string model; std::getline(list, model, ',');) parsed.models.insert(model);
+      each(value(), [&](const std::string& model) { parsed.models.insert(model); });
+    } else if (word == "--turn-down") {
+      each(value(), [&](const std::string& n) { parsed.part.turn_down.insert(std::stoull(n)); });
+    } else if (word == "--break") {
+      each(value(), [&](const std::string& n) { parsed.part.broken.insert(std::stoull(n)); });
+    } else if (word == "--apply-seconds") {
+      std::istringstream both(value());
+      double seconds = 0;
+      std::string some;
+      both >> seconds >> some;
+      parsed.part.seconds = std::chrono::duration<double>(seconds);
+      if (!some.empty()) {
+        each(some.substr(1),
+             [&](const std::string& n) { parsed.part.slow.insert(std::stoull(n)); });
+      }
+    } else if (word == "--apply-timeout") {
+      parsed.options.apply_timeout =
+          std::chrono::milliseconds(std::lround(1e3 * std::stod(value())));
     } else {
       die(kUsage);
     }
@@ -224,6 +262,24 @@ void choose_targets(Arguments& arguments) {
     arguments.models.erase(model);
   }
   for (const std::string& model : arguments.models) arguments.options.snapshots(model);
+}
+
+void choose_part(weightbus::Options& options, Part part, bool in_place) {
+  using Why = std::optional<std::string>;
+  if (in_place && !part.turn_down.empty()) {
+    options.before_apply = [versions = std::exchange(part.turn_down, {})](const auto& offer) {
+      return versions.count(offer.version) == 1 ? Why("told to turn down") : Why();
+    };
+  }
+  if (part.turn_down.empty() && part.broken.empty() && part.seconds == 0s) return;
+  options.apply = [part](const auto& offer) {
+    if (part.slow.empty() || part.slow.count(offer.version) == 1) {
+      const auto end = std::chrono::steady_clock::now() + part.seconds;
+      while (!stop && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(10ms);
+    }
+    if (part.broken.count(offer.version) == 1) throw std::runtime_error("told to break");
+    return part.turn_down.count(offer.version) == 1 ? Why("told to turn down") : Why();
+  };
 }
 
 std::string checksums(const weightbus::Update& update, const weightbus::Worker& worker,
@@ -296,12 +352,14 @@ int main(int count, char** values) {
   std::signal(SIGTERM, [](int) { stop = true; });
   std::signal(SIGINT, [](int) { stop = true; });
   Arguments arguments = parse(words);
+  choose_part(arguments.options, arguments.part, !arguments.registered.empty());
   choose_targets(arguments);
   arguments.options.on_event = hear;
   weightbus::Worker worker =
       expect(weightbus::Worker::connect(arguments.address, arguments.options));
   std::thread watcher;
-  if (arguments.tensors)
+  if (arguments.tensors && !arguments.options.cast)  // after a cast bytes differ
+
     watcher = std::thread(watch, std::cref(worker), std::cref(arguments.registered));
   serve(worker, arguments);
   stop = true;

@@ -254,6 +254,66 @@ TEST_CASE("a version that does not fit is told by name, and nothing changes") {
   CHECK(kinds == std::vector<std::string>{"joined ", "rejected layout-mismatch"});
 }
 
+TEST_CASE("a function of the user's decides whether a snapshot runs") {
+  Options options = options_of("decides").snapshots("decided");
+  std::vector<float> seen;
+  options.apply = [&](const Offer& offer) -> std::optional<std::string> {
+    seen.push_back((*offer.snapshot->as<float>("w"))[0]);
+    if (offer.version == 2) return "not this one";
+    if (offer.version == 3) throw std::runtime_error("no room");
+    if (offer.version == 4) throw 4;
+    return {};
+  };
+  Worker worker = connected(options);
+  publish("decided", "3", 1);
+  CHECK(next(worker).version == 1);
+  const char* why[] = {"not this one", "no room", "no std::exception"};
+  for (int version = 2; version <= 4; ++version) {
+    publish("decided", "3", version);
+    const auto update = worker.receive(kLong);
+    REQUIRE_FALSE(update.ok());
+    CHECK(update.error().code == "apply");
+    CHECK(update.error().text.find(why[version - 2]) != std::string::npos);
+    CHECK(worker.snapshot("decided")->version == 1);
+    CHECK(worker.running("decided")->second == 1);
+  }
+  publish("decided", "3", 5);
+  CHECK(next(worker).version == 5);
+  CHECK(seen.size() == 5);
+}
+
+TEST_CASE("in place, a version is turned down before a byte changes, or nothing runs") {
+  Line line({3});
+  Options options = options_of("vetoes").in_place("vetoed", line.tensors());
+  options.before_apply = [&](const Offer& offer) -> std::optional<std::string> {
+    CHECK(offer.snapshot == nullptr);
+    CHECK(offer.nbytes == 16);
+    return offer.version == 2 ? std::optional<std::string>("not yet") : std::nullopt;
+  };
+  options.apply = [&](const Offer& offer) -> std::optional<std::string> {
+    CHECK(line.is(static_cast<int>(offer.version)));  // it is there by now
+    return offer.version == 3 ? std::optional<std::string>("too late") : std::nullopt;
+  };
+  Worker worker = connected(options);
+  publish("vetoed", "3", 1);
+  CHECK(next(worker).version == 1);
+  publish("vetoed", "3", 2);
+  CHECK(worker.receive(kLong).error().code == "apply");
+  CHECK(worker.reading("vetoed")->version.second == 1);
+  CHECK(line.is(1));
+  publish("vetoed", "3", 3);
+  CHECK(worker.receive(kLong).error().code == "apply");
+  CHECK(worker.reading("vetoed").error().code == "torn");
+  CHECK(worker.state().models.at("vetoed").torn);
+  CHECK_FALSE(worker.running("vetoed"));
+  publish("vetoed", "3", 4);
+  Result<std::optional<Update>> mended = worker.receive(kLong);
+  while (!mended) mended = worker.receive(kLong);  // the one before is tried again meanwhile
+  REQUIRE(mended->has_value());
+  CHECK((*mended)->version == 4);
+  CHECK(worker.reading("vetoed")->version.second == 4);
+}
+
 TEST_CASE("who is refused is told why, and what an event handler throws stays with it") {
   Options options = options_of("twice").snapshots("free");
   Worker first = connected(options);
@@ -271,6 +331,16 @@ TEST_CASE("who is refused is told why, and what an event handler throws stays wi
   REQUIRE_FALSE(update.ok());
   CHECK(update.error().code == "name-taken");
   CHECK(heard >= 2);
+}
+
+TEST_CASE("a part of a model is taken, in another dtype") {
+  double b = 0;
+  Options options = options_of("part").in_place("part", {tensor("b", &b, {})});
+  options.partial = options.cast = true;
+  Worker worker = connected(options);
+  publish("part", "4x3", 1);
+  next(worker);
+  CHECK(b == static_cast<double>(detail::float_of_bits(0x01010101)));
 }
 
 TEST_CASE("what cannot work is said when connecting") {

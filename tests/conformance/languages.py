@@ -93,7 +93,7 @@ RUST_INSIDE = {
 
 LANGUAGES = (
     Language("python", "Python", ""),
-    Language("cpp", "C++", "cpp_client", ("make", "cargo", "cmake", "c++"), RUST_INSIDE | NOT_YET),
+    Language("cpp", "C++", "cpp_client", ("make", "cargo", "cmake", "c++"), RUST_INSIDE),
     Language(
         "node",
         "TypeScript",

@@ -277,7 +277,17 @@ class TensorView {
 class Snapshot {
  public:
   explicit Snapshot(const wb_update& told)
-      : model(told.model), epoch(told.epoch), version(told.version), raw_(told.snapshot) {}
+      : model(told.model),
+        epoch(told.epoch),
+        version(told.version),
+        raw_(told.snapshot, wb_snapshot_free) {}
+
+  // Of an offer, which keeps it for the call.
+  explicit Snapshot(const wb_offer& offer)
+      : model(offer.model),
+        epoch(offer.epoch),
+        version(offer.version),
+        raw_(offer.snapshot, [](const wb_snapshot*) {}) {}
 
   const std::string model;
   const std::uint64_t epoch, version;
@@ -306,7 +316,7 @@ class Snapshot {
   }
 
  private:
-  detail::Handle<wb_snapshot, wb_snapshot_free> raw_;
+  std::shared_ptr<const wb_snapshot> raw_;
 };
 
 // A version that was just applied.
@@ -317,6 +327,18 @@ struct Update {
   double seconds = 0;  // how long the copy took
   std::shared_ptr<const Snapshot> snapshot;  // of a model without memory of yours
 };
+
+// A version, whole and verified, on which a function of yours decides.
+struct Offer {
+  std::string model;
+  std::uint64_t epoch = 0, version = 0, nbytes = 0;
+  const Snapshot* snapshot =
+      nullptr;  // for the call; of a model without memory of yours, in `apply`
+};
+
+// Nothing, and the version runs; or why it is turned down, which the publisher is told. To throw is
+// to turn it down.
+using Decide = std::function<std::optional<std::string>(const Offer&)>;
 
 // Something that happened: "joined", "lost", "refused", "rejected" or "notice"; others may come.
 struct Event {
@@ -346,9 +368,26 @@ struct Options {
       true;  // copy versions out of the publisher's memory where it is on this host
   std::uint64_t bytes_max = 0;  // the largest version to take; 0: 64 GiB
 
+  bool partial =
+      false;          // versions may have tensors that the models here lack: they are passed over
+  bool cast = false;  // values are converted where dtypes differ, among F64, F32, F16 and BF16
+
   // Called in the worker's own thread, which answers the publisher: it must not wait, nor close the
   // worker.
   std::function<void(const Event&)> on_event;
+
+  // Decides whether a version runs, in the thread that applies it, once for each, before anybody
+  // reads it and before it is reported. A snapshot that is turned down leaves the one before;
+  // memory of yours holds the version by now (read it without reading()), and is torn if it is
+  // turned down.
+  Decide apply;
+
+  // The same before a byte of a model changes: what ran before runs on.
+  Decide before_apply;
+
+  // What each call of the two may take, at most a day. Then the version counts as turned down, and
+  // its model takes no other until the function has returned.
+  std::chrono::milliseconds apply_timeout = std::chrono::seconds(60);
 
   // Versions of this model are copied into these tensors.
   Options& in_place(std::string model, std::vector<Tensor> tensors) {
@@ -548,9 +587,35 @@ class Worker {
       }
     }
 
+    static int decide(const Decide& function, const wb_offer& offer, char* text,
+                      std::size_t room) noexcept {
+      const auto turn_down = [&](const char* why) {
+        return std::snprintf(text, room, "%s", why), 1;
+      };
+      try {
+        const Snapshot snapshot(offer);
+        const auto why = function({offer.model, offer.epoch, offer.version, offer.nbytes,
+                                   offer.snapshot ? &snapshot : nullptr});
+        return why ? turn_down(why->c_str()) : 0;
+      } catch (const std::exception& error) {
+        return turn_down(error.what());
+      } catch (...) {
+        return turn_down("it threw something that is no std::exception");
+      }
+    }
+
+    static int call_apply(const wb_offer* offer, char* text, std::size_t room, void* user) {
+      return decide(static_cast<Core*>(user)->apply, *offer, text, room);
+    }
+
+    static int call_before_apply(const wb_offer* offer, char* text, std::size_t room, void* user) {
+      return decide(static_cast<Core*>(user)->before_apply, *offer, text, room);
+    }
+
     std::string name;
     std::vector<std::string> ids;
     std::function<void(const Event&)> on_event;
+    Decide apply, before_apply;
     std::map<std::string, detail::Handle<wb_model, wb_model_free>> models;
     detail::Handle<wb_worker, wb_worker_free> raw;  // ends before what it uses
     std::mutex mutex;
@@ -603,6 +668,13 @@ inline Result<Worker> Worker::connect(const std::string& address, Options option
   raw.network_only = !options.shared_memory;
   core->on_event = std::move(options.on_event);
   if (core->on_event) raw.on_event = &Core::hear;
+  core->apply = std::move(options.apply);
+  if (core->apply) raw.apply = &Core::call_apply;
+  core->before_apply = std::move(options.before_apply);
+  if (core->before_apply) raw.before_apply = &Core::call_before_apply;
+  raw.apply_timeout_ms = Core::milliseconds(options.apply_timeout);
+  raw.partial = options.partial;
+  raw.cast = options.cast;
   raw.user = core.get();
   wb_worker* made = nullptr;
   const wb_code code = wb_connect(&raw, &made);
