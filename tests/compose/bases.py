@@ -14,6 +14,7 @@ from pathlib import Path
 
 from weightbus.tests.compose.engine import Engine
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 SUITE = "bookworm"
 MIRROR = "http://deb.debian.org/debian"
 DEBIAN = f"debian:{SUITE}-slim"
@@ -44,10 +45,16 @@ def make_bases(engine: Engine) -> None:
     engine.run(*build, "python:3.11-slim", "-", seconds=SECONDS, stdin=PYTHON)
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(_which("node"), Path(folder) / "node")
-        modules = _said("npm", "root", "--global")
-        shutil.copytree(Path(modules) / "npm", Path(folder) / "npm", symlinks=True)
+        npm = Path(_which("npm")).resolve().parent.parent  # from npm/bin/npm-cli.js
+        shutil.copytree(npm, Path(folder) / "npm", symlinks=True)
         (Path(folder) / "Dockerfile").write_text(NODE)
-        engine.run(*build, "node:20-slim", folder, seconds=SECONDS)
+        engine.run(*build, _node_image(), folder, seconds=SECONDS)
+
+
+def _node_image() -> str:
+    """Return what the TypeScript client's image is built on; its version stands there alone."""
+    first = (ROOT / "node_client" / "Dockerfile").read_text().partition("\nFROM ")[2]
+    return first.split()[0]
 
 
 def _make_debian(engine: Engine) -> None:
