@@ -4,9 +4,12 @@
  *     driver vectors DIR
  *     driver worker ADDRESS --name NAME --models m1,m2 [--in-place SPEC.json] [--no-tensors]
  *         [--bytes-max N] [--network] [--loop-delay] [--seconds S]
+ *         [--turn-down N,...] [--break N,...] [--apply-seconds S[:N,...]] [--apply-timeout S]
+ *         [--partial] [--cast]
  */
 
 import { parseArgs } from "node:util";
+import { numbers } from "./part.js";
 import { vectors } from "./vectors.js";
 import { worker } from "./worker.js";
 
@@ -21,6 +24,12 @@ const { positionals, values } = parseArgs({
     network: { type: "boolean", default: false }, // the only road that there is here
     "loop-delay": { type: "boolean", default: false },
     seconds: { type: "string", default: "120" },
+    "turn-down": { type: "string" },
+    break: { type: "string" },
+    "apply-seconds": { type: "string", default: "0" },
+    "apply-timeout": { type: "string" },
+    partial: { type: "boolean", default: false },
+    cast: { type: "boolean", default: false },
   },
 });
 
@@ -34,6 +43,15 @@ if (command === "vectors" && argument !== undefined) {
     inPlace: values["in-place"],
     tensors: !values["no-tensors"],
     bytesMax: values["bytes-max"] === undefined ? undefined : Number(values["bytes-max"]),
+    part: {
+      turnDown: numbers(values["turn-down"]),
+      breaks: numbers(values.break),
+      seconds: values["apply-seconds"],
+    },
+    applyTimeout:
+      values["apply-timeout"] === undefined ? undefined : Number(values["apply-timeout"]),
+    partial: values.partial,
+    cast: values.cast,
     loopDelay: values["loop-delay"],
     seconds: Number(values.seconds),
   });

@@ -2,8 +2,10 @@
 
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
+import { convert, elements } from "../src/casts.js";
 import { crc32c, digest } from "../src/checksum.js";
 import { ChunkPlan } from "../src/chunks.js";
+import { arrayType, type Dtype } from "../src/dtypes.js";
 import { LayoutError, ProtocolError } from "../src/errors.js";
 import { Layout } from "../src/layout.js";
 import { decode, encode, type Running, type WorkerMessage } from "../src/messages.js";
@@ -28,6 +30,9 @@ interface Case extends Blob {
   of: string;
   state: string;
   event: string;
+  from: Dtype;
+  to: Dtype;
+  in: string;
 }
 
 const SEGMENTS = "Node has no flock, so this client never takes the shared road";
@@ -52,6 +57,7 @@ export function* vectors(folder: string): Generator<Row> {
     yield* rows(folder, file, "messages", (c) => message(folder, c));
     yield* rows(folder, file, "sequences", (c) => sequence(folder, c));
   }
+  yield* rows(folder, "casts.json", "cases", (c) => ({ out: cast(c) }));
   yield* rows(folder, "sequences.json", "cases", (c) => sequence(folder, c));
 }
 
@@ -113,6 +119,14 @@ function chunks(c: Case): Row {
     const spans = Array.from({ length: plan.count }, (_, index) => plan.span(index));
     return { ok: { count: plan.count, spans } };
   });
+}
+
+/** Return the values of a case as another dtype has them, in hexadecimal digits. */
+function cast({ from, to, in: bytes }: Case): string {
+  const values = elements(Buffer.from(bytes, "hex"), from);
+  const target = new (arrayType(to))(values.length);
+  convert(values, from, target, to);
+  return Buffer.from(target.buffer).toString("hex");
 }
 
 function version(folder: string, c: Case): Row {

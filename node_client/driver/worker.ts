@@ -7,6 +7,7 @@ import { crc32c } from "../src/checksum.js";
 import { type Update, Worker } from "../src/index.js";
 import { bytesOf } from "../src/tensor.js";
 import { memory } from "./memory.js";
+import { type PartOptions, part } from "./part.js";
 
 const TURN_MS = 3; // in which a timer of 1 ms has fired
 
@@ -17,6 +18,10 @@ export interface Options {
   readonly tensors: boolean;
   readonly bytesMax: number | undefined;
   readonly loopDelay: boolean;
+  readonly part: PartOptions;
+  readonly applyTimeout: number | undefined; // seconds
+  readonly partial: boolean;
+  readonly cast: boolean;
   readonly seconds: number;
 }
 
@@ -25,8 +30,20 @@ export async function worker(address: string, options: Options): Promise<void> {
   const { name, models, inPlace, bytesMax } = options;
   const registered = inPlace === undefined ? {} : memory(JSON.parse(readFileSync(inPlace, "utf8")));
   const targets = Object.fromEntries(models.map((m) => [m, registered[m] ?? "snapshot"] as const));
-  const worker = new Worker(address, { name, models: targets, bytesMax });
-  const stop = () => void worker.close();
+  const stopped = new AbortController();
+  const worker = new Worker(address, {
+    ...part(options.part, (model) => model in registered, stopped.signal),
+    applyTimeout: options.applyTimeout && options.applyTimeout * 1000,
+    name,
+    models: targets,
+    strict: !options.partial,
+    cast: options.cast,
+    bytesMax,
+  });
+  const stop = () => {
+    stopped.abort();
+    void worker.close();
+  };
   process.once("SIGTERM", stop);
   const timer = setTimeout(stop, options.seconds * 1000);
   worker.on("joined", (epoch) => say({ event: "joined", epoch }));

@@ -11,9 +11,11 @@ export type Effect =
   | { readonly do: "redial" }
   /** Ask for a topic, or no longer. */
   | { readonly do: "subscribe"; readonly topic: string; readonly on: boolean }
+  /** Have the kernel find the pages of fresh memory while it is unused: the first version is faster. */
+  | { readonly do: "touch"; readonly memory: Uint8Array; readonly unused: () => boolean }
   /** A version of a model waits to be applied. */
   | { readonly do: "ready"; readonly model: string }
-  /** A version cannot be taken; the old one still runs. */
+  /** A version cannot be taken; if `intact`, what ran before still runs, else nothing does. */
   | {
       readonly do: "rejected";
       readonly model: string;
@@ -21,6 +23,7 @@ export type Effect =
       readonly version: number;
       readonly code: string;
       readonly text: string;
+      readonly intact: boolean;
     }
   /** The publisher has let this worker in. */
   | { readonly do: "joined"; readonly epoch: number }

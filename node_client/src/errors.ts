@@ -10,7 +10,7 @@ export class WeightbusError extends Error {
 /** An address that cannot be connected to. */
 export class AddressError extends WeightbusError {}
 
-/** A version cannot be applied here; the one that ran before still runs. */
+/** A version cannot be applied here. If `intact`, the one that ran before still runs, else none. */
 export class ApplyError extends WeightbusError {
   constructor(
     readonly model: string,
@@ -19,10 +19,17 @@ export class ApplyError extends WeightbusError {
     /** One of the codes of section 13 of the protocol, such as `layout-mismatch`. */
     readonly code: string,
     readonly reason: string,
+    readonly intact = true,
   ) {
-    super(`${model} version ${version} cannot be applied here (${code}): ${reason}`);
+    super(
+      `${model} version ${version} cannot be applied here (${code}): ${reason}` +
+        (intact ? "" : "; the model holds parts of it, and runs no version until one is applied"),
+    );
   }
 }
+
+/** An apply failed half-way: the memory holds no version until another one is applied. */
+export class TornError extends WeightbusError {}
 
 /** The publisher does not let this worker in; the worker goes on asking. */
 export class RefusedError extends WeightbusError {

@@ -1,5 +1,6 @@
 /** Receive model weights from a weightbus publisher, in place, verified and acknowledged. */
 
+export type { Hook, Update } from "./applying.js";
 export type { ArrayOf, Dtype, TypedArray } from "./dtypes.js";
 export {
   AddressError,
@@ -7,6 +8,7 @@ export {
   ClosedError,
   RefusedError,
   TimeoutError,
+  TornError,
   WeightbusError,
 } from "./errors.js";
 export { toFloat32 } from "./floats.js";
@@ -16,7 +18,6 @@ export { type Tensor, tensor } from "./tensor.js";
 export type { Deadline } from "./waiters.js";
 export {
   type State,
-  type Update,
   Worker,
   type WorkerEvents,
   type WorkerOptions,

@@ -23,6 +23,9 @@ export const WINDOW_CHUNKS = 16; // asked for and not here yet, at most
 export const PROGRESS_CHUNKS = 16; // between two reports of progress
 export const APPLIES_MAX = 3; // in a row that fail half-way before a version is rejected
 export const EPOCHS_KEPT = 8; // of which the publisher's age is remembered
+export const APPLY_MS = 60_000; // for each call of a user's function, unless the user says otherwise
+export const APPLY_MS_MAX = 86_400_000; // what hangs for a day hangs for ever
+export const SLICE_MS = 2; // of work on much memory, between which the event loop turns
 export const BUFFERS_MAX = 2; // of a model: one version complete, one arriving
 export const STAGING_BYTES_MAX = 2 ** 36; // of one version, unless the user says otherwise
 

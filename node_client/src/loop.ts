@@ -8,12 +8,13 @@ import type { Effect } from "./effects.js";
 import { dataDestination } from "./endpoints.js";
 import type { WorkerMachine } from "./machine.js";
 import { encode } from "./messages.js";
+import { inSlices, touched } from "./slices.js";
 import { Subscription } from "./subscription.js";
 
 const TICK_MS = 100; // between two looks at the clock when nothing happens
 
 /** Effects that are not for the connections. */
-export type Told = Exclude<Effect, { do: "send" | "connect" | "redial" | "subscribe" }>;
+export type Told = Exclude<Effect, { do: "send" | "connect" | "redial" | "subscribe" | "touch" }>;
 
 export interface LoopHandlers {
   readonly told: (effect: Told) => void;
@@ -64,6 +65,9 @@ export class WorkerLoop {
           break;
         case "subscribe":
           this.#subscription.subscribe(effect.topic, effect.on);
+          break;
+        case "touch":
+          void inSlices(touched(effect.memory, effect.unused));
           break;
         default:
           this.handlers.told(effect);

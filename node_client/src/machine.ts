@@ -232,12 +232,13 @@ export class WorkerMachine {
 
   #enter(slot: Slot, welcome: Welcome, now: number): Effect[] {
     const { model } = slot;
-    slot.expect(this.models.get(model)?.nbytes ?? 0);
+    const expected = slot.expect(this.models.get(model)?.nbytes ?? 0);
     const version = welcome.models.get(model) ?? 0;
     return [
       { do: "subscribe", topic: controlTopic(model), on: true },
       { do: "subscribe", topic: dataTopic(model), on: slot.mode === "following" },
       ...slot.reconnected({ epoch: welcome.epoch, version }, now),
+      ...expected,
     ];
   }
 
@@ -296,6 +297,11 @@ export class WorkerMachine {
     return this.slots.get(model)?.running ?? null;
   }
 
+  /** Whether an apply of a model failed half-way, so that it holds no version. */
+  torn(model: string): boolean {
+    return this.slots.get(model)?.torn ?? false;
+  }
+
   /** Begin to apply the version that is ready; null if there is none. */
   taken(model: string): StagedVersion | null {
     return this.slots.get(model)?.taken() ?? null;
@@ -310,8 +316,8 @@ export class WorkerMachine {
   }
 
   /** The version that was taken could not be applied; unless `intact`, no version runs now. */
-  failed(model: string, text: string, now: number, intact = true): Effect[] {
-    return this.slots.get(model)?.failed(text, now, intact) ?? [];
+  failed(model: string, text: string, now: number, intact = true, kept = false): Effect[] {
+    return this.slots.get(model)?.failed(text, now, intact, kept) ?? [];
   }
 
   // Time.

@@ -47,6 +47,11 @@ export class Slot {
     this.#acceptance = new Acceptance(model, accepts, bytesMax);
   }
 
+  /** Whether an apply failed half-way: the model holds no version. */
+  get torn(): boolean {
+    return this.#torn > 0;
+  }
+
   get running(): Running | null {
     return this.holds.at("running")?.running ?? null;
   }
@@ -139,7 +144,7 @@ export class Slot {
     }
     held.transfer = new Transfer(announce, layout, held.buffer as Uint8Array, now, this.timing);
     this.holds.move(held, "begun");
-    if (this.#torn === 0) this.#failure = null; // that nothing runs is said on (W17)
+    if (!this.torn) this.#failure = null; // that nothing runs is said on (W17)
     return effects;
   }
 
@@ -161,7 +166,9 @@ export class Slot {
   #fail({ epoch, version }: Key, code: string, text: string): Effect[] {
     const { model } = this;
     this.#failure = { type: "failed", model, epoch, version, code, text: asText(text) };
-    return [this.#sayFailed(this.#failure), { do: "rejected", model, epoch, version, code, text }];
+    const intact = !this.torn;
+    const rejected = { do: "rejected", model, epoch, version, code, text, intact } as const;
+    return [this.#sayFailed(this.#failure), rejected];
   }
 
   // What arrives of it.
@@ -276,8 +283,10 @@ export class Slot {
   // The session.
 
   /** Versions will come, probably of this size: have a buffer for them. */
-  expect(nbytes: number): void {
-    if (nbytes <= this.#acceptance.bytesMax) this.holds.buffers.reserve(nbytes);
+  expect(nbytes: number): Effect[] {
+    const { buffers } = this.holds;
+    const memory = nbytes <= this.#acceptance.bytesMax ? buffers.reserve(nbytes) : null;
+    return memory === null ? [] : [{ do: "touch", memory, unused: () => buffers.unused(memory) }];
   }
 
   /** The publisher has let this worker in (again), and has this version for it. */
@@ -317,10 +326,14 @@ export class Slot {
     return [this.#sayApplied(held), ...this.#resume(now)];
   }
 
-  /** It could not be applied. If the model is `intact`, what ran before still runs. */
-  failed(text: string, now: number, intact = true): Effect[] {
+  /**
+   * It could not be applied. If the model is `intact`, what ran before still runs. `kept`: its
+   * memory stays with the user.
+   */
+  failed(text: string, now: number, intact = true, kept = false): Effect[] {
     const held = this.holds.at("applying"); // W24
     if (held === null) return [];
+    held.kept = kept;
     if (!intact) {
       this.holds.move(this.holds.at("running"), "torn");
       this.#torn += 1;
@@ -353,19 +366,21 @@ export class Slot {
 
   /** Say again how things stand, in case it got lost. */
   repeat(): Effect[] {
-    const arriving = this.holds.at("arriving"); // W17
-    const ready = this.holds.at("ready");
-    const running = this.holds.at("running");
-    const effects = this.#sayStaged(this.holds.all("ready", "staged"));
-    if (arriving !== null) effects.push(this.#sayProgress(arriving));
+    const { holds } = this; // W17
+    const [arriving, applying] = [holds.at("arriving"), holds.at("applying")];
+    const ready = applying ?? (arriving === null ? holds.at("ready") : null);
+    const running = holds.at("running");
+    const effects = this.#sayStaged(holds.all("ready", "applying", "staged"));
+    if (arriving !== null && applying === null) effects.push(this.#sayProgress(arriving));
     if (running !== null) effects.push(this.#sayApplied(running));
     if (this.#failure !== null) effects.push(this.#sayFailed(this.#failure));
-    if (ready !== null && arriving === null) effects.push(this.#sayProgress(ready));
+    if (ready !== null) effects.push(this.#sayProgress(ready));
     return effects;
   }
 
   #sayProgress({ epoch, version, phase: at, transfer }: Held): Effect {
-    const [chunks, phase] = at === "arriving" ? [transfer.here, "receiving"] : [0, "staged"];
+    const phase = at === "arriving" ? "receiving" : at === "applying" ? at : "staged";
+    const chunks = at === "arriving" ? transfer.here : 0;
     return send({ type: "progress", model: this.model, epoch, version, chunks, phase });
   }
 
@@ -382,7 +397,7 @@ export class Slot {
   }
 
   #sayFailed(failure: Failed): Effect {
-    return send({ ...failure, intact: this.#torn === 0 });
+    return send({ ...failure, intact: !this.torn });
   }
 }
 

@@ -39,14 +39,22 @@ export class Buffers {
   readonly #free: Uint8Array[] = [];
   #taken = 0;
 
-  /** Make a buffer of this size now and touch it, so that the first version is not slowed. */
-  reserve(nbytes: number): void {
-    if (nbytes === 0 || this.#taken > 0 || this.#free.length > 0) return;
+  /** Make a buffer of this size, if there is none; return it. */
+  reserve(nbytes: number): Uint8Array | null {
+    if (nbytes === 0 || this.#taken > 0 || this.#free.length > 0) return null;
     try {
-      this.#free.push(new Uint8Array(nbytes).fill(1));
+      const buffer = new Uint8Array(nbytes);
+      this.#free.push(buffer);
+      return buffer;
     } catch (error) {
       if (!(error instanceof RangeError)) throw error; // whoever asks for it then is told
+      return null;
     }
+  }
+
+  /** Whether a buffer serves no version yet. */
+  unused(buffer: Uint8Array): boolean {
+    return this.#free.includes(buffer);
   }
 
   /**

@@ -1,24 +1,46 @@
 /** Where the versions of a model go: memory that the user registered, or snapshots. */
 
+import { castable, convert, elements } from "./casts.js";
 import { arrayType, naturalDtype, type TypedArray } from "./dtypes.js";
 import type { Layout, TensorSpec } from "./layout.js";
 import type { StagedVersion } from "./staging.js";
 import { bytesOf, type Tensor, tensor } from "./tensor.js";
 
 const DIFFERENCE_LINES_MAX = 20; // what a person reads before giving up
+const AT_ONCE_BYTES = 2 ** 23; // one to two milliseconds; more is written while the loop turns
+const PIECE_BYTES = 2 ** 20;
+const CAST_COST = 8; // to convert a byte takes so many times as long as to copy it, at most
 
 /** By name: a tensor, or a typed array that is one of one dimension. */
 export type Registered = Readonly<Record<string, Tensor | TypedArray>>;
 
+/** What a target may differ in from what is published. */
+export interface Tolerance {
+  /** Whether each published tensor must be here; if not, others than those here are ignored. */
+  readonly strict: boolean;
+  /** Whether floats of 16, 32 and 64 bits may be of another dtype here, and are converted. */
+  readonly cast: boolean;
+}
+
+/** A version that is about to be written: nothing more need be checked. */
+export interface Writing {
+  /** What users see once all is written. */
+  readonly tensors: ReadonlyMap<string, Tensor>;
+  /** Whether writing takes so long that the event loop should turn meanwhile. */
+  readonly large: boolean;
+  /** Writes a piece at each step. Throws if it cannot go on. */
+  readonly pieces: Iterable<void>;
+}
+
 export interface Target {
   /** The bytes of the versions that are expected; 0 if nobody knows. */
   readonly nbytes: number;
-  /** Whether what `apply` returns lies in the memory of the version, which must not be reused. */
+  /** Whether tensors lie in the memory of the version, which must not be reused. */
   readonly keeps: boolean;
   /** Say why a layout cannot be applied; nothing if it can. */
   fault(layout: Layout): string;
-  /** Make the version the one that users see: all of it, or nothing if it throws. */
-  apply(staged: StagedVersion): ReadonlyMap<string, Tensor>;
+  /** Begin to make the version the one that users see; if it throws nothing has changed. */
+  begin(staged: StagedVersion): Writing;
 }
 
 /** Each version as new tensors, which nobody changes afterwards. */
@@ -30,21 +52,19 @@ export class SnapshotTarget implements Target {
     return "";
   }
 
-  apply({ layout, data }: StagedVersion): ReadonlyMap<string, Tensor> {
-    const tensors = new Map<string, Tensor>();
-    for (const spec of layout.tensors) tensors.set(spec.name, viewOf(spec, data));
-    for (const [alias, kept] of layout.aliases) tensors.set(alias, tensors.get(kept) as Tensor);
-    return tensors;
+  begin(staged: StagedVersion): Writing {
+    return { tensors: views(staged), large: false, pieces: [] };
   }
 }
 
-function viewOf({ dtype, shape, begin, end }: TensorSpec, data: Uint8Array): Tensor {
-  const type = arrayType(dtype);
-  const width = type.BYTES_PER_ELEMENT;
-  // Planned layouts are aligned; others are valid, too, and then need a copy.
-  const aligned = (data.byteOffset + begin) % width === 0;
-  const { buffer, byteOffset } = aligned ? data.subarray(begin, end) : data.slice(begin, end);
-  return { dtype, shape, data: new type(buffer as ArrayBuffer, byteOffset, (end - begin) / width) };
+/** Return the tensors of a version, in its own memory where they are aligned. */
+export function views({ layout, data }: StagedVersion): ReadonlyMap<string, Tensor> {
+  const tensors = new Map<string, Tensor>();
+  for (const { name, dtype, shape, begin, end } of layout.tensors) {
+    tensors.set(name, { dtype, shape, data: elements(data.subarray(begin, end), dtype) });
+  }
+  for (const [alias, kept] of layout.aliases) tensors.set(alias, tensors.get(kept) as Tensor);
+  return tensors;
 }
 
 /** Memory of the user's, into which every version is copied. */
@@ -55,14 +75,17 @@ export class RegisteredTarget implements Target {
   #order: readonly (readonly [spec: TensorSpec, name: string])[] = [];
   #ordered: Layout | null = null; // the layout that `#order` was made for
 
-  constructor(registered: Registered) {
+  constructor(
+    registered: Registered,
+    readonly tolerance: Tolerance = { strict: true, cast: false },
+  ) {
     let nbytes = 0;
     for (const [name, value] of Object.entries(registered)) {
       const own = asTensor(name, value);
       this.#tensors.set(name, own);
       nbytes += own.data.byteLength;
     }
-    this.nbytes = nbytes;
+    this.nbytes = tolerance.strict && !tolerance.cast ? nbytes : 0;
   }
 
   fault(layout: Layout): string {
@@ -79,13 +102,15 @@ export class RegisteredTarget implements Target {
     const own = this.#tensors.get(name);
     if (spec === undefined) return [`${name}: ${own ? show(own) : ""} here, not published`];
     if (own === undefined) {
-      return layout.aliases.has(name) ? [] : [`${name}: published as ${show(spec)}, not here`];
+      const ignored = !this.tolerance.strict || layout.aliases.has(name);
+      return ignored ? [] : [`${name}: published as ${show(spec)}, not here`];
     }
     const lines: string[] = [];
     if (String(spec.shape) !== String(own.shape)) {
       lines.push(`${name}: shape ${list(spec.shape)} published, ${list(own.shape)} here`);
     }
-    if (spec.dtype !== own.dtype) {
+    const { cast } = this.tolerance;
+    if (!(cast ? castable(spec.dtype, own.dtype) : spec.dtype === own.dtype)) {
       lines.push(`${name}: dtype ${spec.dtype} published, ${own.dtype} here`);
     }
     return lines;
@@ -109,16 +134,14 @@ export class RegisteredTarget implements Target {
     return lines;
   }
 
-  apply({ layout, data }: StagedVersion): ReadonlyMap<string, Tensor> {
+  begin({ layout, data }: StagedVersion): Writing {
     this.#arrange(layout); // W15: all is checked before the first byte is written
     const copies = this.#order.map(([spec, name]) => {
-      const own = this.#tensors.get(name) as Tensor;
-      const { byteLength } = own.data;
-      if (byteLength === spec.end - spec.begin) return [bytesOf(own), spec] as const;
-      throw new Error(`the memory of ${name} has ${byteLength} bytes now: was it transferred?`);
+      return new Copy(name, spec, data, this.#tensors.get(name) as Tensor);
     });
-    for (const [to, { begin, end }] of copies) to.set(data.subarray(begin, end));
-    return this.#tensors;
+    for (const copy of copies) copy.check();
+    const cost = copies.reduce((sum, copy) => sum + copy.cost, 0);
+    return { tensors: this.#tensors, large: cost > AT_ONCE_BYTES, pieces: written(copies) };
   }
 
   #arrange(layout: Layout): void {
@@ -126,6 +149,64 @@ export class RegisteredTarget implements Target {
     const specs = [...this.#tensors.keys()].map((name) => [layout.byName.get(name), name] as const);
     this.#order = specs.filter((pair): pair is [TensorSpec, string] => pair[0] !== undefined);
     this.#ordered = layout;
+  }
+}
+
+/** One tensor on its way from a version to memory of the user's. */
+class Copy {
+  readonly from: Uint8Array;
+  readonly elements: number;
+
+  constructor(
+    readonly name: string,
+    readonly spec: TensorSpec,
+    data: Uint8Array,
+    readonly to: Tensor,
+  ) {
+    this.from = data.subarray(spec.begin, spec.end);
+    this.elements = this.from.length / this.width;
+  }
+
+  /** Bytes of an element as it was published. */
+  get width(): number {
+    return arrayType(this.spec.dtype).BYTES_PER_ELEMENT;
+  }
+
+  get cost(): number {
+    return this.from.length * (this.casts ? CAST_COST : 1);
+  }
+
+  get casts(): boolean {
+    return this.spec.dtype !== this.to.dtype;
+  }
+
+  /** Make sure that the memory is still there: it may have been transferred to another thread. */
+  check(): void {
+    const { data } = this.to;
+    if (data.length === this.elements) return;
+    const bytes = data.byteLength;
+    throw new Error(`the memory of ${this.name} has ${bytes} bytes now: was it transferred?`);
+  }
+
+  /** Copy some elements, or convert them. */
+  write(begin: number, end: number): void {
+    this.check();
+    const bytes = this.from.subarray(begin * this.width, end * this.width);
+    if (this.casts) {
+      const to = this.to.data.subarray(begin, end);
+      convert(elements(bytes, this.spec.dtype), this.spec.dtype, to, this.to.dtype);
+    } else bytesOf(this.to).set(bytes, begin * this.width);
+  }
+}
+
+/** Write one tensor after another, piece by piece. */
+function* written(copies: readonly Copy[]): Generator<void> {
+  for (const copy of copies) {
+    const step = PIECE_BYTES / copy.width / (copy.casts ? CAST_COST : 1);
+    for (let at = 0; at < copy.elements; at += step) {
+      copy.write(at, Math.min(at + step, copy.elements));
+      yield;
+    }
   }
 }
 

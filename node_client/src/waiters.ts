@@ -17,8 +17,8 @@ const TIMEOUT_MAX = 2 ** 31 - 1; // milliseconds; `setTimeout` takes more for no
 export class Waiters<T> {
   readonly #waiting = new Set<Waiter<T>>();
 
-  get any(): boolean {
-    return this.#waiting.size > 0;
+  get count(): number {
+    return this.#waiting.size;
   }
 
   /** Wait until `next` or `all` finds this waiter; `late` answers it if the time is over first. */

@@ -3,14 +3,21 @@
 import { randomBytes } from "node:crypto";
 import { EventEmitter } from "node:events";
 import { endianness, hostname } from "node:os";
+import { Applier, type Hook, type Update } from "./applying.js";
 import { checkAddress } from "./endpoints.js";
 import { ApplyError, ClosedError, RefusedError, TimeoutError } from "./errors.js";
-import { LABEL_MAX, MODELS_MAX, STAGING_BYTES_MAX, timing } from "./limits.js";
-import { now, type Told, WorkerLoop } from "./loop.js";
+import {
+  APPLY_MS,
+  APPLY_MS_MAX,
+  LABEL_MAX,
+  MODELS_MAX,
+  STAGING_BYTES_MAX,
+  timing,
+} from "./limits.js";
+import { type Told, WorkerLoop } from "./loop.js";
 import { WorkerMachine } from "./machine.js";
 import { asText, checkName, type Running } from "./messages.js";
 import { type Registered, RegisteredTarget, SnapshotTarget, type Target } from "./target.js";
-import type { Tensor } from "./tensor.js";
 import { type Deadline, Waiters } from "./waiters.js";
 
 const CLIENT = `weightbus-node/0.1.0 node/${process.versions.node}`;
@@ -22,6 +29,24 @@ export interface WorkerOptions {
    * for new tensors with every version. A list of names asks for snapshots of all.
    */
   readonly models: readonly string[] | Readonly<Record<string, Registered | "snapshot">>;
+  /**
+   * Called with each version that is whole and verified, before the publisher is told that it runs
+   * here: what it throws, or rejects with, is what the publisher is told instead. A snapshot is then
+   * forgotten, and the version before still runs; registered memory holds the new bytes, so that no
+   * version runs until another one is applied.
+   */
+  readonly apply?: Hook | undefined;
+  /**
+   * The same before a byte has changed, to turn a version down: the one before still runs. Its
+   * tensors are the version's own memory, to be read until it returns.
+   */
+  readonly beforeApply?: Hook | undefined;
+  /** Milliseconds (60000) for each of these; who takes longer has failed. */
+  readonly applyTimeout?: number | undefined;
+  /** If false, published tensors that registered models do not have are ignored. */
+  readonly strict?: boolean | undefined;
+  /** If true, floats of 16, 32 and 64 bits may be registered as another of these; they are converted. */
+  readonly cast?: boolean | undefined;
   /** What the worker is called, unique among the publisher's; by default host, process, chance. */
   readonly name?: string | undefined;
   /** The largest version to take, in bytes. */
@@ -30,19 +55,6 @@ export interface WorkerOptions {
   readonly ping?: number | undefined;
   /** Milliseconds of silence after which the publisher is lost (5 times `ping`). */
   readonly lostAfter?: number | undefined;
-}
-
-/** A version that was just applied. */
-export interface Update {
-  readonly model: string;
-  readonly epoch: number;
-  readonly version: number;
-  /** What its bytes hash to, as the publisher was told. */
-  readonly digest: string;
-  /** By name, aliases included: the registered memory, or the snapshot. */
-  readonly tensors: ReadonlyMap<string, Tensor>;
-  /** The texts that were published with it. */
-  readonly metadata: ReadonlyMap<string, string>;
 }
 
 export interface WorkerEvents {
@@ -74,9 +86,12 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   readonly #targets: ReadonlyMap<string, Target>;
   readonly #machine: WorkerMachine;
   readonly #loop: WorkerLoop;
+  readonly #applier: Applier;
   readonly #receivers = new Waiters<Update | undefined>();
   readonly #joiners = new Waiters<void>();
   readonly #ready = new Set<string>(); // models, the one that waits for longest first
+  #applying = 0; // versions, at most one for each receiver
+  #updates: Update[] = []; // applied, but who waited for it had left
   #errors: (ApplyError | RefusedError)[] = [];
   #refusal: RefusedError | null = null;
   #state: State = "joining";
@@ -111,7 +126,7 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     super();
     if (endianness() !== "LE") throw new TypeError("weightbus needs a little-endian machine");
     this.name = checkName(options.name ?? defaultName(), "worker");
-    this.#targets = targetsOf(options.models);
+    this.#targets = targetsOf(options);
     const identity = {
       name: this.name,
       instance: randomBytes(16).toString("hex"),
@@ -125,6 +140,13 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     this.#loop = new WorkerLoop(checkAddress(address), this.#machine, {
       told: (effect) => this.#told(effect),
       ended: (reason) => this.#end(reason),
+    });
+    const { apply, beforeApply } = options;
+    const hooks = { apply, beforeApply, timeout: checkTimeout(options.applyTimeout) };
+    this.#applier = new Applier(this.#machine, this.#targets, hooks, {
+      perform: (effects) => this.#loop.perform(effects),
+      freed: () => this.#serve(),
+      late: (text) => this.#emit("notice", "apply-late", text),
     });
   }
 
@@ -161,22 +183,36 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   /**
    * Apply the newest version that has arrived, waiting for one if need be.
    *
+   * If the time is over while one is being applied, that goes on, and the next call returns it.
+   *
    * @returns what was applied; undefined if nothing came before the timeout.
    * @throws ApplyError, RefusedError (see above), ClosedError, or the signal's reason.
    */
   async receive(deadline: Deadline = {}): Promise<Update | undefined> {
     deadline.signal?.throwIfAborted();
-    if (this.#receivers.any) return this.#wait(deadline); // after those who came before
-    const update = this.#applyNext();
-    if (update !== null) return update;
-    const error = this.#errors.shift();
-    if (error !== undefined) throw error;
-    this.#checkOpen();
-    return this.#wait(deadline);
+    if (this.#receivers.count === 0) {
+      const update = this.#updates.shift();
+      if (update !== undefined) return update;
+      const error = this.#errors.shift();
+      if (error !== undefined) throw error;
+      this.#checkOpen();
+    }
+    const update = this.#receivers.wait(deadline, (waiter) => waiter.resolve(undefined));
+    this.#serve();
+    return update;
   }
 
-  #wait(deadline: Deadline): Promise<Update | undefined> {
-    return this.#receivers.wait(deadline, (waiter) => waiter.resolve(undefined));
+  /**
+   * Call `use` with a model's registered memory while no version is written there, and return what
+   * it returns. For other tasks than the one that receives: a large version is written while the
+   * event loop turns. A version that is ready waits until `use` has returned; do not nest.
+   *
+   * @param deadline - how long to wait for one that is being applied: `applyTimeout`, or this.
+   * @throws TornError - if the memory holds no version, since an apply has failed half-way.
+   * @throws TimeoutError, RangeError (there is no such model), or the signal's reason.
+   */
+  reading<T>(model: string, use: () => T | Promise<T>, deadline: Deadline = {}): Promise<T> {
+    return this.#applier.reading(model, use, deadline);
   }
 
   /** Receive until the worker is closed. Leaving the loop does not close it. */
@@ -192,10 +228,14 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     }
   }
 
-  /** Say goodbye and close the connections. Calling it twice is fine. */
+  /**
+   * Say goodbye and close the connections. What is being written is written to its end; functions
+   * of the user's that have not returned are not waited for. Calling it twice is fine.
+   */
   async close(): Promise<void> {
     this.#loop.close();
     this.#end(undefined);
+    await this.#applier.close();
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -221,8 +261,8 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
         this.#refuse(effect.code, effect.text);
         break;
       case "rejected": {
-        const { model, epoch, version, code, text } = effect;
-        this.#fail(new ApplyError(model, epoch, version, code, text));
+        const { model, epoch, version, code, text, intact } = effect;
+        this.#fail(new ApplyError(model, epoch, version, code, text, intact));
         break;
       }
       case "notice":
@@ -286,48 +326,37 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
 
   // Applying.
 
+  /** Apply versions for those who wait, one for each. */
   #serve(): void {
-    for (let receiver = this.#receivers.next(); receiver; receiver = this.#receivers.next()) {
-      try {
-        const update = this.#applyNext();
-        if (update === null) return;
-        receiver.resolve(update);
-      } catch (error) {
-        receiver.reject(error);
-      }
-    }
-  }
-
-  /** Apply the version that waits for longest; null if there is none. */
-  #applyNext(): Update | null {
-    for (const model of this.#ready) {
+    while (this.#state !== "closed" && this.#receivers.count > this.#applying) {
+      const model = [...this.#ready].find((ready) => this.#applier.claim(ready));
+      if (model === undefined) return;
       this.#ready.delete(model);
-      const update = this.#apply(model);
-      if (update !== null) return update;
+      this.#applying += 1;
+      this.#applier.apply(model).then(
+        (update) => this.#applied(update),
+        (error) => this.#end(error),
+      );
     }
-    return null;
   }
 
-  /** All of it happens in one turn of the event loop: nobody else can see half of it. */
-  #apply(model: string): Update | null {
-    const target = this.#targets.get(model);
-    if (target === undefined || this.#state === "closed") return null;
-    const staged = this.#machine.taken(model);
-    if (staged === null) return null;
-    const { epoch, version, digest, layout } = staged;
-    let tensors: Update["tensors"];
-    try {
-      tensors = target.apply(staged);
-    } catch (error) {
-      this.#loop.perform(this.#machine.failed(model, String(error), now()));
-      return null;
-    }
-    this.#loop.perform(this.#machine.applied(model, now(), target.keeps));
-    return { model, epoch, version, digest, tensors, metadata: layout.metadata };
+  #applied(update: Update | null): void {
+    this.#applying -= 1;
+    const receiver = update === null ? undefined : this.#receivers.next();
+    if (receiver !== undefined && update !== null) receiver.resolve(update);
+    else if (update !== null) this.#updates.push(update);
+    this.#serve();
   }
 }
 
-function targetsOf(models: WorkerOptions["models"]): Map<string, Target> {
+function checkTimeout(milliseconds = APPLY_MS): number {
+  if (milliseconds > 0 && milliseconds <= APPLY_MS_MAX) return milliseconds;
+  throw new RangeError(
+    `applyTimeout ${milliseconds}: milliseconds, above zero and at most a day (${APPLY_MS_MAX})`,
+  );
+}
+
+function targetsOf({ models, strict = true, cast = false }: WorkerOptions): Map<string, Target> {
   const entries: [string, Registered | "snapshot"][] = Array.isArray(models)
     ? models.map((model) => [model, "snapshot"])
     : Object.entries(models);
@@ -336,7 +365,8 @@ function targetsOf(models: WorkerOptions["models"]): Map<string, Target> {
   }
   const targets = new Map<string, Target>();
   for (const [model, into] of entries) {
-    const target = into === "snapshot" ? new SnapshotTarget() : new RegisteredTarget(into);
+    const target =
+      into === "snapshot" ? new SnapshotTarget() : new RegisteredTarget(into, { strict, cast });
     targets.set(checkName(model, "model"), target);
   }
   return targets;

@@ -4,7 +4,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { type Tensor, tensor, toFloat32 } from "../src/index.js";
 import { Layout } from "../src/layout.js";
-import { RegisteredTarget, SnapshotTarget } from "../src/target.js";
+import type { StagedVersion } from "../src/staging.js";
+import { RegisteredTarget, SnapshotTarget, type Target } from "../src/target.js";
 import { bytesOf, layoutOf } from "./published.js";
 
 type Rows = Record<string, [dtype: string, shape: number[], begin: number, end: number]>;
@@ -21,6 +22,13 @@ function staged(of: Layout, data = bytesOf(of.nbytes, 3)) {
   return { model: "m", epoch: 1, version: 1, layout: of, data, digest: "", sayStaged: false };
 }
 
+/** Write all of a version, and return what a user sees of it. */
+function applied(target: Target, version: StagedVersion): ReadonlyMap<string, Tensor> {
+  const { tensors, pieces } = target.begin(version);
+  for (const _ of pieces);
+  return tensors;
+}
+
 test("a version is copied into registered memory, and stays there", () => {
   const all = new Float32Array(8);
   const w = tensor(all.subarray(1, 7), [2, 3]);
@@ -28,7 +36,7 @@ test("a version is copied into registered memory, and stays there", () => {
   const of = layout({ w: ["F32", [2, 3], 0, 24], b: ["U8", [2], 24, 26] });
   assert.equal(target.fault(of), "");
   const { data } = staged(of);
-  const tensors = target.apply(staged(of));
+  const tensors = applied(target, staged(of));
   assert.deepEqual(new Uint8Array(all.buffer, 4, 24), data.slice(0, 24));
   assert.equal(all[0], 0, "nothing before it");
   assert.equal(all[7], 0, "nor behind it");
@@ -61,13 +69,65 @@ test("at most 20 lines are told", () => {
   assert.equal(lines.at(-1), "... and 11 more");
 });
 
+test("of what is published, a part may be registered", () => {
+  const tolerance = { strict: false, cast: false };
+  const of = layout({ critic: ["U8", [2], 0, 2], actor: ["U8", [3], 2, 5] });
+  const actor = new Uint8Array(3);
+  const target = new RegisteredTarget({ actor }, tolerance);
+  assert.equal(target.fault(of), "");
+  applied(target, staged(of, Uint8Array.of(1, 2, 3, 4, 5)));
+  assert.deepEqual([...actor], [3, 4, 5]);
+  const other = new RegisteredTarget({ actor: new Uint8Array(4), mine: actor }, tolerance);
+  assert.equal(
+    other.fault(of),
+    "actor: shape [3] published, [4] here\nmine: U8 [3] here, not published",
+  );
+});
+
+test("floats may be registered as others, and nothing else", () => {
+  const tolerance = { strict: true, cast: true };
+  const of = layout({
+    a: ["F32", [2], 0, 8],
+    b: ["BF16", [1], 8, 10],
+    c: ["F64", [1], 10, 18], // not aligned
+    d: ["I32", [1], 18, 22],
+  });
+  const [a, b, c] = [new Uint16Array(2), new Float64Array(1), new Float32Array(1)];
+  const memory = { a: tensor(a, [2], "F16"), b, c };
+  const refused = new RegisteredTarget({ ...memory, d: new Float32Array(1) }, tolerance);
+  assert.equal(refused.fault(of), "d: dtype I32 published, F32 here");
+  assert.match(
+    new RegisteredTarget({ ...memory, d: new Int32Array(1) }).fault(of),
+    /^a: dtype F32/,
+  );
+  const target = new RegisteredTarget({ ...memory, d: new Int32Array(1) }, tolerance);
+  assert.equal(target.fault(of), "");
+  const data = new DataView(new ArrayBuffer(22));
+  data.setFloat32(0, 1.5, true);
+  data.setFloat32(4, 1e9, true);
+  data.setUint16(8, 0xc049, true);
+  data.setFloat64(10, 1 / 3, true);
+  applied(target, staged(of, new Uint8Array(data.buffer)));
+  assert.deepEqual([...a, ...b, ...c], [0x3e00, 0x7c00, -3.140625, Math.fround(1 / 3)]);
+});
+
+test("a large tensor is converted piece by piece, to its last element", () => {
+  const values = Float32Array.from({ length: 2 ** 20 + 3 }, (_, i) => i % 251);
+  const of = layout({ a: ["F32", [values.length], 0, values.byteLength] });
+  const a = new Float64Array(values.length);
+  const target = new RegisteredTarget({ a }, { strict: true, cast: true });
+  const { large, pieces } = target.begin(staged(of, new Uint8Array(values.buffer)));
+  assert.ok(large && [...pieces].length > 10);
+  assert.deepEqual(a, Float64Array.from(values));
+});
+
 test("another name of a tensor may be registered, and need not be", () => {
   const of = layout({ w: ["U8", [2], 0, 2] }, { tied: "w" });
   assert.equal(new RegisteredTarget({ w: new Uint8Array(2) }).fault(of), "");
   const [w, tied] = [new Uint8Array(2), new Uint8Array(2)];
   const target = new RegisteredTarget({ w, tied });
   assert.equal(target.fault(of), "");
-  target.apply(staged(of, Uint8Array.of(4, 5)));
+  applied(target, staged(of, Uint8Array.of(4, 5)));
   assert.deepEqual([...w, ...tied], [4, 5, 4, 5]);
 });
 
@@ -84,7 +144,7 @@ test("memory that was transferred fails before anything is written", () => {
   const target = new RegisteredTarget({ a, b });
   const of = layout({ a: ["U8", [2], 0, 2], b: ["U8", [2], 2, 4] });
   structuredClone(b.buffer, { transfer: [b.buffer] });
-  assert.throws(() => target.apply(staged(of)), /memory of b has 0 bytes/);
+  assert.throws(() => applied(target, staged(of)), /memory of b has 0 bytes/);
   assert.deepEqual([...a], [0, 0]);
 });
 
@@ -99,7 +159,7 @@ test("a snapshot has every tensor in an array of its dtype, aligned or not", () 
     { tied: "b", format: "pt" },
   );
   const data = bytesOf(of.nbytes, 3);
-  const tensors = new SnapshotTarget().apply(staged(of, data));
+  const tensors = applied(new SnapshotTarget(), staged(of, data));
   assert.deepEqual([...tensors.keys()], ["a", "b", "c", "d", "tied"]);
   assert.equal(tensors.get("b")?.data[0], new DataView(data.buffer).getFloat64(1, true));
   assert.ok(tensors.get("c")?.data instanceof Uint16Array);

@@ -99,7 +99,7 @@ LANGUAGES = (
         "TypeScript",
         "node_client",
         ("make", "node", "npm"),
-        dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_PATCHES | NOT_YET,
+        dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_PATCHES,
     ),
     Language("rust", "Rust", "rust_client", ("make", "cargo"), NO_MAPPING | NO_PATCHES),
     Language("c", "C", "c_client", ("make", "cargo", "cc"), RUST_INSIDE),

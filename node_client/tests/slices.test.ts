@@ -1,0 +1,46 @@
+/** Work in slices: the event loop turns meanwhile, and nobody is disturbed. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { setImmediate as turn } from "node:timers/promises";
+import { inSlices, touched } from "../src/slices.js";
+import { Buffers } from "../src/staging.js";
+
+const PAGE = 4096;
+
+test("long work lets the event loop turn, short work is done at once", async () => {
+  function* work(steps: number, milliseconds: number): Generator<void> {
+    for (let step = 0; step < steps; step++) {
+      const until = performance.now() + milliseconds;
+      while (performance.now() < until);
+      done += 1;
+      yield;
+    }
+  }
+  let done = 0;
+  const long = inSlices(work(10, 1));
+  const first = done;
+  assert.ok(first >= 1 && first < 10);
+  await turn();
+  assert.ok(done < 10);
+  await long;
+  assert.equal(done, 10);
+  done = 0;
+  void inSlices(work(10, 0));
+  assert.equal(done, 10);
+});
+
+test("fresh memory is touched, until a version takes it", () => {
+  const buffers = new Buffers();
+  const memory = buffers.reserve(2 ** 21 + 1);
+  assert.ok(memory !== null && buffers.unused(memory));
+  const touching = touched(memory, () => buffers.unused(memory));
+  touching.next();
+  assert.deepEqual([memory[0], memory[2 ** 20 - PAGE], memory[2 ** 20]], [1, 1, 0]);
+  assert.equal(buffers.take(memory.length), memory);
+  assert.deepEqual([...touching], []);
+  assert.equal(memory.at(-1), 0, "it is the version's now");
+  assert.equal(buffers.reserve(5), null, "there is one");
+  for (const _ of touched(memory, () => true));
+  assert.equal(memory.at(-1), 1);
+});
