@@ -58,8 +58,8 @@ const ARRAYS = {
   U64: BigUint64Array,
 } as const;
 
-/** The array that holds a tensor of dtype `D`. */
-export type ArrayOf<D extends Dtype> = InstanceType<(typeof ARRAYS)[D]>;
+/** The array that holds a tensor of dtype `D`, in memory that threads may share. */
+export type ArrayOf<D extends Dtype> = (typeof ARRAYS)[D]["prototype"];
 export type TypedArray = ArrayOf<Dtype>;
 
 const NATURAL = new Map<unknown, Dtype>([

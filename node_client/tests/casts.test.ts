@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import fc from "fast-check";
 import { castable, convert, elements } from "../src/casts.js";
-import { arrayType, BITS, type Dtype } from "../src/dtypes.js";
+import { arrayType, BITS, type Dtype, type TypedArray } from "../src/dtypes.js";
 
 /** Of each format: bits of the mantissa, the exponents of the smallest and of the largest number. */
 const FORMATS = {
@@ -42,7 +42,7 @@ function read(data: ArrayLike<number | bigint>, of: Float): number[] {
   });
 }
 
-function cast(data: InstanceType<ReturnType<typeof arrayType>>, from: Float, to: Float): number[] {
+function cast(data: TypedArray, from: Float, to: Float): number[] {
   const target = new (arrayType(to))(data.length);
   convert(data, from, target, to);
   return read(target, to);
@@ -64,7 +64,7 @@ const ties = fc
 for (const from of NAMES) {
   for (const to of NAMES) {
     test(`${from} becomes the nearest ${to}`, () => {
-      const check = (data: InstanceType<ReturnType<typeof arrayType>>) => {
+      const check = (data: TypedArray) => {
         const expected = read(data, from).map((value) => nearest(value, to));
         assert.deepEqual(cast(data, from, to), expected);
       };

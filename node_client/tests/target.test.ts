@@ -69,6 +69,13 @@ test("at most 20 lines are told", () => {
   assert.equal(lines.at(-1), "... and 11 more");
 });
 
+test("memory may be shared with other threads", () => {
+  const w = new Float32Array(new SharedArrayBuffer(8));
+  const of = layout({ w: ["F32", [2], 0, 8] });
+  applied(new RegisteredTarget({ w }), staged(of, new Uint8Array(Float32Array.of(1, 2).buffer)));
+  assert.deepEqual([...w], [1, 2]);
+});
+
 test("of what is published, a part may be registered", () => {
   const tolerance = { strict: false, cast: false };
   const of = layout({ critic: ["U8", [2], 0, 2], actor: ["U8", [3], 2, 5] });
