@@ -6,11 +6,29 @@ import { setImmediate as turn } from "node:timers/promises";
 import { Applier, type Hooks, type Update } from "../src/applying.js";
 import type { Effect } from "../src/effects.js";
 import { TimeoutError, TornError } from "../src/errors.js";
+import { SLICE_MS } from "../src/limits.js";
 import { RegisteredTarget, SnapshotTarget, type Target } from "../src/target.js";
 import { Bench, sent } from "./bench.js";
 import { bytesOf, Published } from "./published.js";
 
 const LARGE = 12 * 2 ** 20; // bytes, too many to be written within one turn
+
+/** A target of which a large version takes more than one slice, however fast the machine is. */
+function slowed(target: RegisteredTarget): Target {
+  function* slowly(pieces: Iterable<void>): Generator<void> {
+    for (const _ of pieces) {
+      const until = performance.now() + SLICE_MS / 2;
+      while (performance.now() < until);
+      yield;
+    }
+  }
+  const begin = target.begin.bind(target);
+  target.begin = (staged) => {
+    const writing = begin(staged);
+    return writing.large ? { ...writing, pieces: slowly(writing.pieces) } : writing;
+  };
+  return target;
+}
 
 /** A worker's machine and applier, with one model. */
 class Scene {
@@ -25,7 +43,7 @@ class Scene {
     this.memory = new Uint8Array(size === "snapshot" ? 0 : size);
     this.bench = new Bench({ bytesMax: 2 * LARGE });
     const target: Target =
-      size === "snapshot" ? new SnapshotTarget() : new RegisteredTarget({ w: this.memory });
+      size === "snapshot" ? new SnapshotTarget() : slowed(new RegisteredTarget({ w: this.memory }));
     const { machine } = this.bench;
     const all = { apply: undefined, beforeApply: undefined, timeout: 30_000, ...hooks };
     this.applier = new Applier(machine, new Map([["m", target]]), all, {
