@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from ...bus.errors import ClosedError, PublishError
-from ...bus.limits import Timing
+from ...bus.limits import APPLY_SECONDS, APPLY_SECONDS_MAX, Timing
 from ...bus.receipt import Receipt, WorkerReceipt
 from ...codecs.apply import Reader
 from ...codecs.errors import WeightBusError
@@ -398,14 +398,14 @@ class _BusReceiver:
         self._joined: Subscriber | None = None
 
     def connect(self, worker_idx: int | None, timeout: float) -> None:
-        del timeout  # nobody waits for the publisher
         if worker_idx is None:
             raise ValueError("worker_idx must be provided via context or kwargs")
         destination = self._destination
         self._joined = self._join(
             {bus_name(destination.subject.model_id or ""): _BusTarget(destination)},
             name=str(worker_idx),
-            on_commit=destination.commit,
+            on_commit=destination.commit,  # which may send it on to other workers
+            apply_timeout=min(max(timeout, APPLY_SECONDS), APPLY_SECONDS_MAX),
         )
         if self._background:
             self._joined.start()
