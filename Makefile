@@ -6,7 +6,7 @@ CLIENTS := c_client cpp_client go_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test twins sanitize aarch64 training check wheel bench targets must performance floods keeping sim build $(CLIENTS) clients conformance compose-test bench-clients clean
+.PHONY: demo test twins sanitize aarch64 training check wheel bench targets must performance floods keeping sim explore build $(CLIENTS) clients conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -65,6 +65,10 @@ keeping: $(STAMP)
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)
+
+# Every state of small worlds, in which messages are lost and processes killed: minutes, on all cores.
+explore: $(STAMP)
+	$(BIN)/python tests/explore.py
 
 # What other targets build when they need it, side by side: make -j2 build
 build: $(STAMP) $(CLIENTS)

@@ -21,6 +21,7 @@ import math
 import multiprocessing
 import random
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
+from weightbus.tests import pooling
 from weightbus.tests.invariants import Invariants
 from weightbus.tests.performing import done
 from weightbus.tests.virtual_memory import Lives, VirtualSegment, VirtualView
@@ -87,6 +89,7 @@ CHAOS = 12.0  # seconds of faults
 HEALING = 90.0  # seconds after them in which everybody must catch up
 APART = 3.0  # seconds between two starts that are told apart, whatever delays the network has
 SETTLED = 3.0  # seconds without faults after which catching up is checked
+BLOCK = 20  # seeds that one process takes at a time
 EVENTS_MAX = 100_000  # in one run; a sound one takes a few thousand
 CHUNK = 16  # bytes
 SIZES = (0, 1, 40, 40, 640, 640, 1600)  # bytes of a model
@@ -977,10 +980,13 @@ def check(seed: int) -> str:
 def summary(failures: Sequence[str], seeds: int) -> str:
     """Say which seeds failed, and how to see one of them fail again."""
     lines = [*failures, f"{seeds - len(failures)} of {seeds} seeds passed"]
-    for text in failures[:1]:
-        seed = text.split()[1].rstrip(":")
-        lines.append(f"replay: python tests/simulate.py --trace --seed {seed}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(replay, failures[:1])])
+
+
+def replay(text: str) -> str:
+    """Say how to see a seed fail again."""
+    seed = text.split()[1].rstrip(":")
+    return f"replay: .venv/bin/python tests/simulate.py --trace --seed {seed}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -996,10 +1002,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         simulation.run()
         print(f"seed {options.seed} is fine: {simulation.events} events, {simulation.now:.1f} s")
         return 0
-    with multiprocessing.get_context("spawn").Pool() as pool:
-        failures = [text for text in pool.imap_unordered(check, range(options.seeds), 20) if text]
-    print(summary(sorted(failures), options.seeds))
-    return 1 if failures else 0
+    return run_seeds(range(options.seeds))
+
+
+def run_seeds(seeds: Sequence[int]) -> int:
+    """Run seeds on all cores, and say at once which fail; return how many did, capped at 1."""
+    begun, failures, done = time.monotonic(), list[str](), 0
+    try:
+        for text in pooling.each(check, seeds, "seeds", BLOCK):
+            done += 1
+            if text:
+                failures.append(text)
+                print(f"{text}\n{replay(text)}", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted")
+    print(summary(sorted(failures), done))
+    print(f"{time.monotonic() - begun:.0f} s on {multiprocessing.cpu_count()} cores")
+    return 1 if failures or done < len(seeds) else 0
 
 
 if __name__ == "__main__":

@@ -48,4 +48,4 @@ def test_seeds_differ() -> None:
 def test_a_failing_seed_says_how_to_replay_it() -> None:
     text = simulate.summary(["seed 12: AssertionError: torn"], 100)
     assert "99 of 100" in text
-    assert "python tests/simulate.py --trace --seed 12" in text
+    assert "replay: .venv/bin/python tests/simulate.py --trace --seed 12" in text

@@ -1,0 +1,317 @@
+"""The two kinds of processes of a small world: a machine, and whoever uses it.
+
+Each is told of one event at a time, and says what it does: words for the network, and what its
+invariants and the world's are about. Bytes of a version are its label, four times over.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from weightbus.bus.effects import (
+    Connect,
+    Effect,
+    Ready,
+    Redial,
+    Refused,
+    Rejected,
+    Renamed,
+    Send,
+    Subscribe,
+)
+from weightbus.bus.limits import BUFFERS_MAX, Timing
+from weightbus.bus.messages import RENAMING, Applied, Hello, encode
+from weightbus.bus.publisher.effects import Broadcast, HangUp, Hash, Resolve, Settled
+from weightbus.bus.publisher.effects import Effect as PublisherEffect
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.publication import Publication
+from weightbus.bus.publisher.version import Version
+from weightbus.bus.staged import StagedVersion
+from weightbus.bus.worker.events import Report
+from weightbus.bus.worker.holdings import IN_MEMORY
+from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.codecs.layout import Layout
+from weightbus.tests.performing import done
+from weightbus.tests.virtual_shell import PlainSnapshot, hash_all, perform
+
+MODEL = "a"
+NBYTES = 4  # of a version: one chunk
+LAYOUT = Layout.plan([("w", "U8", (NBYTES,))])
+TORN = -1  # the label of a model that holds parts of two versions
+NOTHING = 0  # that of one in which no version is yet
+
+Did = tuple[Any, ...]
+Event = tuple[Any, ...]
+Key = tuple[int, int]
+
+
+class Ticks(Timing):
+    """Times so short that every timer ends within a few ticks: the world decides when those are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ping = self.hello_retry = self.quiet = self.report = self.patience = 1.0
+        self.lost_after = self.patience_max = 2.0
+        self.deaf_after = self.stuck_after = math.inf
+
+
+TIMING = Ticks()
+
+
+class Tolerant:
+    """Patience without end: how often a small world's workers talk says nothing of floods."""
+
+    def hears(self, _identity: bytes) -> bool:
+        return True
+
+    def has_time(self, _now: float) -> bool:
+        return True
+
+    def bears(self, _identity: bytes, _cost: int, _nbytes: int, _now: float) -> bool:
+        return True
+
+    def tick(self, _now: float) -> None:
+        pass
+
+
+def takes_all(_model: str, _layout: Layout) -> str:
+    """Accept every layout."""
+    return ""
+
+
+def label_of(data: Any) -> int:
+    """Return the label of a version's bytes; TORN if they are of two."""
+    found = {int(byte) for byte in data}
+    return found.pop() if len(found) == 1 else TORN
+
+
+class WorkerSide:
+    """A worker and its user, who may apply a version or fail to."""
+
+    def __init__(self, name: str, incarnation: int, *, renaming: bool) -> None:
+        features = (RENAMING,) if renaming else ()
+        identity = Identity(name, f"{incarnation:032x}", features=features)
+        self.machine = WorkerMachine(identity, [MODEL], takes_all, timing=TIMING)
+        self.machine._whole = bytearray()  # noqa: SLF001 # pyright: ignore - for leases alone
+        self.label = NOTHING  # of what lies in the model
+        self.ready: StagedVersion | None = None
+        self.applying: StagedVersion | None = None
+        self.topics: frozenset[bytes] = frozenset()
+        self.refusal = ""
+
+    @property
+    def slot(self) -> Any:
+        """Its only model."""
+        return self.machine.slots[MODEL]
+
+    @property
+    def runs(self) -> Key:
+        """The version that it runs; (0, 0): none."""
+        running = self.slot.running
+        return (running.epoch, running.version) if running else (0, 0)
+
+    def act(self, event: Event, now: float) -> list[Did]:
+        """Take an event."""
+        did: list[Did] = []
+        match event:
+            case ("hear", frames):
+                self.do(self.machine.receive(frames, now), did, now)
+            case ("hear-published", frames):
+                self.do(self.machine.receive_published(frames, now), did, now)
+            case ("changed",):
+                self.machine.changed(now)
+            case ("tick", up):
+                self.do(self.machine.tick(now), did, now)
+                self.do(self.machine.connected(now) if up else [], did, now)
+            case ("take",):
+                self.applying, self.ready = self.ready, None
+                self.do(self.report(self.applying, "taken", now), did, now)
+            case ("apply", outcome):
+                self.apply(outcome, did, now)
+            case _:
+                raise AssertionError(event)
+        return did
+
+    def apply(self, outcome: Any, did: list[Did], now: float) -> None:
+        staged, self.applying = self.applying, None
+        assert staged is not None
+        if outcome == "applied":
+            assert staged.key > self.runs, f"it went back from {self.runs} to {staged.key}"
+            self.label = label_of(staged.data)
+            did.append(("applied", staged.key, self.label))
+        elif outcome == "torn":
+            self.label = TORN
+        self.do(self.report(staged, outcome, now), did, now)
+
+    def report(self, staged: StagedVersion | None, what: Any, now: float) -> list[Effect]:
+        assert staged is not None
+        return self.machine.happened(Report(MODEL, staged.key, what, "no"), now)
+
+    def do(self, effects: list[Effect], did: list[Did], now: float) -> None:
+        for effect in done(self.machine, effects, now, takes=lambda n: np.zeros(n, np.uint8)):
+            match effect:
+                case Send(message):
+                    if isinstance(message, Applied):
+                        did.append(("claims", (message.epoch, message.version), self.label))
+                    if isinstance(message, Hello) and (was := message.models[MODEL]) is not None:
+                        did.append(("claims", (was.epoch, was.version), self.label))
+                    did.append(("say", encode(message)))
+                case Redial():
+                    did.append(("redial",))
+                case Connect():
+                    self.topics = frozenset()
+                    did.append(("connect",))
+                case Subscribe(topic, on):
+                    if on != (topic in self.topics):
+                        self.topics = self.topics ^ {topic}
+                        did.append(("subscribe", topic, on))
+                case Ready(staged):
+                    older, self.ready = self.ready, staged
+                    if older is not None:
+                        self.do(self.report(older, "newer", now), did, now)
+                case Renamed(_, epoch, version):
+                    did.append(("applied", (epoch, version), self.label))
+                case Refused(code):
+                    self.refusal = code
+                case Rejected(_, epoch, version, code):
+                    did.append(("rejected", (epoch, version), code))
+                case _:
+                    pass
+
+    def check(self) -> None:
+        """Look at it between two events."""
+        holds = self.slot.holds
+        held = [h for h in holds.all(*IN_MEMORY) if h.buffer is not None]
+        free = holds._free  # noqa: SLF001
+        assert len(held) <= BUFFERS_MAX, f"{len(held)} copies of a model are held"
+        assert len(held) + len(free) <= BUFFERS_MAX, f"{len(free)} buffers are kept for nobody"
+        whole = self.label > 0
+        assert whole == (self.runs != (0, 0)), f"it runs {self.runs}, its label is {self.label}"
+        for each in holds.all("staged", "ready", "applying"):
+            assert each.staged is not None
+            assert label_of(each.staged.data) > 0, f"{each.key} is torn"
+        given = {s.key for s in (self.ready, self.applying) if s is not None}
+        waiting = {h.key for h in holds.all("ready", "applying")}
+        assert given == waiting, f"the user has {given}, the machine thinks {waiting}"
+
+
+class PublisherSide:
+    """A publisher and its trainer."""
+
+    def __init__(self, epoch: int) -> None:
+        self.machine = PublisherMachine(epoch, "tcp://p:1", TIMING)
+        self.machine._patience = Tolerant()  # type: ignore[assignment]  # noqa: SLF001 # pyright: ignore
+
+    def act(self, event: Event, now: float) -> list[Did]:
+        """Take an event."""
+        did: list[Did] = []
+        match event:
+            case ("hear", identity, frames):
+                self.do(self.machine.receive(identity, frames, now), did, now)
+            case ("tick",):
+                self.do(self.machine.tick(now), did, now)
+                late = [p.id for p in self.machine._publications if now >= p.deadline]  # noqa: SLF001 # pyright: ignore
+                assert not late, f"{late} are open after their deadline"
+            case ("unreachable", identity):
+                self.do(self.machine.unreachable(identity, now), did, now)
+            case ("subscribed", topic):
+                beacon = self.machine.subscribed(topic)
+                did += [("greet", topic, encode(beacon))] if beacon is not None else []
+            case ("hashed",):
+                for version in [v for v in self.versions if v.hashing]:
+                    hash_all(version)
+                    self.do(self.machine.hashed(version, now), did, now)
+            case ("take",):
+                for version in self.versions:
+                    if version.lent and isinstance(version.snapshot, PlainSnapshot):
+                        version.snapshot.release()
+            case ("publish", label, commit, wait):
+                self.publish(label, commit, wait, did, now)
+            case ("offer", label, key):
+                self.offer(label, key, did, now)
+            case _:
+                raise AssertionError(event)
+        while self.machine.pushing:
+            self.do(self.machine.push(now), did, now)
+        return did
+
+    @property
+    def versions(self) -> list[Version]:
+        """The versions that it has."""
+        return [version for versions in self.machine.store for version in versions]
+
+    @property
+    def latest(self) -> Key:
+        """The latest version for all; (0, 0): none."""
+        versions = self.machine.store.get(MODEL)
+        version = versions.latest if versions else None
+        return version.key if version is not None else (0, 0)
+
+    @property
+    def open(self) -> bool:
+        """Whether a call of publish is open."""
+        return self.machine.busy
+
+    @property
+    def lent(self) -> bool:
+        """Whether the trainer may write over the latest version."""
+        return any(v.lent and v.snapshot.there for v in self.versions)
+
+    @property
+    def hashing(self) -> bool:
+        """Whether a version is being hashed."""
+        return any(v.hashing for v in self.versions)
+
+    def version(self, label: int) -> Version:
+        return Version(MODEL, LAYOUT, NBYTES, PlainSnapshot(bytes([label]) * NBYTES))
+
+    def publish(self, label: int, commit: Any, wait: Any, did: list[Did], now: float) -> None:
+        version = self.version(label)
+        call = Publication(
+            *(label, version, None, None, wait, commit), now, now + 2.0, grace=TIMING.lost_after
+        )
+        effects = self.machine.publish(call, now)
+        did.append(("published", version.key, label))
+        self.do(effects, did, now)
+
+    def offer(self, label: int, key: Key, did: list[Did], now: float) -> None:
+        version = self.version(label)
+        version.restored(hash_all(self.version(label)), frozenset({key}))
+        effects = self.machine.offer(version)
+        did.append(("published", version.key, label))
+        self.do(effects, did, now)
+
+    def do(self, effects: list[PublisherEffect], did: list[Did], now: float) -> None:
+        for effect in effects:
+            if not isinstance(effect, Hash):  # an event of its own
+                for each in perform(self.machine, [effect], now):
+                    self.say(each, did)
+
+    def say(self, effect: PublisherEffect, did: list[Did]) -> None:
+        match effect:
+            case Send(message, payload, to):
+                payloads = () if payload is None else (bytes(payload),)
+                did.append(("tell", to, (encode(message), *payloads)))
+            case Broadcast(topic, message, payload):
+                payloads = () if payload is None else (bytes(payload),)
+                did.append(("tell-all", topic, (topic, encode(message), *payloads)))
+            case Resolve(_, receipt, achieved):
+                states = tuple((w.name, w.state) for w in receipt.workers.values())
+                key = (receipt.epoch, receipt.version)
+                did.append(("resolved", key, achieved, states))
+            case Settled(version):
+                did.append(("settled", version.key))
+            case HangUp():
+                raise AssertionError("a worker was taken for a flood")
+            case _:
+                pass
+
+    def check(self) -> None:
+        """Look at it between two events."""
+        for version in self.versions:
+            snapshot = version.snapshot
+            assert isinstance(snapshot, PlainSnapshot)
+            assert version.lent or snapshot.phase == "held", f"{version} is {snapshot.phase}"
+        roster = list(self.machine.roster)
+        assert len({p.identity for p in roster}) == len(roster)
