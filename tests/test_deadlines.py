@@ -1,0 +1,208 @@
+"""Whatever the other side does, every blocking call is back by its deadline.
+
+The calls are those of the public classes that take a `timeout`: one without a row here fails. Late
+is what goes beyond the deadline, a tenth of it and a quarter of a second, as seen from a thread of
+this process that sleeps just as long: where a busy host wakes that late, too, it is not the call.
+"""
+
+import asyncio
+import inspect
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+import zmq
+
+from weightbus import Publisher, PublishError, Subscriber, Timing, WorkersMissingError
+from weightbus.bus.messages import Hello, encode
+from weightbus.python_client.options import PublishOptions
+from weightbus.tests.compose.waiting import wait_for
+
+DEADLINE = 0.4
+SECONDS = 60.0  # far more than it takes until things are as a test wants them
+SCRIPT = Path(__file__).with_name("bus_process.py")
+PEERS = ("absent", "stopped", "black hole")
+NBYTES = 64
+WEIGHTS = {"a": np.zeros(NBYTES // 2, np.uint8), "b": np.zeros(NBYTES // 2, np.uint8)}
+LASTING = Timing(ping=1.0, lost_after=30.0)  # nobody is lost meanwhile, which would end calls early
+EXPECTED: Any = {"timeout": DEADLINE, "expect": 1}
+
+
+def raising(call: Callable[[], object], error: type[Exception]) -> None:
+    """Make a call that must fail so."""
+    with pytest.raises(error):
+        call()
+
+
+def busy_close(publisher: Publisher) -> None:
+    """Close while a publish is under way that would take far longer."""
+    future = publisher.publish_async("m", WEIGHTS, timeout=SECONDS, expect=1)
+    publisher.close(timeout=DEADLINE)
+    assert isinstance(future.exception(0), PublishError)
+
+
+# What each call does with a publisher whose worker says nothing; closing comes last.
+OF_PUBLISHER: dict[str, Callable[[Publisher], object]] = {
+    "publish": lambda p: raising(lambda: p.publish("m", WEIGHTS, **EXPECTED), PublishError),
+    "publish_async": lambda p: raising(
+        p.publish_async("m", WEIGHTS, **EXPECTED).result, PublishError
+    ),
+    "publish_awaitable": lambda p: raising(
+        lambda: asyncio.run(p.publish_awaitable("m", WEIGHTS, **EXPECTED)), PublishError
+    ),
+    "rollback": lambda p: raising(
+        lambda: p.rollback("m", p.history("m")[0].key, **EXPECTED), PublishError
+    ),
+    "wait_for_workers": lambda p: raising(
+        lambda: p.wait_for_workers(2, timeout=DEADLINE), WorkersMissingError
+    ),
+    "close": busy_close,
+}
+
+
+def reads(subscriber: Subscriber) -> None:
+    """Read weights that nothing comes for."""
+    with subscriber.reading(timeout=DEADLINE):
+        pass
+
+
+# What each does with a worker whose publisher says nothing.
+OF_SUBSCRIBER: dict[str, Callable[[Subscriber], object]] = {
+    "receive": lambda s: s.receive(DEADLINE),
+    "receive_awaitable": lambda s: asyncio.run(s.receive_awaitable(DEADLINE)),
+    "reading": reads,
+    "wait_for_version": lambda s: s.wait_for_version("m", timeout=DEADLINE),
+    "wait_joined": lambda s: s.wait_joined(DEADLINE),
+}
+
+
+def blocking(face: type) -> set[str]:
+    """Return the names of the methods of a class that take a timeout, by name or as an option."""
+    found = set[str]()
+    for name, method in inspect.getmembers(face, inspect.isfunction):
+        parameters = inspect.signature(method).parameters.values()
+        options = any(
+            p.kind is p.VAR_KEYWORD and PublishOptions.__name__ in str(p.annotation)
+            for p in parameters
+        )
+        if not name.startswith("_") and (options or any(p.name == "timeout" for p in parameters)):
+            found.add(name)
+    return found
+
+
+def test_every_blocking_call_has_a_row() -> None:
+    assert "timeout" in get_type_hints(PublishOptions)
+    assert blocking(Publisher) == set(OF_PUBLISHER)
+    assert blocking(Subscriber) == set(OF_SUBSCRIBER)
+
+
+def late(call: Callable[[], object]) -> float:
+    """Return by how many seconds more than it may a call overran its deadline."""
+    slept: list[float] = []
+    begin, never = threading.Barrier(2), threading.Event()
+
+    def sleep() -> None:
+        begin.wait(SECONDS)
+        begun = time.monotonic()
+        never.wait(DEADLINE)
+        slept.append(time.monotonic() - begun)
+
+    control = threading.Thread(target=sleep)
+    control.start()
+    begin.wait(SECONDS)
+    begun = time.monotonic()
+    call()
+    took = time.monotonic() - begun
+    control.join(SECONDS)
+    return took - 1.1 * slept[0] - 0.25
+
+
+def test_what_is_late_is_found() -> None:
+    assert late(lambda: threading.Event().wait(3 * DEADLINE + 0.25)) > 0
+
+
+def stopped(undo: ExitStack, **facts: Any) -> tuple[Callable[[], None], dict[str, Any]]:
+    """Start a process of the bus; return what stops it in its tracks, and what it said."""
+    process = undo.enter_context(
+        subprocess.Popen(  # noqa: S603 - our own script
+            [sys.executable, str(SCRIPT), json.dumps({"nbytes": NBYTES, **facts})],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+    )
+    undo.callback(process.kill)
+    assert process.stdout is not None
+    told = json.loads(process.stdout.readline())
+
+    def stop() -> None:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)  # until it has
+
+    return stop, told
+
+
+@pytest.fixture(name="publisher", scope="module", params=PEERS)
+def _publisher(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Publisher]:
+    """A publisher that keeps a version, and whose worker says nothing any more."""
+    with ExitStack() as undo:
+        folder = tmp_path_factory.mktemp("state")
+        publisher = undo.enter_context(Publisher(state=folder, timing=LASTING))
+        publisher.publish("m", WEIGHTS, wait="none")
+        wait_for(lambda: publisher.history("m"), "a version on disk", SECONDS)
+        if request.param == "stopped":
+            stop, _ = stopped(undo, role="worker", address=publisher.address, name="w0")
+            publisher.wait_for_workers(1, SECONDS)
+            stop()
+        if request.param == "black hole":
+            hello = Hello(name="w0", instance="0" * 32, models={"m": None})
+            context = undo.enter_context(zmq.Context[zmq.Socket[bytes]]())
+            silent = undo.enter_context(context.socket(zmq.DEALER))
+            silent.linger = 0
+            silent.connect(publisher.address)
+            silent.send(encode(hello))
+            publisher.wait_for_workers(1, SECONDS)
+        yield publisher
+
+
+@pytest.mark.parametrize("name", OF_PUBLISHER)
+def test_a_publishers_calls_are_back_in_time(publisher: Publisher, name: str) -> None:
+    assert late(lambda: OF_PUBLISHER[name](publisher)) <= 0
+
+
+@pytest.fixture(name="subscriber", scope="module", params=PEERS)
+def _subscriber(request: pytest.FixtureRequest) -> Iterator[Subscriber]:
+    """A worker whose publisher says nothing, or never has."""
+    with ExitStack() as undo:
+        hole = undo.enter_context(socket.socket())
+        hole.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{hole.getsockname()[1]}"  # nobody is there as yet
+        stop = None
+        if request.param == "stopped":
+            stop, told = stopped(undo, role="publisher")
+            address = told["address"]
+        if request.param == "black hole":
+            hole.listen()  # the kernel takes connections, and nobody ever reads
+        models = {"m": {name: array.copy() for name, array in WEIGHTS.items()}}
+        subscriber = undo.enter_context(Subscriber(address, models, timing=LASTING))
+        if stop is not None:
+            assert subscriber.wait_joined(SECONDS)
+            stop()
+        yield subscriber
+
+
+@pytest.mark.parametrize("name", OF_SUBSCRIBER)
+def test_a_workers_calls_are_back_in_time(subscriber: Subscriber, name: str) -> None:
+    assert late(lambda: OF_SUBSCRIBER[name](subscriber)) <= 0
