@@ -2,11 +2,12 @@
 
 PYTHON ?= python3
 SEEDS ?= 1000
+RUNS ?= 100000
 CLIENTS := c_client cpp_client go_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test twins sanitize aarch64 training check wheel bench targets must performance floods keeping sim explore build $(CLIENTS) clients conformance compose-test bench-clients clean
+.PHONY: demo test twins sanitize aarch64 training check wheel bench targets must performance floods keeping sim fuzz explore build $(CLIENTS) clients conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -69,6 +70,11 @@ sim: $(STAMP)
 # Every state of small worlds, in which messages are lost and processes killed: minutes, on all cores.
 explore: $(STAMP)
 	$(BIN)/python tests/explore.py
+
+# Whatever takes bytes of others, guided by coverage. atheris is for Linux, and large: fetched here.
+fuzz: $(STAMP)
+	$(BIN)/pip install --quiet 'atheris>=3'
+	$(BIN)/python tests/fuzz.py --runs $(RUNS)
 
 # What other targets build when they need it, side by side: make -j2 build
 build: $(STAMP) $(CLIENTS)
