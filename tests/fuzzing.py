@@ -8,7 +8,7 @@ same form. `test_fuzzing.py` runs a few, `fuzz.py` as many as there is time for.
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -118,7 +118,7 @@ def patches(case: Case) -> None:
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def _folder() -> Generator[Path]:
     folder = MEMORY / f"weightbus-fuzz-{os.getpid()}"
     folder.mkdir(exist_ok=True)
     try:
