@@ -44,12 +44,12 @@ WORLDS: dict[str, Rules] = SMALL | {  # minutes, each
     "decisions": Rules((TOGETHER, TOGETHER), workers=1, faults=2, restarts=0),
     "stages": Rules((STAGED, TOGETHER), workers=1, faults=1, restarts=1),
     "free": Rules((AUTO,), workers=1, faults=0, restarts=0, free=True),
-    "free versions": Rules(workers=1, faults=0, restarts=0, free=True),
-    "pair": Rules(workers=2, faults=1, restarts=0),
     "pair restarts": Rules(workers=2, faults=0, restarts=1),
     "pair decides": Rules((TOGETHER, AUTO), workers=2, faults=0, restarts=0),
 }
-LARGE: dict[str, Rules] = {  # hours, and many GiB: to be named
+LARGE: dict[str, Rules] = {  # only if they are named: millions of states, and GiB for them
+    "free versions": Rules(workers=1, faults=0, restarts=0, free=True),
+    "pair": Rules(workers=2, faults=1, restarts=0),
     "everything": Rules(workers=2, faults=2, restarts=1),
 }
 

@@ -22,9 +22,18 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
+import torch
 import zmq
 
-from weightbus import Publisher, PublishError, Subscriber, Timing, WorkersMissingError
+from weightbus import (
+    Publisher,
+    PublishError,
+    Subscriber,
+    Timing,
+    WeightSyncScheme,
+    WorkersMissingError,
+    ZMQWeightSyncScheme,
+)
 from weightbus.bus.messages import Hello, encode
 from weightbus.python_client.options import PublishOptions
 from weightbus.tests.compose.waiting import wait_for
@@ -71,7 +80,7 @@ OF_PUBLISHER: dict[str, Callable[[Publisher], object]] = {
 }
 
 
-def reads(subscriber: Subscriber) -> None:
+def reads(subscriber: Any) -> None:
     """Read weights that nothing comes for."""
     with subscriber.reading(timeout=DEADLINE):
         pass
@@ -84,6 +93,29 @@ OF_SUBSCRIBER: dict[str, Callable[[Subscriber], object]] = {
     "reading": reads,
     "wait_for_version": lambda s: s.wait_for_version("m", timeout=DEADLINE),
     "wait_joined": lambda s: s.wait_joined(DEADLINE),
+}
+
+
+def sent_later(sender: Any) -> None:
+    """Send, and wait for it."""
+    sender.send_async(timeout=DEADLINE)
+    raising(lambda: sender.wait_async(timeout=DEADLINE), PublishError)
+
+
+# What each does with a scheme whose other side is not there: on the sender's side, or on the other.
+OF_SENDER: dict[str, Callable[[Any], object]] = {
+    "connect": lambda s: s.connect(timeout=DEADLINE),
+    "send": lambda s: raising(lambda: s.send(timeout=DEADLINE), PublishError),
+    "send_async": sent_later,
+    "wait_async": sent_later,
+    "start_sending": lambda s: raising(
+        s.start_sending("send", s.own_sending(), None, None, DEADLINE).finish, PublishError
+    ),
+}
+OF_RECEIVER: dict[str, Callable[[Any], object]] = {
+    "connect": lambda r: raising(lambda: r.connect(timeout=DEADLINE), TimeoutError),
+    "receive": lambda r: r.receive(timeout=DEADLINE),
+    "reading": reads,
 }
 
 
@@ -105,6 +137,7 @@ def test_every_blocking_call_has_a_row() -> None:
     assert "timeout" in get_type_hints(PublishOptions)
     assert blocking(Publisher) == set(OF_PUBLISHER)
     assert blocking(Subscriber) == set(OF_SUBSCRIBER)
+    assert blocking(WeightSyncScheme) == set(OF_SENDER) | set(OF_RECEIVER)
 
 
 def late(call: Callable[[], object]) -> float:
@@ -206,3 +239,33 @@ def _subscriber(request: pytest.FixtureRequest) -> Iterator[Subscriber]:
 @pytest.mark.parametrize("name", OF_SUBSCRIBER)
 def test_a_workers_calls_are_back_in_time(subscriber: Subscriber, name: str) -> None:
     assert late(lambda: OF_SUBSCRIBER[name](subscriber)) <= 0
+
+
+@pytest.mark.parametrize("name", OF_SENDER)
+def test_a_senders_calls_are_back_in_time(name: str) -> None:
+    sender: Any = ZMQWeightSyncScheme(num_workers=1, liveness=LASTING)
+    sender.init_on_sender(model_id="policy", model=torch.nn.Linear(2, 1))
+    try:
+        if name != "connect":
+            sender.connect()
+        assert late(lambda: OF_SENDER[name](sender)) <= 0
+    finally:
+        sender.shutdown()
+
+
+@pytest.mark.parametrize("name", OF_RECEIVER)
+def test_a_receivers_calls_are_back_in_time(name: str) -> None:
+    """Only a model on the meta device waits for its first weights."""
+    waits = name == "connect"
+    with socket.socket() as hole:
+        hole.bind(("127.0.0.1", 0))  # nobody listens there
+        address = f"tcp://127.0.0.1:{hole.getsockname()[1]}"
+        receiver: Any = ZMQWeightSyncScheme(address, liveness=LASTING)
+        model = torch.nn.Linear(2, 1, device="meta" if waits else "cpu")
+        receiver.init_on_receiver(model_id="policy", model=model, worker_idx=0)
+        try:
+            if not waits:
+                receiver.connect()
+            assert late(lambda: OF_RECEIVER[name](receiver)) <= 0
+        finally:
+            receiver.shutdown()
