@@ -107,7 +107,7 @@ class Process(Conversation):
 
     Args:
         name: What it is called in errors.
-        module: The module to run, below `weightbus.benchmarks`.
+        module: The module to run, below `weightbus.benchmarks`; or a script, by its path.
         arguments: Its command line.
         environment: Variables that it gets beside ours.
     """
@@ -115,8 +115,10 @@ class Process(Conversation):
     def __init__(
         self, name: str, module: str, *arguments: str, environment: dict[str, str] | None = None
     ) -> None:
+        script = module.endswith(".py")
+        program = [module] if script else ["-m", f"weightbus.benchmarks.{module}"]
         self._popen = subprocess.Popen(  # noqa: S603 - our own module and arguments
-            [sys.executable, "-m", f"weightbus.benchmarks.{module}", *arguments],
+            [sys.executable, *program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **ENVIRONMENT, **(environment or {})},

@@ -11,11 +11,15 @@ from .staged import Copying, StagedVersion
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message: to one worker from a publisher, to the publisher from a worker."""
+    """Send a message: to one worker from a publisher, to the publisher from a worker.
+
+    `upstream`: on the data connection if that may be; it is said again on the other anyway. (W34)
+    """
 
     message: Message
     payload: Buffer | None = None
     to: bytes = b""
+    upstream: bool = False
 
 
 @dataclass(frozen=True, slots=True)

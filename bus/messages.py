@@ -301,11 +301,14 @@ PublisherMessage = (
 PAYLOAD: Final = 2  # the index of a published message's payload, after topic and header
 MAPPING: Final = "mapping"  # the feature of a worker that takes `prepare`
 RENAMING: Final = "renaming"  # the feature of a worker that takes `rename`
+UPSTREAM: Final = "upstream"  # of one that may say `applied` on its data connection
+TOKEN_BYTES: Final = 32  # hexadecimal digits of the token that such a word begins with
 
 # How many payload frames may follow a header; none where a type is not listed.
 PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {Announce: (0, 1), Chunk: (1, 1)}
 
 _NAME: Final = re.compile(NAME_PATTERN)
+_TOKEN: Final = re.compile(rf"[0-9a-f]{{{TOKEN_BYTES}}}\Z")
 _CONTROL_TOPIC: Final = re.compile(rb"([A-Za-z0-9._-]{1,128})/ctl\Z")
 _M = TypeVar("_M", bound=Message)
 
@@ -385,6 +388,12 @@ def control_topic(model: str) -> bytes:
 def data_topic(model: str) -> bytes:
     """Return the topic of a model's chunks."""
     return f"{model}/dat".encode()
+
+
+def upstream_of(welcome: Welcome) -> str:
+    """Return the token by which a worker may say `applied` on its data connection; or nothing."""
+    named = (each.removeprefix(f"{UPSTREAM}.") for each in welcome.features if "." in each)
+    return next((token for token in named if _TOKEN.match(token)), "")
 
 
 def model_of(topic: bytes) -> str | None:

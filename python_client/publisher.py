@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,7 +20,7 @@ from ..bus.deadline import Deadline
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
 from ..bus.limits import INTEGER_MAX, WORKERS_MAX, Timing
 from ..bus.memory.segment import probe
-from ..bus.messages import check_name
+from ..bus.messages import TOKEN_BYTES, check_name
 from ..bus.net import endpoints
 from ..bus.net.control import PUB_QUEUE, PublisherSockets
 from ..bus.net.listeners import Listener, WorkerEvent
@@ -119,7 +120,9 @@ class Publisher:
             self.address = sockets.address
             self.data_address = sockets.data_address
             told = told or endpoints.advertised(self.address, self.data_address)
-            self._machine = PublisherMachine(epoch, told, timing, shared, age)
+            self._machine = PublisherMachine(
+                epoch, told, timing, shared, age, partial(secrets.token_hex, TOKEN_BYTES // 2)
+            )
             if self._folder is not None:
                 self._keeper = Keeper(self._folder, _busy(self._machine))
                 undo.callback(self._keeper.close, 0.0)

@@ -23,7 +23,7 @@ from ..bus.limits import (
     STAGING_BYTES_MAX,
     Timing,
 )
-from ..bus.messages import MAPPING, RENAMING, check_name
+from ..bus.messages import MAPPING, RENAMING, UPSTREAM, check_name
 from ..bus.net.control import WorkerSockets
 from ..bus.net.handoff import Handoff
 from ..bus.net.worker_loop import WorkerLoop
@@ -411,7 +411,7 @@ def _identity(name: str, *, shared_memory: bool) -> Identity:
         client=CLIENT,
         host=socket.gethostname(),
         pid=os.getpid(),
-        features=(RENAMING, MAPPING) if shared_memory else (RENAMING,),
+        features=(RENAMING, UPSTREAM, *([MAPPING] if shared_memory else [])),
     )
 
 

@@ -53,6 +53,8 @@ from weightbus.bus.memory.staging import copying
 from weightbus.bus.messages import (
     PAYLOAD,
     RENAMING,
+    TOKEN_BYTES,
+    UPSTREAM,
     Buffer,
     Hello,
     Message,
@@ -169,7 +171,7 @@ class Worker:
         self.incarnation += 1
         self.alive, self.cut_until = True, 0.0
         instance = f"{self.sim.rng.getrandbits(128):032x}"
-        features = (RENAMING,) if self.name != "w1" else ()
+        features = (RENAMING, UPSTREAM) if self.name != "w1" else ()
         identity = Identity(self.name, instance, features=features)
         models = ["a", "b"] if self.name == "w0" else ["a"]
         self.machine = WorkerMachine(
@@ -284,7 +286,11 @@ class Worker:
                     self.sim.invariants.on_claim(self.name, effect.message, self.contents)
                     if isinstance(effect.message, Hello):
                         assert effect.message.epoch == self.written, "it forgot whom it followed"
-                    self.sim.to_publisher(self, effect.message)
+                    token = self.machine.upstream if effect.upstream else ""
+                    if not (token and self.connected):
+                        self.sim.to_publisher(self, effect.message)
+                    else:
+                        self.sim.word_to_publisher(self, token, effect.message)
                 case Rejected(model, epoch, version, "gone"):
                     self.sim.met.add("gone")
                     self.want_latest(model, (epoch, version), self.incarnation)
@@ -438,7 +444,12 @@ class Publisher:
         probe = self.segment(0).shared
         drift = sim.rng.uniform(0.9999, 1.0001)
         self.machine = PublisherMachine(
-            epoch, self.endpoint, sim.timing, probe, age=lambda: (sim.now - started) * drift
+            epoch,
+            self.endpoint,
+            sim.timing,
+            probe,
+            age=lambda: (sim.now - started) * drift,
+            secret=lambda: sim.rng.randbytes(TOKEN_BYTES // 2).hex(),
         )
         self.told: dict[str, str] = {}  # what a listener knows of workers
         self.pools: dict[str, Pool] = {}
@@ -758,6 +769,18 @@ class Simulation:
         publisher, identity = worker.at, worker.at.identity(worker)
         link = (worker.process, publisher.name)
         self._deliver(link, [encode(message)], math.inf, self._at_publisher, publisher, identity)
+
+    def word_to_publisher(self, worker: Worker, token: str, message: Message) -> None:
+        """Carry what is said on the data connection, to whoever is at its other end by then."""
+        publisher = next(p for p in self.publishers if p.endpoint == worker.connected)
+        if not self._cut(worker):
+            link, frames = (worker.process, publisher.endpoint), [token.encode(), encode(message)]
+            self._deliver(link, frames, math.inf, self._word_at_publisher, publisher)
+
+    def _word_at_publisher(self, frames: Frames, publisher: Publisher) -> None:
+        if publisher.alive:
+            publisher.perform(publisher.machine.receive_word(b"".join(frames), self.now) or [])
+            publisher.pump()
 
     def _at_publisher(self, frames: Frames, publisher: Publisher, identity: bytes) -> None:
         if self.trace:

@@ -25,8 +25,8 @@ from weightbus.bus.limits import SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
 from weightbus.bus.messages import Buffer
 from weightbus.bus.net import pub as distribution
 from weightbus.bus.net.endpoints import host_and_port
+from weightbus.bus.net.outlet import HOLD_SECONDS
 from weightbus.bus.net.pub import (
-    HOLD_SECONDS,
     PING_SECONDS,
     SILENCE_SECONDS,
     Distribution,
@@ -78,7 +78,7 @@ class Bench:
             assert time.monotonic() < deadline, "it never came true"
             self.attend()
             self.distribution.tick(self.now)
-            while (found := self.distribution.receive_subscription()) is not None:
+            while (found := self.distribution.receive_heard()) is not None:
                 self.heard.extend(found[1])
 
     def knock(self, *topics: bytes, read_buffer: int = 0) -> socket.socket:
@@ -405,12 +405,12 @@ def test_a_flood_of_subscriptions_costs_nothing_that_stays(bench: Bench) -> None
         connection.sendall(GREETING + READY + flood + subscription(b"a/ctl") * 3)
         while not bench.wanted(b"a/ctl") or bench.selector.select(0.0):
             bench.attend()
-        found = bench.distribution.receive_subscription()
+        found = bench.distribution.receive_heard()
         assert found is not None
-        outlet, topics = found
+        outlet, topics, _ = found
         assert list(topics) == [b"a/ctl"]
         assert outlet.topics == {b"a/ctl"}
-        assert bench.distribution.receive_subscription() is None
+        assert bench.distribution.receive_heard() is None
         bench.distribution.answer(outlet, [b"a/ctl", b"welcome"], bench.now)
         connection.setblocking(False)
         reader = Reader(connection)

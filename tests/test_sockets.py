@@ -40,7 +40,7 @@ def heard(publisher: PublisherSockets, worker: WorkerSockets) -> list[bytes]:
     while time.monotonic() < deadline:
         worker.poll(0.01)
         assert worker.receive_published() is None, "it speaks up only once it has greeted"
-        if publisher.poll(0.0).data and (subscription := publisher.receive_subscription()):
+        if publisher.poll(0.0).data and (subscription := publisher.receive_heard()):
             return list(subscription[1])
     raise TimeoutError("nobody has subscribed")
 
@@ -152,7 +152,7 @@ def test_a_connection_that_speaks_now_and_then_stays(
         clock[0] += 0.7 * SILENCE_SECONDS
         publisher.broadcast([b"a/ctl", b"%d" % number])
         assert published(publisher, worker) == [b"a/ctl", b"%d" % number]
-    assert publisher.receive_subscription() is None, "it has dialled again"
+    assert publisher.receive_heard() is None, "it has dialled again"
 
 
 def test_data_comes_over_ipc_too(tmp_path: Path) -> None:

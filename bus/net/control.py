@@ -26,9 +26,10 @@ from .accepted import Accepted
 from .bell import Bell
 from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
 from .listening import Listener
-from .pub import Distribution, Outlet
+from .outlet import Outlet
+from .pub import Distribution, Heard
 from .sub import Subscription
-from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, Arrived, Place
+from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Arrived, Place
 
 LINGER_MS = 200  # what is on its way when a side closes (a goodbye, an acknowledgement) gets this
 # TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: libzmq
@@ -231,7 +232,8 @@ class PublisherSockets(_Sockets):
 
     def poll(self, seconds: float) -> Activity:
         """Wait for something to arrive, or for `wake`."""
-        control, found = self._poll(min(seconds, self._accepted.due - time.monotonic()))
+        wait = 0.0 if self._data.pending else min(seconds, self._accepted.due - time.monotonic())
+        control, found = self._poll(wait)
         now = time.monotonic()
         self._data.attend(found, now)
         if any(key.data is self._changes for key, _ in found):
@@ -270,9 +272,9 @@ class PublisherSockets(_Sockets):
             change, _ = self._changes.recv_multipart(AT_ONCE)
             self._accepted.accept(int.from_bytes(change[2:6], sys.byteorder), now)
 
-    def receive_subscription(self) -> tuple[Outlet, Collection[bytes]] | None:
-        """Return who has subscribed since, and to which topics; each once."""
-        return self._data.receive_subscription()
+    def receive_heard(self) -> Heard | None:
+        """Return who has subscribed since or said a word, and to what, and which."""
+        return self._data.receive_heard()
 
     def answer(self, outlet: Outlet, frames: Sequence[Buffer]) -> None:
         """Send to one who has subscribed."""
@@ -359,8 +361,7 @@ class WorkerSockets(_Sockets):
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
         """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
         self._watch(self._data.attend(time.monotonic()))
-        pending = self._data.pending
-        wanted = READABLE | (WRITABLE if writable else 0)
+        pending, wanted = self._data.pending, READABLE | (WRITABLE if writable else 0)
         control, found = self._poll(0.0 if pending else seconds, wanted)
         watched = self._watched[0] if self._watched is not None else None
         return Activity(
@@ -392,8 +393,10 @@ class WorkerSockets(_Sockets):
         """Return the next published message, if there is one."""
         return self._data.receive(time.monotonic())
 
-    def send(self, header: bytes) -> None:
-        """Send to the publisher; lost while nobody is there."""
+    def send(self, header: bytes, token: str = "") -> None:
+        """Send to the publisher, or upstream if that can be; lost while nobody is there."""
+        if token and self._data.say(WORD + token.encode() + header):
+            return
         self._asked = False
         with contextlib.suppress(zmq.Again):
             self._control.send(header, AT_ONCE)

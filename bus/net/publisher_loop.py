@@ -269,7 +269,7 @@ class PublisherLoop:
         if activity.control:
             self._take_messages(now)
         if activity.data:
-            self._take_subscriptions()
+            self._take_heard(now)
         if topics := self._with_room():
             self._perform(self._machine.push(now, topics), now)
         if self._hashing:
@@ -311,17 +311,20 @@ class PublisherLoop:
             if effects:
                 self._perform(effects, now)
 
-    def _take_subscriptions(self) -> None:
-        """Tell whoever has subscribed that it is heard: that one alone, or it could flood all."""
+    def _take_heard(self, now: float) -> None:
+        """Take what workers say; tell whoever has subscribed that it is heard, and nobody else."""
         for _ in range(BATCH):
-            found = self._sockets.receive_subscription()
+            found = self._sockets.receive_heard()
             if found is None:
                 break
-            outlet, topics = found
-            for topic in topics:
+            for topic in found.topics:
                 beacon = self._machine.subscribed(topic)
                 if beacon is not None:
-                    self._sockets.answer(outlet, [topic, encode(beacon)])
+                    self._sockets.answer(found.outlet, [topic, encode(beacon)])
+            for word in found.words:
+                effects = self._machine.receive_word(word, now)
+                found.outlet.forged += effects is None
+                self._perform(effects or [], now)
 
     def _perform(self, effects: list[Effect], now: float) -> None:
         if self._keeper is not None and self._machine.epoch != self._epoch:

@@ -76,6 +76,11 @@ class Subscription:
             (self._topics.add if on else self._topics.discard)(topic)
             self._stream.subscribe(topic, on=on)
 
+    def say(self, body: bytes) -> bool:
+        """Say something to the publisher; return False if that cannot be now."""
+        connection = self._socket
+        return connection is not None and self._stream.say(body) and self._write(connection)
+
     def attend(self, now: float) -> tuple[socket.socket, bool] | None:
         """Do what is due; return the connection to watch, if any, and whether to write to it."""
         while self._dialled:
@@ -218,7 +223,9 @@ class Subscription:
 def _connected(endpoint: str) -> socket.socket:
     path = endpoints.ipc_path(endpoint)
     if path is None:
-        return socket.create_connection(endpoints.host_and_port(endpoint), DIAL_SECONDS)
+        found = socket.create_connection(endpoints.host_and_port(endpoint), DIAL_SECONDS)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is said must not wait
+        return found
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         found.settimeout(DIAL_SECONDS)

@@ -162,8 +162,9 @@ class WorkerLoop:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Send():
-                    self._sockets.send(encode(effect.message))
+                case Send(message):
+                    token = self._machine.upstream if effect.upstream else ""
+                    self._sockets.send(encode(message), token)
                 case Ready():
                     self._leave(effect.staged)
                 case Reserve():

@@ -22,6 +22,8 @@ from ..limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..messages import PAYLOAD, Buffer
 
 MORE, LONG, COMMAND = 1, 2, 4
+# What a subscriber's message begins with: it subscribes to a topic, or no longer, or says a word.
+OFF, ON, WORD = b"\0", b"\1", b"\2"
 SCRATCH_BYTES: Final = 8192  # read ahead; of a payload, at most so much is copied twice
 FRAME_HEAD_MAX: Final = 9  # flags, and a size of 8 bytes
 FRAMES_MAX: Final = 8  # of a message; a later protocol may have more than one payload
@@ -75,6 +77,13 @@ class Stream:
         (self._topics.add if on else self._topics.discard)(topic)
         if self.state == "open":
             self._send(bytes([on]) + topic)
+
+    def say(self, body: bytes) -> bool:
+        """Send a message of one frame, if nothing else waits; return whether it is to be sent."""
+        if self.state != "open" or self.outgoing:
+            return False
+        self.outgoing += _head(body, 0) + body
+        return True
 
     def ping(self) -> None:
         """Ask for a sign of life."""

@@ -20,6 +20,7 @@ from ..effects import Send
 from ..errors import ProtocolError, UnknownWorkerError
 from ..limits import WHOLE_BYTES_MAX, Timing
 from ..messages import (
+    TOKEN_BYTES,
     Announce,
     Applied,
     Beacon,
@@ -65,6 +66,8 @@ class PublisherMachine:
         data_endpoint: Where PUB is, as workers are told.
         timing: How long it waits.
         shared: A segment by which workers find out that they are on the same host.
+        secret: Draws 32 hexadecimal digits that nobody can guess; with it workers that can may say
+            `applied` on their data connection.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class PublisherMachine:
         timing: Timing | None = None,
         shared: Shared | None = None,
         age: Callable[[], float] | None = None,
+        secret: Callable[[], str] | None = None,
     ) -> None:
         self.timing = timing = timing or Timing()
         self.roster = roster = Roster(timing.lost_after)
@@ -84,7 +88,8 @@ class PublisherMachine:
         self._pushes = pushes = Pushes(store, timing.quiet)
         self._giving = giving = Giving(store, calls)
         self._reports = Reports(roster, store, calls, pushes)
-        introduction, plausible = Introduction(data_endpoint, shared, age), self._reports.plausible
+        introduction = Introduction(data_endpoint, shared, age, secret)
+        plausible = self._reports.plausible
         self._sessions = Sessions(
             introduction, timing, roster, store, calls, pushes, giving, plausible
         )
@@ -132,6 +137,24 @@ class PublisherMachine:
             return self._freeing(gone)
         text = "say hello first: this publisher does not know this connection"
         return [Send(Refuse(code="unknown-worker", text=text), to=identity)]  # P4
+
+    def receive_word(self, word: bytes, now: float) -> list[Effect] | None:
+        """Take what somebody said on a data connection; None if it is no worker's word. (P22)
+
+        It may be late, or doubled: all of it is said again on the control channel.
+        """
+        token, header = word[:TOKEN_BYTES], word[TOKEN_BYTES:]
+        peer = self.roster.by_token(token.decode("latin1"))
+        if peer is None or not self._patience.hears(peer.identity):
+            return None
+        try:
+            message, _ = from_worker([header])
+        except ProtocolError:
+            return None
+        if peer.lost or not isinstance(message, Applied):
+            return [] if isinstance(message, Applied) else None
+        effects = self._sessions.heard(peer, now)
+        return self._freeing(effects + self._reports.applied(peer, message, now))
 
     def _heed(self, peer: Peer, message: Message, now: float) -> list[Effect]:
         match message:

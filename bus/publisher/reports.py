@@ -25,15 +25,17 @@ class Reports:
         versions = self._of(message)
         if versions is None or not versions.had(message.version):
             return []
+        self._pushes.report(message.model, message.version, message.chunks, now)
+        if peer.runs(message.model) >= (message.epoch, message.version):
+            return []  # P19: what it said on the data connection was faster
         receiving = message.phase == "receiving"
         version = versions.get(message.version) if receiving else None
         if receiving and version is None:
             return []  # what it applies may be gone by now, if that takes so long
         peer.note(message.model, message.version, message.phase, message.chunks, now)
         versions.left(peer.name, older_than=message.version + (not receiving))
-        if version is not None and peer.runs(message.model) < version.key:
+        if version is not None:
             version.receivers.add(peer.name)
-        self._pushes.report(message.model, message.version, message.chunks, now)
         return []
 
     def staged(self, peer: Peer, message: Staged, now: float) -> list[Effect]:
@@ -50,7 +52,8 @@ class Reports:
             return self._check_later(peer, version, message)
         if version.digest != message.digest:
             return self._wrong_digest(peer, message)
-        peer.note(message.model, message.version, "staged", None, now)
+        if peer.runs(message.model) < version.key:  # P19
+            peer.note(message.model, message.version, "staged", None, now)
         versions.left(peer.name, older_than=message.version + 1)
         effects = self._publications.staged(peer, version, now)
         if version is not versions.pending and not version.gone:

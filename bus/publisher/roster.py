@@ -43,6 +43,7 @@ class Peer:
     told_at: float | None = None  # of a version, for the first time since it was heard
     stuck: bool = False  # it was said to be stuck
     contested_at: float | None = None  # when another instance asked for its name
+    token: str = ""  # what its words on the data connection begin with; empty: it has none
 
     def runs(self, model: str) -> tuple[int, int]:
         """Return epoch and version of a model that it runs; (0, 0) if none."""
@@ -69,6 +70,7 @@ class Roster:
         self._lost_after = lost_after
         self._by_name: dict[str, Peer] = {}
         self._by_identity: dict[bytes, Peer] = {}
+        self._by_token: dict[str, Peer] = {}
         self._models = 0  # of all of them
 
     def __iter__(self) -> Iterator[Peer]:
@@ -81,6 +83,14 @@ class Roster:
     def by_identity(self, identity: bytes) -> Peer | None:
         """Return the worker behind a connection."""
         return self._by_identity.get(identity)
+
+    def by_token(self, token: str) -> Peer | None:
+        """Return the worker whose words begin with a token."""
+        return self._by_token.get(token)
+
+    def give(self, peer: Peer, token: str) -> None:
+        """Have a worker's words begin with a token."""
+        peer.token, self._by_token[token] = token, peer
 
     def admit(self, identity: bytes, hello: Hello, now: float) -> tuple[Admission, Peer | None]:
         """Take a hello: who has the name now, and on what footing.
@@ -129,6 +139,7 @@ class Roster:
         if self._by_name.pop(peer.name, None) is not None:
             self._models -= len(peer.hello.models)
         self._by_identity.pop(peer.identity, None)
+        self._by_token.pop(peer.token, None)
 
     def silent(self, now: float) -> list[Peer]:
         """Return the live workers that have been silent for too long."""

@@ -12,6 +12,7 @@ from ..limits import Timing
 from ..messages import (
     MAPPING,
     RENAMING,
+    UPSTREAM,
     Hello,
     Ping,
     Pong,
@@ -39,11 +40,13 @@ class Introduction:
         data_endpoint: Where PUB is, as workers are told.
         shared: A segment by which workers find out that they are on the same host.
         age: Says for how many seconds it has been running; None: its epoch is final.
+        secret: Draws tokens for words on data connections; None: no worker is to say any there.
     """
 
     data_endpoint: str
     shared: Shared | None
     age: Callable[[], float] | None
+    secret: Callable[[], str] | None
 
 
 class Sessions:
@@ -144,10 +147,20 @@ class Sessions:
             models=self._latest(peer),
             shared=self._introduction.shared,
             age_ms=0 if self._age is None else math.floor(self._age() * 1000),
+            features=self._upstream(peer),
         )
         prepared = self._prepared.values()
         told = [e for each in prepared for e in self._tell_prepared(peer, each)]
         return [Send(welcome, to=peer.identity), *self._rename(peer), *told, *effects]
+
+    def _upstream(self, peer: Peer) -> list[str]:
+        """Let a worker that can say `applied` on its data connection, by a token of its own."""
+        secret = self._introduction.secret
+        if secret is None or UPSTREAM not in peer.hello.features:
+            return []
+        if not peer.token:
+            self._roster.give(peer, secret())
+        return [f"{UPSTREAM}.{peer.token}"]
 
     def _latest(self, peer: Peer) -> dict[str, int]:
         """Return the newest version that there is for a worker, of each of its models."""

@@ -69,7 +69,7 @@ class Applying:
         known = self._failure
         if known is not None and (known.epoch, known.version) <= held.key:
             self._failure = None
-        return reports.applied(self._model, running)
+        return reports.applied(self._model, running, at_once=True)
 
     def begun(self) -> None:
         """A version is on its way: forget why another was not. (That nothing runs is said on.)"""

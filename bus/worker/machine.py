@@ -34,6 +34,7 @@ from ..messages import (
     control_topic,
     data_topic,
     from_publisher,
+    upstream_of,
 )
 from ..staged import SharedMemory
 from .events import Happening, Opened, Report, Wanted
@@ -95,6 +96,7 @@ class WorkerMachine:
         self._bytes_max = bytes_max
         self.session: Session = "outside"
         self.epoch: int = 0
+        self.upstream = ""  # the token of this session for words on the data connection, if any
         self.malformed = 0  # messages dropped because they broke the protocol
         self._welcomed: Welcome | None = None  # until its probe is open, or is not
         self._whole = bytearray(WHOLE_BYTES_MAX)  # the one that is being received, until it is read
@@ -281,6 +283,7 @@ class WorkerMachine:
             )
             return [Refused("stale-epoch", text)]
         self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
+        self.upstream = upstream_of(welcome)  # W34
         if self.inside and welcome.epoch == self.epoch:
             return self._hear_of(welcome.epoch, welcome.models, now)  # W29
         if welcome.shared is None:

@@ -58,10 +58,11 @@ def staged(some: Iterable[Held]) -> list[Effect]:
     ]
 
 
-def applied(model: str, running: Running) -> Effect:
-    """Say what runs. (W16)"""
+def applied(model: str, running: Running, *, at_once: bool = False) -> Effect:
+    """Say what runs; `at_once`: for the first time. (W16)"""
     epoch, version = running.epoch, running.version
-    return Send(Applied(model=model, epoch=epoch, version=version, digest=running.digest))
+    said = Applied(model=model, epoch=epoch, version=version, digest=running.digest)
+    return Send(said, upstream=at_once)
 
 
 def failed(failure: Failed, *, torn: bool) -> Effect:

@@ -48,7 +48,7 @@ export interface Model {
   readonly nbytes: number;
 }
 
-const FEATURES = ["renaming"]; // W25
+const FEATURES = ["renaming"]; // W25; not W34
 
 type Frames = readonly Uint8Array[];
 const NO_BYTES = new Uint8Array(0);

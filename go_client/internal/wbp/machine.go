@@ -298,7 +298,7 @@ func (m *Machine) helloIfDue(now time.Duration) []Effect {
 	for name, s := range m.slots {
 		models[name] = s.running()
 	}
-	id, features := m.identity, []string{"renaming"} // W25
+	id, features := m.identity, []string{"renaming"} // W25; not W34
 	if m.opens != nil {
 		features = append(features, "mapping") // S11
 	}
