@@ -94,7 +94,8 @@ class Distribution:
                 # What it said before is to be dealt with first, so that it takes no more memory.
                 if events & selectors.EVENT_READ and not outlet.said and outlet.read(now):
                     self._asking[outlet] = None
-                self._write(outlet, now)
+                if outlet.unsent or events & selectors.EVENT_WRITE:
+                    self._write(outlet, now)
             except ZmtpError as error:
                 self._turned_away.warn(error, now)
                 self._hang_up(outlet)

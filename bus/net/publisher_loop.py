@@ -282,7 +282,8 @@ class PublisherLoop:
 
     def _with_room(self) -> list[bytes]:
         """Return the topics of what is being pushed for which somebody's connection has room."""
-        return [topic for topic in self._machine.pushing if self._sockets.keep_up(topic)]
+        pushing = self._machine.pushing
+        return [topic for topic in pushing if self._sockets.keep_up(topic)] if pushing else pushing
 
     def _hash_some(self, now: float) -> None:
         """Hash a little of what somebody needs the digest of, and say so when all is done."""
@@ -324,7 +325,8 @@ class PublisherLoop:
             for word in found.words:
                 effects = self._machine.receive_word(word, now)
                 found.outlet.forged += effects is None
-                self._perform(effects or [], now)
+                if effects:
+                    self._perform(effects, now)
 
     def _perform(self, effects: list[Effect], now: float) -> None:
         if self._keeper is not None and self._machine.epoch != self._epoch:

@@ -125,7 +125,7 @@ class Stream:
             return messages
         self._have += count
         at = 0
-        while (size := self._parse(at, messages)) > 0:
+        while at < self._have and (size := self._parse(at, messages)) > 0:
             at += size
         self._scratch[: self._have - at] = bytes(self._scratch[at : self._have])
         self._have -= at

@@ -88,11 +88,13 @@ class Publication:
     targets: dict[str, Target] = field(init=False)
     done: frozenset[State] = field(init=False)  # the states that count as there
     _open: frozenset[State] = field(init=False)  # those that may still become one of them
+    _for_all: bool = field(init=False)  # it is over when all are there, and not before
     _counts: dict[State, int] = field(init=False)  # targets in each state
     _away: dict[str, float] = field(init=False)  # until when the lost are waited for
 
     def __post_init__(self) -> None:
         self.done = _FINISHED | _STAGED if self.wait == "staged" else _FINISHED
+        self._for_all = self.require is None and self.commit == "auto" and self.wait != "none"
         self._open = _UNFINISHED - self.done
         self.aim(())
 
@@ -141,8 +143,9 @@ class Publication:
     @property
     def missing(self) -> int:
         """How many workers are expected besides those that are there."""
-        there = len(self.targets) - self._counts["left"]
-        return max(0, self.expect - there) if self.require is None else 0
+        if not self.expect or self.require is not None:
+            return 0
+        return max(0, self.expect - len(self.targets) + self._counts["left"])
 
     @property
     def nobody(self) -> bool:
@@ -157,7 +160,8 @@ class Publication:
 
     def _may_come(self, now: float) -> int:
         """Count those that are not there and are waited for."""
-        return self.missing + sum(until > now for until in self._away.values())
+        away = sum(until > now for until in self._away.values()) if self._away else 0
+        return self.missing + away
 
     def decide(self, now: float) -> Decision:
         """Decide a `together` publish: commit, abort, or still open."""
@@ -172,6 +176,8 @@ class Publication:
 
     def verdict(self, now: float) -> bool | None:
         """Return whether the publish achieved what it required; None while that is open."""
+        if self._counts["behind"] and self._for_all and not self.ended and now < self.deadline:
+            return None  # as after every acknowledgement but the last
         done, open_ = self._count(self.done), self._count(self._open) + self._may_come(now)
         over = open_ == 0 or now >= self.deadline or bool(self.ended)
         if self.commit == "together" and self.decision == "abort":

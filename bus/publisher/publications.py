@@ -28,7 +28,7 @@ class Publications:
         self._unheard: set[str] = set()  # models of which it was said that nobody gets them
 
     def __iter__(self) -> Iterator[Publication]:
-        return iter(list(self._open.values()))
+        return iter([*self._open.values()])
 
     def add(self, publication: Publication) -> None:
         """Open a call."""
@@ -48,9 +48,11 @@ class Publications:
 
     def must_hash(self, model: str, version: int) -> bool:
         """Return whether an open call wants workers to hash a version."""
-        return any(
-            p.hash and (p.version.model, p.version.version) == (model, version) for p in self
-        )
+        for publication in self._open.values():
+            named = publication.version
+            if publication.hash and (named.model, named.version) == (model, version):
+                return True
+        return False
 
     # What happens.
 
@@ -156,7 +158,8 @@ class Publications:
     def settle(self, publication: Publication, now: float) -> list[Effect]:
         """Commit or abort if that is due, and resolve the call if it is over."""
         effects: list[Effect] = []
-        if publication.decision == "open" and publication.decide(now) != "open":
+        undecided = publication.commit == "together" and publication.decision == "open"
+        if undecided and publication.decide(now) != "open":
             effects += self._decided(publication)
         achieved = publication.verdict(now)
         if achieved is not None and not publication.resolved:

@@ -100,7 +100,7 @@ class Pushes:
     @property
     def ready(self) -> list[bytes]:
         """The topics for which `step` has something to send now."""
-        return [push.topic for push in self._each.values() if push.ready]
+        return [push.topic for push in self._each.values() if push.ready] if self._each else []
 
     def step(self, now: float, topics: Collection[bytes] | None = None) -> list[Effect]:
         """Push what comes next, of some topics alone if they are given."""

@@ -163,7 +163,7 @@ class Versions:
         for number, version in self._versions.items():
             if number < older_than and worker in version.receivers:
                 version.receivers.discard(worker)
-                self.changed = True
+                self.changed |= not version.receivers  # it is kept for any as for many
 
     # Letting memory go.
 
@@ -249,8 +249,11 @@ class Store:
 
     def freed(self) -> list[Effect]:
         """Say which memory is no longer needed since this was asked last, or may be taken."""
-        changed = [versions for versions in self if versions.changed]
-        return [effect for versions in changed for effect in versions.freed()]
+        freed: list[Effect] = []
+        for versions in self._models.values():
+            if versions.changed:
+                freed += versions.freed()
+        return freed
 
 
 def _there(version: Version) -> bool:
