@@ -287,10 +287,10 @@ class Worker:
                     if isinstance(effect.message, Hello):
                         assert effect.message.epoch == self.written, "it forgot whom it followed"
                     token = self.machine.upstream if effect.upstream else ""
-                    if not (token and self.connected):
+                    if not (token and self.sim.word_to_publisher(self, token, effect.message)):
                         self.sim.to_publisher(self, effect.message)
-                    else:
-                        self.sim.word_to_publisher(self, token, effect.message)
+                    if not (token and self.sim.word_to_publisher(self, token, effect.message)):
+                        self.sim.to_publisher(self, effect.message)
                 case Rejected(model, epoch, version, "gone"):
                     self.sim.met.add("gone")
                     self.want_latest(model, (epoch, version), self.incarnation)
@@ -770,12 +770,13 @@ class Simulation:
         link = (worker.process, publisher.name)
         self._deliver(link, [encode(message)], math.inf, self._at_publisher, publisher, identity)
 
-    def word_to_publisher(self, worker: Worker, token: str, message: Message) -> None:
-        """Carry what is said on the data connection, to whoever is at its other end by then."""
-        publisher = next(p for p in self.publishers if p.endpoint == worker.connected)
-        if not self._cut(worker):
-            link, frames = (worker.process, publisher.endpoint), [token.encode(), encode(message)]
-            self._deliver(link, frames, math.inf, self._word_at_publisher, publisher)
+    def word_to_publisher(self, worker: Worker, token: str, message: Message) -> bool:
+        """Carry what is said on the data connection; return whether it leads anywhere."""
+        reached = [p for p in self.publishers if p.endpoint == worker.connected]
+        if reached and not self._cut(worker):
+            link, frames = (worker.process, worker.connected), [token.encode(), encode(message)]
+            self._deliver(link, frames, math.inf, self._word_at_publisher, reached[0])
+        return bool(reached)
 
     def _word_at_publisher(self, frames: Frames, publisher: Publisher) -> None:
         if publisher.alive:
