@@ -289,8 +289,6 @@ class Worker:
                     token = self.machine.upstream if effect.upstream else ""
                     if not (token and self.sim.word_to_publisher(self, token, effect.message)):
                         self.sim.to_publisher(self, effect.message)
-                    if not (token and self.sim.word_to_publisher(self, token, effect.message)):
-                        self.sim.to_publisher(self, effect.message)
                 case Rejected(model, epoch, version, "gone"):
                     self.sim.met.add("gone")
                     self.want_latest(model, (epoch, version), self.incarnation)
