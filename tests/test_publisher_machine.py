@@ -69,6 +69,7 @@ class Bench:
         self.now = 0.0
         self.machine = PublisherMachine(EPOCH, "tcp://d:1", Timing(), age=lambda: self.now)
         self.pool, self.chunk_bytes = Pool("a"), CHUNK
+        self.where: Shared | None = None  # where workers on its host find versions
         for name in names:
             self.say(name, hello(name))
             if listening:
@@ -113,7 +114,7 @@ class Bench:
         nbytes = layout.nbytes
         snapshot = self.pool.take(nbytes, self.make_room, replaces_latest=replaces_latest)
         snapshot.data[:] = np.arange(nbytes, dtype=np.uint8)
-        return Version("a", layout, self.chunk_bytes, snapshot)
+        return Version("a", layout, self.chunk_bytes, snapshot, self.where)
 
     def make_room(self, among: Collection[Snapshot], replaces_latest: bool, _left: float) -> bool:
         effects = self.machine.make_room("a", among, replaces_latest=replaces_latest)
@@ -1245,3 +1246,19 @@ def test_one_version_is_given_up_for_the_next_the_least_needed_first() -> None:
     assert given_up(replaces_latest=True) == [versions[0]]
     assert given_up(replaces_latest=True) == [], "an undecided version is kept"
     assert bench.machine.make_room("b", among, replaces_latest=True) == []
+
+
+@pytest.mark.parametrize(("second", "kept"), [(True, False), (False, True)])
+def test_memory_that_is_read_in_place_is_free_once_there_is_a_newer_version(
+    second: bool, kept: bool
+) -> None:
+    """Else a trainer that waits for nobody has to ask for it; who copies from it holds a lock."""
+    bench = Bench("w0", "w1")
+    bench.where = Shared("/proc/1/fd/3", "0" * 32)
+    bench.say("w0", Ping(subscribed=True, shared=True))
+    bench.say("w1", Ping(subscribed=True, shared=second))
+    first, _ = bench.publish(wait="none")
+    some, _ = bench.publish(workers=("w0",), wait="none")
+    assert not first.gone, "what is for some does not replace it"
+    bench.publish(wait="none")
+    assert (first.gone, some.gone) == (not kept, True)

@@ -218,7 +218,9 @@ class PublisherMachine:
             versions.await_commit(version)
         else:
             versions.settle(version, None if workers is None else frozenset(workers))
-            effects += [Settled(version)] if workers is None else []
+            if workers is None:
+                versions.supersede(version, [p.name for p in peers if p.shared])
+                effects.append(Settled(version))
         effects += self._announce(publication, peers, now)
         if publication.hash and not version.digest:  # P12: it must be known before it is gone
             effects += self.store.hash(version)

@@ -151,6 +151,16 @@ class Versions:
             version.ends.discard(worker)
             version.claims = {key: c for key, c in version.claims.items() if key[0] != worker}
 
+    def supersede(self, latest: Version, workers: Collection[str]) -> None:
+        """Workers that read shared memory go on to the latest version, and need none before it.
+
+        So its memory is free without being asked for. Who copies from it holds the kernel's lock.
+        """
+        for version in self:
+            if version is not latest and version.shared is not None and not version.hashing:
+                version.receivers.difference_update(workers)
+        self.changed = True
+
     def left_all(self, worker: str, *, but: int) -> None:
         """A worker is at no version, but perhaps at one."""
         for number, version in self._versions.items():
