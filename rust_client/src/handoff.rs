@@ -187,3 +187,32 @@ impl Handoff {
         Some(left)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::effects::Source;
+    use crate::layout::Layout;
+    use crate::staging::Buffer;
+    use std::sync::Arc;
+
+    fn staged(model: &str) -> Staged {
+        let layout = Arc::new(Layout::parse(b"\x02\0\0\0\0\0\0\0{}").unwrap());
+        let (model, source) = (model.to_owned(), Source::Buffer(Buffer::default()));
+        Staged { model, key: (1, 1), layout, source, digest: String::new() }
+    }
+
+    #[test]
+    fn a_model_that_is_in_use_keeps_no_other_waiting() {
+        let handoff = Handoff::new().unwrap();
+        assert!(handoff.put(staged("busy")).is_none() && handoff.put(staged("free")).is_none());
+        let take = || match handoff.take("w", Instant::now()).unwrap() {
+            Found::Version(staged) => staged,
+            Found::Nothing => panic!("nothing there"),
+        };
+        let busy = take();
+        assert_eq!(busy.model, "busy");
+        assert!(handoff.put_back(busy).is_none());
+        assert_eq!((take().model, take().model), ("free".to_owned(), "busy".to_owned()));
+    }
+}

@@ -285,6 +285,7 @@ fn a_model_that_is_turned_down_runs_nothing_and_is_tried_three_times() {
     server.publish(Version::of_bytes(2, vec![2; 10], 4));
     for _ in 0..3 {
         assert_eq!(text_of(worker.receive(LONG)), "no");
+        assert!(worker.state().models[MODEL].torn);
         assert!(matches!(model.read().get::<u8>("w"), Err(Error::Torn)));
     }
     server.wait("the report", |p| p.failed.iter().filter(|f| f.version == 2 && !f.intact).count() >= 3);
@@ -325,7 +326,7 @@ fn held() -> (Sender<()>, impl Fn(&Offer) -> Result<(), Box<dyn std::error::Erro
         go,
         move |offer: &weightbus::Offer| {
             if offer.version == 2 {
-                Ok(wait.lock().unwrap().recv()?)
+                Ok(wait.lock().unwrap().recv_timeout(LONG)?)
             } else {
                 Ok(())
             }
