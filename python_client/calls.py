@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -77,7 +78,8 @@ class Calls:
             self._end(call, error)
             raise
         except BaseException:
-            self._under_way.discard(call)
+            with self._lock:
+                self._under_way.discard(call)
             raise
         self._end(call, "it has returned")
         return done
@@ -99,6 +101,8 @@ class Calls:
             now = time.monotonic()
             for call in self._under_way:
                 if call.giving_up is None and now >= call.due:
-                    call.giving_up = threading.Thread(target=call.over, name="weightbus-overdue")
-                    call.giving_up.daemon = True
-                    call.giving_up.start()
+                    thread = threading.Thread(target=call.over, name="weightbus-overdue")
+                    thread.daemon = True
+                    with suppress(RuntimeError):  # there are too many threads: next time, then
+                        thread.start()
+                        call.giving_up = thread

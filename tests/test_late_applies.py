@@ -211,6 +211,25 @@ def test_a_call_is_given_up_once_and_whatever_it_does_is_late() -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_where_no_thread_can_be_started_it_is_given_up_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = Calls(1e-9)
+
+    def work() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", _full)
+            calls.look()
+        calls.look()
+
+    with pytest.raises(LateError):
+        calls.make(work, lambda: error_of("late"))
+
+
+def _full(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_an_interrupt_goes_its_way_however_late() -> None:
     calls = Calls(1e-9)
 
