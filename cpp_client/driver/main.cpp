@@ -358,9 +358,9 @@ int main(int count, char** values) {
   weightbus::Worker worker =
       expect(weightbus::Worker::connect(arguments.address, arguments.options));
   std::thread watcher;
-  if (arguments.tensors && !arguments.options.cast)  // after a cast bytes differ
-
+  if (arguments.tensors && !arguments.options.cast) {  // after a cast bytes differ
     watcher = std::thread(watch, std::cref(worker), std::cref(arguments.registered));
+  }
   serve(worker, arguments);
   stop = true;
   if (watcher.joinable()) watcher.join();

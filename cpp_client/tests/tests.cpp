@@ -360,6 +360,12 @@ TEST_CASE("what cannot work is said when connecting") {
   CHECK(begins(Options(good).snapshots("m")));
   CHECK(begins(Options(good).snapshots("a/b")));
   CHECK(begins(options_of("a b").snapshots("m")));
+  for (const auto timeout : {0h, -1h, 25h}) {
+    Options slow = good;
+    slow.apply_timeout = timeout;
+    slow.apply = [](const Offer&) { return std::nullopt; };
+    CHECK(begins(slow));
+  }
   const auto with = [&](std::vector<Tensor> tensors) {
     return Options(good).in_place("n", std::move(tensors));
   };

@@ -646,6 +646,9 @@ inline Result<Handle<wb_model, wb_model_free>> model_of(const std::vector<Tensor
 }  // namespace detail
 
 inline Result<Worker> Worker::connect(const std::string& address, Options options) {
+  if (options.apply_timeout.count() <= 0) {
+    return Error{"invalid", "apply_timeout is not above zero: choose up to a day"};
+  }
   auto core = std::make_unique<Core>();
   std::vector<wb_wanted> wanted;
   for (const auto& [id, tensors] : options.models) {
