@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pickle  # as multiprocessing does it with a scheme that is handed to a worker
+import queue
 import signal
 import threading
 import time
@@ -650,6 +651,11 @@ def test_a_transport_of_the_older_vintage_is_made_of_a_pipe_alone() -> None:
     finally:
         receiver.shutdown()
     del transport  # and with it what it has opened
+
+
+def test_a_transport_of_queues_says_what_to_write_instead() -> None:
+    with pytest.raises(TypeError, match=r"of a Queue leads nowhere: write MPTransport\(pipe\)"):
+        MPTransport(queue.Queue())
 
 
 def test_a_pipe_that_says_something_else() -> None:
