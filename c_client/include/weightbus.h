@@ -170,7 +170,7 @@ typedef struct {
   uint64_t malformed;
   // Versions are copied out of the publisher's memory.
   bool shared;
-  // Of one model: it holds parts of two versions, and none runs.
+  // Of one model: an apply has failed half-way, and none runs.
   bool torn;
   uint64_t running_epoch;
   uint64_t running_version;

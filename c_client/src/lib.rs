@@ -164,7 +164,7 @@ pub struct wb_state {
     pub malformed: u64,
     /// Versions are copied out of the publisher's memory.
     pub shared: bool,
-    /// Of one model: it holds parts of two versions, and none runs.
+    /// Of one model: an apply has failed half-way, and none runs.
     pub torn: bool,
     pub running_epoch: u64,
     pub running_version: u64,

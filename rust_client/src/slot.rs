@@ -34,7 +34,7 @@ pub struct ModelState {
     pub staged: Option<(u64, u64)>,
     /// What waits for `Worker::receive`, or is being applied.
     pub ready: Option<(u64, u64)>,
-    /// The memory holds parts of two versions: none runs.
+    /// An apply has failed half-way: none runs.
     pub torn: bool,
 }
 
