@@ -303,3 +303,12 @@ def test_we_read_what_safetensors_reads(tmp_path: Path) -> None:
     plain = {name: array for name, array in BOTH.items() if name != "b.weight"}  # it has no bf16
     save_file(plain, tmp_path / "x.safetensors")
     assert_same(open_checkpoint(tmp_path).arrays(), load_file(tmp_path / "x.safetensors"))
+
+
+@pytest.mark.parametrize("nbytes", range(8))
+def test_a_length_that_is_cut_short_is_not_believed(tmp_path: Path, nbytes: int) -> None:
+    """Once, so many bytes were asked for as those that there are would make."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"\xff" * nbytes)
+    with pytest.raises(CheckpointError, match="cut short"):
+        open_checkpoint(path)

@@ -225,15 +225,15 @@ def _open_file(path: Path, load: bool, progress: Progress | None) -> Part:
 
 def _read_header(file: BufferedReader, path: Path, size: int) -> bytes:
     prefix = file.read(PREFIX_BYTES)
-    length = int.from_bytes(prefix, "little")
-    if len(prefix) == PREFIX_BYTES and length > HEADER_BYTES_MAX:
+    length = int.from_bytes(prefix, "little") if len(prefix) == PREFIX_BYTES else 0
+    if length > HEADER_BYTES_MAX:
         raise CheckpointError(
             f"{path} is no safetensors file: its first 8 bytes would announce a header of {length} "
             f"bytes, and at most {HEADER_BYTES_MAX} are allowed; pickled weights (.bin, .pt) "
             "must be converted, with safetensors.torch.save_file"
         )
     header = prefix + file.read(length)
-    if len(header) < PREFIX_BYTES + length or len(prefix) < PREFIX_BYTES:
+    if len(header) < PREFIX_BYTES + length:
         raise CheckpointError(
             f"{path} is cut short, or still being written: it has {size} bytes, and its header "
             "alone is longer; copy or download it again"
