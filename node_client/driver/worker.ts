@@ -58,8 +58,9 @@ export async function worker(address: string, options: Options): Promise<void> {
   for await (const update of worker) {
     const { model, epoch, version, digest } = update;
     const tensors = options.tensors ? { tensors: checksums(update) } : {};
-    const delay = options.loopDelay ? { delay_ms: await longest(delays) } : {};
-    say({ event: "applied", model, epoch, version, digest, ...tensors, ...delay });
+    const row = { event: "applied", model, epoch, version, digest, ...tensors };
+    if (!options.loopDelay) say(row);
+    else void longest(delays).then((delay_ms) => say({ ...row, delay_ms })); // the next may be here
   }
   delays.disable();
   clearTimeout(timer);
