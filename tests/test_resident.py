@@ -252,7 +252,8 @@ def test_a_consolidated_tensordict_moves_in_and_is_an_ordinary_one_then() -> Non
 
 
 def test_a_consolidated_tensordict_in_shared_memory_stays_where_it_is() -> None:
-    model: Any = TensorDict({"a": torch.arange(10.0)}).consolidate().share_memory_()
+    model: Any = TensorDict({"a": torch.arange(10.0)}).consolidate()
+    model.share_memory_()
     with pytest.raises(StateError, match="a cannot be resident: it is shared with other"):
         resident(model)
     assert model.is_consolidated()
