@@ -82,7 +82,8 @@ class Accepted:
         self._alert_until = 0.0
         self._complaints = Complaints(log, "hung up on a control connection: %s")
         self._scratch = bytearray(SCRATCH_BYTES)
-        self._nothing, self._spare = socket.socketpair()  # the latter becomes a duplicate
+        self._nothing = socket.socket(socket.AF_UNIX)
+        self._spare = self._nothing.dup()  # of another, while that is looked at
         self._spare.setblocking(False)
         self._counts = counts and hasattr(socket, "TCP_INFO")
         self._turns: Iterator[int] = iter(())
