@@ -78,12 +78,6 @@ class Language:
 NO_FLOCK = "Node has no flock, so this client never takes the shared road"
 SHARED_ROAD = ("shared-road", "shared-road-overtaken", "shared-road-overwritten")
 NO_MAPPING = {"mapping.json": "without the feature `mapping`: memory is mapped by the first copy"}
-# What a user's part of applying decides, and targets that are not exactly what is published.
-APPLYING = ("apply-turns-down", "apply-breaks", "apply-slow", "apply-hangs")
-TARGETS = ("partial-target", "cast-target", "casts.json")
-NO_APPLY = dict.fromkeys(APPLYING, "no user's part in applying that decides what is reported")
-NO_TARGETS = dict.fromkeys(TARGETS, "targets have exactly the tensors and dtypes of a version")
-NOT_YET = NO_APPLY | NO_TARGETS
 NO_PATCHES = {"deltas.json": "without patches, which are not on the wire yet"}
 
 RUST_INSIDE = {
