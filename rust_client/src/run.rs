@@ -101,12 +101,20 @@ impl Shared {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(calling);
     }
 
-    /// Calls whose time is over, once each.
-    fn overdue(&self) -> Vec<Calling> {
+    /// Tells the worker's thread of calls whose time is over, once each, after whatever it was told before.
+    ///
+    /// Whoever lets others at a model after such a call has this done first: what comes of the next
+    /// version is told later then, whoever looked at the clock first.
+    pub fn tell_overdue(&self) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let (under_way, over) = calls.drain(..).partition(|calling| calling.call.fate() == Fate::UnderWay);
-        *calls = under_way;
-        over.into_iter().filter(|calling: &Calling| calling.call.fate() == Fate::Overdue).collect()
+        calls.retain(|Calling { model, key, intact, too_long, call }| {
+            let fate = call.fate();
+            if fate == Fate::Overdue {
+                let outcome = Outcome::Failed { text: too_long.clone(), intact: *intact };
+                self.tell(model, *key, outcome); // while the calls are held, so that nobody passes it
+            }
+            fate == Fate::UnderWay
+        });
     }
 
     /// How the worker stood a moment ago.
@@ -176,6 +184,7 @@ impl Loop {
         let may_hello = !self.machine.inside() && self.machine.may_say_hello(now);
         let found = self.poll(next_tick.saturating_sub(now), may_hello)?;
         self.shared.bell.silence();
+        self.shared.tell_overdue(); // W24, while it hangs on
         self.do_work();
         if found.writable {
             let effects = self.machine.connected(self.now());
@@ -189,9 +198,6 @@ impl Loop {
             self.take_published(); // what is here of a chunk tells that more will come
         }
         if due {
-            for Calling { model, key, intact, too_long, .. } in self.shared.overdue() {
-                self.failed(model, key, too_long, intact); // W24, while it hangs on
-            }
             let now = self.now();
             if self.control.changed() {
                 self.machine.changed(now);

@@ -549,6 +549,7 @@ impl Worker {
             None => ask(function, &offer),
         };
         if !call.returned() {
+            self.shared.tell_overdue(); // before this model takes another version
             return Err(Attempt::TooLong);
         }
         decided.map_err(|text| Attempt::Failed { text, intact })

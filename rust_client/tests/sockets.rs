@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use weightbus::messages::Failed;
 use weightbus::{
-    Builder, Code, Error, Event, Model, Offer, Tensor, Timing, Update, UpdateStream, Worker, BF16,
+    Builder, Code, Error, Event, Model, ModelState, Offer, Tensor, Timing, Update, UpdateStream, Worker, BF16,
 };
 
 const LONG: Duration = Duration::from_secs(20); // for what takes milliseconds
@@ -377,6 +377,40 @@ fn a_function_that_hangs_is_reported_and_only_its_model_waits() {
         }
         assert!(!server.publisher.lock().unwrap().applied.iter().any(|applied| applied.version == 2));
     }
+}
+
+#[test]
+fn a_late_function_is_reported_before_the_version_after_it() {
+    let server = Running::start(1, "tcp://127.0.0.1:*");
+    let model = bytes_model(10);
+    let (go, hold) = held();
+    let limit = Duration::from_millis(450); // time for version 3 to get ready, and half-way between two ticks
+    let (worker, _events) = deciding(&server, |b| b.model(MODEL, &model).apply(hold).apply_timeout(limit));
+    server.publish(Version::of_bytes(1, vec![1; 10], 4));
+    update(&worker);
+    server.publish(Version::of_bytes(2, vec![2; 10], 4));
+    thread::scope(|scope| {
+        let hanging = scope.spawn(|| worker.receive(LONG));
+        let end = Instant::now() + LONG;
+        let until = |what: &str, holds: &dyn Fn(&ModelState) -> bool| {
+            while !holds(&worker.state().models[MODEL]) {
+                assert!(Instant::now() < end, "{}", what);
+                thread::yield_now();
+            }
+        };
+        until("it is being applied", &|state| state.ready == Some((1, 2)));
+        server.publish(Version::of_bytes(3, vec![3; 10], 4));
+        until("the next one is ready", &|state| state.ready == Some((1, 3)));
+        until("its time is over", &|state| state.torn); // found out here, before the worker's thread looks
+        go.send(()).unwrap();
+        text_of(hanging.join().unwrap());
+    });
+    assert_eq!(update(&worker).version, 3);
+    let reports = |p: &Publisher| p.applied.iter().filter(|applied| applied.version == 3).count();
+    server.wait("the report", |p| reports(p) > 0);
+    let told = server.publisher.lock().unwrap().failed.clone();
+    assert!(told.iter().any(|failed| failed.version == 2 && !failed.intact), "{:?}", told);
+    server.wait("saying so again", |p| reports(p) > 2); // nothing has torn it
 }
 
 #[test]
