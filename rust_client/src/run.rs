@@ -68,7 +68,7 @@ pub struct Shared {
     pub handoff: Handoff,
     bell: Arc<Bell>,
     stopping: AtomicBool,
-    outcomes: Mutex<VecDeque<(String, Key, Outcome)>>,
+    pub outcomes: Mutex<VecDeque<(String, Key, Outcome)>>, // in the order in which things happened
     calls: Mutex<Vec<Calling>>,
     state: Mutex<State>, // as of a moment ago
 }

@@ -368,32 +368,13 @@ impl Worker {
                 Found::Nothing => return Ok(None),
             };
             let (model, key) = (staged.model.clone(), staged.key);
-            let (attempt, staged) = self.apply(staged, deadline);
-            let outcome = match attempt {
+            match self.apply(staged, deadline) {
                 Attempt::Applied(update) => return Ok(Some(update)),
-                Attempt::InUse => {
-                    self.shared.tell(&model, key, Outcome::PutBack);
-                    let unwanted = staged.and_then(|staged| self.handoff().put_back(staged));
-                    if unwanted.map(drop).is_some() {
-                        self.shared.tell(&model, key, Outcome::Dropped);
-                    }
-                    return Ok(None);
-                }
-                Attempt::NotNewer => Outcome::Dropped,
-                Attempt::Stale => Outcome::Stale, // a newer one took its place: wait for that
-                Attempt::Failed { text, intact } => {
-                    drop(staged);
-                    self.shared.tell(&model, key, Outcome::Failed { text: text.clone(), intact });
-                    return Err(turned_down(model, key, text));
-                }
-                Attempt::TooLong => {
-                    drop(staged);
-                    self.shared.tell(&model, key, Outcome::Late);
-                    return Err(turned_down(model, key, self.functions.too_long()));
-                }
-            };
-            drop(staged); // its buffer may serve what follows
-            self.shared.tell(&model, key, outcome);
+                Attempt::InUse => return Ok(None),
+                Attempt::NotNewer | Attempt::Stale => {} // a newer one took its place: wait for that
+                Attempt::Failed { text, .. } => return Err(turned_down(model, key, text)),
+                Attempt::TooLong => return Err(turned_down(model, key, self.functions.too_long())),
+            }
         }
     }
 
@@ -452,80 +433,100 @@ impl Worker {
         &self.shared.handoff
     }
 
-    /// Applies a version; gives it back unless it was applied.
-    fn apply(&self, staged: Staged, deadline: Instant) -> (Attempt, Option<Staged>) {
-        self.shared.tell(&staged.model, staged.key, Outcome::Taken);
-        match self.targets.get(&staged.model) {
-            Some(Target::InPlace(model)) => self.apply_in_place(model, staged, deadline),
-            Some(Target::Snapshots(its)) => self.keep(its, staged, deadline),
-            None => (failed("no such model here".to_owned()), Some(staged)),
+    /// Applies a version, and tells what came of it before its model takes another one.
+    fn apply(&self, staged: Staged, deadline: Instant) -> Attempt {
+        let (model, key) = (staged.model.clone(), staged.key);
+        self.shared.tell(&model, key, Outcome::Taken);
+        match self.targets.get(&model) {
+            Some(Target::InPlace(its)) => match its.write(deadline) {
+                Some(writing) => self.tell(&model, key, self.apply_in_place(&writing, staged)),
+                None => self.put_back(staged),
+            },
+            Some(Target::Snapshots(its)) => match its.gate.write(deadline) {
+                Some(_pass) => self.tell(&model, key, self.keep(its, staged)),
+                None => self.put_back(staged),
+            },
+            None => self.tell(&model, key, failed("no such model here".to_owned())),
         }
     }
 
-    fn apply_in_place(&self, model: &Model, staged: Staged, deadline: Instant) -> (Attempt, Option<Staged>) {
-        let writing = match model.write(deadline) {
-            Some(writing) => writing,
-            None => return (Attempt::InUse, Some(staged)),
+    /// Tells the worker's thread what came of a version, whose buffer may serve what follows by now.
+    fn tell(&self, model: &str, key: Key, attempt: Attempt) -> Attempt {
+        let outcome = match &attempt {
+            Attempt::Applied(update) => Outcome::Applied { digest: update.digest.clone() },
+            Attempt::InUse => Outcome::PutBack,
+            Attempt::NotNewer => Outcome::Dropped,
+            Attempt::Stale => Outcome::Stale,
+            Attempt::Failed { text, intact } => Outcome::Failed { text: text.clone(), intact: *intact },
+            Attempt::TooLong => Outcome::Late,
         };
+        self.shared.tell(model, key, outcome);
+        attempt
+    }
+
+    /// Leaves a version for later, unless a newer one has come meanwhile.
+    fn put_back(&self, staged: Staged) -> Attempt {
+        let (model, key) = (staged.model.clone(), staged.key);
+        let attempt = self.tell(&model, key, Attempt::InUse);
+        if self.handoff().put_back(staged).map(drop).is_some() {
+            self.tell(&model, key, Attempt::NotNewer);
+        }
+        attempt
+    }
+
+    fn apply_in_place(&self, writing: &Writing, staged: Staged) -> Attempt {
         let (key, layout) = (staged.key, staged.layout.clone());
         if writing.version() >= Some(key) {
-            return (Attempt::NotNewer, Some(staged)); // another thread was faster, with a newer one
+            return Attempt::NotNewer; // another thread was faster, with a newer one
         }
         let offer = offer_of(&staged.model, key, &layout);
-        if let Err(attempt) = self.decide(&self.functions.before, offer, Some(&writing), true) {
-            return (attempt, Some(staged));
+        if let Err(attempt) = self.decide(&self.functions.before, offer, Some(writing), true) {
+            return attempt;
         }
         let begun = Instant::now();
-        let update = match write(&writing, &staged) {
+        let update = match write(writing, &staged) {
             Ok(digest) => update_of(&staged, digest, begun.elapsed(), None),
-            Err(Unwritten::Stale) => return (Attempt::Stale, Some(staged)),
+            Err(Unwritten::Stale) => return Attempt::Stale,
             Err(Unwritten::Torn) => {
                 writing.set_ran(Ran::Torn); // before anybody can read it
-                return (Attempt::Failed { text: Error::Torn.to_string(), intact: false }, Some(staged));
+                return Attempt::Failed { text: Error::Torn.to_string(), intact: false };
             }
         };
         drop(staged); // its buffer may serve what follows
         writing.set_ran(Ran::Undecided);
         let offer = offer_of(&update.model, key, &layout);
-        if let Err(attempt) = self.decide(&self.functions.apply, offer, Some(&writing), false) {
+        if let Err(attempt) = self.decide(&self.functions.apply, offer, Some(writing), false) {
             writing.set_ran(Ran::Torn); // W24
-            return (attempt, None);
+            return attempt;
         }
         // The model says that it runs the version before anybody can read it, and before the
         // publisher hears of it.
         writing.set_ran(Ran::Version(key));
-        drop(writing);
-        self.tell_applied(&update);
-        (Attempt::Applied(update), None)
+        Attempt::Applied(update)
     }
 
     /// Makes a snapshot of a version, without a copy if it is in a buffer.
-    fn keep(&self, its: &Snapshots, mut staged: Staged, deadline: Instant) -> (Attempt, Option<Staged>) {
-        let _pass = match its.gate.write(deadline) {
-            Some(pass) => pass,
-            None => return (Attempt::InUse, Some(staged)),
-        };
+    fn keep(&self, its: &Snapshots, mut staged: Staged) -> Attempt {
         let key = staged.key;
         if lock(&its.latest).as_ref().map(|snapshot| (snapshot.epoch, snapshot.version)) >= Some(key) {
-            return (Attempt::NotNewer, Some(staged));
+            return Attempt::NotNewer;
         }
         let offer = offer_of(&staged.model, key, &staged.layout);
         if let Err(attempt) = self.decide(&self.functions.before, offer, None, true) {
-            return (attempt, Some(staged));
+            return attempt;
         }
         let begun = Instant::now();
         let snapshot = match snapshot_of(&its.buffers, &mut staged) {
             Ok(snapshot) => Arc::new(snapshot),
-            Err(attempt) => return (attempt, Some(staged)),
+            Err(attempt) => return attempt,
         };
         let update = update_of(&staged, staged.digest.clone(), begun.elapsed(), Some(snapshot.clone()));
         let offer = Offer { snapshot: Some(&snapshot), ..offer_of(&update.model, key, &snapshot.layout) };
         if let Err(attempt) = self.decide(&self.functions.apply, offer, None, true) {
-            return (attempt, None);
+            return attempt;
         }
         *lock(&its.latest) = Some(snapshot);
-        self.tell_applied(&update);
-        (Attempt::Applied(update), None)
+        Attempt::Applied(update)
     }
 
     /// Lets the user turn a version down. If it may be looked at in a model's memory, readers wait.
@@ -553,11 +554,6 @@ impl Worker {
             return Err(Attempt::TooLong);
         }
         decided.map_err(|text| Attempt::Failed { text, intact })
-    }
-
-    fn tell_applied(&self, update: &Update) {
-        let key = (update.epoch, update.version);
-        self.shared.tell(&update.model, key, Outcome::Applied { digest: update.digest.clone() });
     }
 }
 
@@ -700,4 +696,100 @@ fn random_digits(bytes: usize) -> io::Result<String> {
     let mut random = vec![0; bytes];
     fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
     Ok(crate::digest::hex(&random))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Tensor;
+    use std::sync::mpsc::channel;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// A worker that nobody listens to, of a model of one byte.
+    fn worker(
+        model: &Model,
+        timeout: Duration,
+        apply: impl Fn(&Offer) -> Result<(), Box<dyn std::error::Error>> + Send + Sync + 'static,
+    ) -> Worker {
+        let apply: Option<Decide> = Some(Box::new(apply));
+        Worker {
+            name: "w".to_owned(),
+            address: String::new(),
+            targets: Arc::new(BTreeMap::from([("m".to_owned(), Target::InPlace(model.clone()))])),
+            functions: Functions { before: None, apply, timeout },
+            shared: Arc::new(Shared::new().unwrap()),
+            thread: Mutex::new(None),
+        }
+    }
+
+    fn model() -> Model {
+        Model::new([Tensor::new("w", &[1], vec![0u8])]).unwrap()
+    }
+
+    fn put(worker: &Worker, version: u64) {
+        let header = b"\x35\0\0\0\0\0\0\0{\"w\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
+        let buffer = Buffers::default().take(1).unwrap().unwrap();
+        let (model, layout) = ("m".to_owned(), Arc::new(Layout::parse(header).unwrap()));
+        let source = Source::Buffer(buffer);
+        worker.handoff().put(Staged { model, key: (1, version), layout, source, digest: String::new() });
+    }
+
+    #[test]
+    fn what_is_found_overdue_is_told_before_what_follows() {
+        let model = model();
+        let hanging = model.clone();
+        let worker = worker(&model, Duration::from_millis(20), move |offer| {
+            while offer.version == 1 && !hanging.ran().1 {
+                thread::yield_now(); // somebody looks, and settles that it is too late
+            }
+            Ok(())
+        });
+        for version in [1, 2] {
+            put(&worker, version);
+            assert_eq!(worker.receive(LONG).is_ok(), version == 2);
+        }
+        worker.shared.tell_overdue(); // once is enough
+        let told = worker.shared.outcomes.lock().unwrap();
+        let told: Vec<_> = told.iter().map(|(_, key, outcome)| (key.1, outcome)).collect();
+        assert!(
+            matches!(
+                told[..],
+                [
+                    (1, Outcome::Taken),
+                    (1, Outcome::Failed { intact: false, .. }),
+                    (1, Outcome::Late),
+                    (2, Outcome::Taken),
+                    (2, Outcome::Applied { .. })
+                ]
+            ),
+            "{:?}",
+            told
+        );
+    }
+
+    #[test]
+    fn what_came_of_a_version_is_told_before_its_model_is_free() {
+        for good in [true, false] {
+            let ((asked, asks), (go, goes)) = (channel(), channel::<()>());
+            let (asked, goes) = (Mutex::new(asked), Mutex::new(goes));
+            let model = model();
+            let worker = worker(&model, LONG, move |_| {
+                lock(&asked).send(())?;
+                lock(&goes).recv_timeout(LONG)?;
+                good.then_some(()).ok_or_else(|| "no".into())
+            });
+            put(&worker, 1);
+            thread::scope(|scope| {
+                let applying = scope.spawn(|| worker.receive(LONG));
+                asks.recv_timeout(LONG).unwrap();
+                let outcomes = worker.shared.outcomes.lock().unwrap(); // nothing can be told now
+                go.send(()).unwrap();
+                let free = model.write(Instant::now() + Duration::from_millis(100)).is_some();
+                drop(outcomes);
+                assert!(!free, "others may apply and tell before");
+                assert_eq!(applying.join().unwrap().is_ok(), good);
+            });
+        }
+    }
 }

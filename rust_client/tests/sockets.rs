@@ -384,7 +384,7 @@ fn a_late_function_is_reported_before_the_version_after_it() {
     let server = Running::start(1, "tcp://127.0.0.1:*");
     let model = bytes_model(10);
     let (go, hold) = held();
-    let limit = Duration::from_millis(450); // time for version 3 to get ready, and half-way between two ticks
+    let limit = Duration::from_millis(450); // time for version 3 to get ready
     let (worker, _events) = deciding(&server, |b| b.model(MODEL, &model).apply(hold).apply_timeout(limit));
     server.publish(Version::of_bytes(1, vec![1; 10], 4));
     update(&worker);
