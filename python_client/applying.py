@@ -238,7 +238,9 @@ class Applier:
         writes: bool = False,
     ) -> ApplyError:
         """The time of the user's code is over, and it has not returned. (In another thread.)"""
-        error = TimeoutError(f"{what} did not return within {self._calls.seconds:g} s")
+        error = TimeoutError(
+            f"{what} did not return within {self._calls.seconds:g} s: apply_timeout= says how long"
+        )
         told = self._fail(staged, error, intact=undo(), still=True)
         log.error("%s", told)
         if writes:

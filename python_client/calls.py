@@ -80,6 +80,8 @@ class Calls:
         except BaseException:
             with self._lock:
                 self._under_way.discard(call)
+            if call.giving_up is not None:  # what it puts back is not to be put back twice at once
+                call.giving_up.join()
             raise
         self._end(call, "it has returned")
         return done

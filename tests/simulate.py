@@ -332,8 +332,10 @@ class Worker:
 
     def hand_over(self, staged: StagedVersion) -> None:
         only = self.only.get(staged.model, staged.key)
-        assert staged.key == only, f"{self.name} wants {only} alone, and got {staged.key}"
+        decided = staged.say_staged and staged.key < only  # all apply it together, or none (W14)
+        assert decided or staged.key == only, f"{self.name} wants {only} alone, not {staged.key}"
         older = self.ready.pop(staged.model, None)
+        assert older is None or older.key != only or older.key == staged.key, "it was pinned"
         self.ready[staged.model] = staged
         if older is not None:
             self.perform(self.report(older, "newer"))

@@ -16,10 +16,12 @@ from weightbus.bus.messages import (
     UPSTREAM,
     Applied,
     Bye,
+    Failed,
     Hello,
     Message,
     Ping,
     Progress,
+    Refuse,
     Staged,
     Welcome,
     encode,
@@ -121,6 +123,18 @@ def test_a_token_ends_with_who_has_it() -> None:
     assert workers.join("w0", "1" * 32) != token
 
 
+def test_words_that_come_after_news_of_a_torn_model_have_no_effect() -> None:
+    """There is no order between the channels: what it said before would count again."""
+    workers = Workers("w0")
+    workers.publish()
+    torn = Failed(model="a", epoch=7, version=1, code="apply", text="no", intact=False)
+    workers.say("w0", torn)
+    assert workers.word(workers.tokens["w0"], DONE) == []
+    assert [status.running for status in workers.machine.status(0.0)] == [{}]
+    workers.say("w0", DONE)
+    assert [status.running for status in workers.machine.status(0.0)] == [{"a": (7, 1)}]
+
+
 def test_a_lost_worker_comes_back_by_the_control_channel_alone() -> None:
     workers = Workers("w0")
     workers.publish()
@@ -163,6 +177,10 @@ def test_a_worker_says_what_is_new_upstream_and_repeats_it_on_the_control_channe
     assert welcomed("other", f"{UPSTREAM}.{token}") == token
     assert welcomed(UPSTREAM) == ""
     assert welcomed(f"{UPSTREAM}.{token}0") == "", "no token has so many digits"
+    assert welcomed(f"{UPSTREAM}.{token}") == token
+    unknown = Refuse(code="unknown-worker", text="say hello first")
+    machine.receive([encode(unknown)], 0.0)
+    assert machine.upstream == "", "it was good for that session"
 
 
 def word(body: bytes) -> bytes:
@@ -221,6 +239,21 @@ def test_a_publish_ends_by_words_alone_and_without_any(monkeypatch: pytest.Monke
         receipt = publisher.publish("a", {"w": source}, timeout=SECONDS)
         assert receipt.workers.keys() == {subscriber.name}
         assert not any(b'"version":%d,' % receipt.version in word for word in taken)
+
+
+def test_who_leaves_has_said_on_the_control_channel_what_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its goodbye may overtake the word, which then is nobody's."""
+    monkeypatch.setattr(Subscription, "say", lambda _self, _body: True)
+    timing = Timing(ping=SECONDS, lost_after=10 * SECONDS)  # nothing is repeated meanwhile
+    with weightbus.Publisher(timing=timing) as publisher:
+        with weightbus.Subscriber(publisher.address, {"a": {"w": np.zeros(4)}}) as subscriber:
+            publisher.wait_for_workers(1, SECONDS)
+            options = {"require": 1, "timeout": SECONDS}
+            future = publisher.publish_async("a", {"w": np.ones(4)}, **options)  # type: ignore[arg-type]
+            assert subscriber.receive(SECONDS) is not None
+        assert future.result(SECONDS).workers[subscriber.name].state == "applied"
 
 
 def test_what_waits_to_be_sent_is_not_added_to() -> None:

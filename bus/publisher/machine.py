@@ -151,8 +151,10 @@ class PublisherMachine:
             message, _ = from_worker([header])
         except ProtocolError:
             return None
-        if peer.lost or not isinstance(message, Applied):
-            return [] if isinstance(message, Applied) else None
+        if not isinstance(message, Applied):
+            return None
+        if peer.lost or message.model in peer.torn:
+            return []
         effects = self._sessions.heard(peer, now)
         return self._freeing(effects + self._reports.applied(peer, message, now))
 
@@ -165,6 +167,7 @@ class PublisherMachine:
             case Staged():
                 return self._reports.staged(peer, message, now)
             case Applied():
+                peer.torn.discard(message.model)
                 return self._reports.applied(peer, message, now)
             case Failed():
                 return self._reports.failed(peer, message, now)

@@ -85,6 +85,7 @@ class Reports:
         """A worker says that it will not run a version."""  # P13
         if not message.intact:
             peer.running.pop(message.model, None)
+            peer.torn.add(message.model)
         versions = self._of(message)
         if versions is None:
             return []

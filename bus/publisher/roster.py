@@ -43,6 +43,7 @@ class Peer:
     told_at: float | None = None  # of a version, for the first time since it was heard
     stuck: bool = False  # it was said to be stuck
     contested_at: float | None = None  # when another instance asked for its name
+    torn: set[str] = field(default_factory=set[str])  # models of which it has said that none runs
     token: str = ""  # what its words on the data connection begin with; empty: it has none
 
     def runs(self, model: str) -> tuple[int, int]:

@@ -31,6 +31,12 @@ class Asking:
         self.asked_at = -math.inf  # when the latest announcement was asked for
         self._later, self._until, self._pause = (0, 0), 0.0, 0.0  # what is put off
 
+    def reconnected(self, epoch: int) -> None:
+        """A session begins, of an epoch that may be lower than the last one's."""
+        self.asked_at = -math.inf
+        if self.heard[0] != epoch:
+            self.heard = (0, 0)
+
     def hear_of(self, epoch: int, version: int, now: float) -> list[Effect]:
         """A beacon, a welcome or a stray chunk speaks of a version: ask if it is news."""
         arriving, key = self._holds.at("arriving"), (epoch, version)
@@ -89,12 +95,17 @@ class Asking:
             return []
         return self.layout(only, now) if now - self.asked_at >= self._timing.quiet else []
 
+    def overtaken(self, key: Key) -> list[Effect]:
+        """A version was committed, to which all workers go on, whatever one of them wants."""
+        overtaken = self.only is not None and self.only < key
+        return self.forgo("all workers go on to a newer one") if overtaken else []
+
     def forgo(self, why: str) -> list[Effect]:
         """The only version that is wanted is not to be had any more: tell the user."""
         only, self.only = self.only, None
         if only is None:
             return []
-        text = f"this very version was asked for, and is not to be had any more: {why}"
+        text = f"it was asked for alone, and is not to be had any more: {why}; ask for a newer one"
         return [Rejected(self._model, *only, "gone", text)]
 
     def ignores(self, key: Key) -> bool:

@@ -37,6 +37,7 @@ from ..messages import (
     upstream_of,
 )
 from ..staged import SharedMemory
+from . import reports
 from .events import Happening, Opened, Report, Wanted
 from .layouts import Accepts, Expected
 from .phases import SESSIONS, Change, Session
@@ -248,6 +249,8 @@ class WorkerMachine:
 
     def _turn(self, change: Change) -> None:
         self.session = SESSIONS[self.session].get(change, self.session)
+        if not self.inside:
+            self.upstream = ""  # a token is good for its session (W34)
 
     @property
     def applied_epoch(self) -> int:
@@ -283,8 +286,8 @@ class WorkerMachine:
             )
             return [Refused("stale-epoch", text)]
         self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
-        self.upstream = upstream_of(welcome)  # W34
         if self.inside and welcome.epoch == self.epoch:
+            self.upstream = upstream_of(welcome)  # W34
             return self._hear_of(welcome.epoch, welcome.models, now)  # W29
         if welcome.shared is None:
             return self._enter(welcome, None, now)
@@ -295,6 +298,7 @@ class WorkerMachine:
         """The session begins; `memory` is open if the publisher is on this host. (W28, S2)"""
         self._turn("welcomed")
         self.epoch, self._heard_at = welcome.epoch, now
+        self.upstream = upstream_of(welcome)  # W34
         self._ping_every = min(self.timing.ping, welcome.ping_ms / 1000)
         effects: list[Effect] = [Joined(welcome.epoch)]
         self._subscribed, self._unheard_at = False, now + self.timing.lost_after
@@ -341,8 +345,13 @@ class WorkerMachine:
         return self._hello(now) if not self.inside and self.may_say_hello(now) else []
 
     def close(self) -> list[Effect]:
-        """Say goodbye, even from outside: our hello may have been heard, its answer not yet."""
-        return [Send(Bye())]  # W22
+        """Say goodbye, even from outside: our hello may have been heard, its answer not yet.
+
+        What was said on the data connection may arrive after it, and count for nothing then.
+        """
+        running = [(m, s.running) for m, s in self.slots.items()] if self.upstream else []
+        said = [reports.applied(model, what) for model, what in running if what is not None]
+        return [*said, Send(Bye())]  # W22, W34
 
     # What is told that is no message.
 

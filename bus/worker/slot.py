@@ -327,7 +327,8 @@ class Slot:
         held, key = self.holds.at("staged"), (commit.epoch, commit.version)
         if held is None or held.staged is None or held.key != key:
             return []
-        return self._commit(held) if held.staged.digest == commit.digest else []  # W14
+        same = held.staged.digest == commit.digest
+        return self.asking.overtaken(key) + self._commit(held) if same else []  # W14
 
     def aborted(self, abort: Abort, now: float) -> list[Effect]:
         """The version must not be applied; drop what there is of it."""
@@ -374,7 +375,7 @@ class Slot:
                 held.transfer.reconnected(now)
         self.holds.rejected.clear()
         self.applying.torn = min(self.applying.torn, 1)  # it may be tried as often as at first
-        self.asking.asked_at = -math.inf
+        self.asking.reconnected(epoch)
         effects: list[Effect] = []
         nbytes = self._expected.nbytes
         if not self.shared and self.holds.bare and 0 < nbytes <= self._acceptance.bytes_max:
