@@ -91,10 +91,13 @@ fn to_f16(value: f32) -> u16 {
 }
 
 pub fn f16_to_f32(bits: u16) -> f32 {
-    let scale = f32::from_bits(0x7780_0000); // 2^112
     let (sign, size) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
-    let size =
-        if bits & 0x7c00 == 0x7c00 { size | 0x7f80_0000 } else { (f32::from_bits(size) * scale).to_bits() };
+    let size = match bits & 0x7c00 {
+        0x7c00 => size | 0x7f80_0000,
+        // Beside 0.5, as in `to_f16`. No subnormal `f32` is made, which a processor may have been told to take for zero.
+        0 => (f32::from_bits(0.5f32.to_bits() + u32::from(bits & 0x3ff)) - 0.5).to_bits(),
+        _ => size + (112 << 23),
+    };
     f32::from_bits(sign | size)
 }
 

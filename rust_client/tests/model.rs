@@ -103,3 +103,20 @@ fn halves_of_the_crate_half_are_elements() {
     assert_eq!(weights.get::<f16>("f").unwrap(), [f16::from_f32(1.5), f16::MAX]);
     assert_eq!(weightbus::to_f32(weights.get::<BF16>("b").unwrap()), [-2.0]);
 }
+
+/// Libraries built for fast arithmetic set this in threads that call others.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn half_floats_are_what_they_are_where_subnormals_are_flushed() {
+    let flush = |mxcsr: u32| {
+        // SAFETY: it reads four bytes, and this thread computes as ever at the end.
+        unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &mxcsr) }
+    };
+    let all: Vec<weightbus::F16> = (0..=u16::MAX).map(weightbus::F16).collect();
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
+    let plain = weightbus::to_f32(&all);
+    flush(0x9fc0);
+    let flushed = weightbus::to_f32(&all);
+    flush(0x1f80);
+    assert!(bits(plain) == bits(flushed));
+}
