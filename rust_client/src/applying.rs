@@ -78,8 +78,8 @@ impl Functions {
 
 /// Calls a function; its words if it turns the version down.
 pub fn ask(decide: &Decide, offer: &Offer) -> Result<(), String> {
-    match catch_unwind(AssertUnwindSafe(|| decide(offer))) {
-        Ok(decided) => decided.map_err(|error| error.to_string()),
+    match catch_unwind(AssertUnwindSafe(|| decide(offer).map_err(|error| error.to_string()))) {
+        Ok(decided) => decided,
         Err(panic) => Err(format!("the user's function panicked: {}", words_of(&*panic))),
     }
 }
