@@ -37,13 +37,17 @@ impl Meeting {
             between = self.taken.wait(between).unwrap_or_else(PoisonError::into_inner);
         }
         between.item = Some(item);
-        wake(&mut between);
-        !between.unwanted
+        let wanted = !between.unwanted;
+        wake(between);
+        wanted
     }
 }
 
-fn wake(between: &mut Between) {
-    if let Some(waker) = between.waker.take() {
+/// Wakes the task that waits, which may poll at once: nothing is held meanwhile.
+fn wake(mut between: MutexGuard<'_, Between>) {
+    let waker = between.waker.take();
+    drop(between);
+    if let Some(waker) = waker {
         waker.wake();
     }
 }
@@ -73,7 +77,7 @@ impl UpdateStream {
             }
             let mut between = meeting.open();
             between.ended = true;
-            wake(&mut between);
+            wake(between);
         };
         thread::Builder::new().name("weightbus-stream".to_owned()).spawn(apply)?;
         Ok(stream)
@@ -81,6 +85,7 @@ impl UpdateStream {
 
     /// The next version, or word of one that could not be taken; else the task is woken when there is one.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Update, Error>>> {
+        let mut waker = Some(context.waker().clone()); // and the one before is dropped: both by code of others
         let mut between = self.0.open();
         if let Some(item) = between.item.take() {
             self.0.taken.notify_all();
@@ -89,7 +94,7 @@ impl UpdateStream {
         if between.ended {
             return Poll::Ready(None);
         }
-        between.waker = Some(context.waker().clone());
+        std::mem::swap(&mut between.waker, &mut waker);
         Poll::Pending
     }
 }

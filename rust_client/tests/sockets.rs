@@ -499,6 +499,37 @@ fn a_stream_has_version_after_version_and_an_end() {
     }
 }
 
+/// Polls in the thread that wakes it.
+struct AtOnce(Mutex<UpdateStream>, Mutex<Sender<u64>>);
+
+impl AtOnce {
+    fn poll(self: Arc<Self>) {
+        let waker = self.clone().into();
+        if let Poll::Ready(Some(found)) = self.0.lock().unwrap().poll_next(&mut Context::from_waker(&waker)) {
+            self.1.lock().unwrap().send(found.unwrap().version).unwrap();
+        }
+    }
+}
+
+impl Wake for AtOnce {
+    fn wake(self: Arc<Self>) {
+        self.poll();
+    }
+}
+
+#[test]
+fn a_stream_may_be_polled_by_who_is_woken() {
+    let server = Running::start(1, "tcp://127.0.0.1:*");
+    let worker = Arc::new(Worker::builder(&server.address).name("w").snapshots(MODEL).connect().unwrap());
+    let (found, finds) = channel();
+    let task = Arc::new(AtOnce(Mutex::new(worker.stream().unwrap()), Mutex::new(found)));
+    for number in 1..=2 {
+        task.clone().poll();
+        server.publish(Version::of_bytes(number, vec![1; 10], 4));
+        assert_eq!(finds.recv_timeout(LONG).unwrap(), number);
+    }
+}
+
 #[cfg(feature = "stream")]
 #[test]
 fn a_stream_is_one_of_futures_core() {
