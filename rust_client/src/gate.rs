@@ -99,12 +99,13 @@ impl Gate {
         Reader(self)
     }
 
-    /// Lets a writer in, once nobody else is; nothing if somebody is until the deadline.
-    pub fn write(&self, deadline: Instant) -> Option<Pass<'_>> {
+    /// Lets a writer in, once nobody else is; nothing if somebody is until the deadline, or until it is
+    /// wanted no longer, which is looked at whenever somebody is let in or out, and at `wake`.
+    pub fn write(&self, deadline: Instant, wanted: &dyn Fn() -> bool) -> Option<Pass<'_>> {
         let mut state = self.state();
         state.writers_waiting += 1;
         while state.readers > 0 || !matches!(state.writer, Writer::Nobody) {
-            if Instant::now() >= deadline {
+            if Instant::now() >= deadline || !wanted() {
                 state.writers_waiting -= 1;
                 self.moved.notify_all();
                 return None;
@@ -114,6 +115,12 @@ impl Gate {
         state.writers_waiting -= 1;
         state.writer = Writer::Writes;
         Some(Pass(self))
+    }
+
+    /// Has those who wait look again at whether they are wanted.
+    pub fn wake(&self) {
+        drop(self.state()); // whoever has just looked waits by now
+        self.moved.notify_all();
     }
 
     fn set(&self, writer: Writer) {

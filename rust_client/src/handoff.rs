@@ -90,11 +90,12 @@ impl Handoff {
         older
     }
 
-    /// Leaves a version again that was taken; returns it if a newer one has come meanwhile.
+    /// Leaves a version again that was taken; returns it if a newer one has come meanwhile, or nothing
+    /// more is to be taken.
     pub fn put_back(&self, staged: Staged) -> Option<Staged> {
         let mut unwanted = None;
         self.change(|left| {
-            if left.ready.iter().any(|waiting| waiting.model == staged.model) {
+            if left.closed.is_some() || left.ready.iter().any(|waiting| waiting.model == staged.model) {
                 unwanted = Some(staged);
             } else {
                 left.ready.push_back(staged); // others need not wait for its model, too
@@ -135,6 +136,11 @@ impl Handoff {
     }
 
     // For the user's threads.
+
+    /// Whether nothing more will come.
+    pub fn is_closed(&self) -> bool {
+        self.open().closed.is_some()
+    }
 
     /// Returns a version that is ready, the one that has waited longest first; otherwise word of
     /// one that could not be taken, or of a refusal, once each.

@@ -277,9 +277,14 @@ impl Model {
         WeightsGuard { weights, _pass: pass }
     }
 
-    /// Lets a writer in, once nobody reads; nothing if somebody does until the deadline.
-    pub(crate) fn write(&self, deadline: Instant) -> Option<Writing<'_>> {
-        self.0.gate.write(deadline).map(|pass| Writing { inner: &self.0, pass })
+    /// Lets a writer in, once nobody reads; nothing if somebody does until the deadline, or until it is
+    /// wanted no longer.
+    pub(crate) fn write(&self, deadline: Instant, wanted: &dyn Fn() -> bool) -> Option<Writing<'_>> {
+        self.0.gate.write(deadline, wanted).map(|pass| Writing { inner: &self.0, pass })
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.0.gate
     }
 
     /// What runs, and whether none does since an apply has failed half-way. Nobody is waited for.
@@ -451,7 +456,8 @@ mod tests {
                 });
             }
             for round in 0..2000u32 {
-                let written = model.write(Instant::now() + LONG).map(|writing| fill(&writing, round as u8));
+                let written =
+                    model.write(Instant::now() + LONG, &|| true).map(|writing| fill(&writing, round as u8));
                 assert!(written.is_some(), "steady readers kept a writer out");
             }
             done.store(true, Ordering::Relaxed);
@@ -461,7 +467,7 @@ mod tests {
     #[test]
     fn parts_of_two_versions_are_served_to_nobody() {
         let model = model();
-        let hold = |now| model.write(Instant::now()).unwrap().set_ran(now);
+        let hold = |now| model.write(Instant::now(), &|| true).unwrap().set_ran(now);
         hold(Ran::Version((1, 2)));
         model.rename((1, 2), (2, 1));
         assert_eq!(model.read().version(), Some((2, 1)));
@@ -479,10 +485,10 @@ mod tests {
     fn a_writer_gives_up_and_readers_go_on() {
         let model = model();
         let guard = model.read();
-        assert!(model.write(Instant::now()).map(|writing| fill(&writing, 1)).is_none());
+        assert!(model.write(Instant::now(), &|| true).map(|writing| fill(&writing, 1)).is_none());
         let other = model.read(); // nobody waits to write any more
         assert_eq!(other.get::<u8>("b").unwrap(), [0]);
         drop((guard, other));
-        assert!(model.write(Instant::now()).map(|writing| fill(&writing, 1)).is_some());
+        assert!(model.write(Instant::now(), &|| true).map(|writing| fill(&writing, 1)).is_some());
     }
 }

@@ -63,6 +63,13 @@ struct Snapshots {
 }
 
 impl Target {
+    fn gate(&self) -> &Gate {
+        match self {
+            Target::InPlace(model) => model.gate(),
+            Target::Snapshots(its) => &its.gate,
+        }
+    }
+
     /// What runs, and whether none does since a copy tore.
     fn ran(&self) -> (Option<Key>, bool) {
         match self {
@@ -370,7 +377,8 @@ impl Worker {
             let (model, key) = (staged.model.clone(), staged.key);
             match self.apply(staged, deadline) {
                 Attempt::Applied(update) => return Ok(Some(update)),
-                Attempt::InUse => return Ok(None),
+                Attempt::InUse if Instant::now() >= deadline => return Ok(None),
+                Attempt::InUse => {}                     // until it was closed
                 Attempt::NotNewer | Attempt::Stale => {} // a newer one took its place: wait for that
                 Attempt::Failed { text, .. } => return Err(turned_down(model, key, text)),
                 Attempt::TooLong => return Err(turned_down(model, key, self.functions.too_long())),
@@ -427,6 +435,9 @@ impl Worker {
         if let Some(thread) = lock(&self.thread).take() {
             let _ = thread.join(); // it never waits; if it panicked, the handoff says so
         }
+        for target in self.targets.values() {
+            target.gate().wake(); // who waits there finds the handoff closed
+        }
     }
 
     fn handoff(&self) -> &Handoff {
@@ -436,13 +447,14 @@ impl Worker {
     /// Applies a version, and tells what came of it before its model takes another one.
     fn apply(&self, staged: Staged, deadline: Instant) -> Attempt {
         let (model, key) = (staged.model.clone(), staged.key);
+        let open = || !self.handoff().is_closed();
         self.shared.tell(&model, key, Outcome::Taken);
         match self.targets.get(&model) {
-            Some(Target::InPlace(its)) => match its.write(deadline) {
+            Some(Target::InPlace(its)) => match its.write(deadline, &open) {
                 Some(writing) => self.tell(&model, key, self.apply_in_place(&writing, staged)),
                 None => self.put_back(staged),
             },
-            Some(Target::Snapshots(its)) => match its.gate.write(deadline) {
+            Some(Target::Snapshots(its)) => match its.gate.write(deadline, &open) {
                 Some(_pass) => self.tell(&model, key, self.keep(its, staged)),
                 None => self.put_back(staged),
             },
@@ -785,7 +797,7 @@ mod tests {
                 asks.recv_timeout(LONG).unwrap();
                 let outcomes = worker.shared.outcomes.lock().unwrap(); // nothing can be told now
                 go.send(()).unwrap();
-                let free = model.write(Instant::now() + Duration::from_millis(100)).is_some();
+                let free = model.write(Instant::now() + Duration::from_millis(100), &|| true).is_some();
                 drop(outcomes);
                 assert!(!free, "others may apply and tell before");
                 assert_eq!(applying.join().unwrap().is_ok(), good);

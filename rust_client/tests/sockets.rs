@@ -206,6 +206,52 @@ fn a_reader_keeps_a_version_until_it_lets_go() {
 }
 
 #[test]
+fn who_waits_for_a_reader_learns_that_the_worker_is_closed() {
+    let server = Running::start(1, "tcp://127.0.0.1:*");
+    server.publish(Version::of_bytes(1, vec![1; 10], 4));
+    let model = bytes_model(10);
+    let worker = Worker::builder(&server.address).name("w").model(MODEL, &model).connect().unwrap();
+    update(&worker);
+    let weights = model.read();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| worker.receive(LONG));
+        server.publish(Version::of_bytes(2, vec![2; 10], 4));
+        let end = Instant::now() + LONG;
+        while worker.state().models[MODEL].ready != Some((1, 2)) {
+            assert!(Instant::now() < end);
+            thread::yield_now();
+        }
+        let begun = Instant::now();
+        worker.close();
+        assert!(matches!(waiting.join().unwrap(), Err(Error::Closed { .. })));
+        assert!(begun.elapsed() < LONG / 2, "it waited for the reader");
+    });
+    drop(weights);
+    assert!(matches!(worker.receive(LONG), Err(Error::Closed { .. })));
+    assert_eq!(model.read().version(), Some((1, 1)));
+}
+
+#[test]
+fn a_stream_ends_though_somebody_reads() {
+    let server = Running::start(1, "tcp://127.0.0.1:*");
+    server.publish(Version::of_bytes(1, vec![1; 10], 4));
+    let model = bytes_model(10);
+    let worker = Arc::new(Worker::builder(&server.address).name("w").model(MODEL, &model).connect().unwrap());
+    let mut stream = worker.stream().unwrap();
+    assert_eq!(next(&mut stream).unwrap().unwrap().version, 1);
+    let weights = model.read();
+    server.publish(Version::of_bytes(2, vec![2; 10], 4));
+    let end = Instant::now() + LONG;
+    while worker.state().models[MODEL].ready != Some((1, 2)) {
+        assert!(Instant::now() < end);
+        thread::yield_now();
+    }
+    worker.close();
+    assert!(next(&mut stream).is_none());
+    assert_eq!(weights.version(), Some((1, 1)));
+}
+
+#[test]
 fn what_cannot_work_is_said_at_once() {
     let model = bytes_model(1);
     let text = |result: Result<Worker, Error>| result.map(drop).unwrap_err().to_string();
