@@ -9,7 +9,7 @@
 // Free the workers of a model before the model, and only then the memory of its tensors.
 //
 // Errors. What can fail returns a wb_code; wb_error() has the words. No panic crosses this boundary, and no
-// exception of C++ may: let none out of a wb_on_event.
+// exception of C++ may: let none out of a wb_on_event or a wb_decide.
 //
 // Stability. WB_ABI changes with every change that a compiled program would notice: the soname has it.
 // Within one number functions and codes are added, and fields at the end of wb_options, which tells its size.
