@@ -234,6 +234,39 @@ TEST_CASE("in the background, readers never see half a version") {
   CHECK(reads > 0);
 }
 
+TEST_CASE("in the background, close waits for no reader") {
+  Line line({4});
+  Worker worker = connected(options_of("patient").in_place("patient", line.tensors()));
+  publish("patient", "4", 1);
+  next(worker);
+  const auto reading = worker.reading("patient");
+  worker.start();
+  publish("patient", "4", 2);
+  const auto ready = [&] { return worker.state().models.at("patient").ready; };
+  const auto end = std::chrono::steady_clock::now() + kLong;
+  while (!ready() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  CHECK(ready()->second == 2);
+  worker.close();
+  CHECK(std::chrono::steady_clock::now() < end);
+  CHECK(line.is(1));
+}
+
+TEST_CASE("in the background, a function that decides may close the worker") {
+  Line line({4});
+  std::optional<Worker> worker;
+  Options options = options_of("closes").in_place("closes", line.tensors());
+  options.apply = [&](const Offer&) -> std::optional<std::string> {
+    worker->close();
+    return {};
+  };
+  worker = connected(options);
+  worker->start();
+  publish("closes", "4", 1);
+  CHECK(worker->wait_for_version("closes", 1, kLong));
+  worker.reset();
+  CHECK(line.is(1));
+}
+
 TEST_CASE("a version that does not fit is told by name, and nothing changes") {
   Line line({4});
   std::vector<std::string> kinds;
@@ -360,7 +393,8 @@ TEST_CASE("what cannot work is said when connecting") {
   CHECK(begins(Options(good).snapshots("m")));
   CHECK(begins(Options(good).snapshots("a/b")));
   CHECK(begins(options_of("a b").snapshots("m")));
-  for (const auto timeout : {0h, -1h, 25h}) {
+  using Limit = decltype(Options::apply_timeout);
+  for (const auto timeout : {Limit(0), Limit(-1h), Limit(24h) + 1ms, Limit::max()}) {
     Options slow = good;
     slow.apply_timeout = timeout;
     slow.apply = [](const Offer&) { return std::nullopt; };
@@ -389,6 +423,8 @@ TEST_CASE("tensors are made of what has data and a size") {
   std::complex<float> number;
   CHECK(tensor("c", &number, {}).dtype == "C64");
   CHECK(tensor("c", &number, {}).bytes == 8);
+  CHECK(tensor("t", static_cast<Bool*>(nullptr), {0}).dtype == "BOOL");
+  static_assert(!std::is_copy_constructible_v<Snapshot>);
   CHECK(tensor("h", static_cast<BFloat16*>(nullptr), {0}).dtype == "BF16");
 #if __cplusplus >= 202002L
   std::vector<double> doubles(10);

@@ -105,6 +105,13 @@ struct Float8E5M2 {
   std::uint8_t bits = 0;
 };
 
+// True if it is not 0. (A `bool` would not do: the bytes of others may be any.)
+struct Bool {
+  std::uint8_t byte = 0;
+
+  explicit operator bool() const { return byte != 0; }
+};
+
 namespace detail {
 
 inline float float_of_bits(std::uint32_t bits) {
@@ -154,7 +161,7 @@ template <class T, class = void>
 struct DtypeOf;
 
 // clang-format off
-template <> struct DtypeOf<bool> { static constexpr auto value = "BOOL"; };
+template <> struct DtypeOf<Bool> { static constexpr auto value = "BOOL"; };
 template <> struct DtypeOf<std::uint8_t> { static constexpr auto value = "U8"; };
 template <> struct DtypeOf<std::int8_t> { static constexpr auto value = "I8"; };
 template <> struct DtypeOf<std::uint16_t> { static constexpr auto value = "U16"; };
@@ -288,6 +295,9 @@ class Snapshot {
         epoch(offer.epoch),
         version(offer.version),
         raw_(offer.snapshot, [](const wb_snapshot*) {}) {}
+
+  Snapshot(const Snapshot&) = delete;  // an offer's ends with the call
+  Snapshot& operator=(const Snapshot&) = delete;
 
   const std::string model;
   const std::uint64_t epoch, version;
@@ -502,7 +512,8 @@ class Worker {
   // It is the worker's.
   int fd() const { return wb_fd(core_->raw.get()); }
 
-  // Says goodbye, as the destructor does. Whoever waits in receive() is told "closed".
+  // Says goodbye, as the destructor does. Whoever waits in receive() is told "closed". A function
+  // of yours that decides may call it, and its version still counts.
   void close() { core_->close(); }
 
  private:
@@ -552,6 +563,7 @@ class Worker {
       std::thread ended;
       {
         const std::lock_guard guard(mutex);
+        if (background.get_id() == std::this_thread::get_id()) return;  // the destructor joins it
         ended.swap(background);
       }
       if (ended.joinable()) ended.join();
@@ -646,8 +658,9 @@ inline Result<Handle<wb_model, wb_model_free>> model_of(const std::vector<Tensor
 }  // namespace detail
 
 inline Result<Worker> Worker::connect(const std::string& address, Options options) {
-  if (options.apply_timeout.count() <= 0) {
-    return Error{"invalid", "apply_timeout is not above zero: choose up to a day"};
+  if (options.apply_timeout.count() <= 0 || options.apply_timeout > std::chrono::hours(24)) {
+    return Error{"invalid",
+                 "apply_timeout is not above zero, or is above a day: choose up to a day"};
   }
   auto core = std::make_unique<Core>();
   std::vector<wb_wanted> wanted;
