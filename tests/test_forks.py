@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from weightbus import Publisher, Subscriber
+from weightbus.tests.compose.waiting import wait_for
 
 SECONDS = 30.0  # far more than anything here takes
 FORKS = pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="needs Linux")
@@ -33,6 +35,10 @@ def weights(value: float) -> dict[str, np.ndarray]:
     return {"m": np.full(1000, value, np.float32)}
 
 
+def dialling() -> bool:
+    return any(thread.name == "weightbus-dial" for thread in threading.enumerate())
+
+
 @contextlib.contextmanager
 def a_pair(address: str) -> Generator[tuple[Publisher, Subscriber, dict[str, np.ndarray]]]:
     target = weights(0)
@@ -41,7 +47,10 @@ def a_pair(address: str) -> Generator[tuple[Publisher, Subscriber, dict[str, np.
         Subscriber(publisher.address, {"m": target}, name="w").start() as worker,
     ):
         publisher.wait_for_workers(1, timeout=SECONDS)
-        publisher.publish("m", weights(1), timeout=SECONDS)  # everything is connected
+        publisher.publish("m", weights(1), timeout=SECONDS)
+        # That may have come over the control channel, while the other one was being connected.
+        wait_for(lambda: not dialling(), "the data connection", SECONDS)
+        publisher.publish("m", weights(1), timeout=SECONDS)
         yield publisher, worker, target
 
 
