@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -35,8 +34,10 @@ def weights(value: float) -> dict[str, np.ndarray]:
     return {"m": np.full(1000, value, np.float32)}
 
 
-def dialling() -> bool:
-    return any(thread.name == "weightbus-dial" for thread in threading.enumerate())
+def is_subscribed(publisher: Publisher, worker: str) -> bool:
+    """Return whether published messages are known to reach a worker."""
+    machine = vars(vars(publisher)["_loop"])["_machine"]
+    return bool(machine.roster.by_name(worker).subscribed)
 
 
 @contextlib.contextmanager
@@ -48,9 +49,8 @@ def a_pair(address: str) -> Generator[tuple[Publisher, Subscriber, dict[str, np.
     ):
         publisher.wait_for_workers(1, timeout=SECONDS)
         publisher.publish("m", weights(1), timeout=SECONDS)
-        # That may have come over the control channel, while the other one was being connected.
-        wait_for(lambda: not dialling(), "the data connection", SECONDS)
-        publisher.publish("m", weights(1), timeout=SECONDS)
+        # That may have come over the control channel, while the other one is being connected.
+        wait_for(lambda: is_subscribed(publisher, "w"), "the data connection", SECONDS)
         yield publisher, worker, target
 
 

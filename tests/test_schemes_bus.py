@@ -29,7 +29,9 @@ from weightbus import (
     ZMQWeightSyncScheme,
 )
 from weightbus.codecs import state, torch_modules
+from weightbus.codecs.apply import Reader
 from weightbus.python_client.schemes import strategy
+from weightbus.python_client.schemes.receiver import Destination
 from weightbus.tests.scheme_worker import Net, fill, values, work
 
 SCHEMES = [ZMQWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme]
@@ -564,6 +566,36 @@ def test_workers_that_have_weights_of_their_own_begin_with_them(kind: type[Any])
     finally:
         for scheme in (*receivers, sender):
             scheme.shutdown()
+
+
+def test_connecting_ends_once_values_are_in_a_meta_device_model_not_once_it_has_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with one_process(1) as (_, _, [first], _):
+        receiver = pickle.loads(pickle.dumps(first))  # noqa: S301
+        with torch.device("meta"):
+            net = Net()
+        receiver.init_on_receiver(model_id="policy", model=net, worker_idx=9)
+        looked, copied = threading.Event(), list[set[float]]()
+        unfilled, copy_into = Destination.unfilled, Reader.copy_into
+
+        def look(self: Destination) -> bool:
+            if not any(parameter.is_meta for parameter in net.parameters()):
+                looked.set()
+            return unfilled(self)
+
+        def copy(self: Reader, *args: Any, **options: Any) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                assert looked.wait(30.0)
+            copy_into(self, *args, **options)
+            copied.append(values(net))
+
+        monkeypatch.setattr(Destination, "unfilled", look)
+        monkeypatch.setattr(Reader, "copy_into", copy)
+        receiver.connect(timeout=30.0)
+        assert copied, "it has memory, and no values"
+        assert values(net) == {1.0}
+        receiver.shutdown()
 
 
 def test_a_send_comes_after_first_weights_that_nobody_has_taken_yet() -> None:

@@ -65,6 +65,7 @@ class Destination:
         self.subject, self.strategy = subject, strategy
         self.arrivals = Arrivals()
         self.refusal = ""  # why the version that was last looked at cannot be applied
+        self._filling = False  # it has memory, in which there are no values yet
         self._strict, self._cast = strict, cast
         self._lock = ReadingLock()
 
@@ -122,11 +123,14 @@ class Destination:
             StateError: It does not fit, and the model was not touched; the text says how.
             Exception: Whatever failed; `reader.begun` says whether half-way.
         """
+        self._filling = self.unfilled()
         try:
             self.strategy.write(reader, self.model(), strict=self._strict, cast=self._cast)
         except Exception as error:
             self.refusal = str(error)
             raise
+        finally:
+            self._filling = False
 
     def commit(self, update: Update) -> None:
         """Tell the context, and whoever waits in `receive()`, that a version was written.
@@ -163,7 +167,9 @@ class Destination:
         return self.strategy.extract_weights(self.model())
 
     def unfilled(self) -> bool:
-        """Tell whether the model is on the meta device: without values before its first version."""
+        """Tell whether the model was on the meta device, and its first version is not in it yet."""
+        if self._filling:
+            return True
         return self._found() is not None and self.strategy.on_meta(self.model())
 
     def _found(self) -> object | None:
