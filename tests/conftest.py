@@ -1,6 +1,24 @@
 """What all tests share: properties are judged by what they find, not by how fast a busy host is."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from weightbus.tests.test_bus import Bus
 
 settings.register_profile("weightbus", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weightbus")
+
+
+@pytest.fixture(name="bus", params=[False, True], ids=["network", "shared memory"])
+def _bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
+    from weightbus.tests.test_bus import Bus  # not at import: it needs torch, and most do not
+
+    bus = Bus(shared_memory=request.param)
+    yield bus
+    bus.close()

@@ -6,7 +6,6 @@ the next version that is applied mends it, the same one included.
 """
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,6 @@ from weightbus.bus.limits import APPLIES_MAX, Timing
 from weightbus.tests.test_bus import SECONDS, Bus, arrays, both
 
 QUICK = Timing(ping=0.05, lost_after=SECONDS)
-
-
-@pytest.fixture(name="bus", params=[False, True], ids=["network", "shared memory"])
-def _bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
-    bus = Bus(shared_memory=request.param)
-    yield bus
-    bus.close()
 
 
 class Hook:

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Unpack
@@ -70,13 +70,6 @@ class Bus:
     def close(self) -> None:
         for one in reversed(self.made):  # so that every goodbye is heard
             one.close()
-
-
-@pytest.fixture(name="bus", params=[False, True], ids=["network", "shared memory"])
-def _bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
-    bus = Bus(shared_memory=request.param)
-    yield bus
-    bus.close()
 
 
 def both(

@@ -1,6 +1,5 @@
 """A user may want one version of a model and no other: `Subscriber.receive(version=)`."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -146,13 +145,6 @@ def test_a_late_apply_has_failed_and_stays_where_it_is(what: Any) -> None:
 
 
 # With sockets and threads.
-
-
-@pytest.fixture(name="bus", params=[False, True], ids=["network", "shared memory"])
-def _bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
-    bus = Bus(shared_memory=request.param)
-    yield bus
-    bus.close()
 
 
 def quick(bus: Bus, **options: Any) -> tuple[Publisher, dict[str, Any], Subscriber]:

@@ -5,7 +5,7 @@ counts for nothing, and the next version is applied then.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,6 @@ from weightbus.tests.test_bus import SECONDS, Bus, arrays
 
 QUICK = Timing(ping=0.05, lost_after=SECONDS)
 DEADLINE = 0.2
-
-
-@pytest.fixture(name="bus", params=[False, True], ids=["network", "shared memory"])
-def _bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
-    bus = Bus(shared_memory=request.param)
-    yield bus
-    bus.close()
 
 
 class Hang:

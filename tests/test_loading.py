@@ -19,13 +19,6 @@ from weightbus.tests.test_bus import SECONDS, Bus, arrays, both
 QUICK = Timing(ping=0.05, lost_after=SECONDS)
 
 
-@pytest.fixture(name="bus", params=[False, True], ids=["network", "shared memory"])
-def _bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
-    bus = Bus(shared_memory=request.param)
-    yield bus
-    bus.close()
-
-
 def test_tensors_come_by_every_name_and_without_a_copy(bus: Bus) -> None:
     shared = torch.rand(3, 4)
     weights = {"a": shared, "b": torch.rand(5).bfloat16(), "tied": shared, "none": torch.ones(0)}
