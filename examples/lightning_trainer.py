@@ -23,7 +23,7 @@ class Line(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer."""
-        return torch.optim.Adam(self.parameters(), lr=0.05)
+        return torch.optim.Adam(self.parameters(), lr=0.1)
 
 
 def main() -> None:
