@@ -53,6 +53,15 @@ PROGRESS_CHUNKS = 16  # chunks between two reports of progress: a quarter of wha
 EPOCHS_KEPT = 8  # epochs of which a worker remembers how old the publisher is
 ABSENT_MAX = 64  # workers that left or are refused, and are remembered: as many as a person reads
 ABSENT_SECONDS = 60.0  # until one that is refused again and again is spoken of again
+OBSERVERS_MAX = 16  # that look on at once: people and dashboards; each costs a search of the roster
+OBSERVER_SECONDS = 10.0  # without a question after which an observer is one no more
+# Rows that all observers together are told: under a twentieth of a core.
+ROWS = Rate(4096, 4096)
+PAGE_ROWS_MAX = 1024  # of either kind in one page; a header has no room for so many
+EVENTS_TOLD = 64  # to observers: the last ones, as many as a person reads
+VERSIONS_TOLD = 24  # of a model, with their ages: the last ones, and ever fewer of those before
+VERSIONS_TIMED = 4096  # of a model: how far back it is known when a version was published
+ERROR_MAX = 512  # characters of an error as observers are told it, of which a roster may hold many
 EVENTS_MAX = 10_000  # that wait for one callback: all workers at once, once
 SNAPSHOTS_MAX = 3  # copies of a model that a publisher holds at most while old ones are in use
 APPLIES_MAX = 3  # in a row that fail half-way, before a version is tried no more

@@ -329,7 +329,7 @@ def from_worker(frames: Sequence[Buffer]) -> tuple[WorkerMessage, Sequence[Buffe
     Raises:
         ProtocolError: The frames break the protocol.
     """
-    return _decode(_FROM_WORKER, frames)
+    return decode(_FROM_WORKER, frames)
 
 
 def from_publisher(frames: Sequence[Buffer]) -> tuple[PublisherMessage, Sequence[Buffer]]:
@@ -338,12 +338,17 @@ def from_publisher(frames: Sequence[Buffer]) -> tuple[PublisherMessage, Sequence
     Raises:
         ProtocolError: The frames break the protocol.
     """
-    return _decode(_FROM_PUBLISHER, frames)
+    return decode(_FROM_PUBLISHER, frames)
 
 
-def _decode(
+def decode(
     decoder: msgspec.json.Decoder[_M], frames: Sequence[Buffer]
 ) -> tuple[_M, Sequence[Buffer]]:
+    """Decode what one side sends.
+
+    Raises:
+        ProtocolError: The frames break the protocol.
+    """
     if not frames:
         raise ProtocolError("a message without frames; at least a header frame is needed")
     if len(frames[0]) > HEADER_BYTES_MAX:

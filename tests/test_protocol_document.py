@@ -12,7 +12,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from weightbus.bus import limits, messages
+from weightbus.bus import limits, messages, observed
 from weightbus.bus.allowance import Rate
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.limits import Timing
@@ -37,7 +37,15 @@ ROOT = Path(__file__).parent.parent
 DOCUMENT = (ROOT / "docs" / "PROTOCOL.md").read_text()
 WORKER: tuple[type[Message], ...] = get_args(messages.WorkerMessage)
 PUBLISHER: tuple[type[Message], ...] = get_args(messages.PublisherMessage)
-TYPES = {str(t.__struct_config__.tag): t for t in (*WORKER, *PUBLISHER)}
+OBSERVED = (
+    observed.ModelRow,
+    observed.Published,
+    observed.WorkerRow,
+    observed.Doing,
+    observed.Happened,
+)
+OBSERVERS: dict[type[Message], str] = {observed.Observe: "observer", observed.Roster: "publisher"}
+TYPES = {str(t.__struct_config__.tag): t for t in (*WORKER, *PUBLISHER, *OBSERVERS)}
 
 Row = tuple[str, ...]
 
@@ -134,13 +142,16 @@ def fields_of(kind: type[msgspec.Struct]) -> list[Row]:
 def test_the_overview_lists_every_message_and_who_sends_it() -> None:
     senders = {t: "worker" for t in TYPES if TYPES[t] in WORKER}
     senders |= {t: "publisher" for t in TYPES if TYPES[t] in PUBLISHER}
+    senders |= {t: OBSERVERS[TYPES[t]] for t in TYPES if TYPES[t] in OBSERVERS}
     senders |= {t: "either" for t in TYPES if TYPES[t] in WORKER and TYPES[t] in PUBLISHER}
     rows = table("6. Messages")
     assert {row[0]: row[1] for row in rows} == {
         f"[`{kind}`](#{kind})": sender for kind, sender in senders.items()
     }
     assert all(
-        row[2] == {"worker": "publisher", "publisher": "worker"}.get(row[1], row[2]) for row in rows
+        row[2] == {"worker": "publisher", "publisher": "worker"}.get(row[1], row[2])
+        for row in rows
+        if row[0] != "[`roster`](#roster)"
     )
 
 
@@ -157,7 +168,7 @@ def test_the_table_of_a_message_is_what_the_code_checks(kind: str) -> None:
     assert [row[:4] for row in table(f"`{kind}`")] == fields
 
 
-@pytest.mark.parametrize("kind", [Running, Shared, Whole])
+@pytest.mark.parametrize("kind", [Running, Shared, Whole, *OBSERVED])
 def test_the_table_of_an_object_is_what_the_code_checks(kind: type[msgspec.Struct]) -> None:
     title = f"The object `{kind.__name__.lower()}`"
     assert [row[:4] for row in table(title)] == fields_of(kind)
@@ -179,8 +190,13 @@ EXAMPLES = re.findall(r"^```json\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTAL
 def test_examples_are_valid(example: str) -> None:
     header = json.loads(example)
     kind = TYPES[header["type"]]
-    decode = from_worker if kind in WORKER else from_publisher
-    message, _ = decode([example.encode(), *[b""] * PAYLOADS.get(kind, (0, 0))[0]])
+    if kind is observed.Roster:
+        message: Message = observed.to_observer([example.encode()])
+    elif kind is observed.Observe:
+        message = observed.to_publisher([example.encode()])
+    else:
+        decode = from_worker if kind in WORKER else from_publisher
+        message, _ = decode([example.encode(), *[b""] * PAYLOADS.get(kind, (0, 0))[0]])
     assert set(header) <= {"type", *kind.__struct_fields__}, "an example of a field that is none"
     assert type(message) is kind
 

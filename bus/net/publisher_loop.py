@@ -19,6 +19,7 @@ from ..complaints import Complaints
 from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
 from ..messages import Shared, control_topic, data_topic, encode
+from ..observed import Observe, Roster
 from ..publisher.effects import (
     Broadcast,
     BroadcastChunk,
@@ -164,6 +165,13 @@ class PublisherLoop:
         """Ask who is there."""
         future: Future[tuple[WorkerStatus, ...]] = Future()
         self._hand_over(lambda now: future.set_result(self._machine.status(now)), future)
+        return future
+
+    def observe(self, asked: Observe) -> "Future[Roster]":
+        """Ask what an observer is told."""
+        future: Future[Roster] = Future()
+        page = self._machine.observers.page
+        self._hand_over(lambda now: future.set_result(page(asked, now)), future)
         return future
 
     def watch(self, condition: Condition) -> "Future[None]":
@@ -367,6 +375,7 @@ class PublisherLoop:
                     changed = True
                     log.log(logging.WARNING if effect.warning else logging.INFO, "%s", effect.text)
                     self._tell(effect, now)
+                    self._machine.observers.happened(effect, now)
         if changed:
             self._look(now)
 

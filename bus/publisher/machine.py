@@ -40,6 +40,7 @@ from ..messages import (
     from_worker,
     model_of,
 )
+from ..observed import Observe, to_publisher
 from .absent import Absent
 from .effects import Broadcast, BroadcastWhole, Effect, HangUp, Resolve, Settled, Withdraw
 from .giving import Giving
@@ -51,7 +52,7 @@ from .push import Pushes
 from .reports import Reports
 from .roster import Peer, Roster
 from .sessions import Introduction, Sessions
-from .status import WorkerStatus, status_of
+from .status import Observers, WorkerStatus, status_of
 from .store import Store
 from .version import Snapshot, Version
 
@@ -93,6 +94,7 @@ class PublisherMachine:
         self._sessions = Sessions(
             introduction, timing, roster, store, calls, pushes, giving, plausible
         )
+        self.observers = Observers(roster, store, timing)
         self._beacon_at = 0.0
 
     @property
@@ -118,7 +120,7 @@ class PublisherMachine:
         if peer is None and not self._patience.has_time(now):
             return [] if self._patience.bears(identity, DEAR, nbytes, now) else [HangUp()]
         try:
-            message, _ = from_worker(frames)
+            message = to_publisher(frames)
         except ProtocolError as error:  # P5
             self.malformed += 1
             if not self._patience.bears(identity, DEAR, nbytes, now):
@@ -127,9 +129,12 @@ class PublisherMachine:
         cost = cost_of(message, known=peer is not None)
         if not self._patience.bears(identity, cost, nbytes, now):
             return [HangUp()]
+        if isinstance(message, Observe):  # P23
+            return [Send(self.observers.answer(identity, message, now), to=identity)]
         if peer is not None and not isinstance(message, Hello | Bye):
-            effects = self._sessions.heard(peer, now)
-            return self._freeing(effects + self._heed(peer, message, now))
+            effects = self._sessions.heard(peer, now) + self._heed(peer, message, now)
+            self.observers.heard(peer, message, now)
+            return self._freeing(effects)
         if isinstance(message, Hello):
             return self._freeing(self._sessions.hello(identity, message, now))
         if isinstance(message, Bye):
@@ -155,8 +160,9 @@ class PublisherMachine:
             return None
         if peer.lost or message.model in peer.torn:
             return []
-        effects = self._sessions.heard(peer, now)
-        return self._freeing(effects + self._reports.applied(peer, message, now))
+        effects = self._sessions.heard(peer, now) + self._reports.applied(peer, message, now)
+        self.observers.heard(peer, message, now)
+        return self._freeing(effects)
 
     def _heed(self, peer: Peer, message: Message, now: float) -> list[Effect]:
         match message:
@@ -209,6 +215,7 @@ class PublisherMachine:
         effects = versions.number(version, self.epoch)
         effects += self._publications.give_up(versions.pending, why, now)
         self._sessions.published(version.model)
+        self.observers.published(version, now)
         publication.aim(p.name for p in peers)
         for peer in peers:
             if peer.lost:

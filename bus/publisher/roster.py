@@ -27,6 +27,15 @@ class Incoming:
 
 
 @dataclass(slots=True)
+class Seen:
+    """What is kept of a worker for observers alone, by model."""
+
+    told: dict[str, object] = field(default_factory=dict[str, object])  # what they know of it
+    took: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
+    failed: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+
+
+@dataclass(slots=True)
 class Peer:
     """One worker, as the publisher knows it."""
 
@@ -44,6 +53,8 @@ class Peer:
     stuck: bool = False  # it was said to be stuck
     contested_at: float | None = None  # when another instance asked for its name
     torn: set[str] = field(default_factory=set[str])  # models of which it has said that none runs
+    revision: int = 0  # of the roster, when this last changed in a way that observers are told
+    seen: Seen = field(default_factory=Seen)
     token: str = ""  # what its words on the data connection begin with; empty: it has none
 
     def runs(self, model: str) -> tuple[int, int]:
@@ -73,9 +84,18 @@ class Roster:
         self._by_identity: dict[bytes, Peer] = {}
         self._by_token: dict[str, Peer] = {}
         self._models = 0  # of all of them
+        self.revision = 0
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def touch(self, peer: Peer) -> None:
+        """Observers are to be told of a worker."""
+        self.revision += 1
+        peer.revision = self.revision
 
     def by_name(self, name: str) -> Peer | None:
         """Return the worker of a name, lost ones included."""
@@ -107,6 +127,8 @@ class Roster:
             self._by_identity.pop(peer.identity, None)
             peer.identity, peer.hello, peer.heard_at = identity, hello, now
             self._by_identity[identity] = peer
+            peer.seen = Seen()
+            self.touch(peer)
             return "known", peer
         if peer is not None and not peer.lost:
             asked = peer.contested_at
@@ -123,6 +145,7 @@ class Roster:
         peer = Peer(hello.name, hello.instance, identity, hello, now, running={})
         self._by_name[peer.name] = self._by_identity[identity] = peer
         self._models += len(hello.models)
+        self.touch(peer)
         return admitted, peer
 
     def _has_room(self, hello: Hello, instead_of: Peer | None) -> bool:

@@ -1,0 +1,356 @@
+"""Observers: what they are told is what is, whatever is lost on the way, and they cost nobody."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from weightbus import AddressError, Publisher, RefusedError, Subscriber, Timing
+from weightbus.bus.effects import Notice, Send
+from weightbus.bus.limits import (
+    ERROR_MAX,
+    EVENTS_TOLD,
+    HEADER_BYTES_MAX,
+    LABEL_MAX,
+    MODELS_MAX,
+    OBSERVER_SECONDS,
+    OBSERVERS_MAX,
+    ROWS,
+    TEXT_MAX,
+    VERSIONS_TOLD,
+)
+from weightbus.bus.messages import (
+    Applied,
+    Bye,
+    Failed,
+    Hello,
+    Message,
+    Ping,
+    Progress,
+    Refuse,
+    encode,
+)
+from weightbus.bus.observed import Observe, Roster, printable, to_observer
+from weightbus.bus.publisher.effects import Effect
+from weightbus.bus.publisher.version import Version
+from weightbus.codecs.layout import Layout
+from weightbus.python_client.observing.observer import Observer
+from weightbus.python_client.observing.view import View
+from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.test_publisher_machine import Bench, hello
+from weightbus.tests.virtual_shell import hash_all
+
+SECONDS = 30.0  # far more than anything here takes
+
+
+class Watched(Bench):
+    """A publisher whose notices its observers are told of, as by its shell."""
+
+    def note(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Notice):
+                self.machine.observers.happened(effect, self.now)
+
+    def version(self, layout: Layout, *, replaces_latest: bool) -> Version:
+        made = super().version(layout, replaces_latest=replaces_latest)
+        hash_all(made)
+        return made
+
+    def say(self, name: str, message: Message) -> list[Effect]:
+        effects = super().say(name, message)
+        self.note(effects)
+        return effects
+
+    def ask(self, view: View, who: str = "observer") -> Roster | Refuse:
+        """Ask as an observer does, over the wire."""
+        frames = [encode(view.question())]
+        (sent,) = self.machine.receive(who.encode(), frames, self.now)
+        assert isinstance(sent, Send)
+        return to_observer([encode(sent.message)])
+
+    def look(self, view: View) -> None:
+        """Ask until there is no more to be told."""
+        view.whole = False
+        for _ in range(1000):
+            self.now += 0.2
+            answer = self.ask(view)
+            assert isinstance(answer, Roster)
+            view.take(answer, self.now)
+            if view.whole:
+                return
+        raise AssertionError("it never ends")
+
+
+def truth(bench: Bench) -> dict[tuple[str, str], tuple[Any, ...]]:
+    found = dict[tuple[str, str], tuple[Any, ...]]()
+    for status in bench.machine.status(bench.now):
+        for model in status.models:
+            epoch, version = status.running.get(model, (0, 0))
+            found[status.name, model] = (status.state == "lost", epoch, version)
+    return found
+
+
+def shown(view: View, now: float) -> dict[tuple[str, str], tuple[Any, ...]]:
+    return {
+        (s.worker, s.model): (s.verdict == "lost", s.epoch, s.version) for s in view.standings(now)
+    }
+
+
+def step(bench: Watched, rng: random.Random) -> None:
+    """Have something happen."""
+    name, latest = rng.choice("abcdefgh"), bench.machine.store["a"].latest
+    version = latest.version if latest is not None else 1
+    match rng.randrange(8):
+        case 0:
+            bench.publish()
+        case 1:
+            bench.say(name, hello(name))
+        case 2:
+            bench.say(name, Bye())
+        case 3:
+            bench.say(name, Ping(subscribed=rng.random() < 0.5))
+        case 4 | 5:
+            digest = latest.digest if latest is not None else "0" * 64
+            known = Applied(model="a", epoch=7, version=version, digest=digest)
+            bench.say(name, known)
+        case 6:
+            bench.say(name, Failed(model="a", epoch=7, version=version, code="apply", text="no"))
+        case _:
+            bench.now += rng.random()
+            bench.note(bench.machine.tick(bench.now))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_an_observer_is_told_is_what_is(seed: int) -> None:
+    """Answers get lost, are doubled and late; in the end the view is the roster."""
+    rng, bench, view = random.Random(seed), Watched(), View()
+    late: list[Roster] = []
+    for _ in range(rng.randrange(40, 400)):
+        step(bench, rng)
+        if rng.random() < 0.3:
+            answer = bench.ask(view)
+            if isinstance(answer, Roster):
+                late.append(answer)
+        while late and rng.random() < 0.6:
+            view.take(rng.choice(late), bench.now)
+            late = late[-3:] if rng.random() < 0.5 else []
+        bench.now += 0.2
+    bench.look(view)
+    assert shown(view, bench.now) == truth(bench)
+
+
+def test_nothing_is_told_twice_that_has_not_changed() -> None:
+    bench, view = Watched("a", "b"), View()
+    version, _ = bench.publish()
+    applied = Applied(model="a", epoch=7, version=1, digest=version.digest)
+    bench.say("a", applied)
+    bench.look(view)
+    bench.say("a", applied)
+    bench.say("a", Ping(subscribed=True))
+    answer = bench.ask(view)
+    assert isinstance(answer, Roster)
+    assert (answer.rows, answer.models, answer.events) == ([], [], [])
+    bench.say("b", applied)
+    answer = bench.ask(view)
+    assert isinstance(answer, Roster)
+    assert [row.name for row in answer.rows] == ["b"]
+
+
+def test_many_workers_are_told_in_pages_that_fit_and_at_a_bounded_rate() -> None:
+    bench, view = Watched(), View()
+    for number in range(6000):
+        bench.say(f"worker-{number}", hello(f"worker-{number}"))
+        bench.now += 0.005
+    begun, rows = bench.now, 0
+    while not view.whole:
+        answer = bench.ask(view)
+        assert isinstance(answer, Roster)
+        assert len(encode(answer)) <= HEADER_BYTES_MAX
+        rows += len(answer.rows) + len(answer.events) + len(answer.models)
+        assert rows <= ROWS.burst + (bench.now - begun) * ROWS.per_second
+        view.take(answer, bench.now)
+        bench.now += 0.15
+    assert len(view.workers) == 6000
+
+
+def test_the_worst_worker_fits_a_page() -> None:
+    bench, view = Watched(), View()
+    names = [f"{n:x>128}" for n in range(MODELS_MAX)]
+    label = "\U0001f69a" * LABEL_MAX
+    instance, models = "00" * 16, dict.fromkeys(names)
+    bench.say("w" * 128, Hello(name="w" * 128, instance=instance, models=models, host=label))
+    for name in names:
+        bench.machine.store[name]
+        text = '\U0001f69a"' * (TEXT_MAX // 2)
+        bench.say(
+            "w" * 128, Failed(model=name, epoch=7, version=2**53 - 1, code="c" * 128, text=text)
+        )
+    bench.look(view)
+    assert len(view.workers["w" * 128].models) == MODELS_MAX
+
+
+def test_errors_are_told_whole_where_they_fit_and_without_control_characters() -> None:
+    bench, view = Watched("a"), View()
+    bench.publish()
+    text = "x\x1b[2J\n\u202ey" + "z" * ERROR_MAX
+    bench.say("a", Failed(model="a", epoch=7, version=1, code="apply", text=text))
+    bench.look(view)
+    (standing,) = view.standings(bench.now)
+    assert standing.verdict == "failed"
+    assert standing.error == ("apply: x [2J y" + "z" * ERROR_MAX)[:ERROR_MAX]
+    version, _ = bench.publish()
+    bench.say("a", Applied(model="a", epoch=7, version=2, digest=version.digest))
+    bench.look(view)
+    (standing,) = view.standings(bench.now)
+    assert (standing.verdict, standing.error) == ("current", "")
+
+
+def test_who_leaves_is_gone_without_telling_everything_again() -> None:
+    bench, view = Watched("a", "b"), View()
+    bench.look(view)
+    bench.say("a", Bye())
+    answer = bench.ask(view)
+    assert isinstance(answer, Roster)
+    view.take(answer, bench.now)
+    assert (set(view.workers), view.whole, answer.since > 0) == ({"b"}, True, True)
+
+
+def test_who_left_too_long_ago_to_be_told_is_found_out() -> None:
+    names = [f"w{n}" for n in range(2 * EVENTS_TOLD)]
+    bench, view = Watched(*names), View()
+    bench.look(view)
+    for name in names[1:]:
+        bench.say(name, Bye())
+    answer = bench.ask(view)
+    assert isinstance(answer, Roster)
+    view.take(answer, bench.now)
+    assert not view.whole
+    bench.look(view)
+    assert set(view.workers) == {"w0"}
+
+
+def test_lag_is_told_in_versions_and_seconds() -> None:
+    bench, view = Watched("a"), View()
+    version, _ = bench.publish()
+    bench.say("a", Applied(model="a", epoch=7, version=1, digest=version.digest))
+    first = bench.now = bench.now + 1.0
+    for _ in range(100):
+        bench.publish()
+        bench.now += 1.0
+    bench.look(view)
+    (standing,) = view.standings(bench.now)
+    assert (standing.version, standing.newest, standing.lag) == (1, 101, 100)
+    assert standing.lag_s is not None
+    assert 0.6 * (bench.now - first) <= standing.lag_s <= bench.now - first + 0.001
+    assert len(view.models(bench.now)["a"][0].published) <= VERSIONS_TOLD
+    bench.say("a", Progress(model="a", epoch=7, version=101, chunks=1))
+    bench.look(view)
+    (standing,) = view.standings(bench.now)
+    assert standing.phase == "receiving 101, 33 %"
+
+
+def test_observers_are_bounded_and_forgotten() -> None:
+    bench = Watched()
+    for number in range(OBSERVERS_MAX):
+        assert isinstance(bench.ask(View(), f"o{number}"), Roster)
+    refused = bench.ask(View(), "one more")
+    assert isinstance(refused, Refuse)
+    assert refused.code == "limit"
+    assert isinstance(bench.ask(View(), "o0"), Roster)
+    bench.now += OBSERVER_SECONDS
+    assert isinstance(bench.ask(View(), "one more"), Roster)
+
+
+def test_an_observer_that_asks_too_often_is_hung_up_on() -> None:
+    bench, view = Watched(), View()
+    kinds = set[str]()
+    for _ in range(100):
+        (effect,) = bench.machine.receive(b"o", [encode(view.question())], bench.now)
+        kinds.add(type(effect).__name__)
+    assert kinds == {"Send", "HangUp"}
+
+
+def test_a_revision_that_there_was_not_is_answered_from_the_beginning() -> None:
+    bench = Watched("a")
+    for asked in (Observe(epoch=7, since=2**50), Observe(epoch=6, since=1)):
+        page = bench.machine.observers.page(asked, bench.now)
+        assert (page.since, len(page.rows)) == (0, 1)
+
+
+def test_a_page_is_what_its_decoder_takes() -> None:
+    bench = Watched("a")
+    bench.publish()
+    page = bench.machine.observers.page(Observe(), bench.now)
+    assert to_observer([encode(page)]) == msgspec.structs.replace(page, wbp=1)
+
+
+# Over sockets.
+
+
+@pytest.fixture(name="publisher")
+def _publisher() -> Iterator[Publisher]:
+    with Publisher(timing=Timing(ping=0.1, lost_after=0.5)) as publisher:
+        yield publisher
+
+
+def arrays(value: float) -> dict[str, np.ndarray[Any, Any]]:
+    return {"w": np.full(1000, value, np.float32)}
+
+
+def test_observers_see_what_receipts_say(publisher: Publisher) -> None:
+    target = arrays(0)
+    with (
+        Observer(publisher.address) as first,
+        Observer(publisher.address) as second,
+        Subscriber(publisher.address, {"m": target}, name="w") as subscriber,
+    ):
+        subscriber.start()
+        publisher.wait_for_workers(1, SECONDS)
+        for _ in range(3):
+            receipt = publisher.publish("m", arrays(1))
+            for observer in (first, second):
+                assert observer.look(SECONDS)
+                (standing,) = observer.view.standings(0)
+                assert standing.version == receipt.version
+                assert (standing.verdict, standing.language) == ("current", "Python")
+        assert set(publisher.workers()) == {"w"}, "an observer is no worker"
+        subscriber.close()
+        wait_for(lambda: first.look(1) and not first.view.workers, "it has left", SECONDS)
+
+
+def test_an_observer_outlives_its_publisher() -> None:
+    with Publisher() as publisher, Observer(publisher.address) as observer:
+        address = publisher.address
+        assert observer.look(SECONDS)
+        epoch = observer.view.epoch
+        publisher.close()
+        assert not observer.look(0.3)
+        with Publisher(address, epoch=epoch + 1) as later:
+            assert later.publish("m", arrays(1), wait="none").version == 1
+            wait_for(
+                lambda: observer.look(1) and observer.view.epoch == epoch + 1, "the later", SECONDS
+            )
+            assert observer.view.models(0)["m"][0].version == 1
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(AddressError):
+        Observer("nowhere")
+
+
+def test_one_observer_too_many_is_told(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weightbus.bus.publisher.status.OBSERVERS_MAX", 1)
+    with Observer(publisher.address) as first, Observer(publisher.address) as second:
+        assert first.look(SECONDS)
+        with pytest.raises(RefusedError, match="1 observers look on already"):
+            second.look(SECONDS)
+
+
+def test_text_of_others_moves_no_cursor() -> None:
+    assert printable("a\x1b[31m\tb\r\nc\u202e\u2066d\x9b") == "a [31m b c d"
+    assert printable("naïve 重み 🚚") == "naïve 重み 🚚"
