@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Addresses = NDArray[np.uint64]
 
 CHOICE = "WEIGHTBUS_NATIVE"
-STREAM_BYTES = 2**22  # from here on, a copy is larger than what the caches keep for the reader
+STREAM_BYTES = 2**25  # from here on, a copy is larger than what the caches keep for the reader
 
 if not TYPE_CHECKING:
     _native = _delta = None

@@ -192,7 +192,9 @@ class Writer:
         self._pair(state)
         self._copies.run(self._views, state.values, check)
 
-    def write_hashed(self, state: State, chunk_bytes: int) -> NDArray[np.uint32]:
+    def write_hashed(
+        self, state: State, chunk_bytes: int, check: Callable[[], None] = lambda: None
+    ) -> NDArray[np.uint32]:
         """Write a state and return the CRC-32C of each chunk; in one pass, by the native helper.
 
         Raises:
@@ -201,7 +203,7 @@ class Writer:
         self._pair(state)
         if self._pieces is None:
             self._pieces = _Pieces(self.section, self._views, state)
-        return self._pieces.gather(state.values, chunk_bytes)
+        return self._pieces.gather(state.values, chunk_bytes, check)
 
     def _pair(self, state: State) -> None:
         """Find out what is copied where, unless nothing but values has changed."""
@@ -241,8 +243,10 @@ class _Pieces:
     def _of(self, leaves: Sequence[Leaf]) -> list[Leaf]:
         return [leaves[index] for index in self._others]
 
-    def gather(self, values: Sequence[Leaf], chunk_bytes: int) -> NDArray[np.uint32]:
-        self._copies.run(self._of(self._views), self._of(values))
+    def gather(
+        self, values: Sequence[Leaf], chunk_bytes: int, check: Callable[[], None]
+    ) -> NDArray[np.uint32]:
+        self._copies.run(self._of(self._views), self._of(values), check)
         return native.gather(self._section.data, self._from, self._sizes, chunk_bytes)
 
 

@@ -2,13 +2,12 @@
 
 import contextlib
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from ..bus.deadline import Deadline
 from ..bus.limits import CHUNKS_MAX
 from ..bus.memory.snapshots import NEVER, MakeRoom, Pool, nobody
 from ..bus.messages import Shared
-from ..bus.publisher.offers import hash_chunk
 from ..bus.publisher.version import Version
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout
@@ -67,7 +66,7 @@ class PublishedModel:
         weights: object,
         *,
         replaces_latest: bool,
-        hashed: bool = False,
+        hashed: Callable[[], bool] = lambda: False,
         make_room: MakeRoom = nobody,
         deadline: Deadline = NEVER,
     ) -> Version:
@@ -76,7 +75,7 @@ class PublishedModel:
         Args:
             weights: What to copy.
             replaces_latest: The version will be the latest for all at once.
-            hashed: Hash it all now: workers will ask for it.
+            hashed: Whether to hash it while it is copied: it will be sent, or its digest asked for.
             make_room: Asks for memory where all of it is in use.
             deadline: When it must be there.
 
@@ -99,10 +98,8 @@ class PublishedModel:
                 saved.copy_to(snapshot.data)
                 version.restored(saved.stored.digest, frozenset(saved.stored.names))
             elif state is not None:
-                snapshot.write(state, layout, deadline.check)
-                for index in version.unhashed() if hashed else ():
-                    hash_chunk(version, index)
-                    deadline.check()
+                crcs = snapshot.write(state, layout, deadline.check, chunk_bytes, hashed)
+                version.hashed_all(crcs)
             deadline.check()
         except BaseException:
             snapshot.release()

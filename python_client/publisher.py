@@ -216,12 +216,14 @@ class Publisher:
         if asked.workers:
             self._check_known(asked.workers)
         kept = self._model(model)
+        shared = self._probe is not None
+        sent = partial(self._machine.sends, model, asked.workers, shared=shared)
         until = Deadline(asked.deadline, _LATE.format(model=model, timeout=asked.timeout))
         with kept.locked(until):
             version = kept.snapshot(
                 weights,
                 replaces_latest=asked.replaces_latest,
-                hashed=asked.asks_for_digests,
+                hashed=(lambda: True) if asked.asks_for_digests else sent,
                 make_room=partial(self._loop.make_room, model),
                 deadline=until,
             )

@@ -37,10 +37,13 @@ from weightbus.bus.memory import staging
 from weightbus.bus.net import copier
 from weightbus.bus.net.copier import AT_ONCE_BYTES
 from weightbus.bus.net.worker_loop import WorkerLoop
+from weightbus.bus.publisher import offers
 from weightbus.bus.staged import Copying
 from weightbus.bus.worker.events import Happening, Report
+from weightbus.codecs import native
 from weightbus.python_client.options import PublishOptions
 from weightbus.python_client.subscriber import COPY_SECONDS
+from weightbus.tests.compose.waiting import wait_for
 
 SECONDS = 60.0  # far more than anything here takes
 LARGE = AT_ONCE_BYTES // 4 + 1  # numbers of a model that is not copied at once
@@ -827,3 +830,37 @@ def test_small_versions_in_a_row_are_applied_in_order_in_the_background(bus: Bus
     assert receipt.in_state("applied") == [worker.name]
     assert seen == sorted(seen)
     assert target["w"].tolist() == [101.0] * 100
+
+
+def test_each_byte_is_hashed_once_and_on_the_shared_road_none(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is copied, for workers known beforehand; when it is sent, for one that comes."""
+    gathered, hashed = list[int](), list[int]()
+    gather, crc32c = native.gather, native.crc32c
+
+    def counted(to: Any, *rest: Any) -> Any:
+        gathered.append(to.nbytes)
+        return gather(to, *rest)
+
+    def later(data: Any) -> int:
+        hashed.append(len(data))
+        return crc32c(data)
+
+    monkeypatch.setattr(native, "gather", counted)
+    monkeypatch.setattr(offers, "crc32c", later)
+    publisher = bus.publisher(chunk_bytes=1000)
+    weights = {"w": np.arange(2_500, dtype=np.float32)}
+    first = bus.subscriber(publisher, {"w": np.zeros(2_500, np.float32)})
+    machine = publisher._machine  # noqa: SLF001 # pyright: ignore
+    wait_for(lambda: machine.sends("m", None, shared=False), "a ping", SECONDS)
+    receipt, _ = both(publisher, first, weights)
+    assert gathered == ([] if bus.shared_memory else [10_000])
+    assert not hashed
+    target = {"w": np.zeros(2_500, np.float32)}
+    update = bus.subscriber(publisher, target, shared_memory=False).receive(SECONDS)
+    assert update is not None
+    assert update.digest
+    assert receipt.digest in ("", update.digest)
+    assert hashed == ([1000] * 10 if bus.shared_memory else [])
+    assert np.array_equal(target["w"], weights["w"])

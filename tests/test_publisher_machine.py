@@ -902,6 +902,22 @@ def test_nobody_listening_means_nothing_is_pushed() -> None:
     assert not bench.machine.pushing
 
 
+def test_whether_a_version_will_be_sent_is_known_before_it_is_copied() -> None:
+    bench = Bench("w0", "w1", listening=False)
+    machine = bench.machine
+    assert not machine.sends("a", None, shared=False), "nobody is known to hear of it: they fetch"
+    bench.say("w0", Ping(subscribed=True, shared=True))
+    assert machine.sends("a", None, shared=False)
+    assert not machine.sends("a", None, shared=True), "it is read where it lies"
+    bench.say("w1", Ping(subscribed=True))
+    assert machine.sends("a", None, shared=True)
+    assert machine.sends("a", ("w1",), shared=True)
+    assert not machine.sends("a", ("w0",), shared=True), "it is for another worker alone"
+    assert not machine.sends("b", None, shared=True)
+    bench.say("w1", Bye())
+    assert not machine.sends("a", None, shared=True)
+
+
 def test_the_layout_travels_when_it_changes() -> None:
     bench = Bench("w0")
 

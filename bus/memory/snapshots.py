@@ -68,11 +68,16 @@ class Block:
         )
         self._writer: Writer | None = None
 
-    def write(self, state: State, layout: Layout, check: Check) -> None:
-        """Copy a state into the memory; `check` is called between steps."""
+    def write(
+        self, state: State, layout: Layout, check: Check, chunk_bytes: int
+    ) -> NDArray[np.uint32]:
+        """Copy a state into the memory; see `Snapshot.write`."""
         if self._writer is None or self._writer.section.layout is not layout:
             self._writer = Writer(layout, self.data)
+        if chunk_bytes:
+            return self._writer.write_hashed(state, chunk_bytes, check)
         self._writer.write(state, check)
+        return np.empty(0, np.uint32)
 
     @property
     def shared(self) -> Shared | None:
@@ -135,9 +140,20 @@ class Snapshot:
         """The memory, to be written to."""
         return self._held()[0].data
 
-    def write(self, state: State, layout: Layout, check: Check = lambda: None) -> None:
-        """Copy a state here; `check` is called between steps."""
-        self._held()[0].write(state, layout, check)
+    def write(
+        self,
+        state: State,
+        layout: Layout,
+        check: Check = lambda: None,
+        chunk_bytes: int = 0,
+        hashed: Callable[[], bool] = lambda: False,
+    ) -> NDArray[np.uint32]:
+        """Copy a state here; `check` is called between steps.
+
+        Returns:
+            The CRC-32C of each chunk, if `hashed` says that it is wanted; else none.
+        """
+        return self._held()[0].write(state, layout, check, chunk_bytes if hashed() else 0)
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
         """Let workers of this host read it by this name; False if one holds on to another."""

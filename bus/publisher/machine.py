@@ -342,6 +342,18 @@ class PublisherMachine:
         """Whether a publish is under way. Any thread may ask."""
         return self._publications.any_open
 
+    def sends(self, model: str, workers: Collection[str] | None, *, shared: bool) -> bool:
+        """Return whether a version for these workers would be sent over the network. (P7, S9)
+
+        `shared`: it lies in shared memory. Any thread may ask: whoever is about to copy a version
+        hashes it as well then, in the same pass. What nobody foresaw is hashed when it is sent.
+        """
+        return any(
+            p.subscribed and not p.lost and not (shared and p.shared)
+            for p in self.roster.everybody()
+            if model in p.hello.models and (workers is None or p.name in workers)
+        )
+
     def status(self, now: float) -> tuple[WorkerStatus, ...]:
         """Return who is there, and who runs which version."""
         return tuple(status_of(peer, self.store, self.timing, now) for peer in self.roster)

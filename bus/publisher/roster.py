@@ -97,6 +97,10 @@ class Roster:
         self.revision += 1
         peer.revision = self.revision
 
+    def everybody(self) -> list[Peer]:
+        """Return who is there this moment, lost ones included. Any thread may ask."""
+        return [*self._by_name.copy().values()]
+
     def by_name(self, name: str) -> Peer | None:
         """Return the worker of a name, lost ones included."""
         return self._by_name.get(name)

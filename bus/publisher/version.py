@@ -125,6 +125,11 @@ class Version:
         self._unhashed -= self._crcs[index] is None
         self._crcs[index] = crc
 
+    def hashed_all(self, crcs: NDArray[np.uint32]) -> None:
+        """All chunks have these CRC-32Cs; with none, nobody has hashed them yet."""
+        for index, crc in enumerate(crcs.tolist()):
+            self.hashed(index, crc)
+
     def unhashed(self) -> Iterator[int]:
         """Yield the chunks that nobody has hashed yet."""
         return (index for index, crc in enumerate(self._crcs) if crc is None)
