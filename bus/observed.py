@@ -60,7 +60,7 @@ class Doing(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: Count = 0
     version: Count = 0
     newest: Count = 0
-    took_ms: Count = 0
+    took_us: Count = 0
     incoming: Count = 0
     phase: Phase = ""
     chunks: Count = 0

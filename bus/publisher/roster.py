@@ -31,7 +31,7 @@ class Seen:
     """What is kept of a worker for observers alone, by model."""
 
     told: dict[str, object] = field(default_factory=dict[str, object])  # what they know of it
-    took: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
+    took: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # in us
     failed: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
 
 

@@ -168,10 +168,9 @@ class Observers:
         """Take note of how long a worker took to what it runs, and what that makes up for."""
         epoch, version = peer.runs(model)
         published = self._models[model].times.get(version) if model in self._models else None
-        if published is not None and epoch == self._store.epoch:
-            peer.seen.took.setdefault(model, (0, 0.0))
-            if peer.seen.took[model][0] != version:
-                peer.seen.took[model] = (version, now - published)
+        new = epoch == self._store.epoch and peer.seen.took.get(model, (0, 0))[0] != version
+        if published is not None and new:
+            peer.seen.took[model] = (version, max(1, round(1e6 * (now - published))))
         if peer.seen.failed.get(model, (version + 1, ""))[0] <= version:
             del peer.seen.failed[model]
 
@@ -285,7 +284,9 @@ class Observers:
             epoch=epoch,
             version=version,
             newest=newest.version if newest is not None else 0,
-            took_ms=_ms(took[1]) if took is not None and took[0] == version else 0,
+            took_us=max(1, round(took[1] * 1_000_000))
+            if took is not None and took[0] == version
+            else 0,
             failed=failed,
             error=error,
         )

@@ -16,8 +16,11 @@ from .outcome import conclude
 from .publish import Order
 from .publish import publish as run_publish
 from .screen import Screen
+from .status import status as run_status
 from .subscribe import Request
 from .subscribe import subscribe as run_subscribe
+from .top import SORTS, Choice
+from .top import top as run_top
 
 
 class _Command(TyperCommand):
@@ -64,6 +67,7 @@ Checkpoint = Annotated[
         help="A .safetensors file, or a folder of them with its Hugging Face index.",
     ),
 ]
+Address = Annotated[str, typer.Argument(metavar="ADDR", help="The publisher's address.")]
 SECONDS_MIN = 0.1
 
 
@@ -72,6 +76,14 @@ def _seconds(value: float | None) -> float | None:
         return None if value is None else checks.seconds(value, "seconds")
     except ValueError as error:  # "nan" and "inf" are numbers to a command line
         raise typer.BadParameter(str(error)) from None
+
+
+Patience = Annotated[
+    float,
+    typer.Option(
+        min=SECONDS_MIN, callback=_seconds, metavar="S", help="Seconds for a publisher to answer."
+    ),
+]
 
 
 def _version(wanted: bool) -> None:
@@ -165,7 +177,7 @@ def publish(
 
 @app.command(cls=_Command)
 def subscribe(
-    address: Annotated[str, typer.Argument(metavar="ADDR", help="The publisher's address.")],
+    address: Address,
     model: Model,
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The .safetensors file, replaced atomically.")
@@ -195,6 +207,43 @@ def subscribe(
     screen = Screen(as_json)
     request = Request(address, model, out, once, timeout, name)
     raise typer.Exit(conclude(screen, partial(run_subscribe, screen, request)))
+
+
+@app.command(cls=_Command)
+def top(
+    address: Address,
+    once: Annotated[
+        bool, typer.Option("--once", metavar="", help="Show it once, and end.")
+    ] = False,
+    sort: Annotated[
+        str, typer.Option(metavar="BY", help=f"By what: {', '.join(SORTS)}.")
+    ] = "trouble",
+    only: Annotated[
+        str, typer.Option("--filter", metavar="TEXT", help="Only rows with this in them.")
+    ] = "",
+    timeout: Patience = 5.0,
+    as_json: Json = False,
+) -> None:
+    """Watch who runs which version, the worst first."""
+    if sort not in SORTS:
+        raise typer.BadParameter(f"{sort!r} is none of {', '.join(SORTS)}")
+    screen, choice = Screen(as_json), Choice(sort, only)
+    shown = partial(run_top, screen, address, choice, once=once, timeout=timeout)
+    raise typer.Exit(conclude(screen, shown))
+
+
+@app.command(cls=_Command)
+def status(
+    address: Address,
+    expect: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Workers that must be there.")
+    ] = 0,
+    timeout: Patience = 5.0,
+    as_json: Json = False,
+) -> None:
+    """Tell whether everybody runs the newest versions: 0 yes, 1 no, 2 nobody answers."""
+    screen = Screen(as_json)
+    raise typer.Exit(conclude(screen, partial(run_status, screen, address, expect, timeout)))
 
 
 @app.command(cls=_Command)

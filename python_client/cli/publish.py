@@ -6,8 +6,6 @@ from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.text import Text
-
 from ...bus.errors import AddressError, ClosedError, PublishError, WorkersMissingError
 from ...bus.messages import check_name
 from ...bus.net import endpoints
@@ -17,7 +15,7 @@ from ..checkpoints.checkpoint import Checkpoint, Progress, open_checkpoint, stam
 from ..checkpoints.watch import Watch
 from ..publisher import Publisher
 from .outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
-from .screen import DIM, STATE_STYLES, Bars, Screen, counted, size, table
+from .screen import DIM, STATE_STYLES, Bars, Screen, counted, plain, size, table
 
 LOOK_SECONDS = 0.1  # between two looks at what the workers are doing
 BARS_MAX = 8  # workers that get a bar each; of more, one bar says what all of them have
@@ -232,7 +230,7 @@ def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
         for worker in sorted(receipt.workers.values(), key=lambda worker: worker.name):
             style = STATE_STYLES[worker.state]
             after = "" if worker.seconds is None else f"{worker.seconds:.2f} s"
-            rows.add_row(worker.name, f"[{style}]{worker.state}[/]", after, Text(worker.detail))
+            rows.add_row(worker.name, f"[{style}]{worker.state}[/]", after, plain(worker.detail))
         screen.show(rows)
     screen.say(f"digest {receipt.digest}" if receipt.digest else "no digest was needed", DIM)
     if shortfall:

@@ -26,6 +26,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from ...bus.observed import printable
+
 GOOD, BAD, DIM = "green", "red", "bright_black"
 PIPE_COLUMNS = 240
 
@@ -57,7 +59,7 @@ class Screen:
 
     def say(self, text: str, style: str = "") -> None:
         """Show a line of words."""
-        self._people.print(Text(text, style=style), soft_wrap=True)
+        self._people.print(Text(visible(text), style=style), soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
         """Show something larger, to people only."""
@@ -66,11 +68,11 @@ class Screen:
 
     def warn(self, text: str) -> None:
         """Show what is odd but does not end the command."""
-        self._errors.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+        self._errors.print(f"[yellow]warning:[/] {escape(visible(text))}", soft_wrap=True)
 
     def error(self, text: str) -> None:
         """Show what went wrong."""
-        self._errors.print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True)
+        self._errors.print(f"[bold red]error:[/] {escape(visible(text))}", soft_wrap=True)
 
     def emit(self, kind: str, **fields: object) -> None:
         """Write an object, to programs only."""
@@ -116,7 +118,7 @@ class Waiting:
 
     def say(self, text: str) -> None:
         """Show other words."""
-        self._progress.update(self._task, description=escape(text))
+        self._progress.update(self._task, description=escape(printable(text)))
 
 
 class Bars:
@@ -128,7 +130,7 @@ class Bars:
 
     def move(self, name: str, done: int, total: int, note: str = "") -> None:
         """Set a bar to so many bytes of a total."""
-        self._progress.update(self._task(name, total), completed=done, note=escape(note))
+        self._progress.update(self._task(name, total), completed=done, note=escape(printable(note)))
 
     def advance(self, name: str, by: int, total: int) -> None:
         """Move a bar on by so many bytes."""
@@ -138,6 +140,16 @@ class Bars:
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(escape(name), total=total, note="")
         return self._tasks[name]
+
+
+def visible(text: str) -> str:
+    """Return a text, of which others may have supplied a part, without what moves a cursor."""
+    return "\n".join(printable(line) for line in text.splitlines())
+
+
+def plain(text: str) -> Text:
+    """Return one line of somebody else's words, none of which is markup."""
+    return Text(printable(text))
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -136,7 +136,7 @@ class View:
             was, at = before[0].models[model], before[1]
             if was.incoming == doing.incoming and doing.count and now > at:
                 return nbytes * max(0, doing.chunks - was.chunks) / doing.count / (now - at)
-        return 1000 * nbytes / doing.took_ms if doing.took_ms else 0.0
+        return 1_000_000 * nbytes / doing.took_us if doing.took_us else 0.0
 
     # What it comes to.
 

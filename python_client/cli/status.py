@@ -1,0 +1,101 @@
+"""`weightbus status`: whether everybody runs the newest versions, for scripts.
+
+0     everybody does
+1     somebody is behind, lost, stuck or has failed it; or fewer are there than expected
+2     no publisher answers, or it lets nobody look on
+"""
+
+import time
+from dataclasses import asdict
+
+from rich.table import Table
+from rich.text import Text
+
+from ...bus.errors import AddressError, RefusedError
+from ..observing.observer import Observer
+from ..observing.view import Standing, View
+from .outcome import DONE, NOT_ACHIEVED, UsageError
+from .screen import BAD, DIM, GOOD, Screen, counted, plain, size, table
+
+UNREACHABLE = 2
+STYLES = {"current": GOOD, "behind": "yellow", "stuck": BAD, "failed": BAD, "lost": BAD}
+
+
+def status(screen: Screen, address: str, expect: int, timeout: float) -> int:
+    """Show whether everybody runs the newest versions, and return that."""
+    with observer_of(address) as observer:
+        try:
+            why = "" if observer.look(timeout) else _nobody(address, timeout)
+        except RefusedError as error:
+            why = str(error)
+        if why:
+            screen.error(why)
+            screen.emit("status", achieved=False, reachable=False, text=why, workers=[])
+            return UNREACHABLE
+        view, now = observer.view, time.monotonic()
+    standings = view.standings(now)
+    text = shortfall(view, standings, expect)
+    show(screen, standings)
+    screen.say(text or f"everybody is up to date: {counted(len(view.workers), 'worker')}", DIM)
+    rows = [fields(standing) for standing in standings]
+    screen.emit("status", achieved=not text, reachable=True, text=text, workers=rows)
+    return NOT_ACHIEVED if text else DONE
+
+
+def observer_of(address: str) -> Observer:
+    """Look on at a publisher.
+
+    Raises:
+        UsageError: That is no address.
+    """
+    try:
+        return Observer(address)
+    except AddressError as error:
+        raise UsageError(str(error)) from None
+
+
+def _nobody(address: str, timeout: float) -> str:
+    return (
+        f"no publisher answered at {address} within {timeout:g} s: check the address, and that it "
+        "runs; one of an earlier version answers no observers"
+    )
+
+
+def shortfall(view: View, standings: list[Standing], expect: int) -> str:
+    """Say why not everybody is up to date; empty: everybody is."""
+    bad = [f"{s.worker} is {s.verdict} with {s.model}" for s in standings if s.verdict != "current"]
+    live = sum(row.state != "lost" for row in view.workers.values())
+    if live < expect:
+        bad.insert(0, f"{live} of {counted(expect, 'worker')} are there")
+    return "; ".join(bad[:10]) + (f"; and {len(bad) - 10} more" if len(bad) > 10 else "")
+
+
+def show(screen: Screen, standings: list[Standing]) -> None:
+    """Show a table of who stands how."""
+    if standings:
+        screen.show(rows_of(standings))
+
+
+def rows_of(standings: list[Standing]) -> Table:
+    """Return a table of who stands how with what."""
+    rows = table(
+        "worker", "model", "state", "version", "behind", "doing", "rate", "language", "host",
+        "road", "encoding", "error", right=("version", "behind", "rate"),
+    )  # fmt: skip
+    for s in standings:
+        behind = f"{s.lag}" + (f", {s.lag_s:.1f} s" if s.lag_s is not None else "") if s.lag else ""
+        silent = f"silent {s.silent_s:.0f} s" if s.verdict == "lost" else s.phase
+        rate = f"{size(round(s.rate))}/s" if s.rate else ""
+        words = (s.worker, s.model, Text(s.verdict, STYLES[s.verdict]), str(s.version or "none"))
+        cells = (behind, silent, rate, s.language, s.host, s.road, s.encoding, s.error)
+        rows.add_row(*(w if isinstance(w, Text) else plain(w) for w in (*words, *cells)))
+    return rows
+
+
+def fields(standing: Standing) -> dict[str, object]:
+    """Return how a worker stands, for programs."""
+    found = asdict(standing)
+    found["rate"] = round(standing.rate)
+    found["silent_s"] = round(standing.silent_s, 3)
+    found["lag_s"] = None if standing.lag_s is None else round(standing.lag_s, 3)
+    return found

@@ -1,0 +1,179 @@
+"""`weightbus top`: who runs what, as it changes, the worst first; keys sort, filter and quit.
+
+`rich` draws it, which the command line has anyway; its terminal is asked for single keys meanwhile.
+"""
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from ..observing.observer import Observer
+from ..observing.view import VERDICTS, Standing
+from .outcome import DONE, NOT_ACHIEVED
+from .screen import DIM, Screen, counted, plain
+from .status import fields, observer_of, rows_of
+
+LOOK_SECONDS = 0.5  # between two questions
+CHROME_LINES = 6  # that are no rows: titles, head and keys
+KEYS = "q quit   s sort   / filter, then Enter   Esc all"
+
+SORTS: dict[str, Callable[[Standing], tuple[object, ...]]] = {
+    "trouble": lambda s: (VERDICTS.index(s.verdict), -s.lag, s.model, s.worker),
+    "worker": lambda s: (s.worker, s.model),
+    "model": lambda s: (s.model, s.worker),
+    "lag": lambda s: (-s.lag, s.worker),
+    "rate": lambda s: (-s.rate, s.worker),
+}
+
+
+@dataclass
+class Choice:
+    """What the user wants to see; keys change it.
+
+    Attributes:
+        sort: By what.
+        text: What a row must have in it.
+        typing: Whether keys go into `text`.
+        over: Whether to end.
+    """
+
+    sort: str = "trouble"
+    text: str = ""
+    typing: bool = False
+    over: bool = field(default=False)
+
+    def press(self, key: str) -> None:
+        """Take a key."""
+        if key == "\x1b":
+            self.text, self.typing = "", False
+        elif self.typing:
+            self._type(key)
+        elif key == "q":
+            self.over = True
+        elif key == "s":
+            names = [*SORTS]
+            self.sort = names[(names.index(self.sort) + 1) % len(names)]
+        elif key == "/":
+            self.typing = True
+
+    def _type(self, key: str) -> None:
+        if key in "\r\n":
+            self.typing = False
+        elif key == "\x7f":
+            self.text = self.text[:-1]
+        elif key.isprintable():
+            self.text += key
+
+    def of(self, standings: list[Standing]) -> list[Standing]:
+        """Return what is wanted, in order."""
+        return sorted(filter(self._wanted, standings), key=SORTS[self.sort])
+
+    def _wanted(self, s: Standing) -> bool:
+        words = (s.worker, s.model, s.verdict, s.host, s.language, s.road, s.error)
+        return self.text.lower() in " ".join(words).lower()
+
+
+def top(screen: Screen, address: str, choice: Choice, *, once: bool, timeout: float) -> int:
+    """Show who runs what: once, or until the user has seen enough."""
+    with observer_of(address) as observer:
+        reached = observer.look(timeout)
+        if not reached:
+            screen.warn(f"no publisher has answered at {address} within {timeout:g} s")
+        if once:
+            _tell(screen, observer, choice)
+            return DONE if reached else NOT_ACHIEVED
+        if screen.as_json:
+            _stream(screen, observer, choice)
+        with _keys() as pressed, Live(screen=True, auto_refresh=False) as live:
+            while not choice.over:
+                rows = max(1, live.console.height - CHROME_LINES)
+                live.update(_picture(observer, address, choice, rows), refresh=True)
+                for key in pressed(LOOK_SECONDS):
+                    choice.press(key)
+                observer.look(LOOK_SECONDS)
+    return DONE
+
+
+def _tell(screen: Screen, observer: Observer, choice: Choice) -> None:
+    now = time.monotonic()
+    standings = choice.of(observer.view.standings(now))
+    screen.show(rows_of(standings))
+    screen.say(_summary(observer, standings), DIM)
+    models = {
+        name: {"version": row.version, "nbytes": row.nbytes, "age_s": age and round(age, 3)}
+        for name, (row, age) in observer.view.models(now).items()
+    }
+    rows = [fields(standing) for standing in standings]
+    screen.emit("top", epoch=observer.view.epoch, models=models, workers=rows)
+
+
+def _stream(screen: Screen, observer: Observer, choice: Choice) -> None:
+    """Write an object for each look, until a signal comes."""
+    while True:
+        _tell(screen, observer, choice)
+        until = time.monotonic() + 2 * LOOK_SECONDS
+        while time.monotonic() < until:
+            observer.look(LOOK_SECONDS)
+            select.select([], [], [], LOOK_SECONDS)
+
+
+def _summary(observer: Observer, standings: list[Standing]) -> str:
+    counts = [(verdict, sum(s.verdict == verdict for s in standings)) for verdict in VERDICTS]
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts if count) or "nobody"
+    silent = time.monotonic() - (observer.heard_at or 0.0)
+    lost = f"; the publisher is silent for {silent:.0f} s" if silent > 4 * LOOK_SECONDS else ""
+    return f"{counted(len(observer.view.workers), 'worker')}: {words}{lost}"
+
+
+def _picture(observer: Observer, address: str, choice: Choice, rows: int) -> Group:
+    now = time.monotonic()
+    standings = choice.of(observer.view.standings(now))
+    models = ", ".join(
+        f"{name} {row.version}" + ("" if age is None else f" ({age:.0f} s ago)")
+        for name, (row, age) in observer.view.models(now).items()
+    )
+    more = f"{len(standings) - rows} more rows" if len(standings) > rows else ""
+    asked = f"sorted by {choice.sort}" + (f", with “{choice.text}”" if choice.text else "")
+    asked += " (typing)" if choice.typing else ""
+    return Group(
+        Text(f"{address}  {_summary(observer, standings)}", "bold"),
+        plain(models or "nothing is published yet"),
+        rows_of(standings[:rows]),
+        Text(more, DIM),
+        Text(f"{KEYS}   {asked}", DIM),
+    )
+
+
+@contextlib.contextmanager
+def _keys() -> Generator[Callable[[float], str]]:
+    """Yield what waits for keys and returns them; without a terminal it only waits."""
+    if not sys.stdin.isatty():
+        yield _no_keys
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def pressed(seconds: float) -> str:
+        ready, _, _ = select.select([descriptor], [], [], seconds)
+        return os.read(descriptor, 64).decode(errors="ignore") if ready else ""
+
+    try:
+        tty.setcbreak(descriptor)
+        yield pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _no_keys(seconds: float) -> str:
+    select.select([], [], [], seconds)
+    return ""
