@@ -127,8 +127,9 @@ class Publisher:
                 self._keeper = Keeper(self._folder, _busy(self._machine))
                 undo.callback(self._keeper.close, 0.0)
             self._loop = PublisherLoop(self._machine, sockets, self._keeper, restored)
+            end_with(self, self._loop)
             undo.pop_all()
-        end_with(self, self._loop)
+        self._loop.start()
 
     def __repr__(self) -> str:
         return f"<Publisher at {self.address}, epoch {self.epoch}>"

@@ -158,17 +158,18 @@ class Subscriber:
                 rename,
                 shared_memory=shared_memory,
             )
+            self._applier = Applier(
+                self._targets,
+                self._handoff,
+                self._running,
+                self._loop.tell,
+                self._calls,
+                before_apply,
+                on_commit,
+            )
+            end_with(self, self._loop)
             undo.pop_all()
-        self._applier = Applier(
-            self._targets,
-            self._handoff,
-            self._running,
-            self._loop.tell,
-            self._calls,
-            before_apply,
-            on_commit,
-        )
-        end_with(self, self._loop)
+        self._loop.start()
 
     def __repr__(self) -> str:
         return f"<Subscriber {self.name} of {self.address}: {', '.join(self._targets)}>"

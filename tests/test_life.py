@@ -8,11 +8,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from weightbus import AddressError, Publisher, PublishError, Subscriber
+from weightbus.bus.net.control import _Sockets  # pyright: ignore
 
 SECONDS = 30.0  # far more than anything here takes
 
@@ -62,6 +64,51 @@ def test_one_whose_thread_cannot_start_leaves_nothing_behind(
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(RuntimeError, match="can't start"):
         make()
+    gc.collect()
+    until_gone(before)
+
+
+@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("runs", [True, False], ids=["runs", "is about to run"])
+def test_an_interrupt_as_its_thread_starts_closes_no_socket_under_it(
+    make: Callable[..., object],
+    runs: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Ctrl-C, say: `start` waits for the thread to run, and raises what a handler does."""
+    start, close = threading.Thread.start, _Sockets.close
+    wait = _Sockets._poll  # noqa: SLF001 # pyright: ignore
+    threads, closed_by = list[threading.Thread](), list[threading.Thread]()
+    at_work = threading.Event()
+
+    def interrupted(thread: threading.Thread) -> None:
+        threads.append(thread)
+        if runs:
+            start(thread)
+            assert at_work.wait(SECONDS)
+        raise KeyboardInterrupt
+
+    def poll(*arguments: Any) -> Any:
+        at_work.set()
+        return wait(*arguments)
+
+    def noted(sockets: _Sockets) -> None:
+        closed_by.append(threading.current_thread())
+        close(sockets)
+
+    before = descriptors()
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr(_Sockets, "_poll", poll)
+    monkeypatch.setattr(_Sockets, "close", noted)
+    with pytest.raises(KeyboardInterrupt):
+        make()
+    (thread,) = threads
+    if not runs:
+        start(thread)
+    thread.join(SECONDS)
+    assert closed_by == [thread if runs else threading.current_thread()]
+    assert not caplog.records
     gc.collect()
     until_gone(before)
 

@@ -79,6 +79,7 @@ def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Road, PublisherLoop]
     for message in (hello, Ping(subscribed=True)):
         machine.receive(b"w", [encode(message)], time.monotonic())
     loop = PublisherLoop(machine, cast("PublisherSockets", road))
+    loop.start()
     road.asleep()
     yield road, loop
     loop.close()

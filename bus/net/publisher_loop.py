@@ -20,6 +20,7 @@ from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
 from ..messages import Shared, control_topic, data_topic, encode
 from ..observed import Observe, Roster
+from ..owner import Owner
 from ..publisher.effects import (
     Broadcast,
     BroadcastChunk,
@@ -71,7 +72,7 @@ class Keeper(Protocol):
 
 
 class PublisherLoop:
-    """A publisher, running.
+    """A publisher, running once it is started.
 
     Args:
         machine: What decides.
@@ -99,10 +100,16 @@ class PublisherLoop:
         self._stopping = False
         self._ended: BaseException | None = None
         self._lock = threading.Lock()  # between taking work in and ending
-        self._thread = threading.Thread(target=self._run, name="weightbus-publisher", daemon=True)
-        self._thread.start()
+        self._thread = Owner(self._run, "weightbus-publisher")
 
     # For any thread.
+
+    def start(self) -> None:
+        """Begin; if this raises, it is over, and the sockets are closed."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self._thread.start()
+            undo.pop_all()
 
     def submit(self, publication: Publication) -> "Future[Receipt]":
         """Publish; the future is the receipt, or a PublishError that carries it."""
@@ -208,7 +215,8 @@ class PublisherLoop:
     def close(self, timeout: float = 10.0) -> None:
         """End the thread; open publishes are resolved as they stand."""
         self.stop()
-        self._thread.join(timeout)
+        if self._thread.give_up(timeout):
+            self._end(ClosedError("it was never started"))
         for listener in self._listeners:
             listener.join(CLOSE_SECONDS)
 

@@ -36,6 +36,7 @@ from ..errors import AddressError, ApplyError, ClosedError, RefusedError
 from ..memory.segment import Views
 from ..memory.staging import memory_ahead, memory_of
 from ..messages import encode
+from ..owner import Owner
 from ..staged import StagedVersion
 from ..worker.events import Granted, Happening, Opened, Report
 from ..worker.machine import WorkerMachine
@@ -50,7 +51,7 @@ BATCH = 16  # messages taken from one socket before the other gets a turn
 
 
 class WorkerLoop:
-    """A worker, running.
+    """A worker, running once it is started.
 
     Args:
         machine: What decides.
@@ -78,10 +79,17 @@ class WorkerLoop:
         self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would hold us
         self._stopping = False
         self._at_once: Callable[[StagedVersion], bool] | None = None
-        self._thread = threading.Thread(target=self._run, name="weightbus-worker", daemon=True)
-        self._thread.start()
+        self._thread = Owner(self._run, "weightbus-worker")
 
     # For any thread.
+
+    def start(self) -> None:
+        """Begin; if this raises, it is over, and the sockets are closed."""
+        try:
+            self._thread.start()
+        except BaseException:
+            self.close()
+            raise
 
     def apply_by(self, at_once: Callable[[StagedVersion], bool]) -> None:
         """Offer each version that is ready to this first, in the worker's thread.
@@ -100,7 +108,8 @@ class WorkerLoop:
     def close(self, timeout: float = 10.0) -> None:
         """Say goodbye and end the thread."""
         self.stop()
-        self._thread.join(timeout)
+        if self._thread.give_up(timeout):
+            self._end(ClosedError("it was never started"))
 
     def stop(self) -> bool:
         """Have the thread end as soon as it can; return False if somebody has done so before."""
@@ -122,10 +131,13 @@ class WorkerLoop:
             log.exception("the worker's thread failed")
             ended = error
         finally:
-            self._handoff.close(ended)
-            self._copier.close()
-            self._sockets.close()
-            self._at_once = None  # it may hold whoever holds us
+            self._end(ended)
+
+    def _end(self, reason: BaseException) -> None:
+        self._handoff.close(reason)
+        self._copier.close()
+        self._sockets.close()
+        self._at_once = None  # it may hold whoever holds us
 
     def _turn(self, next_tick: float) -> float:
         """Take what there is, tick when it is time."""
