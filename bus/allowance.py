@@ -20,13 +20,17 @@ class Allowance:
     spent: float = 0.0
 
     def take(self, count: float, now: float) -> bool:
-        """Spend some; return False if that was more than there was."""
+        """Spend some; return False, and spend nothing, if there is less."""
         back = (now - self.at) * self.rate.per_second
-        self.spent, self.at = max(0.0, self.spent - back) + count, now
-        if self.spent <= self.rate.burst:
-            return True
-        self.spent = self.rate.burst  # so that it recovers as soon as it stops
-        return False
+        self.spent, self.at = max(0.0, self.spent - back), now
+        if self.spent + count > self.rate.burst:
+            return False
+        self.spent += count
+        return True
+
+    def give_back(self, count: float) -> None:
+        """Have some of it again."""
+        self.spent = max(0.0, self.spent - count)
 
     def rested(self, now: float) -> bool:
         """Return whether all of it is back, so that a new one would be the same."""

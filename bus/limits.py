@@ -41,9 +41,10 @@ UNSEEN_ALL = (
     2**20
 )  # of all connections, once all messages are taken; above it goes whoever has most
 UNSEEN_SMALL = 2**13  # of one; less is not counted there, as libzmq reads so much at once
-HANG_UPS = Rate(64, 16)  # of control connections; more are a flood, until there are none
-NEWCOMERS = Rate(8, 8)  # control connections from one host in a flood
-HOSTS_MAX = 1024  # from which newcomers are taken in one flood
+# Of one host: control connections that came a moment ago. Each may cost what libzmq reads at once:
+# some thousand messages, until it is found out.
+NEWCOMERS = Rate(16, 8)
+HOSTS_MAX = 1024  # from which newcomers are taken within a moment
 ACCEPTS = Rate(512, 200)  # connections for pushed chunks; whoever waits for one fetches meanwhile
 
 WINDOW_CHUNKS = 16  # chunks that a worker asks for before an answer

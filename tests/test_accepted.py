@@ -16,10 +16,16 @@ from typing import Any
 import pytest
 import zmq
 
-from weightbus.bus.allowance import Allowance, Rate
-from weightbus.bus.limits import HANG_UPS, HOSTS_MAX, NEWCOMERS, UNSEEN, UNSEEN_ALL, UNSEEN_SMALL
+from weightbus.bus.allowance import Rate
+from weightbus.bus.limits import HOSTS_MAX, NEWCOMERS, UNSEEN, UNSEEN_ALL, UNSEEN_SMALL
 from weightbus.bus.net import accepted
-from weightbus.bus.net.accepted import ALERT_SECONDS, FLOODED_SECONDS, QUIET_SECONDS, Accepted
+from weightbus.bus.net.accepted import (
+    FLOODED_SECONDS,
+    LOOKS,
+    PROOF_SECONDS,
+    QUIET_SECONDS,
+    Accepted,
+)
 from weightbus.bus.net.control import UNREAD, UNREAD_BYTES, PublisherSockets
 from weightbus.bus.net.endpoints import host_and_port, ipc_path
 from weightbus.bus.net.zmtp import COMMAND, GREETING, MORE, message_parts
@@ -243,8 +249,10 @@ class Kernel:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.came: collections.Counter[int] = collections.Counter()
         self.trimmed = 0
+        self.host = ""  # of all; else each has its own
         self.accepted = Accepted(counts=True)
         monkeypatch.setattr(self.accepted, "_came", self.came.__getitem__)
+        monkeypatch.setattr(self.accepted, "_host", lambda number: self.host or str(number))
         monkeypatch.setattr(accepted, "give_memory_back", self._trim)
         monkeypatch.setattr(accepted, "spent", lambda _: False)
 
@@ -340,44 +348,77 @@ def test_of_all_together_those_with_most_are_hung_up_on(kernel: Kernel) -> None:
     assert kernel.over() == [*range(FAR + kept, FAR + len(sizes))]
 
 
-def test_in_a_flood_each_host_may_have_a_few_newcomers_and_others_now_and_then(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else all that were hung up on would come back at once, and everybody wait for them."""
-    many, burst = int(HANG_UPS.burst), int(NEWCOMERS.burst)
-    hosts = collections.defaultdict[int, str](lambda: "attacker")
-    monkeypatch.setattr(kernel.accepted, "_host", hosts.__getitem__)
+class Door:
+    """Who comes to a publisher, from where, and is let in."""
 
-    def come(descriptors: range, now: float) -> int:
-        before = len(kernel.over())
-        for descriptor in descriptors:
-            kernel.accepted.accept(descriptor, now)
-        return len(descriptors) - (len(kernel.over()) - before)
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self._next = kernel, FAR
 
-    flood = range(FAR, FAR + 200)
-    assert come(flood, 1.0) == 200, "nobody was hung up on so far"
-    for descriptor in flood[: many + 1]:
-        kernel.accepted.hang_up(descriptor, 1.0)
-    assert come(range(FAR + 1000, FAR + 1200), 1.0) == burst
-    hosts[FAR + 2000] = "worker"
-    assert come(range(FAR + 2000, FAR + 2001), 1.0) == 1, "it is another host"
-    for second in range(1, 10):
-        now, first = 1.0 + second / NEWCOMERS.per_second, FAR + 3000 + 100 * second
-        assert come(range(first, first + 100), now) == 1
-        kernel.accepted.hang_up(first, now)
-    later = 1.0 + 9 / NEWCOMERS.per_second + ALERT_SECONDS
-    assert come(range(FAR + 5000, FAR + 5200), later) == 200, "nobody was hung up on since"
+    def come(self, host: str, count: int, now: float) -> list[int]:
+        self._kernel.host = host
+        new = range(self._next, self._next + count)
+        self._next += count
+        for descriptor in new:
+            self._kernel.accepted.accept(descriptor, now)
+        over = self._kernel.over()
+        return [descriptor for descriptor in new if descriptor not in over]
+
+    def say(self, who: list[int], nbytes: int, unseen: int = 0) -> None:
+        for descriptor in who:
+            self._kernel.came[descriptor] += nbytes + unseen
+            assert self._kernel.accepted.saw(descriptor, b"", nbytes)
 
 
-def test_hosts_are_counted_only_so_far(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepted, "HANG_UPS", Rate(0, 1))
-    monkeypatch.setattr(kernel.accepted, "_hang_ups", Allowance(Rate(0, 1), 1.0))
-    monkeypatch.setattr(kernel.accepted, "_host", str)
-    for flood in (1.0, 100.0):
-        kernel.accepted.hang_up(FAR, flood)
-        for descriptor in range(FAR, FAR + HOSTS_MAX + 10):
-            kernel.accepted.accept(descriptor, flood)
-        assert len(kernel.over()) == 10
+@pytest.fixture(name="door")
+def _door(kernel: Kernel) -> Door:
+    return Door(kernel)
+
+
+BURST, PER_SECOND = (int(each) for each in NEWCOMERS)
+
+
+def test_of_each_host_a_few_may_come_at_once_and_others_now_and_then(door: Door) -> None:
+    """Else everybody would wait for all of them, if they are a flood, and again as they return."""
+    assert len(door.come("attacker", 200, 1.0)) == BURST
+    assert len(door.come("worker", 1, 1.0)) == 1, "it is another host"
+    later = [len(door.come("attacker", 1, 1.0 + ms / 1000)) for ms in range(1, 2001)]
+    assert sum(later) == 2 * PER_SECOND, "however often they try"
+
+
+def test_who_has_shown_to_be_no_flood_makes_room_for_others(kernel: Kernel, door: Door) -> None:
+    """All workers of a host may come at once: they dial again, and each has its turn soon."""
+    now, left = 1.0, 64
+    while left:
+        new = door.come("workers", left, now)
+        door.say(new, 300)
+        left -= len(new)
+        now += 2 * PROOF_SECONDS
+        kernel.accepted.look(now, drained=True)
+        assert now < 1.0 + 64 / BURST
+
+
+@pytest.mark.parametrize("what", ["silent", "early", "flooding", "gone", "hung up on"])
+def test_who_has_not_makes_no_room(kernel: Kernel, door: Door, what: str) -> None:
+    for other in range(LOOKS):  # whose turn it will be, and nobody else's
+        door.come(f"{other}", 1, 1.0)
+    new = door.come("host", BURST, 1.0)
+    kernel.accepted.look(1.0, drained=False)
+    if what != "silent":
+        door.say(new, 300, unseen=UNSEEN_SMALL + 1000 if what == "flooding" else 0)
+    for descriptor in new:
+        if what == "gone":
+            kernel.came[descriptor] = -1
+        elif what == "hung up on":
+            kernel.accepted.hang_up(descriptor, 1.0)
+    now = 1.0 + (PROOF_SECONDS / 2 if what == "early" else 2 * PROOF_SECONDS)
+    kernel.accepted.look(now, drained=False)
+    assert len(door.come("host", 10, now)) == 0
+
+
+def test_hosts_are_counted_only_so_far(door: Door) -> None:
+    assert sum(len(door.come(f"{n}", 1, 1.0)) for n in range(HOSTS_MAX + 10)) == HOSTS_MAX
+    later = 1.0 + 1 / PER_SECOND
+    assert sum(len(door.come(f"{n} more", 1, later)) for n in range(10)) == 10
 
 
 def test_whoever_is_dropped_is_kept_in_mind_for_a_while(

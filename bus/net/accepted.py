@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from ..allowance import Allowance
 from ..complaints import Complaints
-from ..limits import HANG_UPS, HOSTS_MAX, NEWCOMERS, UNSEEN, UNSEEN_ALL, UNSEEN_SMALL
+from ..limits import HOSTS_MAX, NEWCOMERS, UNSEEN, UNSEEN_ALL, UNSEEN_SMALL
 from . import endpoints
 from .listening import spent
 
@@ -36,7 +36,7 @@ log = logging.getLogger("weightbus.publisher")
 LOOK_SECONDS, FLOODED_SECONDS = 0.05, 0.01  # between two looks; and while much is unseen
 NEW_SECONDS = 1.0  # after somebody came
 LOOKS = 64  # connections at one look, those with much unseen aside; 2 microseconds each
-ALERT_SECONDS = 2.0  # in which newcomers come one by one, after too many were hung up on
+PROOF_SECONDS = 0.05  # in which whoever said something and floods nobody is a newcomer
 QUIET_SECONDS = 3.0  # without a hang-up, after which memory goes back to the system
 DROPPED_KEPT = 4096  # connections that were hung up on, and may have left something to be read
 RECEIVED = slice(128, 136)  # of Linux's `struct tcp_info`: tcpi_bytes_received (since 4.1)
@@ -54,12 +54,14 @@ class _Connection:
         unseen: Bytes that are in no message that we had.
         came: Bytes that had come when it was looked at last.
         seen: Bytes of its messages since.
+        said: Whether there was any.
         over: Whether it was hung up on; what is left of it is dropped.
     """
 
     unseen: Allowance
     came: int = 0
     seen: int = 0
+    said: bool = False
     over: bool = False
 
 
@@ -75,9 +77,8 @@ class Accepted:
         self._each: dict[int, _Connection] = {}  # by descriptor, of which there are only so many
         self._large: dict[int, float] = {}  # unseen bytes of those that have many
         self._dropped: dict[bytes, None] = {}  # by identity, which libzmq gives out only once
-        self._hang_ups = Allowance(HANG_UPS, 0.0)
-        self._flooded_until = 0.0
-        self._newcomers: dict[str, Allowance] = {}  # by host, while there is a flood
+        self._hosts: dict[str, Allowance] = {}  # where newcomers came from a moment ago
+        self._newcomers: dict[int, tuple[Allowance, float]] = {}  # of whose, and until when
         self._look_at, self._trim_at = 0.0, math.inf
         self._alert_until = 0.0
         self._complaints = Complaints(log, "hung up on a control connection: %s")
@@ -105,11 +106,12 @@ class Accepted:
         """Take note of a new one; close it if it is one too many.
 
         libzmq spins once there is none left. And each that is hung up on costs time until its last
-        message: so in a flood each host may have a few, and one more now and then. If all came back
-        at once, everybody else would wait for them.
+        message: so each host may have a few newcomers, and one more now and then. If all came at
+        once, everybody else would wait for them. Who behaves is soon none, and makes room.
         """
         each = self._each[descriptor] = _Connection(Allowance(UNSEEN, now))
-        self._large[descriptor] = 0.0  # so that it is looked at soon
+        if self._counts:
+            self._large[descriptor] = 0.0  # so that it is looked at soon
         self._alert_until = now + NEW_SECONDS
         self._look_at = min(self._look_at, now + FLOODED_SECONDS)
         if spent(descriptor) or not self._may_come(descriptor, now):
@@ -117,14 +119,17 @@ class Accepted:
             self._shut_down(descriptor)
 
     def _may_come(self, descriptor: int, now: float) -> bool:
-        if now >= self._flooded_until:
-            return True
         host = self._host(descriptor)
-        if host not in self._newcomers:
-            if len(self._newcomers) >= HOSTS_MAX:
+        if host not in self._hosts:
+            if len(self._hosts) >= HOSTS_MAX:
+                self._hosts = {h: each for h, each in self._hosts.items() if not each.rested(now)}
+            if len(self._hosts) >= HOSTS_MAX:
                 return False
-            self._newcomers[host] = Allowance(NEWCOMERS, now)
-        return self._newcomers[host].take(1, now)
+            self._hosts[host] = Allowance(NEWCOMERS, now)
+        if not self._hosts[host].take(1, now):
+            return False
+        self._newcomers[descriptor] = self._hosts[host], now + PROOF_SECONDS
+        return True
 
     def has(self, descriptor: int) -> bool:
         """Return whether there is such a connection. (One that was hung up on may be another.)"""
@@ -136,7 +141,7 @@ class Accepted:
         each = self._each.get(descriptor)
         if each is None:
             return True
-        each.seen += nbytes
+        each.seen, each.said = each.seen + nbytes, True
         if each.over:
             self.drop(identity)
         return not each.over
@@ -160,11 +165,6 @@ class Accepted:
         if reason:
             self._complaints.warn(f"{peer} had {reason}", now)
         self._trim_at = now + QUIET_SECONDS
-        flooded = now < self._flooded_until
-        if flooded or not self._hang_ups.take(1, now):
-            self._flooded_until = now + ALERT_SECONDS
-        if not flooded:
-            self._newcomers.clear()
 
     @property
     def due(self) -> float:
@@ -184,11 +184,24 @@ class Accepted:
             self._let_go()
             if drained:
                 self._hang_up_on_the_largest(now)
+        self._let_newcomers_be(now)
         if now >= self._trim_at:
             self._trim_at = math.inf
             give_memory_back()
         alert = self._large or now < self._alert_until
         self._look_at = now + (FLOODED_SECONDS if alert else LOOK_SECONDS)
+
+    def _let_newcomers_be(self, now: float) -> None:
+        """Make room for others in the place of those that have shown to be no flood."""
+        for descriptor, (allowance, until) in list(self._newcomers.items()):
+            due = now >= until and self.has(descriptor) and self._each[descriptor].said
+            if due and self._counts:
+                self._look_at_one(descriptor, now)
+            if due or not self.has(descriptor):
+                del self._newcomers[descriptor]
+            if due and self.has(descriptor) and descriptor not in self._large:
+                allowance.give_back(1)
+        self._let_go()
 
     def _next(self) -> set[int]:
         """Return those whose turn it is."""
