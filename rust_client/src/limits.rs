@@ -20,7 +20,7 @@ pub const TENSOR_NAME_BYTES_MAX: usize = 4096;
 pub const MESSAGE_BYTES_MAX: u64 = 100_065_536;
 
 // What each side chooses for itself.
-pub const PROGRESS_CHUNKS: usize = 4; // chunks between two reports: a quarter of the window
+pub const PROGRESS_CHUNKS: usize = 16; // chunks between two reports: a quarter of what a push runs ahead
 pub const BYTES_MAX: u64 = 1 << 36; // of one version, unless the user says otherwise
 pub const EPOCHS_KEPT: usize = 8; // of which the publisher's age is remembered
 pub const BUFFERS_MAX: usize = 2; // of one model: a version that is complete, one that arrives
@@ -50,6 +50,13 @@ pub struct Timing {
     pub patience: Duration,
     /// Its bound.
     pub patience_max: Duration,
+}
+
+impl Timing {
+    /// Between two reports of progress where chunks come slowly.
+    pub(crate) fn report(&self) -> Duration {
+        self.quiet * 2 / 5
+    }
 }
 
 impl Default for Timing {

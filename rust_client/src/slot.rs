@@ -363,7 +363,11 @@ impl Slot {
             None => return self.stray(key, now),
         };
         let fresh = transfer.add(chunk.index, chunk.crc, payload, now, pushed); // W9
-        let report = fresh && pushed && transfer.here % PROGRESS_CHUNKS == 0; // W23
+        let slow = now.saturating_sub(transfer.reported_at) >= self.timing.report();
+        let report = fresh && pushed && (slow || transfer.here % PROGRESS_CHUNKS == 0); // W23
+        if report {
+            transfer.reported_at = now;
+        }
         let mut effects = self.pull(key, now);
         if report {
             effects.extend(self.progress());

@@ -103,6 +103,8 @@ pub struct Transfer {
     pub here: usize,
     /// Times that the whole did not match its digest.
     pub restarts: u32,
+    /// When the publisher was told last how far this is.
+    pub reported_at: Time,
     pub digest: Option<String>,
     plan: ChunkPlan,
     states: Vec<State>,
@@ -136,6 +138,7 @@ impl Transfer {
             buffer,
             here: 0,
             restarts: 0,
+            reported_at: now,
             digest: None,
             plan,
             states: vec![State::Missing; count],

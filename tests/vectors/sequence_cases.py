@@ -389,6 +389,14 @@ def _many_chunks() -> Iterator[Case]:
     for index in range(count):
         case.data(*part(index), **({"sends": [report(index + 1)]} if index % 16 == 15 else {}))
     yield case.data(end(1, of=whole), sends=[there], runs={"m": 1})
+    case = Case("progress of a slow push is reported, too", "W23").joined().data(told, layout)
+    for index in range(count):
+        slow = index < 3
+        if slow:
+            case.wait(TICK)
+        said = slow or index % 16 == 15
+        case.data(*part(index), **({"sends": [report(index + 1)]} if said else {}))
+    yield case.data(end(1, of=whole), sends=[there], runs={"m": 1})
     case = Case("who gets no answer asks less often", "W12 W32").joined()
     case.control(announce(1), LAYOUT, asks=[0, 1, 2])
     alive = message("pong", epoch=EPOCH, models={"m": 1})
