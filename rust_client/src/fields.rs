@@ -16,6 +16,11 @@ impl<'a> Fields<'a> {
         self.0.get(field).ok_or_else(|| format!("{:?} is missing", field))
     }
 
+    /// Reads a field that must be there.
+    pub fn read<T>(&self, field: &str, read: impl FnOnce(&Self, &str) -> Result<T, Fault>) -> Result<T, Fault> {
+        read(self, field)
+    }
+
     /// Reads a field, or takes the default if it is not there.
     pub fn or<T>(
         &self,

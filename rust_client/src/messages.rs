@@ -9,6 +9,7 @@ use crate::limits::*;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 
 /// The number of the protocol.
 pub const WBP: u64 = 1;
@@ -63,42 +64,6 @@ pub enum Doing {
     Applying,
 }
 
-/// A version that a worker runs; the digest is empty where nobody hashed it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Running {
-    pub epoch: u64,
-    pub version: u64,
-    pub digest: String,
-}
-
-/// Where a version lies in the memory of the publisher's host.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Shared {
-    pub path: String,
-    pub token: String,
-}
-
-/// What belongs to the chunk that travels with an announcement.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Whole {
-    pub crc: u32,
-    pub digest: String,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Ping {
-    pub token: u64,
-    pub subscribed: bool,
-    pub shared: bool,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Pong {
-    pub token: u64,
-    pub epoch: u64,
-    pub models: BTreeMap<String, u64>,
-}
-
 /// What a worker says.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
@@ -112,58 +77,6 @@ pub enum FromWorker {
     Bye,
     Ping(Ping),
     Pong(Pong),
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Hello {
-    pub name: String,
-    pub instance: String,
-    pub models: BTreeMap<String, Option<Running>>,
-    pub epoch: u64,
-    pub age_ms: u64,
-    pub features: Vec<String>,
-    pub client: String,
-    pub host: String,
-    pub pid: u64,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Fetch {
-    pub model: String,
-    pub epoch: u64,
-    pub version: u64,
-    pub first: u64,
-    pub count: u64,
-    pub layout: bool,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Progress {
-    pub model: String,
-    pub epoch: u64,
-    pub version: u64,
-    pub chunks: u64,
-    pub phase: Doing,
-}
-
-/// A version and its digest: `staged`, `applied`, `end` and `commit`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct OfVersion {
-    pub model: String,
-    pub epoch: u64,
-    pub version: u64,
-    pub digest: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Failed {
-    pub model: String,
-    pub epoch: u64,
-    pub version: u64,
-    pub code: String,
-    pub text: String,
-    /// Whether what ran before still runs; otherwise no version of the model does.
-    pub intact: bool,
 }
 
 /// What a publisher says.
@@ -183,80 +96,205 @@ pub enum FromPublisher {
     Pong(Pong),
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Welcome {
-    pub epoch: u64,
-    pub data: String,
-    pub ping_ms: u64,
-    pub lost_ms: u64,
-    pub models: BTreeMap<String, u64>,
-    pub shared: Option<Shared>,
-    pub age_ms: u64,
-    pub features: Vec<String>,
+/// Makes the struct of a message, or of an object in one, and what reads it: each field with how it is read.
+macro_rules! messages {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$what:meta])* $field:ident: $type:ty = $read:expr,)* })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Debug, PartialEq, Serialize)]
+            pub struct $name { $($(#[$what])* pub $field: $type,)* }
+
+            impl $name {
+                fn read(fields: &Fields) -> Result<$name, Fault> {
+                    Ok($name { $($field: fields.read(stringify!($field), $read)?,)* })
+                }
+            }
+        )*
+    };
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Announce {
-    pub model: String,
-    pub epoch: u64,
-    pub version: u64,
-    pub layout: String,
-    pub layout_bytes: u64,
-    pub nbytes: u64,
-    pub chunk_bytes: u64,
-    pub commit: CommitMode,
-    pub acknowledge: Acknowledge,
-    pub encoding: String,
-    pub encryption: Option<String>,
-    pub shared: Option<Shared>,
-    pub hash: bool,
-    pub whole: Option<Whole>,
+messages! {
+    /// A version that a worker runs; the digest is empty where nobody hashed it.
+    Running {
+        epoch: u64 = Fields::count,
+        version: u64 = Fields::positive,
+        digest: String = Fields::digest_or_empty,
+    }
+
+    /// Where a version lies in the memory of the publisher's host.
+    Shared {
+        path: String = text(TEXT_MAX),
+        token: String = hex(32),
+    }
+
+    /// What belongs to the chunk that travels with an announcement.
+    Whole {
+        crc: u32 = crc,
+        digest: String = hex(64),
+    }
+
+    #[derive(Default)]
+    Ping {
+        token: u64 = or(0, Fields::count),
+        subscribed: bool = or(false, Fields::boolean),
+        shared: bool = or(false, Fields::boolean),
+    }
+
+    #[derive(Default)]
+    Pong {
+        token: u64 = or(0, Fields::count),
+        epoch: u64 = or(0, Fields::count),
+        models: BTreeMap<String, u64> = or(BTreeMap::new(), |f, k| f.models(k, Fields::count)),
+    }
+
+    Hello {
+        name: String = Fields::name,
+        instance: String = hex(32),
+        models: BTreeMap<String, Option<Running>> = |f, k| f.models(k, |its, model| {
+            its.nullable(model, |f, k| Running::read(&f.object(k)?))
+        }),
+        epoch: u64 = or(0, Fields::count),
+        age_ms: u64 = or(0, Fields::count),
+        features: Vec<String> = or(Vec::new(), Fields::names),
+        client: String = or(String::new(), text(LABEL_MAX)),
+        host: String = or(String::new(), text(LABEL_MAX)),
+        pid: u64 = or(0, Fields::count),
+    }
+
+    Fetch {
+        model: String = Fields::name,
+        epoch: u64 = Fields::count,
+        version: u64 = Fields::count,
+        first: u64 = or(0, within(0..=CHUNKS_MAX - 1)),
+        count: u64 = or(0, within(0..=FETCH_CHUNKS_MAX)),
+        layout: bool = or(false, Fields::boolean),
+    }
+
+    Progress {
+        model: String = Fields::name,
+        epoch: u64 = Fields::count,
+        version: u64 = Fields::positive,
+        chunks: u64 = Fields::count,
+        phase: Doing = or(Doing::Receiving, |f, k| f.one_of(k, &DOING)),
+    }
+
+    /// A version and its digest: `staged`, `applied`, `end` and `commit`.
+    OfVersion {
+        model: String = Fields::name,
+        epoch: u64 = Fields::count,
+        version: u64 = Fields::positive,
+        digest: String = Fields::digest_or_empty, // in `applied` alone
+    }
+
+    Failed {
+        model: String = Fields::name,
+        epoch: u64 = Fields::count,
+        version: u64 = Fields::positive,
+        code: String = Fields::name,
+        text: String = text(TEXT_MAX),
+        /// Whether what ran before still runs; otherwise no version of the model does.
+        intact: bool = or(true, Fields::boolean),
+    }
+
+    Welcome {
+        epoch: u64 = Fields::count,
+        data: String = text(TEXT_MAX),
+        ping_ms: u64 = within(1..=3_600_000),
+        lost_ms: u64 = within(2..=36_000_000),
+        models: BTreeMap<String, u64> = |f, k| f.models(k, Fields::count),
+        shared: Option<Shared> = |f, k| f.nullable(k, |f, k| Shared::read(&f.object(k)?)),
+        age_ms: u64 = or(0, Fields::count),
+        features: Vec<String> = or(Vec::new(), Fields::names),
+    }
+
+    Announce {
+        model: String = Fields::name,
+        epoch: u64 = Fields::count,
+        version: u64 = Fields::positive,
+        layout: String = hex(64),
+        layout_bytes: u64 = within(10..=LAYOUT_BYTES_MAX + 8),
+        nbytes: u64 = Fields::count,
+        chunk_bytes: u64 = within(1..=CHUNK_BYTES_MAX),
+        commit: CommitMode = |f, k| f.one_of(k, &COMMIT),
+        acknowledge: Acknowledge = |f, k| f.one_of(k, &ACKNOWLEDGE),
+        encoding: String = Fields::name,
+        encryption: Option<String> = |f, k| f.nullable(k, Fields::name),
+        shared: Option<Shared> = |f, k| f.nullable(k, |f, k| Shared::read(&f.object(k)?)),
+        hash: bool = or(false, Fields::boolean),
+        whole: Option<Whole> = |f, k| f.nullable(k, |f, k| Whole::read(&f.object(k)?)),
+    }
+
+    Chunk {
+        model: String = Fields::name,
+        epoch: u64 = Fields::count,
+        version: u64 = Fields::positive,
+        index: u64 = within(0..=CHUNKS_MAX - 1),
+        crc: u32 = crc,
+    }
+
+    Abort {
+        model: String = Fields::name,
+        epoch: u64 = Fields::count,
+        version: u64 = Fields::positive,
+        text: String = or(String::new(), text(TEXT_MAX)),
+    }
+
+    Beacon {
+        model: String = Fields::name,
+        epoch: u64 = Fields::count,
+        version: u64 = Fields::count,
+    }
+
+    Rename {
+        model: String = Fields::name,
+        epoch: u64 = Fields::count,
+        version: u64 = Fields::positive,
+        was: Running = |f, k| Running::read(&f.object(k)?),
+    }
+
+    Refuse {
+        code: String = Fields::name,
+        text: String = text(TEXT_MAX),
+        model: Option<String> = |f, k| f.nullable(k, Fields::name),
+        epoch: u64 = or(0, Fields::count),
+        version: u64 = or(0, Fields::count),
+    }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Chunk {
-    pub model: String,
-    pub epoch: u64,
-    pub version: u64,
-    pub index: u64,
-    pub crc: u32,
+const COMMIT: [(&str, CommitMode); 2] = [("auto", CommitMode::Auto), ("together", CommitMode::Together)];
+const ACKNOWLEDGE: [(&str, Acknowledge); 2] =
+    [("applied", Acknowledge::Applied), ("staged", Acknowledge::Staged)];
+const DOING: [(&str, Doing); 3] =
+    [("receiving", Doing::Receiving), ("staged", Doing::Staged), ("applying", Doing::Applying)];
+
+// What reads a field that is bounded, or may be missing.
+
+fn within<'a>(bounds: RangeInclusive<u64>) -> impl FnOnce(&Fields<'a>, &str) -> Result<u64, Fault> {
+    |fields, field| fields.within(field, bounds)
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Abort {
-    pub model: String,
-    pub epoch: u64,
-    pub version: u64,
-    pub text: String,
+fn text<'a>(characters_max: usize) -> impl FnOnce(&Fields<'a>, &str) -> Result<String, Fault> {
+    move |fields, field| fields.text(field, characters_max)
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Beacon {
-    pub model: String,
-    pub epoch: u64,
-    pub version: u64,
+fn hex<'a>(digits: usize) -> impl FnOnce(&Fields<'a>, &str) -> Result<String, Fault> {
+    move |fields, field| fields.hex(field, digits)
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Rename {
-    pub model: String,
-    pub epoch: u64,
-    pub version: u64,
-    pub was: Running,
+fn or<'a, T>(
+    default: T,
+    read: impl FnOnce(&Fields<'a>, &str) -> Result<T, Fault>,
+) -> impl FnOnce(&Fields<'a>, &str) -> Result<T, Fault> {
+    |fields, field| fields.or(field, default, read)
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Refuse {
-    pub code: String,
-    pub text: String,
-    pub model: Option<String>,
-    pub epoch: u64,
-    pub version: u64,
+fn crc(fields: &Fields, field: &str) -> Result<u32, Fault> {
+    fields.within(field, 0..=u64::from(u32::MAX)).map(|crc| crc as u32)
 }
 
 impl FromPublisher {
     /// How many payload frames may follow the header.
-    fn payloads(&self) -> std::ops::RangeInclusive<usize> {
+    fn payloads(&self) -> RangeInclusive<usize> {
         match self {
             FromPublisher::Announce(announce) => usize::from(announce.whole.is_some())..=1,
             FromPublisher::Chunk(_) => 1..=1,
@@ -319,170 +357,40 @@ fn open(header: &[u8]) -> Result<Object, MessageError> {
 
 fn read_from_publisher(fields: &Fields) -> Result<FromPublisher, Fault> {
     Ok(match fields.text("type", NAME_MAX)?.as_str() {
-        "welcome" => FromPublisher::Welcome(Welcome {
-            epoch: fields.count("epoch")?,
-            data: fields.text("data", TEXT_MAX)?,
-            ping_ms: fields.within("ping_ms", 1..=3_600_000)?,
-            lost_ms: fields.within("lost_ms", 2..=36_000_000)?,
-            models: fields.models("models", Fields::count)?,
-            shared: fields.nullable("shared", read_shared)?,
-            age_ms: fields.or("age_ms", 0, Fields::count)?,
-            features: fields.or("features", Vec::new(), Fields::names)?,
-        }),
-        "announce" => FromPublisher::Announce(read_announce(fields)?),
-        "chunk" => FromPublisher::Chunk(Chunk {
-            model: fields.name("model")?,
-            epoch: fields.count("epoch")?,
-            version: fields.positive("version")?,
-            index: fields.within("index", 0..=CHUNKS_MAX - 1)?,
-            crc: read_crc(fields)?,
-        }),
-        "end" => FromPublisher::End(read_of_version(fields, false)?),
-        "commit" => FromPublisher::Commit(read_of_version(fields, false)?),
-        "abort" => FromPublisher::Abort(Abort {
-            model: fields.name("model")?,
-            epoch: fields.count("epoch")?,
-            version: fields.positive("version")?,
-            text: fields.or("text", String::new(), |f, k| f.text(k, TEXT_MAX))?,
-        }),
-        "beacon" => FromPublisher::Beacon(Beacon {
-            model: fields.name("model")?,
-            epoch: fields.count("epoch")?,
-            version: fields.count("version")?,
-        }),
-        "rename" => FromPublisher::Rename(Rename {
-            model: fields.name("model")?,
-            epoch: fields.count("epoch")?,
-            version: fields.positive("version")?,
-            was: read_running(fields, "was")?,
-        }),
-        "refuse" => FromPublisher::Refuse(Refuse {
-            code: fields.name("code")?,
-            text: fields.text("text", TEXT_MAX)?,
-            model: fields.nullable("model", Fields::name)?,
-            epoch: fields.or("epoch", 0, Fields::count)?,
-            version: fields.or("version", 0, Fields::count)?,
-        }),
-        "ping" => FromPublisher::Ping(read_ping(fields)?),
-        "pong" => FromPublisher::Pong(read_pong(fields)?),
+        "welcome" => FromPublisher::Welcome(Welcome::read(fields)?),
+        "announce" => FromPublisher::Announce(Announce::read(fields)?),
+        "chunk" => FromPublisher::Chunk(Chunk::read(fields)?),
+        "end" => FromPublisher::End(read_hashed(fields)?),
+        "commit" => FromPublisher::Commit(read_hashed(fields)?),
+        "abort" => FromPublisher::Abort(Abort::read(fields)?),
+        "beacon" => FromPublisher::Beacon(Beacon::read(fields)?),
+        "rename" => FromPublisher::Rename(Rename::read(fields)?),
+        "refuse" => FromPublisher::Refuse(Refuse::read(fields)?),
+        "ping" => FromPublisher::Ping(Ping::read(fields)?),
+        "pong" => FromPublisher::Pong(Pong::read(fields)?),
         _ => return Err("\"type\" is none that a publisher sends".to_owned()),
     })
 }
 
-fn read_announce(fields: &Fields) -> Result<Announce, Fault> {
-    const COMMIT: [(&str, CommitMode); 2] = [("auto", CommitMode::Auto), ("together", CommitMode::Together)];
-    const ACKNOWLEDGE: [(&str, Acknowledge); 2] =
-        [("applied", Acknowledge::Applied), ("staged", Acknowledge::Staged)];
-    Ok(Announce {
-        model: fields.name("model")?,
-        epoch: fields.count("epoch")?,
-        version: fields.positive("version")?,
-        layout: fields.hex("layout", 64)?,
-        layout_bytes: fields.within("layout_bytes", 10..=LAYOUT_BYTES_MAX + 8)?,
-        nbytes: fields.count("nbytes")?,
-        chunk_bytes: fields.within("chunk_bytes", 1..=CHUNK_BYTES_MAX)?,
-        commit: fields.one_of("commit", &COMMIT)?,
-        acknowledge: fields.one_of("acknowledge", &ACKNOWLEDGE)?,
-        encoding: fields.name("encoding")?,
-        encryption: fields.nullable("encryption", Fields::name)?,
-        shared: fields.nullable("shared", read_shared)?,
-        hash: fields.or("hash", false, Fields::boolean)?,
-        whole: fields.nullable("whole", |fields, field| {
-            let whole = fields.object(field)?;
-            Ok(Whole { crc: read_crc(&whole)?, digest: whole.hex("digest", 64)? })
-        })?,
-    })
-}
-
 fn read_from_worker(fields: &Fields) -> Result<FromWorker, Fault> {
-    const PHASES: [(&str, Doing); 3] =
-        [("receiving", Doing::Receiving), ("staged", Doing::Staged), ("applying", Doing::Applying)];
-    let label = |fields: &Fields, field: &str| fields.text(field, LABEL_MAX);
     Ok(match fields.text("type", NAME_MAX)?.as_str() {
-        "hello" => FromWorker::Hello(Hello {
-            name: fields.name("name")?,
-            instance: fields.hex("instance", 32)?,
-            models: fields.models("models", |models, model| models.nullable(model, read_running))?,
-            epoch: fields.or("epoch", 0, Fields::count)?,
-            age_ms: fields.or("age_ms", 0, Fields::count)?,
-            features: fields.or("features", Vec::new(), Fields::names)?,
-            client: fields.or("client", String::new(), label)?,
-            host: fields.or("host", String::new(), label)?,
-            pid: fields.or("pid", 0, Fields::count)?,
-        }),
-        "fetch" => FromWorker::Fetch(Fetch {
-            model: fields.name("model")?,
-            epoch: fields.count("epoch")?,
-            version: fields.count("version")?,
-            first: fields.or("first", 0, |f, k| f.within(k, 0..=CHUNKS_MAX - 1))?,
-            count: fields.or("count", 0, |f, k| f.within(k, 0..=FETCH_CHUNKS_MAX))?,
-            layout: fields.or("layout", false, Fields::boolean)?,
-        }),
-        "progress" => FromWorker::Progress(Progress {
-            model: fields.name("model")?,
-            epoch: fields.count("epoch")?,
-            version: fields.positive("version")?,
-            chunks: fields.count("chunks")?,
-            phase: fields.or("phase", Doing::Receiving, |f, k| f.one_of(k, &PHASES))?,
-        }),
-        "staged" => FromWorker::Staged(read_of_version(fields, false)?),
-        "applied" => FromWorker::Applied(read_of_version(fields, true)?),
-        "failed" => FromWorker::Failed(Failed {
-            model: fields.name("model")?,
-            epoch: fields.count("epoch")?,
-            version: fields.positive("version")?,
-            code: fields.name("code")?,
-            text: fields.text("text", TEXT_MAX)?,
-            intact: fields.or("intact", true, Fields::boolean)?,
-        }),
+        "hello" => FromWorker::Hello(Hello::read(fields)?),
+        "fetch" => FromWorker::Fetch(Fetch::read(fields)?),
+        "progress" => FromWorker::Progress(Progress::read(fields)?),
+        "staged" => FromWorker::Staged(read_hashed(fields)?),
+        "applied" => FromWorker::Applied(OfVersion::read(fields)?),
+        "failed" => FromWorker::Failed(Failed::read(fields)?),
         "bye" => FromWorker::Bye,
-        "ping" => FromWorker::Ping(read_ping(fields)?),
-        "pong" => FromWorker::Pong(read_pong(fields)?),
+        "ping" => FromWorker::Ping(Ping::read(fields)?),
+        "pong" => FromWorker::Pong(Pong::read(fields)?),
         _ => return Err("\"type\" is none that a worker sends".to_owned()),
     })
 }
 
-fn read_of_version(fields: &Fields, may_be_empty: bool) -> Result<OfVersion, Fault> {
-    Ok(OfVersion {
-        model: fields.name("model")?,
-        epoch: fields.count("epoch")?,
-        version: fields.positive("version")?,
-        digest: if may_be_empty { fields.digest_or_empty("digest")? } else { fields.hex("digest", 64)? },
-    })
-}
-
-fn read_running(fields: &Fields, field: &str) -> Result<Running, Fault> {
-    let running = fields.object(field)?;
-    Ok(Running {
-        epoch: running.count("epoch")?,
-        version: running.positive("version")?,
-        digest: running.digest_or_empty("digest")?,
-    })
-}
-
-fn read_shared(fields: &Fields, field: &str) -> Result<Shared, Fault> {
-    let shared = fields.object(field)?;
-    Ok(Shared { path: shared.text("path", TEXT_MAX)?, token: shared.hex("token", 32)? })
-}
-
-fn read_crc(fields: &Fields) -> Result<u32, Fault> {
-    fields.within("crc", 0..=u64::from(u32::MAX)).map(|crc| crc as u32)
-}
-
-fn read_ping(fields: &Fields) -> Result<Ping, Fault> {
-    Ok(Ping {
-        token: fields.or("token", 0, Fields::count)?,
-        subscribed: fields.or("subscribed", false, Fields::boolean)?,
-        shared: fields.or("shared", false, Fields::boolean)?,
-    })
-}
-
-fn read_pong(fields: &Fields) -> Result<Pong, Fault> {
-    Ok(Pong {
-        token: fields.or("token", 0, Fields::count)?,
-        epoch: fields.or("epoch", 0, Fields::count)?,
-        models: fields.or("models", BTreeMap::new(), |f, k| f.models(k, Fields::count))?,
-    })
+/// A version whose digest is known.
+fn read_hashed(fields: &Fields) -> Result<OfVersion, Fault> {
+    fields.hex("digest", 64)?;
+    OfVersion::read(fields)
 }
 
 /// The topic of a model's small messages.
