@@ -144,6 +144,9 @@ typedef struct {
   bool partial;
   // Values are converted where dtypes differ, among F64, F32, F16 and BF16: to the nearest, of two the even.
   bool cast;
+  // What the worker runs on, for the publisher's operators: a program or binding, and its version, in at most
+  // 256 characters. NULL: "weightbus-c/" and the version of this library.
+  const char *client;
 } wb_options;
 
 // What wb_receive() tells: a version that was applied, or (WB_REJECTED) that could not be.

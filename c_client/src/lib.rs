@@ -134,6 +134,9 @@ pub struct wb_options {
     pub partial: bool,
     /// Values are converted where dtypes differ, among F64, F32, F16 and BF16: to the nearest, of two the even.
     pub cast: bool,
+    /// What the worker runs on, for the publisher's operators: a program or binding, and its version, in at most
+    /// 256 characters. NULL: "weightbus-c/" and the version of this library.
+    pub client: *const c_char,
 }
 
 /// What wb_receive() tells: a version that was applied, or (WB_REJECTED) that could not be.
@@ -265,6 +268,12 @@ pub unsafe extern "C" fn wb_connect(options: *const wb_options, worker: *mut *mu
         let (address, wanted) = unsafe { (text_of(options.address, 0, "address")?, Target::all(&options)?) };
         let mut builder = weightbus_core::Worker::builder(address).shared_memory(!options.network_only);
         builder = builder.partial(options.partial).cast(options.cast);
+        let mut client = concat!("weightbus-c/", env!("CARGO_PKG_VERSION"));
+        if !options.client.is_null() {
+            // SAFETY: as above.
+            client = unsafe { text_of(options.client, 0, "client") }?;
+        }
+        builder = builder.client(client);
         if !options.name.is_null() {
             // SAFETY: as above.
             builder = builder.name(unsafe { text_of(options.name, 0, "name") }?);

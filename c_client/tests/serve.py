@@ -2,7 +2,8 @@
 
 The program gets the publisher's address as its last argument, and asks for what it needs by lines
 on its standard output, each answered by one: "publish MODEL SHAPE BYTE" (without waiting for
-workers), "running NAME" (the version of "line" that a worker is known to run, 0 for none).
+workers), "running NAME" (the version of "line" that a worker is known to run, 0 for none), "client NAME IT"
+(1 where that worker says that it runs on IT, of some version).
 """
 
 import subprocess
@@ -43,6 +44,9 @@ def main(command: list[str]) -> int:
                 case ["running", name]:
                     status = publisher.workers().get(name)
                     answer = str(status.running.get("line", (0, 0))[1] if status else 0)
+                case ["client", name, it]:
+                    status = publisher.workers().get(name)
+                    answer = str(int(bool(status and status.client.startswith(f"{it}/"))))
                 case _:
                     sys.stdout.write(line)
                     continue

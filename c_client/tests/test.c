@@ -138,6 +138,7 @@ static wb_worker* worker_of(const char* address, const wb_model* model, bool net
   EXPECT(strcmp(wb_name(worker), "c") == 0 && wb_name(NULL)[0] == 0);
   uint64_t epoch = 0;
   EXPECT(wb_joined(worker, LONG_MS, &epoch) == WB_OK && epoch > 0);
+  EXPECT(ask("client c weightbus-c") == 1);
   pthread_mutex_lock(&noting);
   EXPECT(*joined == 1);
   pthread_mutex_unlock(&noting);

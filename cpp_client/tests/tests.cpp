@@ -98,6 +98,7 @@ TEST_CASE("versions are applied in place, where receive is called") {
   CHECK(worker.name() == "in-place");
   const auto epoch = worker.wait_joined(kLong);
   REQUIRE(epoch.ok());
+  CHECK(ask("client in-place weightbus-cpp") == 1);
   CHECK_FALSE(worker.running("place"));
   CHECK(worker.reading("place")->version == Version(0, 0));
   for (int byte : {1, 2, 3}) {

@@ -86,6 +86,7 @@ impl Target {
 pub struct Builder {
     address: String,
     name: Option<String>,
+    client: String,
     targets: BTreeMap<String, Target>,
     twice: Option<String>,
     bytes_max: u64,
@@ -109,6 +110,13 @@ impl Builder {
     /// process, and a random suffix.
     pub fn name(mut self, name: impl Into<String>) -> Builder {
         self.name = Some(name.into());
+        self
+    }
+
+    /// What this worker runs on, as the publisher's operators see it: by default this crate and its
+    /// version. It is for whoever wraps this crate; at most 256 characters count.
+    pub fn client(mut self, client: impl Into<String>) -> Builder {
+        self.client = client.into();
         self
     }
 
@@ -211,7 +219,7 @@ impl Builder {
         let identity = Identity {
             name: name.clone(),
             instance: random_digits(16).map_err(broken("no random numbers"))?,
-            client: concat!("weightbus-rust/", env!("CARGO_PKG_VERSION")).to_owned(),
+            client: self.client.chars().take(LABEL_MAX).collect(),
             host: host_name(),
             pid: std::process::id().into(),
         };
@@ -343,6 +351,7 @@ impl Worker {
         Builder {
             address: address.into(),
             name: None,
+            client: concat!("weightbus-rust/", env!("CARGO_PKG_VERSION")).to_owned(),
             targets: BTreeMap::new(),
             twice: None,
             bytes_max: BYTES_MAX,

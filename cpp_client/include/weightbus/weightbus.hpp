@@ -691,6 +691,7 @@ inline Result<Worker> Worker::connect(const std::string& address, Options option
   raw.apply_timeout_ms = Core::milliseconds(options.apply_timeout);
   raw.partial = options.partial;
   raw.cast = options.cast;
+  raw.client = "weightbus-cpp/0.1.0";
   raw.user = core.get();
   wb_worker* made = nullptr;
   const wb_code code = wb_connect(&raw, &made);
