@@ -287,23 +287,8 @@ static char* text(void) {  // without escapes, which no specification has
   return copy;
 }
 
-static size_t bits_of(const char* dtype) {
-  const struct {
-    const char* begin;
-    size_t bits;
-  } widths[] = {{"F8", 8},    {"BOOL", 8}, {"U8", 8},   {"I8", 8},   {"F16", 16},
-                {"BF16", 16}, {"I16", 16}, {"U16", 16}, {"F32", 32}, {"I32", 32},
-                {"U32", 32},  {"F64", 64}, {"I64", 64}, {"U64", 64}, {"C64", 64}};
-  for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
-    if (strncmp(dtype, widths[i].begin, strlen(widths[i].begin)) == 0) return widths[i].bits;
-  }
-  die(dtype, "no dtype that this driver registers");
-  return 0;
-}
-
 static void read_tensor(wb_tensor* tensor) {
   uint64_t* shape = calloc(RANK_MAX, sizeof *shape);
-  size_t elements = 1;
   tensor->name = text();
   tensor->name_bytes = strlen(tensor->name);
   for (take('{'); !ended('}');) {
@@ -317,14 +302,12 @@ static void read_tensor(wb_tensor* tensor) {
         shape[tensor->rank] = strtoull(at, &behind, 10);
         if (behind == at) die("--in-place", at);
         at = behind;
-        elements *= shape[tensor->rank++];
+        tensor->rank++;
       }
     }
     free(key);
   }
   tensor->shape = shape;
-  tensor->nbytes = elements * bits_of(tensor->dtype) / 8;
-  tensor->data = calloc(tensor->nbytes + 1, 1);
 }
 
 static void read_model(Registered* its) {
@@ -332,7 +315,7 @@ static void read_model(Registered* its) {
     if (its->count == TENSORS_MAX) die(its->id, "too many tensors");
     read_tensor(&its->tensors[its->count++]);
   }
-  if (wb_model_new(its->tensors, its->count, &its->model) != WB_OK) die(its->id, wb_error());
+  if (wb_model_resident(its->tensors, its->count, &its->model) != WB_OK) die(its->id, wb_error());
 }
 
 static char* content_of(const char* path) {

@@ -205,6 +205,11 @@ const char *wb_error(void);
 // wb_read() and wb_read_end().
 wb_code wb_model_new(const wb_tensor *tensors, size_t count, wb_model **model);
 
+// Makes a model in memory of the library's own, of zeros, and puts its place into `data` and `nbytes` of each
+// tensor; else like wb_model_new(). A version of 2 MiB or more that comes over the network gets there by an
+// exchange of pages, which copies nothing. Do not fork while one is applied: the child may find other bytes.
+wb_code wb_model_resident(wb_tensor *tensors, size_t count, wb_model **model);
+
 void wb_model_free(wb_model *model);
 
 // Waits until nobody writes to a model, and keeps it as it is until wb_read_end(). `epoch` and `version` are

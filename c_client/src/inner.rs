@@ -153,18 +153,48 @@ pub unsafe fn model_of(tensors: *const wb_tensor, count: usize) -> Result<Model,
     // SAFETY: the caller's word, here and below.
     let tensors = unsafe { array(tensors, count, "tensors") }?;
     let made = tensors.iter().map(|tensor| {
-        let (name, dtype, shape) = unsafe {
-            let name = text_of(tensor.name, tensor.name_bytes, "name of a tensor")?;
-            (name, text_of(tensor.dtype, 0, "dtype")?, array(tensor.shape, tensor.rank, "shape")?)
-        };
-        let dtype = Dtype::named(dtype)
-            .ok_or_else(|| invalid(&format!("tensor {:?}: no dtype {:?}", name, dtype)))?;
+        let (name, dtype, shape) = unsafe { described(tensor) }?;
         if tensor.data.is_null() && tensor.nbytes > 0 {
             return Err(invalid(&format!("tensor {:?} has no memory", name)));
         }
         Ok(unsafe { Tensor::from_raw_parts(name, dtype, shape, tensor.data.cast(), tensor.nbytes) })
     });
     Ok(Model::new(made.collect::<Result<Vec<Tensor>, Fault>>()?)?)
+}
+
+/// What the caller says of a tensor.
+///
+/// # Safety
+///
+/// As `wb_tensor` says, for all of `'a`.
+unsafe fn described<'a>(tensor: &wb_tensor) -> Result<(&'a str, Dtype, &'a [u64]), Fault> {
+    // SAFETY: the caller's word.
+    let (name, dtype, shape) = unsafe {
+        let name = text_of(tensor.name, tensor.name_bytes, "name of a tensor")?;
+        (name, text_of(tensor.dtype, 0, "dtype")?, array(tensor.shape, tensor.rank, "shape")?)
+    };
+    let found = Dtype::named(dtype);
+    let dtype = found.ok_or_else(|| invalid(&format!("tensor {:?}: no dtype {:?}", name, dtype)))?;
+    Ok((name, dtype, shape))
+}
+
+/// Makes a model of memory of our own, and tells where that is.
+///
+/// # Safety
+///
+/// As `wb_model_resident` says.
+pub unsafe fn resident_of(tensors: *mut wb_tensor, count: usize) -> Result<Model, Fault> {
+    // SAFETY: the caller's word, here and below.
+    let described =
+        unsafe { array(tensors, count, "tensors") }?.iter().map(|tensor| unsafe { described(tensor) });
+    let zeros = described.map(|told| told.map(|(name, dtype, shape)| Tensor::zeros(name, dtype, shape)));
+    let model = Model::new(zeros.collect::<Result<Vec<Tensor>, Fault>>()?)?;
+    for (at, made) in model.read().tensors().iter().enumerate() {
+        // SAFETY: there are as many, in this order; only what writes versions writes there.
+        let told = unsafe { &mut *tensors.add(at) };
+        (told.data, told.nbytes) = (made.bytes().as_ptr() as *mut c_void, made.bytes().len());
+    }
+    Ok(model)
 }
 
 /// A model that is being read. The guard goes first, and may not leave its thread.

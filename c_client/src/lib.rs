@@ -222,6 +222,23 @@ pub unsafe extern "C" fn wb_model_new(
     })
 }
 
+/// Makes a model in memory of the library's own, of zeros, and puts its place into `data` and `nbytes` of each
+/// tensor; else like wb_model_new(). A version of 2 MiB or more that comes over the network gets there by an
+/// exchange of pages, which copies nothing. Do not fork while one is applied: the child may find other bytes.
+#[no_mangle]
+pub unsafe extern "C" fn wb_model_resident(
+    tensors: *mut wb_tensor,
+    count: usize,
+    model: *mut *mut wb_model,
+) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives `count` tensors, as the header says, which are nobody else's for this call.
+        let made = unsafe { inner::resident_of(tensors, count) }?;
+        // SAFETY: as is `model`.
+        unsafe { out(model, wb_model(made)) }
+    })
+}
+
 #[no_mangle]
 pub unsafe extern "C" fn wb_model_free(model: *mut wb_model) {
     // SAFETY: it came of `wb_model_new`, and nobody uses it any more.

@@ -263,6 +263,41 @@ static void a_part_is_enough_and_values_are_converted(const char* address) {
   wb_model_free(model);
 }
 
+// Of 4 MiB, in memory of the library's: it stays where it is.
+static void large_versions_change_places(const char* address, bool network) {
+  const uint64_t shape[] = {1024, 1024};
+  wb_tensor tensors[] = {{.name = "b", .dtype = "F32"},
+                         {.name = "w", .dtype = "F32", .shape = shape, .rank = 2}};
+  wb_model* model = NULL;
+  tensors[0].dtype = "F33";
+  EXPECT(wb_model_resident(tensors, 2, &model) == WB_INVALID && strstr(wb_error(), "F33"));
+  tensors[0].dtype = "F32";
+  EXPECT(wb_model_resident(tensors, 2, &model) == WB_OK && tensors[0].nbytes == 4);
+  EXPECT(tensors[1].nbytes == 4 << 20 && all_bytes(tensors[1].data, tensors[1].nbytes, 0));
+  const wb_wanted wanted = {.id = "large", .model = model};
+  const wb_options options = {.size = sizeof options,
+                              .address = address,
+                              .name = "large",
+                              .wanted = &wanted,
+                              .wanted_count = 1,
+                              .network_only = network};
+  wb_worker* worker = NULL;
+  EXPECT(wb_connect(&options, &worker) == WB_OK);
+  for (unsigned char byte = 1; byte <= 3; byte++) {
+    char publish[64];
+    snprintf(publish, sizeof publish, "publish large 1024x1024 %d", byte);
+    ask(publish);
+    wb_update update;
+    EXPECT(wb_receive(worker, LONG_MS, &update) == WB_OK && update.version == byte);
+    EXPECT((update.digest[0] != 0) == network);
+    for (size_t i = 0; i < 2; i++) {
+      EXPECT(all_bytes(tensors[i].data, tensors[i].nbytes, byte));
+    }
+  }
+  wb_worker_free(worker);
+  wb_model_free(model);
+}
+
 static void* receive(void* worker) {
   wb_update update;
   EXPECT(wb_receive(worker, LONG_MS, &update) == WB_CLOSED && strstr(wb_error(), "close"));
@@ -290,6 +325,7 @@ int main(int argc, char** argv) {
   the_user_decides(worker, model);
   snapshots_stay_as_they_are(worker);
   a_part_is_enough_and_values_are_converted(argv[argc - 1]);
+  large_versions_change_places(argv[argc - 1], argc > 2);
   whoever_waits_learns_of_the_end(worker);
   wb_worker_free(worker);
   wb_model_free(model);

@@ -108,18 +108,8 @@ std::uint32_t crc32c(const void* data, std::size_t count) {
   return ~crc;
 }
 
-// Memory that is registered, by model and tensor.
-struct Memory {
-  std::string dtype;
-  weightbus::Shape shape;
-  std::vector<std::byte> bytes;
-};
-using Registered = std::map<std::string, std::map<std::string, Memory>>;
-
-std::size_t bits_of(const std::string& dtype) {
-  const std::size_t digits = dtype.find_first_of("0123456789");
-  return digits == std::string::npos ? 8 : std::stoul(dtype.substr(digits));  // BOOL; F8_E4M3
-}
+// What is registered, by model.
+using Registered = std::map<std::string, std::vector<weightbus::Tensor>>;
 
 // The memory to register: {"model": {"tensor": {"dtype": "F32", "shape": [4, 3]}}}, without
 // escapes.
@@ -133,7 +123,7 @@ class Specification {
   Registered read() {
     Registered registered;
     items([&](const std::string& model) {
-      items([&](const std::string& name) { tensor(registered[model][name]); });
+      items([&](const std::string& name) { registered[model].push_back(tensor(name)); });
     });
     return registered;
   }
@@ -159,23 +149,23 @@ class Specification {
     ++at_;
   }
 
-  void tensor(Memory& memory) {
+  weightbus::Tensor tensor(const std::string& name) {
+    weightbus::Tensor made;
+    made.name = name;
     items([&](const std::string& key) {
       if (key == "dtype") {
-        memory.dtype = text();
+        made.dtype = text();
         return;
       }
       next();
       for (++at_; next() != ']';) {
         std::size_t digits = 0;
-        memory.shape.push_back(std::stoull(rest_.substr(at_, 20), &digits));
+        made.shape.push_back(std::stoull(rest_.substr(at_, 20), &digits));
         at_ += digits;
       }
       ++at_;
     });
-    std::size_t bits = bits_of(memory.dtype);
-    for (const std::uint64_t size : memory.shape) bits *= size;
-    memory.bytes.resize(bits / 8);
+    return made;
   }
 
   std::string rest_;
@@ -254,11 +244,10 @@ Arguments parse(const std::vector<std::string>& words) {
 
 void choose_targets(Arguments& arguments) {
   for (auto& [model, tensors] : arguments.registered) {
-    std::vector<weightbus::Tensor> made;
-    for (auto& [name, memory] : tensors) {
-      made.push_back({name, memory.dtype, memory.shape, memory.bytes.data(), memory.bytes.size()});
-    }
-    arguments.options.in_place(model, std::move(made));
+    auto memory = weightbus::Resident::of(tensors);
+    if (!memory) die(model + ": " + memory.error().text);
+    tensors = memory->tensors();
+    arguments.options.in_place(model, std::move(*memory));
     arguments.models.erase(model);
   }
   for (const std::string& model : arguments.models) arguments.options.snapshots(model);
@@ -294,22 +283,20 @@ std::string checksums(const weightbus::Update& update, const weightbus::Worker& 
       add(one.name(), one.bytes().data(), one.bytes().size());
     }
   } else if (const auto reading = worker.reading(update.model)) {
-    for (const auto& [name, memory] : registered[update.model]) {
-      add(name, memory.bytes.data(), memory.bytes.size());
-    }
+    for (const auto& one : registered[update.model]) add(one.name, one.data, one.bytes);
   }
   return said.empty() ? "{}" : said + "}";
 }
 
 // Whether the bytes of a model are not all the same.
-bool is_torn(const std::map<std::string, Memory>& tensors) {
+bool is_torn(const std::vector<weightbus::Tensor>& tensors) {
   const std::byte* first = nullptr;
-  for (const auto& [name, memory] : tensors) {
-    const std::vector<std::byte>& bytes = memory.bytes;
-    if (bytes.empty()) continue;
-    if (first == nullptr) first = bytes.data();
+  for (const auto& one : tensors) {
+    if (one.bytes == 0) continue;
+    const auto* bytes = static_cast<const std::byte*>(one.data);
+    if (first == nullptr) first = bytes;
     if (bytes[0] != *first) return true;
-    if (std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) != 0) return true;
+    if (std::memcmp(bytes, bytes + 1, one.bytes - 1) != 0) return true;
   }
   return false;
 }

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -91,6 +92,28 @@ bool readable(int descriptor, int milliseconds) {
 }
 
 }  // namespace
+
+TEST_CASE("a large version changes places with memory of the library's") {
+  auto memory =
+      Resident::of({tensor<float>("w", nullptr, {1024, 1024}), tensor<float>("b", nullptr, {})});
+  REQUIRE_MESSAGE(memory.ok(), (memory ? "" : memory.error().text));
+  const auto tensors = memory->tensors();
+  CHECK(tensors[0].bytes == 4 << 20);
+  {
+    Worker worker = connected(options_of("large").in_place("large", *memory));
+    for (int byte : {1, 2, 3}) {
+      publish("large", "1024x1024", byte);
+      next(worker);
+      const auto* begin = static_cast<const unsigned char*>(tensors[0].data);
+      CHECK(std::all_of(begin, begin + tensors[0].bytes, [=](int one) { return one == byte; }));
+      CHECK(*static_cast<const unsigned char*>(tensors[1].data) == byte);
+    }
+  }
+  CHECK(*static_cast<const unsigned char*>(tensors[1].data) == 3);  // the memory is still there
+  CHECK(Resident::of({tensor<float>("w", nullptr, {1}), tensor<float>("w", nullptr, {1})})
+            .error()
+            .text.find("two tensors") != std::string::npos);
+}
 
 TEST_CASE("versions are applied in place, where receive is called") {
   Line line({4, 3});

@@ -17,7 +17,11 @@ impl<'a> Fields<'a> {
     }
 
     /// Reads a field that must be there.
-    pub fn read<T>(&self, field: &str, read: impl FnOnce(&Self, &str) -> Result<T, Fault>) -> Result<T, Fault> {
+    pub fn read<T>(
+        &self,
+        field: &str,
+        read: impl FnOnce(&Self, &str) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
         read(self, field)
     }
 

@@ -10,6 +10,8 @@ use crate::gate::{Call, Gate, Pass, Reader};
 use crate::layout::{Layout, TensorInfo};
 use crate::limits::DIFFERENCES_MAX;
 use crate::raw::cast::{bytes_of, bytes_of_mut, values_of};
+use crate::raw::memory::Home;
+use crate::staging::Buffer;
 use crate::transfer::Key;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -37,12 +39,26 @@ impl<T: Element, M: AsRef<[T]> + AsMut<[T]> + Send + Sync> Memory for Numbers<T,
     }
 }
 
+/// Zeros, for numbers of any type.
+struct Zeros(Vec<u64>, usize);
+
+impl Memory for Zeros {
+    fn bytes(&self) -> &[u8] {
+        &bytes_of(&self.0)[..self.1]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytes_of_mut(&mut self.0)[..self.1]
+    }
+}
+
 /// A named array of numbers, row-major.
 pub struct Tensor {
     name: String,
     dtype: Dtype,
     shape: Vec<u64>,
     memory: Box<dyn Memory>,
+    moves: bool, // it is nobody's yet, and may lie elsewhere
 }
 
 impl Tensor {
@@ -57,13 +73,19 @@ impl Tensor {
     }
 
     pub(crate) fn of(name: String, dtype: Dtype, shape: &[u64], memory: Box<dyn Memory>) -> Tensor {
-        Tensor { name, dtype, shape: shape.to_vec(), memory }
+        Tensor { name, dtype, shape: shape.to_vec(), memory, moves: false }
     }
 
-    /// Makes a tensor of zeros, its type known only now.
+    /// Makes a tensor of zeros, its type known only now. Where all tensors of a model are such, and have
+    /// 2 MiB or more, a version that comes over the network is not copied into them: pages change places.
     pub fn zeros(name: impl Into<String>, dtype: Dtype, shape: &[u64]) -> Tensor {
         let bytes = nbytes(dtype, shape).unwrap_or(0) as usize; // `Model::new` tells what is wrong
-        Tensor::of(name.into(), dtype, shape, zeros(dtype, bytes))
+        let memory = Box::new(Zeros(vec![0; (bytes + 7) / 8], bytes));
+        Tensor { moves: true, ..Tensor::of(name.into(), dtype, shape, memory) }
+    }
+
+    pub(crate) fn move_to(&mut self, memory: Box<dyn Memory>) {
+        self.memory = memory;
     }
 
     /// What it is called.
@@ -108,37 +130,6 @@ fn nbytes(dtype: Dtype, shape: &[u64]) -> Option<u64> {
     (bits % 8 == 0).then_some(bits / 8)
 }
 
-fn zeros(dtype: Dtype, bytes: usize) -> Box<dyn Memory> {
-    use crate::element::*;
-    fn of<T: Element + Default>(bytes: usize) -> Box<dyn Memory> {
-        Box::new(Numbers(vec![T::default(); bytes / std::mem::size_of::<T>()], PhantomData))
-    }
-    match dtype {
-        Dtype::Bool => of::<Bool>(bytes),
-        Dtype::F4 => of::<F4Pair>(bytes),
-        Dtype::F6_E2M3 => of::<F6E2M3Byte>(bytes),
-        Dtype::F6_E3M2 => of::<F6E3M2Byte>(bytes),
-        Dtype::U8 => of::<u8>(bytes),
-        Dtype::I8 => of::<i8>(bytes),
-        Dtype::F8_E5M2 => of::<F8E5M2>(bytes),
-        Dtype::F8_E4M3 => of::<F8E4M3>(bytes),
-        Dtype::F8_E8M0 => of::<F8E8M0>(bytes),
-        Dtype::F8_E4M3FNUZ => of::<F8E4M3Fnuz>(bytes),
-        Dtype::F8_E5M2FNUZ => of::<F8E5M2Fnuz>(bytes),
-        Dtype::I16 => of::<i16>(bytes),
-        Dtype::U16 => of::<u16>(bytes),
-        Dtype::F16 => of::<F16>(bytes),
-        Dtype::BF16 => of::<BF16>(bytes),
-        Dtype::I32 => of::<i32>(bytes),
-        Dtype::U32 => of::<u32>(bytes),
-        Dtype::F32 => of::<f32>(bytes),
-        Dtype::C64 => of::<C64>(bytes),
-        Dtype::F64 => of::<f64>(bytes),
-        Dtype::I64 => of::<i64>(bytes),
-        Dtype::U64 => of::<u64>(bytes),
-    }
-}
-
 /// What a model's memory holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Ran {
@@ -154,6 +145,7 @@ pub(crate) enum Ran {
 /// The tensors of a model, as of one version.
 pub struct Weights {
     tensors: Vec<Tensor>,
+    home: Option<Home>, // of all of them
     index: HashMap<String, usize>,
     ran: Arc<Mutex<Ran>>, // a version may get another name while somebody reads it
 }
@@ -231,7 +223,7 @@ pub struct Model(Arc<Inner>);
 impl Model {
     /// Makes a model of the user's tensors.
     pub fn new(tensors: impl IntoIterator<Item = Tensor>) -> Result<Model, Error> {
-        let tensors: Vec<Tensor> = tensors.into_iter().collect();
+        let mut tensors: Vec<Tensor> = tensors.into_iter().collect();
         let mut index = HashMap::new();
         let mut signature = BTreeMap::new();
         let mut total = 0;
@@ -249,12 +241,14 @@ impl Model {
             signature.insert(tensor.name.clone(), (tensor.dtype, tensor.shape.clone()));
             total += bytes;
         }
+        let moves = tensors.iter().all(|tensor| tensor.moves);
+        let home = if moves { Home::of(&mut tensors) } else { None };
         let ran = Arc::new(Mutex::new(Ran::Nothing));
         Ok(Model(Arc::new(Inner {
             signature,
             nbytes: total,
             ran: ran.clone(),
-            weights: RwLock::new(Weights { tensors, index, ran }),
+            weights: RwLock::new(Weights { tensors, home, index, ran }),
             gate: Gate::default(),
         })))
     }
@@ -365,6 +359,16 @@ impl Writing<'_> {
 
     pub fn set_ran(&self, now: Ran) {
         *ran(&self.inner.ran) = now;
+    }
+
+    /// Exchanges what the tensors hold with a version, where that can be.
+    pub fn exchange(&self, layout: &Layout, version: &mut Buffer) -> bool {
+        let mut weights = self.inner.weights.write().unwrap_or_else(PoisonError::into_inner);
+        let Weights { tensors, home, .. } = &mut *weights;
+        match (home, version.pages()) {
+            (Some(home), Some(pages)) => home.exchange(tensors, layout, pages),
+            _ => false,
+        }
     }
 
     /// Has `copy` fill every tensor, given where its bytes begin in the data section.

@@ -77,6 +77,11 @@ fn memory_of(nbytes: u64, touched: bool) -> io::Result<Memory> {
 }
 
 impl Buffer {
+    /// Its memory, to be exchanged with other memory of whole pages.
+    pub fn pages(&mut self) -> Option<&mut Memory> {
+        self.memory.as_mut()
+    }
+
     /// From now on it does not count as in use for staging: a user keeps it.
     pub fn keep(&mut self) {
         if std::mem::take(&mut self.staging) {

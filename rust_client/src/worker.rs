@@ -495,7 +495,7 @@ impl Worker {
         attempt
     }
 
-    fn apply_in_place(&self, writing: &Writing, staged: Staged) -> Attempt {
+    fn apply_in_place(&self, writing: &Writing, mut staged: Staged) -> Attempt {
         let (key, layout) = (staged.key, staged.layout.clone());
         if writing.version() >= Some(key) {
             return Attempt::NotNewer; // another thread was faster, with a newer one
@@ -505,7 +505,7 @@ impl Worker {
             return attempt;
         }
         let begun = Instant::now();
-        let update = match write(writing, &staged) {
+        let update = match write(writing, &mut staged) {
             Ok(digest) => update_of(&staged, digest, begun.elapsed(), None),
             Err(Unwritten::Stale) => return Attempt::Stale,
             Err(Unwritten::Torn) => {
@@ -643,16 +643,19 @@ fn failed(text: String) -> Attempt {
 }
 
 /// Writes a version over the weights; returns its digest.
-fn write(writing: &Writing, staged: &Staged) -> Result<String, Unwritten> {
-    let layout = &staged.layout;
-    match &staged.source {
+fn write(writing: &Writing, staged: &mut Staged) -> Result<String, Unwritten> {
+    let (stamp, layout) = (stamp_of(staged), &staged.layout);
+    match &mut staged.source {
         Source::Buffer(buffer) => {
-            writing.fill(layout, |begin, bytes| bytes.copy_from_slice(&buffer[begin..begin + bytes.len()]));
+            if !writing.exchange(layout, buffer) {
+                writing
+                    .fill(layout, |begin, bytes| bytes.copy_from_slice(&buffer[begin..begin + bytes.len()]));
+            }
             Ok(staged.digest.clone())
         }
         Source::Segment { segment, hash_chunks } => {
             let mut touched = false;
-            let read = segment.read(&stamp_of(staged), |memory| {
+            let read = segment.read(&stamp, |memory| {
                 touched = true;
                 writing.fill(layout, |begin, bytes| memory.copy_to(begin, bytes));
                 hashed(memory, layout, *hash_chunks)
@@ -754,6 +757,50 @@ mod tests {
         let (model, layout) = ("m".to_owned(), Arc::new(Layout::parse(header).unwrap()));
         let source = Source::Buffer(buffer);
         worker.handoff().put(Staged { model, key: (1, version), layout, source, digest: String::new() });
+    }
+
+    /// A version of two tensors of 1 MiB and a number, of which every byte is the same.
+    fn large(order: [&str; 3], byte: u8) -> Staged {
+        let (mut entries, mut begin) = (Vec::new(), 0);
+        for name in order {
+            let (shape, nbytes) = if name == "number" { ("[]", 4) } else { ("[262144]", 1 << 20) };
+            let place = format!("\"data_offsets\":[{},{}]", begin, begin + nbytes);
+            entries.push(format!("\"{}\":{{\"dtype\":\"F32\",\"shape\":{},{}}}", name, shape, place));
+            begin += nbytes;
+        }
+        let json = format!("{{{}}}", entries.join(","));
+        let header = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat();
+        let layout = Arc::new(Layout::parse(&header).unwrap());
+        let mut buffer = Buffers::default().take(layout.nbytes).unwrap().unwrap();
+        buffer.fill(byte);
+        let (model, source) = ("m".to_owned(), Source::Buffer(buffer));
+        Staged { model, key: (1, 1), layout, source, digest: "d".to_owned() }
+    }
+
+    #[test]
+    fn pages_change_places_where_a_version_lies_as_the_model_does() {
+        let shape = |name| if name == "number" { vec![] } else { vec![262144] };
+        let tensors = ["b", "number", "a"].map(|name| Tensor::zeros(name, crate::Dtype::F32, &shape(name)));
+        let model = Model::new(tensors).unwrap();
+        let places = || {
+            let weights = model.read();
+            weights.tensors().iter().map(|tensor| tensor.bytes().as_ptr()).collect::<Vec<_>>()
+        };
+        let before = places();
+        for (order, byte, left) in
+            [(["a", "b", "number"], 1, 0), (["number", "a", "b"], 2, 2), (["a", "b", "number"], 3, 2)]
+        {
+            let mut staged = large(order, byte);
+            let writing = model.write(Instant::now(), &|| true).unwrap();
+            assert_eq!(write(&writing, &mut staged).ok(), Some("d".to_owned()));
+            drop(writing);
+            let all = |bytes: &[u8], byte| bytes.iter().all(|&found| found == byte);
+            assert!(model.read().tensors().iter().all(|tensor| all(tensor.bytes(), byte)));
+            assert_eq!(places(), before, "they stay where they are");
+            if let (Source::Buffer(buffer), true) = (&staged.source, cfg!(target_os = "linux")) {
+                assert!(all(buffer, left), "{:?} is copied, {} left", order, buffer[0]);
+            }
+        }
     }
 
     #[test]

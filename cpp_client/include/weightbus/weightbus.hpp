@@ -247,7 +247,52 @@ inline Error error_of(wb_code code, std::string of_protocol = {}) {
   return {std::move(of_protocol), wb_error()};
 }
 
+// Has a model made of tensors, which are told where they lie.
+template <class Make>
+Result<std::shared_ptr<const wb_model>> model_of(std::vector<Tensor>& tensors, Make make) {
+  std::vector<wb_tensor> raw;
+  raw.reserve(tensors.size());
+  for (const Tensor& one : tensors) {
+    raw.push_back({one.name.c_str(), one.name.size(), one.dtype.c_str(), one.shape.data(),
+                   one.shape.size(), one.data, one.bytes});
+  }
+  wb_model* made = nullptr;
+  const wb_code code = make(raw.data(), raw.size(), &made);
+  if (code != WB_OK) return error_of(code);
+  for (std::size_t at = 0; at < raw.size(); ++at) {
+    tensors[at].data = raw[at].data;
+    tensors[at].bytes = raw[at].nbytes;
+  }
+  return std::shared_ptr<const wb_model>(
+      made, [](const wb_model* model) { wb_model_free(const_cast<wb_model*>(model)); });
+}
+
 }  // namespace detail
+
+// Tensors in memory of the library's own, zeros at first: it is there as long as this, or a worker
+// that has it. A version of 2 MiB or more that comes over the network gets there by an exchange of
+// pages, which copies nothing.
+class Resident {
+ public:
+  // Of tensors only names, dtypes and shapes count: `tensor<float>("w", nullptr, {4, 3})`.
+  static Result<Resident> of(std::vector<Tensor> tensors) {
+    auto model = detail::model_of(tensors, wb_model_resident);
+    if (!model) return model.error();
+    return Resident(std::move(*model), std::move(tensors));
+  }
+
+  // They, and where they lie.
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+
+  const std::shared_ptr<const wb_model>& model() const { return model_; }
+
+ private:
+  Resident(std::shared_ptr<const wb_model> model, std::vector<Tensor> tensors)
+      : model_(std::move(model)), tensors_(std::move(tensors)) {}
+
+  std::shared_ptr<const wb_model> model_;
+  std::vector<Tensor> tensors_;
+};
 
 // One tensor of a snapshot; valid for as long as that is held.
 class TensorView {
@@ -405,13 +450,19 @@ struct Options {
     return *this;
   }
 
-  // Versions of this model are handed out as snapshots.
-  Options& snapshots(std::string model) {
-    models.emplace_back(std::move(model), std::nullopt);
+  Options& in_place(std::string model, Resident tensors) {
+    models.emplace_back(std::move(model), std::move(tensors));
     return *this;
   }
 
-  std::vector<std::pair<std::string, std::optional<std::vector<Tensor>>>> models;
+  // Versions of this model are handed out as snapshots.
+  Options& snapshots(std::string model) {
+    models.emplace_back(std::move(model), std::monostate());
+    return *this;
+  }
+
+  using Target = std::variant<std::monostate, std::vector<Tensor>, Resident>;
+  std::vector<std::pair<std::string, Target>> models;
 };
 
 // A model stays as it is for as long as this is held. It ends in the thread that asked for it, and
@@ -628,7 +679,7 @@ class Worker {
     std::vector<std::string> ids;
     std::function<void(const Event&)> on_event;
     Decide apply, before_apply;
-    std::map<std::string, detail::Handle<wb_model, wb_model_free>> models;
+    std::map<std::string, std::shared_ptr<const wb_model>> models;
     detail::Handle<wb_worker, wb_worker_free> raw;  // ends before what it uses
     std::mutex mutex;
     std::condition_variable applied;
@@ -640,38 +691,24 @@ class Worker {
   std::unique_ptr<Core> core_;
 };
 
-namespace detail {
-
-inline Result<Handle<wb_model, wb_model_free>> model_of(const std::vector<Tensor>& tensors) {
-  std::vector<wb_tensor> raw;
-  raw.reserve(tensors.size());
-  for (const Tensor& one : tensors) {
-    raw.push_back({one.name.c_str(), one.name.size(), one.dtype.c_str(), one.shape.data(),
-                   one.shape.size(), one.data, one.bytes});
-  }
-  wb_model* made = nullptr;
-  const wb_code code = wb_model_new(raw.data(), raw.size(), &made);
-  if (code != WB_OK) return error_of(code);
-  return Handle<wb_model, wb_model_free>(made);
-}
-
-}  // namespace detail
-
 inline Result<Worker> Worker::connect(const std::string& address, Options options) {
   if (options.apply_timeout.count() <= 0 || options.apply_timeout > std::chrono::hours(24)) {
     return Error{"invalid",
                  "apply_timeout is not above zero, or is above a day: choose up to a day"};
   }
+  using Model = Result<std::shared_ptr<const wb_model>>;
   auto core = std::make_unique<Core>();
   std::vector<wb_wanted> wanted;
-  for (const auto& [id, tensors] : options.models) {
+  for (auto& [id, target] : options.models) {
     wanted.push_back({id.c_str(), nullptr});
     core->ids.push_back(id);
-    if (!tensors) continue;
-    auto model = detail::model_of(*tensors);
+    if (std::holds_alternative<std::monostate>(target)) continue;
+    const auto resident = std::get_if<Resident>(&target);
+    const Model model =
+        resident ? Model(resident->model()) : detail::model_of(std::get<1>(target), wb_model_new);
     if (!model) return Error{model.error().code, id + ": " + model.error().text};
     wanted.back().model = model->get();
-    if (!core->models.emplace(id, std::move(*model)).second)
+    if (!core->models.emplace(id, *model).second)
       return Error{"invalid", "model '" + id + "' is there twice"};
   }
   wb_options raw{};

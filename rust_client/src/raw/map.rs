@@ -1,4 +1,4 @@
-//! Memory straight from the kernel: our own, and a segment of another process.
+//! Memory straight from the kernel: our own, which can change places, and a segment of another process.
 
 use std::fs::File;
 use std::io;
@@ -45,8 +45,20 @@ impl Drop for Region {
     }
 }
 
-/// Private memory, aligned to a page.
-pub struct Memory(Region);
+/// Bytes of which one table of the processor names the pages: moved at once if they begin at a multiple.
+pub const TABLE_BYTES: usize = 1 << 21;
+
+/// Private memory in pages of its own, which begin at a multiple of `TABLE_BYTES` if there are as many.
+pub struct Memory {
+    _region: Region,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: as for a region.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Returns so many zeros; with `touched`, the kernel gives all pages now.
@@ -55,8 +67,44 @@ impl Memory {
         if touched && cfg!(target_os = "linux") {
             flags |= POPULATE;
         }
-        Region::map(len, libc::PROT_READ | libc::PROT_WRITE, flags, None).map(Memory)
+        let room = if len < TABLE_BYTES { len } else { len.saturating_add(TABLE_BYTES) };
+        let region = Region::map(room, libc::PROT_READ | libc::PROT_WRITE, flags, None)?;
+        let before = if room > len { region.start.as_ptr().align_offset(TABLE_BYTES) } else { 0 };
+        // SAFETY: there is room for `TABLE_BYTES` more, and it is less than that.
+        let start = unsafe { NonNull::new_unchecked(region.start.as_ptr().add(before)) };
+        Ok(Memory { _region: region, start, len })
     }
+
+    /// Exchanges what two of one length hold, without a copy and by way of a third: these pages change
+    /// places. Where that cannot be nothing has changed.
+    pub fn exchange(&mut self, other: &mut Memory, spare: &mut Memory) -> bool {
+        let len = self.len;
+        if len == 0 || other.len != len || spare.len != len || !move_pages(self, spare) {
+            return false;
+        }
+        let moved = move_pages(other, self);
+        let back = if moved { other } else { self };
+        if !move_pages(spare, back) {
+            back.copy_from_slice(spare); // they are where they were
+        }
+        moved
+    }
+}
+
+/// Moves the pages of one to the other; zeros are left behind, and nothing is unmapped in between.
+#[cfg(target_os = "linux")]
+fn move_pages(from: &mut Memory, to: &mut Memory) -> bool {
+    const DONTUNMAP: i32 = 4; // of Linux 5.7
+    let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
+    let (begin, end) = (from.start.as_ptr().cast(), to.start.as_ptr());
+    // SAFETY: both are ours alone, in whole pages: what was at `to` is what we no longer want.
+    let moved = unsafe { libc::mremap(begin, from.len, from.len, how, end) };
+    moved != libc::MAP_FAILED
+}
+
+#[cfg(not(target_os = "linux"))]
+fn move_pages(_from: &mut Memory, _to: &mut Memory) -> bool {
+    false
 }
 
 #[cfg(target_os = "linux")]
@@ -68,15 +116,15 @@ impl Deref for Memory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the region is mapped, readable, zeroed at first, and lives as long as `self`.
-        unsafe { slice::from_raw_parts(self.0.start.as_ptr(), self.0.len) }
+        // SAFETY: the memory is mapped, readable, zeroed at first, and lives as long as `self`.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Memory {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the borrow of `self` is unique.
-        unsafe { slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.len) }
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 

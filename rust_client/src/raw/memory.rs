@@ -1,7 +1,10 @@
-//! Memory that somebody else owns, such as a C program, as a tensor.
+//! Memory that somebody else owns, such as a C program, as a tensor; and memory that a model's tensors share.
 
 use crate::dtype::Dtype;
+use crate::layout::Layout;
 use crate::model::{Memory, Tensor};
+use crate::raw::map::{self, TABLE_BYTES};
+use std::cmp::Reverse;
 use std::slice;
 
 struct Raw {
@@ -48,5 +51,47 @@ impl Tensor {
         nbytes: usize,
     ) -> Tensor {
         Tensor::of(name.into(), dtype, shape, Box::new(Raw { begin, nbytes }))
+    }
+}
+
+/// Where all tensors of a model lie, as they do in what a publisher sends: a version that lies in pages of
+/// its own gets here by an exchange of pages. The tensors stay where they are.
+pub struct Home {
+    memory: map::Memory,
+    spare: map::Memory,
+    begins: Vec<u64>, // of the tensors, in their order
+}
+
+impl Home {
+    /// Has tensors of zeros move in, and has to live as long as they do. Nothing if it is not worth it, or
+    /// there is no memory.
+    pub fn of(tensors: &mut [Tensor]) -> Option<Home> {
+        let nbytes = tensors.iter().map(|tensor| tensor.bytes().len()).sum();
+        if nbytes < TABLE_BYTES {
+            return None;
+        }
+        let mut memory = map::Memory::new(nbytes, false).ok()?;
+        let spare = map::Memory::new(nbytes, false).ok()?;
+        let mut order: Vec<usize> = (0..tensors.len()).collect();
+        order.sort_by_key(|&at| (Reverse(tensors[at].dtype() as usize), tensors[at].name().to_owned()));
+        let (mut begins, mut begin) = (vec![0; tensors.len()], 0);
+        for at in order {
+            let nbytes = tensors[at].bytes().len();
+            let part = Raw { begin: memory[begin..].as_mut_ptr(), nbytes };
+            tensors[at].move_to(Box::new(part)); // nobody else has this part, and it stays where it is
+            begins[at] = begin as u64;
+            begin += nbytes;
+        }
+        Some(Home { memory, spare, begins })
+    }
+
+    /// Exchanges what its tensors hold with a version; not if that lies in another way. Nobody looks at
+    /// them: they are borrowed alone.
+    pub fn exchange(&mut self, tensors: &mut [Tensor], layout: &Layout, version: &mut map::Memory) -> bool {
+        let fits = tensors.iter().zip(&self.begins).all(|(tensor, &begin)| {
+            let info = layout.get(tensor.name());
+            info.map_or(false, |info| info.dtype == tensor.dtype() && info.begin == begin)
+        });
+        fits && self.memory.exchange(version, &mut self.spare)
     }
 }
