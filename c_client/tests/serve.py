@@ -2,8 +2,8 @@
 
 The program gets the publisher's address as its last argument, and asks for what it needs by lines
 on its standard output, each answered by one: "publish MODEL SHAPE BYTE" (without waiting for
-workers), "running NAME" (the version of "line" that a worker is known to run, 0 for none), "client NAME IT"
-(1 where that worker says that it runs on IT, of some version).
+workers), "running NAME" (the version of "line" that a worker is known to run, 0 for none), "client
+NAME IT" (1 where that worker says that it runs on IT, of some version).
 """
 
 import subprocess
