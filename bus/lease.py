@@ -7,6 +7,7 @@ is full. It then stands for its message: nobody hands the payload in a second ti
 from collections.abc import Callable
 
 from ..codecs.native import crc32c
+from ..codecs.sealing import Opening
 from .messages import Buffer, PublisherMessage
 
 PIECE_BYTES = 2**18  # received at once: still in the cache for the checksum
@@ -24,6 +25,7 @@ class Lease:
         message: What the payload belongs to; None: it is no payload.
         on_cancel: Called when the payload will never be complete, or is of no use.
         hashed: Whether somebody will ask for `crc`.
+        opening: What opens the payload, which is sealed, in its place.
     """
 
     def __init__(
@@ -33,12 +35,13 @@ class Lease:
         on_cancel: Callable[[], object] = _nothing,
         *,
         hashed: bool = True,
+        opening: Opening | None = None,
     ) -> None:
         self.view, self.message = view, message
         self.live = True  # until it ends: then the memory serves another purpose, so keep out
         self.count = 0  # bytes that are here
         self.crc = 0  # of these, computed while they are in the cache
-        self._on_cancel, self._hashed = on_cancel, hashed
+        self._on_cancel, self._hashed, self._opening = on_cancel, hashed, opening
 
     def room(self) -> memoryview:
         """Return where the next bytes go."""
@@ -47,8 +50,16 @@ class Lease:
     def received(self, count: int) -> None:
         """Take note of so many bytes in `room()`."""
         begin, self.count = self.count, self.count + count
+        if self._opening is not None:
+            self._opening.take(self.view[begin : self.count], self.view[begin : self.count])
         if self._hashed:
             self.crc = crc32c(self.view[begin : self.count], self.crc)
+
+    def is_sound(self, crc: int | None) -> bool:
+        """Return whether all of it is here, with this CRC-32C, or as it was sealed."""
+        if self.count != len(self.view):
+            return False
+        return self._opening.proves() if self._opening is not None else self.crc == crc
 
     @property
     def payload(self) -> Buffer:

@@ -17,6 +17,7 @@ FETCH_CHUNKS_MAX = 64  # chunks in one fetch: what one small message may make a 
 MODELS_MAX = 64  # models of one worker, so that a hello with the longest names fits a header
 WORKERS_MAX = 10_000  # workers of one publisher: its roster is memory that peers can claim
 ROSTER_MODELS_MAX = 4 * WORKERS_MAX  # of all of them: a name and a digest take up to 0.6 kB
+GROUP_KEYS_MAX = 2  # group keys of a session: one, and the one before while it changes
 FEATURES_MAX = 64  # features that one side can name
 LABEL_MAX = 256  # characters of a client's description or a host, which reasons may repeat
 TEXT_MAX = 4096  # characters of a reason or an address

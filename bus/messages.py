@@ -23,6 +23,7 @@ from .limits import (
     CHUNKS_MAX,
     FEATURES_MAX,
     FETCH_CHUNKS_MAX,
+    GROUP_KEYS_MAX,
     HEADER_BYTES_MAX,
     INTEGER_MAX,
     LABEL_MAX,
@@ -38,6 +39,7 @@ Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
 Hex64 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
+Hex16 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
 Hex32 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=INTEGER_MAX)]
@@ -45,6 +47,8 @@ Index = Annotated[int, msgspec.Meta(ge=0, lt=CHUNKS_MAX)]
 Crc = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Models = Annotated[dict[Name, Count], msgspec.Meta(max_length=MODELS_MAX)]  # version by model
 Features = Annotated[list[Name], msgspec.Meta(max_length=FEATURES_MAX)]
+Keys = Annotated[list[Hex64], msgspec.Meta(max_length=GROUP_KEYS_MAX)]
+Sealed = Annotated[bytes, msgspec.Meta(max_length=HEADER_BYTES_MAX)]
 Label = Annotated[str, msgspec.Meta(max_length=LABEL_MAX)]
 
 Buffer = bytes | bytearray | memoryview
@@ -188,6 +192,14 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
     shared: Shared | None = None
     age_ms: Count = 0
     features: Features = []
+    keys: Keys = []
+
+
+class Rekey(Message, tag="rekey", frozen=True, kw_only=True):
+    """What comes is sealed with these group keys, the last of them first of all."""
+
+    epoch: Count
+    keys: Keys
 
 
 class Prepare(Message, tag="prepare", frozen=True, kw_only=True):
@@ -222,6 +234,8 @@ class Announce(Message, tag="announce", frozen=True, kw_only=True):
     acknowledge: Literal["applied", "staged"]
     encoding: Name
     encryption: Name | None = None
+    key: Hex16 | None = None
+    tag: Hex32 | None = None
     shared: Shared | None = None
     hash: bool = False
     whole: Whole | None = None
@@ -235,6 +249,25 @@ class Chunk(Message, tag="chunk", frozen=True, kw_only=True):
     version: Positive
     index: Index
     crc: Crc
+
+
+class SealedChunk(Message, tag="sealed_chunk", frozen=True, kw_only=True):
+    """One piece of a version's data section, as payload, sealed."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+    index: Index
+    key: Hex16
+    tag: Hex32
+
+
+class SealedMessage(Message, tag="sealed_message", frozen=True, kw_only=True):
+    """An announcement, end or beacon for all, sealed; the payload of an announcement follows."""
+
+    key: Hex16
+    count: Positive
+    sealed: Sealed
 
 
 class End(Message, tag="end", frozen=True, kw_only=True):
@@ -283,20 +316,9 @@ class Refuse(Message, tag="refuse", frozen=True, kw_only=True):
 
 
 WorkerMessage = Hello | Fetch | Progress | Staged | Applied | Failed | Bye | Ping | Pong
-PublisherMessage = (
-    Welcome
-    | Prepare
-    | Rename
-    | Announce
-    | Chunk
-    | End
-    | Commit
-    | Abort
-    | Beacon
-    | Refuse
-    | Ping
-    | Pong
-)
+AnyChunk = Chunk | SealedChunk
+OfVersion = Announce | Chunk | SealedChunk | SealedMessage | End | Commit | Abort | Beacon
+PublisherMessage = Welcome | Prepare | Rename | Rekey | OfVersion | Refuse | Ping | Pong
 
 PAYLOAD: Final = 2  # the index of a published message's payload, after topic and header
 MAPPING: Final = "mapping"  # the feature of a worker that takes `prepare`
@@ -305,7 +327,12 @@ UPSTREAM: Final = "upstream"  # of one that may say `applied` on its data connec
 TOKEN_BYTES: Final = 32  # hexadecimal digits of the token that such a word begins with
 
 # How many payload frames may follow a header; none where a type is not listed.
-PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {Announce: (0, 1), Chunk: (1, 1)}
+PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {
+    Announce: (0, 1),
+    SealedMessage: (0, 1),
+    Chunk: (1, 1),
+    SealedChunk: (1, 1),
+}
 
 _NAME: Final = re.compile(NAME_PATTERN)
 _TOKEN: Final = re.compile(rf"[0-9a-f]{{{TOKEN_BYTES}}}\Z")

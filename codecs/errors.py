@@ -3,6 +3,7 @@
 WeightBusError
 ├── LayoutError   bytes that are no layout, or tensors that cannot be laid out
 ├── PatchError    bytes that are no patch, or one of other weights than these
+├── SealError     nothing can be sealed or opened here
 ├── StateError    a model, dict or TensorDict that cannot travel or cannot be written to
 └── (the rest stands in `bus/errors.py`)
 """
@@ -18,6 +19,10 @@ class LayoutError(WeightBusError, ValueError):
 
 class PatchError(WeightBusError, ValueError):
     """A patch that is malformed, or does not lead from these weights to those that it says."""
+
+
+class SealError(WeightBusError):
+    """Nothing can be sealed or opened here: the package that does it is not installed."""
 
 
 class StateError(WeightBusError, ValueError):

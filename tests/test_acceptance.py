@@ -5,7 +5,7 @@ import pytest
 
 from weightbus.bus.messages import Announce
 from weightbus.bus.worker import layouts as acceptance
-from weightbus.bus.worker.layouts import LAYOUTS_KEPT, Acceptance
+from weightbus.bus.worker.layouts import LAYOUTS_KEPT, Acceptance, Expected
 from weightbus.codecs import layout as layouts
 from weightbus.codecs.errors import LayoutError
 from weightbus.codecs.layout import Layout
@@ -51,9 +51,9 @@ def test_a_layout_that_the_model_cannot_have_is_not_even_read() -> None:
     weights = {name: np.zeros(1, np.float32) for name in ("w", "v")}
     target = targets_of({"m": weights}, strict=True, cast=False)["m"]
     expected = target.expected()
-    accepting = Acceptance("m", lambda _model, _layout: "", 2**30, expected.layout_bytes)
+    accepting = Acceptance("m", lambda _model, _layout: "", 2**30, expected)
     own = Layout.plan([(name, "F32", (1,)) for name in weights])
-    assert expected == (own.nbytes, 2 * len(own.header) + LAYOUT_SLACK_BYTES)
+    assert expected == Expected(own.nbytes, 2 * len(own.header) + LAYOUT_SLACK_BYTES)
     assert accepting.fault(announcement(own)) is None
     huge = plan(2 * LAYOUT_SLACK_BYTES // 60)
     fault = accepting.fault(announcement(huge))

@@ -45,6 +45,7 @@ PATTERNS = {  # what `from_regex` would draw, in a tenth of its time
     NAME_PATTERN: NAMES,
     r"^[0-9a-f]{64}\Z": HEX64,
     r"^([0-9a-f]{64})?\Z": HEX64 | st.just(""),
+    r"^[0-9a-f]{16}\Z": st.binary(min_size=8, max_size=8).map(bytes.hex),
     r"^[0-9a-f]{32}\Z": st.binary(min_size=16, max_size=16).map(bytes.hex),
 }
 
@@ -60,6 +61,8 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
         case msgspec.inspect.StrType(max_length=longest):
             characters = st.characters(exclude_categories=["Cs"])
             return st.text(characters, max_size=min(longest or 0, 100))
+        case msgspec.inspect.BytesType():
+            return st.binary(max_size=100)
         case msgspec.inspect.BoolType():
             return st.booleans()
         case msgspec.inspect.NoneType():

@@ -100,6 +100,8 @@ def described(kind: msgspec.inspect.Type) -> tuple[str, str]:
             return "string", f"{digits[2]} hex digits" + (" or empty" if digits[1] else "")
         case msgspec.inspect.StrType(max_length=int(longest)):
             return "string", f"at most {longest} characters"
+        case msgspec.inspect.BytesType(max_length=longest):
+            return "string", f"base64 of at most {longest} bytes"
         case msgspec.inspect.BoolType():
             return "boolean", "true, false"
         case msgspec.inspect.LiteralType(values=values):
@@ -386,7 +388,7 @@ def test_links_within_the_document_lead_somewhere() -> None:
 
 
 def test_rules_are_numbered_in_order_and_referred_to_rightly() -> None:
-    for letter in "WPLS":
+    for letter in "WPLSE":
         defined = re.findall(rf"^(?:- \*\*|\| )({letter}\d+)(?:\*\*| \|)", DOCUMENT, re.MULTILINE)
         assert defined == [f"{letter}{n + 1}" for n in range(len(defined))]
         assert defined
@@ -411,7 +413,7 @@ def rank(level: int | None) -> float:
 
 
 def test_every_rule_has_a_level() -> None:
-    rules = re.findall(r"^(?:- \*\*|\| )([WPLS]\d+)(?:\*\*| \|)", DOCUMENT, re.MULTILINE)
+    rules = re.findall(r"^(?:- \*\*|\| )([WPLSE]\d+)(?:\*\*| \|)", DOCUMENT, re.MULTILINE)
     assert set(levels.of_rules()) == {*rules}
 
 

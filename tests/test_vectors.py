@@ -28,6 +28,7 @@ from weightbus.codecs.native import crc32c
 from weightbus.codecs.state import state_of
 from weightbus.tests.conformance.python_vectors import blob, segment
 from weightbus.tests.conformance.vectors import cast_fault
+from weightbus.tests.vectors.parts import SEALING
 
 VECTORS = Path(__file__).parent / "vectors"
 Decoder = Callable[[Sequence[bytes]], tuple[Message, Sequence[Buffer]]]
@@ -50,6 +51,7 @@ def named(case: Case) -> str:
 def plain(message: Message) -> Case:
     """Return a message as the vectors write it: its type, and every field but `wbp`."""
     fields = {f: getattr(message, f) for f in message.__struct_fields__ if f != "wbp"}
+    fields = {f: value for f, value in fields.items() if f not in SEALING or value != SEALING[f]}
     return {"type": message.__struct_config__.tag, **msgspec.to_builtins(fields)}
 
 
@@ -75,6 +77,7 @@ MESSAGES = [
     *table("mapping.json"),
     *table("applying.json", "messages"),
     *table("renaming.json", "messages"),
+    *table("sealing.json", "headers"),
 ]
 
 

@@ -23,25 +23,23 @@ from ..observed import Observe, Roster
 from ..owner import Owner
 from ..publisher.effects import (
     Broadcast,
-    BroadcastChunk,
-    BroadcastWhole,
     Effect,
     HangUp,
     Hash,
     Lend,
     Release,
     Resolve,
-    SendChunk,
     Settled,
     Stamp,
     Withdraw,
 )
 from ..publisher.machine import PublisherMachine
-from ..publisher.offers import for_all, for_one, hash_chunk
+from ..publisher.offers import hash_chunk, worded
 from ..publisher.publication import Publication
 from ..publisher.status import WorkerStatus
 from ..publisher.version import Snapshot, Version
 from ..receipt import Receipt
+from ..sealer import Sealer
 from .control import PublisherSockets
 from .listeners import CLOSE_SECONDS, EVENT_KINDS, EventKind, Listener, WorkerEvent
 
@@ -79,6 +77,7 @@ class PublisherLoop:
         sockets: What carries; the loop closes them.
         keeper: What outlives the publisher, if anything does.
         restored: Versions that one before has left, to be offered first of all.
+        sealer: Seals what goes out, if anything does.
     """
 
     def __init__(
@@ -87,10 +86,11 @@ class PublisherLoop:
         sockets: PublisherSockets,
         keeper: Keeper | None = None,
         restored: Collection[Version] = (),
+        sealer: Sealer | None = None,
     ) -> None:
         self._machine, self._sockets = machine, sockets
         self._keeper, self._epoch = keeper, machine.epoch
-        self._restored = restored
+        self._restored, self._sealer = restored, sealer
         self._work: deque[tuple[Callable[[float], None], Future[Any]]] = deque()
         self._open: dict[int, Future[Receipt]] = {}
         self._hashing: deque[tuple[Version, Iterator[int]]] = deque()  # and what is left of each
@@ -167,6 +167,10 @@ class PublisherLoop:
             return future.result(timeout)
         except FutureTimeout:
             return False
+
+    def rekey(self) -> None:
+        """Seal what comes with another group key, which those who are let in are told."""
+        self._hand_over(self._rekey, Future[None]())
 
     def status(self) -> "Future[tuple[WorkerStatus, ...]]":
         """Ask who is there."""
@@ -292,6 +296,8 @@ class PublisherLoop:
             self._hash_some(now)
         if now >= next_tick:
             self._perform(self._machine.tick(now), now)
+            if self._sealer is not None and self._sealer.due(now):
+                self._rekey(now)
             self._look(now)
             return now + TICK
         return next_tick
@@ -337,7 +343,9 @@ class PublisherLoop:
             for topic in found.topics:
                 beacon = self._machine.subscribed(topic)
                 if beacon is not None:
-                    self._sockets.answer(found.outlet, [topic, encode(beacon)])
+                    sealer = self._sealer
+                    said = beacon if sealer is None else sealer.published(beacon, None)[0]
+                    self._sockets.answer(found.outlet, [topic, encode(said)])
             for word in found.words:
                 effects = self._machine.receive_word(word, now)
                 found.outlet.forged += effects is None
@@ -349,16 +357,12 @@ class PublisherLoop:
             self._epoch = self._machine.epoch
             self._keeper.record(self._epoch)
         changed = False
-        for effect in effects:
+        for effect in worded(effects, self._sealer):
             match effect:
                 case Send():
                     self._send(effect, now)
-                case SendChunk():
-                    self._send(for_one(effect), now)
                 case Broadcast():
                     self._broadcast(effect)
-                case BroadcastChunk() | BroadcastWhole():
-                    self._broadcast(for_all(effect))
                 case Withdraw(model):
                     self._sockets.withdraw((control_topic(model), data_topic(model)))
                 case HangUp():
@@ -387,6 +391,11 @@ class PublisherLoop:
         if changed:
             self._look(now)
 
+    def _rekey(self, now: float) -> None:
+        if self._sealer is not None:
+            self._sealer.rekey(now)
+            self._perform(self._machine.rekeyed(), now)
+
     def _send(self, send: Send, now: float) -> None:
         payload = [] if send.payload is None else [send.payload]
         if not self._sockets.send(send.to, [encode(send.message), *payload]):
@@ -412,7 +421,7 @@ class PublisherLoop:
         if effect.achieved:
             future.set_result(effect.receipt)
         else:
-            future.set_exception(PublishError(_shortfall(effect), effect.receipt))
+            future.set_exception(PublishError(effect.shortfall, effect.receipt))
 
     def _look(self, now: float) -> None:
         """Tell whoever waits for a state of the roster."""
@@ -433,18 +442,3 @@ class PublisherLoop:
                 # Whoever waited may give up this very moment; a cancelled future takes no result.
                 if future.set_running_or_notify_cancel():
                     future.set_result(None)
-
-
-def _shortfall(effect: Resolve) -> str:
-    receipt, there = effect.receipt, effect.receipt.in_state(*effect.done)
-    left = receipt.in_state("left")
-    others = [str(w) for name, w in receipt.workers.items() if name not in (*there, *left)]
-    return "; ".join(
-        [
-            f"{receipt.model} version {receipt.version} is "
-            f"{'staged' if 'staged' in effect.done else 'applied'} by {len(there)} of "
-            f"{len(receipt.workers) - len(left)} workers after {receipt.seconds:.2f} s",
-            *others,
-            *([effect.missing] if effect.missing else []),
-        ]
-    )

@@ -69,6 +69,19 @@ class Resolve:
     done: frozenset[State]
     missing: str = ""  # who was expected, and never came
 
+    @property
+    def shortfall(self) -> str:
+        """What was achieved, and what became of everybody else."""
+        receipt, there = self.receipt, self.receipt.in_state(*self.done)
+        left = receipt.in_state("left")
+        others = [str(w) for name, w in receipt.workers.items() if name not in (*there, *left)]
+        what = (
+            f"{receipt.model} version {receipt.version} is "
+            f"{'staged' if 'staged' in self.done else 'applied'} by {len(there)} of "
+            f"{len(receipt.workers) - len(left)} workers after {receipt.seconds:.2f} s"
+        )
+        return "; ".join([what, *others, *([self.missing] if self.missing else [])])
+
 
 @dataclass(frozen=True, slots=True)
 class Settled:

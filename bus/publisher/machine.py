@@ -67,6 +67,8 @@ class PublisherMachine:
         data_endpoint: Where PUB is, as workers are told.
         timing: How long it waits.
         shared: A segment by which workers find out that they are on the same host.
+        keys: Says which group keys a worker is told, where its connection is encrypted; None: what
+            is published goes in the clear.
         secret: Draws 32 hexadecimal digits that nobody can guess; with it workers that can may say
             `applied` on their data connection.
     """
@@ -79,6 +81,7 @@ class PublisherMachine:
         shared: Shared | None = None,
         age: Callable[[], float] | None = None,
         secret: Callable[[], str] | None = None,
+        keys: Callable[[Peer], list[str]] | None = None,
     ) -> None:
         self.timing = timing = timing or Timing()
         self.roster = roster = Roster(timing.lost_after)
@@ -89,7 +92,7 @@ class PublisherMachine:
         self._pushes = pushes = Pushes(store, timing.quiet)
         self._giving = giving = Giving(store, calls)
         self._reports = Reports(roster, store, calls, pushes)
-        introduction = Introduction(data_endpoint, shared, age, secret)
+        introduction = Introduction(data_endpoint, shared, age, secret, keys)
         plausible = self._reports.plausible
         self._sessions = Sessions(
             introduction, timing, roster, store, calls, pushes, giving, plausible
@@ -304,6 +307,10 @@ class PublisherMachine:
         """All chunks of a version are hashed."""
         self.store.hashed(version)
         return self._freeing(self._reports.hashed(version, now))
+
+    def rekeyed(self) -> list[Effect]:
+        """Tell workers the group keys that are in force now; who is not told has none."""
+        return self._sessions.rekeyed()
 
     def unshared(self, version: Version) -> None:
         """Workers cannot read a version by its new number; they fetch it instead."""

@@ -1,5 +1,7 @@
 """What a publisher says of a version: the messages that announce, carry, close and commit it."""
 
+from collections.abc import Iterable, Iterator
+
 import msgspec
 
 from ...codecs.native import crc32c
@@ -16,7 +18,8 @@ from ..messages import (
     control_topic,
     data_topic,
 )
-from .effects import Broadcast, BroadcastChunk, BroadcastWhole, SendChunk
+from ..sealer import Sealer
+from .effects import Broadcast, BroadcastChunk, BroadcastWhole, Effect, Lend, Release, SendChunk
 from .publication import Publication
 from .version import Version
 
@@ -94,17 +97,43 @@ def chunk_of(version: Version, index: int) -> tuple[Chunk, Buffer]:
     return chunk, version.snapshot.chunk(*version.plan.span(index))
 
 
-def for_one(effect: SendChunk) -> Send:
+def for_one(effect: SendChunk, sealer: Sealer | None = None) -> Send:
     """Return the message to one worker that an effect asks for."""
-    return Send(*chunk_of(effect.version, effect.index), to=effect.to)
+    chunk_for = chunk_of if sealer is None else sealer.chunk
+    chunk, payload = chunk_for(effect.version, effect.index)
+    return Send(chunk, payload, effect.to)
 
 
-def for_all(effect: BroadcastChunk | BroadcastWhole) -> Broadcast:
+def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = None) -> Broadcast:
     """Return the message to all that an effect asks for."""
     version = effect.version
     if isinstance(effect, BroadcastChunk):
-        return Broadcast(data_topic(version.model), *chunk_of(version, effect.index))
-    chunk, payload = chunk_of(version, 0)
-    whole = Whole(crc=chunk.crc, digest=version.digest)
-    announce = msgspec.structs.replace(effect.announce, whole=whole)
+        chunk_for = chunk_of if sealer is None else sealer.chunk
+        return Broadcast(data_topic(version.model), *chunk_for(version, effect.index))
+    announce = effect.announce
+    if sealer is None:
+        _, payload = chunk_of(version, 0)
+    else:
+        sealed, payload = sealer.chunk(version, 0)
+        announce = sealer.whole(announce, sealed)
+    whole = Whole(crc=hash_chunk(version, 0), digest=version.digest)
+    announce = msgspec.structs.replace(announce, whole=whole)
     return Broadcast(control_topic(version.model), announce, payload)
+
+
+def worded(effects: Iterable[Effect], sealer: Sealer | None) -> Iterator[Effect]:
+    """Yield effects, with messages in place of what asks for them; sealed where that is done."""
+    for effect in effects:
+        said = effect
+        if isinstance(said, SendChunk):
+            said = for_one(said, sealer)
+        elif isinstance(said, BroadcastChunk | BroadcastWhole):
+            said = for_all(said, sealer)
+        if sealer is not None and isinstance(said, Send):
+            message, payload = sealer.addressed(said.message, said.payload)
+            said = Send(message, payload, said.to)
+        elif sealer is not None and isinstance(said, Broadcast):
+            said = Broadcast(said.topic, *sealer.published(said.message, said.payload))
+        elif isinstance(said, Lend | Release):
+            said.version.sealed = None  # its memory serves the next version
+        yield said

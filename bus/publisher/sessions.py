@@ -18,6 +18,7 @@ from ..messages import (
     Pong,
     Prepare,
     Refuse,
+    Rekey,
     Rename,
     Running,
     Shared,
@@ -41,12 +42,14 @@ class Introduction:
         shared: A segment by which workers find out that they are on the same host.
         age: Says for how many seconds it has been running; None: its epoch is final.
         secret: Draws tokens for words on data connections; None: no worker is to say any there.
+        keys: Says which group keys a worker is told; None: nothing is sealed.
     """
 
     data_endpoint: str
     shared: Shared | None
     age: Callable[[], float] | None
     secret: Callable[[], str] | None
+    keys: Callable[[Peer], list[str]] | None = None
 
 
 class Sessions:
@@ -148,6 +151,7 @@ class Sessions:
             shared=self._introduction.shared,
             age_ms=0 if self._age is None else math.floor(self._age() * 1000),
             features=self._upstream(peer),
+            keys=self._keys(peer),
         )
         prepared = self._prepared.values()
         told = [e for each in prepared for e in self._tell_prepared(peer, each)]
@@ -155,12 +159,25 @@ class Sessions:
 
     def _upstream(self, peer: Peer) -> list[str]:
         """Let a worker that can say `applied` on its data connection, by a token of its own."""
-        secret = self._introduction.secret
+        secret = None if self._introduction.keys is not None else self._introduction.secret  # P22
         if secret is None or UPSTREAM not in peer.hello.features:
             return []
         if not peer.token:
             self._roster.give(peer, secret())
         return [f"{UPSTREAM}.{peer.token}"]
+
+    def _keys(self, peer: Peer) -> list[str]:
+        keys = self._introduction.keys
+        return [] if keys is None else keys(peer)
+
+    def rekeyed(self) -> list[Effect]:
+        """Tell everybody who is there which group keys are in force."""  # E6
+        told = [(peer, self._keys(peer)) for peer in self._roster if not peer.lost]
+        return [
+            Send(Rekey(epoch=self._store.epoch, keys=keys), to=peer.identity)
+            for peer, keys in told
+            if keys
+        ]
 
     def _latest(self, peer: Peer) -> dict[str, int]:
         """Return the newest version that there is for a worker, of each of its models."""

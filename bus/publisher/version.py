@@ -16,6 +16,7 @@ from ...codecs.checksum import digest
 from ...codecs.layout import Layout
 from ..chunks import ChunkPlan
 from ..messages import Applied, Buffer, Running, Shared, Staged
+from ..sealer import SealedVersion
 
 Role = Literal["latest", "targeted", "pending", "old"]
 
@@ -84,6 +85,7 @@ class Version:
         gone: Whether its memory is no longer the machine's.
         hashing: Whether all its chunks are being hashed, since somebody needs the digest.
         ends: Names of the workers that are owed an `end` when they are.
+        sealed: What was sealed of it.
         claims: What workers report of it that is to be checked then, the last of each kind.
     """
 
@@ -103,6 +105,7 @@ class Version:
         self.role: Role = "pending"
         self.lent = self.gone = self.hashing = False
         self.ends: set[str] = set()
+        self.sealed: SealedVersion | None = None
         self.claims: dict[tuple[str, type], Staged | Applied] = {}
         self._crcs: list[int | None] = [None] * self.plan.count
         self._unhashed = self.plan.count

@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 from ...codecs.errors import LayoutError
 from ...codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout
+from ...codecs.sealing import AES_256_GCM
 from ..limits import CHUNKS_MAX
 from ..messages import Announce, Buffer
+from .keyring import Keyring
 
 Accepts = Callable[[str, Layout], str]
 Fault = tuple[str, str]  # a code of `failed`, and what is wrong in words
@@ -20,6 +22,7 @@ class Expected(NamedTuple):
 
     nbytes: int = 0  # 0: not known
     layout_bytes: int = PREFIX_BYTES + HEADER_BYTES_MAX  # at most
+    keyring: Keyring | None = None  # what opens them; None: they are in the clear
 
 
 class Acceptance:
@@ -29,7 +32,8 @@ class Acceptance:
         model: Its name.
         accepts: Says why a layout cannot be applied here; nothing if it can.
         bytes_max: The largest version to take, in bytes.
-        layout_bytes_max: The largest layout to take. Understanding one takes time and memory.
+        expected: What versions are like. Understanding a layout takes time and memory, so no larger
+            one is taken.
     """
 
     def __init__(
@@ -37,9 +41,10 @@ class Acceptance:
         model: str,
         accepts: Accepts,
         bytes_max: int,
-        layout_bytes_max: int = Expected().layout_bytes,
+        expected: Expected = Expected(),  # noqa: B008 - it cannot change
     ) -> None:
-        self._layout_bytes_max = layout_bytes_max
+        self._layout_bytes_max = expected.layout_bytes
+        self._encryption = AES_256_GCM if expected.keyring is not None else None
         self._model, self._accepts, self.bytes_max = model, accepts, bytes_max
         self._layouts: dict[str, Layout] = {}
         self._accepted: set[str] = set()  # ids of layouts among them that can be applied here
@@ -78,9 +83,9 @@ class Acceptance:
 
     def fault(self, announce: Announce) -> Fault | None:
         """Return why a version cannot be taken, as far as that is known yet."""
-        if announce.encoding != "raw" or announce.encryption is not None:
+        if announce.encoding != "raw" or announce.encryption != self._encryption:  # E1
             what = f"encoding {announce.encoding!r}, encryption {announce.encryption!r}"
-            return "unsupported", f"{what}; this worker takes 'raw' without encryption"
+            return "unsupported", f"{what}; this worker takes 'raw' and {self._encryption!r}"
         if announce.nbytes > self.bytes_max:
             text = f"{announce.nbytes} bytes; this worker takes at most {self.bytes_max}"
             return "too-large", f"{text}: raise its bytes_max if that is meant"

@@ -29,7 +29,10 @@ from ..messages import (
     Prepare,
     PublisherMessage,
     Refuse,
+    Rekey,
     Rename,
+    SealedChunk,
+    SealedMessage,
     Welcome,
     control_topic,
     data_topic,
@@ -39,12 +42,13 @@ from ..messages import (
 from ..staged import SharedMemory
 from . import reports
 from .events import Happening, Opened, Report, Wanted
+from .keyring import Keyring
 from .layouts import Accepts, Expected
 from .phases import SESSIONS, Change, Session
 from .slot import Slot
 
 # What speaks of one model.
-OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Prepare | Rename
+OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Prepare | Rename | SealedChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class WorkerMachine:
         bytes_max: The largest version to stage, in bytes.
         expected: By model, what versions are like, where that is known.
         timing: How long it waits. It pings more often if the publisher's welcome says so.
+        keyring: What opens versions, where the control connection is encrypted, which brings the
+            keys; None: they come in the clear.
     """
 
     def __init__(
@@ -86,13 +92,12 @@ class WorkerMachine:
         bytes_max: int = STAGING_BYTES_MAX,
         timing: Timing | None = None,
         expected: Mapping[str, Expected] | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
         self.identity = identity
-        known = expected or {}
-        self.timing = timing or Timing()
-        self.slots = {
-            m: Slot(m, accepts, bytes_max, self.timing, known.get(m, Expected())) for m in models
-        }
+        known = {m: (expected or {}).get(m, Expected())._replace(keyring=keyring) for m in models}
+        self.timing, self._keyring = timing or Timing(), keyring
+        self.slots = {m: Slot(m, accepts, bytes_max, self.timing, known[m]) for m in known}
         self.shared = False  # the publisher is on this host, and its memory can be read
         self._bytes_max = bytes_max
         self.session: Session = "outside"
@@ -139,15 +144,17 @@ class WorkerMachine:
         message is then to be received with an empty payload.
         """
         try:
-            message, _ = from_publisher([frames[1], b""])
+            header, _ = from_publisher([frames[1], b""])
         except ProtocolError:
             return None
-        if not self.inside or not isinstance(message, (Announce, Chunk)):
+        keyring = self._keyring if self.inside else None
+        message = header if keyring is None else keyring.published(header, [b""])
+        if not self.inside or not isinstance(message, (Announce, Chunk, SealedChunk)):
             return None
         slot = self.slots.get(message.model) if message.epoch == self.epoch else None
         if slot is None:
             return None
-        if isinstance(message, Chunk):
+        if isinstance(message, Chunk | SealedChunk):
             return slot.place(message, size)
         if message.whole is not None:
             fits = size == message.nbytes <= WHOLE_BYTES_MAX
@@ -161,15 +168,24 @@ class WorkerMachine:
         except ProtocolError:
             self.malformed += 1  # W21
             return []
-        return self._take(message, payloads[0] if payloads else None, now, pushed=pushed)
+        keyring = self._keyring if pushed else None
+        heard = message if keyring is None else keyring.published(message, payloads)
+        return self._take(heard, payloads[0] if payloads else None, now, pushed=pushed)
 
     def _take(
-        self, message: PublisherMessage, payload: Buffer | Lease | None, now: float, *, pushed: bool
+        self,
+        message: PublisherMessage | None,
+        payload: Buffer | Lease | None,
+        now: float,
+        *,
+        pushed: bool,
     ) -> list[Effect]:
         """Take a message that is sound. (W3)"""
         if not pushed:
             self._answered_at, self._unanswered_since = now, None
         match message:
+            case None | SealedMessage():  # nobody knows what it says
+                return []
             case Welcome():
                 return [] if pushed else self._welcome(message, now)
             case Ping():
@@ -182,6 +198,11 @@ class WorkerMachine:
             case _ if message.epoch != self.epoch:
                 # The publisher restarted, or our welcome was damaged: hello settles who is right.
                 return self._hello(now) if self.may_say_hello(now) else []
+            case Rekey():
+                self._heard_at = now
+                if self._keyring is not None:
+                    self._keyring.add(message.keys, now + self.timing.lost_after)  # E6
+                return []
             case Pong():
                 self._heard_at = now
                 return self._hear_of(message.epoch, message.models, now)
@@ -201,10 +222,12 @@ class WorkerMachine:
     ) -> list[Effect]:
         """Take a message of this epoch that speaks of one model."""
         match message:
-            case Chunk():
+            case Chunk() | SealedChunk():
                 return slot.chunk(message, payload or b"", now, pushed=pushed)
             case Announce():
                 data = payload.payload if isinstance(payload, Lease) else payload
+                if data is not None and self._keyring is not None:
+                    data = self._keyring.payload(message, data)
                 return slot.announced(message, data, now, pushed=pushed)
             case End():
                 return slot.end(message, now)
@@ -288,6 +311,8 @@ class WorkerMachine:
         self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
         if self.inside and welcome.epoch == self.epoch:
             self.upstream = upstream_of(welcome)  # W34
+            if self._keyring is not None:
+                self._keyring.add(welcome.keys, now + self.timing.lost_after)
             return self._hear_of(welcome.epoch, welcome.models, now)  # W29
         if welcome.shared is None:
             return self._enter(welcome, None, now)
@@ -299,6 +324,8 @@ class WorkerMachine:
         self._turn("welcomed")
         self.epoch, self._heard_at = welcome.epoch, now
         self.upstream = upstream_of(welcome)  # W34
+        if self._keyring is not None:
+            self._keyring.begin(welcome.keys)
         self._ping_every = min(self.timing.ping, welcome.ping_ms / 1000)
         effects: list[Effect] = [Joined(welcome.epoch)]
         self._subscribed, self._unheard_at = False, now + self.timing.lost_after
@@ -379,6 +406,8 @@ class WorkerMachine:
         if not self.inside:
             return []
         effects = self._unheard(now)
+        if self._keyring is not None and self._keyring.lacks(now) and self.may_say_hello(now):
+            effects += self._hello(now)  # which is answered with the key (E6)
         for slot in self.slots.values():
             effects += slot.tick(now)
         if now - self._pinged_at >= self._ping_every:  # W17, W18

@@ -15,8 +15,8 @@ from ..limits import PROGRESS_CHUNKS, Timing
 from ..messages import (
     Abort,
     Announce,
+    AnyChunk,
     Buffer,
-    Chunk,
     Commit,
     End,
     Rename,
@@ -62,8 +62,8 @@ class Slot:
         self.timing = timing
         self.shared = False  # versions are read from shared memory: nothing needs to be pushed
         self.holds = Holdings()
-        self._acceptance = Acceptance(model, accepts, bytes_max, expected.layout_bytes)
-        self._expected = expected
+        self._expected, self._keys = expected, expected.keyring
+        self._acceptance = Acceptance(model, accepts, bytes_max, expected)
         self.asking = Asking(model, self.holds, self._acceptance, timing)
         self.applying = Applying(model, self.holds, self.asking)
 
@@ -181,7 +181,7 @@ class Slot:
         digest = take_whole(announce, data, buffer) if data is not None else None
         if digest is not None:
             return self._arrived(held, digest, now)
-        transfer = held.transfer = Transfer(announce, buffer, now, self.timing)
+        transfer = held.transfer = Transfer(announce, buffer, now, self.timing, self._keys)
         if data is not None:
             return self._take_whole(held, transfer, data, now)
         effects: list[Effect] = []
@@ -255,7 +255,7 @@ class Slot:
         held = self.holds.at("arriving")
         return held if held is not None and held.key == (epoch, version) else None
 
-    def place(self, chunk: Chunk, size: int) -> Lease | None:
+    def place(self, chunk: AnyChunk, size: int) -> Lease | None:
         """Say where a chunk's payload belongs that is about to be received; None: nowhere."""
         held = self._arriving(chunk.epoch, chunk.version)
         if held is None or held.transfer is None:
@@ -263,14 +263,14 @@ class Slot:
         return held.transfer.lend(chunk, size)
 
     def chunk(
-        self, chunk: Chunk, payload: Buffer | Lease, now: float, *, pushed: bool
+        self, chunk: AnyChunk, payload: Buffer | Lease, now: float, *, pushed: bool
     ) -> list[Effect]:
         """A piece of a version."""
         held = self._arriving(chunk.epoch, chunk.version)
         if held is None or held.transfer is None:
             return self._stray(chunk.epoch, chunk.version, now)
         transfer = held.transfer
-        fresh = transfer.add(chunk.index, chunk.crc, payload, now, pushed=pushed)
+        fresh = transfer.take(chunk, payload, now, pushed=pushed)
         effects = reports.fetches(transfer, now)
         slow = now - transfer.reported_at >= self.timing.report
         if fresh and pushed and (slow or transfer.here % PROGRESS_CHUNKS == 0):  # W23

@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 
 from ...codecs.checksum import digest
 from ...codecs.native import crc32c
+from ...codecs.sealing import Opening
 from ..chunks import ChunkPlan
 from ..lease import Lease
 from ..limits import WINDOW_CHUNKS, Timing
-from ..messages import Announce, Buffer, Chunk
+from ..messages import Announce, Buffer, Chunk, SealedChunk
 from ..staged import Copying, SharedMemory
+from .keyring import Keyring
 
 MISSING, ASKED, HERE, LENT = 0, 1, 2, 3
 DAMAGED_MAX = 16  # damaged chunks that are asked for again at once, before patience decides
@@ -42,6 +44,7 @@ class Transfer:
         buffer: `announce.nbytes` writable bytes.
         now: The time.
         timing: How long to wait.
+        keyring: What opens its chunks; None: they come in the clear.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Transfer:
         buffer: NDArray[np.uint8],
         now: float,
         timing: Timing,
+        keyring: Keyring | None = None,
     ) -> None:
         self.announce, self.buffer = announce, buffer
         self.plan = ChunkPlan(announce.nbytes, announce.chunk_bytes)
@@ -64,7 +68,7 @@ class Transfer:
         self._asked = 0
         self._cursor = 0  # nothing below it is MISSING
         self._pushed = 0  # everything below it was pushed, or dropped on the way
-        self._timing = timing
+        self._timing, self._keyring = timing, keyring
         self._heard_at = now
         self._patience = timing.patience
         self._gap = 0.0  # seconds between two chunks, the longest lately
@@ -84,12 +88,34 @@ class Transfer:
         """Whether every chunk is here and the digest is known."""
         return self.here == self.plan.count and self.digest is not None
 
+    def take(
+        self, chunk: Chunk | SealedChunk, payload: Buffer | Lease, now: float, *, pushed: bool
+    ) -> bool:
+        """Take a chunk as it came: sealed if the version is, else in the clear."""
+        proof = chunk.crc if isinstance(chunk, Chunk) else chunk
+        if self._keyring is None if isinstance(chunk, SealedChunk) else self._keyring is not None:
+            return False
+        return self.add(chunk.index, proof, payload, now, pushed=pushed)
+
     def add(
-        self, index: int, crc: int, payload: Buffer | Lease, now: float, *, pushed: bool
+        self,
+        index: int,
+        proof: int | SealedChunk,
+        payload: Buffer | Lease,
+        now: float,
+        *,
+        pushed: bool,
     ) -> bool:
         """Take a chunk; return whether it is new and sound. A chunk that is neither is ignored.
 
         A lease that lives is the one of this very chunk: it lies in its place.
+
+        Args:
+            index: Which chunk.
+            proof: Its CRC-32C, or what it was sealed with.
+            payload: Its bytes.
+            now: The time.
+            pushed: Whether it was published.
         """
         if index >= self.plan.count:
             return False
@@ -97,18 +123,18 @@ class Transfer:
             self._pushed = max(self._pushed, index + 1)
         if isinstance(payload, Lease) and payload.live:
             payload.cancel()
-            if payload.count != len(payload.view) or payload.crc != crc:
+            if not payload.is_sound(proof if isinstance(proof, int) else None):
                 self._reject(index)
                 return False
+            crc = payload.crc
         elif self._states[index] in (HERE, LENT):
             return False
         else:
-            begin, end = self.plan.span(index)
-            data = b"" if isinstance(payload, Lease) else payload
-            if len(data) != end - begin or crc32c(data) != crc:  # W9
+            sound = self._place(index, proof, b"" if isinstance(payload, Lease) else payload)
+            if sound is None:
                 self._reject(index)
                 return False
-            np.copyto(self.buffer[begin:end], np.frombuffer(data, np.uint8))
+            crc = sound
             self._asked -= self._states[index] == ASKED
         self._states[index] = HERE
         self._crcs[index] = crc
@@ -116,7 +142,25 @@ class Transfer:
         self._hear(now)
         return True
 
-    def lend(self, chunk: Chunk, size: int) -> Lease | None:
+    def _place(self, index: int, proof: int | SealedChunk, data: Buffer) -> int | None:
+        """Put a chunk that is sound into its place; return its CRC-32C, None if it is not."""  # W9
+        begin, end = self.plan.span(index)
+        place = self.buffer[begin:end]
+        if len(data) != end - begin:
+            return None
+        if isinstance(proof, SealedChunk):
+            opening = self._opening(proof, len(data))
+            return None if opening is None else opening.opens(data, place)  # E4
+        if crc32c(data) != proof:
+            return None
+        np.copyto(place, np.frombuffer(data, np.uint8))
+        return proof
+
+    def _opening(self, chunk: SealedChunk, size: int) -> Opening | None:
+        keyring = self._keyring
+        return None if keyring is None else keyring.opening(self.announce, chunk, size)
+
+    def lend(self, chunk: Chunk | SealedChunk, size: int) -> Lease | None:
         """Return the place of a chunk of this size, to receive it there; None if it has none.
 
         `add` takes it once it is complete.
@@ -125,12 +169,16 @@ class Transfer:
         if index >= self.plan.count or self._states[index] in (HERE, LENT):
             return None
         begin, end = self.plan.span(index)
-        if size != end - begin:
+        if size != end - begin or isinstance(chunk, SealedChunk) != (self._keyring is not None):
+            return None
+        opening = self._opening(chunk, size) if isinstance(chunk, SealedChunk) else None
+        if opening is None and self._keyring is not None:
             return None
         self.revoke()
         self._asked -= self._states[index] == ASKED
         self._states[index], self._lent = LENT, (index, 0)
-        self._lease = Lease(self.buffer.data[begin:end], chunk, self.revoke)
+        place = self.buffer.data[begin:end]
+        self._lease = Lease(place, chunk, self.revoke, opening=opening)
         return self._lease
 
     def revoke(self) -> bool:

@@ -34,6 +34,7 @@ from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
 from weightbus.codecs.state import state_of
 from weightbus.tests.conformance.python_sequences import play
+from weightbus.tests.vectors.parts import SEALING
 
 Case = dict[str, Any]
 Result = dict[str, Any] | None  # none: the case is no concern of a worker
@@ -81,6 +82,7 @@ def _message(case: Case, folder: Path) -> Result:
 
 def _plain(message: Message) -> Case:
     fields = {f: getattr(message, f) for f in message.__struct_fields__ if f != "wbp"}
+    fields = {f: value for f, value in fields.items() if f not in SEALING or value != SEALING[f]}
     return {"type": message.__struct_config__.tag, **msgspec.to_builtins(fields)}
 
 

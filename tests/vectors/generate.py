@@ -21,6 +21,7 @@ from weightbus.tests.vectors import (
     levels,
     message_cases,
     phase_cases,
+    sealing_cases,
     segment_cases,
     sequence_cases,
     sum_cases,
@@ -116,6 +117,8 @@ def files() -> dict[str, bytes]:
         for case in delta_cases.delta_cases()
     ]
     out.table("deltas.json", cases=deltas)
+    sealed = [{**_message(out, each), "level": None} for each in message_cases.sealing_cases()]
+    out.table("sealing.json", **sealing_cases.cases(), headers=sealed)
     return out.contents
 
 

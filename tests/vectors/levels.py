@@ -13,7 +13,7 @@ HIGHER = {
     **dict.fromkeys(("beacon", "progress"), 2),
     **dict.fromkeys(("staged", "commit", "abort"), 3),
     "prepare": 4,
-    "rename": None,
+    **dict.fromkeys(("rename", "rekey", "sealed_chunk", "sealed_message")),
 }
 
 Level = int | None  # None: a feature's, which no level asks for
@@ -26,7 +26,7 @@ def of_rules() -> dict[str, Level]:
     for level, *cells in re.findall(
         r"^\| (?:level (\d)|none) \|[^|]*\|([^|]*)\|([^|]*)\|$", DOCUMENT.read_text(), re.MULTILINE
     ):
-        for letter, first, last in re.findall(r"([WPLS])(\d+)(?: to \1(\d+))?", " ".join(cells)):
+        for letter, first, last in re.findall(r"([WPLSE])(\d+)(?: to \1(\d+))?", " ".join(cells)):
             for number in range(int(first), int(last or first) + 1):
                 rule = f"{letter}{number}"
                 if rule in found:

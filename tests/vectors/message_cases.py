@@ -120,6 +120,20 @@ RENAMING: dict[str, dict[str, Field]] = {
         "was": ("run", REQUIRED),
     },
 }
+SEALING: dict[str, dict[str, Field]] = {
+    "rekey": {"epoch": ("count", REQUIRED), "keys": ("keys", REQUIRED)},
+    "sealed_chunk": {
+        **OF_VERSION,
+        "index": ("index", REQUIRED),
+        "key": ("hex16", REQUIRED),
+        "tag": ("hex32", REQUIRED),
+    },
+    "sealed_message": {
+        "key": ("hex16", REQUIRED),
+        "count": ("positive", REQUIRED),
+        "sealed": ("base64", REQUIRED),
+    },
+}
 DIRECTIONS = {"from_worker": FROM_WORKER, "from_publisher": FROM_PUBLISHER}
 
 INTEGERS: dict[str, tuple[int, int]] = {  # by kind: the least and the greatest
@@ -141,7 +155,10 @@ SAMPLES: dict[str, object] = {
     "optional_name": "aes-256-gcm",
     "text": "a reason \u00fcber \U0001f69a",
     "label": "my-client/1.0 \u00fcber \U0001f69a",
+    "hex16": "00ff" * 4,
     "hex32": "00ff" * 8,
+    "keys": [DIGEST],
+    "base64": "AAECAwQFBgcICQoLDA0ODw==",
     "hex64": DIGEST,
     "digest": DIGEST,
     "shared": SHARED,
@@ -163,6 +180,9 @@ BAD_VALUES: dict[str, list[object]] = {
     "optional_name": ["", "a b", 1],
     "text": ["x" * 4097, 1, None],
     "label": ["x" * 257, 1, None],
+    "hex16": ["00" * 7, "00" * 9, "0G" * 8, "AB" * 8, 0],
+    "keys": [DIGEST, [DIGEST] * 3, [1], [""], [None], None],
+    "base64": ["A", "A?==", 1, None],
     "hex32": ["00" * 15, "00" * 17, "0G" * 16, "AB" * 16, 0],
     "hex64": [*BAD_HEX64, ""],
     "digest": [*BAD_HEX64, "\n", None],
@@ -232,6 +252,7 @@ EXTREMES: dict[str, dict[str, object]] = {  # by kind: what may just be, and wha
     "text": {"largest": "\u00e9" * 4096, "empty": ""},
     "label": {"largest": "\u00e9" * 256, "empty": ""},
     "digest": {"empty": ""},
+    "keys": {"largest": [DIGEST, DIGEST[::-1]]},
     "shared": {"largest": {**SHARED, "path": "\u00e9" * 4096}, "null": None},
     "segment": {"largest": {**SHARED, "path": "\u00e9" * 4096}},
     "whole": {"null": None},
@@ -252,9 +273,9 @@ def sample(kind: str) -> object:
 
 def payload_of(kind: str, *, optional: bool) -> list[bytes]:
     """Return the payload frames of a message: those it must have, or those it may have as well."""
-    if kind == "chunk":
+    if kind in ("chunk", "sealed_chunk"):
         return [b"\x00\x01\x02"]
-    return [LAYOUT] if kind == "announce" and optional else []
+    return [LAYOUT] if kind in ("announce", "sealed_message") and optional else []
 
 
 def message(kind: str, fields: dict[str, Field], *, full: bool) -> Json:
@@ -325,6 +346,13 @@ def renaming_cases() -> Iterator[Json]:
         yield from _broken("from_publisher", kind, fields)
 
 
+def sealing_cases() -> Iterator[Json]:
+    """Yield the messages of those who seal."""
+    for kind, fields in SEALING.items():
+        yield from _valid("from_publisher", kind, fields)
+        yield from _broken("from_publisher", kind, fields)
+
+
 def _valid(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Json]:
     for full in (False, True):
         header = message(kind, fields, full=full)
@@ -368,10 +396,10 @@ def _broken(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Jso
             yield case(name, direction, frames, MALFORMED)
     frames = [text_of(header)[:-1], *payloads]
     yield case(f"{direction} {kind} cut short", direction, frames, MALFORMED)
-    most = 1 if kind in ("announce", "chunk") else 0
+    most = 1 if kind in ("announce", "chunk", "sealed_chunk", "sealed_message") else 0
     frames = [text_of(header)] + [b"abc"] * (most + 1)
     yield case(f"{direction} {kind} one payload too many", direction, frames, MALFORMED)
-    if kind == "chunk":
+    if kind in ("chunk", "sealed_chunk"):
         yield case(f"{direction} {kind} without payload", direction, [text_of(header)], MALFORMED)
     if kind == "announce":
         whole = text_of({**header, "whole": WHOLE})

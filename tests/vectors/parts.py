@@ -9,6 +9,9 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# Fields of messages that those who seal nothing need not know, and their defaults.
+SEALING: dict[str, object] = {"keys": [], "key": None, "tag": None}
+
 Json = dict[str, Any]
 
 INTEGER_MAX = 2**53 - 1

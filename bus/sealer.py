@@ -1,0 +1,221 @@
+"""What a publisher seals, and with what: each chunk and layout once, whoever gets it. (E2 to E5)
+
+The arena stays plain, since workers of this host copy from it. Sealed bytes lie in memory of their
+own, as much as the version has, from the first chunk that goes out until the version is let go.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..codecs.sealing import (
+    AES_256_GCM,
+    CHUNK,
+    LAYOUT,
+    MESSAGE,
+    GroupKey,
+    Subject,
+    associated_of_message,
+    ciphers,
+    nonce_of,
+    seal,
+)
+from .chunks import ChunkPlan
+from .messages import (
+    Announce,
+    Beacon,
+    Buffer,
+    End,
+    Message,
+    SealedChunk,
+    SealedMessage,
+    encode,
+)
+
+
+class Bytes(Protocol):
+    """The bytes of a version, which the sealer reads."""
+
+    def bytes(self, begin: int, end: int) -> Buffer:
+        """Return some of them."""
+        ...
+
+
+class Sealable(Protocol):
+    """A version (`publisher/version.py`)."""
+
+    model: str
+    epoch: int
+    version: int
+    plan: ChunkPlan
+    sealed: "SealedVersion | None"
+
+    @property
+    def snapshot(self) -> Bytes:
+        """Its bytes."""
+        ...
+
+    def crc(self, index: int) -> int | None:
+        """Return a chunk's CRC-32C, if it was hashed."""
+        ...
+
+    def hashed(self, index: int, crc: int) -> None:
+        """A chunk has this CRC-32C."""
+        ...
+
+
+class SealedVersion:
+    """What was sealed of a version, under one group key.
+
+    Args:
+        group: The group key.
+        subject: The version.
+        room: As much memory as its data section has.
+    """
+
+    def __init__(self, group: GroupKey, subject: Subject, room: NDArray[np.uint8]) -> None:
+        self.group, self.subject = group, subject
+        self._key = group.of_version(subject)
+        self._room = room
+        self._chunks: dict[int, tuple[str, memoryview]] = {}  # whoever sends refers to them weakly
+
+    def chunk(self, version: Sealable, index: int) -> tuple[str, memoryview]:
+        """Return a chunk's tag and its sealed bytes; the first time, seal and hash it in one walk.
+
+        A nonce must never stand for two texts, so a chunk that has changed ends the publisher.
+        """
+        found = self._chunks.get(index)
+        if found is not None:
+            return found
+        begin, end = version.plan.span(index)
+        room = self._room.data[begin:end]
+        data = self.subject.associated(CHUNK, index, end - begin)
+        plain = version.snapshot.bytes(begin, end)
+        tag, crc = seal(self._key, nonce_of(CHUNK, index), data, plain, room)
+        if version.crc(index) not in (None, crc):  # E2
+            raise AssertionError(
+                f"chunk {index} of {version.model} has changed since it was hashed"
+            )
+        version.hashed(index, crc)
+        self._chunks[index] = tag.hex(), room
+        return self._chunks[index]
+
+    def is_of(self, group: GroupKey, version: Sealable) -> bool:
+        """Return whether it was sealed under this key and the version's present name."""
+        return self.group is group and self.subject.epoch == version.epoch
+
+
+class Sealer:
+    """Seals what one publisher says.
+
+    Args:
+        draw: Draws 32 bytes that nobody can guess, for a group key.
+        take: Takes memory for so many sealed bytes of a model.
+        life: Seconds after which another group key takes the place of one; None: no bound.
+        now: The time.
+
+    Raises:
+        SealError: Nothing can be sealed here.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[], bytes],
+        take: Callable[[str, int], NDArray[np.uint8]],
+        life: float | None = None,
+        now: float = 0.0,
+    ) -> None:
+        ciphers()  # which may not be there
+        self._draw, self._take, self._life = draw, take, life
+        self.rekey(now)
+
+    def rekey(self, now: float) -> None:
+        """Have another group key: whoever is not told has none for what comes."""  # E6
+        self._group, self._since = GroupKey(self._draw()), now
+        self._count = 0  # of messages sealed under it
+        self._layouts: dict[str, tuple[Subject, bytes, str]] = {}  # the last, by model
+
+    def due(self, now: float) -> bool:
+        """Return whether the group key is as old as one may be."""
+        return self._life is not None and now - self._since >= self._life
+
+    @property
+    def keys(self) -> list[str]:
+        """The group key as workers are told it, on connections that are encrypted."""
+        return [self._group.key.hex()]
+
+    def chunk(self, version: Sealable, index: int) -> tuple[SealedChunk, memoryview]:
+        """Return a sealed chunk; it is sealed once."""
+        sealed = version.sealed
+        if sealed is None or not sealed.is_of(self._group, version):
+            plan = version.plan
+            name = version.model, version.epoch, version.version
+            room = self._take(version.model, plan.nbytes)
+            subject = Subject(*name, plan.nbytes, plan.chunk_bytes)
+            sealed = version.sealed = SealedVersion(self._group, subject, room)
+        tag, payload = sealed.chunk(version, index)
+        chunk = SealedChunk(
+            model=version.model,
+            epoch=version.epoch,
+            version=version.version,
+            index=index,
+            key=self._group.id,
+            tag=tag,
+        )
+        return chunk, payload
+
+    def whole(self, announce: Announce, chunk: SealedChunk) -> Announce:
+        """Return an announcement that goes with its only chunk, which is sealed."""
+        return msgspec.structs.replace(
+            announce, encryption=AES_256_GCM, key=chunk.key, tag=chunk.tag
+        )
+
+    def addressed(self, message: Message, payload: Buffer | None) -> tuple[Message, Buffer | None]:
+        """Return a message as it goes to one worker, on a connection that is encrypted."""
+        if not isinstance(message, Announce) or message.tag is not None:
+            return message, payload
+        tag = None
+        if payload is not None:
+            payload, tag = self._layout(message, payload)
+        key = self._group.id
+        return msgspec.structs.replace(message, encryption=AES_256_GCM, key=key, tag=tag), payload
+
+    def _layout(self, announce: Announce, header: Buffer) -> tuple[bytes, str]:
+        last = self._layouts.get(announce.model)
+        subject = subject_of(announce)
+        if last is not None and last[0] == subject:
+            return last[1:]
+        sealed = bytearray(len(header))
+        data = subject.associated(LAYOUT, 0, len(header))
+        tag, _ = seal(self._group.of_version(subject), nonce_of(LAYOUT, 0), data, header, sealed)
+        self._layouts[announce.model] = subject, bytes(sealed), tag.hex()
+        return bytes(sealed), tag.hex()
+
+    def published(self, message: Message, payload: Buffer | None) -> tuple[Message, Buffer | None]:
+        """Return a message as it goes to all, on connections that everybody can read."""
+        message, payload = self.addressed(message, payload)
+        if not isinstance(message, Announce | End | Beacon):
+            return message, payload  # a chunk, sealed by now
+        plain = encode(message)
+        self._count += 1
+        sealed = bytearray(len(plain))
+        data = associated_of_message(self._count, len(plain))
+        nonce = nonce_of(MESSAGE, self._count)
+        tag, _ = seal(self._group.of_messages, nonce, data, plain, sealed)
+        box = SealedMessage(key=self._group.id, count=self._count, sealed=bytes(sealed) + tag)
+        return box, payload
+
+
+def subject_of(announce: Announce) -> Subject:
+    """Return what the key of an announced version is derived from."""
+    return Subject(
+        announce.model,
+        announce.epoch,
+        announce.version,
+        announce.nbytes,
+        announce.chunk_bytes,
+        announce.encoding,
+    )

@@ -1,0 +1,151 @@
+"""The group keys of a worker's session: what is sealed is opened with them, or has no effect.
+
+There are two while one takes the place of another; the older one is forgotten soon after. What is
+published beside chunks counts up under each key: what counts no higher than the last is a replay.
+"""
+
+import math
+from collections.abc import Sequence
+
+from ...codecs.sealing import (
+    CHUNK,
+    LAYOUT,
+    MESSAGE,
+    TAG_BYTES,
+    GroupKey,
+    Opening,
+    associated_of_message,
+    ciphers,
+    nonce_of,
+)
+from ..errors import ProtocolError
+from ..limits import GROUP_KEYS_MAX
+from ..messages import (
+    Announce,
+    Beacon,
+    Buffer,
+    End,
+    PublisherMessage,
+    SealedChunk,
+    SealedMessage,
+    from_publisher,
+)
+from ..sealer import subject_of
+
+
+class Keyring:
+    """What one worker can open. A worker that has one takes nothing that is not sealed.
+
+    Raises:
+        SealError: Nothing can be opened here.
+    """
+
+    def __init__(self) -> None:
+        ciphers()  # which may not be there
+        self._keys: dict[str, GroupKey] = {}  # by id, the newest last
+        self._counts: dict[str, int] = {}  # the highest that was opened, by id
+        self._alone_at = math.inf  # when the newest is the only one that counts
+        self._secret: tuple[str, bytes, bytes] = "", b"", b""  # the last key of a version
+        self._lacking = False  # something came that was sealed with another key
+
+    def begin(self, keys: Sequence[str]) -> None:
+        """A session begins, and these are its keys. A count goes on, or replays would count."""
+        self._keys = {key.id: key for key in map(_group_key, keys)}
+        self._counts = {i: count for i, count in self._counts.items() if i in self._keys}
+        self._alone_at, self._lacking = math.inf, False
+
+    def add(self, keys: Sequence[str], until: float) -> None:
+        """There are other keys; the one before counts until then."""  # E6
+        for key in map(_group_key, keys):
+            if key.id not in self._keys:
+                self._keys[key.id] = key
+                self._alone_at = until
+        self._keep(GROUP_KEYS_MAX)
+        self._lacking = False
+
+    def lacks(self, now: float) -> bool:
+        """Forget a key whose time is over; return whether one is needed that is not here."""
+        if now >= self._alone_at:
+            self._alone_at = math.inf
+            self._keep(1)
+        lacking, self._lacking = self._lacking, False
+        return lacking
+
+    def _key(self, key: str | None) -> GroupKey | None:
+        found = self._keys.get(key or "")
+        self._lacking |= found is None
+        return found
+
+    def _keep(self, count: int) -> None:
+        for old in list(self._keys)[:-count]:
+            del self._keys[old]
+            self._counts.pop(old, None)
+
+    def opening(self, announce: Announce, chunk: SealedChunk, size: int) -> Opening | None:
+        """Return what opens a chunk of an announced version; None if its key is not known."""
+        return self._opening(announce, CHUNK, chunk.index, size, chunk.key, chunk.tag)
+
+    def payload(self, announce: Announce, sealed: Buffer) -> Buffer | None:
+        """Return the layout, or all the bytes, that came with an announcement, if they are sound.
+
+        Else it is as if no layout had come, or a damaged chunk: it is fetched.
+        """
+        size = len(sealed)
+        purpose = LAYOUT if announce.whole is None else CHUNK
+        opening = self._opening(announce, purpose, 0, size, announce.key, announce.tag)
+        plain = bytearray(size)
+        if opening is None or opening.opens(sealed, plain) is None:
+            return None if announce.whole is None else b""
+        return plain
+
+    def _opening(
+        self,
+        announce: Announce,
+        purpose: int,
+        index: int,
+        size: int,
+        key_id: str | None,
+        tag: str | None,
+    ) -> Opening | None:
+        key = self._key(key_id)
+        if key is None or tag is None:
+            return None
+        subject = subject_of(announce)
+        canonical = subject.canonical()
+        if self._secret[:2] != (key.id, canonical):
+            self._secret = key.id, canonical, key.of_version(subject)
+        data = subject.associated(purpose, index, size)
+        return Opening(self._secret[2], nonce_of(purpose, index), data, bytes.fromhex(tag))
+
+    def published(
+        self, message: PublisherMessage, payloads: Sequence[Buffer]
+    ) -> PublisherMessage | None:
+        """Return what was published, if it was sealed: the rest can be anybody's word."""  # E4, E5
+        if isinstance(message, SealedMessage):
+            return self._message(message, payloads)
+        return message if isinstance(message, SealedChunk) else None
+
+    def _message(
+        self, sealed: SealedMessage, payloads: Sequence[Buffer]
+    ) -> PublisherMessage | None:
+        """Return what the publisher said, if it is that, and new."""
+        key, count = self._key(sealed.key), sealed.count
+        size = len(sealed.sealed) - TAG_BYTES
+        if key is None or size < 0 or count <= self._counts.get(key.id, 0):  # E5
+            return None
+        body, tag = sealed.sealed[:size], sealed.sealed[size:]
+        data = associated_of_message(count, size)
+        plain = bytearray(size)
+        opening = Opening(key.of_messages, nonce_of(MESSAGE, count), data, tag)
+        if opening.opens(body, plain) is None:
+            return None
+        self._counts[key.id] = count
+        try:
+            message, _ = from_publisher([plain, *payloads])
+        except ProtocolError:
+            return None
+        return message if isinstance(message, Announce | Beacon | End) else None
+
+
+def _group_key(key: str) -> GroupKey:
+    return GroupKey(bytes.fromhex(key))

@@ -1,0 +1,175 @@
+"""Bytes of versions and messages, sealed once for everybody who has the group key. (E1 to E4)
+
+AES-256-GCM. A group key is drawn at random at each start, and never stored. From it comes a key for
+each version, by HKDF-SHA256 over all that names the version and its encoding; under that a nonce is
+purpose and index, of which each stands for one text for ever, since a version never changes. What
+is published beside chunks has a key of its own, and counts up.
+
+    group key ──> id                              which group key it was
+              ├─> key of messages ──> nonce: MESSAGE, count
+              └─> key of a version ─> nonce: CHUNK, index | LAYOUT, 0
+
+`cryptography` is imported when something is sealed or opened first: nobody else needs it.
+"""
+
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from .errors import SealError
+from .native import crc32c
+
+if TYPE_CHECKING:
+    from .numpy_tensors import Memory
+
+AES_256_GCM: Final = "aes-256-gcm"  # how an announcement names it
+KEY_BYTES: Final = 32
+TAG_BYTES: Final = 16
+PIECE_BYTES: Final = 2**18  # sealed or opened at once: still in the cache for the checksum
+CHUNK, LAYOUT, MESSAGE = 1, 2, 3  # purposes
+
+
+@cache
+def ciphers() -> tuple[Any, type[Exception]]:
+    """Return what makes a cipher of key and nonce, and the error of what cannot be opened.
+
+    Raises:
+        SealError: `cryptography` is not installed.
+    """
+    try:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+        from cryptography.hazmat.primitives.ciphers.modes import GCM
+    except ImportError as error:
+        raise SealError(
+            "a publisher or worker with keys needs the package cryptography, which is not "
+            "installed: pip install 'weightbus[keys]'"
+        ) from error
+    return lambda key, nonce: Cipher(algorithms.AES(key), GCM(nonce)), InvalidTag
+
+
+def _expand(secret: bytes, info: bytes) -> bytes:
+    """HKDF-Expand of RFC 5869 for one block of SHA-256, which is as long as a key is."""
+    return hmac.digest(secret, info + b"\1", hashlib.sha256)
+
+
+class GroupKey:
+    """What all workers of a publisher have, and nobody else.
+
+    Args:
+        key: 32 random bytes.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a group key of {len(key)} bytes; it has {KEY_BYTES}")
+        self.key = key
+        self._secret = hmac.digest(b"weightbus 1", key, hashlib.sha256)  # HKDF-Extract
+        self.id = _expand(self._secret, b"id")[:8].hex()
+        self.of_messages = _expand(self._secret, b"messages")
+
+    def __repr__(self) -> str:
+        return f"<GroupKey {self.id}>"
+
+    def of_version(self, subject: "Subject") -> bytes:
+        """Return the key of a version."""
+        return _expand(self._secret, b"version" + subject.canonical())
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A version in one encoding.
+
+    Attributes:
+        model, epoch, version: Its name.
+        nbytes, chunk_bytes: Bytes of its data section, and of a chunk.
+        encoding: How its chunks are encoded.
+        base: Epoch and number of the version that the encoding builds on; zeros: on none.
+    """
+
+    model: str
+    epoch: int
+    version: int
+    nbytes: int
+    chunk_bytes: int
+    encoding: str = "raw"
+    base: tuple[int, int] = (0, 0)
+
+    def canonical(self) -> bytes:
+        """Return what a key is derived from: the same bytes for the same version, always."""
+        model, encoding = self.model.encode(), self.encoding.encode()
+        names = bytes([len(model)]) + model + bytes([len(encoding)]) + encoding
+        return names + struct.pack("<4Q", self.epoch, self.version, *self.base)
+
+    def associated(self, purpose: int, index: int, size: int) -> bytes:
+        """Return what is bound to a payload of so many bytes."""
+        sizes = struct.pack("<I4Q", purpose, index, size, self.nbytes, self.chunk_bytes)
+        return self.canonical() + sizes
+
+
+def associated_of_message(count: int, size: int) -> bytes:
+    """Return what is bound to a message of so many bytes."""
+    return struct.pack("<I2Q", MESSAGE, count, size)
+
+
+def nonce_of(purpose: int, index: int) -> bytes:
+    """Return the 12 bytes that a key is used with once."""
+    return struct.pack("<IQ", purpose, index)
+
+
+def seal(
+    key: bytes, nonce: bytes, associated: bytes, plain: "Memory", to: "Memory"
+) -> tuple[bytes, int]:
+    """Seal bytes into other memory of that size; return the tag, and their CRC-32C.
+
+    One walk: each piece is hashed while it is in the cache.
+    """
+    cipher, _ = ciphers()
+    context = cipher(key, nonce).encryptor()
+    context.authenticate_additional_data(associated)
+    source, target = memoryview(plain).cast("B"), memoryview(to).cast("B")  # type: ignore[arg-type]
+    crc = 0
+    for begin in range(0, len(source), PIECE_BYTES):
+        piece = source[begin : begin + PIECE_BYTES]
+        context.update_into(piece, target[begin : begin + len(piece)])
+        crc = crc32c(piece, crc)
+    context.finalize()
+    return context.tag, crc
+
+
+class Opening:
+    """One sealed payload that is being opened, piece by piece, as it arrives.
+
+    What it makes of a piece proves nothing before `proves` has said so of all.
+    """
+
+    def __init__(self, key: bytes, nonce: bytes, associated: bytes, tag: bytes) -> None:
+        cipher, self._invalid = ciphers()
+        self._context = cipher(key, nonce).decryptor()
+        self._context.authenticate_additional_data(associated)
+        self._tag = tag
+
+    def take(self, sealed: "Memory", to: "Memory") -> None:
+        """Open the next piece into memory of its size, which may be the same."""
+        self._context.update_into(sealed, to)
+
+    def proves(self) -> bool:
+        """Return whether all of it is what was sealed, nothing more and nothing less."""
+        try:
+            self._context.finalize_with_tag(self._tag)
+        except self._invalid:
+            return False
+        return True
+
+    def opens(self, sealed: "Memory", to: "Memory") -> int | None:
+        """Open all of it at once; return its CRC-32C, None if it is not what was sealed."""
+        source, target = memoryview(sealed).cast("B"), memoryview(to).cast("B")  # type: ignore[arg-type]
+        crc = 0
+        for begin in range(0, len(source), PIECE_BYTES):
+            end = min(begin + PIECE_BYTES, len(source))
+            self.take(source[begin:end], target[begin:end])
+            crc = crc32c(target[begin:end], crc)
+        return crc if self.proves() else None

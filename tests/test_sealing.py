@@ -1,0 +1,289 @@
+"""What is sealed is opened by those who have the key, where it belongs; and by nobody else."""
+
+import builtins
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightbus.bus.messages import Announce, Beacon, SealedMessage, from_publisher
+from weightbus.bus.publisher.effects import (
+    Broadcast,
+    BroadcastChunk,
+    BroadcastWhole,
+    Effect,
+    Release,
+)
+from weightbus.bus.publisher.offers import announcement, hash_chunk, worded
+from weightbus.bus.sealer import Sealer
+from weightbus.bus.worker.keyring import Keyring
+from weightbus.codecs import sealing
+from weightbus.codecs.errors import SealError
+from weightbus.codecs.native import crc32c
+from weightbus.codecs.sealing import (
+    CHUNK,
+    KEY_BYTES,
+    PIECE_BYTES,
+    GroupKey,
+    Opening,
+    Subject,
+    associated_of_message,
+    nonce_of,
+    seal,
+)
+from weightbus.tests.virtual_shell import version_of
+
+VECTORS = json.loads((Path(__file__).parent / "vectors" / "sealing.json").read_text())
+GROUP = bytes(range(KEY_BYTES))
+
+Case = dict[str, Any]
+
+
+def named(table: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", VECTORS[table], ids=lambda case: case["name"])
+
+
+def subject_of(version: Mapping[str, Any]) -> Subject:
+    return Subject(**{**version, "base": tuple(version["base"])})
+
+
+def sealer() -> Sealer:
+    """Return one that draws keys of ones, twos, and so on."""
+    drawn = iter(bytes([number]) * KEY_BYTES for number in range(1, 9))
+    return Sealer(lambda: next(drawn), lambda _model, nbytes: np.zeros(nbytes, np.uint8))
+
+
+@named("keys")
+def test_keys_come_from_the_group_key(case: Case) -> None:
+    key = GroupKey(bytes.fromhex(case["group"]))
+    assert {"id": key.id, "messages": key.of_messages.hex()} == case["expect"]["ok"]
+    assert case["group"] not in repr(key)
+
+
+@named("versions")
+def test_each_version_has_a_key_of_its_own(case: Case) -> None:
+    subject = subject_of(case["version"])
+    key = GroupKey(bytes.fromhex(case["group"])).of_version(subject)
+    ok = {"names": subject.canonical().hex(), "key": key.hex()}
+    assert ok == case["expect"]["ok"]
+
+
+def test_no_two_versions_of_the_vectors_share_a_key() -> None:
+    keys = [case["expect"]["ok"]["key"] for case in VECTORS["versions"]]
+    assert len({*keys}) == len(keys)
+
+
+@named("payloads")
+def test_payloads_are_opened_and_forged_ones_are_not(case: Case) -> None:
+    sealed, tag = bytes.fromhex(case["sealed"]), bytes.fromhex(case["tag"])
+    subject, at = subject_of(case["version"]), (case["purpose"], case["index"])
+    key = GroupKey(bytes.fromhex(case["group"])).of_version(subject)
+    data = subject.associated(*at, len(sealed))
+    plain = bytearray(len(sealed))
+    crc = Opening(key, nonce_of(*at), data, tag).opens(sealed, plain)
+    if "error" in case["expect"]:
+        assert crc is None
+        return
+    ok = {"plain": plain.hex(), "crc": crc, "nonce": nonce_of(*at).hex(), "associated": data.hex()}
+    assert ok == case["expect"]["ok"]
+    again = bytearray(len(sealed))
+    assert seal(key, nonce_of(*at), data, plain, again) == (tag, crc)
+    assert again == sealed
+
+
+@named("messages")
+def test_messages_count_once_and_forged_ones_never(case: Case) -> None:
+    keyring = Keyring()
+    keyring.begin(case["keys"])
+    for said in case["messages"]:
+        payload = [b""] if '"announce"' in said["header"] else []
+        message, _ = from_publisher([said["header"].encode(), *payload])
+        found = keyring.published(message, [])
+        counts = said["counts"]
+        expected = None if counts is None else from_publisher([json.dumps(counts).encode()])[0]
+        assert found == expected
+
+
+@given(
+    data=st.binary(max_size=200) | st.just(bytes(PIECE_BYTES + 5)),
+    cuts=st.lists(st.integers(0, 200), max_size=5),
+    bit=st.integers(min_value=0),
+)
+def test_what_is_sealed_is_opened_in_any_pieces_and_no_bit_may_change(
+    data: bytes, cuts: list[int], bit: int
+) -> None:
+    key, nonce = GROUP, nonce_of(CHUNK, 3)
+    sealed = bytearray(len(data))
+    tag, crc = seal(key, nonce, b"here", data, sealed)
+    assert crc == crc32c(data)
+    place = memoryview(bytearray(sealed))
+    opening = Opening(key, nonce, b"here", tag)
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    for begin, end in pairwise(edges):
+        opening.take(place[begin:end], place[begin:end])
+    assert opening.proves()
+    assert bytes(place) == data
+    forged = sealed + tag
+    forged[bit // 8 % len(forged)] ^= 1 << bit % 8
+    size = len(sealed)
+    opening = Opening(key, nonce, b"here", bytes(forged[size:]))
+    assert opening.opens(forged[:size], bytearray(size)) is None
+
+
+names = st.text("ab.-", min_size=1, max_size=3)
+numbers = st.integers(0, 3)
+subjects = st.builds(
+    Subject, names, numbers, numbers, numbers, numbers, names, st.tuples(numbers, numbers)
+)
+
+
+@given(subjects, subjects)
+def test_names_and_associated_data_are_the_same_only_for_the_same(
+    one: Subject, other: Subject
+) -> None:
+    def key(s: Subject) -> tuple[object, ...]:
+        return s.model, s.epoch, s.version, s.encoding, s.base
+
+    assert (one.canonical() == other.canonical()) == (key(one) == key(other))
+    same = one.associated(1, 2, 3) == other.associated(1, 2, 3)
+    assert same == (one == other)
+    assert associated_of_message(2, 3) != one.associated(3, 2, 3)
+
+
+def test_pushed_and_fetched_and_whole_are_the_same_bytes_sealed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    version, by = version_of(1, np.arange(40, dtype=np.uint8), 64, 7), sealer()
+    nonces: list[bytes] = []
+
+    def counting(key: bytes, nonce: bytes, *rest: Any) -> tuple[bytes, int]:
+        nonces.append(nonce)
+        return seal(key, nonce, *rest)
+
+    monkeypatch.setattr("weightbus.bus.sealer.seal", counting)
+    announce = announcement(version, None)
+    effects: list[Effect] = [BroadcastChunk(version, 0), BroadcastWhole(version, announce)]
+    chunk, whole = worded(effects, by)
+    assert isinstance(chunk, Broadcast)
+    assert isinstance(whole, Broadcast)
+    assert chunk.payload is whole.payload
+    again, payload = by.chunk(version, 0)
+    assert (again, payload) == (chunk.message, chunk.payload)
+    assert nonces.count(nonce_of(CHUNK, 0)) == 1
+    assert bytes(chunk.payload or b"") != bytes(version.snapshot.bytes(0, 40))
+    layout = [worded([Broadcast(b"", announce, b"layout")], by) for _ in range(2)]
+    first, second = (next(each) for each in layout)
+    assert isinstance(first, Broadcast)
+    assert isinstance(second, Broadcast)
+    assert first.payload == second.payload != b"layout"
+    assert isinstance(first.message, SealedMessage)
+    assert first.message != second.message, "counted, so that none is a replay"
+
+
+def test_memory_is_let_go_with_the_version() -> None:
+    version, by = version_of(1, np.arange(40, dtype=np.uint8), 16, 7), sealer()
+    by.chunk(version, 1)
+    assert version.sealed is not None
+    assert [*worded([Release(version)], by)] == [Release(version)]
+    assert version.sealed is None
+
+
+def test_bytes_that_changed_are_never_sealed_again() -> None:
+    data = np.arange(40, dtype=np.uint8)
+    version, by = version_of(1, data, 64, 7), sealer()
+    hash_chunk(version, 0)
+    by.chunk(version, 0)
+    version.sealed = None
+    by.chunk(version, 0)
+    version.sealed, data[3] = None, 99
+    with pytest.raises(AssertionError, match="has changed"):
+        by.chunk(version, 0)
+
+
+def test_the_same_bytes_under_another_epoch_or_group_key_are_sealed_anew() -> None:
+    version, by = version_of(1, np.arange(40, dtype=np.uint8), 64, 7), sealer()
+    first = bytes(by.chunk(version, 0)[1])
+    version.epoch = 8
+    second = bytes(by.chunk(version, 0)[1])
+    by.rekey(0.0)
+    third = bytes(by.chunk(version, 0)[1])
+    assert len({first, second, third}) == 3
+
+
+def test_a_group_key_is_as_old_as_it_may_be() -> None:
+    drawn = iter([b"a" * 32, b"b" * 32])
+    by = Sealer(lambda: next(drawn), lambda _m, n: np.zeros(n, np.uint8), life=10.0, now=5.0)
+    assert not by.due(14.9)
+    assert by.due(15.0)
+    by.rekey(15.0)
+    assert by.keys == [(b"b" * 32).hex()]
+    assert not by.due(24.9)
+
+
+def beacon(by: Sealer, version: int = 1) -> SealedMessage:
+    message, _ = by.published(Beacon(wbp=1, model="a", epoch=7, version=version), None)
+    assert isinstance(message, SealedMessage)
+    return message
+
+
+def opened(keyring: Keyring, message: SealedMessage) -> bool:
+    return keyring.published(message, []) is not None
+
+
+def test_two_keys_are_held_for_a_change_and_the_older_one_not_for_long() -> None:
+    by, keyring = sealer(), Keyring()
+    keyring.begin(by.keys)
+    old = [beacon(by) for _ in range(3)]
+    by.rekey(0.0)
+    new = [beacon(by) for _ in range(4)]
+    assert not opened(keyring, new[0])
+    assert keyring.lacks(0.0), "it asks for the key"
+    keyring.add(by.keys, until=5.0)
+    assert not keyring.lacks(1.0)
+    assert opened(keyring, new[1])
+    assert opened(keyring, old[0]), "what was on its way"
+    assert not opened(keyring, new[0]), "older than what was opened"
+    keyring.add(by.keys, until=50.0)  # told again: that changes nothing
+    keyring.lacks(5.0)
+    assert not opened(keyring, old[1])
+    assert opened(keyring, new[2])
+    keyring.begin(by.keys)
+    assert not opened(keyring, new[2]), "a new session is no way to play it again"
+    assert opened(keyring, new[3])
+
+
+def test_an_announcement_whose_payload_is_not_sound_is_repaired_by_fetching() -> None:
+    by, keyring = sealer(), Keyring()
+    keyring.begin(by.keys)
+    version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
+    announce, layout = by.addressed(announcement(version, None), version.layout.header)
+    assert isinstance(announce, Announce)
+    assert layout is not None
+    assert keyring.payload(announce, layout) == version.layout.header
+    assert keyring.payload(announce, bytes(len(layout))) is None
+    for change in ({"version": 2}, {"tag": None}, {"key": "0" * 16}, {"nbytes": 41}):
+        assert keyring.payload(msgspec.structs.replace(announce, **change), layout) is None
+
+
+def test_without_the_package_an_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = builtins.__import__
+
+    def missing(name: str, *rest: Any) -> Any:
+        if name.startswith("cryptography"):
+            raise ImportError(name)
+        return original(name, *rest)
+
+    sealing.ciphers.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", missing)
+    for make in (sealer, Keyring):
+        with pytest.raises(SealError, match=r"pip install 'weightbus\[keys\]'"):
+            make()
