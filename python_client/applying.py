@@ -113,20 +113,20 @@ class Applier:
         if epoch is None and not self._handoff.wait_joined(timeout):
             return None
         key = (self._handoff.joined_epoch if epoch is None else epoch, version)
-        self._handoff.awaited.add((model, *key))
-        self._tell(Wanted(model, key))
-        try:
-            while True:
-                left = max(0.0, deadline - time.monotonic())
-                staged = self._handoff.take_exact(
-                    model, key, left, lambda: self._running(model) == key
-                )
-                over, update = (True, None) if staged is None else self._attempt(staged, deadline)
-                if over:
-                    return self._runs[model] if self._running(model) == key else update
-        finally:
-            self._handoff.awaited.discard((model, *key))
-            self._tell(Wanted(model, None))
+        with self._handoff.awaiting(model, key):
+            self._tell(Wanted(model, key))
+            try:
+                return self._apply_exact(model, key, deadline)
+            finally:
+                self._tell(Wanted(model, None))
+
+    def _apply_exact(self, model: str, key: tuple[int, int], deadline: float) -> Update | None:
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            staged = self._handoff.take_exact(model, key, left, lambda: self._running(model) == key)
+            over, update = (True, None) if staged is None else self._attempt(staged, deadline)
+            if over:
+                return self._runs[model] if self._running(model) == key else update
 
     def _running(self, model: str) -> tuple[int, int] | None:
         running = self._runs.get(model)

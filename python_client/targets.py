@@ -138,6 +138,7 @@ class FileTarget:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._before: BinaryIO | None = None  # what the last version has replaced
+        self._kept: Path | None = None  # another name of that
         self._replaced = False
         if not path.parent.is_dir():
             raise NotADirectoryError(
@@ -159,6 +160,7 @@ class FileTarget:
         self.settle()
         with suppress(FileNotFoundError):
             self._before = self._path.open("rb")  # its bytes stay for as long as it is open
+            self._kept = self._other_name(self._before)
         self._replace(lambda file: file.writelines((staged.layout.header, staged.data.data)))
         self._replaced = True
 
@@ -168,6 +170,8 @@ class FileTarget:
         try:
             if self._replaced and before is None:
                 self._path.unlink(missing_ok=True)
+            elif self._replaced and self._kept is not None and self._kept.exists():
+                os.replace(self._kept, self._path)
             elif self._replaced and before is not None:
                 self._replace(lambda file: shutil.copyfileobj(before, file))
         finally:
@@ -176,9 +180,20 @@ class FileTarget:
 
     def settle(self) -> None:
         """Let go of what was there before."""
+        if self._kept is not None:
+            self._kept.unlink(missing_ok=True)
         if self._before is not None:
             self._before.close()
-        self._before, self._replaced = None, False
+        self._before, self._kept, self._replaced = None, None, False
+
+    def _other_name(self, before: BinaryIO) -> Path | None:
+        """Give a file another name, under its lock, to be put back at once: a copy takes long."""
+        with suppress(OSError):  # there are no links here, or no locks, or others have it
+            if _locked(before.fileno()):
+                path = self._hidden()
+                os.link(self._path, path)
+                return path
+        return None
 
     def _replace(self, write: Callable[[BinaryIO], object]) -> None:
         temporary, handle = self._temporary()
@@ -198,7 +213,7 @@ class FileTarget:
         Not by `tempfile`, whose files nobody else may read: others are to load this one.
         """
         while True:
-            path = self._path.parent / f".{self._path.name}.{secrets.token_hex(8)}"
+            path = self._hidden()
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 ours = _locked(handle) and os.fstat(handle).st_nlink > 0
@@ -207,6 +222,9 @@ class FileTarget:
             if ours:
                 return path, handle
             os.close(handle)  # it was cleared away before it had its lock
+
+    def _hidden(self) -> Path:
+        return self._path.parent / f".{self._path.name}.{secrets.token_hex(8)}"
 
     def _clear_away(self) -> None:
         """Remove what killed subscribers have left of this file: nobody holds its lock."""

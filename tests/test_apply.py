@@ -5,6 +5,7 @@ where the old bytes can be put back. Where they cannot, no version runs, everybo
 the next version that is applied mends it, the same one included.
 """
 
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -195,8 +196,7 @@ def test_a_file_that_cannot_be_put_back(bus: Bus, tmp_path: Path) -> None:
     folder.mkdir()
 
     def remove(_update: Update) -> None:
-        (folder / "m").unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)
         raise KeyError("mine")
 
     publisher, fails = bus.publisher(), list[Any]()

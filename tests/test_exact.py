@@ -96,6 +96,23 @@ def test_what_is_not_to_be_had_any_more_is_told_once(after: str) -> None:
     assert asked(want(bench, None)) == news, "of the next publisher nothing was heard yet"
 
 
+def test_who_polls_asks_no_more_often_and_is_told_what_came_between_two_calls() -> None:
+    bench = Bench()
+    bench.slot.asking.hear_of(EPOCH, 3, bench.now)
+    polls, seconds, fetches = 1000, 10.0, list[tuple[int, bool]]()
+    for _ in range(polls):
+        fetches += asked(want(bench, 2)) + asked(want(bench, None))
+        bench.now += seconds / polls
+    most = seconds / bench.slot.timing.quiet
+    assert most / 2 < fetches.count((2, True)) <= most
+    assert fetches.count((0, False)) <= most
+    assert gone(bench.slot.gone(EPOCH, 2, bench.now)) == [], "nobody waits for it"
+    for _ in range(2):
+        assert [number for number, _ in gone(want(bench, 2))] == [2]
+        want(bench, None)
+    assert asked(want(bench, 1)) == [(1, True)], "another one may be there"
+
+
 def test_gone_of_another_does_not_matter() -> None:
     bench = Bench()
     bench.slot.asking.hear_of(EPOCH, 3, bench.now)

@@ -71,6 +71,28 @@ def test_a_rejection_is_raised_once_for_each_version() -> None:
     assert handoff.take(0) is None
 
 
+def test_that_a_version_is_gone_is_told_to_whoever_waits_for_it_and_to_nobody_later() -> None:
+    handoff = Handoff()
+    gone, other = (ApplyError("gone", model=m, epoch=1, version=2, code="gone") for m in "ab")
+    handoff.reject(gone)
+    assert handoff.take(0) is None
+    with handoff.awaiting("a", (1, 2)):
+        handoff.reject(gone)
+        with pytest.raises(ApplyError, match="gone"):
+            handoff.take_exact("a", (1, 2), 0, lambda: False)
+    with handoff.awaiting("b", (1, 2)):  # another thread, which waits on
+        with handoff.awaiting("a", (1, 2)):  # the time is over as it comes
+            handoff.reject(gone)
+            handoff.reject(rejected(3))
+            handoff.reject(other)
+        with pytest.raises(ApplyError, match="gone"):
+            handoff.take_exact("b", (1, 2), 0, lambda: False)
+    with pytest.raises(ApplyError) as caught:
+        handoff.take(0)
+    assert caught.value.version == 3
+    assert handoff.take(0) is None
+
+
 def test_a_version_goes_before_a_rejection() -> None:
     handoff = Handoff()
     handoff.reject(rejected(1))

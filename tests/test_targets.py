@@ -1,6 +1,7 @@
 """Files that are replaced: what a killed subscriber left goes, what a living one writes stays."""
 
 import fcntl
+import os
 from pathlib import Path
 
 import numpy as np
@@ -59,3 +60,28 @@ def test_a_file_is_written_though_others_clear_away_and_where_there_are_no_locks
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (load_file(tmp_path / "file")["w"] == np.arange(5.0)).all()
     assert len(looks) == (3 if locks else 2)
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "none"])
+def test_what_was_there_is_put_back_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """Others wait to hear what runs: it is not copied where the file system has links."""
+
+    def no_link(*_: object) -> None:
+        raise OSError("not supported")
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_link)
+    path = tmp_path / "file"
+    target = FileTarget(path)
+    path.write_bytes(b"mine")
+    before = path.stat().st_ino
+    target.apply(staged())
+    FileTarget(path)  # another one clears nothing of it away
+    assert target.undo()
+    assert path.read_bytes() == b"mine"
+    assert (path.stat().st_ino == before) == links
+    target.apply(staged())
+    target.settle()
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]

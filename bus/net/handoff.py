@@ -5,7 +5,8 @@ At most one version of a model waits here: a newer one takes its place.
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 from ..errors import ApplyError, ClosedError, RefusedError
 from ..limits import MODELS_MAX
@@ -22,7 +23,7 @@ class Handoff:
         self._refusal: RefusedError | None = None
         self._closed: BaseException | None = None
         self.joined_epoch = 0
-        self.awaited: set[tuple[str, int, int]] = set()  # versions that are wanted, and no others
+        self._awaited: set[tuple[str, int, int]] = set()  # versions that are wanted, and no others
 
     # For the worker's thread.
 
@@ -47,7 +48,7 @@ class Handoff:
         """Leave word that a version could not be taken; once for each version."""
         with self.changed:
             key = (error.model, error.epoch, error.version)
-            if error.code == "gone" and key not in self.awaited:
+            if error.code == "gone" and key not in self._awaited:
                 return  # whoever wanted it does not wait any more
             if key not in [(e.model, e.epoch, e.version) for e in self._errors]:
                 self._errors.append(error)
@@ -92,6 +93,21 @@ class Handoff:
                 raise self._refusal
             self.check_open()
             return None
+
+    @contextmanager
+    def awaiting(self, model: str, key: tuple[int, int]) -> Generator[None]:
+        """Have it told meanwhile, and no longer, that a version is not to be had any more."""
+        awaited = (model, *key)
+        self._awaited.add(awaited)
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._awaited.discard(awaited)
+                for error in tuple(self._errors):
+                    about = (error.model, error.epoch, error.version)
+                    if about == awaited and error.code == "gone":
+                        self._errors.remove(error)
 
     def take_exact(
         self, model: str, key: tuple[int, int], timeout: float, done: Callable[[], bool]

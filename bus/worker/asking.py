@@ -27,6 +27,8 @@ class Asking:
         self._model, self._holds, self._acceptance = model, holds, acceptance
         self._timing = timing
         self.only: Key | None = None  # what the user wants, and nothing else
+        self._wanted: Key = (0, 0)  # what that is, or was last: who polls wants it again soon
+        self._gone, self._exact_at = False, -math.inf  # of that
         self.heard: Key = (0, 0)  # the newest version of which anything was heard
         self.asked_at = -math.inf  # when the latest announcement was asked for
         self._later, self._until, self._pause = (0, 0), 0.0, 0.0  # what is put off
@@ -53,10 +55,10 @@ class Asking:
 
     def latest(self, epoch: int, now: float) -> list[Effect]:
         """Ask for the latest version, but not all the time."""
-        if now - self.asked_at < self._timing.quiet:
-            return []
         if self.only is not None:
             return self.exact(now)
+        if now - self.asked_at < self._timing.quiet:
+            return []
         self.asked_at = now
         waiting = self._holds.at("announced")
         layout = waiting is not None and self._acceptance.layout(waiting.announce) is None
@@ -72,9 +74,13 @@ class Asking:
 
     def want(self, key: Key | None, now: float) -> list[Effect]:
         """One version is wanted, and no other until further word; or the latest again."""
-        self.only, self.asked_at = key, -math.inf
+        self.only = key
         if key is None:
             return self.hear_of(*self.heard, now)
+        if key != self._wanted:
+            self._wanted, self._gone, self._exact_at = key, False, -math.inf
+        if self._gone:
+            return self.gone(*key)
         if key in self._holds.rejected:
             return self.forgo("it could not be applied before")
         for other in self._holds.all("announced", "arriving"):
@@ -93,7 +99,18 @@ class Asking:
             return self.forgo(f"the publisher is of epoch {self.heard[0]} now")
         if self.heard < only or only in holds.rejected or holds.has(only):
             return []
-        return self.layout(only, now) if now - self.asked_at >= self._timing.quiet else []
+        if now - self._exact_at < self._timing.quiet:
+            return []
+        self._exact_at = now
+        return [Send(Fetch(model=self._model, epoch=only[0], version=only[1], layout=True))]
+
+    def gone(self, epoch: int, version: int) -> list[Effect]:
+        """The publisher no longer has a version; whoever polls for it is told the next time."""
+        key = (epoch or self._wanted[0], version)
+        if key != self._wanted or self._holds.has(key):
+            return []
+        self._gone = True
+        return self.forgo("the publisher has it no more")
 
     def overtaken(self, key: Key) -> list[Effect]:
         """A version was committed, to which all workers go on, whatever one of them wants."""

@@ -349,9 +349,7 @@ class Slot:
             gone = named and not late and self.holds.move(held, "gone")
             if gone and held.transfer is not None and only is None:
                 return self._resume(now) or self.asking.latest(held.key[0], now)
-        if only is not None and (epoch or only[0], version) == only and not self.holds.has(only):
-            return self.asking.forgo("the publisher has it no more")
-        return []
+        return self.asking.gone(epoch, version)
 
     def _go_on(self, epoch: int, now: float) -> list[Effect]:
         """There may be room now for what waited; who is catching up must find something to do."""
