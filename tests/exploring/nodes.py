@@ -40,6 +40,7 @@ SINCE: dict[str, float] = {
     "_unanswered_since": 2,
     "_pinged_at": 1,
     "asked_at": 1,
+    "_exact_at": 1,
     "reported_at": 1,
     "heard_at": 2,
     "told_at": 1,
@@ -54,7 +55,13 @@ SINCE: dict[str, float] = {
 UNTIL = {"_until", "_beacon_at", "deadline", "_away"}
 LENGTHS = {"_ping_every", "_pause", "_patience", "_gap", "_lost_after", "grace"}
 # What leads to nothing but words for people, and what it is here.
-TOLD: dict[str, object] = {"malformed": 0, "damaged": 0, "_unheard_at": math.inf, "detail": ""}
+TOLD: dict[str, object] = {
+    "malformed": 0,
+    "damaged": 0,
+    "_unheard_at": math.inf,
+    "detail": "",
+    "revision": 0,  # for observers, of whom there are none
+}
 WHOLE = ("staged", "ready", "applying", "running")
 
 Form = Hashable

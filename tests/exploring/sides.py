@@ -196,12 +196,23 @@ class WorkerSide:
         assert given == waiting, f"the user has {given}, the machine thinks {waiting}"
 
 
+class Unobserved:
+    """Nobody looks on: nothing is kept for those who would."""
+
+    def heard(self, _peer: object, _message: object, _now: float) -> None:
+        pass
+
+    def published(self, _version: object, _now: float) -> None:
+        pass
+
+
 class PublisherSide:
     """A publisher and its trainer."""
 
     def __init__(self, epoch: int) -> None:
         self.machine = PublisherMachine(epoch, "tcp://p:1", TIMING)
         self.machine._patience = Tolerant()  # type: ignore[assignment]  # noqa: SLF001 # pyright: ignore
+        self.machine.observers = Unobserved()  # type: ignore[assignment] # pyright: ignore
 
     def act(self, event: Event, now: float) -> list[Did]:
         """Take an event."""
