@@ -197,9 +197,10 @@ class Publisher:
             ClosedError: The publisher is closed.
         """
         started = time.monotonic()
-        future = self.publish_async(model, weights, **options)
-        left = started + float(options.get("timeout", TIMEOUT)) - time.monotonic()
-        return _result(future, max(0.0, left) + ANSWER_SECONDS)
+        future = self._begin(model, weights, options, call=False)
+        end = started + float(options.get("timeout", TIMEOUT)) + ANSWER_SECONDS
+        self._loop.wait(future, end)
+        return _result(future, max(0.0, end - time.monotonic()))
 
     def publish_async(
         self, model: str, weights: object, **options: Unpack[PublishOptions]
@@ -210,6 +211,12 @@ class Publisher:
         raises, are those of `publish`. A newer version overtakes an older one that is still on its
         way: a worker that goes straight to the newer one counts as `skipped`, which is success.
         """
+        return self._begin(model, weights, options, call=True)
+
+    def _begin(
+        self, model: str, weights: object, options: PublishOptions, *, call: bool
+    ) -> "Future[Receipt]":
+        """Copy the weights, and leave them for the background thread; `call`: and wake it."""
         started = time.monotonic()
         self._check_usable()
         grace = self._machine.timing.lost_after
@@ -228,7 +235,7 @@ class Publisher:
                 make_room=partial(self._loop.make_room, model),
                 deadline=until,
             )
-            return self._loop.submit(asked.publication(next(self._ids), version))
+            return self._loop.submit(asked.publication(next(self._ids), version), call=call)
 
     async def publish_awaitable(
         self, model: str, weights: object, **options: Unpack[PublishOptions]

@@ -162,7 +162,7 @@ class Subscriber:
                 self._targets,
                 self._handoff,
                 self._running,
-                self._loop.tell,
+                self._loop,
                 self._calls,
                 before_apply,
                 on_commit,

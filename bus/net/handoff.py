@@ -83,7 +83,7 @@ class Handoff:
             ClosedError: Nothing will come any more.
         """
         with self.changed:
-            self.changed.wait_for(self._news, timeout)
+            self.changed.wait_for(self.news, timeout)
             self.check_alive()
             if self._ready:
                 return self._ready.pop(next(iter(self._ready)))
@@ -170,7 +170,8 @@ class Handoff:
         """Whether nothing more will come."""
         return self._closed is not None
 
-    def _news(self) -> bool:
+    def news(self) -> bool:
+        """Return whether `take` has something to say."""
         told = self._refusal is not None or self._closed is not None
         return bool(self._ready or self._errors or told)
 

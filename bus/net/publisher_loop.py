@@ -42,6 +42,7 @@ from ..receipt import Receipt
 from ..sealer import Sealer
 from .control import PublisherSockets
 from .listeners import CLOSE_SECONDS, EVENT_KINDS, EventKind, Listener, WorkerEvent
+from .turns import Turns
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -50,6 +51,7 @@ BATCH = 64  # messages taken from one socket before the other gets a turn
 HASH_BYTES = 2**22  # of a version that is hashed between other work: a fraction of a millisecond
 
 T = TypeVar("T")
+Work = Callable[[float], None]
 Condition = Callable[[tuple[WorkerStatus, ...]], bool]
 
 
@@ -97,7 +99,8 @@ class PublisherLoop:
         self._full = Complaints(log, "%s")
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[Listener] = []
-        self._stopping = False
+        self._turns = Turns(self._turn, sockets.wake, self._busy)
+        self._next_tick = time.monotonic()
         self._ended: BaseException | None = None
         self._lock = threading.Lock()  # between taking work in and ending
         self._thread = Owner(self._run, "weightbus-publisher")
@@ -111,8 +114,13 @@ class PublisherLoop:
             self._thread.start()
             undo.pop_all()
 
-    def submit(self, publication: Publication) -> "Future[Receipt]":
-        """Publish; the future is the receipt, or a PublishError that carries it."""
+    def wait(self, future: "Future[Any]", until: float) -> None:
+        """Do the thread's work in this one until a future is done, unless others do it."""
+        if not self._turns.wait(future.done, until):
+            self._turns.call()
+
+    def submit(self, publication: Publication, *, call: bool = True) -> "Future[Receipt]":
+        """Publish; the future is the receipt, or a PublishError. Without `call`, `wait` follows."""
         future: Future[Receipt] = Future()
 
         def work(now: float) -> None:
@@ -127,7 +135,7 @@ class PublisherLoop:
             else:
                 self._perform(effects, now)
 
-        self._hand_over(work, future)
+        self._hand_over(work, future, call=call)
         return future
 
     def check(self) -> None:
@@ -136,7 +144,7 @@ class PublisherLoop:
         Raises:
             ClosedError: It is not, any more; the cause says why.
         """
-        if self._ended is not None or self._stopping:
+        if self._ended is not None or self._turns.stopping:
             raise self._closed()
 
     def prepare(self, model: str, shared: Shared, nbytes: int) -> None:
@@ -226,17 +234,16 @@ class PublisherLoop:
 
     def stop(self) -> bool:
         """Have the thread end as soon as it can; return False if somebody has done so before."""
-        before, self._stopping = self._stopping, True
-        self._sockets.wake()
-        return not before
+        return self._turns.stop()
 
-    def _hand_over(self, work: Callable[[float], None], future: "Future[T]") -> None:
+    def _hand_over(self, work: Work, future: "Future[T]", *, call: bool = True) -> None:
         with self._lock:
-            if self._ended is not None or self._stopping:
+            if self._ended is not None or self._turns.stopping:
                 future.set_exception(self._closed())
                 return
             self._work.append((work, future))
-        self._sockets.wake()
+        if call:
+            self._turns.call()
 
     def _closed(self) -> ClosedError:
         return ClosedError.of("publisher", self._ended)
@@ -246,12 +253,10 @@ class PublisherLoop:
     def _run(self) -> None:
         ended: BaseException = ClosedError("close() was called")
         try:
-            next_tick = time.monotonic()
             for version in self._restored:
-                self._perform(self._machine.offer(version), next_tick)
+                self._perform(self._machine.offer(version), self._next_tick)
             self._restored = ()
-            while not self._stopping:
-                next_tick = self._turn(next_tick)
+            self._turns.run()
             now = time.monotonic()
             self._do_work(now)
             self._perform(self._machine.close(now), now)
@@ -265,12 +270,8 @@ class PublisherLoop:
         with self._lock:
             self._ended = reason
             work, self._work = self._work, deque()
-        waiting: list[Future[Any]] = [
-            *self._open.values(),
-            *(w for _, w in self._watchers),
-            *(f for _, f in work),
-        ]
-        for future in waiting:
+        waiting: list[Future[Any]] = [f for _, f in [*self._watchers, *work]]
+        for future in [*self._open.values(), *waiting]:
             with contextlib.suppress(InvalidStateError):  # it is done, or given up
                 future.set_exception(self._closed())
         for listener in self._listeners:
@@ -279,10 +280,13 @@ class PublisherLoop:
             self._keeper.stop()
         self._sockets.close()
 
-    def _turn(self, next_tick: float) -> float:
+    def _busy(self) -> bool:
+        return bool(self._work or self._hashing or self._machine.pushing) or self._machine.busy
+
+    def _turn(self, until: float) -> None:
         """Take what there is, push what may be pushed, tick when it is time."""
         busy = self._work or self._hashing or self._with_room()
-        wait = 0.0 if busy else next_tick - time.monotonic()
+        wait = 0.0 if busy else min(self._next_tick, until) - time.monotonic()
         activity = self._sockets.poll(wait)
         now = time.monotonic()
         self._do_work(now)
@@ -294,13 +298,12 @@ class PublisherLoop:
             self._perform(self._machine.push(now, topics), now)
         if self._hashing:
             self._hash_some(now)
-        if now >= next_tick:
+        if now >= self._next_tick:
+            self._next_tick = now + TICK
             self._perform(self._machine.tick(now), now)
             if self._sealer is not None and self._sealer.due(now):
                 self._rekey(now)
             self._look(now)
-            return now + TICK
-        return next_tick
 
     def _with_room(self) -> list[bytes]:
         """Return the topics of what is being pushed for which somebody's connection has room."""
