@@ -50,6 +50,25 @@ def test_whoever_waits_is_woken() -> None:
         assert waiting.result(SECONDS) is version
 
 
+def test_whoever_waits_for_versions_sleeps_on_while_others_run() -> None:
+    handoff, version, looks = Handoff(), staged("a", 1), threading.Semaphore(0)
+    news = handoff.news
+
+    def look() -> bool:
+        looks.release()
+        return news()
+
+    handoff.news = look  # type: ignore[method-assign]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(handoff.take, SECONDS)
+        assert looks.acquire(timeout=SECONDS)
+        with handoff.changed:  # once it sleeps
+            handoff.changed.notify_all()
+        assert not looks.acquire(timeout=0.2)
+        handoff.put(version)
+        assert waiting.result(SECONDS) is version
+
+
 def test_what_is_put_back_is_there_again_unless_a_newer_one_is() -> None:
     handoff, one, two = Handoff(), staged("a", 1), staged("a", 2)
     assert handoff.put_back(one)

@@ -17,7 +17,9 @@ class Handoff:
     """A meeting point of two threads."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()  # also when a version runs, or no longer does
+        lock = threading.RLock()
+        self.changed = threading.Condition(lock)  # also when a version runs, or no longer does
+        self._left = threading.Condition(lock)  # something was, for `take`
         self._ready: dict[str, StagedVersion] = {}
         self._errors: deque[ApplyError] = deque(maxlen=MODELS_MAX)
         self._refusal: RefusedError | None = None
@@ -32,7 +34,7 @@ class Handoff:
         with self.changed:
             older = self._ready.pop(staged.model, None)
             self._ready[staged.model] = staged
-            self.changed.notify_all()
+            self._tell()
             return older
 
     def put_back(self, staged: StagedVersion) -> bool:
@@ -41,7 +43,7 @@ class Handoff:
             if staged.model in self._ready:
                 return False
             self._ready[staged.model] = staged
-            self.changed.notify_all()
+            self._tell()
             return True
 
     def reject(self, error: ApplyError) -> None:
@@ -52,25 +54,25 @@ class Handoff:
                 return  # whoever wanted it does not wait any more
             if key not in [(e.model, e.epoch, e.version) for e in self._errors]:
                 self._errors.append(error)
-                self.changed.notify_all()
+                self._tell()
 
     def refuse(self, error: RefusedError) -> None:
         """Leave word that the publisher refuses this worker."""
         with self.changed:
             self._refusal = error
-            self.changed.notify_all()
+            self._tell()
 
     def join(self, epoch: int) -> None:
         """The publisher has let this worker in."""
         with self.changed:
             self._refusal, self.joined_epoch = None, epoch
-            self.changed.notify_all()
+            self._tell()
 
     def close(self, reason: BaseException) -> None:
         """Nothing more will come, for this reason; the first one counts."""
         with self.changed:
             self._closed = self._closed or reason
-            self.changed.notify_all()
+            self._tell()
 
     # For the user's thread.
 
@@ -83,7 +85,7 @@ class Handoff:
             ClosedError: Nothing will come any more.
         """
         with self.changed:
-            self.changed.wait_for(self.news, timeout)
+            self._left.wait_for(self.news, timeout)
             self.check_alive()
             if self._ready:
                 return self._ready.pop(next(iter(self._ready)))
@@ -169,6 +171,10 @@ class Handoff:
     def closed(self) -> bool:
         """Whether nothing more will come."""
         return self._closed is not None
+
+    def _tell(self) -> None:
+        self.changed.notify_all()
+        self._left.notify_all()
 
     def news(self) -> bool:
         """Return whether `take` has something to say."""
