@@ -340,7 +340,8 @@ def difference(
             if shape != own_shape:
                 lines.append(f"{name}: shape {list(shape)} published, {list(own_shape)} here")
             if dtype != own_dtype and not (cast and castable(dtype, own_dtype)):
-                lines.append(f"{name}: dtype {dtype} published, {own_dtype} here")
+                remedy = " (cast=True converts it)" if castable(dtype, own_dtype) else ""
+                lines.append(f"{name}: dtype {dtype} published, {own_dtype} here{remedy}")
     return lines
 
 

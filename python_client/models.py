@@ -11,7 +11,9 @@ from ..bus.messages import Shared
 from ..bus.publisher.version import Version
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout
+from ..codecs.precision import Precision, precision_of
 from ..codecs.state import Form, State, state_of
+from .options import Dtype
 from .state_folder import Saved
 
 
@@ -30,6 +32,7 @@ class PublishedModel:
         self._chunk_bytes = chunk_bytes
         self._form: Form | None = None
         self._layout: Layout | None = None
+        self._converted: tuple[Form, Precision, Form] | None = None  # what became what, last
 
     @contextlib.contextmanager
     def locked(self, deadline: Deadline) -> Generator[None]:
@@ -45,18 +48,33 @@ class PublishedModel:
         finally:
             self.lock.release()
 
-    def describe(self, weights: object) -> tuple[State, Layout]:
-        """Return the state of some weights and its layout, the ones before if nothing changed."""
+    def describe(self, weights: object, precision: Precision | None = None) -> tuple[State, Layout]:
+        """Return the state of some weights and its layout, the ones before if nothing changed.
+
+        Raises:
+            StateError: They cannot travel, or not in this precision.
+        """
         state = state_of(weights, self._form)
-        self._form, self._layout = state.form, state.layout(self._layout)
+        self._form = state.form
+        if precision is not None:
+            state = State(self._form_in(precision, state, weights), state.leaves)
+        self._layout = state.layout(self._layout)
         return state, self._layout
 
-    def reserve(self, weights: object) -> tuple[Shared, int] | None:
+    def _form_in(self, precision: Precision, state: State, weights: object) -> Form:
+        known = self._converted
+        if known is not None and known[0] is state.form and known[1] == precision:
+            return known[2]
+        form = precision.form_of(state, weights)
+        self._converted = state.form, precision, form
+        return form
+
+    def reserve(self, weights: object, dtype: Dtype = None) -> tuple[Shared, int] | None:
         """Take memory for weights like these; return where workers find it, and its size.
 
         None: they do not, or there was memory before.
         """
-        _, layout = self.describe(weights)
+        _, layout = self.describe(weights, precision_of(dtype))
         _check_chunks(layout.nbytes, self._chunk_bytes)
         shared = self.pool.reserve(layout.nbytes)
         return None if shared is None else (shared, layout.nbytes)
@@ -66,6 +84,7 @@ class PublishedModel:
         weights: object,
         *,
         replaces_latest: bool,
+        precision: Precision | None = None,
         hashed: Callable[[], bool] = lambda: False,
         make_room: MakeRoom = nobody,
         deadline: Deadline = NEVER,
@@ -75,6 +94,7 @@ class PublishedModel:
         Args:
             weights: What to copy.
             replaces_latest: The version will be the latest for all at once.
+            precision: What to convert while it is copied.
             hashed: Whether to hash it while it is copied: it will be sent, or its digest asked for.
             make_room: Asks for memory where all of it is in use.
             deadline: When it must be there.
@@ -82,11 +102,14 @@ class PublishedModel:
         Raises:
             StateError: They cannot travel.
             StateFolderError: The file is damaged.
+            ValueError: What is on disk is not converted.
             WeightBusError: All memory stayed in use.
             DeadlineError: There was no time.
         """
         saved = weights if isinstance(weights, Saved) else None
-        state, layout = (None, saved.layout) if saved else self.describe(weights)
+        if saved and precision is not None:
+            raise ValueError("a rollback publishes the bytes that were: leave out dtype=")
+        state, layout = (None, saved.layout) if saved else self.describe(weights, precision)
         chunk_bytes = saved.stored.chunk_bytes if saved else self._chunk_bytes
         _check_chunks(layout.nbytes, chunk_bytes)
         snapshot = self.pool.take(

@@ -1,6 +1,6 @@
 """The keywords of publish, and what a call that is given some asks for."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
@@ -8,9 +8,11 @@ from ..bus.limits import WORKERS_MAX
 from ..bus.messages import check_name
 from ..bus.publisher.publication import CommitMode, Publication, Wait
 from ..bus.publisher.version import Version
+from ..codecs.precision import Precision, precision_of
 from . import checks
 
 Require = Literal["all"] | int  # all workers, or this many
+Dtype = str | Mapping[str, str] | None  # of all parameters, or by patterns of names; as they are
 
 TIMEOUT = 60.0  # seconds that a publish gets unless it is told otherwise
 
@@ -26,6 +28,7 @@ class PublishOptions(TypedDict, total=False):
     timeout: float
     grace: float | None
     expect: int | None
+    dtype: Dtype
 
 
 @dataclass(slots=True)
@@ -38,6 +41,7 @@ class Request:
         started, deadline: On the monotonic clock, in seconds.
         timeout, grace: Seconds.
         expect: How many all are at least.
+        precision: What is converted while it is copied; None: nothing.
     """
 
     workers: tuple[str, ...] | None
@@ -49,6 +53,7 @@ class Request:
     timeout: float
     grace: float
     expect: int
+    precision: Precision | None
 
     @property
     def deadline(self) -> float:
@@ -105,7 +110,7 @@ def request(options: PublishOptions, started: float, *, expect: int, grace: floa
     wait, commit = options.get("wait", "applied"), options.get("commit", "auto")
     checks.choice(wait, "wait", ("applied", "staged", "none"))
     checks.choice(commit, "commit", ("auto", "together"))
-    asked = options.get("grace")
+    asked, dtype = options.get("grace"), options.get("dtype")
     return Request(
         workers=names,
         needed=needed,
@@ -116,6 +121,7 @@ def request(options: PublishOptions, started: float, *, expect: int, grace: floa
         timeout=checks.seconds(options.get("timeout", TIMEOUT), "timeout", positive=True),
         grace=checks.seconds(grace if asked is None else asked, "grace"),
         expect=_expected(options.get("expect"), expect, names, needed),
+        precision=None if dtype is None else precision_of(dtype),
     )
 
 

@@ -34,7 +34,7 @@ from . import checks
 from .dropped import end_with
 from .keeper import Keeper
 from .models import PublishedModel
-from .options import TIMEOUT, PublishOptions, request
+from .options import TIMEOUT, Dtype, PublishOptions, request
 from .state_folder import StateFolder, StateFolderError, StoredVersion
 
 log = logging.getLogger("weightbus.publisher")
@@ -139,7 +139,7 @@ class Publisher:
         """This publisher's incarnation."""
         return self._machine.epoch
 
-    def prepare(self, model: str, weights: object) -> None:
+    def prepare(self, model: str, weights: object, *, dtype: Dtype = None) -> None:
         """Do now what the first publish of a model would have to do once; publish nothing.
 
         It describes the weights and takes memory for a copy of them, which workers on this host
@@ -148,6 +148,7 @@ class Publisher:
         Args:
             model: The model's id.
             weights: What will be published, or anything of the same names, shapes and dtypes.
+            dtype: As it will be given to `publish`.
 
         Raises:
             StateError: The weights cannot travel.
@@ -155,7 +156,7 @@ class Publisher:
         self._check_usable()
         kept = self._model(model)
         with kept.lock:
-            reserved = kept.reserve(weights)
+            reserved = kept.reserve(weights, dtype)
             if reserved is not None:
                 self._loop.prepare(model, *reserved)
 
@@ -181,6 +182,10 @@ class Publisher:
                 goodbye is not waited for, and no longer one of "all".
             expect: How many "all" are at least: those that are missing are waited for, until they
                 join and get there. None: as many as the Publisher was told to expect.
+            dtype: What parameters in float travel as: "bf16", "f16", "f32" or "f64". Or a mapping
+                of patterns of names to these, such as {"*.bias": "f32", "encoder.*": "bf16"}: the
+                first that matches counts, for buffers, too. They are converted while they are
+                copied. A worker of another dtype needs `cast=True`. None: as they are.
 
         Returns:
             What each worker did, and when. With no worker there, and none expected, `workers` in
@@ -224,13 +229,13 @@ class Publisher:
         if asked.workers:
             self._check_known(asked.workers)
         kept = self._model(model)
-        shared = self._probe is not None
-        sent = partial(self._machine.sends, model, asked.workers, shared=shared)
+        sent = partial(self._machine.sends, model, asked.workers, shared=self._probe is not None)
         until = Deadline(asked.deadline, _LATE.format(model=model, timeout=asked.timeout))
         with kept.locked(until):
             version = kept.snapshot(
                 weights,
                 replaces_latest=asked.replaces_latest,
+                precision=asked.precision,
                 hashed=(lambda: True) if asked.asks_for_digests else sent,
                 make_room=partial(self._loop.make_room, model),
                 deadline=until,
@@ -254,7 +259,7 @@ class Publisher:
         Args:
             model: The model's id.
             to: Epoch and version of one that `history` names.
-            options: The keywords of `publish`.
+            options: The keywords of `publish`, all but `dtype`.
 
         Returns:
             What `publish` returns. The version has a new number; the bytes, and so the digest, are

@@ -186,8 +186,8 @@ def test_a_cast_is_made_only_if_allowed() -> None:
     version = published({"x": torch.tensor([1.0, 2.5]), "n": np.int32(7)})
     target: dict[str, Any] = {"x": torch.zeros(2).bfloat16(), "n": np.zeros((), np.int64)}
     assert check(version[0], target) == [
-        "n: dtype I32 published, I64 here",
-        "x: dtype F32 published, BF16 here",
+        "n: dtype I32 published, I64 here (cast=True converts it)",
+        "x: dtype F32 published, BF16 here (cast=True converts it)",
     ]
     with pytest.raises(StateError, match="does not fit the target:\nn: dtype I32"):
         copy_into(*version, target)

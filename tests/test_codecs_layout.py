@@ -257,8 +257,8 @@ def test_a_difference_names_every_tensor_and_each_reason() -> None:
     assert difference(published, own) == [
         "a: published as F32 [1], not in the target",
         "b: shape [2] published, [3] here",
-        "b: dtype F32 published, BF16 here",
-        "c: dtype F32 published, BF16 here",
+        "b: dtype F32 published, BF16 here (cast=True converts it)",
+        "c: dtype F32 published, BF16 here (cast=True converts it)",
         "d: dtype I64 published, I32 here",
         "e: U8 [4] in the target, not published",
     ]

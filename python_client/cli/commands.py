@@ -167,11 +167,18 @@ def publish(
             show_default=f"{Timing().lost_after:g}",
         ),
     ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DTYPE",
+            help="Convert floats to bf16, f16, f32 or f64; PATTERN=DTYPE, repeated, does by name.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Publish a checkpoint, and show what every worker did with it."""
     screen = Screen(as_json)
-    order = Order(path, model, bind, expect, watch, timeout, state, grace)
+    order = Order(path, model, bind, expect, watch, timeout, state, grace, dtype or ())
     raise typer.Exit(conclude(screen, partial(run_publish, screen, order)))
 
 

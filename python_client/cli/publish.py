@@ -1,7 +1,7 @@
 """`weightbus publish`: a checkpoint's weights, to all workers that come for them."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from ...bus.messages import check_name
 from ...bus.net import endpoints
 from ...bus.publisher.status import WorkerStatus
 from ...bus.receipt import Receipt
+from ...codecs.precision import precision_of
 from ..checkpoints.checkpoint import Checkpoint, Progress, open_checkpoint, stamp_of
 from ..checkpoints.watch import Watch
 from ..publisher import Publisher
@@ -34,6 +35,7 @@ class Order:
     timeout: float
     state: Path | None = None
     grace: float | None = None
+    dtypes: Sequence[str] = ()
 
     def check(self) -> None:
         """Refuse what can never work.
@@ -50,8 +52,17 @@ class Order:
         try:
             check_name(self.model, "model")
             endpoints.check(self.bind)
+            precision_of(self.dtype)
         except (ValueError, AddressError) as error:
             raise UsageError(str(error)) from None
+
+    @property
+    def dtype(self) -> str | Mapping[str, str] | None:
+        """What to convert: one dtype, or patterns of names (`PATTERN=DTYPE`) with theirs."""
+        if len(self.dtypes) == 1 and "=" not in self.dtypes[0]:
+            return self.dtypes[0]
+        pairs = (each.rpartition("=") for each in self.dtypes)
+        return {pattern or "*": dtype for pattern, _, dtype in pairs} or None
 
 
 def publish(screen: Screen, order: Order) -> int:
@@ -179,6 +190,7 @@ def _send(
             verify=True,
             timeout=timeout,
             grace=order.grace,
+            dtype=order.dtype,
             expect=0 if order.watch else order.expect,  # with --watch, whoever is there
         )
         give_up = time.monotonic() + timeout + GRACE_SECONDS
