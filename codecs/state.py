@@ -316,25 +316,30 @@ def _walk(node: object, path: str, depth: int, in_place: bool) -> Iterator[tuple
             yield from _walk(value, f"{path}.{key}" if depth else key, depth + 1, in_place)
 
 
+def _imported(module: str, name: str) -> Any:
+    """Return what a module calls so; None while nobody has imported it, or another thread is at it.
+
+    Then nothing is of that kind yet.
+    """
+    return getattr(sys.modules.get(module), name, None)
+
+
 def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
     """Tell a torch tensor, without importing torch."""
-    torch = sys.modules.get("torch")  # while nobody imported it there can be no tensor
-    return torch is not None and isinstance(value, torch.Tensor)
+    tensor = _imported("torch", "Tensor")
+    return tensor is not None and isinstance(value, tensor)
 
 
 def is_module(value: object) -> "TypeGuard[torch.nn.Module]":
     """Tell a torch module that is not a TensorDict as well, without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.nn.Module) and not _is_tensordict(value)
+    module = _imported("torch.nn", "Module")
+    return module is not None and isinstance(value, module) and not _is_tensordict(value)
 
 
 def _is_tensordict(value: object) -> bool:
-    tensordict = sys.modules.get("tensordict")
-    return (
-        tensordict is not None
-        and tensordict.is_tensor_collection(value)
-        and not tensordict.is_non_tensor(value)
-    )
+    is_collection = _imported("tensordict", "is_tensor_collection")
+    is_other = _imported("tensordict", "is_non_tensor")
+    return bool(is_collection and is_other and is_collection(value) and not is_other(value))
 
 
 def _is_scalar(value: object) -> bool:
@@ -342,5 +347,5 @@ def _is_scalar(value: object) -> bool:
 
 
 def _is_lazy(value: object) -> bool:
-    tensordict = sys.modules.get("tensordict")
-    return tensordict is not None and isinstance(value, tensordict.LazyStackedTensorDict)
+    lazy = _imported("tensordict", "LazyStackedTensorDict")
+    return lazy is not None and isinstance(value, lazy)

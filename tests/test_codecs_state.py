@@ -1,5 +1,7 @@
 """What a user calls a model becomes named tensors, or an error that names what cannot travel."""
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from torch import nn
 
 from weightbus.codecs.errors import StateError
 from weightbus.codecs.state import state_of
+from weightbus.python_client.schemes.model import references
 
 
 def names(source: object) -> list[str]:
@@ -146,3 +149,19 @@ def test_nested_and_quantised_tensors_are_named() -> None:
             state_of({"a": torch.nested.nested_tensor(ragged, layout=kind)}).layout()
     with pytest.raises(StateError, match=r"^a: torch\.quint8 has no safetensors name"):
         state_of({"a": torch.quantize_per_tensor(torch.ones(1), 1.0, 0, torch.quint8)}).layout()
+
+
+@pytest.mark.parametrize("half", ["torch", "torch.nn", "tensordict"])
+def test_what_another_thread_is_importing_has_no_kinds_yet(
+    monkeypatch: pytest.MonkeyPatch, half: str
+) -> None:
+    """A worker's thread examines its target while the user's imports: that must not fail."""
+    monkeypatch.setitem(sys.modules, half, ModuleType(half))
+    assert names({"x": {"y": np.zeros(1)}}) == ["x.y"]
+    if half == "tensordict":
+        assert names(nn.Linear(1, 1)) == ["bias", "weight"]
+
+
+def test_a_half_imported_ray_has_no_references_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    assert references([1]) == []

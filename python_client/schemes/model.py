@@ -252,9 +252,9 @@ def keep(promised: Any, timeout: float) -> None:
 
 def references(value: Any) -> list[Any]:
     """Return the references of Ray's that a value is, or lists."""
-    ray: Any = sys.modules.get("ray")
+    kind: Any = getattr(sys.modules.get("ray"), "ObjectRef", None)  # while it is imported, too
     listed = cast("Sequence[Any]", value if isinstance(value, (list, tuple)) else [value])
-    return [] if ray is None else [one for one in listed if isinstance(one, ray.ObjectRef)]
+    return [] if kind is None else [one for one in listed if isinstance(one, kind)]
 
 
 def _future_of(promised: Any) -> Any:
