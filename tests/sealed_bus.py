@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from weightbus import Publisher, Subscriber
 from weightbus.bus.memory.sealed import SealedMemory
 from weightbus.bus.net.publisher_loop import PublisherLoop
 from weightbus.bus.publisher.machine import PublisherMachine
@@ -29,15 +28,18 @@ def sealer(draw: Callable[[], bytes] = lambda: secrets.token_bytes(KEY_BYTES)) -
 
 
 @contextmanager
-def sealing(by: Sealer | None = None) -> Iterator[Sealer]:
-    """Have every publisher and subscriber that is made meanwhile seal and open."""
-    sealer_ = by or sealer()
+def sealing(told: Sealer | None = None) -> Iterator[None]:
+    """Have every publisher and subscriber that is made meanwhile seal and open.
+
+    `told`: whose group key workers are told, in place of the right one.
+    """
+    by = sealer()
 
     def machine(*arguments: Any, **named: Any) -> PublisherMachine:
-        return PublisherMachine(*arguments, **{**named, "keys": lambda _: sealer_.keys})
+        return PublisherMachine(*arguments, **{**named, "keys": lambda _: (told or by).keys})
 
     def loop(*arguments: Any, **named: Any) -> PublisherLoop:
-        return PublisherLoop(*arguments, **{**named, "sealer": sealer_})
+        return PublisherLoop(*arguments, **{**named, "sealer": by})
 
     def worker(*arguments: Any, **named: Any) -> WorkerMachine:
         return WorkerMachine(*arguments, **{**named, "keyring": Keyring()})
@@ -47,7 +49,4 @@ def sealing(by: Sealer | None = None) -> Iterator[Sealer]:
         patch.object(publishing, "PublisherLoop", loop),
         patch.object(subscribing, "WorkerMachine", worker),
     ):
-        yield sealer_
-
-
-__all__ = ["Publisher", "Subscriber", "sealer", "sealing"]
+        yield

@@ -8,7 +8,8 @@ their queues short, workers are cut off, both sides are killed or closed and sta
 apply late or fail to, before or after bytes of the model have changed, some refuse what does not
 fit them, two processes want one name, and the trainer publishes in every way there is. Workers on
 the publisher's host copy from its memory, and are stopped in the middle of it with their locks
-held, while the trainer fills other segments, or that one if it can. Clocks are wrong; in some runs
+held, while the trainer fills other segments, or that one if it can. A third of the runs is sealed,
+under group keys that change. Clocks are wrong; in some runs
 a second publisher takes over while the first lives on, and workers wander between the two. Then the
 network heals, all go to the publisher that started last, and everybody must end up with its latest
 version. `invariants.py` says what must hold all along.
@@ -74,12 +75,15 @@ from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.publisher.version import Version
+from weightbus.bus.sealer import Sealer
 from weightbus.bus.staged import Copying, OverwrittenError, StagedVersion, StaleError
 from weightbus.bus.worker.events import Copied, Outcome, Report, Wanted
+from weightbus.bus.worker.keyring import Keyring
 from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
+from weightbus.codecs.sealing import KEY_BYTES
 from weightbus.tests import pooling
 from weightbus.tests.invariants import Invariants
 from weightbus.tests.performing import done
@@ -90,6 +94,7 @@ TICK = 0.1  # seconds of virtual time between two ticks of a machine
 CHAOS = 12.0  # seconds of faults
 HEALING = 90.0  # seconds after them in which everybody must catch up
 APART = 3.0  # seconds between two starts that are told apart, whatever delays the network has
+REKEYS = 0.2  # a second, of a publisher that seals
 SETTLED = 3.0  # seconds without faults after which catching up is checked
 BLOCK = 20  # seeds that one process takes at a time
 EVENTS_MAX = 100_000  # in one run; a sound one takes a few thousand
@@ -174,8 +179,9 @@ class Worker:
         features = (RENAMING, UPSTREAM) if self.name != "w1" else ()
         identity = Identity(self.name, instance, features=features)
         models = ["a", "b"] if self.name == "w0" else ["a"]
+        keyring = Keyring() if self.sim.sealed else None
         self.machine = WorkerMachine(
-            identity, models, self.objection, self.bytes_max, self.sim.timing
+            identity, models, self.objection, self.bytes_max, self.sim.timing, keyring=keyring
         )
         self.topics: set[bytes] = set()
         self.views: dict[str, VirtualView] = {}  # by token, what it has opened
@@ -443,6 +449,7 @@ class Publisher:
         sim.invariants.on_epoch(epoch, started)
         probe = self.segment(0).shared
         drift = sim.rng.uniform(0.9999, 1.0001)
+        self.sealer = sealer = sim.sealer()
         self.machine = PublisherMachine(
             epoch,
             self.endpoint,
@@ -450,6 +457,7 @@ class Publisher:
             probe,
             age=lambda: (sim.now - started) * drift,
             secret=lambda: sim.rng.randbytes(TOKEN_BYTES // 2).hex(),
+            keys=None if sealer is None else lambda _: sealer.keys,
         )
         self.told: dict[str, str] = {}  # what a listener knows of workers
         self.pools: dict[str, Pool] = {}
@@ -540,7 +548,7 @@ class Publisher:
                     continue
                 case _:
                     pass
-            for each in perform(self.machine, [effect], now):
+            for each in perform(self.machine, [effect], now, self.sealer):
                 self.do(each)
 
     def do(self, effect: PublisherEffect) -> None:
@@ -569,6 +577,13 @@ class Publisher:
                     )
             case _:
                 pass
+
+    def rekey(self) -> None:
+        """Have another group key."""
+        if self.sealer is not None:
+            self.sealer.rekey(self.sim.now)
+            self.sim.met.add("rekeyed")
+            self.perform(self.machine.rekeyed())
 
     def listen(self, notice: Notice) -> None:
         """Do as a user who is told what becomes of workers."""
@@ -666,6 +681,8 @@ class Simulation:
         self.timing = self.rng.choice([Timing(), Timing(), Timing(ping=0.25, lost_after=1.0)])
         self.faults = Faults.draw(self.rng)
         self.invariants = Invariants()
+        self.sealed = seed % 3 == 0
+        self.keys = random.Random(f"group keys of {seed}")
         self.spoiled: set[tuple[str, str, int, int]] = set()  # users failed to apply these
         self.ids = itertools.count()
         self.segments: dict[str, VirtualSegment] = {}  # by token
@@ -693,6 +710,13 @@ class Simulation:
             self.later(self.rng.uniform(0.0, CHAOS), self._restart, self.publishers[-1])
 
     # Time.
+
+    def sealer(self) -> Sealer | None:
+        """Return what a publisher seals with, if the run is sealed."""
+        if not self.sealed:
+            return None
+        draw = partial(self.keys.randbytes, KEY_BYTES)
+        return Sealer(draw, lambda _model, nbytes: np.zeros(nbytes, np.uint8))
 
     def later(self, delay: float, act: Callable[..., None], *args: object) -> None:
         heapq.heappush(self._agenda, (self.now + delay, next(self._order), act, args))
@@ -875,7 +899,11 @@ class Simulation:
     def _subscribed(self, worker: Worker, publisher: Publisher, topic: bytes) -> None:
         beacon = publisher.machine.subscribed(topic) if publisher.alive else None
         if beacon is not None:
-            self.broadcast(publisher, Broadcast(topic, beacon), [worker])
+            for said in perform(
+                publisher.machine, [Broadcast(topic, beacon)], self.now, publisher.sealer
+            ):
+                assert isinstance(said, Broadcast)
+                self.broadcast(publisher, said, [worker])
 
     # The course of events.
 
@@ -902,6 +930,8 @@ class Simulation:
                     publisher.stop()
                 publisher.alive = False
                 self.later(rng.choice([0.0, 1.0, 7.0]), self._restart, publisher)
+            if publisher.alive and self.keys.random() < REKEYS * step:
+                publisher.rekey()
             if publisher.alive and rng.random() < faults.hurry:
                 publisher.publish()
         self.later(step, self.chaos)

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightbus.bus.messages import Announce, Beacon, SealedMessage, from_publisher
+from weightbus.bus.effects import Send
+from weightbus.bus.messages import (
+    Announce,
+    Beacon,
+    Hello,
+    SealedMessage,
+    Welcome,
+    encode,
+    from_publisher,
+)
 from weightbus.bus.publisher.effects import (
     Broadcast,
     BroadcastChunk,
@@ -24,6 +33,7 @@ from weightbus.bus.publisher.effects import (
 from weightbus.bus.publisher.offers import announcement, hash_chunk, worded
 from weightbus.bus.sealer import Sealer
 from weightbus.bus.worker.keyring import Keyring
+from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.codecs import sealing
 from weightbus.codecs.errors import SealError
 from weightbus.codecs.native import crc32c
@@ -287,3 +297,19 @@ def test_without_the_package_an_error_says_what_to_install(
     for make in (sealer, Keyring):
         with pytest.raises(SealError, match=r"pip install 'weightbus\[keys\]'"):
             make()
+
+
+def test_a_layout_that_cannot_be_opened_is_not_asked_for_again_and_again() -> None:
+    by, keyring, other = sealer(), Keyring(), sealer()
+    worker = WorkerMachine(Identity("w", "0" * 32), ["a"], lambda *_: "", keyring=keyring)
+    other.rekey(0.0)
+    welcome = Welcome(
+        epoch=7, data="tcp://h:1", ping_ms=1000, lost_ms=5000, models={"a": 1}, keys=other.keys
+    )
+    worker.receive([encode(welcome)], 0.0)
+    version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
+    announce, layout = by.addressed(announcement(version, None), version.layout.header)
+    assert layout is not None
+    said = [worker.receive([encode(announce), layout], 0.01 * n) for n in range(10)]
+    assert not any(said)
+    assert any(isinstance(e, Send) and isinstance(e.message, Hello) for e in worker.tick(0.3))

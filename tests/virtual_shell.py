@@ -7,36 +7,32 @@ from numpy.typing import NDArray
 
 from weightbus.bus.messages import Buffer
 from weightbus.bus.publisher.effects import (
-    BroadcastChunk,
-    BroadcastWhole,
     Effect,
     Hash,
     Lend,
     Release,
-    SendChunk,
     Stamp,
 )
 from weightbus.bus.publisher.machine import PublisherMachine
-from weightbus.bus.publisher.offers import chunk_of, for_all, for_one, hash_chunk
+from weightbus.bus.publisher.offers import chunk_of, hash_chunk, worded
 from weightbus.bus.publisher.version import Version
+from weightbus.bus.sealer import Sealer
 from weightbus.codecs.layout import Layout
 
 
-def perform(machine: PublisherMachine, effects: Sequence[Effect], now: float) -> list[Effect]:
+def perform(
+    machine: PublisherMachine, effects: Sequence[Effect], now: float, sealer: Sealer | None = None
+) -> list[Effect]:
     """Do what concerns memory; return the rest, with the bytes that chunks consist of."""
     rest: list[Effect] = []
-    for effect in effects:
+    for effect in worded(effects, sealer):
         match effect:
-            case SendChunk():
-                rest.append(for_one(effect))
-            case BroadcastChunk() | BroadcastWhole():
-                rest.append(for_all(effect))
             case Stamp(version):
                 if not version.snapshot.stamp(version.model, *version.key):
                     machine.unshared(version)
             case Hash(version):
                 hash_all(version)
-                rest += perform(machine, machine.hashed(version, now), now)
+                rest += perform(machine, machine.hashed(version, now), now, sealer)
             case Lend(version):
                 version.snapshot.lend()
             case Release(version):

@@ -61,7 +61,6 @@ class Keyring:
                 self._keys[key.id] = key
                 self._alone_at = until
         self._keep(GROUP_KEYS_MAX)
-        self._lacking = False
 
     def lacks(self, now: float) -> bool:
         """Forget a key whose time is over; return whether one is needed that is not here."""
@@ -88,7 +87,7 @@ class Keyring:
     def payload(self, announce: Announce, sealed: Buffer) -> Buffer | None:
         """Return the layout, or all the bytes, that came with an announcement, if they are sound.
 
-        Else it is as if no layout had come, or a damaged chunk: it is fetched.
+        Of all the bytes there are none then, as of a damaged chunk, which is fetched.
         """
         size = len(sealed)
         purpose = LAYOUT if announce.whole is None else CHUNK

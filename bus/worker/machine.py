@@ -228,6 +228,8 @@ class WorkerMachine:
                 data = payload.payload if isinstance(payload, Lease) else payload
                 if data is not None and self._keyring is not None:
                     data = self._keyring.payload(message, data)
+                    if data is None:
+                        return []  # it is asked for again in due time (E4)
                 return slot.announced(message, data, now, pushed=pushed)
             case End():
                 return slot.end(message, now)
