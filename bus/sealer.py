@@ -15,10 +15,8 @@ from ..codecs.sealing import (
     AES_256_GCM,
     CHUNK,
     LAYOUT,
-    MESSAGE,
     GroupKey,
     Subject,
-    associated_of_message,
     ciphers,
     nonce_of,
     seal,
@@ -199,14 +197,9 @@ class Sealer:
         message, payload = self.addressed(message, payload)
         if not isinstance(message, Announce | End | Beacon):
             return message, payload  # a chunk, sealed by now
-        plain = encode(message)
         self._count += 1
-        sealed = bytearray(len(plain))
-        data = associated_of_message(self._count, len(plain))
-        nonce = nonce_of(MESSAGE, self._count)
-        tag, _ = seal(self._group.of_messages, nonce, data, plain, sealed)
-        box = SealedMessage(key=self._group.id, count=self._count, sealed=bytes(sealed) + tag)
-        return box, payload
+        sealed = self._group.seal_message(self._count, encode(message))
+        return SealedMessage(key=self._group.id, count=self._count, sealed=sealed), payload
 
 
 def subject_of(announce: Announce) -> Subject:

@@ -16,7 +16,7 @@ import hashlib
 import hmac
 import struct
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from .errors import SealError
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 AES_256_GCM: Final = "aes-256-gcm"  # how an announcement names it
 KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
+SHORT_BYTES: Final = 2**15  # up to here one call is worth more than a copy
 PIECE_BYTES: Final = 2**18  # sealed or opened at once: still in the cache for the checksum
 CHUNK, LAYOUT, MESSAGE = 1, 2, 3  # purposes
 
 
 @cache
-def ciphers() -> tuple[Any, type[Exception]]:
-    """Return what makes a cipher of key and nonce, and the error of what cannot be opened.
+def ciphers() -> tuple[Any, Any, type[Exception]]:
+    """Return the cipher for what is short, that for pieces, and the error of what is forged.
 
     Raises:
         SealError: `cryptography` is not installed.
@@ -42,13 +43,14 @@ def ciphers() -> tuple[Any, type[Exception]]:
     try:
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         from cryptography.hazmat.primitives.ciphers.modes import GCM
     except ImportError as error:
         raise SealError(
             "a publisher or worker with keys needs the package cryptography, which is not "
             "installed: pip install 'weightbus[keys]'"
         ) from error
-    return lambda key, nonce: Cipher(algorithms.AES(key), GCM(nonce)), InvalidTag
+    return AESGCM, lambda key, nonce: Cipher(algorithms.AES(key), GCM(nonce)), InvalidTag
 
 
 def _expand(secret: bytes, info: bytes) -> bytes:
@@ -70,16 +72,35 @@ class GroupKey:
         self._secret = hmac.digest(b"weightbus 1", key, hashlib.sha256)  # HKDF-Extract
         self.id = _expand(self._secret, b"id")[:8].hex()
         self.of_messages = _expand(self._secret, b"messages")
+        self._messages = ciphers()[0](self.of_messages)
 
     def __repr__(self) -> str:
         return f"<GroupKey {self.id}>"
 
+    def seal_message(self, count: int, plain: bytes) -> bytes:
+        """Return a message sealed, with its tag behind it."""  # E5
+        data = struct.pack("<I2Q", MESSAGE, count, len(plain))
+        sealed: bytes = self._messages.encrypt(nonce_of(MESSAGE, count), plain, data)
+        return sealed
+
+    def open_message(self, count: int, sealed: bytes) -> bytes | None:
+        """Return what was sealed as the message of this count; None if it was not."""
+        size = len(sealed) - TAG_BYTES
+        if size < 0:
+            return None
+        data = struct.pack("<I2Q", MESSAGE, count, size)
+        try:
+            plain: bytes = self._messages.decrypt(nonce_of(MESSAGE, count), sealed, data)
+        except ciphers()[2]:
+            return None
+        return plain
+
     def of_version(self, subject: "Subject") -> bytes:
         """Return the key of a version."""
-        return _expand(self._secret, b"version" + subject.canonical())
+        return _expand(self._secret, b"version" + subject.names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Subject:
     """A version in one encoding.
 
@@ -98,21 +119,17 @@ class Subject:
     encoding: str = "raw"
     base: tuple[int, int] = (0, 0)
 
-    def canonical(self) -> bytes:
-        """Return what a key is derived from: the same bytes for the same version, always."""
+    @cached_property
+    def names(self) -> bytes:
+        """What a key is derived from: the same bytes for the same version, always."""
         model, encoding = self.model.encode(), self.encoding.encode()
-        names = bytes([len(model)]) + model + bytes([len(encoding)]) + encoding
-        return names + struct.pack("<4Q", self.epoch, self.version, *self.base)
+        numbers = struct.pack("<4Q", self.epoch, self.version, *self.base)
+        return bytes([len(model)]) + model + bytes([len(encoding)]) + encoding + numbers
 
     def associated(self, purpose: int, index: int, size: int) -> bytes:
         """Return what is bound to a payload of so many bytes."""
         sizes = struct.pack("<I4Q", purpose, index, size, self.nbytes, self.chunk_bytes)
-        return self.canonical() + sizes
-
-
-def associated_of_message(count: int, size: int) -> bytes:
-    """Return what is bound to a message of so many bytes."""
-    return struct.pack("<I2Q", MESSAGE, count, size)
+        return self.names + sizes
 
 
 def nonce_of(purpose: int, index: int) -> bytes:
@@ -127,10 +144,14 @@ def seal(
 
     One walk: each piece is hashed while it is in the cache.
     """
-    cipher, _ = ciphers()
-    context = cipher(key, nonce).encryptor()
-    context.authenticate_additional_data(associated)
+    short, in_pieces, _ = ciphers()
     source, target = memoryview(plain).cast("B"), memoryview(to).cast("B")  # type: ignore[arg-type]
+    if len(source) <= SHORT_BYTES:
+        sealed: bytes = short(key).encrypt(nonce, source, associated)
+        target[:] = sealed[:-TAG_BYTES]
+        return sealed[-TAG_BYTES:], crc32c(source)
+    context = in_pieces(key, nonce).encryptor()
+    context.authenticate_additional_data(associated)
     crc = 0
     for begin in range(0, len(source), PIECE_BYTES):
         piece = source[begin : begin + PIECE_BYTES]
@@ -147,29 +168,41 @@ class Opening:
     """
 
     def __init__(self, key: bytes, nonce: bytes, associated: bytes, tag: bytes) -> None:
-        cipher, self._invalid = ciphers()
-        self._context = cipher(key, nonce).decryptor()
-        self._context.authenticate_additional_data(associated)
-        self._tag = tag
+        self._short, self._in_pieces, self._forged = ciphers()
+        self._key, self._nonce, self._associated, self._tag = key, nonce, associated, tag
+        self._context: Any = None
 
     def take(self, sealed: "Memory", to: "Memory") -> None:
         """Open the next piece into memory of its size, which may be the same."""
+        if self._context is None:
+            self._context = self._in_pieces(self._key, self._nonce).decryptor()
+            self._context.authenticate_additional_data(self._associated)
         self._context.update_into(sealed, to)
 
     def proves(self) -> bool:
         """Return whether all of it is what was sealed, nothing more and nothing less."""
         try:
             self._context.finalize_with_tag(self._tag)
-        except self._invalid:
+        except self._forged:
             return False
         return True
 
     def opens(self, sealed: "Memory", to: "Memory") -> int | None:
         """Open all of it at once; return its CRC-32C, None if it is not what was sealed."""
         source, target = memoryview(sealed).cast("B"), memoryview(to).cast("B")  # type: ignore[arg-type]
+        if len(source) <= SHORT_BYTES:
+            return self._opens_short(source, target)
         crc = 0
         for begin in range(0, len(source), PIECE_BYTES):
             end = min(begin + PIECE_BYTES, len(source))
             self.take(source[begin:end], target[begin:end])
             crc = crc32c(target[begin:end], crc)
         return crc if self.proves() else None
+
+    def _opens_short(self, source: memoryview, target: memoryview) -> int | None:
+        sealed = bytes(source) + self._tag
+        try:
+            target[:] = self._short(self._key).decrypt(self._nonce, sealed, self._associated)
+        except self._forged:
+            return None
+        return crc32c(target)

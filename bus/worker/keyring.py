@@ -10,11 +10,8 @@ from collections.abc import Sequence
 from ...codecs.sealing import (
     CHUNK,
     LAYOUT,
-    MESSAGE,
-    TAG_BYTES,
     GroupKey,
     Opening,
-    associated_of_message,
     ciphers,
     nonce_of,
 )
@@ -92,7 +89,8 @@ class Keyring:
         size = len(sealed)
         purpose = LAYOUT if announce.whole is None else CHUNK
         opening = self._opening(announce, purpose, 0, size, announce.key, announce.tag)
-        plain = bytearray(size)
+        in_place = isinstance(sealed, memoryview) and not sealed.readonly
+        plain = sealed if in_place else bytearray(size)
         if opening is None or opening.opens(sealed, plain) is None:
             return None if announce.whole is None else b""
         return plain
@@ -110,9 +108,8 @@ class Keyring:
         if key is None or tag is None:
             return None
         subject = subject_of(announce)
-        canonical = subject.canonical()
-        if self._secret[:2] != (key.id, canonical):
-            self._secret = key.id, canonical, key.of_version(subject)
+        if self._secret[:2] != (key.id, subject.names):
+            self._secret = key.id, subject.names, key.of_version(subject)
         data = subject.associated(purpose, index, size)
         return Opening(self._secret[2], nonce_of(purpose, index), data, bytes.fromhex(tag))
 
@@ -129,14 +126,10 @@ class Keyring:
     ) -> PublisherMessage | None:
         """Return what the publisher said, if it is that, and new."""
         key, count = self._key(sealed.key), sealed.count
-        size = len(sealed.sealed) - TAG_BYTES
-        if key is None or size < 0 or count <= self._counts.get(key.id, 0):  # E5
+        if key is None or count <= self._counts.get(key.id, 0):  # E5
             return None
-        body, tag = sealed.sealed[:size], sealed.sealed[size:]
-        data = associated_of_message(count, size)
-        plain = bytearray(size)
-        opening = Opening(key.of_messages, nonce_of(MESSAGE, count), data, tag)
-        if opening.opens(body, plain) is None:
+        plain = key.open_message(count, sealed.sealed)
+        if plain is None:
             return None
         self._counts[key.id] = count
         try:
