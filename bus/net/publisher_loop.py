@@ -285,11 +285,11 @@ class PublisherLoop:
 
     def _turn(self, until: float) -> None:
         """Take what there is, push what may be pushed, tick when it is time."""
+        self._do_work(time.monotonic())  # before anything else: somebody waits for it
         busy = self._work or self._hashing or self._with_room()
         wait = 0.0 if busy else min(self._next_tick, until) - time.monotonic()
         activity = self._sockets.poll(wait)
         now = time.monotonic()
-        self._do_work(now)
         if activity.control:
             self._take_messages(now)
         if activity.data:
