@@ -36,7 +36,8 @@ class ReadingLock:
     """A readers-writer lock that prefers the writer."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._readers: dict[int, _Holder] = {}  # by thread
         self._writer: dict[int, _Holder] = {}  # the same, one at most
         self._waiting_writers = 0
@@ -52,7 +53,7 @@ class ReadingLock:
             Exception: What was handed to `tear`, or, if nobody waits any more, to `despair`.
         """
         me = threading.get_ident()
-        with self._changed:
+        with self._lock:
             free = self._changed.wait_for(
                 lambda: (
                     me in self._readers
@@ -74,7 +75,7 @@ class ReadingLock:
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._readers[me].depth -= 1
                 if not self._readers[me].depth:
                     del self._readers[me]
@@ -102,7 +103,7 @@ class ReadingLock:
             RuntimeError: This very thread is reading.
         """
         me = threading.get_ident()
-        with self._changed:
+        with self._lock:
             self.check_not_reading()
             self._waiting_writers += 1
             try:
@@ -119,7 +120,7 @@ class ReadingLock:
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._writer.clear()
                 self._late = None
                 self._changed.notify_all()
@@ -130,7 +131,7 @@ class ReadingLock:
 
     def despair(self, error: Exception) -> None:
         """Who writes has no time left: have readers told, and not wait any more until it is out."""
-        with self._changed:
+        with self._lock:
             self._late = error
             self._changed.notify_all()
 

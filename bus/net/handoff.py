@@ -17,9 +17,9 @@ class Handoff:
     """A meeting point of two threads."""
 
     def __init__(self) -> None:
-        lock = threading.RLock()
-        self.changed = threading.Condition(lock)  # also when a version runs, or no longer does
-        self._left = threading.Condition(lock)  # something was, for `take`
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)  # also when a version runs, or does no more
+        self._left = threading.Condition(self._lock)  # something was, for `take`
         self._ready: dict[str, StagedVersion] = {}
         self._errors: deque[ApplyError] = deque(maxlen=MODELS_MAX)
         self._refusal: RefusedError | None = None
@@ -31,7 +31,7 @@ class Handoff:
 
     def put(self, staged: StagedVersion) -> StagedVersion | None:
         """Leave a version; return the older one that it replaces, if any."""
-        with self.changed:
+        with self._lock:
             older = self._ready.pop(staged.model, None)
             self._ready[staged.model] = staged
             self._tell()
@@ -39,7 +39,7 @@ class Handoff:
 
     def put_back(self, staged: StagedVersion) -> bool:
         """Leave a version again that was taken; return False if a newer one has come meanwhile."""
-        with self.changed:
+        with self._lock:
             if staged.model in self._ready:
                 return False
             self._ready[staged.model] = staged
@@ -48,7 +48,7 @@ class Handoff:
 
     def reject(self, error: ApplyError) -> None:
         """Leave word that a version could not be taken; once for each version."""
-        with self.changed:
+        with self._lock:
             key = (error.model, error.epoch, error.version)
             if error.code == "gone" and key not in self._awaited:
                 return  # whoever wanted it does not wait any more
@@ -58,19 +58,19 @@ class Handoff:
 
     def refuse(self, error: RefusedError) -> None:
         """Leave word that the publisher refuses this worker."""
-        with self.changed:
+        with self._lock:
             self._refusal = error
             self._tell()
 
     def join(self, epoch: int) -> None:
         """The publisher has let this worker in."""
-        with self.changed:
+        with self._lock:
             self._refusal, self.joined_epoch = None, epoch
             self._tell()
 
     def close(self, reason: BaseException) -> None:
         """Nothing more will come, for this reason; the first one counts."""
-        with self.changed:
+        with self._lock:
             self._closed = self._closed or reason
             self._tell()
 
@@ -84,7 +84,7 @@ class Handoff:
             RefusedError: The publisher refuses this worker.
             ClosedError: Nothing will come any more.
         """
-        with self.changed:
+        with self._lock:
             self._left.wait_for(self.news, timeout)
             self.check_alive()
             if self._ready:
@@ -104,7 +104,7 @@ class Handoff:
         try:
             yield
         finally:
-            with self.changed:
+            with self._lock:
                 self._awaited.discard(awaited)
                 for error in tuple(self._errors):
                     about = (error.model, error.epoch, error.version)
@@ -130,7 +130,7 @@ class Handoff:
             ended = self._refusal is not None or self._closed is not None
             return done() or ended or any(ready) or any(told)
 
-        with self.changed:
+        with self._lock:
             self.changed.wait_for(news, timeout)
             self.check_alive()
             if any(map(mine, self._ready.values())):
@@ -188,7 +188,7 @@ class Handoff:
             RefusedError: The publisher refuses this worker.
             ClosedError: The subscriber was closed.
         """
-        with self.changed:
+        with self._lock:
             self.changed.wait_for(
                 lambda: bool(self.joined_epoch or self._refusal or self._closed), timeout
             )
@@ -199,5 +199,5 @@ class Handoff:
 
     def wait_closed(self, timeout: float) -> bool:
         """Wait until the subscriber is closed; return whether it is."""
-        with self.changed:
+        with self._lock:
             return self.changed.wait_for(lambda: self._closed is not None, timeout)

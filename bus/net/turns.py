@@ -22,7 +22,7 @@ from typing import Any
 _signal: Any = importlib.import_module("_signal")  # what `signal` wraps takes ten times as long
 
 PAUSE = 0.005  # seconds that a guest may be away
-SETTLED = 0.1  # seconds after which a guest is not expected to leave soon
+SETTLED = 0.01  # seconds after which a guest is not expected to leave soon: it wakes who sleeps
 TURN_SECONDS = 1.0  # that a turn takes at most, once nobody waits in it; else there is no guest
 NUMBERS = range(1, _signal.NSIG)
 
@@ -69,7 +69,9 @@ class Turns:
         self, turn: Callable[[float], object], ring: Callable[[], None], busy: Callable[[], bool]
     ) -> None:
         self._turn, self._ring, self._busy = turn, ring, busy
-        self._changed = threading.Condition()  # its lock may be taken again: whoever collects
+        # It may be taken again by who has it: whoever is collected meanwhile stops its loop.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self.stopping = False
         self._own = True  # the loop's own thread is in a turn, or has not begun
         self._guest = False  # another one is there, or about to be
@@ -94,7 +96,7 @@ class Turns:
 
     def _mine(self) -> bool:
         """Have guests go first, if there are any; return False if the loop is to stop."""
-        with self._changed:
+        with self._lock:
             self._own = False
             if self._guest:
                 self._changed.notify_all()
@@ -115,7 +117,7 @@ class Turns:
 
     def call(self) -> None:
         """Something was left for the loop: have it done soon."""
-        with self._changed:
+        with self._lock:
             turning, self._back_at = self._own or self._guest, 0.0
             if not turning:
                 self._changed.notify_all()
@@ -125,7 +127,7 @@ class Turns:
     def stop(self) -> bool:
         """Have the loop end as soon as it can; return False if somebody has done so before."""
         before, self.stopping = self.stopping, True
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
         self._ring()
         return not before
@@ -164,7 +166,7 @@ class Turns:
 
     def _enter(self, until: float | None) -> bool:
         """Be the guest; without `until`, only if nobody is in a turn."""
-        with self._changed:
+        with self._lock:
             if self._guest or self.stopping or (self._own and until is None):
                 return False
             self._guest, self._interrupted, self._came_at = True, False, time.monotonic()
@@ -177,7 +179,7 @@ class Turns:
             return self._guest
 
     def _leave(self) -> None:
-        with self._changed:
+        with self._lock:
             self._guest = False
             go_on = self.stopping or self._busy()
             self._back_at = 0.0 if go_on else time.monotonic() + PAUSE
