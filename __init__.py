@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ApplyError,
         ClosedError,
         DeadlineError,
+        KeysError,
         ProtocolError,
         PublishError,
         RefusedError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .bus.net.listeners import WorkerEvent
     from .bus.publisher.status import WorkerStatus
     from .bus.receipt import Receipt, WorkerReceipt
+    from .bus.trust.keys import PublisherKeys, WorkerKeys
     from .codecs.errors import LayoutError, StateError, WeightBusError
     from .python_client.applying import Offer, Update
     from .python_client.loading import Pairs, UnchangedError
@@ -71,6 +73,7 @@ __all__ = [
     "DistributedTransport",
     "DistributedWeightSyncScheme",
     "InitialSyncTransport",
+    "KeysError",
     "LayoutError",
     "MPTransport",
     "MultiProcessWeightSyncScheme",
@@ -80,6 +83,7 @@ __all__ = [
     "ProtocolError",
     "PublishError",
     "Publisher",
+    "PublisherKeys",
     "RPCTransport",
     "RPCWeightSyncScheme",
     "RayActorTransport",
@@ -111,6 +115,7 @@ __all__ = [
     "WeightSyncScheme",
     "WeightUpdaterBase",
     "WorkerEvent",
+    "WorkerKeys",
     "WorkerReceipt",
     "WorkerStatus",
     "WorkersMissingError",
@@ -129,6 +134,7 @@ _HOMES = {
     "DistributedTransport": "python_client.schemes.vintage",
     "DistributedWeightSyncScheme": "python_client.schemes.bus",
     "InitialSyncTransport": "python_client.schemes.vintage",
+    "KeysError": "bus.errors",
     "LayoutError": "codecs.errors",
     "MPTransport": "python_client.schemes.bus",
     "MultiProcessWeightSyncScheme": "python_client.schemes.bus",
@@ -138,6 +144,7 @@ _HOMES = {
     "ProtocolError": "bus.errors",
     "PublishError": "bus.errors",
     "Publisher": "python_client.publisher",
+    "PublisherKeys": "bus.trust.keys",
     "RPCTransport": "python_client.schemes.torch_rpc",
     "RPCWeightSyncScheme": "python_client.schemes.torch_rpc",
     "RayActorTransport": "python_client.schemes.ray",
@@ -169,6 +176,7 @@ _HOMES = {
     "WeightSyncScheme": "python_client.schemes.scheme",
     "WeightUpdaterBase": "python_client.schemes.updater",
     "WorkerEvent": "bus.net.listeners",
+    "WorkerKeys": "bus.trust.keys",
     "WorkerReceipt": "bus.receipt",
     "WorkerStatus": "bus.publisher.status",
     "WorkersMissingError": "bus.errors",

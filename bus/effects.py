@@ -34,9 +34,13 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Take published messages from this endpoint, in place of any before."""
+    """Take published messages from this endpoint, in place of any before.
+
+    With a ticket, each connection there needs one, which is spent with it.
+    """
 
     endpoint: str
+    ticket: str = ""
 
 
 @dataclass(frozen=True, slots=True)

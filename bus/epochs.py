@@ -11,7 +11,7 @@ An outdated publisher cannot prove the same of a newer one: it is older than tha
 
 import math
 
-from .limits import EPOCHS_KEPT, INTEGER_MAX
+from .limits import EPOCH_CLOCK_MAX, EPOCHS_KEPT, INTEGER_MAX
 from .messages import Hello
 
 DRIFT = 1.001  # a second of one host in those of another: clocks are off by a tenth of that
@@ -50,4 +50,4 @@ def epoch_above(hello: Hello, age: float | None) -> int | None:
         return None
     later_by_ms = hello.age_ms - math.ceil(age * DRIFT * 1000)
     epoch = hello.epoch + later_by_ms
-    return epoch if later_by_ms > 0 and epoch <= INTEGER_MAX else None
+    return epoch if later_by_ms > 0 and epoch <= EPOCH_CLOCK_MAX else None  # P3

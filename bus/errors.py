@@ -4,6 +4,7 @@ WeightBusError
     LayoutError, StateError     the weights themselves (codecs/errors.py)
     ProtocolError               the peer sent what the protocol forbids
     AddressError                an endpoint cannot be bound, or makes no sense
+    KeysError                   keys cannot be read or made, or are of no use here
     UnknownWorkerError          a publish names a worker that has never joined
     WorkersMissingError         not enough workers joined in time
     DeadlineError               the weights were not copied in time; nothing was published
@@ -45,6 +46,10 @@ class AddressError(WeightBusError, OSError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class KeysError(WeightBusError, ValueError):
+    """Keys cannot be read or made, or cannot be used here."""
 
 
 class UnknownWorkerError(WeightBusError, LookupError):

@@ -324,7 +324,8 @@ PAYLOAD: Final = 2  # the index of a published message's payload, after topic an
 MAPPING: Final = "mapping"  # the feature of a worker that takes `prepare`
 RENAMING: Final = "renaming"  # the feature of a worker that takes `rename`
 UPSTREAM: Final = "upstream"  # of one that may say `applied` on its data connection
-TOKEN_BYTES: Final = 32  # hexadecimal digits of the token that such a word begins with
+TICKET: Final = "ticket"  # of a publisher with keys, for one data connection
+TOKEN_BYTES: Final = 32  # hexadecimal digits of a ticket, and of what such a word begins with
 
 # How many payload frames may follow a header; none where a type is not listed.
 PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {
@@ -422,9 +423,9 @@ def data_topic(model: str) -> bytes:
     return f"{model}/dat".encode()
 
 
-def upstream_of(welcome: Welcome) -> str:
-    """Return the token by which a worker may say `applied` on its data connection; or nothing."""
-    named = (each.removeprefix(f"{UPSTREAM}.") for each in welcome.features if "." in each)
+def token_of(welcome: Welcome, feature: str) -> str:
+    """Return what a worker is given with `upstream` or `ticket`: 32 digits, or nothing."""
+    named = (each.removeprefix(f"{feature}.") for each in welcome.features if "." in each)
     return next((token for token in named if _TOKEN.match(token)), "")
 
 

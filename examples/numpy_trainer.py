@@ -1,6 +1,6 @@
 """A trainer without torch: fits a line to noisy data, and publishes it once a second.
 
-python examples/numpy_trainer.py tcp://0.0.0.0:5555 --seconds 60
+python examples/numpy_trainer.py tcp://127.0.0.1:5555 --seconds 60
 """
 
 import argparse
@@ -32,11 +32,14 @@ def main() -> None:
     parser.add_argument("address")
     parser.add_argument("--seconds", type=float, default=60.0, help="inf: until it is stopped")
     parser.add_argument("--workers", type=int, default=1, help="wait for so many before starting")
+    parser.add_argument("--keys", help="a folder of weightbus keygen: who may have the weights")
+    parser.add_argument("--insecure", action="store_true", help="other hosts, and without keys")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # closes the bus
     weights = {"slope": np.zeros(3, np.float32), "offset": np.zeros((), np.float32)}
     rng, end = np.random.default_rng(), time.monotonic() + options.seconds
-    with weightbus.Publisher(options.address) as publisher:
+    made = weightbus.Publisher(options.address, keys=options.keys, insecure=options.insecure)
+    with made as publisher:
         publisher.wait_for_workers(options.workers, timeout=60)
         while time.monotonic() < end:
             loss = min(step(weights, rng) for _ in range(5))

@@ -18,7 +18,7 @@ from typing import TypeVar, Unpack
 from ..bus.chunks import ChunkPlan
 from ..bus.deadline import Deadline
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
-from ..bus.limits import INTEGER_MAX, WORKERS_MAX, Timing
+from ..bus.limits import WORKERS_MAX, Timing
 from ..bus.memory.segment import probe
 from ..bus.messages import TOKEN_BYTES, check_name
 from ..bus.net import endpoints
@@ -29,13 +29,16 @@ from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.status import WorkerStatus
 from ..bus.publisher.version import Version
 from ..bus.receipt import Receipt
+from ..bus.trust.grants import Grants
+from ..bus.trust.keys import PublisherKeys
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT
 from . import checks
 from .dropped import end_with
 from .keeper import Keeper
+from .keys import check_exposure, group_keys, new_sealer, publisher_keys, watch_keys
 from .models import PublishedModel
 from .options import TIMEOUT, Dtype, PublishOptions, request
-from .state_folder import StateFolder, StateFolderError, StoredVersion
+from .state_folder import StateFolder, StateFolderError, StoredVersion, age_from_now, new_epoch
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -71,9 +74,13 @@ class Publisher:
         state: A folder that outlives this publisher: the epoch, and the latest version of each
             model, which a publisher that is started with it later offers again.
         history: How many older versions of each model to keep there, for `rollback`.
+        keys: A folder that `weightbus keygen` has made, or what is in it: only workers with a key
+            in it get in. None: what WEIGHTBUS_KEYS says, else there are none.
+        insecure: Without keys, listen where other hosts can connect all the same.
 
     Raises:
-        AddressError: An address makes no sense, or is in use.
+        AddressError: An address makes no sense, is in use, or can be reached by other hosts.
+        KeysError: The keys cannot be read.
         StateFolderError: Another publisher has the folder, or it cannot be written.
 
     Any thread may call any method. One that is dropped without `close()` is closed, with a
@@ -94,9 +101,13 @@ class Publisher:
         state: str | Path | None = None,
         history: int = 0,
         expect: int = 0,
+        keys: PublisherKeys | str | Path | None = None,
+        insecure: bool = False,
     ) -> None:
+        keys = publisher_keys(keys)
+        check_exposure(keys, insecure, address, data)
         self._expect = checks.whole(expect, "expect", 0, WORKERS_MAX)
-        age = None if epoch is not None else _age()
+        age = None if epoch is not None else age_from_now()
         ChunkPlan(0, chunk_bytes)  # refuses a size out of bounds
         checks.whole(queue, "queue", 1, QUEUE_MAX)
         checks.instance(timing, "timing", Timing)
@@ -105,31 +116,38 @@ class Publisher:
         self._models: dict[str, PublishedModel] = {}
         self._ids = itertools.count(1)
         self._pid = os.getpid()
-        self._probe = (
-            probe() if shared_memory else None
-        )  # kept, since it is gone with its last user
+        self._probe = probe() if shared_memory else None  # kept: it goes with its last user
         shared = self._probe.shared if self._probe is not None else None
         self._keeper: Keeper | None = None
         with contextlib.ExitStack() as undo:
             self._folder = None if state is None else StateFolder(Path(state), history)
             if self._folder is not None:
                 undo.enter_context(self._folder)
-            epoch = _epoch(epoch, self._folder)
+            epoch = new_epoch(epoch, self._folder)
             restored = [] if self._folder is None else self._restored(self._folder, epoch)
-            sockets = undo.enter_context(contextlib.closing(PublisherSockets(address, data, queue)))
+            grants = None if keys is None else Grants(keys.grants)
+            own = PublisherSockets(address, data, queue, keys.secret if keys else "", grants)
+            sockets = undo.enter_context(contextlib.closing(own))
             self.address = sockets.address
             self.data_address = sockets.data_address
             told = told or endpoints.advertised(self.address, self.data_address)
+            sealer = None if keys is None else new_sealer()
+            group = None if sealer is None else group_keys(sealer)
+            draw = partial(secrets.token_hex, TOKEN_BYTES // 2)
             self._machine = PublisherMachine(
-                epoch, told, timing, shared, age, partial(secrets.token_hex, TOKEN_BYTES // 2)
+                epoch, told, timing, shared, age, draw, keys=group, grants=grants
             )
             if self._folder is not None:
                 self._keeper = Keeper(self._folder, _busy(self._machine))
                 undo.callback(self._keeper.close, 0.0)
-            self._loop = PublisherLoop(self._machine, sockets, self._keeper, restored)
+            self._loop = PublisherLoop(
+                self._machine, sockets, self._keeper, restored, sealer=sealer
+            )
             end_with(self, self._loop)
             undo.pop_all()
         self._loop.start()
+        if keys is not None and keys.folder is not None:
+            watch_keys(keys.folder, self._machine.timing, self._loop)
 
     def __repr__(self) -> str:
         return f"<Publisher at {self.address}, epoch {self.epoch}>"
@@ -158,7 +176,7 @@ class Publisher:
         with kept.lock:
             reserved = kept.reserve(weights, dtype)
             if reserved is not None:
-                self._loop.prepare(model, *reserved)
+                self._loop.decide(lambda machine, _now: machine.prepare(model, *reserved))
 
     def publish(self, model: str, weights: object, **options: Unpack[PublishOptions]) -> Receipt:
         """Publish a new version of a model and wait until the workers have it.
@@ -417,22 +435,6 @@ class Publisher:
 def _busy(machine: PublisherMachine) -> Callable[[], bool]:
     """Return what tells whether a publish is under way. It keeps no publisher alive."""
     return lambda: machine.busy
-
-
-def _epoch(asked: int | None, folder: StateFolder | None) -> int:
-    """Return a new publisher's epoch: above all of its folder's, whatever the clock says."""
-    least = 1 if folder is None else folder.epoch + 1  # P1
-    if asked is None:
-        return max(time.time_ns() // 1_000_000, least)
-    seen = f" (above all that {folder.path} has seen)" if folder is not None else ""
-    return checks.whole(asked, f"epoch{seen}", least, INTEGER_MAX)
-
-
-def _age() -> Callable[[], float]:
-    """Return what tells the seconds since now by a clock that runs on while the host sleeps."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    started = time.clock_gettime(clock)
-    return lambda: time.clock_gettime(clock) - started
 
 
 def _result(future: "Future[T]", timeout: float) -> T:

@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -380,3 +381,19 @@ def newest(names: Iterable[Key]) -> tuple[Key, ...]:
 def parts_of(layout: Layout, data: Bytes) -> list["Buffer"]:
     """Return what a version's file consists of."""
     return [layout.header, cast("Buffer", data)]
+
+
+def new_epoch(asked: int | None, folder: StateFolder | None) -> int:
+    """Return a new publisher's epoch: above all of its folder's, whatever the clock says."""
+    least = 1 if folder is None else folder.epoch + 1  # P1
+    if asked is None:
+        return max(time.time_ns() // 1_000_000, least)
+    seen = f" (above all that {folder.path} has seen)" if folder is not None else ""
+    return checks.whole(asked, f"epoch{seen}", least, INTEGER_MAX)
+
+
+def age_from_now() -> Callable[[], float]:
+    """Return what tells the seconds since now by a clock that runs on while the host sleeps."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    started = time.clock_gettime(clock)
+    return lambda: time.clock_gettime(clock) - started

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -28,6 +29,8 @@ from ..bus.net.control import WorkerSockets
 from ..bus.net.handoff import Handoff
 from ..bus.net.worker_loop import WorkerLoop
 from ..bus.staged import StagedVersion
+from ..bus.trust.keys import WorkerKeys
+from ..bus.worker.keyring import Keyring
 from ..bus.worker.machine import Identity, WorkerMachine
 from ..codecs.errors import WeightBusError
 from ..codecs.layout import Layout
@@ -35,6 +38,7 @@ from . import checks
 from .applying import Applier, Offer, Update
 from .calls import Calls
 from .dropped import end_with
+from .keys import worker_keys
 from .reading import READING_SECONDS
 from .resident import ResidentTarget
 from .targets import Target, targets_of
@@ -87,9 +91,13 @@ class Subscriber:
             then neither sent nor hashed, and staged nowhere: the copy into the model is the only
             one. A generation stamp and a lock see to it that a version is never torn.
         timing: How long to wait for signs of life.
+        keys: A file of `weightbus keygen`, its folder (then `name` says whose file), or what is in
+            it: this worker then speaks to that publisher alone. None: what WEIGHTBUS_KEYS says,
+            else there are none.
 
     Raises:
         AddressError: The address makes no sense.
+        KeysError: The keys cannot be read.
         ValueError: A name may not be one.
         TypeError: A hook is a coroutine function.
 
@@ -115,9 +123,9 @@ class Subscriber:
         resident: bool = False,
         shared_memory: bool = True,
         timing: Timing | None = None,
+        keys: WorkerKeys | str | Path | None = None,
     ) -> None:
-        count = len(models) if isinstance(models, Mapping) else 0  # pyright: ignore
-        if not 1 <= count <= MODELS_MAX:
+        if not (isinstance(models, Mapping) and 1 <= len(models) <= MODELS_MAX):  # pyright: ignore
             given = repr(models)[:100]
             raise ValueError(f"models={given}: give 1 to {MODELS_MAX} targets, by model id")
         checks.whole(bytes_max, "bytes_max", 0, INTEGER_MAX)
@@ -127,15 +135,15 @@ class Subscriber:
         apply_timeout = checks.seconds(
             apply_timeout, "apply_timeout", positive=True, most=APPLY_SECONDS_MAX
         )
-        self.name = check_name(_default_name() if name is None else name, "worker")
+        keys = worker_keys(keys, name)
+        self.name = check_name(_default_name(keys) if name is None else name, "worker")
         self._targets = targets_of(
             {check_name(model, "model"): target for model, target in models.items()},
             strict=strict,
             cast=cast,
             keep=ResidentTarget if resident else None,
         )
-        self.address = address
-        self._handoff = Handoff()
+        self.address, self._handoff = address, Handoff()
         self._applied = self._handoff.changed
         self._calls = Calls(apply_timeout)
         self._running: dict[str, Update] = {}
@@ -145,17 +153,17 @@ class Subscriber:
         identity = _identity(self.name, shared_memory=shared_memory)
         expected = {model: target.expected() for model, target in self._targets.items()}
         # What the thread holds must not hold us: see `dropped`.
+        opens = None if keys is None else Keyring()
         fault = partial(_fault, self._targets)
-        rename = partial(_rename, self._running, self._applied)
-        machine = WorkerMachine(identity, self._targets, fault, bytes_max, timing, expected)
+        machine = WorkerMachine(identity, self._targets, fault, bytes_max, timing, expected, opens)
         with ExitStack() as undo:
-            sockets = undo.enter_context(closing(WorkerSockets(address, machine.place)))
+            sockets = undo.enter_context(closing(WorkerSockets(address, machine.place, keys)))
             self._loop = WorkerLoop(
                 machine,
                 sockets,
                 self._handoff,
                 self._calls.look,
-                rename,
+                partial(_rename, self._running, self._applied),
                 shared_memory=shared_memory,
             )
             self._applier = Applier(
@@ -433,6 +441,7 @@ def _rename(
         changed.notify_all()
 
 
-def _default_name() -> str:
+def _default_name(keys: WorkerKeys | None) -> str:
+    form = "*" if keys is None else keys.name
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
-    return f"{host}-{os.getpid()}-{secrets.token_hex(2)}"
+    return form.replace("*", f"{host}-{os.getpid()}-{secrets.token_hex(2)}")

@@ -69,6 +69,7 @@ def publish(call: str, **options: Any) -> Callable[[Ends, Any], object]:
 ROWS: dict[str, Row] = {
     "Publisher address": (publisher("address"), [*ADDRESSES, None]),
     "Publisher data": (publisher("data"), ADDRESSES),
+    "Publisher keys": (publisher("keys"), [5, b"x"]),
     "Publisher advertise": (publisher("advertise"), [*ADDRESSES, ""]),
     "Publisher epoch": (publisher("epoch"), [v for v in COUNTS if v is not None] + [0]),
     "Publisher chunk_bytes": (publisher("chunk_bytes"), [*COUNTS, 0]),
@@ -84,6 +85,7 @@ ROWS: dict[str, Row] = {
         [{}, "m", None, ["m"], {5: WEIGHTS}, {"": WEIGHTS}],
     ),
     "Subscriber name": (subscriber("name"), NAMES),
+    "Subscriber keys": (subscriber("keys"), [5, b"x"]),
     "Subscriber bytes_max": (subscriber("bytes_max"), COUNTS),
     "Subscriber timing": (subscriber("timing"), ODD),
     "Subscriber before_apply": (subscriber("before_apply"), [5, "x"]),

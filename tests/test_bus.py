@@ -734,7 +734,7 @@ def test_ipv6(bus: Bus) -> None:
 
 
 def test_every_interface(bus: Bus) -> None:
-    publisher, target = bus.publisher(address="tcp://*:0"), arrays(0)
+    publisher, target = bus.publisher(address="tcp://*:0", insecure=True), arrays(0)
     address = publisher.address.replace("0.0.0.0", "127.0.0.1")  # noqa: S104 - it is replaced
     subscriber = bus.subscriber(address, target)
     publisher.wait_for_workers(1, SECONDS)

@@ -28,11 +28,15 @@ MAY_IMPORT = {
     "codecs": {"codecs"},
     "bus": {"bus", "codecs"},
     "bus/memory": {"bus", "bus/memory", "codecs"},
-    "bus/publisher": {"bus", "bus/publisher", "codecs"},
+    "bus/publisher": {"bus", "bus/publisher", "bus/trust", "codecs"},
     "bus/worker": {"bus", "bus/worker", "codecs"},
-    "bus/net": {"bus", "bus/memory", "bus/publisher", "bus/worker", "bus/net", "codecs"},
+    "bus/trust": {"bus", "bus/trust", "codecs"},
+    "bus/net": {
+        *("bus", "bus/memory", "bus/publisher", "bus/trust", "bus/worker", "bus/net"),
+        "codecs",
+    },
     "python_client": {
-        *("bus", "bus/memory", "bus/publisher", "bus/worker", "bus/net"),
+        *("bus", "bus/memory", "bus/publisher", "bus/trust", "bus/worker", "bus/net"),
         *("python_client", "codecs"),
     },
 }
@@ -40,7 +44,7 @@ MODULES_MAX = 15  # in one folder
 
 # What only some modules may import. Everything else in the package must do without.
 ONLY_IN = {
-    "zmq": {"bus/net/control.py"},
+    "zmq": {"bus/net/control.py", "bus/trust/curve.py"},
     "pickle": set[str](),
     "cloudpickle": set[str](),
     "dill": set[str](),
@@ -66,7 +70,7 @@ DOING = {
 # But for the environment, which says once whether the helper in C is to be used.
 DOING_ALLOWED = {("codecs/native.py", "os")}
 # The rooms that a machine may reach, beside its own.
-WORDS = {"bus/worker": {"bus", "codecs"}, "bus/publisher": {"bus", "codecs"}}
+WORDS = {"bus/worker": {"bus", "codecs"}, "bus/publisher": {"bus", "bus/trust", "codecs"}}
 
 # What codecs, being pure, may not import.
 IMPURE = {"asyncio", "multiprocessing", "random", "select", "socket", "threading", "time", "zmq"}
@@ -82,6 +86,7 @@ FACE = [
     "DistributedTransport",
     "DistributedWeightSyncScheme",
     "InitialSyncTransport",
+    "KeysError",
     "LayoutError",
     "MPTransport",
     "MultiProcessWeightSyncScheme",
@@ -91,6 +96,7 @@ FACE = [
     "ProtocolError",
     "PublishError",
     "Publisher",
+    "PublisherKeys",
     "RPCTransport",
     "RPCWeightSyncScheme",
     "RayActorTransport",
@@ -122,6 +128,7 @@ FACE = [
     "WeightSyncScheme",
     "WeightUpdaterBase",
     "WorkerEvent",
+    "WorkerKeys",
     "WorkerReceipt",
     "WorkerStatus",
     "WorkersMissingError",

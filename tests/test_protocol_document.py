@@ -388,7 +388,7 @@ def test_links_within_the_document_lead_somewhere() -> None:
 
 
 def test_rules_are_numbered_in_order_and_referred_to_rightly() -> None:
-    for letter in "WPLSE":
+    for letter in "WPLSEK":
         defined = re.findall(rf"^(?:- \*\*|\| )({letter}\d+)(?:\*\*| \|)", DOCUMENT, re.MULTILINE)
         assert defined == [f"{letter}{n + 1}" for n in range(len(defined))]
         assert defined
@@ -413,7 +413,7 @@ def rank(level: int | None) -> float:
 
 
 def test_every_rule_has_a_level() -> None:
-    rules = re.findall(r"^(?:- \*\*|\| )([WPLSE]\d+)(?:\*\*| \|)", DOCUMENT, re.MULTILINE)
+    rules = re.findall(r"^(?:- \*\*|\| )([WPLSEK]\d+)(?:\*\*| \|)", DOCUMENT, re.MULTILINE)
     assert set(levels.of_rules()) == {*rules}
 
 

@@ -40,7 +40,7 @@ def heard(publisher: PublisherSockets, worker: WorkerSockets) -> list[bytes]:
     while time.monotonic() < deadline:
         worker.poll(0.01)
         assert worker.receive_published() is None, "it speaks up only once it has greeted"
-        if publisher.poll(0.0).data and (subscription := publisher.receive_heard()):
+        if publisher.poll(0.0).data and (subscription := publisher.data.receive_heard()):
             return list(subscription[1])
     raise TimeoutError("nobody has subscribed")
 
@@ -60,7 +60,7 @@ def test_an_address_that_failed_does_not_hide_the_one_before(
     pair: tuple[PublisherSockets, WorkerSockets],
 ) -> None:
     publisher, worker = pair
-    worker.subscribe(b"a/ctl", on=True)
+    worker.data.subscribe(b"a/ctl", on=True)
     worker.connect_data(publisher.data_address)
     assert heard(publisher, worker) == [b"a/ctl"]
     with pytest.raises(AddressError, match="cannot connect to data"):
@@ -124,7 +124,7 @@ def test_a_payload_arrives_in_its_place_and_survives_a_restart_of_the_publisher(
         publisher = PublisherSockets("tcp://127.0.0.1:0", None)
         worker = WorkerSockets(publisher.address, place)
         stack.callback(worker.close)
-        worker.subscribe(b"a/dat", on=True)
+        worker.data.subscribe(b"a/dat", on=True)
         worker.connect_data(publisher.data_address)
         assert heard(publisher, worker) == [b"a/dat"]
         publisher.broadcast([b"a/dat", b"{}", payload])
@@ -145,14 +145,14 @@ def test_a_connection_that_speaks_now_and_then_stays(
     publisher, worker = pair
     clock = [time.monotonic()]
     monkeypatch.setattr(sockets, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    worker.subscribe(b"a/ctl", on=True)
+    worker.data.subscribe(b"a/ctl", on=True)
     worker.connect_data(publisher.data_address)
     assert heard(publisher, worker) == [b"a/ctl"]
     for number in range(3):
         clock[0] += 0.7 * SILENCE_SECONDS
         publisher.broadcast([b"a/ctl", b"%d" % number])
         assert published(publisher, worker) == [b"a/ctl", b"%d" % number]
-    assert publisher.receive_heard() is None, "it has dialled again"
+    assert publisher.data.receive_heard() is None, "it has dialled again"
 
 
 def test_data_comes_over_ipc_too(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_data_comes_over_ipc_too(tmp_path: Path) -> None:
         stack.callback(publisher.close)
         worker = WorkerSockets(publisher.address, lambda _frames, _size: None)
         stack.callback(worker.close)
-        worker.subscribe(b"a/ctl", on=True)
+        worker.data.subscribe(b"a/ctl", on=True)
         worker.connect_data(publisher.data_address)
         assert heard(publisher, worker) == [b"a/ctl"]
         publisher.broadcast([b"a/ctl", b"{}"])
@@ -228,7 +228,7 @@ def test_messages_that_came_together_are_not_waited_for(
     pair: tuple[PublisherSockets, WorkerSockets],
 ) -> None:
     publisher, worker = pair  # which is not polled below, so that it sends no ping
-    worker.subscribe(b"a/ctl", on=True)
+    worker.data.subscribe(b"a/ctl", on=True)
     worker.connect_data(publisher.data_address)
     assert heard(publisher, worker) == [b"a/ctl"]
     sent = [[b"a/ctl", b"%d" % number] for number in range(40)]

@@ -25,7 +25,7 @@ from weightbus.bus.messages import (
     Staged,
     Welcome,
     encode,
-    upstream_of,
+    token_of,
 )
 from weightbus.bus.net.sub import Subscription
 from weightbus.bus.net.zmtp import WORD, Stream, message_parts
@@ -64,7 +64,7 @@ class Workers:
         said = self.say(name, hello)
         sent = [effect.message for effect in said if isinstance(effect, Send)]
         [welcome] = [message for message in sent if isinstance(message, Welcome)]
-        return upstream_of(welcome)
+        return token_of(welcome, UPSTREAM)
 
     def publish(self) -> None:
         version = version_of(1, np.arange(40, dtype=np.uint8), 16, 0)

@@ -1,4 +1,4 @@
-"""The sockets of either side. No other module of the package imports zmq.
+"""The sockets of either side. No other module imports zmq but `trust/curve.py`, for keys.
 
 The data connection is not libzmq's but our own, on either side (`pub.py`, `sub.py`): it speaks the
 same protocol, and is faster.
@@ -13,7 +13,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import zmq
@@ -21,12 +21,14 @@ import zmq
 from ..errors import AddressError
 from ..limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..messages import Buffer
+from ..trust import curve
+from ..trust.grants import Grants
+from ..trust.keys import WorkerKeys
 from . import endpoints
 from .accepted import Accepted
 from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
 from .listening import Listener
-from .outlet import Outlet
-from .pub import Distribution, Heard
+from .pub import Distribution
 from .sub import Subscription
 from .turns import Bell
 from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Arrived, Place
@@ -49,14 +51,6 @@ DROPPED = 256  # messages of connections that were hung up on, before others hav
 READABLE, WRITABLE, SOURCE = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.SRCFD)
 AT_ONCE, MORE_AT_ONCE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 
-CHANGES = (  # of a connection. After an error of ZMTP the last one comes, and then none any more
-    zmq.EVENT_CONNECT_DELAYED
-    | zmq.EVENT_CONNECT_RETRIED
-    | zmq.EVENT_CONNECTED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_DISCONNECTED
-)
-
 Found = list[tuple[selectors.SelectorKey, int]]
 
 
@@ -71,15 +65,17 @@ class Activity(NamedTuple):
 class _Sockets:
     """What both sides have: a context, a control socket, and a bell."""
 
-    def __init__(self, control: int, changes: int = 0) -> None:
+    def __init__(self, control: int, changes: int = 0, *, asked: bool = False) -> None:
         self._asked = False  # whether `_ready` is how things are at the control socket
         self._ready = 0
         with contextlib.ExitStack() as undo:
-            with descriptors_of_libzmq(3 if changes else 1) as self._libzmqs:
+            with descriptors_of_libzmq((3 if changes else 1) + asked) as self._libzmqs:
                 self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
                 # Or whoever collects it would wait in it for ever for its socket to be closed.
                 undo.callback(self._context.destroy, 0)
                 self._control = self._socket(control)
+                if asked:
+                    self._asking = self._context.socket(zmq.REP)
                 if changes:
                     self._changes = self._control.get_monitor_socket(changes)
             self._selector = undo.enter_context(selectors.DefaultSelector())
@@ -168,15 +164,31 @@ class PublisherSockets(_Sockets):
         address: Where the ROUTER is bound.
         data: Where the data socket is bound; None: beside it.
         queue: Messages held for a subscriber before more are dropped.
+        secret: The publisher's secret key; empty: it has none.
+        grants: With it, whose keys may come.
+
+    Attributes:
+        data: Those who have subscribed.
+        key: Of whoever sent the message that was received last; empty where there are none.
 
     Raises:
         AddressError: An address makes no sense, or is taken.
     """
 
-    def __init__(self, address: str, data: str | None, queue: int = PUB_QUEUE) -> None:
+    def __init__(
+        self,
+        address: str,
+        data: str | None,
+        queue: int = PUB_QUEUE,
+        secret: str = "",
+        grants: Grants | None = None,
+    ) -> None:
         endpoints.check(address)
-        super().__init__(zmq.ROUTER, zmq.EVENT_ACCEPTED)
-        self._data = Distribution(queue, self._selector)
+        super().__init__(zmq.ROUTER, zmq.EVENT_ACCEPTED, asked=grants is not None)
+        self.data = Distribution(queue, self._selector, grants)
+        self._gate: curve.Gate | None = None
+        self._asks = False  # somebody, whether it may come in
+        self.key = ""
         self._listener: Listener | None = None  # of an ipc address
         self._accepted = Accepted(counts=endpoints.ipc_path(address) is None)
         self._last: tuple[int, bytes] | None = None  # of the last message: where it came from
@@ -187,6 +199,10 @@ class PublisherSockets(_Sockets):
             self._control.setsockopt(zmq.SNDHWM, ROUTER_QUEUE)
             self._control.setsockopt(zmq.RCVHWM, UNREAD)
             self._control.setsockopt(zmq.RCVBUF, UNREAD_BYTES)
+            if grants is not None:
+                curve.serve(self._control, secret)
+                self._gate = curve.Gate(self._asking, lambda key: grants.of(key) is not None)
+                self._selector.register(self._gate, selectors.EVENT_READ)
             self.address = self._bind(address)
             self._accepted.belong_to(self.address)
             self.data_address = self._bind_data(address, data)
@@ -198,14 +214,14 @@ class PublisherSockets(_Sockets):
 
     def _bind_data(self, address: str, data: str | None) -> str:
         if data is not None:
-            return self._data.bind(endpoints.check(data), "data")
+            return self.data.bind(endpoints.check(data), "data")
         try:
-            return self._data.bind(endpoints.beside(self.address), "data")
+            return self.data.bind(endpoints.beside(self.address), "data")
         except AddressError:
             if not endpoints.beside(address).endswith(":0"):
                 raise
             # The port beside is taken, but any would have done for control, so any does for data.
-            return self._data.bind(endpoints.resolve("tcp://*:0", self.address), "data")
+            return self.data.bind(endpoints.resolve("tcp://*:0", self.address), "data")
 
     def _bind(self, endpoint: str) -> str:
         self._control.setsockopt(zmq.IPV6, int("[" in endpoint))
@@ -232,15 +248,23 @@ class PublisherSockets(_Sockets):
 
     def poll(self, seconds: float) -> Activity:
         """Wait for something to arrive, or for `wake`."""
-        wait = 0.0 if self._data.pending else min(seconds, self._accepted.due - time.monotonic())
+        wait = (
+            0.0
+            if self.data.pending or self._asks
+            else min(seconds, self._accepted.due - time.monotonic())
+        )
         control, found = self._poll(wait)
         now = time.monotonic()
-        self._data.attend(found, now)
+        self.data.attend(found, now)
         if any(key.data is self._changes for key, _ in found):
             self._take_note_of_accepted(now)
+        if self._gate is not None and (
+            self._asks or any(k.fileobj is self._gate for k, _ in found)
+        ):
+            self._asks = self._gate.answer()
         self._accepted.look(now, drained=not control)
-        self._data.tick(now)
-        return Activity(control=bool(control), data=self._data.pending)
+        self.data.tick(now)
+        return Activity(control=bool(control), data=self.data.pending)
 
     def receive(self) -> tuple[bytes, Sequence[Buffer]] | None:
         """Return the identity and the frames of the next control message, if there is one."""
@@ -254,9 +278,10 @@ class PublisherSockets(_Sockets):
                 source = int(frames[0].get(SOURCE))
                 if not self._accepted.has(source):  # the word of it comes before its messages
                     self._take_note_of_accepted(time.monotonic())
-                nbytes = sum(map(len, frames)) + FRAME_HEAD_MAX * len(frames)
-                if self._accepted.saw(source, identity, nbytes):
+                head = FRAME_HEAD_MAX + (curve.COMMAND_BYTES if self._gate is not None else 0)
+                if self._accepted.saw(source, identity, sum(map(len, frames)) + head * len(frames)):
                     self._last = source, identity
+                    self.key = curve.key_of(frames[0]) if self._gate is not None else ""
                     return identity, [frame.bytes for frame in frames]  # small ones
         return None
 
@@ -271,14 +296,6 @@ class PublisherSockets(_Sockets):
         while int(self._changes.get(zmq.EVENTS)) & READABLE:
             change, _ = self._changes.recv_multipart(AT_ONCE)
             self._accepted.accept(int.from_bytes(change[2:6], sys.byteorder), now)
-
-    def receive_heard(self) -> Heard | None:
-        """Return who has subscribed since or said a word, and to what, and which."""
-        return self._data.receive_heard()
-
-    def answer(self, outlet: Outlet, frames: Sequence[Buffer]) -> None:
-        """Send to one who has subscribed."""
-        self._data.answer(outlet, frames, time.monotonic())
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
         """Send to one worker; return False if its connection is gone.
@@ -301,25 +318,17 @@ class PublisherSockets(_Sockets):
 
     def broadcast(self, frames: Sequence[Buffer]) -> None:
         """Publish to everybody who subscribed; whoever is not keeping up loses it."""
-        self._data.send(frames, time.monotonic())
-
-    def keep_up(self, topic: bytes) -> bool:
-        """Return whether what was published of a topic is on its way to somebody, or to nobody."""
-        return self._data.keep_up(topic)
-
-    def withdraw(self, topics: Collection[bytes]) -> None:
-        """Forget what is not on its way yet of some topics."""
-        self._data.withdraw(topics)
+        self.data.send(frames, time.monotonic())
 
     def abandon(self) -> None:
         """Close what a forked child has inherited, see `inheritance`."""
-        self._data.abandon()
+        self.data.abandon()
         self._accepted.close()
         super().abandon()
 
     def close(self) -> None:
         """Close everything; what is on its way gets a moment."""
-        self._data.close(LINGER_MS / 1000)
+        self.data.close(LINGER_MS / 1000)
         if self._listener is not None:
             self._listener.close()
         self._control.disable_monitor()
@@ -333,16 +342,18 @@ class WorkerSockets(_Sockets):
     Args:
         address: The publisher's ROUTER.
         place: Where payloads of published messages go, see `zmtp.Stream`.
+        keys: Its own, and the publisher's public one; None: there are none.
 
     Raises:
         AddressError: The address makes no sense.
     """
 
-    def __init__(self, address: str, place: Place) -> None:
+    def __init__(self, address: str, place: Place, keys: WorkerKeys | None = None) -> None:
         self.address = endpoints.check(address)
-        super().__init__(zmq.DEALER, CHANGES)
+        super().__init__(zmq.DEALER, curve.CHANGES)
+        self._told = curve.Changes(self._changes, keyed=keys is not None)
         # Not `wake`, which would hold us, and through us the memory that `place` gives out.
-        self._data = Subscription(place, self._bell.ring)
+        self.data = Subscription(place, self._bell.ring)
         self._watched: tuple[socket.socket, bool] | None = None
         try:
             self._control.setsockopt(zmq.IMMEDIATE, 1)  # say nothing to nobody: it would pile up
@@ -350,6 +361,8 @@ class WorkerSockets(_Sockets):
             self._control.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
             self._control.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
             self._control.setsockopt(zmq.IPV6, int("[" in address))
+            if keys is not None:
+                curve.pin(self._control, keys.public, keys.secret, keys.publisher)
             self._control.connect(address)
         except BaseException as error:
             self.close()
@@ -360,8 +373,8 @@ class WorkerSockets(_Sockets):
 
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
         """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
-        self._watch(self._data.attend(time.monotonic()))
-        pending, wanted = self._data.pending, READABLE | (WRITABLE if writable else 0)
+        self._watch(self.data.attend(time.monotonic()))
+        pending, wanted = self.data.pending, READABLE | (WRITABLE if writable else 0)
         control, found = self._poll(0.0 if pending else seconds, wanted)
         watched = self._watched[0] if self._watched is not None else None
         return Activity(
@@ -391,35 +404,27 @@ class WorkerSockets(_Sockets):
 
     def receive_published(self) -> Arrived | None:
         """Return the next published message, if there is one."""
-        return self._data.receive(time.monotonic())
+        return self.data.receive(time.monotonic())
 
     def send(self, header: bytes, token: str = "") -> None:
         """Send to the publisher, or upstream if that can be; lost while nobody is there."""
-        if token and self._data.say(WORD + token.encode() + header):
+        if token and self.data.say(WORD + token.encode() + header):
             return
         self._asked = False
         with contextlib.suppress(zmq.Again):
             self._control.send(header, AT_ONCE)
 
-    def changed(self) -> bool:
-        """Return whether anything became of the control connection since this was asked last.
+    def changed(self) -> tuple[bool, str]:
+        """Return whether anything became of the control connection, and why it was refused."""
+        return self._told.read()
 
-        Ask often: ZeroMQ stands still while a thousand changes wait here.
-        """
-        changed = False
-        with contextlib.suppress(zmq.Again):
-            while True:
-                self._changes.recv(AT_ONCE)
-                changed = True
-        return changed
-
-    def connect_data(self, endpoint: str) -> None:
+    def connect_data(self, endpoint: str, ticket: str = "") -> None:
         """Take published messages from this endpoint, in place of any before.
 
         Raises:
             AddressError: It cannot be connected to.
         """
-        self._data.connect(endpoints.resolve(endpoint, self.address))
+        self.data.connect(endpoints.resolve(endpoint, self.address), ticket)
 
     def redial(self) -> None:
         """Make both connections anew; what waits to be sent on the old ones is lost."""
@@ -427,19 +432,15 @@ class WorkerSockets(_Sockets):
         with contextlib.suppress(zmq.ZMQError):  # there is none
             self._control.disconnect(self.address)
         self._control.connect(self.address)
-        self._data.redial()
-
-    def subscribe(self, topic: bytes, on: bool) -> None:
-        """Ask for a topic, or no longer; asking twice is asking once."""
-        self._data.subscribe(topic, on=on)
+        self.data.redial()
 
     def abandon(self) -> None:
         """Close what a forked child has inherited, see `inheritance`."""
-        self._data.close()
+        self.data.close()
         super().abandon()
 
     def close(self) -> None:
         """Close everything; what is on its way gets a moment."""
         self._control.disable_monitor()  # nobody reads it any more, for which ZeroMQ would wait
-        self._data.close()
+        self.data.close()
         super().close()

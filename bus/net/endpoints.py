@@ -6,6 +6,7 @@ under several names (loopback, a container's name, an address behind a port mapp
 """
 
 import errno
+import ipaddress
 import re
 
 from ..errors import AddressError
@@ -74,6 +75,21 @@ def host_and_port(endpoint: str) -> tuple[str, int]:
     if match is None or match["port"] == "*":
         raise AddressError(f"{endpoint!r} cannot be connected to: it names no host and port")
     return match["host"].strip("[]"), int(match["port"])
+
+
+def is_local(endpoint: str) -> bool:
+    """Return whether only this host can reach what is bound at an endpoint.
+
+    Raises:
+        AddressError: It is none.
+    """
+    match = _TCP.match(check(endpoint))
+    if match is None or match["host"] in ("localhost", "lo"):  # libzmq takes names of interfaces
+        return True
+    try:
+        return ipaddress.ip_address(match["host"].strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def ipc_path(endpoint: str) -> str | None:

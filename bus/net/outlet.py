@@ -10,12 +10,13 @@ from functools import lru_cache
 from ..allowance import Allowance
 from ..lease import Lease
 from ..limits import MODELS_MAX, SUBSCRIPTIONS, TOPIC_BYTES_MAX, TOPICS_MAX
-from ..messages import Buffer
+from ..messages import TOKEN_BYTES, Buffer
 from .zmtp import (
     FRAME_HEAD_MAX,
     OFF,
     ON,
     SCRATCH_BYTES,
+    TICKET,
     WORD,
     Stream,
     ZmtpError,
@@ -50,9 +51,12 @@ class Outlet:
     Args:
         connection: Its socket.
         queue: Messages that wait before more are dropped.
+        ticketed: It is served only once it has shown a ticket.
     """
 
-    def __init__(self, connection: socket.socket, queue: int, now: float) -> None:
+    def __init__(
+        self, connection: socket.socket, queue: int, now: float, *, ticketed: bool = False
+    ) -> None:
         self._socket, self._room = connection, queue
         # What a subscriber says fits the scratch: no memory is taken for it.
         self._stream = Stream(_nowhere, b"XPUB", SCRATCH_BYTES - FRAME_HEAD_MAX, frames_max=1)
@@ -65,6 +69,9 @@ class Outlet:
         self._moved_at = now  # when the kernel took something last
         self.topics: set[bytes] = set()
         self.asked: dict[bytes, None] = {}  # of these, what nobody was told of yet
+        self.owner: tuple[str, str] | None = None  # name and key of its worker, if it has shown one
+        self.admitted, self.since = not ticketed, now
+        self.ticket = ""  # that it has shown, of which nobody was told yet
         self.said: list[bytes] = []  # words that nobody was told of yet
         self.forged = 0  # of those before: words that were nobody's, and cost as anything else
         self.alive_at = now
@@ -81,7 +88,7 @@ class Outlet:
 
     def wants(self, topic: bytes) -> bool:
         """Whether it subscribed to a topic, or to the beginning of it."""
-        return not self.topics.isdisjoint(_beginnings(topic))
+        return self.admitted and not self.topics.isdisjoint(_beginnings(topic))
 
     @property
     def keeps_up(self) -> bool:
@@ -179,10 +186,15 @@ class Outlet:
         others, self.forged = self._stream.frames - before - len(self.said) + self.forged, 0
         if others and not self._allowance.take(others, now):
             raise ZmtpError("it asks more often than anybody needs to")
-        return bool(self.asked or self.said)
+        return bool(self.asked or self.said or self.ticket)
 
     def _take(self, body: bytes) -> None:
         on, topic = body[:1], body[1:]
+        if not (self.admitted or self.ticket):  # K6
+            if on != TICKET or len(topic) != TOKEN_BYTES:
+                raise ZmtpError("it has shown no ticket; only workers with a key get one")
+            self.ticket = topic.decode("latin1")
+            return
         if on == WORD:
             self.said.append(topic)
             return

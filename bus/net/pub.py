@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 from ..allowance import Allowance
 from ..complaints import Complaints
-from ..limits import ACCEPTS
+from ..limits import ACCEPTS, STRANGER_SECONDS
 from ..messages import Buffer
+from ..trust.grants import Grants
 from . import endpoints
 from .listening import Listener, spent
 from .outlet import HOLD_SECONDS, Outlet, QueuedMessage
@@ -46,6 +47,7 @@ class Heard(NamedTuple):
     outlet: Outlet
     topics: Collection[bytes]
     words: Sequence[bytes]
+    ticket: str = ""  # before all of that
 
 
 class Distribution:
@@ -54,9 +56,13 @@ class Distribution:
     Args:
         queue: Messages held for a subscriber before more are dropped.
         selector: Where its sockets are registered; what that finds goes to `attend`.
+        grants: Whose keys may have connections; None: anybody may have one.
     """
 
-    def __init__(self, queue: int, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, queue: int, selector: selectors.BaseSelector, grants: Grants | None = None
+    ) -> None:
+        self._grants = grants
         self._queue = queue
         self._selector = selector
         self._turned_away = Complaints(log, "a subscriber is turned away: %s")
@@ -109,8 +115,10 @@ class Distribution:
             self._selector.register(self._listener.socket, selectors.EVENT_READ)
         if now >= self._hold_at:
             self._hold_at = now + HOLD_SECONDS
-            for outlet in self._outlets.values():
+            for outlet in list(self._outlets.values()):
                 outlet.hold(now)
+                if not outlet.admitted and now - outlet.since >= STRANGER_SECONDS:  # K6
+                    self._hang_up(outlet)
         if now >= self._ping_at:
             self._ping_at = now + PING_SECONDS
             self._look_after(now)
@@ -126,9 +134,33 @@ class Distribution:
             return None
         outlet = next(iter(self._asking))
         del self._asking[outlet]
-        heard = Heard(outlet, outlet.asked, outlet.said)
+        heard = Heard(outlet, outlet.asked, outlet.said, outlet.ticket)
         outlet.asked, outlet.said = {}, []
         return heard
+
+    def admit(self, outlet: Outlet, owner: tuple[str, str] | None) -> bool:
+        """Serve a connection of this worker, in place of any before; None: hang up.
+
+        Args:
+            outlet: One that has shown a ticket.
+            owner: Name and key of whose ticket that was.
+        """
+        if self._outlets.get(outlet.fileno()) is not outlet:
+            return False
+        if owner is None:
+            self._hang_up(outlet)
+            return False
+        for other in [each for each in self._outlets.values() if each.owner == owner]:
+            self._hang_up(other)
+        outlet.owner, outlet.admitted, outlet.ticket = owner, True, ""
+        return True
+
+    def screen(self) -> None:
+        """Hang up on those whose keys may not have connections any more."""  # K8
+        for outlet in list(self._outlets.values()):
+            owner, grants = outlet.owner, self._grants
+            if owner is not None and grants is not None and not grants.may_read(*owner):
+                self._hang_up(outlet)
 
     def send(self, frames: Sequence[Buffer], now: float) -> None:
         """Send to everybody who subscribed to the first frame; whoever lags behind loses it.
@@ -208,7 +240,7 @@ class Distribution:
         connection.setblocking(False)
         with contextlib.suppress(OSError):  # it is gone already, which the first look will tell
             _tune(connection)
-        outlet = Outlet(connection, self._queue, now)
+        outlet = Outlet(connection, self._queue, now, ticketed=self._grants is not None)
         self._outlets[outlet.fileno()] = outlet
         self._selector.register(connection, outlet.watched, outlet)
 
@@ -233,6 +265,8 @@ class Distribution:
         for outlet in list(self._outlets.values()):
             if now - outlet.alive_at >= SILENCE_SECONDS:
                 self._hang_up(outlet)
+                continue
+            if not outlet.admitted:
                 continue
             outlet.ping()
             try:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from itertools import islice
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ..complaints import Complaints
 from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
-from ..messages import Shared, control_topic, data_topic, encode
+from ..messages import control_topic, data_topic, encode
 from ..observed import Observe, Roster
 from ..owner import Owner
 from ..publisher.effects import (
@@ -26,9 +26,11 @@ from ..publisher.effects import (
     Effect,
     HangUp,
     Hash,
+    Keeper,
     Lend,
     Release,
     Resolve,
+    Screen,
     Settled,
     Stamp,
     Withdraw,
@@ -55,22 +57,6 @@ Work = Callable[[float], None]
 Condition = Callable[[tuple[WorkerStatus, ...]], bool]
 
 
-class Keeper(Protocol):
-    """What outlives a publisher (`python_client/keeper.py`)."""
-
-    def offer(self, version: Version) -> None:
-        """Keep a version, the latest for all of its model; must not wait."""
-        ...
-
-    def record(self, epoch: int) -> None:
-        """Keep an epoch, of which no worker has heard yet; everything waits for this."""
-        ...
-
-    def stop(self) -> None:
-        """Nothing more will come; must not wait."""
-        ...
-
-
 class PublisherLoop:
     """A publisher, running once it is started.
 
@@ -80,6 +66,9 @@ class PublisherLoop:
         keeper: What outlives the publisher, if anything does.
         restored: Versions that one before has left, to be offered first of all.
         sealer: Seals what goes out, if anything does.
+
+    Attributes:
+        over: Set once it has ended.
     """
 
     def __init__(
@@ -102,6 +91,7 @@ class PublisherLoop:
         self._turns = Turns(self._turn, sockets.wake, self._busy)
         self._next_tick = time.monotonic()
         self._ended: BaseException | None = None
+        self.over = threading.Event()
         self._lock = threading.Lock()  # between taking work in and ending
         self._thread = Owner(self._run, "weightbus-publisher")
 
@@ -147,11 +137,11 @@ class PublisherLoop:
         if self._ended is not None or self._turns.stopping:
             raise self._closed()
 
-    def prepare(self, model: str, shared: Shared, nbytes: int) -> None:
-        """Tell workers where the first version of a model will lie."""
+    def decide(self, how: Callable[[PublisherMachine, float], list[Effect]]) -> None:
+        """Have the machine decide on something soon, and do what it wants."""
 
         def work(now: float) -> None:
-            self._perform(self._machine.prepare(model, shared, nbytes), now)
+            self._perform(how(self._machine, now), now)
 
         self._hand_over(work, Future[None]())
 
@@ -267,6 +257,7 @@ class PublisherLoop:
             self._end(ended)
 
     def _end(self, reason: BaseException) -> None:
+        self.over.set()
         with self._lock:
             self._ended = reason
             work, self._work = self._work, deque()
@@ -308,7 +299,11 @@ class PublisherLoop:
     def _with_room(self) -> list[bytes]:
         """Return the topics of what is being pushed for which somebody's connection has room."""
         pushing = self._machine.pushing
-        return [topic for topic in pushing if self._sockets.keep_up(topic)] if pushing else pushing
+        return (
+            [topic for topic in pushing if self._sockets.data.keep_up(topic)]
+            if pushing
+            else pushing
+        )
 
     def _hash_some(self, now: float) -> None:
         """Hash a little of what somebody needs the digest of, and say so when all is done."""
@@ -333,22 +328,26 @@ class PublisherLoop:
             message = self._sockets.receive()
             if message is None:
                 return
-            effects = self._machine.receive(*message, now)
+            effects = self._machine.receive(*message, now, self._sockets.key)
             if effects:
                 self._perform(effects, now)
 
     def _take_heard(self, now: float) -> None:
         """Take what workers say; tell whoever has subscribed that it is heard, and nobody else."""
         for _ in range(BATCH):
-            found = self._sockets.receive_heard()
+            found = self._sockets.data.receive_heard()
             if found is None:
                 break
+            if found.ticket:  # K6
+                owner = self._machine.redeem(found.ticket, now)
+                if not self._sockets.data.admit(found.outlet, owner):
+                    continue
             for topic in found.topics:
                 beacon = self._machine.subscribed(topic)
                 if beacon is not None:
                     sealer = self._sealer
                     said = beacon if sealer is None else sealer.published(beacon, None)[0]
-                    self._sockets.answer(found.outlet, [topic, encode(said)])
+                    self._sockets.data.answer(found.outlet, [topic, encode(said)], now)
             for word in found.words:
                 effects = self._machine.receive_word(word, now)
                 found.outlet.forged += effects is None
@@ -367,9 +366,12 @@ class PublisherLoop:
                 case Broadcast():
                     self._broadcast(effect)
                 case Withdraw(model):
-                    self._sockets.withdraw((control_topic(model), data_topic(model)))
+                    self._sockets.data.withdraw((control_topic(model), data_topic(model)))
                 case HangUp():
                     self._sockets.hang_up()
+                case Screen():
+                    self._sockets.data.screen()
+                    self._rekey(now)
                 case Resolve():
                     self._resolve(effect)
                 case Settled(version):
@@ -395,6 +397,7 @@ class PublisherLoop:
             self._look(now)
 
     def _rekey(self, now: float) -> None:
+        """Have what comes read by those alone who are told another key from now on."""
         if self._sealer is not None:
             self._sealer.rekey(now)
             self._perform(self._machine.rekeyed(), now)

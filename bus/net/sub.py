@@ -15,7 +15,7 @@ from ..complaints import Complaints
 from ..errors import AddressError
 from ..lease import Lease
 from . import endpoints
-from .zmtp import Arrived, Place, Stream, ZmtpError
+from .zmtp import TICKET, Arrived, Place, Stream, ZmtpError
 
 log = logging.getLogger("weightbus.worker")
 
@@ -38,6 +38,7 @@ class Subscription:
         self._place, self._wake = place, wake
         self._unusable = Complaints(log, "no pushed data from %s")
         self._endpoint = ""
+        self._ticket, self._ticketed = "", False
         self._topics: set[bytes] = set()
         self._socket: socket.socket | None = None
         self._stream = Stream(place)
@@ -50,8 +51,10 @@ class Subscription:
         self._expected = 1
         self._drained = False  # nothing more is here, until the descriptor says so
 
-    def connect(self, endpoint: str) -> None:
+    def connect(self, endpoint: str, ticket: str = "") -> None:
         """Take messages from this endpoint, in place of any before.
+
+        With a ticket, each connection needs one, which is spent with it.
 
         Raises:
             AddressError: It cannot be an address.
@@ -61,6 +64,7 @@ class Subscription:
             raise AddressError(
                 f"cannot connect to data at {endpoint}: a path has at most {IPC_PATH_MAX} bytes"
             )
+        self._ticket, self._ticketed = ticket, bool(ticket)
         if endpoint != self._endpoint:
             self._hang_up()
             self._endpoint, self._dial_at, self._pause = endpoint, 0.0, REDIAL_SECONDS
@@ -89,7 +93,8 @@ class Subscription:
         if self._socket is not None and now - self._heard_at >= patience:
             self._hang_up()
         if self._socket is None:
-            if self._endpoint and not self._dialling and now >= self._dial_at:
+            dial = self._endpoint and not self._dialling and now >= self._dial_at
+            if dial and not self.needs_ticket:
                 self._dialling = True
                 self._dial_at, self._pause = (
                     now + self._pause,
@@ -101,6 +106,11 @@ class Subscription:
             return None
         connection = self._socket
         return (connection, self._unsent) if self._write(connection) else None
+
+    @property
+    def needs_ticket(self) -> bool:
+        """Whether there is no connection for want of a ticket."""
+        return self._ticketed and not (self._ticket or self._socket or self._dialling)
 
     @property
     def pending(self) -> bool:
@@ -191,6 +201,8 @@ class Subscription:
         found.setblocking(False)
         self._socket, self._heard_at, self._expected = found, now, 1
         self._stream = Stream(self._place)
+        if self._ticket:
+            self._stream.first, self._ticket = TICKET + self._ticket.encode(), ""  # K7
         for topic in self._topics:
             self._stream.subscribe(topic, on=True)
 

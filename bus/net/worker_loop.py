@@ -173,8 +173,13 @@ class WorkerLoop:
         now = time.monotonic()
         if now >= self._next_tick:
             self._next_tick = now + TICK
-            if self._sockets.changed():
+            changed, refused = self._sockets.changed()
+            if changed:
                 self._machine.changed(now)
+            if refused:
+                self._perform(self._machine.shut_out(refused, now))
+            if self._sockets.data.needs_ticket:
+                self._perform(self._machine.without_ticket(now))
             self._perform(self._machine.tick(now))
             self._look()
 
@@ -204,9 +209,9 @@ class WorkerLoop:
                     if view is not None and not view.touched:
                         self._copier.ahead(view.touching())
                 case Subscribe():
-                    self._sockets.subscribe(effect.topic, effect.on)
+                    self._sockets.data.subscribe(effect.topic, on=effect.on)
                 case Connect():
-                    self._connect(effect.endpoint)
+                    self._connect(effect.endpoint, effect.ticket)
                 case Redial():
                     self._sockets.redial()
                 case Joined():
@@ -260,9 +265,9 @@ class WorkerLoop:
         self._copier.ahead(touching)
         return memory
 
-    def _connect(self, endpoint: str) -> None:
+    def _connect(self, endpoint: str, ticket: str) -> None:
         try:
-            self._sockets.connect_data(endpoint)
+            self._sockets.connect_data(endpoint, ticket)
         except AddressError as error:  # everything can still be fetched
             log.warning("no pushed data: %s", error)
 

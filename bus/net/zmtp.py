@@ -22,8 +22,9 @@ from ..limits import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..messages import PAYLOAD, Buffer
 
 MORE, LONG, COMMAND = 1, 2, 4
-# What a subscriber's message begins with: it subscribes to a topic, or no longer, or says a word.
-OFF, ON, WORD = b"\0", b"\1", b"\2"
+# What a subscriber's message begins with: it subscribes to a topic, or no longer, says a word, or
+# shows a ticket.
+OFF, ON, WORD, TICKET = b"\0", b"\1", b"\2", b"\3"
 SCRATCH_BYTES: Final = 8192  # read ahead; of a payload, at most so much is copied twice
 FRAME_HEAD_MAX: Final = 9  # flags, and a size of 8 bytes
 FRAMES_MAX: Final = 8  # of a message; a later protocol may have more than one payload
@@ -71,6 +72,7 @@ class Stream:
         self._frames: list[Buffer] = []  # of the message that is arriving
         self._body: _Body | None = None  # a frame too long for the scratch
         self._topics: set[bytes] = set()
+        self.first = b""  # a message to say before all others
 
     def subscribe(self, topic: bytes, *, on: bool) -> None:
         """Ask for a topic, or no longer."""
@@ -228,6 +230,8 @@ class Stream:
         name, rest = body[1:size], body[size:]
         if name == b"READY" and self.state == "ready":
             self.state = "open"
+            if self.first:
+                self._send(self.first)
             for topic in sorted(self._topics):
                 self._send(b"\1" + topic)
         elif name == b"PING":

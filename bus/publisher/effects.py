@@ -6,6 +6,7 @@ shell answers with `PublisherMachine.hashed`.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..effects import Notice, Send
 from ..messages import Announce, Buffer, Message
@@ -57,6 +58,11 @@ class Withdraw:
 @dataclass(frozen=True, slots=True)
 class HangUp:
     """Close the connection of the message that was received last: it floods this publisher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """Hang up on data connections whose keys may not have any, any more; seal otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,7 @@ Effect = (
     | BroadcastWhole
     | Withdraw
     | HangUp
+    | Screen
     | Resolve
     | Settled
     | Stamp
@@ -134,3 +141,19 @@ Effect = (
     | Lend
     | Release
 )
+
+
+class Keeper(Protocol):
+    """What outlives a publisher, and so takes what is `Settled` (`python_client/keeper.py`)."""
+
+    def offer(self, version: Version) -> None:
+        """Keep a version, the latest for all of its model; must not wait."""
+        ...
+
+    def record(self, epoch: int) -> None:
+        """Keep an epoch, of which no worker has heard yet; everything waits for this."""
+        ...
+
+    def stop(self) -> None:
+        """Nothing more will come; must not wait."""
+        ...

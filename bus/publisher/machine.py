@@ -14,7 +14,7 @@ It owns the memory of its versions: nobody writes there before it said `Release`
 here assumes that the publisher is a trainer or that a worker is a leaf.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ..effects import Send
 from ..errors import ProtocolError, UnknownWorkerError
@@ -41,6 +41,7 @@ from ..messages import (
     model_of,
 )
 from ..observed import Observe, to_publisher
+from ..trust.grants import Grant, Grants
 from .absent import Absent
 from .effects import Broadcast, BroadcastWhole, Effect, HangUp, Resolve, Settled, Withdraw
 from .giving import Giving
@@ -51,7 +52,7 @@ from .publications import Publications
 from .push import Pushes
 from .reports import Reports
 from .roster import Peer, Roster
-from .sessions import Introduction, Sessions
+from .sessions import REVOKED, Introduction, Sessions
 from .status import Observers, WorkerStatus, status_of
 from .store import Store
 from .version import Snapshot, Version
@@ -70,7 +71,8 @@ class PublisherMachine:
         keys: Says which group keys a worker is told, where its connection is encrypted; None: what
             is published goes in the clear.
         secret: Draws 32 hexadecimal digits that nobody can guess; with it workers that can may say
-            `applied` on their data connection.
+            `applied` on their data connection. Where there are keys, it draws tickets for that.
+        grants: What each key may do; None: there are no keys.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class PublisherMachine:
         age: Callable[[], float] | None = None,
         secret: Callable[[], str] | None = None,
         keys: Callable[[Peer], list[str]] | None = None,
+        grants: Grants | None = None,
     ) -> None:
         self.timing = timing = timing or Timing()
         self.roster = roster = Roster(timing.lost_after)
@@ -92,7 +95,8 @@ class PublisherMachine:
         self._pushes = pushes = Pushes(store, timing.quiet)
         self._giving = giving = Giving(store, calls)
         self._reports = Reports(roster, store, calls, pushes)
-        introduction = Introduction(data_endpoint, shared, age, secret, keys)
+        introduction = Introduction(data_endpoint, shared, age, secret, keys, grants)
+        self._grants = grants
         plausible = self._reports.plausible
         self._sessions = Sessions(
             introduction, timing, roster, store, calls, pushes, giving, plausible
@@ -116,12 +120,25 @@ class PublisherMachine:
 
     # What arrives.
 
-    def receive(self, identity: bytes, frames: Sequence[Buffer], now: float) -> list[Effect]:
-        """Take one message of a worker. Never raises: whatever is malformed is refused."""
+    def receive(
+        self, identity: bytes, frames: Sequence[Buffer], now: float, key: str = ""
+    ) -> list[Effect]:
+        """Take one message of a worker. Never raises: whatever is malformed is refused.
+
+        Args:
+            identity: Its connection.
+            frames: Header and payload.
+            now: The time.
+            key: The public key of that connection, where there are keys.
+        """
         nbytes = len(frames[0]) if frames else 0
         peer = self.roster.by_identity(identity)
         if peer is None and not self._patience.has_time(now):
             return [] if self._patience.bears(identity, DEAR, nbytes, now) else [HangUp()]
+        if self._grants is not None and self._grants.of(key) is None:  # K8
+            if not self._patience.bears(identity, DEAR, nbytes, now):
+                return [HangUp()]
+            return [Send(Refuse(code="revoked", text=REVOKED), to=identity)]
         try:
             message = to_publisher(frames)
         except ProtocolError as error:  # P5
@@ -139,7 +156,7 @@ class PublisherMachine:
             self.observers.heard(peer, message, now)
             return self._freeing(effects)
         if isinstance(message, Hello):
-            return self._freeing(self._sessions.hello(identity, message, now))
+            return self._freeing(self._sessions.hello(identity, message, now, key))
         if isinstance(message, Bye):
             gone = [] if peer is None else self._sessions.leave(peer, "it said goodbye", now)
             return self._freeing(gone)
@@ -195,6 +212,18 @@ class PublisherMachine:
         """Somebody has subscribed: what to tell it at once, so that it knows it is heard."""
         model = model_of(topic)
         return self._beacon(model) if model is not None else None
+
+    # Keys.
+
+    def redeem(self, ticket: str, now: float) -> tuple[str, str] | None:
+        """Return the worker, by name and key, whose ticket somebody has shown; None: nobody's."""
+        return self._sessions.redeem(ticket, now)
+
+    def grant(self, by_key: Mapping[str, Grant], now: float) -> list[Effect]:
+        """Let these keys in from now on, and no others."""
+        if self._grants is None or not self._grants.replace(by_key):
+            return []
+        return self._freeing(self._sessions.revoke(now))
 
     # What the user wants.
 

@@ -55,6 +55,9 @@ class Peer:
     torn: set[str] = field(default_factory=set[str])  # models of which it has said that none runs
     revision: int = 0  # of the roster, when this last changed in a way that observers are told
     seen: Seen = field(default_factory=Seen)
+    key: str = ""  # its public key, where the publisher has keys
+    ticket: str = ""  # for a data connection, until it is shown; and when it was given
+    ticket_at: float = 0.0
     token: str = ""  # what its words on the data connection begin with; empty: it has none
 
     def runs(self, model: str) -> tuple[int, int]:
@@ -83,6 +86,7 @@ class Roster:
         self._by_name: dict[str, Peer] = {}
         self._by_identity: dict[bytes, Peer] = {}
         self._by_token: dict[str, Peer] = {}
+        self._by_ticket: dict[str, Peer] = {}
         self._models = 0  # of all of them
         self.revision = 0
 
@@ -117,14 +121,25 @@ class Roster:
         """Have a worker's words begin with a token."""
         peer.token, self._by_token[token] = token, peer
 
-    def admit(self, identity: bytes, hello: Hello, now: float) -> tuple[Admission, Peer | None]:
+    def ticket(self, peer: Peer, ticket: str, now: float) -> None:
+        """Have a worker a ticket, in place of one that it has not shown yet."""
+        self._by_ticket.pop(peer.ticket, None)
+        peer.ticket, peer.ticket_at, self._by_ticket[ticket] = ticket, now, peer
+
+    def redeem(self, ticket: str) -> Peer | None:
+        """Return whose ticket this is, for the only time."""
+        return self._by_ticket.pop(ticket, None)
+
+    def admit(
+        self, identity: bytes, hello: Hello, now: float, key: str = ""
+    ) -> tuple[Admission, Peer | None]:
         """Take a hello: who has the name now, and on what footing.
 
         `new`, `known` (heard before) and `again` (another instance after the first was lost) are
         in. `contested`: ask the peer returned for a sign of life. `taken`, `full`: refuse.
         """
         peer = self._by_name.get(hello.name)
-        if peer is not None and peer.instance == hello.instance:
+        if peer is not None and (peer.instance, peer.key) == (hello.instance, key):  # K3
             if not self._has_room(hello, peer):
                 return "full", None
             self._models += len(hello.models) - len(peer.hello.models)
@@ -146,7 +161,7 @@ class Roster:
         if peer is not None:
             self.remove(peer)
         admitted: Admission = "new" if peer is None else "again"
-        peer = Peer(hello.name, hello.instance, identity, hello, now, running={})
+        peer = Peer(hello.name, hello.instance, identity, hello, now, running={}, key=key)
         self._by_name[peer.name] = self._by_identity[identity] = peer
         self._models += len(hello.models)
         self.touch(peer)
@@ -168,6 +183,7 @@ class Roster:
             self._models -= len(peer.hello.models)
         self._by_identity.pop(peer.identity, None)
         self._by_token.pop(peer.token, None)
+        self._by_ticket.pop(peer.ticket, None)
 
     def silent(self, now: float) -> list[Peer]:
         """Return the live workers that have been silent for too long."""

@@ -8,10 +8,11 @@ import msgspec
 
 from ..effects import Notice, Send
 from ..epochs import epoch_above
-from ..limits import Timing
+from ..limits import TICKET_SECONDS, Timing
 from ..messages import (
     MAPPING,
     RENAMING,
+    TICKET,
     UPSTREAM,
     Hello,
     Ping,
@@ -24,13 +25,16 @@ from ..messages import (
     Shared,
     Welcome,
 )
-from .effects import Effect, Settled, Withdraw
+from ..trust.grants import Grants
+from .effects import Effect, Screen, Settled, Withdraw
 from .giving import Giving
 from .publications import Publications
 from .push import Pushes
 from .roster import Peer, Roster
 from .status import is_stuck, phase_of
 from .store import Store
+
+REVOKED = "this publisher does not allow the key any more: ask whoever keeps its folder of keys"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,10 @@ class Introduction:
         data_endpoint: Where PUB is, as workers are told.
         shared: A segment by which workers find out that they are on the same host.
         age: Says for how many seconds it has been running; None: its epoch is final.
-        secret: Draws tokens for words on data connections; None: no worker is to say any there.
+        secret: Draws tokens for words on data connections, or tickets for these; None: no worker is
+            to say any there.
         keys: Says which group keys a worker is told; None: nothing is sealed.
+        grants: What each key may do; None: there are no keys, and everybody may do everything.
     """
 
     data_endpoint: str
@@ -50,6 +56,7 @@ class Introduction:
     age: Callable[[], float] | None
     secret: Callable[[], str] | None
     keys: Callable[[Peer], list[str]] | None = None
+    grants: Grants | None = None
 
 
 class Sessions:
@@ -72,6 +79,7 @@ class Sessions:
         plausible: Callable[[str, Running], bool],
     ) -> None:
         self._introduction, self._age = introduction, introduction.age
+        self._grants = introduction.grants
         self._timing, self._roster, self._store = timing, roster, store
         self._publications, self._absent = publications, publications.absent
         self._pushes, self._giving, self._plausible = pushes, giving, plausible
@@ -80,9 +88,16 @@ class Sessions:
 
     # Joining.
 
-    def hello(self, identity: bytes, hello: Hello, now: float) -> list[Effect]:
-        """Somebody wants to join."""  # P3
+    def hello(self, identity: bytes, hello: Hello, now: float, key: str = "") -> list[Effect]:
+        """Somebody wants to join; `key` is its public key, where there are keys."""  # P3
         effects: list[Effect] = []
+        grant = self._grants.of(key) if self._grants is not None else None
+        if grant is not None and not grant.fits(hello.name):  # K3
+            text = f"its key is for the name {grant.name}; use that, or make a key for this one"
+            return self._turn_away(identity, hello, "wrong-name", text, now)
+        if grant is not None and grant.role == "observer":  # K4
+            text = "an observer's key reads how things stand, and gets no weights"
+            return self._turn_away(identity, hello, "not-allowed", text, now)
         if self._runs_another(hello):
             epoch = epoch_above(hello, None if self._age is None else self._age())
             if epoch is None:
@@ -93,10 +108,10 @@ class Sessions:
         other = self._roster.by_identity(identity)
         if other is not None and other.name != hello.name:
             effects += self.leave(other, "its connection has taken another name", now)
-        return effects + self._admit(identity, hello, now)
+        return effects + self._admit(identity, hello, now, key)
 
-    def _admit(self, identity: bytes, hello: Hello, now: float) -> list[Effect]:
-        admission, peer = self._roster.admit(identity, hello, now)
+    def _admit(self, identity: bytes, hello: Hello, now: float, key: str) -> list[Effect]:
+        admission, peer = self._roster.admit(identity, hello, now, key)
         match admission:
             case "contested" if peer is not None:
                 return [Send(Ping(token=0), to=peer.identity)]
@@ -150,16 +165,24 @@ class Sessions:
             models=self._latest(peer),
             shared=self._introduction.shared,
             age_ms=0 if self._age is None else math.floor(self._age() * 1000),
-            features=self._upstream(peer),
+            features=self._features(peer, now),
             keys=self._keys(peer),
         )
         prepared = self._prepared.values()
         told = [e for each in prepared for e in self._tell_prepared(peer, each)]
         return [Send(welcome, to=peer.identity), *self._rename(peer), *told, *effects]
 
-    def _upstream(self, peer: Peer) -> list[str]:
-        """Let a worker that can say `applied` on its data connection, by a token of its own."""
-        secret = None if self._introduction.keys is not None else self._introduction.secret  # P22
+    def _features(self, peer: Peer, now: float) -> list[str]:
+        """Give a worker a ticket for its data connection, where there are keys.
+
+        Else let one that can say `applied` there, by a token of its own; not both, since whoever
+        sees that connection could say it, too. (K9, P22)
+        """
+        secret = self._introduction.secret
+        if self._grants is not None and secret is not None:
+            self._roster.ticket(peer, secret(), now)
+            return [f"{TICKET}.{peer.ticket}"]
+        secret = None if self._introduction.keys is not None else secret
         if secret is None or UPSTREAM not in peer.hello.features:
             return []
         if not peer.token:
@@ -361,6 +384,23 @@ class Sessions:
         text = f"worker {peer.name} has left: {why}"
         self._absent.note(peer.name, peer.hello.models, "left", text, now)
         return [Notice("left", text, peer.name), *self._publications.left(peer, now)]
+
+    # Keys.
+
+    def redeem(self, ticket: str, now: float) -> tuple[str, str] | None:
+        """Return whose ticket this is, by name and key, for the only time; None: nobody's."""  # K6
+        peer = self._roster.redeem(ticket)
+        return (peer.name, peer.key) if peer and now - peer.ticket_at < TICKET_SECONDS else None
+
+    def revoke(self, now: float) -> list[Effect]:
+        """What keys may do has changed: send those away that may not be here any more."""  # K8
+        effects: list[Effect] = []
+        for peer in list(self._roster):
+            grant = self._grants.of(peer.key) if self._grants is not None else None
+            if grant is None or not grant.fits(peer.name) or grant.role != "worker":
+                effects.append(Send(Refuse(code="revoked", text=REVOKED), to=peer.identity))
+                effects += self.leave(peer, "its key was revoked", now)
+        return [*effects, Screen()]
 
 
 def _name_taken(peer: Peer) -> str:

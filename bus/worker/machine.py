@@ -15,6 +15,8 @@ from ..errors import ProtocolError
 from ..lease import Lease
 from ..limits import STAGING_BYTES_MAX, WHOLE_BYTES_MAX, Timing
 from ..messages import (
+    TICKET,
+    UPSTREAM,
     Abort,
     Announce,
     Beacon,
@@ -37,14 +39,14 @@ from ..messages import (
     control_topic,
     data_topic,
     from_publisher,
-    upstream_of,
+    token_of,
 )
 from ..staged import SharedMemory
 from . import reports
 from .events import Happening, Opened, Report, Wanted
 from .keyring import Keyring
 from .layouts import Accepts, Expected
-from .phases import SESSIONS, Change, Session
+from .phases import SESSIONS, TURNED_AWAY, Change, Session
 from .slot import Slot
 
 # What speaks of one model.
@@ -99,24 +101,21 @@ class WorkerMachine:
         self.timing, self._keyring = timing or Timing(), keyring
         self.slots = {m: Slot(m, accepts, bytes_max, self.timing, known[m]) for m in known}
         self.shared = False  # the publisher is on this host, and its memory can be read
-        self._bytes_max = bytes_max
+        self._bytes_max, self.epoch = bytes_max, 0
         self.session: Session = "outside"
-        self.epoch: int = 0
+        self._redial_at: float | None = None  # after a refusal for want of the right key
         self.upstream = ""  # the token of this session for words on the data connection, if any
         self.malformed = 0  # messages dropped because they broke the protocol
         self._welcomed: Welcome | None = None  # until its probe is open, or is not
         self._whole = bytearray(WHOLE_BYTES_MAX)  # the one that is being received, until it is read
-        self._data = ""
-        self._subscribed = False
+        self._data, self._subscribed = "", False
         self._unheard_at = math.inf  # when the user is told that nothing published has come
-        self._heard_at = 0.0
-        self._answered_at = 0.0  # that is, heard on the control channel
+        self._heard_at = self._answered_at = 0.0  # the latter on the control channel
         self._ages = Ages()
         self._said_hello_at = -self.timing.hello_retry
         # When hello was said, or the control connection changed, and nothing came on it since.
         self._unanswered_since: float | None = None
-        self._pinged_at = 0.0
-        self._ping_every = self.timing.ping
+        self._pinged_at, self._ping_every = 0.0, self.timing.ping
 
     # What arrives.
 
@@ -259,9 +258,9 @@ class WorkerMachine:
                 return self._hello(now) if self.may_say_hello(now) else []
             case "gone" | "range" if self.inside and refuse.model in self.slots:
                 return self.slots[refuse.model].gone(refuse.epoch, refuse.version, now)
-            case "name-taken" | "stale-epoch" | "limit" | "protocol-version":
-                self._turn("refused")  # W20
-                return [Refused(refuse.code, refuse.text)]
+            case code if code in TURNED_AWAY:
+                self._turn("refused")
+                return [Refused(code, refuse.text)]
             case _:
                 return [Notice(refuse.code, refuse.text)]
 
@@ -317,10 +316,11 @@ class WorkerMachine:
             return [Refused("stale-epoch", text)]
         self._ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch, now)
         if self.inside and welcome.epoch == self.epoch:
-            self.upstream = upstream_of(welcome)  # W34
+            self.upstream = token_of(welcome, UPSTREAM)  # W34
             if self._keyring is not None:
                 self._keyring.add(welcome.keys, now + self.timing.lost_after)
-            return self._hear_of(welcome.epoch, welcome.models, now)  # W29
+            dial = [Connect(self._data, ticket)] if (ticket := token_of(welcome, TICKET)) else []
+            return dial + self._hear_of(welcome.epoch, welcome.models, now)  # W29
         if welcome.shared is None:
             return self._enter(welcome, None, now)
         self._welcomed = welcome
@@ -330,16 +330,16 @@ class WorkerMachine:
         """The session begins; `memory` is open if the publisher is on this host. (W28, S2)"""
         self._turn("welcomed")
         self.epoch, self._heard_at = welcome.epoch, now
-        self.upstream = upstream_of(welcome)  # W34
+        self.upstream = token_of(welcome, UPSTREAM)  # W34
         if self._keyring is not None:
             self._keyring.begin(welcome.keys)
         self._ping_every = min(self.timing.ping, welcome.ping_ms / 1000)
         effects: list[Effect] = [Joined(welcome.epoch)]
         self._subscribed, self._unheard_at = False, now + self.timing.lost_after
         self.shared = memory is not None
-        if welcome.data != self._data:
+        if (ticket := token_of(welcome, TICKET)) or welcome.data != self._data:  # K7
             self._data = welcome.data
-            effects.append(Connect(welcome.data))
+            effects.append(Connect(welcome.data, ticket))
         if self.shared:  # before anything is pushed or hashed for us
             effects.append(Send(Ping(subscribed=False, shared=True)))
         for model, slot in self.slots.items():
@@ -367,8 +367,20 @@ class WorkerMachine:
     def _call_again(self) -> list[Effect]:
         lost: list[Effect] = [Notice("lost", "the publisher is silent")] if self.inside else []
         self._turn("silent")
-        self._unanswered_since = None
+        self._unanswered_since = self._redial_at = None
         return [*lost, Redial()]
+
+    def shut_out(self, why: str, now: float) -> list[Effect]:
+        """A handshake failed for want of the right key: ZeroMQ may give up, so dial again."""  # K5
+        if self._redial_at is not None:
+            return []
+        self._redial_at = now + self.timing.ping
+        self._turn("refused")
+        return [Refused("keys", why)]
+
+    def without_ticket(self, now: float) -> list[Effect]:
+        """The data connection is gone, and its ticket with it: a hello brings another."""  # K7
+        return self._hello(now) if self.inside and self.may_say_hello(now) else []
 
     def changed(self, now: float) -> None:
         """The control connection was made or broke, or an attempt at one began or failed."""
@@ -408,7 +420,7 @@ class WorkerMachine:
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due."""
-        if self._silent(now):
+        if self._silent(now) or (self._redial_at is not None and now >= self._redial_at):
             return self._call_again()
         if not self.inside:
             return []

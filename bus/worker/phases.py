@@ -111,3 +111,9 @@ SESSIONS: dict[Session, dict[Change, Session]] = {
         "silent": "outside",
     },
 }
+
+# Refusals that end a session, and that users are told of: the reason may pass. (W20)
+TURNED_AWAY = {
+    *("name-taken", "stale-epoch", "limit", "protocol-version"),
+    *("wrong-name", "not-allowed", "revoked"),  # K3, K4, K8
+}

@@ -12,6 +12,7 @@ from ...bus.limits import Timing
 from ...codecs import native
 from .. import checks
 from .inspect import inspect as run_inspect
+from .keygen import keygen as run_keygen
 from .outcome import conclude
 from .publish import Order
 from .publish import publish as run_publish
@@ -58,6 +59,12 @@ app = typer.Typer(
 Json = Annotated[
     bool,
     typer.Option("--json", metavar="", help="Write JSON to stdout; the last line is the result."),
+]
+Keys = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH", envvar="WEIGHTBUS_KEYS", help="A folder or file of weightbus keygen."
+    ),
 ]
 Model = Annotated[str, typer.Option("--model", metavar="ID", help="The model's id.")]
 Checkpoint = Annotated[
@@ -130,7 +137,9 @@ def publish(
     model: Model,
     bind: Annotated[
         str,
-        typer.Option(metavar="ADDR", help="Where workers connect to, such as tcp://0.0.0.0:5555."),
+        typer.Option(
+            metavar="ADDR", help="Where workers connect to, such as tcp://127.0.0.1:5555."
+        ),
     ],
     expect: Annotated[
         int, typer.Option(min=0, metavar="N", help="Workers to wait for before publishing.")
@@ -174,11 +183,17 @@ def publish(
             help="Convert floats to bf16, f16, f32 or f64; PATTERN=DTYPE, repeated, does by name.",
         ),
     ] = None,
+    keys: Keys = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", metavar="", help="Let other hosts in without keys."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Publish a checkpoint, and show what every worker did with it."""
     screen = Screen(as_json)
-    order = Order(path, model, bind, expect, watch, timeout, state, grace, dtype or ())
+    how = (dtype or (), keys, insecure)
+    order = Order(path, model, bind, expect, watch, timeout, state, grace, *how)
     raise typer.Exit(conclude(screen, partial(run_publish, screen, order)))
 
 
@@ -209,10 +224,11 @@ def subscribe(
             metavar="NAME", help="What this worker is called. [default: host and process]"
         ),
     ] = None,
+    keys: Keys = None,
 ) -> None:
     """Write a model's versions into a file as they are published."""
     screen = Screen(as_json)
-    request = Request(address, model, out, once, timeout, name)
+    request = Request(address, model, out, once, timeout, name, keys)
     raise typer.Exit(conclude(screen, partial(run_subscribe, screen, request)))
 
 
@@ -229,13 +245,14 @@ def top(
         str, typer.Option("--filter", metavar="TEXT", help="Only rows with this in them.")
     ] = "",
     timeout: Patience = 5.0,
+    keys: Keys = None,
     as_json: Json = False,
 ) -> None:
     """Watch who runs which version, the worst first."""
     if sort not in SORTS:
         raise typer.BadParameter(f"{sort!r} is none of {', '.join(SORTS)}")
     screen, choice = Screen(as_json), Choice(sort, only)
-    shown = partial(run_top, screen, address, choice, once=once, timeout=timeout)
+    shown = partial(run_top, screen, address, choice, once=once, timeout=timeout, keys=keys)
     raise typer.Exit(conclude(screen, shown))
 
 
@@ -246,11 +263,30 @@ def status(
         int, typer.Option(min=0, metavar="N", help="Workers that must be there.")
     ] = 0,
     timeout: Patience = 5.0,
+    keys: Keys = None,
     as_json: Json = False,
 ) -> None:
     """Tell whether everybody runs the newest versions: 0 yes, 1 no, 2 nobody answers."""
     screen = Screen(as_json)
-    raise typer.Exit(conclude(screen, partial(run_status, screen, address, expect, timeout)))
+    raise typer.Exit(conclude(screen, partial(run_status, screen, address, expect, timeout, keys)))
+
+
+@app.command(cls=_Command)
+def keygen(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the publisher's keys are.")],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="Workers; a * stands for any characters: gpu-*"),
+    ] = None,
+    observer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Somebody who reads how things stand, and no weights."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make keys: a publisher's, and one for each worker that may have its weights."""
+    screen = Screen(as_json)
+    raise typer.Exit(conclude(screen, partial(run_keygen, screen, folder, names, observer)))
 
 
 @app.command(cls=_Command)

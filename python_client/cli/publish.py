@@ -36,6 +36,8 @@ class Order:
     state: Path | None = None
     grace: float | None = None
     dtypes: Sequence[str] = ()
+    keys: Path | None = None
+    insecure: bool = False
 
     def check(self) -> None:
         """Refuse what can never work.
@@ -116,7 +118,7 @@ def _publish_changes(screen: Screen, order: Order) -> int:
 
 def _listen(order: Order) -> Publisher:
     try:
-        return Publisher(order.bind, state=order.state)
+        return Publisher(order.bind, state=order.state, keys=order.keys, insecure=order.insecure)
     except AddressError as error:
         raise AddressError(
             f"cannot publish at {order.bind}: {error} [--bind takes that port and the next one]"

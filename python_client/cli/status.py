@@ -7,11 +7,13 @@
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
 from ...bus.errors import AddressError, RefusedError
+from ..keys import worker_keys
 from ..observing.observer import Observer
 from ..observing.view import Standing, View
 from .outcome import DONE, NOT_ACHIEVED, UsageError
@@ -21,9 +23,11 @@ UNREACHABLE = 2
 STYLES = {"current": GOOD, "behind": "yellow", "stuck": BAD, "failed": BAD, "lost": BAD}
 
 
-def status(screen: Screen, address: str, expect: int, timeout: float) -> int:
+def status(
+    screen: Screen, address: str, expect: int, timeout: float, keys: Path | None = None
+) -> int:
     """Show whether everybody runs the newest versions, and return that."""
-    with observer_of(address) as observer:
+    with observer_of(address, keys) as observer:
         try:
             why = "" if observer.look(timeout) else _nobody(address, timeout)
         except RefusedError as error:
@@ -42,14 +46,15 @@ def status(screen: Screen, address: str, expect: int, timeout: float) -> int:
     return NOT_ACHIEVED if text else DONE
 
 
-def observer_of(address: str) -> Observer:
+def observer_of(address: str, keys: Path | None) -> Observer:
     """Look on at a publisher.
 
     Raises:
+        KeysError: The keys cannot be read.
         UsageError: That is no address.
     """
     try:
-        return Observer(address)
+        return Observer(address, worker_keys(keys, None))
     except AddressError as error:
         raise UsageError(str(error)) from None
 

@@ -31,6 +31,7 @@ class Request:
     once: bool
     timeout: float | None
     name: str | None
+    keys: Path | None = None
 
     def check(self) -> None:
         """Refuse what can never work.
@@ -60,7 +61,7 @@ def subscribe(screen: Screen, request: Request) -> int:
     """Write one version, or every version until stopped."""
     request.check()
     targets = {request.model: request.out}
-    with Subscriber(request.address, targets, name=request.name) as subscriber:
+    with Subscriber(request.address, targets, name=request.name, keys=request.keys) as subscriber:
         screen.say(f"{subscriber.name} for {request.model} of {request.address}", DIM)
         if request.once:
             _show(screen, request, _receive(screen, request, subscriber))

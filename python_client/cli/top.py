@@ -12,6 +12,7 @@ import time
 import tty
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Group
 from rich.live import Live
@@ -83,9 +84,17 @@ class Choice:
         return self.text.lower() in " ".join(words).lower()
 
 
-def top(screen: Screen, address: str, choice: Choice, *, once: bool, timeout: float) -> int:
+def top(
+    screen: Screen,
+    address: str,
+    choice: Choice,
+    *,
+    once: bool,
+    timeout: float,
+    keys: Path | None = None,
+) -> int:
     """Show who runs what: once, or until the user has seen enough."""
-    with observer_of(address) as observer:
+    with observer_of(address, keys) as observer:
         reached = observer.look(timeout)
         if not reached:
             screen.warn(f"no publisher has answered at {address} within {timeout:g} s")

@@ -12,6 +12,7 @@ from ...bus.errors import ProtocolError, RefusedError
 from ...bus.messages import Refuse, encode
 from ...bus.net.control import Activity, WorkerSockets
 from ...bus.observed import printable, to_observer
+from ...bus.trust.keys import WorkerKeys
 from .view import View
 
 ASKS = Rate(12, 6)  # below what a publisher puts up with (TALK, at the price of a stranger)
@@ -25,6 +26,7 @@ class Observer:
 
     Args:
         address: The publisher's control socket, as workers are told it.
+        keys: Those of an observer, or of a worker; None: there are none.
 
     Attributes:
         view: What is known so far.
@@ -33,10 +35,10 @@ class Observer:
         AddressError: The address makes no sense.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, keys: WorkerKeys | None = None) -> None:
         self.view = View()
         self.heard_at: float | None = None  # when the publisher answered last
-        self._sockets = WorkerSockets(address, lambda _frames, _size: None)
+        self._sockets = WorkerSockets(address, lambda _frames, _size: None, keys)
         self._tried_at = time.monotonic()  # to connect, or heard
         self._allowance = Allowance(ASKS, self._tried_at)
 
@@ -78,7 +80,9 @@ class Observer:
 
     def _wait(self, until: float, *, writable: bool = False) -> Activity:
         """Wait for an answer; with `writable`, for a publisher as well."""
-        self._sockets.changed()
+        _, refused = self._sockets.changed()
+        if refused:
+            raise RefusedError(f"observing is refused: {refused}", "keys")
         left = min(LOOK_SECONDS, until - time.monotonic())
         return self._sockets.poll(max(0.0, left), writable=writable)
 

@@ -1,6 +1,6 @@
 """Publishing from the `Trainer` of Hugging Face transformers (`pip install 'weightbus[training]'`).
 
-Trainer(model=model, args=args, callbacks=[PublishWeights("tcp://0.0.0.0:5555", every=100)])
+Trainer(model=model, args=args, callbacks=[PublishWeights("tcp://127.0.0.1:5555", every=100)])
 """
 
 from typing import Any, Unpack

@@ -1,6 +1,6 @@
 """Publishing from the `Trainer` of Lightning (`pip install 'weightbus[training]'`).
 
-Trainer(callbacks=[PublishWeights("tcp://0.0.0.0:5555", every=100)])
+Trainer(callbacks=[PublishWeights("tcp://127.0.0.1:5555", every=100)])
 """
 
 from collections.abc import Callable

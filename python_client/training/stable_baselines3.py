@@ -1,6 +1,6 @@
 """Publishing from Stable-Baselines3 (`pip install 'weightbus[training]'`).
 
-PPO("MlpPolicy", "CartPole-v1").learn(100_000, callback=PublishWeights("tcp://0.0.0.0:5555"))
+PPO("MlpPolicy", "CartPole-v1").learn(100_000, callback=PublishWeights("tcp://127.0.0.1:5555"))
 """
 
 from typing import Unpack

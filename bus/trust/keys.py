@@ -1,0 +1,263 @@
+"""Keys on disk: a publisher's folder, and the one file that a worker needs.
+
+    DIR/publisher.json        the publisher's pair
+    DIR/allowed/NAME.json     public keys of who may come, under which name, in which role
+    DIR/workers/NAME.json     a worker's pair, its name, and the publisher's public key
+
+Whoever has the middle folder knows no secret; the last files travel to the workers' hosts, and need
+not stay. The publisher looks into `allowed` again and again: adding a file lets somebody in,
+removing it shuts it out. Each file is one small JSON object, so that every language reads it.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from ..errors import KeysError
+from ..limits import KEYS_MAX, TEXT_MAX
+from . import curve
+from .grants import Grant, Role
+
+PUBLISHER, ALLOWED, WORKERS, SUFFIX = "publisher.json", "allowed", "workers", ".json"
+STAR: Final = "+"  # stands for `*` in the name of a file; no name has one
+
+Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}\Z")]
+Form = Annotated[str, msgspec.Meta(pattern=r"^(?=.{1,128}\Z)[A-Za-z0-9._-]*\*?[A-Za-z0-9._-]*\Z")]
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class _PublisherFile(msgspec.Struct):
+    public: Key
+    secret: Key
+
+
+class _AllowedFile(msgspec.Struct):
+    name: Form
+    public: Key
+    role: Role = "worker"
+
+
+class _WorkerFile(msgspec.Struct):
+    name: Form
+    public: Key
+    secret: Key
+    publisher: Key
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherKeys:
+    """What a publisher needs.
+
+    Attributes:
+        secret: Its secret key, 40 characters of Z85.
+        grants: What each key may do, by public key.
+        folder: Where that is read, again and again; None: it never changes.
+    """
+
+    secret: str = field(repr=False)
+    grants: Mapping[str, Grant]
+    folder: Path | None = None
+
+    @classmethod
+    def read(cls, path: str | Path) -> "PublisherKeys":
+        """Read a folder that `weightbus keygen` has made.
+
+        Raises:
+            KeysError: There is none, or something in it makes no sense.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise KeysError(
+                f"{folder} is no folder: a publisher's keys= is one that holds {PUBLISHER} and "
+                f"{ALLOWED}/; make it with: weightbus keygen {folder} NAME..."
+            )
+        own = _read(folder / PUBLISHER, _PublisherFile, secret=True)
+        _check_pair(own.public, own.secret, folder / PUBLISHER)
+        return cls(own.secret, read_allowed(folder), folder)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKeys:
+    """What a worker needs.
+
+    Attributes:
+        name: What it may be called; a `*` in it stands for any characters.
+        public, secret: Its pair, 40 characters of Z85 each.
+        publisher: The public key of the only publisher that it speaks to.
+    """
+
+    name: str
+    public: str
+    secret: str = field(repr=False)
+    publisher: str
+
+    @classmethod
+    def read(cls, path: str | Path, name: str | None = None) -> "WorkerKeys":
+        """Read a worker's file, or that of a name in a folder that `weightbus keygen` has made.
+
+        Raises:
+            KeysError: There is none, or it makes no sense.
+        """
+        file = Path(path)
+        if file.is_dir():
+            file = _file_of(file / WORKERS, name)
+        own = _read(file, _WorkerFile, secret=True)
+        _check_pair(own.public, own.secret, file)
+        return cls(own.name, own.public, own.secret, own.publisher)
+
+
+def read_allowed(
+    folder: Path, complain: Callable[[KeysError], None] | None = None
+) -> Mapping[str, Grant]:
+    """Read who may come, by public key.
+
+    Args:
+        folder: The publisher's folder of keys.
+        complain: Told of files that make no sense, which then allow nothing.
+
+    Raises:
+        KeysError: The folder cannot be read, or holds too much; or a file makes no sense, and
+            nobody is told of that.
+    """
+    found: dict[str, Grant] = {}
+    for file in sorted(_files(folder / ALLOWED)):
+        try:
+            _allow(file, found)
+        except KeysError as error:
+            if complain is None:
+                raise
+            complain(error)
+    return MappingProxyType(found)
+
+
+def _allow(file: Path, found: dict[str, Grant]) -> None:
+    allowed = _read(file, _AllowedFile)
+    if allowed.public in found:
+        raise KeysError(f"{file}: another file there has the same key; remove one of the two")
+    found[allowed.public] = Grant(allowed.name, allowed.role)
+
+
+def stamp_of(folder: Path) -> tuple[object, ...]:
+    """Return what changes whenever somebody is added to those who may come, or removed."""
+    return tuple(
+        (file.name, seen.st_ino, seen.st_size, seen.st_mtime_ns)
+        for file in sorted(_files(folder / ALLOWED))
+        if (seen := _stat(file)) is not None
+    )
+
+
+def generate(folder: Path, names: Mapping[str, Role]) -> list[Path]:
+    """Make a publisher's pair where there is none yet, and one for each of these workers.
+
+    Returns:
+        The files that were written. No file is ever written over.
+
+    Raises:
+        KeysError: There is one already, or a name may not be one.
+    """
+    taken = [
+        file
+        for name in names
+        for file in (folder / ALLOWED / file_name(name), folder / WORKERS / file_name(name))
+        if file.exists()
+    ]
+    if taken:
+        raise KeysError(f"{taken[0]} exists; remove it first, if its worker is to get a new pair")
+    for each in (folder, folder / ALLOWED, folder / WORKERS):
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    written: list[Path] = []
+    if (folder / PUBLISHER).exists():
+        publisher = curve.public_of(PublisherKeys.read(folder).secret)
+    else:
+        publisher, secret = curve.keypair()
+        written.append(_write(folder / PUBLISHER, _PublisherFile(publisher, secret)))
+    for name, role in names.items():
+        public, secret = curve.keypair()
+        made = _WorkerFile(name, public, secret, publisher)
+        written.append(_write(folder / WORKERS / file_name(name), made))
+        written.append(_write(folder / ALLOWED / file_name(name), _AllowedFile(name, public, role)))
+    return written
+
+
+def file_name(name: str) -> str:
+    """Return what the files of a worker are called.
+
+    Raises:
+        KeysError: It may not be called so.
+    """
+    try:
+        msgspec.convert(name, Form)
+    except msgspec.ValidationError:
+        raise KeysError(
+            f"{name!r}: a name is 1 to 128 of the characters A-Z a-z 0-9 . _ - and at most one *, "
+            "which stands for any characters"
+        ) from None
+    return name.replace("*", STAR) + SUFFIX
+
+
+def _file_of(folder: Path, name: str | None) -> Path:
+    """Return the file in a folder that is for a worker of this name; without one, the only file."""
+    files = {file: Grant(file.stem.replace(STAR, "*")) for file in sorted(_files(folder))}
+    fit = [file for file, of in files.items() if name is None or of.fits(name)]
+    exact = [file for file, of in files.items() if of.name == name]
+    if len(exact or fit) != 1:
+        who, names = name or "a worker without a name", ", ".join(file.name for file in files)
+        raise KeysError(
+            f"{folder} has {len(fit)} files for {who} ({names or 'it is empty'}): give keys= one "
+            "file, or name= of the worker that it is for; weightbus keygen makes more"
+        )
+    return (exact or fit)[0]
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        found = [entry for entry in folder.iterdir() if entry.suffix == SUFFIX]
+    except OSError as error:
+        raise KeysError(f"{folder} cannot be read: {error.strerror}") from None
+    if len(found) > KEYS_MAX:
+        raise KeysError(f"{folder} has {len(found)} keys; at most {KEYS_MAX} are allowed")
+    return found
+
+
+def _stat(file: Path) -> os.stat_result | None:
+    with contextlib.suppress(OSError):  # it was removed meanwhile, which the next look will see
+        return file.stat()
+    return None
+
+
+def _read(file: Path, kind: type[_T], *, secret: bool = False) -> _T:
+    try:
+        with file.open("rb") as opened:
+            if secret and os.fstat(opened.fileno()).st_mode & stat.S_IRWXO:
+                raise KeysError(f"{file} is open to every user of this host: chmod 600 {file}")
+            return msgspec.json.decode(opened.read(TEXT_MAX), type=kind)
+    except OSError as error:
+        raise KeysError(f"{file} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise KeysError(
+            f"{file} is no file of keys: {error}; see weightbus keygen --help"
+        ) from None
+
+
+def _check_pair(public: str, secret: str, file: Path) -> None:
+    if curve.public_of(secret) != public:
+        raise KeysError(f"{file}: public and secret key do not belong together; make a new pair")
+
+
+def _write(file: Path, what: msgspec.Struct) -> Path:
+    """Write a file that only its owner may read, whole or not at all, and over no other."""
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.write(msgspec.json.format(msgspec.json.encode(what)) + b"\n")
+    try:
+        os.link(part, file)
+    finally:
+        part.unlink()
+    return file

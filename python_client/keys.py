@@ -1,0 +1,124 @@
+"""Keys as users give them: what `keys=` and the environment mean, and where keys must be."""
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from ..bus.errors import AddressError, KeysError
+from ..bus.limits import Timing
+from ..bus.memory.sealed import SealedMemory
+from ..bus.net import endpoints
+from ..bus.net.publisher_loop import PublisherLoop
+from ..bus.publisher.effects import Effect
+from ..bus.publisher.machine import PublisherMachine
+from ..bus.publisher.roster import Peer
+from ..bus.sealer import Sealer
+from ..bus.trust.grants import Grant
+from ..bus.trust.keys import PublisherKeys, WorkerKeys, read_allowed, stamp_of
+from ..codecs.sealing import KEY_BYTES
+
+log = logging.getLogger("weightbus.publisher")
+
+KEYS = "WEIGHTBUS_KEYS"  # of the environment, where no keys are given: a path, or empty
+REKEY_SECONDS = 86_400.0  # that one group key is in force
+LOOK_SECONDS_MAX = 1.0  # between two looks at the folder of keys
+
+
+def publisher_keys(given: PublisherKeys | str | Path | None) -> PublisherKeys | None:
+    """Return a publisher's keys; None: it has none.
+
+    Raises:
+        KeysError: They cannot be read.
+    """
+    if isinstance(given, PublisherKeys):
+        return given
+    path = _path(given)
+    return PublisherKeys.read(path) if path else None
+
+
+def worker_keys(given: WorkerKeys | str | Path | None, name: str | None) -> WorkerKeys | None:
+    """Return the keys of a worker, of this name if it has one; None: it has none.
+
+    Raises:
+        KeysError: They cannot be read.
+    """
+    if isinstance(given, WorkerKeys):
+        return given
+    path = _path(given)
+    return WorkerKeys.read(path, name) if path else None
+
+
+def _path(given: object) -> str:
+    if given is None:
+        return os.environ.get(KEYS, "")
+    if not isinstance(given, str | Path):
+        raise KeysError(f"keys={given!r}: give a path of weightbus keygen, or what is in it")
+    return str(given)
+
+
+def new_sealer() -> Sealer:
+    """Return what seals all that a publisher publishes, under a new group key.
+
+    Raises:
+        SealError: Nothing can be sealed here.
+    """
+    draw = partial(secrets.token_bytes, KEY_BYTES)
+    return Sealer(draw, SealedMemory().take, REKEY_SECONDS, time.monotonic())
+
+
+def check_exposure(keys: PublisherKeys | None, insecure: bool, *addresses: str | None) -> None:
+    """Check that nobody on a network is let in by mistake.
+
+    Raises:
+        AddressError: An address can be reached from other hosts, and there are no keys.
+    """
+    exposed = [a for a in addresses if a is not None and not endpoints.is_local(a)]
+    if exposed and keys is None and not insecure:
+        raise AddressError(
+            f"{exposed[0]} can be reached from other hosts, and whoever reaches it would get the "
+            "weights: give keys= (--keys; make them with weightbus keygen), or say insecure=True "
+            "(--insecure) on a network whose every member you trust; 127.0.0.1 needs neither"
+        )
+
+
+def group_keys(sealer: Sealer) -> Callable[[Peer], list[str]]:
+    """Return what says which group keys a worker gets: whoever joins has a key that may have it."""
+    return lambda _peer: sealer.keys
+
+
+def watch_keys(folder: Path, timing: Timing, loop: PublisherLoop) -> None:
+    """Look at a publisher's folder of keys in a thread of its own: a disk may take its time.
+
+    A change counts within one ping interval. The thread ends with the publisher's.
+    """
+    every = min(timing.ping / 2, LOOK_SECONDS_MAX)
+    arguments = (folder, every, loop)
+    threading.Thread(target=_watch, args=arguments, name="weightbus-keys", daemon=True).start()
+
+
+def _watch(folder: Path, every: float, loop: PublisherLoop) -> None:
+    seen: object = None  # it is read anew at first: what was read may be older than the look
+    failure = ""
+    while not loop.over.wait(every):
+        try:
+            stamp = stamp_of(folder)
+            if stamp != seen:
+                loop.decide(partial(_grant, read_allowed(folder, _complain)))
+            seen, failure = stamp, ""
+        except KeysError as error:  # what was granted stays so until this can be read
+            if str(error) != failure:
+                log.warning("what keys may do stays as it was: %s", error)
+            failure = str(error)
+
+
+def _grant(by_key: Mapping[str, Grant], machine: PublisherMachine, now: float) -> list[Effect]:
+    return machine.grant(by_key, now)
+
+
+def _complain(error: KeysError) -> None:
+    log.warning("a key is not allowed: %s", error)

@@ -1,0 +1,564 @@
+"""Keys: who gets in, under which name, what strangers get, and what revoking does. (K1 to K9)"""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weightbus
+from weightbus.bus.effects import Send
+from weightbus.bus.epochs import epoch_above
+from weightbus.bus.errors import AddressError, KeysError
+from weightbus.bus.limits import EPOCH_CLOCK_MAX, TICKET_SECONDS
+from weightbus.bus.messages import (
+    TOKEN_BYTES,
+    UPSTREAM,
+    Bye,
+    Fetch,
+    Hello,
+    Message,
+    Ping,
+    Refuse,
+    Welcome,
+    encode,
+    token_of,
+)
+from weightbus.bus.net.control import PublisherSockets, WorkerSockets
+from weightbus.bus.net.endpoints import host_and_port, is_local
+from weightbus.bus.net.zmtp import GREETING, ON, TICKET
+from weightbus.bus.observed import Observe
+from weightbus.bus.observed import Roster as RosterOf
+from weightbus.bus.publisher.effects import Effect, Screen
+from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.trust import curve
+from weightbus.bus.trust.grants import Grant, Grants
+from weightbus.bus.trust.keys import PublisherKeys, WorkerKeys, file_name, generate, read_allowed
+from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.python_client.keys import KEYS
+from weightbus.python_client.observing.observer import Observer
+from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.test_distribution import READY
+from weightbus.tests.virtual_shell import perform
+
+SECONDS = 20.0
+QUICK = weightbus.Timing(ping=0.1, lost_after=1.0)
+ONES = {"w": np.ones(4, np.float32)}
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path) -> Path:
+    generate(tmp_path / "keys", {"w": "worker", "gpu-*": "worker", "eye": "observer"})
+    return tmp_path / "keys"
+
+
+# On disk.
+
+
+def test_files_of_keys_are_their_owners_alone_and_no_secret_is_allowed_in(folder: Path) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert {path.relative_to(folder).as_posix() for path in files} == {
+        "publisher.json",
+        *(f"{where}/{n}.json" for where in ("allowed", "workers") for n in ("w", "gpu-+", "eye")),
+    }
+    assert not any("secret" in path.read_text() for path in (folder / "allowed").iterdir())
+    keys = WorkerKeys.read(folder / "workers" / "w.json")
+    assert keys == WorkerKeys.read(folder, "w")
+    assert keys.secret not in repr(keys)
+    known = PublisherKeys.read(folder)
+    assert known.secret not in repr(known)
+    assert curve.public_of(known.secret) == keys.publisher
+    assert known.grants[keys.public] == Grant("w")
+    assert sorted(grant.role for grant in known.grants.values()) == ["observer", "worker", "worker"]
+
+
+def test_no_pair_is_written_over_and_more_workers_pin_the_same_publisher(folder: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*.json")}
+    with pytest.raises(KeysError, match="exists"):
+        generate(folder, {"new": "worker", "w": "worker"})
+    assert {path: path.read_bytes() for path in folder.rglob("*.json")} == before
+    generate(folder, {"new": "worker"})
+    one, other = WorkerKeys.read(folder, "new"), WorkerKeys.read(folder, "w")
+    assert one.publisher == other.publisher
+    assert one.public != other.public
+
+
+def test_what_makes_no_sense_is_an_error_that_names_the_file(folder: Path) -> None:
+    file = folder / "workers" / "w.json"
+    good = json.loads(file.read_text())
+    for bad, why in (
+        ({**good, "secret": WorkerKeys.read(folder, "eye").secret}, "do not belong together"),
+        ({**good, "public": good["public"][:-1]}, "no file of keys"),
+        ({**good, "name": "a*b*"}, "no file of keys"),
+        ({"name": "w"}, "no file of keys"),
+        ([], "no file of keys"),
+    ):
+        file.write_text(json.dumps(bad))
+        with pytest.raises(KeysError, match=why) as error:
+            WorkerKeys.read(file)
+        assert str(file) in str(error.value)
+        assert good["secret"] not in str(error.value)
+    file.write_text(json.dumps({**good, "later": "fields"}))
+    assert WorkerKeys.read(file).name == "w"
+    file.chmod(0o604)
+    with pytest.raises(KeysError, match="chmod 600"):
+        WorkerKeys.read(file)
+    with pytest.raises(KeysError, match="cannot be read"):
+        WorkerKeys.read(folder / "nobody.json")
+    for name, count in (("nobody", 0), (None, 3)):
+        with pytest.raises(KeysError, match=f"has {count} files"):
+            WorkerKeys.read(folder, name)
+    assert WorkerKeys.read(folder, "gpu-3").name == "gpu-*"
+    with pytest.raises(KeysError, match="weightbus keygen"):
+        PublisherKeys.read(file)
+
+
+def test_a_bad_file_among_those_that_are_allowed_allows_nothing_and_hides_no_other(
+    folder: Path,
+) -> None:
+    allowed, complaints = folder / "allowed", list[KeysError]()
+    (allowed / "w.json").write_text("{")
+    (allowed / "zz.json").write_bytes((allowed / "eye.json").read_bytes())
+    with pytest.raises(KeysError):
+        read_allowed(folder)
+    names = {grant.name for grant in read_allowed(folder, complaints.append).values()}
+    assert names == {"gpu-*", "eye"}
+    assert len(complaints) == 2
+
+
+@pytest.mark.parametrize("name", ["", "a" * 129, "a/b", "..*/", "*-*", "a\n", "ä"])
+def test_names_that_are_none(name: str) -> None:
+    with pytest.raises(KeysError, match="a name is"):
+        file_name(name)
+
+
+@pytest.mark.parametrize(
+    ("bound", "fits", "not_"),
+    [
+        ("w", ["w"], ["", "w2", "W", "*"]),
+        ("gpu-*", ["gpu-", "gpu-0", "gpu-0.1"], ["gpu", "agpu-0"]),
+        ("*", ["", "anything"], []),
+        ("a*a", ["aa", "aba"], ["a", "ab", "ba"]),
+    ],
+)
+def test_a_star_stands_for_any_characters(bound: str, fits: list[str], not_: list[str]) -> None:
+    assert all(Grant(bound).fits(name) for name in fits)
+    assert not any(Grant(bound).fits(name) for name in not_)
+
+
+# What the machines decide.
+
+
+class Keyed:
+    """A publisher's machine with keys a (worker w), b (workers gpu-*) and c (observer eye)."""
+
+    def __init__(self) -> None:
+        self.granted = {"a": Grant("w"), "b": Grant("gpu-*"), "c": Grant("eye", "observer")}
+        tickets = iter(f"{i:0{TOKEN_BYTES}x}" for i in range(1, 1000))
+        self.machine = PublisherMachine(
+            7, "tcp://d:1", secret=lambda: next(tickets), grants=Grants(self.granted)
+        )
+
+    def say(self, key: str, message: Message, now: float = 0.0, at: str = "") -> list[Effect]:
+        effects = self.machine.receive((at or key).encode(), [encode(message)], now, key)
+        return perform(self.machine, effects, now)
+
+    def hello(self, key: str, name: str, now: float = 0.0, at: str = "", **more: object) -> Message:
+        told = {"instance": "0" * 32, "models": {"m": None}, "features": [UPSTREAM]} | more
+        said = self.say(key, Hello(name=name, **told), now, at)  # type: ignore[arg-type]
+        return sent(said)[0]
+
+    def grant(self, now: float = 0.0, **changed: Grant | None) -> list[Effect]:
+        after = {k: v for k, v in (self.granted | changed).items() if v is not None}
+        return perform(self.machine, self.machine.grant(after, now), now)
+
+    @property
+    def names(self) -> list[str]:
+        return [peer.name for peer in self.machine.roster]
+
+
+def sent(effects: list[Effect]) -> list[Message]:
+    return [effect.message for effect in effects if isinstance(effect, Send)]
+
+
+def ticket_of(message: Message) -> str:
+    assert isinstance(message, Welcome)
+    return token_of(message, "ticket")
+
+
+def code_of(message: Message) -> str:
+    return message.code if isinstance(message, Refuse) else ""
+
+
+def test_a_hello_under_a_name_that_is_not_its_keys_is_refused() -> None:
+    keyed = Keyed()
+    for key, name in (("a", "gpu-0"), ("b", "w"), ("c", "w"), ("a", "w2")):
+        assert code_of(keyed.hello(key, name)) == "wrong-name"
+    assert keyed.names == []
+    assert isinstance(keyed.hello("a", "w"), Welcome)
+    assert isinstance(keyed.hello("b", "gpu-0"), Welcome)
+    assert keyed.names == ["w", "gpu-0"]
+
+
+def test_an_instance_that_another_key_names_is_not_taken_for_its_own() -> None:
+    keyed = Keyed()
+    keyed.machine.grant(keyed.granted | {"d": Grant("*")}, 0.0)
+    assert isinstance(keyed.hello("a", "w"), Welcome)
+    assert isinstance(keyed.hello("d", "w", at="d"), Ping), "the worker is asked whether it lives"
+
+
+def test_a_ticket_is_good_once_for_a_while_and_until_the_next() -> None:
+    keyed = Keyed()
+    welcome = keyed.hello("a", "w")
+    assert isinstance(welcome, Welcome)
+    first = ticket_of(welcome)
+    assert welcome.features == [f"ticket.{first}"], "and no token: the connection is in the clear"
+    assert keyed.machine.redeem(first, 1.0) == ("w", "a")
+    assert keyed.machine.redeem(first, 1.0) is None
+    second = ticket_of(keyed.hello("a", "w"))
+    third = ticket_of(keyed.hello("a", "w"))
+    assert len({first, second, third}) == 3
+    assert keyed.machine.redeem(second, 1.0) is None
+    assert keyed.machine.redeem(third, TICKET_SECONDS) is None
+    last = ticket_of(keyed.hello("a", "w"))
+    keyed.say("a", Bye())
+    assert keyed.machine.redeem(last, 0.0) is None
+
+
+def test_an_observer_reads_how_things_stand_and_gets_nothing_else() -> None:
+    keyed = Keyed()
+    assert isinstance(keyed.hello("a", "w"), Welcome)
+    for key in ("a", "c"):
+        [roster] = sent(keyed.say(key, Observe()))
+        assert isinstance(roster, RosterOf)
+    assert code_of(sent(keyed.say("stranger", Observe()))[0]) == "revoked"
+    assert code_of(keyed.hello("c", "eye")) == "not-allowed"
+    fetch = Fetch(model="m", epoch=7, version=0, layout=True)
+    assert code_of(sent(keyed.say("c", fetch))[0]) == "unknown-worker"
+    assert keyed.names == ["w"]
+
+
+@pytest.mark.parametrize(
+    "now_b", [None, Grant("other-*"), Grant("gpu-*", "observer")], ids=["gone", "name", "role"]
+)
+def test_what_a_key_may_not_do_any_more_has_no_effect(now_b: Grant | None) -> None:
+    keyed = Keyed()
+    keyed.hello("a", "w")
+    ticket = ticket_of(keyed.hello("b", "gpu-0"))
+    effects = keyed.grant(b=now_b)
+    assert [code_of(message) for message in sent(effects)] == ["revoked"]
+    assert isinstance(effects[-1], Screen)
+    assert keyed.names == ["w"]
+    assert keyed.machine.redeem(ticket, 0.0) is None
+    if now_b is None:
+        for message in (Ping(), Hello(name="gpu-0", instance="0" * 32, models={}), Bye()):
+            assert [code_of(m) for m in sent(keyed.say("b", message))] == ["revoked"]
+        assert keyed.names == ["w"]
+    keyed.grant()
+    assert isinstance(keyed.hello("b", "gpu-0"), Welcome)
+
+
+def test_who_is_added_changes_nothing_for_the_others() -> None:
+    keyed = Keyed()
+    keyed.hello("a", "w")
+    assert keyed.grant(d=Grant("new")) == []
+    assert isinstance(keyed.hello("d", "new"), Welcome)
+    assert keyed.names == ["w", "new"]
+
+
+def test_an_epoch_that_no_clock_can_have_is_not_taken_over() -> None:
+    hello = Hello(name="w", instance="0" * 32, models={}, epoch=EPOCH_CLOCK_MAX, age_ms=10_000)
+    later = Hello(
+        name="w", instance="0" * 32, models={}, epoch=EPOCH_CLOCK_MAX - 20_000, age_ms=10_000
+    )
+    assert epoch_above(hello, 1.0) is None
+    assert epoch_above(later, 1.0) == EPOCH_CLOCK_MAX - 20_000 + 10_000 - 1001
+
+
+def test_a_worker_dials_again_after_a_refusal_for_want_of_keys() -> None:
+    machine = WorkerMachine(
+        Identity("w", "0" * 32), ["m"], lambda _model, _layout: "", timing=QUICK
+    )
+    [refused] = machine.shut_out("why", 5.0)
+    assert (refused.code, refused.text) == ("keys", "why")  # type: ignore[union-attr]
+    assert machine.shut_out("why", 5.05) == [], "it was said a moment ago"
+    assert machine.tick(5.05) == []
+    assert [type(effect).__name__ for effect in machine.tick(5.1)] == ["Redial"]
+    assert machine.shut_out("why", 5.2) != []
+
+
+# Over sockets.
+
+
+def allow(folder: Path, name: str, *, on: bool) -> None:
+    """Let a worker in, or not any more."""
+    file, aside = folder / "allowed" / f"{name}.json", folder / f"{name}.aside"
+    aside.rename(file) if on else file.rename(aside)
+
+
+def publisher_of(folder: Path | None, **options: object) -> weightbus.Publisher:
+    told = {"keys": folder, "timing": QUICK, "shared_memory": False} | options
+    return weightbus.Publisher("tcp://127.0.0.1:0", **told)  # type: ignore[arg-type]
+
+
+def worker_of(address: str, keys: object, name: str | None = None) -> weightbus.Subscriber:
+    copy = {"w": np.zeros(4, np.float32)}
+    told = {"keys": keys, "name": name, "timing": QUICK, "shared_memory": False}
+    return weightbus.Subscriber(address, {"m": copy}, **told)  # type: ignore[arg-type]
+
+
+def refusal_of(worker: weightbus.Subscriber) -> weightbus.RefusedError:
+    with pytest.raises(weightbus.RefusedError) as error:
+        worker.wait_joined(SECONDS)
+    return error.value
+
+
+@pytest.mark.parametrize("ipc", [False, True], ids=["tcp", "ipc"])
+def test_with_keys_versions_come_as_ever(folder: Path, tmp_path: Path, *, ipc: bool) -> None:
+    address = f"ipc://{tmp_path}/bus" if ipc else "tcp://127.0.0.1:0"
+    with (
+        weightbus.Publisher(address, keys=folder, timing=QUICK, shared_memory=False) as publisher,
+        worker_of(publisher.address, folder / "workers" / "w.json").start() as worker,
+        worker_of(publisher.address, folder, "gpu-7").start() as other,
+    ):
+        assert worker.name == "w"
+        assert other.name == "gpu-7"
+        publisher.wait_for_workers(2, SECONDS)
+        for _ in range(3):
+            receipt = publisher.publish("m", ONES, timeout=SECONDS)
+            assert {w.state for w in receipt.workers.values()} == {"applied"}
+        data = publisher._loop._sockets.data  # noqa: SLF001
+        subscribed = lambda: sum(o.wants(b"m/dat") for o in data._outlets.values()) == 2  # noqa: E731, SLF001
+        wait_for(subscribed, "both to have shown their tickets", SECONDS)
+
+
+def test_a_key_that_is_not_allowed_is_named_and_let_in_once_it_is(folder: Path) -> None:
+    allow(folder, "w", on=False)
+    with publisher_of(folder) as publisher, worker_of(publisher.address, folder, "w") as worker:
+        error = refusal_of(worker)
+        assert error.code == "keys"
+        assert "does not allow this worker's key" in str(error)
+        assert publisher.workers() == {}
+        allow(folder, "w", on=True)
+        publisher.wait_for_workers(1, SECONDS)
+
+
+def test_publishers_of_one_process_have_lists_of_their_own(folder: Path, tmp_path: Path) -> None:
+    generate(tmp_path / "others", {"w": "worker"})
+    stranger = WorkerKeys.read(tmp_path / "others", "w")
+    pinned = WorkerKeys.read(folder, "w").publisher
+    posing = WorkerKeys("w", stranger.public, stranger.secret, pinned)
+    with (
+        publisher_of(folder) as publisher,
+        publisher_of(tmp_path / "others") as other,
+        worker_of(other.address, stranger),
+        worker_of(publisher.address, posing) as worker,
+    ):
+        other.wait_for_workers(1, SECONDS)
+        assert "does not allow this worker's key" in str(refusal_of(worker))
+        assert publisher.workers() == {}
+
+
+def test_a_worker_speaks_to_the_owner_of_the_key_that_it_pins_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    generate(tmp_path / "others", {"w": "worker"})
+    keys = WorkerKeys.read(tmp_path / "others", "w")
+    with (
+        publisher_of(folder) as publisher,
+        publisher_of(None) as plain,
+        worker_of(publisher.address, keys) as worker,
+        worker_of(plain.address, keys) as downgraded,
+        worker_of(publisher.address, None) as keyless,
+    ):
+        assert "another key than the one" in str(refusal_of(worker))
+        assert "speaks without keys" in str(refusal_of(downgraded))
+        assert "asks for keys" in str(refusal_of(keyless))
+        assert plain.workers() == publisher.workers() == {}
+
+
+def test_a_libzmq_without_curve_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmq.has", lambda _capability: False)
+    with pytest.raises(KeysError, match="built without"):
+        publisher_of(folder)
+    with pytest.raises(KeysError, match="built without"):
+        worker_of("tcp://127.0.0.1:9", folder, "w")
+
+
+def test_what_curve_adds_is_no_flood(folder: Path) -> None:
+    """The kernel counts bytes that no message has: of a frame in CURVE there are a few."""
+    keys = WorkerKeys.read(folder, "w")
+    known = PublisherKeys.read(folder)
+    publisher = PublisherSockets(
+        "tcp://127.0.0.1:0", None, secret=known.secret, grants=Grants(known.grants)
+    )
+    worker = WorkerSockets(publisher.address, lambda _frames, _size: None, keys)
+    try:
+        received, deadline = 0, time.monotonic() + SECONDS
+        while received < 12_000:  # 33 bytes each: half as much again as would be a flood
+            assert time.monotonic() < deadline, f"only {received} messages came"
+            publisher.poll(0.001)
+            for _ in range(64):
+                worker.send(b"{}")
+            while publisher.receive() is not None:
+                assert publisher.key == keys.public
+                received += 1
+    finally:
+        worker.close()
+        publisher.close()
+
+
+# Data connections.
+
+
+def said_until_closed(stranger: socket.socket) -> bytes:
+    said = b""
+    with contextlib.suppress(ConnectionResetError):
+        while more := stranger.recv(4096):
+            said += more
+    return said
+
+
+def frame(body: bytes) -> bytes:
+    return bytes([0, len(body)]) + body
+
+
+HANDSHAKE = 64 + 2 + 6 + 12 + 4 + 4  # the greeting, and READY with the socket's type
+STRANGERS = {
+    "silent": b"",
+    "greets": GREETING,
+    "ready": GREETING + READY,
+    "subscribes": GREETING + READY + frame(ON + b"m/ctl"),
+    "forges": GREETING + READY + frame(TICKET + b"0" * TOKEN_BYTES) + frame(ON + b"m/ctl"),
+    "stammers": GREETING + READY + frame(TICKET + b"0"),
+}
+
+
+def test_strangers_get_nothing_and_are_hung_up_on_within_2_s(folder: Path) -> None:
+    with publisher_of(folder) as publisher, contextlib.ExitStack() as undo:
+        where, began = host_and_port(publisher.data_address), time.monotonic()
+        strangers = {
+            who: undo.enter_context(socket.create_connection(where, SECONDS)) for who in STRANGERS
+        }
+        for who, said in STRANGERS.items():
+            strangers[who].sendall(said)
+        publisher.publish("m", ONES, wait="none")
+        for who, stranger in strangers.items():
+            assert len(said_until_closed(stranger)) <= HANDSHAKE, who
+        assert time.monotonic() - began < 2.0
+
+
+def test_a_worker_without_a_name_has_that_of_its_key(folder: Path) -> None:
+    with publisher_of(folder) as publisher:
+        for file, begins in (("w", "w"), ("gpu-+", "gpu-")):
+            keys = folder / "workers" / f"{file}.json"
+            with worker_of(publisher.address, keys) as worker:
+                assert worker.name.startswith(begins)
+                publisher.wait_for_workers(1, SECONDS)
+
+
+def test_a_ticket_serves_one_connection_and_a_new_one_takes_its_place(folder: Path) -> None:
+    with publisher_of(folder) as publisher, worker_of(publisher.address, folder, "w") as worker:
+        data = worker._loop._sockets.data  # noqa: SLF001
+        outlets = publisher._loop._sockets.data._outlets  # noqa: SLF001
+        admitted = lambda: [o for o in outlets.values() if o.admitted]  # noqa: E731
+        wait_for(lambda: len(admitted()) == 1, "the worker's connection", SECONDS)
+        [first] = admitted()
+        connection = data._socket  # noqa: SLF001
+        assert connection is not None
+        connection.shutdown(socket.SHUT_RDWR)  # as a network does
+        again = lambda: admitted() and admitted()[0] is not first  # noqa: E731
+        wait_for(lambda: bool(again()), "another, by another ticket", SECONDS)
+        publisher.publish_async("m", ONES, timeout=SECONDS)
+        assert worker.receive(SECONDS) is not None
+
+
+def test_who_is_revoked_is_cut_off(folder: Path) -> None:
+    with (
+        publisher_of(folder) as publisher,
+        worker_of(publisher.address, folder, "w").start() as worker,
+        worker_of(publisher.address, folder, "gpu-7").start() as other,
+    ):
+        outlets = publisher._loop._sockets.data._outlets  # noqa: SLF001
+        owners = lambda: {o.owner[0] for o in list(outlets.values()) if o.owner}  # noqa: E731
+        wait_for(lambda: owners() == {"w", other.name}, "both connections", SECONDS)
+        allow(folder, "w", on=False)
+        wait_for(lambda: owners() == {other.name}, "one to be cut off", SECONDS)
+        assert publisher.workers().keys() == {other.name}
+        wait_for(lambda: worker.error is not None, "the worker to be told", SECONDS)
+        assert "revoked" in str(worker.error)
+        receipt = publisher.publish("m", ONES, timeout=SECONDS)
+        assert receipt.workers.keys() == {other.name}
+        allow(folder, "w", on=True)
+        publisher.wait_for_workers(2, SECONDS)
+
+
+def test_observers_look_on_with_a_key_and_not_without(folder: Path) -> None:
+    with (
+        publisher_of(folder) as publisher,
+        worker_of(publisher.address, folder, "w"),
+        worker_of(publisher.address, folder, "eye") as no_worker,
+        Observer(publisher.address, WorkerKeys.read(folder, "eye")) as observer,
+        Observer(publisher.address) as stranger,
+    ):
+        publisher.wait_for_workers(1, SECONDS)
+        assert observer.look(SECONDS)
+        assert observer.view.workers.keys() == {"w"}
+        with pytest.raises(weightbus.RefusedError, match="asks for keys"):
+            stranger.look(SECONDS)
+        assert refusal_of(no_worker).code == "not-allowed"
+
+
+# Safe by default.
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "local"),
+    [
+        ("tcp://127.0.0.1:1", True),
+        ("tcp://127.8.0.1:1", True),
+        ("tcp://[::1]:1", True),
+        ("tcp://localhost:1", True),
+        ("tcp://lo:1", True),
+        ("ipc:///x", True),
+        ("tcp://*:1", False),
+        ("tcp://0.0.0.0:1", False),
+        ("tcp://[::]:1", False),
+        ("tcp://eth0:1", False),
+        ("tcp://10.0.0.1:1", False),
+        ("tcp://[::ffff:10.0.0.1]:1", False),
+        ("tcp://127.0.0.1.example.com:1", False),
+    ],
+)
+def test_where_other_hosts_can_connect(endpoint: str, local: bool) -> None:
+    assert is_local(endpoint) == local
+
+
+def test_without_keys_a_publisher_listens_to_its_host_alone(folder: Path) -> None:
+    for options in ({"address": "tcp://*:0"}, {"data": "tcp://0.0.0.0:0"}):
+        with pytest.raises(AddressError, match="insecure=True"):
+            weightbus.Publisher(**options)  # type: ignore[arg-type]
+    weightbus.Publisher("tcp://*:0", insecure=True).close()
+    weightbus.Publisher("tcp://*:0", keys=folder).close()
+
+
+def test_the_environment_names_keys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEYS, str(folder))
+    with publisher_of(None) as publisher, worker_of(publisher.address, None, "w"):
+        publisher.wait_for_workers(1, SECONDS)
+    with publisher_of(None, keys="") as publisher, worker_of(publisher.address, "", "w"):
+        publisher.wait_for_workers(1, SECONDS)
+
+
+def test_the_thread_that_looks_for_keys_ends_with_its_publisher(folder: Path) -> None:
+    def threads() -> set[str]:
+        return {thread.name for thread in threading.enumerate()}
+
+    with publisher_of(folder):
+        assert "weightbus-keys" in threads()
+    wait_for(lambda: "weightbus-keys" not in threads(), "the end of it", SECONDS)
