@@ -150,12 +150,12 @@ class Subscriber:
         self._error: WeightBusError | None = None
         self._background: threading.Thread | None = None
         self._pid = os.getpid()
-        identity = _identity(self.name, shared_memory=shared_memory)
-        expected = {model: target.expected() for model, target in self._targets.items()}
+        who = _identity(self.name, shared_memory=shared_memory)
+        like = {model: target.expected() for model, target in self._targets.items()}
         # What the thread holds must not hold us: see `dropped`.
-        opens = None if keys is None else Keyring()
+        ring = None if keys is None else Keyring()
         fault = partial(_fault, self._targets)
-        machine = WorkerMachine(identity, self._targets, fault, bytes_max, timing, expected, opens)
+        machine = WorkerMachine(who, self._targets, fault, bytes_max, timing, like, keyring=ring)
         with ExitStack() as undo:
             sockets = undo.enter_context(closing(WorkerSockets(address, machine.place, keys)))
             self._loop = WorkerLoop(
