@@ -94,17 +94,36 @@ static void fetch_ahead(const uint64_t *addresses, size_t index, size_t count) {
     for (int line = 0; line < 3; line++) __builtin_prefetch(next + 64 * line);
 }
 
-/* copies(to, from, sizes) */
+/* Copy around the caches: what is stored need not be fetched first, which saves a third of the way. */
+static void copy_around(uint8_t *to, const uint8_t *from, size_t n) {
+#if defined(__x86_64__)
+    size_t at = -(uintptr_t)to & 15;
+    memcpy(to, from, at);
+    for (; n - at >= 256; at += 256) {
+        for (size_t i = at; i < at + 256; i += 64) __builtin_prefetch(from + i + 2048);
+        for (size_t i = at; i < at + 256; i += 16)
+            _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
+    }
+    _mm_sfence();
+    to += at, from += at, n -= at;
+#endif
+    memcpy(to, from, n);
+}
+
+/* copies(to, from, sizes, stream) */
 static PyObject *copies(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     (void)module;
     struct views views = {.count = 0};
-    if (wrong_number(given, 3) || open_addresses(&views, args, 3) < 0) return close_views(&views, NULL);
+    int stream = given == 4 ? PyObject_IsTrue(args[3]) : 0;
+    if (wrong_number(given, 4) || stream < 0 || open_addresses(&views, args, 3) < 0) return close_views(&views, NULL);
     const uint64_t *to = views.at[0].buf, *from = views.at[1].buf, *sizes = views.at[2].buf;
     size_t count = (size_t)views.at[0].len / 8;
     Py_BEGIN_ALLOW_THREADS
     for (size_t i = 0; i < count; i++) {
         fetch_ahead(from, i, count);
-        if (sizes[i]) /* what is empty may lie nowhere */
+        if (stream && sizes[i] >= LOCKED_BYTES)
+            copy_around((uint8_t *)(uintptr_t)to[i], (const uint8_t *)(uintptr_t)from[i], sizes[i]);
+        else if (sizes[i]) /* what is empty may lie nowhere */
             memcpy((void *)(uintptr_t)to[i], (const void *)(uintptr_t)from[i], sizes[i]);
     }
     Py_END_ALLOW_THREADS

@@ -87,7 +87,8 @@ def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], No
     """
     if BUILT:
         to, from_, sizes = joined(to, from_, sizes)
-        return lambda: _native.copies(to, from_, sizes)
+        stream = int(sizes.sum()) >= STREAM_BYTES
+        return lambda: _native.copies(to, from_, sizes, stream)
     targets, sources = ([*map(_view, map(int, a), map(int, sizes))] for a in (to, from_))
     everything = slice(None)
 

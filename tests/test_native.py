@@ -172,6 +172,26 @@ def test_many_copies_are_made_again_and_again(
         source += 1
 
 
+@built
+@given(begin=OFFSETS, to=st.integers(0, 70), size=st.integers(2**15 - 2, 2**15 + 600))
+@example(begin=0, to=0, size=2**15)
+def test_a_copy_around_the_caches_is_the_same(begin: int, to: int, size: int) -> None:
+    source, room = MEMORY[begin : begin + size], np.full(to + size + 300, 7, np.uint8)
+    HELPER.copies(addresses(room[to:]), addresses(source), np.array([size], np.uint64), True)
+    assert np.array_equal(room[to : to + size], source)
+    assert set(room[:to]) | set(room[to + size :]) == {7}
+
+
+@built
+@pytest.mark.parametrize("nbytes", [native.STREAM_BYTES - 1, native.STREAM_BYTES])
+def test_large_copies_go_around_the_caches(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(HELPER, "copies", lambda *given: asked.append(given[-1]))
+    half = np.array([1, nbytes - 1], np.uint64)
+    native.copies(np.array([0, 2], np.uint64), np.array([9, 12], np.uint64), half)()
+    assert asked == [nbytes >= native.STREAM_BYTES]
+
+
 # Looking at tensors.
 
 EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
