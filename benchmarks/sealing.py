@@ -1,9 +1,8 @@
-"""Measure what sealing costs, beside the same in the clear: `python benchmarks/sealing.py`.
+"""Measure what keys cost, beside the same in the clear: `python benchmarks/sealing.py`.
 
-Two publishers take turns, one of which seals; each has workers of its own, in processes of their
+Two publishers take turns, one of which has keys; each has workers of its own, in processes of their
 own, that copy what comes over the network into numpy arrays. What is reported is the ratio of the
-medians, against bounds; a ratio above its bound ends with status 1. The control channel is in the
-clear for both, so this is what sealing costs, without CURVE. Run it on a quiet machine.
+medians, against bounds; a ratio above its bound ends with status 1. Run it on a quiet machine.
 """
 
 import argparse
@@ -11,10 +10,12 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,8 +26,8 @@ from rich.table import Table
 from weightbus import Publisher, Subscriber
 from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.report import print_machine
+from weightbus.bus.trust.keys import WorkerKeys, generate
 from weightbus.codecs.sealing import KEY_BYTES, seal
-from weightbus.tests.sealed_bus import sealing
 
 LARGE, SMALL = 200 * 2**20, 2**18
 SECONDS = 60.0
@@ -35,14 +36,14 @@ Pair = tuple[float, float]  # in the clear, and sealed
 BOUNDS = {"pushed": 1.35, "fetched": 2.0, "small": 1.5, "further worker": 1.1}
 
 
-def work(address: str, name: str, nbytes: int, sealed: bool, told: Connection) -> None:
+def work(address: str, name: str, nbytes: int, keys: str | None, told: Connection) -> None:
     """Be a worker until the other end hangs up."""
-    with sealing() if sealed else contextlib.nullcontext():
-        here = {"w": np.zeros(nbytes, np.uint8)}
-        with Subscriber(address, {"m": here}, name=name, shared_memory=False) as worker:
-            worker.start()
-            with contextlib.suppress(EOFError):
-                told.recv()
+    own = WorkerKeys.read(keys, name) if keys else None
+    here = {"w": np.zeros(nbytes, np.uint8)}
+    with Subscriber(address, {"m": here}, name=name, shared_memory=False, keys=own) as worker:
+        worker.start()
+        with contextlib.suppress(EOFError):
+            told.recv()
 
 
 @dataclass
@@ -50,7 +51,6 @@ class Side:
     """A publisher and its workers."""
 
     publisher: Publisher
-    sealed: bool
     times: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 
     def publish(self, what: str, weights: dict[str, Any], workers: list[str] | None = None) -> None:
@@ -70,18 +70,20 @@ def side(sealed: bool, nbytes: int, workers: int) -> Iterator[Side]:
     """Have a publisher and workers."""
     context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
-        with sealing() if sealed else contextlib.nullcontext():
-            publisher = stack.enter_context(Publisher(shared_memory=False))
+        keys = stack.enter_context(tempfile.TemporaryDirectory()) if sealed else None
+        if keys:
+            generate(Path(keys), dict.fromkeys((f"w{n}" for n in range(workers)), "worker"))
+        publisher = stack.enter_context(Publisher(shared_memory=False, keys=keys))
         for number in range(workers):
             here, there = context.Pipe()
             stack.callback(here.close)
-            told = (publisher.address, f"w{number}", nbytes, sealed, there)
+            told = (publisher.address, f"w{number}", nbytes, keys, there)
             process = context.Process(target=work, args=told)
             process.start()
             stack.callback(process.join, SECONDS)
             stack.callback(here.send, None)
         publisher.wait_for_workers(workers, SECONDS, "m")
-        yield Side(publisher, sealed)
+        yield Side(publisher)
 
 
 def turns(nbytes: int, workers: int, rounds: int, *, fetched: bool = False) -> dict[str, Pair]:

@@ -25,7 +25,7 @@ from ..codecs.sealing import KEY_BYTES
 log = logging.getLogger("weightbus.publisher")
 
 KEYS = "WEIGHTBUS_KEYS"  # of the environment, where no keys are given: a path, or empty
-REKEY_SECONDS = 86_400.0  # that one group key is in force
+REKEY_SECONDS = 86_400.0  # that one group key is in force, unless the user says otherwise
 LOOK_SECONDS_MAX = 1.0  # between two looks at the folder of keys
 
 
@@ -61,14 +61,14 @@ def _path(given: object) -> str:
     return str(given)
 
 
-def new_sealer() -> Sealer:
-    """Return what seals all that a publisher publishes, under a new group key.
+def new_sealer(rekey: float) -> Sealer:
+    """Return what seals all that a publisher publishes, with another group key every so often.
 
     Raises:
         SealError: Nothing can be sealed here.
     """
     draw = partial(secrets.token_bytes, KEY_BYTES)
-    return Sealer(draw, SealedMemory().take, REKEY_SECONDS, time.monotonic())
+    return Sealer(draw, SealedMemory().take, rekey, time.monotonic())
 
 
 def check_exposure(keys: PublisherKeys | None, insecure: bool, *addresses: str | None) -> None:
@@ -86,9 +86,9 @@ def check_exposure(keys: PublisherKeys | None, insecure: bool, *addresses: str |
         )
 
 
-def group_keys(sealer: Sealer) -> Callable[[Peer], list[str]]:
+def group_keys(sealer: Sealer | None) -> Callable[[Peer], list[str]] | None:
     """Return what says which group keys a worker gets: whoever joins has a key that may have it."""
-    return lambda _peer: sealer.keys
+    return None if sealer is None else lambda _peer: sealer.keys
 
 
 def watch_keys(folder: Path, timing: Timing, loop: PublisherLoop) -> None:

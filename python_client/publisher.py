@@ -35,7 +35,7 @@ from ..codecs.checksum import CHUNK_BYTES_DEFAULT
 from . import checks
 from .dropped import end_with
 from .keeper import Keeper
-from .keys import check_exposure, group_keys, new_sealer, publisher_keys, watch_keys
+from .keys import REKEY_SECONDS, check_exposure, group_keys, new_sealer, publisher_keys, watch_keys
 from .models import PublishedModel
 from .options import TIMEOUT, Dtype, PublishOptions, request
 from .state_folder import StateFolder, StateFolderError, StoredVersion, age_from_now, new_epoch
@@ -76,6 +76,7 @@ class Publisher:
         history: How many older versions of each model to keep there, for `rollback`.
         keys: A folder that `weightbus keygen` has made, or what is in it: only workers with a key
             in it get in. None: what WEIGHTBUS_KEYS says, else there are none.
+        rekey: With keys, seconds after which another group key takes the place of one.
         insecure: Without keys, listen where other hosts can connect all the same.
 
     Raises:
@@ -102,6 +103,7 @@ class Publisher:
         history: int = 0,
         expect: int = 0,
         keys: PublisherKeys | str | Path | None = None,
+        rekey: float = REKEY_SECONDS,
         insecure: bool = False,
     ) -> None:
         keys = publisher_keys(keys)
@@ -110,6 +112,7 @@ class Publisher:
         age = None if epoch is not None else age_from_now()
         ChunkPlan(0, chunk_bytes)  # refuses a size out of bounds
         checks.whole(queue, "queue", 1, QUEUE_MAX)
+        checks.seconds(rekey, "rekey", positive=True)
         checks.instance(timing, "timing", Timing)
         told = None if advertise is None else endpoints.check(advertise)
         self._chunk_bytes = chunk_bytes
@@ -131,18 +134,15 @@ class Publisher:
             self.address = sockets.address
             self.data_address = sockets.data_address
             told = told or endpoints.advertised(self.address, self.data_address)
-            sealer = None if keys is None else new_sealer()
-            group = None if sealer is None else group_keys(sealer)
+            sealer = None if keys is None else new_sealer(rekey)
             draw = partial(secrets.token_hex, TOKEN_BYTES // 2)
             self._machine = PublisherMachine(
-                epoch, told, timing, shared, age, draw, keys=group, grants=grants
+                epoch, told, timing, shared, age, draw, keys=group_keys(sealer), grants=grants
             )
             if self._folder is not None:
                 self._keeper = Keeper(self._folder, _busy(self._machine))
                 undo.callback(self._keeper.close, 0.0)
-            self._loop = PublisherLoop(
-                self._machine, sockets, self._keeper, restored, sealer=sealer
-            )
+            self._loop = PublisherLoop(self._machine, sockets, self._keeper, restored, sealer)
             end_with(self, self._loop)
             undo.pop_all()
         self._loop.start()
