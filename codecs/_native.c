@@ -115,7 +115,7 @@ static PyObject *copies(PyObject *module, PyObject *const *args, Py_ssize_t give
     (void)module;
     struct views views = {.count = 0};
     int stream = given == 4 ? PyObject_IsTrue(args[3]) : 0;
-    if (wrong_number(given, 4) || stream < 0 || open_addresses(&views, args, 3) < 0) return close_views(&views, NULL);
+    if ((given != 3 && wrong_number(given, 4)) || stream < 0 || open_addresses(&views, args, 3) < 0) return close_views(&views, NULL);
     const uint64_t *to = views.at[0].buf, *from = views.at[1].buf, *sizes = views.at[2].buf;
     size_t count = (size_t)views.at[0].len / 8;
     Py_BEGIN_ALLOW_THREADS

@@ -87,8 +87,9 @@ def copies(to: Addresses, from_: Addresses, sizes: Addresses) -> Callable[[], No
     """
     if BUILT:
         to, from_, sizes = joined(to, from_, sizes)
-        stream = int(sizes.sum()) >= STREAM_BYTES
-        return lambda: _native.copies(to, from_, sizes, stream)
+        if int(sizes.sum()) >= STREAM_BYTES:
+            return lambda: _native.copies(to, from_, sizes, True)
+        return lambda: _native.copies(to, from_, sizes)
     targets, sources = ([*map(_view, map(int, a), map(int, sizes))] for a in (to, from_))
     everything = slice(None)
 
