@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import weightbus
+from weightbus.bus.net import turns
 from weightbus.bus.net.turns import Turns
 from weightbus.tests.compose.waiting import wait_for
 
@@ -87,11 +88,24 @@ def test_the_own_thread_goes_on_after_a_long_visit_too(loop: Loop) -> None:
     wait_for(lambda: loop.threads[-1] == "own", "a turn", SECONDS)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The own thread waits for ever for a guest that may come back."""
+    monkeypatch.setattr(turns, "PAUSE", threading.TIMEOUT_MAX)
+
+
+@pytest.mark.usefixtures("patient")
 def test_what_a_guest_leaves_undone_is_taken_up_at_once(loop: Loop) -> None:
     loop.left = True
     for _ in range(3):
         assert guest(loop, after(1, loop), until())
         wait_for(lambda: loop.threads[-1] == "own", "a turn", SECONDS)
+
+
+def test_there_is_no_guest_before_the_own_thread_has_begun() -> None:
+    loop = Loop()
+    assert not guest(loop, end=until(0.02))
+    assert loop.threads == []
 
 
 def test_a_guest_is_gone_in_time(loop: Loop) -> None:
@@ -112,6 +126,7 @@ def test_a_second_guest_is_none(loop: Loop) -> None:
         assert first.result(SECONDS)
 
 
+@pytest.mark.usefixtures("patient")
 def test_work_that_is_left_while_nobody_is_there_is_done(loop: Loop) -> None:
     for _ in range(20):
         assert guest(loop, after(1, loop), until())
