@@ -77,6 +77,8 @@ def _steps(indexes: Sequence[int], leaves: Sequence[Leaf]) -> list[list[int]]:
 
 
 def _some(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[Any]:
+    if len(indexes) == len(leaves):  # in order, each once
+        return [*leaves]
     return [leaves[index] for index in indexes]
 
 

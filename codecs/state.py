@@ -55,6 +55,11 @@ class Form:
         except LayoutError as error:
             raise StateError(f"this state cannot travel: {error}") from error
 
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether the tensors are the first of the leaves, in order."""
+        return self.places == [*range(len(self.places))]
+
     def fits(self, layout: Layout) -> bool:
         """Tell whether the layout is one of exactly these tensors and aliases."""
         return self.signatures == layout.own_signatures and self.aliases == layout.aliases
@@ -68,8 +73,10 @@ class State:
     leaves: Sequence[Leaf]
 
     @property
-    def values(self) -> list[Leaf]:
+    def values(self) -> Sequence[Leaf]:
         """The unique tensors, sorted by name."""
+        if self.form.in_order and len(self.leaves) == len(self.form.places):
+            return self.leaves
         return [self.leaves[place] for place in self.form.places]
 
     @property

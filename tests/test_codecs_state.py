@@ -61,6 +61,15 @@ def test_the_first_name_of_a_tied_tensor_is_kept() -> None:
     assert state.layout().aliases == state.aliases
 
 
+@pytest.mark.parametrize("names", ["ab", "ba", "abc", "acb", "cab"])
+def test_the_values_are_the_tensors_in_the_order_of_their_names(names: str) -> None:
+    a, b = torch.zeros(1), torch.ones(2)
+    each = {"a": a, "b": b, "c": a}  # which is tied to the first
+    state = state_of({name: each[name] for name in names})
+    assert [id(value) for value in state.values] == [id(a), id(b)]
+    assert [*state.tensors] == ["a", "b"]
+
+
 def test_views_that_are_not_the_same_elements_travel_separately() -> None:
     w = torch.zeros(4, 4, dtype=torch.complex64)
     views = {
