@@ -7,7 +7,7 @@ CLIENTS := c_client cpp_client go_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test twins sanitize aarch64 training check wheel bench targets must performance floods keeping sim fuzz explore build $(CLIENTS) clients conformance compose-test bench-clients clean
+.PHONY: demo test twins sanitize aarch64 training operators check wheel bench targets must performance floods keeping sim fuzz explore build $(CLIENTS) clients conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -32,6 +32,10 @@ aarch64:
 # Callbacks in the trainers of others, whose own warnings are theirs.
 training: $(STAMP)
 	$(BIN)/pytest -W default tests/training
+
+# What operators see, with the real Prometheus and a browser (Debian: prometheus chromium).
+operators: $(STAMP)
+	$(BIN)/pytest tests/operators
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .codecs.errors import LayoutError, StateError, WeightBusError
     from .python_client.applying import Offer, Update
     from .python_client.loading import Pairs, UnchangedError
+    from .python_client.observing.access import Http
     from .python_client.publisher import Publisher
     from .python_client.resident import resident
     from .python_client.schemes.bus import (
@@ -72,6 +73,7 @@ __all__ = [
     "DeadlineError",
     "DistributedTransport",
     "DistributedWeightSyncScheme",
+    "Http",
     "InitialSyncTransport",
     "KeysError",
     "LayoutError",
@@ -133,6 +135,7 @@ _HOMES = {
     "DeadlineError": "bus.errors",
     "DistributedTransport": "python_client.schemes.vintage",
     "DistributedWeightSyncScheme": "python_client.schemes.bus",
+    "Http": "python_client.observing.access",
     "InitialSyncTransport": "python_client.schemes.vintage",
     "KeysError": "bus.errors",
     "LayoutError": "codecs.errors",

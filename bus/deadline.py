@@ -1,8 +1,15 @@
-"""A deadline that is looked at between the steps of something long."""
+"""Deadlines: one that is looked at between the steps of something long, and one for an answer."""
 
 import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TypeVar
 
-from .errors import DeadlineError
+from .errors import ClosedError, DeadlineError
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 5.0  # beyond its deadline, what a call allows the background thread to answer
 
 
 class Deadline:
@@ -28,3 +35,16 @@ class Deadline:
         """
         if time.monotonic() >= self._at:
             raise DeadlineError(self._text)
+
+
+def result_of(future: "Future[T]", timeout: float) -> T:
+    """Wait for the publisher's thread, which answers in time unless something is badly wrong."""
+    try:
+        return future.result(timeout)
+    except FutureTimeout:
+        if future.done():
+            raise
+        raise ClosedError(
+            f"the publisher's thread has not answered for {timeout:.0f} s; it may be starved of "
+            "processor time, or held up by a debugger"
+        ) from None

@@ -13,10 +13,10 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar, Unpack
+from typing import Unpack
 
 from ..bus.chunks import ChunkPlan
-from ..bus.deadline import Deadline
+from ..bus.deadline import ANSWER_SECONDS, Deadline, result_of
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
 from ..bus.limits import WORKERS_MAX, Timing
 from ..bus.memory.segment import probe
@@ -37,16 +37,15 @@ from .dropped import end_with
 from .keeper import Keeper
 from .keys import REKEY_SECONDS, check_exposure, group_keys, new_sealer, publisher_keys, watch_keys
 from .models import PublishedModel
+from .observing.access import Http
+from .observing.shown import Shown
 from .options import TIMEOUT, Dtype, PublishOptions, request
 from .state_folder import StateFolder, StateFolderError, StoredVersion, age_from_now, new_epoch
 
 log = logging.getLogger("weightbus.publisher")
 
-T = TypeVar("T")
-
 CLOSE_SECONDS = 10.0  # that closing gives the disk for the last versions
 QUEUE_MAX = 2**20  # messages that may wait for one slow worker, each of which is a chunk or less
-ANSWER_SECONDS = 5.0  # beyond its deadline, what a call allows the background thread to answer
 
 _LATE = (
     "{model}: the weights were not copied within {timeout} s, so nothing was published; give it a "
@@ -78,6 +77,8 @@ class Publisher:
             in it get in. None: what WEIGHTBUS_KEYS says, else there are none.
         rekey: With keys, seconds after which another group key takes the place of one.
         insecure: Without keys, listen where other hosts can connect all the same.
+        dashboard, metrics: Where a page for people, and metrics for Prometheus, are served
+            (`docs/guides/operating.md`): `HOST:PORT`, or an `Http` that says who else may look.
 
     Raises:
         AddressError: An address makes no sense, is in use, or can be reached by other hosts.
@@ -105,6 +106,8 @@ class Publisher:
         keys: PublisherKeys | str | Path | None = None,
         rekey: float = REKEY_SECONDS,
         insecure: bool = False,
+        dashboard: str | Http | None = None,
+        metrics: str | Http | None = None,
     ) -> None:
         keys = publisher_keys(keys)
         check_exposure(keys, insecure, address, data)
@@ -148,6 +151,8 @@ class Publisher:
         self._loop.start()
         if keys is not None and keys.folder is not None:
             watch_keys(keys.folder, self._machine.timing, self._loop)
+        self.shown = Shown(self, self._loop, self._machine)
+        self.shown.serve(dashboard, metrics, self.close)
 
     def __repr__(self) -> str:
         return f"<Publisher at {self.address}, epoch {self.epoch}>"
@@ -223,7 +228,7 @@ class Publisher:
         future = self._begin(model, weights, options, call=False)
         end = started + float(options.get("timeout", TIMEOUT)) + ANSWER_SECONDS
         self._loop.wait(future, end)
-        return _result(future, max(0.0, end - time.monotonic()))
+        return result_of(future, max(0.0, end - time.monotonic()))
 
     def publish_async(
         self, model: str, weights: object, **options: Unpack[PublishOptions]
@@ -258,7 +263,8 @@ class Publisher:
                 make_room=partial(self._loop.make_room, model),
                 deadline=until,
             )
-            return self._loop.submit(asked.publication(next(self._ids), version), call=call)
+            future = self._loop.submit(asked.publication(next(self._ids), version), call=call)
+        return self.shown.count(future)
 
     async def publish_awaitable(
         self, model: str, weights: object, **options: Unpack[PublishOptions]
@@ -301,7 +307,7 @@ class Publisher:
     def workers(self) -> dict[str, WorkerStatus]:
         """Return who is there, lost workers included, and which version each of them runs."""
         self._check_usable()
-        return {w.name: w for w in _result(self._loop.status(), ANSWER_SECONDS)}
+        return {w.name: w for w in result_of(self._loop.status(), ANSWER_SECONDS)}
 
     def wait_for_workers(self, count: int, timeout: float, model: str | None = None) -> None:
         """Wait until so many workers are there (that want the model, if one is given).
@@ -353,7 +359,7 @@ class Publisher:
         checks.hook(callback, "callback")
         listener = Listener(callback)
         try:
-            _result(self._loop.listen(listener), ANSWER_SECONDS)
+            result_of(self._loop.listen(listener), ANSWER_SECONDS)
         except BaseException:
             listener.end()
             raise
@@ -369,6 +375,7 @@ class Publisher:
         if os.getpid() != self._pid:
             return
         deadline = time.monotonic() + timeout
+        self.shown.close()
         self._loop.close()
         if self._keeper is not None:
             self._keeper.close(max(0.0, deadline - time.monotonic()))
@@ -435,16 +442,3 @@ class Publisher:
 def _busy(machine: PublisherMachine) -> Callable[[], bool]:
     """Return what tells whether a publish is under way. It keeps no publisher alive."""
     return lambda: machine.busy
-
-
-def _result(future: "Future[T]", timeout: float) -> T:
-    """Wait for the background thread, which answers in time unless something is badly wrong."""
-    try:
-        return future.result(timeout)
-    except FutureTimeout:
-        if future.done():
-            raise
-        raise ClosedError(
-            f"the publisher's thread has not answered for {timeout:.0f} s; it may be starved of "
-            "processor time, or held up by a debugger"
-        ) from None

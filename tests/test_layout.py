@@ -85,6 +85,7 @@ FACE = [
     "DeadlineError",
     "DistributedTransport",
     "DistributedWeightSyncScheme",
+    "Http",
     "InitialSyncTransport",
     "KeysError",
     "LayoutError",

@@ -252,6 +252,22 @@ def test_lag_is_told_in_versions_and_seconds() -> None:
     assert standing.phase == "receiving 101, 33 %"
 
 
+def test_the_rate_is_that_from_publishing_to_applied_or_of_what_arrives() -> None:
+    bench, view = Watched("a", "b"), View()
+    version, _ = bench.publish(4096)
+    bench.now += 0.5
+    bench.say("a", Applied(model="a", epoch=7, version=1, digest=version.digest))
+    bench.say("b", Progress(model="a", epoch=7, version=1, chunks=64))
+    bench.look(view)
+    begun = bench.now
+    bench.say("b", Progress(model="a", epoch=7, version=1, chunks=128))
+    bench.look(view)
+    found = {s.worker: s for s in view.standings(bench.now)}
+    assert found["a"].took_s == pytest.approx(0.5)
+    assert found["a"].rate == pytest.approx(4096 / 0.5)
+    assert found["b"].rate == pytest.approx(4096 / 4 / (bench.now - begun))
+
+
 def test_observers_are_bounded_and_forgotten() -> None:
     bench = Watched()
     for number in range(OBSERVERS_MAX):

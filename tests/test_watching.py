@@ -35,7 +35,7 @@ def _publisher() -> Iterator[Publisher]:
 
 def standing(worker: str, verdict: Verdict, lag: int = 0, rate: float = 0.0) -> Standing:
     return Standing(
-        "m", worker, verdict, 1, 1, 1, lag, None, "", rate, "", "", "", "", 0, "", "", 0
+        "m", worker, verdict, 1, 1, 1, lag, None, "", rate, 0, "", "", "", "", 0, "", "", 0
     )
 
 

@@ -284,9 +284,7 @@ class Observers:
             epoch=epoch,
             version=version,
             newest=newest.version if newest is not None else 0,
-            took_us=max(1, round(took[1] * 1_000_000))
-            if took is not None and took[0] == version
-            else 0,
+            took_us=took[1] if took is not None and took[0] == version else 0,
             failed=failed,
             error=error,
         )

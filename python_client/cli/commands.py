@@ -14,7 +14,7 @@ from .. import checks
 from .inspect import inspect as run_inspect
 from .keygen import keygen as run_keygen
 from .outcome import conclude
-from .publish import Order
+from .publish import Order, Pages
 from .publish import publish as run_publish
 from .screen import Screen
 from .status import status as run_status
@@ -188,11 +188,30 @@ def publish(
         bool,
         typer.Option("--insecure", metavar="", help="Let other hosts in without keys."),
     ] = False,
+    dashboard: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="Serve a page for people: HOST:PORT.")
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="Serve metrics for Prometheus: HOST:PORT.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="WEIGHTBUS_HTTP_TOKEN",
+            metavar="TOKEN",
+            help="What those who look at either must know; better in the environment.",
+        ),
+    ] = None,
+    insecure_http: Annotated[
+        bool,
+        typer.Option("--insecure-http", metavar="", help="Let anybody look who reaches them."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Publish a checkpoint, and show what every worker did with it."""
     screen = Screen(as_json)
-    how = (dtype or (), keys, insecure)
+    pages = Pages(dashboard, metrics, token, insecure_http)
+    how = (dtype or (), keys, insecure, pages)
     order = Order(path, model, bind, expect, watch, timeout, state, grace, *how)
     raise typer.Exit(conclude(screen, partial(run_publish, screen, order)))
 

@@ -14,6 +14,7 @@ from ...bus.receipt import Receipt
 from ...codecs.precision import precision_of
 from ..checkpoints.checkpoint import Checkpoint, Progress, open_checkpoint, stamp_of
 from ..checkpoints.watch import Watch
+from ..observing.access import Http
 from ..publisher import Publisher
 from .outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
 from .screen import DIM, STATE_STYLES, Bars, Screen, counted, plain, size, table
@@ -21,6 +22,27 @@ from .screen import DIM, STATE_STYLES, Bars, Screen, counted, plain, size, table
 LOOK_SECONDS = 0.1  # between two looks at what the workers are doing
 BARS_MAX = 8  # workers that get a bar each; of more, one bar says what all of them have
 GRACE_SECONDS = 10.0  # beyond its deadline, what a publish gets before its thread counts as dead
+
+
+@dataclass(frozen=True)
+class Pages:
+    """What is to be shown over HTTP, and to whom."""
+
+    dashboard: str | None = None
+    metrics: str | None = None
+    token: str | None = None
+    insecure: bool = False
+
+    def at(self, address: str | None) -> Http | None:
+        """Return where one of them is served.
+
+        Raises:
+            UsageError: That makes no sense, or would show everything to everybody.
+        """
+        try:
+            return None if address is None else Http(address, self.token, insecure=self.insecure)
+        except (AddressError, ValueError) as error:
+            raise UsageError(f"{error} (on the command line: --token, --insecure-http)") from None
 
 
 @dataclass(frozen=True)
@@ -38,6 +60,7 @@ class Order:
     dtypes: Sequence[str] = ()
     keys: Path | None = None
     insecure: bool = False
+    pages: Pages = Pages()
 
     def check(self) -> None:
         """Refuse what can never work.
@@ -117,8 +140,17 @@ def _publish_changes(screen: Screen, order: Order) -> int:
 
 
 def _listen(order: Order) -> Publisher:
+    pages = order.pages
+    dashboard, metrics = pages.at(pages.dashboard), pages.at(pages.metrics)
     try:
-        return Publisher(order.bind, state=order.state, keys=order.keys, insecure=order.insecure)
+        return Publisher(
+            order.bind,
+            state=order.state,
+            keys=order.keys,
+            insecure=order.insecure,
+            dashboard=dashboard,
+            metrics=metrics,
+        )
     except AddressError as error:
         raise AddressError(
             f"cannot publish at {order.bind}: {error} [--bind takes that port and the next one]"
@@ -127,12 +159,17 @@ def _listen(order: Order) -> Publisher:
 
 def _introduce(screen: Screen, order: Order, publisher: Publisher) -> None:
     screen.say(f"{order.model} at {publisher.address}", "bold")
+    shown = {"dashboard": publisher.shown.dashboard, "metrics": publisher.shown.metrics}
+    for what, address in shown.items():
+        if address:
+            screen.say(f"{what} at {address}", DIM)
     screen.emit(
         "listening",
         model=order.model,
         address=publisher.address,
         data_address=publisher.data_address,
         epoch=publisher.epoch,
+        **shown,
     )
 
 

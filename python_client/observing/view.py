@@ -30,6 +30,7 @@ class Standing:
         lag_s: Seconds since the first of them was published, or less; None: not known.
         phase: What it does with a version that is on its way; empty: none is.
         rate: Bytes a second: of what arrives, or of the last version, from publish to applied.
+        took_s: Seconds from publishing what it runs to hearing that it does; 0: not known.
         error: Why it did not run the last version that it failed; empty once it runs a newer one.
         language, client, host, pid: What it says it is.
         road: How versions reach it: `pulled`, `pushed`, `shared`.
@@ -47,6 +48,7 @@ class Standing:
     lag_s: float | None
     phase: str
     rate: float
+    took_s: float
     error: str
     language: str
     client: str
@@ -180,6 +182,7 @@ class View:
             lag_s=_age(*known, runs + 1, now) if lag and known is not None else None,
             phase=phase,
             rate=self._shown.rates.get((row.name, model), 0.0),
+            took_s=doing.took_us / 1_000_000,
             error=doing.error,
             language=LANGUAGES.get(language, language),
             client=row.client,

@@ -1,0 +1,78 @@
+"""Where a page of a publisher's is served, and who may look at it.
+
+Whoever runs on this host may look, unless it came by a name that is not this host's: a page of
+somebody else's in a browser here could be made to ask in its name. From other hosts it takes a
+token, or the user's word that none is needed.
+"""
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+
+from ...bus.errors import AddressError
+
+
+@dataclass(frozen=True)
+class Http:
+    """Where a page is served, and to whom.
+
+    Attributes:
+        address: `HOST:PORT`; port 0 takes a free one.
+        token: What those who look must know: as `?token=` once, or in the header `Authorization:
+            Bearer`. None: nothing, which is for addresses of this host alone.
+        insecure: Whether anybody who reaches another address may look.
+        hosts: Names by which browsers may ask for it, beside `localhost`, addresses and this host's
+            own name.
+
+    Raises:
+        AddressError: The address makes no sense, or would show everything to everybody.
+    """
+
+    address: str
+    token: str | None = None
+    insecure: bool = False
+    hosts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (self.token is None or len(self.token) >= 8):
+            raise ValueError("a token that can be guessed is none: give at least 8 characters")
+        if self.token is None and not (self.insecure or is_loopback(self.host)):
+            raise AddressError(
+                f"{self.address}: whoever reaches {self.host} could look: bind to 127.0.0.1, give "
+                "a token, Http(address, token=...), or say insecure=True if that is meant"
+            )
+
+    @property
+    def host(self) -> str:
+        """The host's name or address, without brackets."""
+        return self._parts()[0]
+
+    @property
+    def port(self) -> int:
+        """The port; 0: any free one."""
+        return self._parts()[1]
+
+    def _parts(self) -> tuple[str, int]:
+        host, colon, port = self.address.rpartition(":")
+        if not colon or not host or not port.isdecimal() or int(port) > 65535:
+            raise AddressError(f"{self.address!r} is no HOST:PORT, such as 127.0.0.1:8080")
+        return host.strip("[]"), int(port)
+
+    def knows(self, host: str) -> bool:
+        """Return whether somebody who asks by this `Host` has come by a name of this host."""
+        name = host.rpartition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
+        own = ("localhost", self.host, socket.gethostname(), *self.hosts)
+        return name.lower() in {each.lower() for each in own} or _address(name) is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether nobody but this host can reach an address."""
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None

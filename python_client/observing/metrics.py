@@ -1,0 +1,183 @@
+"""What Prometheus is told of a publisher: one table of metrics, of which the documents are made.
+
+Labels are bounded: models and workers beyond a bound are not told one by one, but in the sums.
+"""
+
+import threading
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ...bus.errors import PublishError
+from ...bus.net.listeners import EVENT_KINDS, WorkerEvent
+from ...bus.receipt import Receipt
+from .view import VERDICTS, Standing, View
+
+MODELS_LABELLED = 64  # models that are told one by one: a publisher has a few
+WORKERS_LABELLED = (
+    256  # workers: each is a series for each of its models, for as long as it is kept
+)
+OTHER = "other"  # the label of models beyond that
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Row(NamedTuple):
+    """A metric: what it is called, of what kind, by which labels, and what it says."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+STATES: Final = ("live", "stuck", "lost")
+METRICS: Final = {
+    row.name: row
+    for row in (
+        Row("weightbus_publishes_total", "counter", ("model", "outcome"),
+            "Calls of publish that are over; outcome is achieved or missed."),
+        Row("weightbus_published_bytes_total", "counter", ("model",),
+            "Bytes of the versions of those calls, each counted once."),
+        Row("weightbus_publish_seconds", "histogram", ("model",),
+            "From the call of publish to its receipt."),
+        Row("weightbus_worker_events_total", "counter", ("kind",),
+            "What became of workers: joined, lost, back, stuck, left, refused."),
+        Row("weightbus_malformed_messages_total", "counter", (),
+            "Messages dropped because they broke the protocol."),
+        Row("weightbus_publisher_epoch", "gauge", (),
+            "The publisher's incarnation; it changes when another takes its place."),
+        Row("weightbus_workers", "gauge", ("state",),
+            "Workers on the roster; state is live, stuck or lost."),
+        Row("weightbus_model_version", "gauge", ("model",),
+            "The latest version for all."),
+        Row("weightbus_model_bytes", "gauge", ("model",),
+            "Bytes of that version."),
+        Row("weightbus_model_published_timestamp_seconds", "gauge", ("model",),
+            "When that version was published, in seconds since 1970."),
+        Row("weightbus_model_workers", "gauge", ("model", "state"),
+            "Workers of a model; state is current, behind, stuck, failed or lost."),
+        Row("weightbus_model_lag_versions", "gauge", ("model",),
+            "Versions that the worker that is there and farthest behind is behind."),
+        Row("weightbus_model_lag_seconds", "gauge", ("model",),
+            "Seconds since a version was published that somebody who is there does not run yet."),
+        Row("weightbus_worker_version", "gauge", ("model", "worker"),
+            "The version that a worker runs; 0: none of this epoch."),
+        Row("weightbus_worker_lag_versions", "gauge", ("model", "worker"),
+            "Versions that a worker is behind."),
+    )
+}  # fmt: skip
+
+
+class Metrics(Collector):
+    """What a publisher tells Prometheus, in a registry of its own.
+
+    Args:
+        refresh: Brings the view up to date.
+        malformed: Says how many messages broke the protocol.
+    """
+
+    def __init__(self, refresh: Callable[[], View], malformed: Callable[[], int]) -> None:
+        self.registry = prometheus_client.CollectorRegistry(auto_describe=False)
+        self._refresh, self._malformed = refresh, malformed
+        self._lock = threading.Lock()  # the view is of one thread at a time
+        self._known: set[str] = set()
+        self._publishes = self._counter("weightbus_publishes_total")
+        self._bytes = self._counter("weightbus_published_bytes_total")
+        self._events = self._counter("weightbus_worker_events_total")
+        row = METRICS["weightbus_publish_seconds"]
+        self._seconds = prometheus_client.Histogram(
+            row.name, row.help, row.labels, buckets=BUCKETS, registry=self.registry
+        )
+        for kind in EVENT_KINDS:
+            self._events.labels(kind)
+        self.registry.register(self)
+
+    def _counter(self, name: str) -> prometheus_client.Counter:
+        row = METRICS[name]
+        return prometheus_client.Counter(name, row.help, row.labels, registry=self.registry)
+
+    def text(self) -> bytes:
+        """Return all of it, as Prometheus reads it."""
+        with self._lock:
+            return prometheus_client.generate_latest(self.registry)
+
+    def count(self, done: "Future[Receipt]") -> None:
+        """A call of publish is over."""
+        error = None if done.cancelled() else done.exception()
+        if done.cancelled() or not (error is None or isinstance(error, PublishError)):
+            return
+        receipt = done.result() if error is None else error.receipt
+        model = self._label(receipt.model)
+        self._publishes.labels(model, "missed" if error else "achieved").inc()
+        self._bytes.labels(model).inc(receipt.nbytes)
+        self._seconds.labels(model).observe(receipt.seconds)
+
+    def event(self, event: WorkerEvent) -> None:
+        """Something became of a worker."""
+        self._events.labels(event.kind).inc()
+
+    def _label(self, model: str) -> str:
+        if model not in self._known and len(self._known) < MODELS_LABELLED:
+            self._known.add(model)
+        return model if model in self._known else OTHER
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield what is known now."""
+        view, now = self._refresh(), time.monotonic()
+        row = METRICS["weightbus_malformed_messages_total"]
+        malformed = CounterMetricFamily(row.name, row.help)
+        malformed.add_metric([], self._malformed())
+        yield malformed
+        states = Tally(worker.state for worker in view.workers.values())
+        yield _gauge("weightbus_publisher_epoch", {(): view.epoch})
+        yield _gauge("weightbus_workers", {(state,): states[state] for state in STATES})
+        yield from self._of_models(view, now)
+        standings = view.standings(now)
+        yield from _of_standings([s for s in standings if self._label(s.model) != OTHER])
+        yield from _of_workers([s for s in standings if self._label(s.model) != OTHER], view.epoch)
+
+    def _of_models(self, view: View, now: float) -> Iterable[Metric]:
+        models = {n: m for n, m in view.models(now).items() if self._label(n) != OTHER}
+        versions = {(name,): row.version for name, (row, _) in models.items()}
+        yield _gauge("weightbus_model_version", versions)
+        yield _gauge("weightbus_model_bytes", {(n,): row.nbytes for n, (row, _) in models.items()})
+        yield _gauge(
+            "weightbus_model_published_timestamp_seconds",
+            {(n,): time.time() - age for n, (_, age) in models.items() if age is not None},
+        )
+
+
+def _of_standings(standings: list[Standing]) -> Iterable[Metric]:
+    counts = Tally((s.model, str(s.verdict)) for s in standings)
+    models = {s.model for s in standings}
+    by_state = {(model, v): counts[model, v] for model in models for v in VERDICTS}
+    yield _gauge("weightbus_model_workers", by_state)
+    lags, ages = dict.fromkeys(models, 0), dict.fromkeys(models, 0.0)
+    for s in standings:
+        if s.verdict != "lost":
+            lags[s.model] = max(lags[s.model], s.lag)
+            ages[s.model] = max(ages[s.model], s.lag_s or 0.0)
+    yield _gauge("weightbus_model_lag_versions", {(model,): n for model, n in lags.items()})
+    yield _gauge("weightbus_model_lag_seconds", {(model,): n for model, n in ages.items()})
+
+
+def _of_workers(standings: list[Standing], epoch: int) -> Iterable[Metric]:
+    told = set(sorted({s.worker for s in standings})[:WORKERS_LABELLED])
+    some = [s for s in standings if s.worker in told]
+    versions = {(s.model, s.worker): s.version if s.epoch == epoch else 0 for s in some}
+    yield _gauge("weightbus_worker_version", versions)
+    yield _gauge("weightbus_worker_lag_versions", {(s.model, s.worker): s.lag for s in some})
+
+
+def _gauge(name: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
+    row = METRICS[name]
+    family = GaugeMetricFamily(name, row.help, labels=row.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family

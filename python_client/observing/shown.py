@@ -1,0 +1,131 @@
+"""What a publisher shows of itself over HTTP: the page, and the metrics."""
+
+import asyncio
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from ...bus.deadline import ANSWER_SECONDS, result_of
+from ...bus.errors import AddressError
+from ...bus.net.listeners import Listener
+from ...bus.net.publisher_loop import PublisherLoop
+from ...bus.publisher.machine import PublisherMachine
+from ...bus.receipt import Receipt
+from .access import Http
+from .view import View
+
+if TYPE_CHECKING:
+    from .web import Handler, HttpServer
+
+
+class Shown:
+    """The pages of one publisher. It holds no publisher, and ends with it.
+
+    Attributes:
+        dashboard: Where the page for people is; empty: nowhere.
+        metrics: Where the metrics are.
+    """
+
+    def __init__(self, owner: object, loop: PublisherLoop, machine: PublisherMachine) -> None:
+        self.dashboard = self.metrics = ""
+        self._loop, self._machine = loop, machine
+        self._servers: list[HttpServer] = []
+        self._listener: Listener | None = None
+        self._count: Callable[[Future[Receipt]], None] | None = None
+        weakref.finalize(owner, self._stop).atexit = False
+
+    def serve(
+        self, dashboard: str | Http | None, metrics: str | Http | None, undo: Callable[[], None]
+    ) -> None:
+        """Serve what is to be served; if that cannot be, undo all that was begun.
+
+        Raises:
+            AddressError: An address makes no sense, is in use, or would show everything to
+                everybody; or what serves pages is not installed.
+        """
+        try:
+            if dashboard is not None:
+                self.dashboard = self._serve_dashboard(_http(dashboard))
+            if metrics is not None:
+                self.metrics = self._serve_metrics(_http(metrics))
+        except BaseException as error:
+            undo()
+            if not isinstance(error, ModuleNotFoundError):
+                raise
+            raise AddressError(
+                f"the page and the metrics need {error.name}, which is not installed: "
+                "pip install 'weightbus[dashboard,metrics]'"
+            ) from None
+
+    def count(self, publish: "Future[Receipt]") -> "Future[Receipt]":
+        """Count a call of publish once it is over, and return it."""
+        if self._count is not None:
+            publish.add_done_callback(self._count)
+        return publish
+
+    def close(self) -> None:
+        """Show nothing more."""
+        self._stop()
+        for server in self._servers:
+            server.close()
+
+    def _stop(self) -> None:
+        for server in self._servers:
+            server.stop()
+        if self._listener is not None:
+            self._listener.end()
+
+    def _serve(self, http: Http, pages: "Mapping[str, Handler]") -> str:
+        from .web import HttpServer
+
+        self._servers.append(HttpServer(http, pages))
+        return self._servers[-1].address
+
+    def _serve_dashboard(self, http: Http) -> str:
+        from .dashboard import Dashboard
+
+        page = Dashboard(_Inside(self._loop).refresh)
+        pages = {"/": page.page, "/state": page.state, "/events": page.events}
+        return self._serve(http, pages)
+
+    def _serve_metrics(self, http: Http) -> str:
+        from aiohttp import web
+        from prometheus_client import CONTENT_TYPE_LATEST
+
+        from .metrics import Metrics
+
+        metrics = Metrics(_Inside(self._loop).refresh, lambda: self._machine.malformed)
+
+        async def page(_request: web.Request) -> web.StreamResponse:
+            body = await asyncio.to_thread(metrics.text)
+            return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+        address = self._serve(http, {"/metrics": page})
+        self._listener, self._count = Listener(metrics.event), metrics.count
+        self._loop.listen(self._listener)
+        return address + "metrics"
+
+
+class _Inside:
+    """An observer in the publisher's own process, which needs no socket."""
+
+    def __init__(self, loop: PublisherLoop) -> None:
+        self._loop, self._view = loop, View()
+
+    def refresh(self) -> View:
+        """Bring the view up to date, as far as observers are told at once.
+
+        Raises:
+            ClosedError: The publisher is closed.
+        """
+        while True:
+            page = result_of(self._loop.observe(self._view.question()), ANSWER_SECONDS)
+            self._view.take(page, time.monotonic())
+            if self._view.whole or (page.more and page.revision == page.since):
+                return self._view
+
+
+def _http(where: str | Http) -> Http:
+    return where if isinstance(where, Http) else Http(where)

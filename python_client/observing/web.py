@@ -1,0 +1,124 @@
+"""Pages over HTTP, in a thread of their own; `access.py` says who may look at them."""
+
+import asyncio
+import contextlib
+import hmac
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from http.cookies import CookieError, SimpleCookie
+
+from aiohttp import web
+
+from ...bus.errors import AddressError, ClosedError
+from .access import Http
+
+START_SECONDS = 10.0  # to bind and to answer
+STOP_SECONDS = 2.0  # that requests under way get
+COOKIE = "weightbus"
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HttpServer:
+    """Some pages, being served.
+
+    Args:
+        http: Where, and to whom.
+        pages: By path, what answers a GET.
+
+    Attributes:
+        address: Where the first page is, as a browser takes it.
+
+    Raises:
+        AddressError: The address is in use.
+    """
+
+    def __init__(self, http: Http, pages: Mapping[str, Handler]) -> None:
+        self._http = http
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self.address = ""
+        application = web.Application(middlewares=[self._guard])
+        application.add_routes([web.get(path, page) for path, page in pages.items()])
+        self._thread = threading.Thread(
+            target=self._run, args=(application,), name="weightbus-http", daemon=True
+        )
+        self._thread.start()
+        if not self._ready.wait(START_SECONDS):
+            self.close()
+            raise ClosedError(f"the page at {http.address} did not start in {START_SECONDS:g} s")
+        if self._error is not None:
+            raise AddressError(f"cannot serve at {http.address}: {self._error}")
+
+    def stop(self) -> None:
+        """Have it serve no more, and do not wait for that."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    def close(self) -> None:
+        """Serve no more."""
+        self.stop()
+        self._thread.join(START_SECONDS)
+
+    def _run(self, application: web.Application) -> None:
+        try:
+            self._loop.run_until_complete(self._serve(application))
+        finally:
+            self._ready.set()
+            self._loop.close()
+
+    async def _serve(self, application: web.Application) -> None:
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_SECONDS)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._http.host, self._http.port).start()
+            host = f"[{self._http.host}]" if ":" in self._http.host else self._http.host
+            self.address = f"http://{host}:{runner.addresses[0][1]}/"
+            self._ready.set()
+            await self._stop.wait()
+        except OSError as error:
+            self._error = error
+        finally:
+            await runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not self._http.knows(request.host):
+            text = "this host is not known by that name: ask by its address, or see Http(hosts=...)"
+            return web.Response(status=421, text=text, headers=HEADERS)
+        if not lets_in(self._http, request):
+            text = "this takes a token: add ?token=... once, or say Authorization: Bearer ..."
+            return web.Response(status=401, text=text, headers=HEADERS)
+        if self._http.token is not None and "token" in request.query:  # not to stay in the address
+            moved = web.Response(status=303, headers={**HEADERS, "Location": request.path})
+            moved.set_cookie(COOKIE, self._http.token, httponly=True, samesite="Strict")
+            return moved
+        return await handler(request)
+
+
+def lets_in(http: Http, request: web.Request) -> bool:
+    """Return whether a request has the token, if one is needed."""
+    if http.token is None:
+        return True
+    given = [
+        request.headers.get("Authorization", "").removeprefix("Bearer "),
+        request.query.get("token", ""),
+        _cookie(request),
+    ]
+    return any(hmac.compare_digest(each.encode(), http.token.encode()) for each in given)
+
+
+def _cookie(request: web.Request) -> str:
+    try:
+        found = SimpleCookie(request.headers.get("Cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found is not None else ""

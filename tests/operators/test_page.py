@@ -1,0 +1,73 @@
+"""The page in a real browser: make operators (Debian's chromium)."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weightbus import Publisher, Subscriber
+from weightbus.bus.messages import Hello, Running, encode
+from weightbus.bus.net.control import WorkerSockets
+from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.operators.browser import Browser
+
+SECONDS = 60.0
+EVIL = "<img src=x onerror=\"document.title='owned'\">"
+
+
+def arrays(size: int) -> dict[str, np.ndarray[Any, Any]]:
+    return {"w": np.zeros(size, np.float32)}
+
+
+def evil_worker(publisher: Publisher) -> WorkerSockets:
+    """Return the connection of a worker whose words are markup."""
+    sockets = WorkerSockets(publisher.address, lambda _frames, _size: None)
+    models: dict[str, Running | None] = {"m": None}
+    hello = Hello(name="evil", instance="0" * 32, models=models, host=EVIL, client=EVIL)
+
+    def joined() -> bool:
+        sockets.poll(0.1, writable=True)
+        sockets.send(encode(hello))
+        return "evil" in publisher.workers()
+
+    wait_for(joined, "the evil one joins", SECONDS)
+    return sockets
+
+
+@pytest.fixture(name="publisher")
+def _publisher() -> Iterator[Publisher]:
+    """Return a publisher with a worker that is well, and one whose model is another."""
+    with (
+        Publisher(dashboard="127.0.0.1:0") as publisher,
+        Subscriber(publisher.address, {"m": arrays(10)}, name="good") as good,
+        Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as narrow,
+    ):
+        good.start()
+        narrow.start()
+        publisher.wait_for_workers(2, SECONDS)
+        yield publisher
+
+
+@pytest.mark.parametrize(("width", "height"), [(1300, 800), (390, 844)])
+def test_the_page_shows_what_is_and_runs_no_words_of_workers(
+    publisher: Publisher, width: int, height: int, tmp_path: Path
+) -> None:
+    with closing(evil_worker(publisher)), Browser(tmp_path, width, height) as browser:
+        browser.open(publisher.shown.dashboard)
+        wait_for(lambda: browser.shows("narrow"), "the page", SECONDS)
+        for version in (1, 2, 3):
+            publisher.publish("m", arrays(10), require=1)
+            wait_for(lambda v=version: browser.shows(f"m {v}"), "it is live", SECONDS)  # type: ignore[misc]
+        wait_for(lambda: browser.shows("layout-mismatch: w: shape [10]"), "why", SECONDS)
+        assert browser.shows(EVIL)
+        assert browser.value("document.title") == "weightbus"
+        assert browser.value("document.images.length") == 0
+        assert browser.value("document.documentElement.scrollWidth") <= width
+        browser.value("document.getElementById('filter').value = 'good'")
+        browser.value("document.getElementById('filter').dispatchEvent(new Event('input'))")
+        assert browser.value("document.querySelectorAll('#workers tr').length") == 1
+        publisher.close()
+        wait_for(lambda: browser.shows("does not answer"), "the end is shown", SECONDS)

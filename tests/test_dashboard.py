@@ -1,0 +1,198 @@
+"""The page: what it is fed, and who may look at it."""
+
+import contextlib
+import http.client
+import json
+import re
+import socket
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weightbus import AddressError, Http, Publisher, Subscriber, Timing
+from weightbus.python_client.observing import dashboard
+from weightbus.python_client.observing.access import is_loopback
+from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.test_cli import Commands, commands, run, small  # noqa: F401 - fixtures
+
+SECONDS = 30.0  # far more than anything here takes
+TOKEN = "correct horse"  # noqa: S105
+
+
+def arrays() -> dict[str, np.ndarray[Any, Any]]:
+    return {"w": np.zeros(10, np.float32)}
+
+
+@pytest.fixture(name="publisher")
+def _publisher() -> Iterator[Publisher]:
+    timing = Timing(ping=0.1, lost_after=0.5)
+    with Publisher(timing=timing, dashboard="127.0.0.1:0") as publisher:
+        yield publisher
+
+
+def get(
+    url: str, path: str = "/", **headers: str
+) -> tuple[http.client.HTTPResponse, http.client.HTTPConnection]:
+    where = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(where.netloc, timeout=SECONDS)
+    connection.request("GET", path, headers=headers)
+    return connection.getresponse(), connection
+
+
+def code(url: str, path: str = "/", **headers: str) -> int:
+    answer, connection = get(url, path, **headers)
+    answer.read()
+    connection.close()
+    return answer.status
+
+
+def test_a_change_is_streamed_and_agrees_with_the_receipt(publisher: Publisher) -> None:
+    answer, connection = get(publisher.shown.dashboard, "/events")
+    assert answer.getheader("Content-Type") == "text/event-stream"
+
+    def state() -> dict[str, Any]:
+        while not (line := answer.readline()).startswith(b"data: "):
+            assert line, "the stream has ended"
+        found: dict[str, Any] = json.loads(line[6:])
+        return found
+
+    assert state()["workers"] == []
+    with Subscriber(publisher.address, {"m": arrays()}, name="w") as subscriber:
+        subscriber.start()
+        publisher.wait_for_workers(1, SECONDS)
+        receipt = publisher.publish("m", arrays())
+        while not (told := state())["models"] or told["workers"][0]["verdict"] != "current":
+            pass
+        assert (told["epoch"], told["models"][0]["version"]) == (receipt.epoch, receipt.version)
+        assert (told["workers"][0]["worker"], told["workers"][0]["version"]) == ("w", 1)
+        assert told["events"][0]["text"] == "worker w joined"
+    publisher.close()
+    with contextlib.suppress(http.client.IncompleteRead):  # the stream ends with its publisher
+        answer.read()
+    connection.close()
+
+
+def test_the_page_asks_nobody_else_for_anything(publisher: Publisher) -> None:
+    answer, connection = get(publisher.shown.dashboard)
+    page = answer.read().decode()
+    connection.close()
+    policy = answer.getheader("Content-Security-Policy") or ""
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline'; connect-src 'self'" in policy
+    assert "unsafe" not in policy.split("style-src")[0]
+    links = re.findall(r"https?://[^\"' ]+", page)
+    assert set(links) == {"http://www.w3.org/2000/svg"}
+    assert "innerHTML" not in page
+    assert "document.write" not in page
+
+
+def test_whoever_came_by_another_name_is_sent_away(publisher: Publisher) -> None:
+    url = publisher.shown.dashboard
+    port = urllib.parse.urlsplit(url).port
+    for host, expected in {
+        "evil.example": 421,
+        f"evil.example:{port}": 421,
+        "127.0.0.1.evil.example": 421,
+        "": 421,
+        "localhost": 200,
+        f"LOCALHOST:{port}": 200,
+        f"[::1]:{port}": 200,
+        f"127.0.0.1:{port}": 200,
+        socket.gethostname(): 200,
+    }.items():
+        for path in ("/", "/state"):
+            assert code(url, path, Host=host) == expected, host
+
+
+def test_elsewhere_it_takes_a_token_or_a_word() -> None:
+    for address in ("0.0.0.0:0", "[::]:0", "example.org:80", "192.168.0.1:80"):
+        with pytest.raises(AddressError, match="whoever reaches"):
+            Http(address)
+        assert Http(address, token=TOKEN).token == TOKEN
+        assert Http(address, insecure=True).insecure
+    for host in ("127.0.0.1", "127.8.9.1", "::1", "localhost"):
+        assert is_loopback(host)
+    with pytest.raises(AddressError, match="whoever reaches"):
+        Publisher(metrics="0.0.0.0:0")
+
+
+@pytest.mark.parametrize("address", ["", "8080", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(AddressError, match=r"is no HOST:PORT, such as 127\.0\.0\.1:8080"):
+        Http(address)
+
+
+def test_a_token_that_can_be_guessed_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 8 characters"):
+        Http("0.0.0.0:80", token="short")  # noqa: S106
+
+
+def test_a_token_lets_in_and_does_not_stay_in_the_address() -> None:
+    where = Http("127.0.0.1:0", token=TOKEN)
+    with Publisher(dashboard=where, metrics=where) as publisher:
+        for url in (publisher.shown.dashboard, publisher.shown.metrics):
+            path = urllib.parse.urlsplit(url).path
+            assert code(url, path) == 401
+            assert code(url, path, Authorization="Bearer wrong horse") == 401
+            assert code(url, path, Cookie='weightbus="\\') == 401
+            assert code(url, path, Authorization=f"Bearer {TOKEN}") == 200
+        url = publisher.shown.dashboard
+        assert code(url, "/?token=wrong") == 401
+        answer, connection = get(url, f"/?token={urllib.parse.quote(TOKEN)}")
+        answer.read()
+        connection.close()
+        assert (answer.status, answer.getheader("Location")) == (303, "/")
+        cookie = (answer.getheader("Set-Cookie") or "").partition(";")
+        assert {"HttpOnly", "SameSite=Strict"} <= {word.strip() for word in cookie[2].split(";")}
+        assert code(url, Cookie=cookie[0]) == 200
+
+
+def test_browsers_are_bounded(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard, "STREAMS_MAX", 1)
+    url = publisher.shown.dashboard
+    answer, connection = get(url, "/events")
+    assert answer.status == 200
+    assert code(url, "/events") == 503
+    answer.close()
+    connection.close()
+    monkeypatch.setattr(dashboard, "STILL_SECONDS", 0.1)
+
+    def let_in() -> bool:
+        again, other = get(url, "/events")
+        again.close()
+        other.close()
+        return again.status == 200
+
+    wait_for(let_in, "the one that left makes room", SECONDS)
+
+
+def test_an_address_in_use_is_said_and_leaves_nothing_behind() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(AddressError, match=r"cannot serve at 127\.0\.0\.1"):
+            Publisher(dashboard=f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_without_pages_nothing_is_served() -> None:
+    with Publisher() as publisher:
+        assert (publisher.shown.dashboard, publisher.shown.metrics) == ("", "")
+
+
+def test_the_command_line_serves_both(commands: Commands, small: Any) -> None:  # noqa: F811
+    command = commands(
+        *("publish", small, "--model", "m", "--bind", "tcp://127.0.0.1:0", "--expect", 1),
+        *("--dashboard", "127.0.0.1:0", "--metrics", "127.0.0.1:0"),
+    )
+    told = command.line()
+    assert code(told["dashboard"]) == 200
+    assert code(told["metrics"], "/metrics") == 200
+    refused = run(
+        *("publish", small, "--model", "m", "--bind", "tcp://127.0.0.1:0"),
+        *("--dashboard", "0.0.0.0:0"),
+    )
+    assert refused.exit_code == 2
+    assert "--insecure-http" in refused.stderr
