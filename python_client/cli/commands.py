@@ -93,6 +93,27 @@ Patience = Annotated[
 ]
 
 
+Dashboard = Annotated[
+    str | None, typer.Option(metavar="ADDR", help="Serve a page for people: HOST:PORT.")
+]
+MetricsAt = Annotated[
+    str | None,
+    typer.Option("--metrics", metavar="ADDR", help="Serve metrics for Prometheus: HOST:PORT."),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        envvar="WEIGHTBUS_HTTP_TOKEN",
+        metavar="TOKEN",
+        help="What those who look at either must know; better in the environment.",
+    ),
+]
+InsecureHttp = Annotated[
+    bool,
+    typer.Option("--insecure-http", metavar="", help="Let anybody look who reaches them."),
+]
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"weightbus {version_of('weightbus')}, {native.description()}")
@@ -188,24 +209,10 @@ def publish(
         bool,
         typer.Option("--insecure", metavar="", help="Let other hosts in without keys."),
     ] = False,
-    dashboard: Annotated[
-        str | None, typer.Option(metavar="ADDR", help="Serve a page for people: HOST:PORT.")
-    ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(metavar="ADDR", help="Serve metrics for Prometheus: HOST:PORT.")
-    ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="WEIGHTBUS_HTTP_TOKEN",
-            metavar="TOKEN",
-            help="What those who look at either must know; better in the environment.",
-        ),
-    ] = None,
-    insecure_http: Annotated[
-        bool,
-        typer.Option("--insecure-http", metavar="", help="Let anybody look who reaches them."),
-    ] = False,
+    dashboard: Dashboard = None,
+    metrics: MetricsAt = None,
+    token: Token = None,
+    insecure_http: InsecureHttp = False,
     as_json: Json = False,
 ) -> None:
     """Publish a checkpoint, and show what every worker did with it."""

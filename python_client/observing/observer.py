@@ -26,6 +26,7 @@ class Observer:
 
     Args:
         address: The publisher's control socket, as workers are told it.
+        keys: As of a `Subscriber`; where there are keys it takes one of an observer's.
         keys: Those of an observer, or of a worker; None: there are none.
 
     Attributes:
@@ -33,6 +34,7 @@ class Observer:
 
     Raises:
         AddressError: The address makes no sense.
+        KeysError: The keys cannot be read.
     """
 
     def __init__(self, address: str, keys: WorkerKeys | None = None) -> None:
