@@ -5,7 +5,8 @@ own; beside them what the road costs whoever drives. All are alive together and 
 time. What counts is the time from the call of publish to that worker's `applied`, and the processor
 time of the worker's process, in ratio to the Python worker's in the same round: that of another
 checkout, if one is given. Every version proves which road it took: what came over the network was
-hashed, what was read from shared memory was not.
+hashed, what was read from shared memory was not. How late event loops are is seen afterwards, in
+workers of their own: the timers that tell it take time, too.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -68,6 +69,7 @@ class Client:
 
     model: str
     title: str
+    start: Callable[[str, bool], Driver]  # by its name, and whether it says how late its loop was
     driver: Driver
     rounds: list[list[float]] = field(default_factory=list[list[float]])
     cpu: list[list[float]] = field(default_factory=list[list[float]])
@@ -133,10 +135,20 @@ def started(
             tensors=False,
             shared=road == "shared",
             seconds=DRIVER_SECONDS,
-            loop_delay=key in EVENT_LOOPS,
         )
-        driver = Driver(entrant.command, publisher.address, key, options, folder)
-        clients.append(Client(key, entrant.title, stack.enter_context(closing(driver))))
+
+        def start(
+            name: str,
+            loop_delay: bool,
+            command: list[str] = entrant.command,
+            options: Options = options,
+        ) -> Driver:
+            asked = replace(options, loop_delay=loop_delay)
+            return stack.enter_context(
+                closing(Driver(command, publisher.address, name, asked, folder))
+            )
+
+        clients.append(Client(key, entrant.title, start, start(key, False)))
         publisher.prepare(key, weights.arrays)
     limit = stack.enter_context(host(LIMIT[road], planned))
     found = introduced(LIMIT[road], limit)
@@ -197,11 +209,20 @@ class Round:
                 if number >= 0:
                     client.rounds.append(seconds)
                     client.cpu.append([cpu])
-                else:
-                    client.delays.clear()
             answer = self.limit.ask(f"publish {self.plan.burst}", PUBLISH_SECONDS)
             if number >= 0:
                 self.found.rounds.append(answer["seconds"])
+
+    def look_at_event_loops(self) -> None:
+        """See how late they are, in a worker of its own each."""
+        for client in (each for each in self.clients if each.model in EVENT_LOOPS):
+            client.driver.stop()
+            client.driver = client.start(f"{client.model}-loop", True)
+            client.driver.wait_event("joined")
+            for number in range(-WARM_UP, self.plan.rounds):
+                self.turn(client)
+                if number < 0:
+                    client.delays.clear()
 
     def look_while_idle(self) -> None:
         """See which workers compute while they have nothing to do: that colors all numbers."""
@@ -293,6 +314,7 @@ def measure(taking_part: Mapping[str, Entrant], planned: Plan, road: Road) -> Ro
     with ExitStack() as stack, console.status("") as status:
         played = started(taking_part, planned, road, stack)
         played.play(status.update)
+        played.look_at_event_loops()
         played.look_while_idle()  # only now: who has just joined may still be touching its memory
         for client in played.clients:
             client.driver.stop()
