@@ -138,27 +138,32 @@ def nonce_of(purpose: int, index: int) -> bytes:
 
 
 def seal(
-    key: bytes, nonce: bytes, associated: bytes, plain: "Memory", to: "Memory"
+    key: bytes,
+    nonce: bytes,
+    associated: bytes,
+    plain: "Memory",
+    to: "Memory",
+    crc: int | None = None,
 ) -> tuple[bytes, int]:
     """Seal bytes into other memory of that size; return the tag, and their CRC-32C.
 
-    One walk: each piece is hashed while it is in the cache.
+    One walk: each piece is hashed while it is in the cache; not if its CRC-32C is known.
     """
     short, in_pieces, _ = ciphers()
     source, target = memoryview(plain).cast("B"), memoryview(to).cast("B")  # type: ignore[arg-type]
     if len(source) <= SHORT_BYTES:
         sealed: bytes = short(key).encrypt(nonce, source, associated)
         target[:] = sealed[:-TAG_BYTES]
-        return sealed[-TAG_BYTES:], crc32c(source)
+        return sealed[-TAG_BYTES:], crc32c(source) if crc is None else crc
     context = in_pieces(key, nonce).encryptor()
     context.authenticate_additional_data(associated)
-    crc = 0
+    found = 0
     for begin in range(0, len(source), PIECE_BYTES):
         piece = source[begin : begin + PIECE_BYTES]
         context.update_into(piece, target[begin : begin + len(piece)])
-        crc = crc32c(piece, crc)
+        found = crc32c(piece, found) if crc is None else crc
     context.finalize()
-    return context.tag, crc
+    return context.tag, found
 
 
 class Opening:

@@ -134,6 +134,7 @@ def test_what_is_sealed_is_opened_in_any_pieces_and_no_bit_may_change(
     sealed = bytearray(len(data))
     tag, crc = seal(key, nonce, b"here", data, sealed)
     assert crc == crc32c(data)
+    assert seal(key, nonce, b"here", data, bytearray(len(data)), 7) == (tag, 7)
     place = memoryview(bytearray(sealed))
     opening = Opening(key, nonce, b"here", tag)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]

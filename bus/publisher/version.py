@@ -85,7 +85,7 @@ class Version:
         gone: Whether its memory is no longer the machine's.
         hashing: Whether all its chunks are being hashed, since somebody needs the digest.
         ends: Names of the workers that are owed an `end` when they are.
-        sealed: What was sealed of it.
+        sealed, was_sealed: What was sealed of it, and whether anything ever was.
         claims: What workers report of it that is to be checked then, the last of each kind.
     """
 
@@ -106,6 +106,7 @@ class Version:
         self.lent = self.gone = self.hashing = False
         self.ends: set[str] = set()
         self.sealed: SealedVersion | None = None
+        self.was_sealed = False
         self.claims: dict[tuple[str, type], Staged | Applied] = {}
         self._crcs: list[int | None] = [None] * self.plan.count
         self._unhashed = self.plan.count
