@@ -18,6 +18,7 @@ from ..bus.publisher.effects import Effect
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.roster import Peer
 from ..bus.sealer import Sealer
+from ..bus.trust import curve
 from ..bus.trust.grants import Grant
 from ..bus.trust.keys import PublisherKeys, WorkerKeys, read_allowed, stamp_of
 from ..codecs.sealing import KEY_BYTES
@@ -59,6 +60,27 @@ def _path(given: object) -> str:
     if not isinstance(given, str | Path):
         raise KeysError(f"keys={given!r}: give a path of weightbus keygen, or what is in it")
     return str(given)
+
+
+def handed_out(
+    bind: str, *, keyed: bool | None, insecure: bool
+) -> tuple[PublisherKeys | None, WorkerKeys | None]:
+    """Draw keys of a publisher, and of workers that are told theirs by whoever starts them.
+
+    Args:
+        bind: Where the publisher will listen.
+        keyed: Whether there are to be any; None: if other hosts can reach that address, and the
+            environment names none.
+        insecure: Whether they may reach it without.
+
+    Raises:
+        AddressError: The address makes no sense.
+    """
+    exposed = not (endpoints.is_local(bind) or insecure or os.environ.get(KEYS))
+    if not (exposed if keyed is None else keyed):
+        return None, None
+    (public, secret), (theirs, handed) = curve.keypair(), curve.keypair()
+    return PublisherKeys(secret, {theirs: Grant("*")}), WorkerKeys("*", theirs, handed, public)
 
 
 def new_sealer(rekey: float) -> Sealer:

@@ -20,8 +20,10 @@ from weightbus import (
     MPTransport,
     MultiProcessWeightSyncScheme,
     PublishError,
+    RefusedError,
     SharedMemWeightSyncScheme,
     StateError,
+    Subscriber,
     Timing,
     WeightBusError,
     WeightStrategy,
@@ -645,8 +647,9 @@ def test_transports_of_both_vintages() -> None:
             older.send_weights({})
 
 
-def test_a_transport_made_of_a_pipe_reaches_one_worker() -> None:
-    scheme = MultiProcessWeightSyncScheme(liveness=QUICK)
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_transport_made_of_a_pipe_reaches_one_worker(*, keyed: bool) -> None:
+    scheme = MultiProcessWeightSyncScheme(liveness=QUICK, keyed=keyed)  # the other learns its keys
     ours, theirs = multiprocessing.Pipe()
     sender = scheme.create_sender()
     sender.register_worker(3, ours)
@@ -667,6 +670,20 @@ def test_a_transport_made_of_a_pipe_reaches_one_worker() -> None:
     finally:
         receiver.shutdown()
         scheme.shutdown()
+
+
+@pytest.mark.parametrize("settings", [{"keyed": True}, {"address": "tcp://*:0"}])
+def test_keys_travel_with_a_scheme_and_nobody_else_gets_in(settings: dict[str, Any]) -> None:
+    """Where other hosts can connect there are keys, unless somebody says otherwise."""
+    with one_process(1, **settings) as (sender, net, _, [target]):
+        sender.send(fill(net, 2.0), timeout=20.0)
+        assert values(target) == {2.0}
+        address: str = sender.address.replace("0.0.0.0", "127.0.0.1")  # type: ignore[attr-defined] # noqa: S104
+        with (
+            Subscriber(address, {"policy": Net()}, timing=QUICK) as stranger,
+            pytest.raises(RefusedError, match="asks for keys"),
+        ):
+            stranger.wait_joined(20.0)
 
 
 def test_a_transport_of_the_older_vintage_is_made_of_a_pipe_alone() -> None:

@@ -8,30 +8,37 @@ Some collectors number their workers from 0 on the sender and from 1 on the rece
 has joined under the number of workers itself, receivers are taken to count from 1.
 """
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from ...bus.errors import ClosedError, PublishError
+from ...bus.errors import ClosedError
 from ...bus.limits import APPLY_SECONDS, APPLY_SECONDS_MAX, Timing
 from ...bus.receipt import Receipt, WorkerReceipt
-from ...codecs.apply import Reader
+from ...bus.trust.keys import WorkerKeys
 from ...codecs.errors import WeightBusError
-from ...codecs.layout import Layout
 from ..applying import Update
+from ..keys import handed_out
 from ..publisher import Publisher
 from ..reading import READING_SECONDS
 from ..subscriber import Subscriber
-from ..targets import MemoryTarget
-from .carrier import TIMEOUT, Carrier, Prepared, Receiver, Weights, WorkerIds
+from .carrier import (
+    TIMEOUT,
+    Carrier,
+    Prepared,
+    Receiver,
+    Weights,
+    WorkerIds,
+    bus_name,
+    receipt_of,
+)
 from .model import is_torchrl
-from .receiver import Destination
+from .receiver import BusTarget, Destination
 from .scheme import WeightSyncScheme
 from .sender import check_sources
 from .strategy import Format
@@ -52,6 +59,9 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         num_workers: How many workers there are. A send is then for all of them, also for those
             that are still starting. None: as many as the context says, else those that have joined.
         shared_memory: Let workers on the sender's host read from its memory.
+        keyed: Encrypt, and let nobody else in: the sender draws keys, which travel with the scheme
+            when it is pickled, and down its pipes. None: if other hosts can reach the address.
+        insecure: Let other hosts reach it without keys.
         advertise: What workers are told to connect to for data; None: it follows from `address`.
         liveness: How long to wait for signs of life.
         timeout: Seconds that a call waits unless it is told otherwise.
@@ -70,6 +80,8 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         *,
         num_workers: int | None = None,
         shared_memory: bool = True,
+        keyed: bool | None = None,
+        insecure: bool = False,
         advertise: str | None = None,
         liveness: Timing | None = None,
         timeout: float = TIMEOUT,
@@ -80,6 +92,8 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         super().__init__(strategy, timeout=timeout, strict=strict, cast=cast, background=background)
         self.bind, self.address, self.advertise = address, address, advertise
         self.num_workers, self.shared_memory, self.liveness = num_workers, shared_memory, liveness
+        self.keyed, self.insecure = keyed, insecure
+        self._keys: WorkerKeys | None = None  # what receivers join with
 
     def _check_sources(self, model_id: str | None, context: Any, kwargs: Mapping[str, Any]) -> None:
         if self._one_host:
@@ -91,11 +105,19 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         if pipes is None and not is_torchrl(context):  # whose pipes are not ours to use
             pipes = getattr(context, "pipes", None)
         shared, told = self.shared_memory, self.advertise
-        publisher = Publisher(self.bind, advertise=told, shared_memory=shared, timing=self.liveness)
+        own, self._keys = handed_out(self.bind, keyed=self.keyed, insecure=self.insecure)
+        publisher = Publisher(
+            self.bind,
+            advertise=told,
+            shared_memory=shared,
+            timing=self.liveness,
+            keys=own,
+            insecure=self.insecure,
+        )
         self.address = publisher.address
         with ExitStack() as undo:
             undo.callback(publisher.close)
-            tell(pipes or (), self.address)
+            tell(pipes or (), self.address, None if self._keys is None else asdict(self._keys))
             undo.pop_all()
         return _BusSender(publisher, self.num_workers if num_workers is None else num_workers)
 
@@ -104,7 +126,8 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
     ) -> Receiver:
         if pipe is not None:
             told = read(pipe, self.timeout)
-            self.address = told["weightbus"]
+            self.address, handed = told["weightbus"], told.get("keys")
+            self._keys = None if handed is None else WorkerKeys(**handed)
             if self._subject.worker_idx is None:
                 self._subject.worker_idx = int(told["worker"])
         if self.address.endswith((":0", ":*")):
@@ -113,8 +136,9 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
                 "address of an initialised sender, a pipe from it, or a copy pickled after "
                 "init_on_sender(). (pipe must be provided via context or kwargs)"
             )
+        shared, keys = self.shared_memory, self._keys
         join = partial(
-            Subscriber, self.address, shared_memory=self.shared_memory, timing=self.liveness
+            Subscriber, self.address, shared_memory=shared, timing=self.liveness, keys=keys
         )
         return _BusReceiver(destination, join, background=background)
 
@@ -295,7 +319,7 @@ class _BusSender:
 
         def is_published(done: "Future[Receipt]") -> None:
             try:
-                answer.set_result(self._renamed(_receipt(done), weights.model_id, names))
+                answer.set_result(self._renamed(receipt_of(done), weights.model_id, names))
             except BaseException as error:
                 answer.set_exception(error)
 
@@ -378,13 +402,6 @@ class _BusSender:
         self._publisher.close()
 
 
-def _receipt(done: "Future[Receipt]") -> Receipt:
-    try:
-        return done.result()
-    except PublishError as error:
-        return error.receipt
-
-
 # On a receiver.
 
 
@@ -402,7 +419,7 @@ class _BusReceiver:
             raise ValueError("worker_idx must be provided via context or kwargs")
         destination = self._destination
         self._joined = self._join(
-            {bus_name(destination.subject.model_id or ""): _BusTarget(destination)},
+            {bus_name(destination.subject.model_id or ""): BusTarget(destination)},
             name=str(worker_idx),
             on_commit=destination.commit,  # which may send it on to other workers
             apply_timeout=min(max(timeout, APPLY_SECONDS), APPLY_SECONDS_MAX),
@@ -428,22 +445,3 @@ class _BusReceiver:
         if self._joined is None:
             raise ClosedError("this receiver has not joined the bus; connect() it first")
         return self._joined
-
-
-class _BusTarget(MemoryTarget):
-    """A destination as a subscriber sees it."""
-
-    def __init__(self, destination: Destination) -> None:
-        super().__init__(destination, strict=True, cast=True)  # the destination has its own mind
-        self._destination = destination
-
-    def fault(self, layout: Layout) -> str:
-        return self._destination.fault(layout)
-
-    def _copy(self, reader: Reader) -> None:
-        self._destination.write(reader)
-
-
-def bus_name(model_id: str) -> str:
-    """Return a model id as the bus allows it: "env.transform[0]" is one of ours, not of the bus."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", model_id)[:128] or "model"

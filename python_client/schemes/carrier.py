@@ -10,6 +10,7 @@ A carrier brings `Weights` to workers and reports. What arrives at a receiver is
 `Destination` (receiver.py), which validates, applies and announces it.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from ...bus.errors import PublishError
 from ...bus.receipt import Receipt
 from ...codecs.apply import as_arrays, as_tensors
 from ...codecs.outline import Leaf
@@ -180,3 +182,16 @@ def scheme_class(backend: str) -> type:
     module, name = home.split(":")
     found: type = getattr(import_module(f".{module}", __package__), name)
     return found
+
+
+def bus_name(model_id: str) -> str:
+    """Return a model id as the bus allows it: "env.transform[0]" is one of ours, not of the bus."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", model_id)[:128] or "model"
+
+
+def receipt_of(done: "Future[Receipt]") -> Receipt:
+    """Return the receipt of a publish that is done, if it has one."""
+    try:
+        return done.result()
+    except PublishError as error:
+        return error.receipt

@@ -18,6 +18,7 @@ from ...codecs.numpy_tensors import Memory
 from ...codecs.state import is_module
 from ..applying import Update
 from ..reading import READING_SECONDS, ReadingLock
+from ..targets import MemoryTarget
 from .carrier import Receiver
 from .model import POLICY, Subject, log
 from .strategy import DestinationError, WeightStrategy
@@ -247,3 +248,17 @@ class ReceiverSide:
         with suppress(Exception):
             self.receiver.close()
         self.destination.arrivals.close()
+
+
+class BusTarget(MemoryTarget):
+    """A destination as a subscriber sees it."""
+
+    def __init__(self, destination: Destination) -> None:
+        super().__init__(destination, strict=True, cast=True)  # the destination has its own mind
+        self._destination = destination
+
+    def fault(self, layout: Layout) -> str:
+        return self._destination.fault(layout)
+
+    def _copy(self, reader: Reader) -> None:
+        self._destination.write(reader)

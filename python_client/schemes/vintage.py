@@ -310,14 +310,15 @@ class Pipe(Protocol):
     def poll(self, timeout: float, /) -> bool: ...
 
 
-def tell(pipes: Iterable[Pipe], address: str) -> None:
-    """Write where the sender is, and which worker is meant, into each pipe."""
+def tell(pipes: Iterable[Pipe], address: str, keys: Mapping[str, str] | None) -> None:
+    """Write where the sender is, which worker is meant, and its keys into each pipe."""
     for worker, pipe in enumerate(pipes):
-        pipe.send_bytes(json.dumps({"weightbus": address, "worker": worker}).encode())
+        told = {"weightbus": address, "worker": worker, "keys": keys}
+        pipe.send_bytes(json.dumps(told).encode())
 
 
 def read(pipe: Pipe, timeout: float) -> dict[str, Any]:
-    """Read where the sender is, and which worker this is."""
+    """Read where the sender is, which worker this is, and its keys, if it has any."""
     if not pipe.poll(timeout):
         raise TimeoutError(
             f"no address came down the pipe within {timeout} s; is init_on_sender() called with "
