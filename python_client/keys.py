@@ -27,7 +27,7 @@ log = logging.getLogger("weightbus.publisher")
 
 KEYS = "WEIGHTBUS_KEYS"  # of the environment, where no keys are given: a path, or empty
 REKEY_SECONDS = 86_400.0  # that one group key is in force, unless the user says otherwise
-LOOK_SECONDS_MAX = 1.0  # between two looks at the folder of keys
+LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.02, 1.0  # between two looks at the folder of keys
 
 
 def publisher_keys(given: PublisherKeys | str | Path | None) -> PublisherKeys | None:
@@ -118,7 +118,7 @@ def watch_keys(folder: Path, timing: Timing, loop: PublisherLoop) -> None:
 
     A change counts within one ping interval. The thread ends with the publisher's.
     """
-    every = min(timing.ping / 2, LOOK_SECONDS_MAX)
+    every = min(max(timing.ping / 2, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX)
     arguments = (folder, every, loop)
     threading.Thread(target=_watch, args=arguments, name="weightbus-keys", daemon=True).start()
 

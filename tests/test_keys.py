@@ -30,6 +30,7 @@ from weightbus.bus.messages import (
 )
 from weightbus.bus.net.control import PublisherSockets, WorkerSockets
 from weightbus.bus.net.endpoints import host_and_port, is_local
+from weightbus.bus.net.pub import Distribution
 from weightbus.bus.net.zmtp import GREETING, ON, TICKET
 from weightbus.bus.observed import Observe
 from weightbus.bus.observed import Roster as RosterOf
@@ -42,7 +43,7 @@ from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.python_client.keys import KEYS
 from weightbus.python_client.observing.observer import Observer
 from weightbus.tests.compose.waiting import wait_for
-from weightbus.tests.test_distribution import READY
+from weightbus.tests.test_distribution import READY, Bench
 from weightbus.tests.virtual_shell import perform
 
 SECONDS = 20.0
@@ -377,7 +378,7 @@ def test_a_worker_speaks_to_the_owner_of_the_key_that_it_pins_alone(
         worker_of(publisher.address, None) as keyless,
     ):
         assert "another key than the one" in str(refusal_of(worker))
-        assert "speaks without keys" in str(refusal_of(downgraded))
+        assert "speaks without keys" in str(refusal_of(downgraded))  # or a guess that says so, too
         assert "asks for keys" in str(refusal_of(keyless))
         assert plain.workers() == publisher.workers() == {}
 
@@ -437,6 +438,30 @@ STRANGERS = {
     "forges": GREETING + READY + frame(TICKET + b"0" * TOKEN_BYTES) + frame(ON + b"m/ctl"),
     "stammers": GREETING + READY + frame(TICKET + b"0"),
 }
+
+
+def test_nothing_is_queued_for_a_ticket_that_nobody_has_looked_at() -> None:
+    bench = Bench()
+    bench.distribution.close(0.0)
+    bench.distribution = Distribution(8, bench.selector, Grants({}))
+    bench.address = bench.distribution.bind("tcp://127.0.0.1:0", "data")
+    with (
+        contextlib.closing(bench),
+        socket.create_connection(host_and_port(bench.address)) as forger,
+    ):
+        forger.sendall(STRANGERS["forges"])
+        outlets = bench.distribution._outlets  # noqa: SLF001
+        deadline = time.monotonic() + SECONDS
+        while not any(outlet.topics for outlet in outlets.values()):
+            assert time.monotonic() < deadline
+            bench.attend()
+        bench.send([b"m/ctl", b"secret"])
+        heard = bench.distribution.receive_heard()
+        assert heard is not None
+        assert heard.ticket == "0" * TOKEN_BYTES
+        assert not bench.distribution.admit(heard.outlet, None)
+        forger.settimeout(SECONDS)
+        assert b"secret" not in said_until_closed(forger)
 
 
 def test_strangers_get_nothing_and_are_hung_up_on_within_2_s(folder: Path) -> None:

@@ -38,8 +38,8 @@ _NOT_ALLOWED = (
     "`weightbus keygen` made for it to the publisher's folder of keys"
 )
 _ANOTHER_KEY = (
-    "the handshake failed: most likely the publisher has another key than the one that this "
-    "worker's file names, or the worker's own pair is damaged"
+    "the other side hangs up in the handshake: most likely the publisher has another key than the "
+    "one that this worker's file names, or speaks without keys; or a proxy answers in its place"
 )
 _NO_KEYS_THERE = (
     "the publisher speaks without keys, and this worker has some, which it does not give up: "
