@@ -512,8 +512,12 @@ def test_who_is_revoked_is_cut_off(folder: Path) -> None:
         outlets = publisher._loop._sockets.data._outlets  # noqa: SLF001
         owners = lambda: {o.owner[0] for o in list(outlets.values()) if o.owner}  # noqa: E731
         wait_for(lambda: owners() == {"w", other.name}, "both connections", SECONDS)
+        sealer = publisher._loop._sealer  # noqa: SLF001
+        assert sealer is not None
+        before = sealer.keys
         allow(folder, "w", on=False)
         wait_for(lambda: owners() == {other.name}, "one to be cut off", SECONDS)
+        wait_for(lambda: sealer.keys != before, "a group key that it is not told", SECONDS)
         assert publisher.workers().keys() == {other.name}
         wait_for(lambda: worker.error is not None, "the worker to be told", SECONDS)
         assert "revoked" in str(worker.error)
