@@ -2,7 +2,36 @@
 
 import logging
 
+from .allowance import Allowance, Rate
+from .effects import Notice
+from .observed import printable
+
 EVERY_SECONDS = 10.0  # between two warnings of one kind: a log of a day stays readable
+
+TOLD = Rate(256, 8)  # lines of one log at once and a second: a day of a flood stays readable
+
+
+class Told:
+    """What a log is told of what happens, one line each, and no more than can be read.
+
+    Args:
+        log: Where it goes; a record has what it is about as `weightbus`, for structured logs.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log, self._allowance = log, Allowance(TOLD, 0.0)
+        self._more = Complaints(log, "too much happens to tell all of it, such as: %s")
+
+    def tell(self, notice: Notice, now: float) -> None:
+        """Say it, unless too much was said lately; words of others are kept to one line."""
+        level = logging.WARNING if notice.warning else logging.INFO
+        if not self._log.isEnabledFor(level):
+            return
+        line, about = printable(notice.text), {"kind": notice.kind, "worker": notice.worker}
+        if self._allowance.take(1, now):
+            self._log.log(level, "%s", line, extra={"weightbus": about})
+        else:
+            self._more.warn(line, now)
 
 
 class Complaints:

@@ -18,6 +18,8 @@ WeightBusError
 from __future__ import annotations
 
 import errno
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..codecs.errors import WeightBusError
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}  # on a disk, for now
+
+FRAMES_TOLD = 5  # of a traceback: where it was raised, and who called that
+OURS = [Path(__file__).parent.parent / shelf for shelf in ("bus", "codecs", "python_client")]
 
 
 class ProtocolError(WeightBusError):
@@ -132,6 +137,20 @@ def not_applied(
     )
     error.__cause__ = cause
     return error
+
+
+def told_of(error: BaseException) -> str:
+    """Return what an error says and, on one line, where in the user's code it came from.
+
+    For whoever is elsewhere and has no traceback: its innermost frames, the last one last.
+    """
+    frames = [
+        f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(Path(frame.filename).is_relative_to(shelf) for shelf in OURS)
+    ]
+    where = f" (at {', '.join(frames[-FRAMES_TOLD:])})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 class ClosedError(WeightBusError):

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
-from ..bus.errors import ApplyError, not_applied
+from ..bus.errors import ApplyError, not_applied, told_of
 from ..bus.net.handoff import Handoff
 from ..bus.net.worker_loop import WorkerLoop
 from ..bus.staged import OverwrittenError, StagedVersion, StaleError
@@ -271,9 +271,8 @@ class Applier:
                 self._runs.pop(staged.model, None)
                 self._handoff.changed.notify_all()
         full: Outcome = "failed" if told.code == "no-memory" else "declined"
-        text = f"{type(error).__name__}: {error}"
         what = full if intact else "torn"
-        self._loop.tell(Report(staged.model, staged.key, what, text, still=still))
+        self._loop.tell(Report(staged.model, staged.key, what, told_of(error), still=still))
         return told
 
 

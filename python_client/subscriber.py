@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from ..bus.errors import ClosedError, RefusedError
+from ..bus.errors import ApplyError, ClosedError, RefusedError
 from ..bus.limits import (
     APPLY_SECONDS,
     APPLY_SECONDS_MAX,
@@ -299,7 +299,8 @@ class Subscriber:
 
     def _note(self, error: BaseException) -> None:
         known = error if isinstance(error, WeightBusError) else WeightBusError(repr(error))
-        log.error("%s: %s", self.name, known)
+        cause = known.__cause__ if isinstance(known, ApplyError) and known.code == "apply" else None
+        log.error("%s: %s", self.name, known, exc_info=cause)
         with self._applied:
             self._error = known
             self._applied.notify_all()

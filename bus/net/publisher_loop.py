@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from itertools import islice
 from typing import Any, TypeVar, cast
 
-from ..complaints import Complaints
+from ..complaints import Complaints, Told
 from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
 from ..messages import control_topic, data_topic, encode
@@ -85,7 +85,7 @@ class PublisherLoop:
         self._work: deque[tuple[Callable[[float], None], Future[Any]]] = deque()
         self._open: dict[int, Future[Receipt]] = {}
         self._hashing: deque[tuple[Version, Iterator[int]]] = deque()  # and what is left of each
-        self._full = Complaints(log, "%s")
+        self._full, self._told = Complaints(log, "%s"), Told(log)
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[Listener] = []
         self._turns = Turns(self._turn, sockets.wake, self._busy)
@@ -390,7 +390,7 @@ class PublisherLoop:
                     self._full.warn(effect.text, now)
                 case Notice():
                     changed = True
-                    log.log(logging.WARNING if effect.warning else logging.INFO, "%s", effect.text)
+                    self._told.tell(effect, now)
                     self._tell(effect, now)
                     self._machine.observers.happened(effect, now)
         if changed:

@@ -43,8 +43,8 @@ class Browser:
 
     def __enter__(self) -> "Browser":
         try:
-            found = wait_for(self._listening, "the browser listens", SECONDS)
-            request = urllib.request.Request(f"http://{found[1]}/json/new", method="PUT")
+            where = wait_for(self._listening, "the browser listens", SECONDS)
+            request = urllib.request.Request(f"http://{where}/json/new", method="PUT")
             with urllib.request.urlopen(request, timeout=SECONDS) as answer:  # noqa: S310
                 self._run(self._connect(json.load(answer)["webSocketDebuggerUrl"]))
             media = [{"name": "prefers-color-scheme", "value": self._scheme}]

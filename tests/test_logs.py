@@ -1,0 +1,87 @@
+"""Logs have one line for each thing that happens, no more than can be read, and say whose fault."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weightbus import Publisher, PublishError, Subscriber
+from weightbus.bus.complaints import TOLD, Told
+from weightbus.bus.effects import Notice
+from weightbus.bus.errors import FRAMES_TOLD, told_of
+
+SECONDS = 30.0  # far more than anything here takes
+log = logging.getLogger("weightbus.test")
+
+
+def arrays() -> dict[str, np.ndarray[Any, Any]]:
+    return {"w": np.zeros(10, np.float32)}
+
+
+def break_something(_update: object) -> None:
+    raise KeyError("the caches of the user")
+
+
+def test_an_error_in_user_code_reaches_both_sides_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        Publisher() as publisher,
+        Subscriber(
+            publisher.address, {"m": arrays()}, name="w", before_apply=break_something
+        ) as subscriber,
+    ):
+        subscriber.start()
+        publisher.wait_for_workers(1, SECONDS)
+        with pytest.raises(PublishError) as failed:
+            publisher.publish("m", arrays())
+        subscriber.close()
+    detail = failed.value.receipt.workers["w"].detail
+    assert "KeyError: 'the caches of the user' (at test_logs.py:" in detail
+    assert "in break_something)" in detail
+    (record,) = [r for r in caplog.records if r.name == "weightbus.subscriber"]
+    assert "in break_something\n" in caplog.text
+    assert record.exc_info is not None
+
+
+def deep(depth: int) -> None:
+    if depth:
+        deep(depth - 1)
+    raise ValueError("far down")
+
+
+def test_of_a_traceback_the_innermost_frames_are_told() -> None:
+    with pytest.raises(ValueError, match="far down") as found:
+        deep(2 * FRAMES_TOLD)
+    text = told_of(found.value)
+    assert text.count("test_logs.py") == FRAMES_TOLD
+    assert "\n" not in text
+    assert told_of(OSError(28, "full")) == "OSError: [Errno 28] full"
+
+
+def test_a_record_says_what_it_is_about_on_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "weightbus"):
+        Told(log).tell(Notice("failed", "worker w failed:\n\x1b[2Jforged", "w", warning=True), 0)
+    (record,) = caplog.records
+    assert record.getMessage() == "worker w failed: [2Jforged"
+    assert record.levelno == logging.WARNING
+    assert record.__dict__["weightbus"] == {"kind": "failed", "worker": "w"}
+
+
+def test_a_flood_is_told_in_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    told = Told(log)
+    with caplog.at_level(logging.INFO, "weightbus"):
+        for number in range(100_000):
+            told.tell(Notice("joined", f"worker {number} joined", str(number)), number / 1000)
+    assert len(caplog.records) <= TOLD.burst + 100 * TOLD.per_second + 100 / 10 + 1
+    assert any("times more since" in record.getMessage() for record in caplog.records)
+
+
+def test_what_nobody_wants_to_hear_costs_no_allowance(caplog: pytest.LogCaptureFixture) -> None:
+    told = Told(log)
+    with caplog.at_level(logging.WARNING, "weightbus"):
+        for _ in range(10 * int(TOLD.burst)):
+            told.tell(Notice("joined", "worker w joined", "w"), 0)
+        told.tell(Notice("nobody", "a warning", warning=True), 0)
+    assert [record.getMessage() for record in caplog.records] == ["a warning"]
