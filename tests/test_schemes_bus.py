@@ -485,14 +485,17 @@ def test_a_context_that_fails_fails_the_update_and_the_next_one_mends_it(later: 
 class Nested(Holder):
     """A collector that leaves its policy to workers of its own, which it passes weights on to."""
 
-    def __init__(self) -> None:
+    def __init__(self, factories: list[type[Net] | None]) -> None:
         super().__init__(policy=Net())
         self.policy: Any = None
-        self.policy_factory = [Net, Net]
+        self.policy_factory = factories
 
 
-def test_a_collector_without_a_policy_of_its_own_passes_weights_on() -> None:
-    context = Nested()
+@pytest.mark.parametrize("factories", [[Net, Net], [None, Net]], ids=["each", "one"])
+def test_a_collector_without_a_policy_of_its_own_passes_weights_on(
+    factories: list[type[Net] | None],
+) -> None:
+    context = Nested(factories)
     sender, net = ZMQWeightSyncScheme(liveness=QUICK), fill(Net(), 1.0)
     sender.init_on_sender(model_id="policy", model=net, num_workers=1)
     receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
