@@ -7,6 +7,7 @@ the protocol has it (5.2), so there is never a second copy of the model.
 from collections.abc import Container, Hashable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import cast
 
 from .dtypes import DTYPES
 from .errors import StateError
@@ -15,8 +16,11 @@ from .state import Form, State, identity, is_module
 
 CONVERTED = ("BF16", "F16", "F32", "F64")  # among these
 
-_NAMES = {name.lower(): name for name in CONVERTED}
-_NAMES |= {DTYPES[name].torch or name: name for name in CONVERTED}
+_NAMES = {
+    known: name
+    for name in CONVERTED
+    for known in (name.lower(), DTYPES[name].torch or name.lower())
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,8 @@ def precision_of(asked: object) -> Precision | None:
     """
     if not isinstance(asked, Mapping):
         return None if asked is None else Precision(_dtype(asked))
-    patterns = tuple((str(pattern), _dtype(dtype)) for pattern, dtype in asked.items())
+    told = cast("Mapping[object, object]", asked)
+    patterns = tuple((str(pattern), _dtype(dtype)) for pattern, dtype in told.items())
     return Precision("", patterns) if patterns else None
 
 
