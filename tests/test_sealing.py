@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightbus.bus.effects import Send
+from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
     Announce,
     Beacon,
     Hello,
+    SealedChunk,
     SealedMessage,
     Welcome,
     encode,
@@ -30,10 +32,12 @@ from weightbus.bus.publisher.effects import (
     Effect,
     Release,
 )
-from weightbus.bus.publisher.offers import announcement, hash_chunk, worded
+from weightbus.bus.publisher.offers import announcement, chunk_of, hash_chunk, worded
+from weightbus.bus.publisher.version import Version
 from weightbus.bus.sealer import Sealer
 from weightbus.bus.worker.keyring import Keyring
 from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.bus.worker.transfer import Transfer
 from weightbus.codecs import sealing
 from weightbus.codecs.errors import SealError
 from weightbus.codecs.native import crc32c
@@ -314,3 +318,59 @@ def test_a_layout_that_cannot_be_opened_is_not_asked_for_again_and_again() -> No
     said = [worker.receive([encode(announce), layout], 0.01 * n) for n in range(10)]
     assert not any(said)
     assert any(isinstance(e, Send) and isinstance(e.message, Hello) for e in worker.tick(0.3))
+
+
+def transfer(version: Version, keyring: Keyring | None) -> Transfer:
+    """Return a version on its way to a worker."""
+    announce, _ = sealer().addressed(announcement(version, None), None)
+    assert isinstance(announce, Announce)
+    return Transfer(announce, np.zeros(40, np.uint8), 0.0, Timing(), keyring)
+
+
+def received(arriving: Transfer, chunk: SealedChunk, sealed: bytes, pieces: int) -> bool:
+    """Receive a chunk straight into its place; return whether it counts."""
+    lease = arriving.lend(chunk, len(sealed))
+    assert lease is not None
+    for begin in range(0, len(sealed), pieces):
+        piece = sealed[begin : begin + pieces]
+        lease.room()[: len(piece)] = piece
+        lease.received(len(piece))
+    return arriving.take(chunk, lease, 0.0, pushed=True)
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 16])
+def test_what_is_received_in_place_is_opened_there_and_counts_if_its_tag_is_right(
+    pieces: int,
+) -> None:
+    by, keyring = sealer(), Keyring()
+    keyring.begin(by.keys)
+    data = np.arange(40, dtype=np.uint8)
+    version = version_of(1, data, 16, 7)
+    arriving = transfer(version, keyring)
+    for index in range(3):
+        chunk, payload = by.chunk(version, index)
+        forged = bytearray(payload)
+        forged[-1] ^= 1
+        assert not received(arriving, chunk, bytes(forged), pieces)
+        assert arriving.here == index
+        assert received(arriving, chunk, bytes(payload), pieces)
+    arriving.end(version.digest)
+    assert arriving.complete
+    assert arriving.verify()
+    assert bytes(arriving.buffer) == bytes(data)
+
+
+def test_a_sealed_version_takes_no_chunk_in_the_clear_and_the_other_way_round() -> None:
+    by, keyring = sealer(), Keyring()
+    keyring.begin(by.keys)
+    version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
+    plain, data = chunk_of(version, 0)
+    chunk, sealed = by.chunk(version, 0)
+    for opens, right, wrong in (
+        (keyring, (chunk, sealed), (plain, data)),
+        (None, (plain, data), (chunk, sealed)),
+    ):
+        arriving = transfer(version, opens)
+        assert arriving.lend(wrong[0], 40) is None
+        assert not arriving.take(wrong[0], wrong[1], 0.0, pushed=False)
+        assert arriving.take(right[0], right[1], 0.0, pushed=False)
