@@ -9,9 +9,9 @@ use crate::raw::os;
 use crate::transfer::Time;
 use crate::zmtp::{Places, Published, Stream};
 use std::collections::BTreeSet;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::unix::io::{AsRawFd, RawFd};
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
@@ -24,31 +24,13 @@ const REDIAL_MAX: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(30); // a publisher sends beacons far more often
 const LOW_WATER_BYTES: usize = 1 << 18; // of a payload, that must be here before we are woken
 
-/// A connected socket.
-enum Connection {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl Connection {
-    fn dial(endpoint: &Endpoint) -> io::Result<Connection> {
-        let connection = match endpoint {
-            Endpoint::Tcp { host, port } => Connection::Tcp(dial_tcp(host, *port)?),
-            Endpoint::Ipc(path) => Connection::Unix(UnixStream::connect(path)?),
-        };
-        match &connection {
-            Connection::Tcp(stream) => stream.set_nonblocking(true)?,
-            Connection::Unix(stream) => stream.set_nonblocking(true)?,
-        }
-        Ok(connection)
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Connection::Tcp(stream) => stream.write(bytes),
-            Connection::Unix(stream) => stream.write(bytes),
-        }
-    }
+fn dial(endpoint: &Endpoint) -> io::Result<TcpStream> {
+    let connection = match endpoint {
+        Endpoint::Tcp { host, port } => dial_tcp(host, *port)?,
+        Endpoint::Ipc(path) => OwnedFd::from(UnixStream::connect(path)?).into(), // from here on they are alike
+    };
+    connection.set_nonblocking(true)?;
+    Ok(connection)
 }
 
 fn dial_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
@@ -65,35 +47,17 @@ fn dial_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(last)
 }
 
-impl Read for Connection {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Connection::Tcp(stream) => stream.read(buffer),
-            Connection::Unix(stream) => stream.read(buffer),
-        }
-    }
-}
-
-impl AsRawFd for Connection {
-    fn as_raw_fd(&self) -> RawFd {
-        match self {
-            Connection::Tcp(stream) => stream.as_raw_fd(),
-            Connection::Unix(stream) => stream.as_raw_fd(),
-        }
-    }
-}
-
 /// What a thread that dialled brings back.
 struct Dialled {
     generation: u64,
-    connection: io::Result<Connection>,
+    connection: io::Result<TcpStream>,
 }
 
 /// Messages of some topics from one publisher. `T` is the ticket of `Places`.
 pub struct Subscription<T> {
     endpoint: Option<Endpoint>,
     topics: BTreeSet<String>,
-    connection: Option<Connection>,
+    connection: Option<TcpStream>,
     stream: Stream<T>,
     bell: Arc<Bell>,
     dialled: (Sender<Dialled>, Receiver<Dialled>),
@@ -212,7 +176,7 @@ impl<T: Copy> Subscription<T> {
         self.pause = (2 * self.pause).min(REDIAL_MAX);
         let (generation, found, bell) = (self.generation, self.dialled.0.clone(), self.bell.clone());
         let dial = move || {
-            let connection = Connection::dial(&endpoint);
+            let connection = dial(&endpoint);
             let _ = found.send(Dialled { generation, connection }); // whoever asked may be gone
             bell.ring();
         };

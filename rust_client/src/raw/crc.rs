@@ -134,7 +134,8 @@ mod aarch64 {
     }
 }
 
-#[cfg(all(test, any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[cfg(test)]
 mod tests {
     #[cfg(target_arch = "aarch64")]
     use super::aarch64::{BLOCK, OVER_ONE, OVER_TWO};
