@@ -139,6 +139,8 @@ def test_a_token_lets_in_and_does_not_stay_in_the_address() -> None:
             assert code(url, path, Authorization="Bearer wrong horse") == 401
             assert code(url, path, Cookie='weightbus="\\') == 401
             assert code(url, path, Authorization=f"Bearer {TOKEN}") == 200
+            assert code(url, path, Authorization=f"Bearer {TOKEN}", Host="trainer.example") == 200
+            assert code(url, f"{path}?token={urllib.parse.quote(TOKEN)}", Host="a.example") == 421
         url = publisher.shown.dashboard
         assert code(url, "/?token=wrong") == 401
         answer, connection = get(url, f"/?token={urllib.parse.quote(TOKEN)}")

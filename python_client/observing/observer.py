@@ -26,7 +26,6 @@ class Observer:
 
     Args:
         address: The publisher's control socket, as workers are told it.
-        keys: As of a `Subscriber`; where there are keys it takes one of an observer's.
         keys: Those of an observer, or of a worker; None: there are none.
 
     Attributes:

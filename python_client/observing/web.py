@@ -91,7 +91,8 @@ class HttpServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not self._http.knows(request.host):
+        # Whoever says the token itself is no browser that somebody else's page has sent here.
+        if not (self._http.knows(request.host) or _bears(self._http, request)):
             text = "this host is not known by that name: ask by its address, or see Http(hosts=...)"
             return web.Response(status=421, text=text, headers=HEADERS)
         if not lets_in(self._http, request):
@@ -108,12 +109,17 @@ def lets_in(http: Http, request: web.Request) -> bool:
     """Return whether a request has the token, if one is needed."""
     if http.token is None:
         return True
-    given = [
-        request.headers.get("Authorization", "").removeprefix("Bearer "),
-        request.query.get("token", ""),
-        _cookie(request),
-    ]
-    return any(hmac.compare_digest(each.encode(), http.token.encode()) for each in given)
+    given = (request.query.get("token", ""), _cookie(request))
+    return _bears(http, request) or any(_same(each, http.token) for each in given)
+
+
+def _bears(http: Http, request: web.Request) -> bool:
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    return http.token is not None and _same(given, http.token)
+
+
+def _same(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
 
 
 def _cookie(request: web.Request) -> str:
