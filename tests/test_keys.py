@@ -40,6 +40,9 @@ from weightbus.bus.trust import curve
 from weightbus.bus.trust.grants import Grant, Grants
 from weightbus.bus.trust.keys import PublisherKeys, WorkerKeys, file_name, generate, read_allowed
 from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.python_client.cli.keygen import keygen
+from weightbus.python_client.cli.outcome import UsageError
+from weightbus.python_client.cli.screen import Screen as Terminal
 from weightbus.python_client.keys import KEYS
 from weightbus.python_client.observing.observer import Observer
 from weightbus.tests.compose.waiting import wait_for
@@ -130,6 +133,18 @@ def test_a_bad_file_among_those_that_are_allowed_allows_nothing_and_hides_no_oth
     names = {grant.name for grant in read_allowed(folder, complaints.append).values()}
     assert names == {"gpu-*", "eye"}
     assert len(complaints) == 2
+
+
+def test_keygen_says_what_it_made_and_takes_no_name_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "keys"
+    assert keygen(Terminal(as_json=True), folder, ["w"], ["eye"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    made = sorted(str(path) for path in folder.rglob("*.json"))
+    assert (told["kind"], sorted(told["files"])) == ("keys", made)
+    with pytest.raises(UsageError, match="give each one name"):
+        keygen(Terminal(as_json=True), folder, ["x"], ["x"])
 
 
 @pytest.mark.parametrize("name", ["", "a" * 129, "a/b", "..*/", "*-*", "a\n", "ä"])
@@ -400,15 +415,18 @@ def test_what_curve_adds_is_no_flood(folder: Path) -> None:
     )
     worker = WorkerSockets(publisher.address, lambda _frames, _size: None, keys)
     try:
+        connections = set[bytes]()
         received, deadline = 0, time.monotonic() + SECONDS
         while received < 12_000:  # 33 bytes each: half as much again as would be a flood
             assert time.monotonic() < deadline, f"only {received} messages came"
             publisher.poll(0.001)
             for _ in range(64):
                 worker.send(b"{}")
-            while publisher.receive() is not None:
+            while (message := publisher.receive()) is not None:
                 assert publisher.key == keys.public
+                connections.add(message[0])
                 received += 1
+        assert len(connections) == 1, "it was hung up on"
     finally:
         worker.close()
         publisher.close()
