@@ -7,16 +7,18 @@ import re
 import socket
 import urllib.parse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from weightbus import AddressError, Http, Publisher, Subscriber, Timing
 from weightbus.python_client.observing import dashboard
 from weightbus.python_client.observing.access import is_loopback
 from weightbus.tests.compose.waiting import wait_for
-from weightbus.tests.test_cli import Commands, commands, run, small  # noqa: F401 - fixtures
+from weightbus.tests.test_cli import SMALL, Command, run
 
 SECONDS = 30.0  # far more than anything here takes
 TOKEN = "correct horse"  # noqa: S105
@@ -184,17 +186,18 @@ def test_without_pages_nothing_is_served() -> None:
         assert (publisher.shown.dashboard, publisher.shown.metrics) == ("", "")
 
 
-def test_the_command_line_serves_both(commands: Commands, small: Any) -> None:  # noqa: F811
-    command = commands(
-        *("publish", small, "--model", "m", "--bind", "tcp://127.0.0.1:0", "--expect", 1),
-        *("--dashboard", "127.0.0.1:0", "--metrics", "127.0.0.1:0"),
-    )
-    told = command.line()
-    assert code(told["dashboard"]) == 200
-    assert code(told["metrics"], "/metrics") == 200
-    refused = run(
-        *("publish", small, "--model", "m", "--bind", "tcp://127.0.0.1:0"),
-        *("--dashboard", "0.0.0.0:0"),
-    )
+def test_the_command_line_serves_both(tmp_path: Path) -> None:
+    small = tmp_path / "small.safetensors"
+    save_file(SMALL, small)
+    words = ("publish", small, "--model", "m", "--bind", "tcp://127.0.0.1:0")
+    command = Command(*words, "--dashboard", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    try:
+        told = command.line()
+        assert code(told["dashboard"]) == 200
+        assert code(told["metrics"], "/metrics") == 200
+    finally:
+        command.process.kill()
+        command.process.communicate(timeout=SECONDS)
+    refused = run(*words, "--dashboard", "0.0.0.0:0")
     assert refused.exit_code == 2
     assert "--insecure-http" in refused.stderr
