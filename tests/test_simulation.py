@@ -36,7 +36,7 @@ def test_the_shared_road_is_walked_and_some_come_too_late_or_hang() -> None:
     met = set[str]()
     for seed in ROAD:
         met |= simulate.Simulation(seed).run().met
-        if met == {"copied", "overtaken", "late", "stale", "hung", "wanted", "exact", "gone"}:
+        if met >= {"copied", "overtaken", "late", "stale", "hung", "wanted", "exact", "gone"}:
             return
     pytest.fail(f"only {met} happened")
 

@@ -49,6 +49,7 @@ SINCE: dict[str, float] = {
     "_moved_at": 1,
     "_renewed_at": 2,
     "started": 0,
+    "ticket_at": 0,  # nobody has a key here
     "at": 0,
 }
 # Moments at which something is due. Once they have passed it does not matter when.
