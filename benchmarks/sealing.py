@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -66,7 +66,7 @@ class Side:
 
 
 @contextlib.contextmanager
-def side(sealed: bool, nbytes: int, workers: int) -> Iterator[Side]:
+def side(sealed: bool, nbytes: int, workers: int) -> Generator[Side]:
     """Have a publisher and workers."""
     context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:

@@ -50,7 +50,11 @@ def ciphers() -> tuple[Any, Any, type[Exception]]:
             "a publisher or worker with keys needs the package cryptography, which is not "
             "installed: pip install 'weightbus[keys]'"
         ) from error
-    return AESGCM, lambda key, nonce: Cipher(algorithms.AES(key), GCM(nonce)), InvalidTag
+
+    def pieces(key: bytes, nonce: bytes) -> Any:
+        return Cipher(algorithms.AES(key), GCM(nonce))
+
+    return AESGCM, pieces, InvalidTag
 
 
 def _expand(secret: bytes, info: bytes) -> bytes:

@@ -348,8 +348,8 @@ def test_with_keys_versions_come_as_ever(folder: Path, tmp_path: Path, *, ipc: b
         for _ in range(3):
             receipt = publisher.publish("m", ONES, timeout=SECONDS)
             assert {w.state for w in receipt.workers.values()} == {"applied"}
-        data = publisher._loop._sockets.data  # noqa: SLF001
-        subscribed = lambda: sum(o.wants(b"m/dat") for o in data._outlets.values()) == 2  # noqa: E731, SLF001
+        data = publisher._loop._sockets.data  # noqa: SLF001 # pyright: ignore
+        subscribed = lambda: sum(o.wants(b"m/dat") for o in data._outlets.values()) == 2  # noqa: E731, SLF001 # pyright: ignore
         wait_for(subscribed, "both to have shown their tickets", SECONDS)
 
 
@@ -468,7 +468,7 @@ def test_nothing_is_queued_for_a_ticket_that_nobody_has_looked_at() -> None:
         socket.create_connection(host_and_port(bench.address)) as forger,
     ):
         forger.sendall(STRANGERS["forges"])
-        outlets = bench.distribution._outlets  # noqa: SLF001
+        outlets = bench.distribution._outlets  # noqa: SLF001 # pyright: ignore
         deadline = time.monotonic() + SECONDS
         while not any(outlet.topics for outlet in outlets.values()):
             assert time.monotonic() < deadline
@@ -507,12 +507,12 @@ def test_a_worker_without_a_name_has_that_of_its_key(folder: Path) -> None:
 
 def test_a_ticket_serves_one_connection_and_a_new_one_takes_its_place(folder: Path) -> None:
     with publisher_of(folder) as publisher, worker_of(publisher.address, folder, "w") as worker:
-        data = worker._loop._sockets.data  # noqa: SLF001
-        outlets = publisher._loop._sockets.data._outlets  # noqa: SLF001
+        data = worker._loop._sockets.data  # noqa: SLF001 # pyright: ignore
+        outlets = publisher._loop._sockets.data._outlets  # noqa: SLF001 # pyright: ignore
         admitted = lambda: [o for o in outlets.values() if o.admitted]  # noqa: E731
         wait_for(lambda: len(admitted()) == 1, "the worker's connection", SECONDS)
         [first] = admitted()
-        connection = data._socket  # noqa: SLF001
+        connection = data._socket  # noqa: SLF001 # pyright: ignore
         assert connection is not None
         connection.shutdown(socket.SHUT_RDWR)  # as a network does
         again = lambda: admitted() and admitted()[0] is not first  # noqa: E731
@@ -527,10 +527,10 @@ def test_who_is_revoked_is_cut_off(folder: Path) -> None:
         worker_of(publisher.address, folder, "w").start() as worker,
         worker_of(publisher.address, folder, "gpu-7").start() as other,
     ):
-        outlets = publisher._loop._sockets.data._outlets  # noqa: SLF001
+        outlets = publisher._loop._sockets.data._outlets  # noqa: SLF001 # pyright: ignore
         owners = lambda: {o.owner[0] for o in list(outlets.values()) if o.owner}  # noqa: E731
         wait_for(lambda: owners() == {"w", other.name}, "both connections", SECONDS)
-        sealer = publisher._loop._sealer  # noqa: SLF001
+        sealer = publisher._loop._sealer  # noqa: SLF001 # pyright: ignore
         assert sealer is not None
         before = sealer.keys
         allow(folder, "w", on=False)

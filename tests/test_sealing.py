@@ -65,7 +65,8 @@ def named(table: str) -> pytest.MarkDecorator:
 
 
 def subject_of(version: Mapping[str, Any]) -> Subject:
-    return Subject(**{**version, "base": tuple(version["base"])})
+    given: dict[str, Any] = {**version, "base": tuple(version["base"])}
+    return Subject(**given)
 
 
 def sealer() -> Sealer:

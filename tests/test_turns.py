@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
@@ -161,7 +161,7 @@ def test_a_loop_that_is_to_stop_has_its_guest_leave(loop: Loop) -> None:
 
 
 @contextmanager
-def handler(number: int, of: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+def handler(number: int, of: Callable[[int, FrameType | None], object]) -> Generator[None]:
     before = signal.signal(number, of)
     try:
         yield

@@ -214,8 +214,8 @@ class _Undisturbed:
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        found = enumerate(map(_signal.getsignal, NUMBERS), NUMBERS.start)
-        self._handlers = {number: handler for number, handler in found if callable(handler)}
+        found: list[Any] = [_signal.getsignal(number) for number in NUMBERS]
+        self._handlers = {n: found[n - 1] for n in NUMBERS if callable(found[n - 1])}
         for number in self._handlers:
             with contextlib.suppress(ValueError):  # not in the main interpreter: none is called
                 _signal.signal(number, self._hold)

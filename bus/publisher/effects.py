@@ -124,13 +124,10 @@ class Release:
     version: Version
 
 
-Effect = (
+Worded = (
     Send
     | Notice
     | Broadcast
-    | SendChunk
-    | BroadcastChunk
-    | BroadcastWhole
     | Withdraw
     | HangUp
     | Screen
@@ -140,7 +137,8 @@ Effect = (
     | Hash
     | Lend
     | Release
-)
+)  # what a loop does
+Effect = Worded | SendChunk | BroadcastChunk | BroadcastWhole  # and what it makes messages of first
 
 
 class Keeper(Protocol):

@@ -19,7 +19,16 @@ from ..messages import (
     data_topic,
 )
 from ..sealer import Sealer
-from .effects import Broadcast, BroadcastChunk, BroadcastWhole, Effect, Lend, Release, SendChunk
+from .effects import (
+    Broadcast,
+    BroadcastChunk,
+    BroadcastWhole,
+    Effect,
+    Lend,
+    Release,
+    SendChunk,
+    Worded,
+)
 from .publication import Publication
 from .version import Version
 
@@ -121,14 +130,16 @@ def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = Non
     return Broadcast(control_topic(version.model), announce, payload)
 
 
-def worded(effects: Iterable[Effect], sealer: Sealer | None) -> Iterator[Effect]:
+def worded(effects: Iterable[Effect], sealer: Sealer | None) -> Iterator[Worded]:
     """Yield effects, with messages in place of what asks for them; sealed where that is done."""
     for effect in effects:
-        said = effect
-        if isinstance(said, SendChunk):
-            said = for_one(said, sealer)
-        elif isinstance(said, BroadcastChunk | BroadcastWhole):
-            said = for_all(said, sealer)
+        match effect:
+            case SendChunk():
+                said: Worded = for_one(effect, sealer)
+            case BroadcastChunk() | BroadcastWhole():
+                said = for_all(effect, sealer)
+            case _:
+                said = effect
         if sealer is not None and isinstance(said, Send):
             message, payload = sealer.addressed(said.message, said.payload)
             said = Send(message, payload, said.to)
