@@ -29,7 +29,10 @@ MODEL = "a"
 class Road:
     """Sockets that are none; a test says whether there is room, and knows when the thread waits."""
 
+    key = ""  # nobody has one
+
     def __init__(self) -> None:
+        self.data = self
         self.room = True
         self.sent: list[bytes] = []  # topics
         self.answers: list[bytes] = []  # headers, to single workers

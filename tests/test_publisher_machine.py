@@ -918,6 +918,17 @@ def test_whether_a_version_will_be_sent_is_known_before_it_is_copied() -> None:
     assert not machine.sends("a", None, shared=True)
 
 
+def test_nothing_is_kept_of_a_failure_with_models_that_a_worker_never_named() -> None:
+    bench = Bench("w0")
+    for model in ("a", "x", "y"):
+        bench.say(
+            "w0",
+            Failed(model=model, epoch=EPOCH, version=1, code="apply", text="", intact=False),
+        )
+    [peer] = bench.machine.roster.everybody()
+    assert peer.torn == {"a"}
+
+
 def test_the_layout_travels_when_it_changes() -> None:
     bench = Bench("w0")
 

@@ -83,6 +83,8 @@ class Reports:
 
     def failed(self, peer: Peer, message: Failed, now: float) -> list[Effect]:
         """A worker says that it will not run a version."""  # P13
+        if message.model not in peer.hello.models:
+            return []
         if not message.intact:
             peer.running.pop(message.model, None)
             peer.torn.add(message.model)
