@@ -249,9 +249,9 @@ def test_a_ticket_is_good_once_for_a_while_and_until_the_next() -> None:
 def test_an_observer_reads_how_things_stand_and_gets_nothing_else() -> None:
     keyed = Keyed()
     assert isinstance(keyed.hello("a", "w"), Welcome)
-    for key in ("a", "c"):
-        [roster] = sent(keyed.say(key, Observe()))
-        assert isinstance(roster, RosterOf)
+    [roster] = sent(keyed.say("c", Observe()))
+    assert isinstance(roster, RosterOf)
+    assert code_of(sent(keyed.say("a", Observe()))[0]) == "not-allowed"
     assert code_of(sent(keyed.say("stranger", Observe()))[0]) == "revoked"
     assert code_of(keyed.hello("c", "eye")) == "not-allowed"
     fetch = Fetch(model="m", epoch=7, version=0, layout=True)
@@ -550,6 +550,7 @@ def test_observers_look_on_with_a_key_and_not_without(folder: Path) -> None:
         publisher_of(folder) as publisher,
         worker_of(publisher.address, folder, "w"),
         worker_of(publisher.address, folder, "eye") as no_worker,
+        Observer(publisher.address, WorkerKeys.read(folder, "w")) as worker,
         Observer(publisher.address, WorkerKeys.read(folder, "eye")) as observer,
         Observer(publisher.address) as stranger,
     ):
@@ -558,6 +559,8 @@ def test_observers_look_on_with_a_key_and_not_without(folder: Path) -> None:
         assert observer.view.workers.keys() == {"w"}
         with pytest.raises(weightbus.RefusedError, match="asks for keys"):
             stranger.look(SECONDS)
+        with pytest.raises(weightbus.RefusedError, match="an observer's"):
+            worker.look(SECONDS)
         assert refusal_of(no_worker).code == "not-allowed"
 
 

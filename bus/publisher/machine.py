@@ -52,7 +52,7 @@ from .publications import Publications
 from .push import Pushes
 from .reports import Reports
 from .roster import Peer, Roster
-from .sessions import REVOKED, Introduction, Sessions
+from .sessions import NO_OBSERVER, REVOKED, Introduction, Sessions
 from .status import Observers, WorkerStatus, status_of
 from .store import Store
 from .version import Snapshot, Version
@@ -135,7 +135,8 @@ class PublisherMachine:
         peer = self.roster.by_identity(identity)
         if peer is None and not self._patience.has_time(now):
             return [] if self._patience.bears(identity, DEAR, nbytes, now) else [HangUp()]
-        if self._grants is not None and self._grants.of(key) is None:  # K8
+        grant = self._grants.of(key) if self._grants is not None else None
+        if self._grants is not None and grant is None:  # K8
             if not self._patience.bears(identity, DEAR, nbytes, now):
                 return [HangUp()]
             return [Send(Refuse(code="revoked", text=REVOKED), to=identity)]
@@ -149,7 +150,9 @@ class PublisherMachine:
         cost = cost_of(message, known=peer is not None)
         if not self._patience.bears(identity, cost, nbytes, now):
             return [HangUp()]
-        if isinstance(message, Observe):  # P23
+        if isinstance(message, Observe):  # P23, K4
+            if grant is not None and grant.role != "observer":
+                return [Send(Refuse(code="not-allowed", text=NO_OBSERVER), to=identity)]
             return [Send(self.observers.answer(identity, message, now), to=identity)]
         if peer is not None and not isinstance(message, Hello | Bye):
             effects = self._sessions.heard(peer, now) + self._heed(peer, message, now)

@@ -26,7 +26,7 @@ class Observer:
 
     Args:
         address: The publisher's control socket, as workers are told it.
-        keys: Those of an observer, or of a worker; None: there are none.
+        keys: Those of an observer; None: there are none.
 
     Attributes:
         view: What is known so far.
