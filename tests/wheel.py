@@ -25,7 +25,7 @@ def modules() -> Iterator[str]:
     yield from ("weightbus/__init__.py", "weightbus/__main__.py", "weightbus/py.typed")
     for shelf in SHELVES:
         for path in (ROOT / shelf).rglob("*"):
-            if path.suffix == ".py" or path.name == "py.typed":
+            if path.suffix in {".py", ".html"} or path.name == "py.typed":
                 yield f"weightbus/{path.relative_to(ROOT).as_posix()}"
 
 
@@ -51,7 +51,7 @@ def main() -> None:
         assert not stray, f"{wheel.name} holds {stray}"
         venv.create(clean / "env", with_pip=True)
         python = clean / "env" / "bin" / "python"
-        wanted = f"weightbus[demo,ray,torchrl,training] @ {wheel.as_uri()}"
+        wanted = f"weightbus[demo,keys,metrics,ray,torchrl,training] @ {wheel.as_uri()}"
         constraints = ROOT / "constraints.txt"
         run(python, "-m", "pip", "install", "-q", "-c", constraints, wanted, cwd=clean)
         names = sorted(n[:-3].replace("/", ".") for n in held if n.endswith(".py"))
