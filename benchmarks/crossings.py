@@ -24,10 +24,6 @@ MODEL, CHUNKS, CHUNK_BYTES, WARM_UP = "policy", 4, 2**20, 3
 ROOMS = ("python_client/", "bus/", "codecs/")
 MACHINE = ("bus/worker/", "bus/worker.py", "bus/slot.py", "bus/transfer.py")  # today's; and before
 SHELL = ("bus/net/", "bus/worker_loop.py", "bus/sockets.py", "bus/zmtp.py", "bus/subscription.py")
-# Whoever waits for a loop does the work of its thread meanwhile: that is told of the latter.
-LOOPS = {"PublisherLoop": "weightbus-publisher", "WorkerLoop": "weightbus-worker"}
-TURNS = {f"{loop}.{name}": loop for loop in LOOPS for name in ("_turn", "_do_work")}
-TICKED = "Calls.look"  # by a worker's loop, ten times a second, whatever else there is to do
 
 Step = tuple[str, str]  # the room, and the function in it
 
@@ -48,9 +44,9 @@ class Tracer:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         """Take an event of the profiler."""
-        if not self.on or frame.f_code.co_qualname == TICKED:
+        if not self.on:
             return
-        thread = self._thread(frame)
+        thread = threading.current_thread().name
         if event.startswith("c_"):
             module = getattr(argument, "__module__", None) or ""
             if module.startswith("weightbus."):
@@ -65,13 +61,6 @@ class Tracer:
             handed = here.startswith(MACHINE) and there.startswith(SHELL)
             if handed and any(map(is_payload, frame.f_locals.values())):
                 self.entries[f"{here}: {frame.f_code.co_qualname}"] += 1
-
-    def _thread(self, frame: FrameType | None) -> str:
-        while frame is not None:
-            if loop := TURNS.get(frame.f_code.co_qualname):
-                return LOOPS[loop]
-            frame = frame.f_back
-        return threading.current_thread().name
 
     def _note(self, thread: str, step: Step | None) -> None:
         walk = self.walks.setdefault(thread, [])

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from ..bus.errors import ApplyError, not_applied, told_of
 from ..bus.net.handoff import Handoff
-from ..bus.net.worker_loop import WorkerLoop
 from ..bus.staged import OverwrittenError, StagedVersion, StaleError
-from ..bus.worker.events import Outcome, Report, Wanted
+from ..bus.worker.events import Happening, Outcome, Report, Wanted
 from ..codecs.apply import as_arrays
 from ..codecs.checksum import digest_of
 from .calls import Calls, LateError
@@ -70,7 +69,7 @@ class Applier:
         targets: By model, where its versions go.
         handoff: Where they are left.
         runs: By model, what was applied last; changed under `handoff.changed`.
-        loop: Receives them, and takes word of what became of each.
+        tell: Takes word of what became of each.
         calls: Has the user's code called, under its deadline.
         before_apply, on_commit: The user's hooks.
     """
@@ -80,13 +79,12 @@ class Applier:
         targets: Mapping[str, Target],
         handoff: Handoff,
         runs: dict[str, Update],
-        loop: WorkerLoop,
+        tell: Callable[[Happening], None],
         calls: Calls,
         before_apply: Callable[[Offer], None] | None,
         on_commit: Callable[[Update], None] | None,
     ) -> None:
-        self._targets, self._handoff, self._runs = targets, handoff, runs
-        self._loop = loop
+        self._targets, self._handoff, self._runs, self._tell = targets, handoff, runs, tell
         self._calls, self._before_apply, self._on_commit = calls, before_apply, on_commit
         self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
         self.lock = ReadingLock()
@@ -101,7 +99,7 @@ class Applier:
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
         while True:
-            staged = self._loop.take(max(0.0, deadline - time.monotonic()))
+            staged = self._handoff.take(max(0.0, deadline - time.monotonic()))
             over, update = (True, None) if staged is None else self._attempt(staged, deadline)
             if over:
                 return update
@@ -116,11 +114,11 @@ class Applier:
             return None
         key = (self._handoff.joined_epoch if epoch is None else epoch, version)
         with self._handoff.awaiting(model, key):
-            self._loop.tell(Wanted(model, key))
+            self._tell(Wanted(model, key))
             try:
                 return self._apply_exact(model, key, deadline)
             finally:
-                self._loop.tell(Wanted(model, None))
+                self._tell(Wanted(model, None))
 
     def _apply_exact(self, model: str, key: tuple[int, int], deadline: float) -> Update | None:
         while True:
@@ -162,7 +160,7 @@ class Applier:
         return True
 
     def _say(self, staged: StagedVersion, what: Outcome, digest: str = "") -> None:
-        self._loop.tell(Report(staged.model, staged.key, what, digest=digest))
+        self._tell(Report(staged.model, staged.key, what, digest=digest))
 
     def _approve(self, staged: StagedVersion) -> None:
         """Let the user look at a version, once, while readers go on with the one before."""
@@ -272,7 +270,7 @@ class Applier:
                 self._handoff.changed.notify_all()
         full: Outcome = "failed" if told.code == "no-memory" else "declined"
         what = full if intact else "torn"
-        self._loop.tell(Report(staged.model, staged.key, what, told_of(error), still=still))
+        self._tell(Report(staged.model, staged.key, what, told_of(error), still=still))
         return told
 
 

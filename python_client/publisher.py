@@ -225,10 +225,9 @@ class Publisher:
             ClosedError: The publisher is closed.
         """
         started = time.monotonic()
-        future = self._begin(model, weights, options, call=False)
-        end = started + float(options.get("timeout", TIMEOUT)) + ANSWER_SECONDS
-        self._loop.wait(future, end)
-        return result_of(future, max(0.0, end - time.monotonic()))
+        future = self.publish_async(model, weights, **options)
+        left = started + float(options.get("timeout", TIMEOUT)) - time.monotonic()
+        return result_of(future, max(0.0, left) + ANSWER_SECONDS)
 
     def publish_async(
         self, model: str, weights: object, **options: Unpack[PublishOptions]
@@ -239,12 +238,6 @@ class Publisher:
         raises, are those of `publish`. A newer version overtakes an older one that is still on its
         way: a worker that goes straight to the newer one counts as `skipped`, which is success.
         """
-        return self._begin(model, weights, options, call=True)
-
-    def _begin(
-        self, model: str, weights: object, options: PublishOptions, *, call: bool
-    ) -> "Future[Receipt]":
-        """Copy the weights, and leave them for the background thread; `call`: and wake it."""
         started = time.monotonic()
         self._check_usable()
         grace = self._machine.timing.lost_after
@@ -263,7 +256,7 @@ class Publisher:
                 make_room=partial(self._loop.make_room, model),
                 deadline=until,
             )
-            future = self._loop.submit(asked.publication(next(self._ids), version), call=call)
+            future = self._loop.submit(asked.publication(next(self._ids), version))
         return self.shown.count(future)
 
     async def publish_awaitable(

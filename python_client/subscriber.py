@@ -170,7 +170,7 @@ class Subscriber:
                 self._targets,
                 self._handoff,
                 self._running,
-                self._loop,
+                self._loop.tell,
                 self._calls,
                 before_apply,
                 on_commit,

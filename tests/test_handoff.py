@@ -52,13 +52,13 @@ def test_whoever_waits_is_woken() -> None:
 
 def test_whoever_waits_for_versions_sleeps_on_while_others_run() -> None:
     handoff, version, looks = Handoff(), staged("a", 1), threading.Semaphore(0)
-    news = handoff.news
+    news = handoff._news  # noqa: SLF001 # pyright: ignore
 
     def look() -> bool:
         looks.release()
         return news()
 
-    handoff.news = look  # type: ignore[method-assign]
+    handoff._news = look  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(handoff.take, SECONDS)
         assert looks.acquire(timeout=SECONDS)

@@ -85,7 +85,7 @@ class Handoff:
             ClosedError: Nothing will come any more.
         """
         with self._lock:
-            self._left.wait_for(self.news, timeout)
+            self._left.wait_for(self._news, timeout)
             self.check_alive()
             if self._ready:
                 return self._ready.pop(next(iter(self._ready)))
@@ -176,8 +176,7 @@ class Handoff:
         self.changed.notify_all()
         self._left.notify_all()
 
-    def news(self) -> bool:
-        """Return whether `take` has something to say."""
+    def _news(self) -> bool:
         told = self._refusal is not None or self._closed is not None
         return bool(self._ready or self._errors or told)
 

@@ -44,7 +44,6 @@ from ..receipt import Receipt
 from ..sealer import Sealer
 from .control import PublisherSockets
 from .listeners import CLOSE_SECONDS, EVENT_KINDS, EventKind, Listener, WorkerEvent
-from .turns import Turns
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -53,7 +52,6 @@ BATCH = 64  # messages taken from one socket before the other gets a turn
 HASH_BYTES = 2**22  # of a version that is hashed between other work: a fraction of a millisecond
 
 T = TypeVar("T")
-Work = Callable[[float], None]
 Condition = Callable[[tuple[WorkerStatus, ...]], bool]
 
 
@@ -88,8 +86,7 @@ class PublisherLoop:
         self._full, self._told = Complaints(log, "%s"), Told(log)
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[Listener] = []
-        self._turns = Turns(self._turn, sockets.wake, self._busy)
-        self._next_tick = time.monotonic()
+        self._stopping = False
         self._ended: BaseException | None = None
         self.over = threading.Event()
         self._lock = threading.Lock()  # between taking work in and ending
@@ -104,13 +101,8 @@ class PublisherLoop:
             self._thread.start()
             undo.pop_all()
 
-    def wait(self, future: "Future[Any]", until: float) -> None:
-        """Do the thread's work in this one until a future is done, unless others do it."""
-        if not self._turns.wait(future.done, until):
-            self._turns.call()
-
-    def submit(self, publication: Publication, *, call: bool = True) -> "Future[Receipt]":
-        """Publish; the future is the receipt, or a PublishError. Without `call`, `wait` follows."""
+    def submit(self, publication: Publication) -> "Future[Receipt]":
+        """Publish; the future is the receipt, or a PublishError that carries it."""
         future: Future[Receipt] = Future()
 
         def work(now: float) -> None:
@@ -125,7 +117,7 @@ class PublisherLoop:
             else:
                 self._perform(effects, now)
 
-        self._hand_over(work, future, call=call)
+        self._hand_over(work, future)
         return future
 
     def check(self) -> None:
@@ -134,7 +126,7 @@ class PublisherLoop:
         Raises:
             ClosedError: It is not, any more; the cause says why.
         """
-        if self._ended is not None or self._turns.stopping:
+        if self._ended is not None or self._stopping:
             raise self._closed()
 
     def decide(self, how: Callable[[PublisherMachine, float], list[Effect]]) -> None:
@@ -224,16 +216,17 @@ class PublisherLoop:
 
     def stop(self) -> bool:
         """Have the thread end as soon as it can; return False if somebody has done so before."""
-        return self._turns.stop()
+        before, self._stopping = self._stopping, True
+        self._sockets.wake()
+        return not before
 
-    def _hand_over(self, work: Work, future: "Future[T]", *, call: bool = True) -> None:
+    def _hand_over(self, work: Callable[[float], None], future: "Future[T]") -> None:
         with self._lock:
-            if self._ended is not None or self._turns.stopping:
+            if self._ended is not None or self._stopping:
                 future.set_exception(self._closed())
                 return
             self._work.append((work, future))
-        if call:
-            self._turns.call()
+        self._sockets.wake()
 
     def _closed(self) -> ClosedError:
         return ClosedError.of("publisher", self._ended)
@@ -243,10 +236,12 @@ class PublisherLoop:
     def _run(self) -> None:
         ended: BaseException = ClosedError("close() was called")
         try:
+            next_tick = time.monotonic()
             for version in self._restored:
-                self._perform(self._machine.offer(version), self._next_tick)
+                self._perform(self._machine.offer(version), next_tick)
             self._restored = ()
-            self._turns.run()
+            while not self._stopping:
+                next_tick = self._turn(next_tick)
             now = time.monotonic()
             self._do_work(now)
             self._perform(self._machine.close(now), now)
@@ -261,8 +256,12 @@ class PublisherLoop:
         with self._lock:
             self._ended = reason
             work, self._work = self._work, deque()
-        waiting: list[Future[Any]] = [f for _, f in [*self._watchers, *work]]
-        for future in [*self._open.values(), *waiting]:
+        waiting: list[Future[Any]] = [
+            *self._open.values(),
+            *(w for _, w in self._watchers),
+            *(f for _, f in work),
+        ]
+        for future in waiting:
             with contextlib.suppress(InvalidStateError):  # it is done, or given up
                 future.set_exception(self._closed())
         for listener in self._listeners:
@@ -271,14 +270,11 @@ class PublisherLoop:
             self._keeper.stop()
         self._sockets.close()
 
-    def _busy(self) -> bool:
-        return bool(self._work or self._hashing or self._machine.pushing) or self._machine.busy
-
-    def _turn(self, until: float) -> None:
+    def _turn(self, next_tick: float) -> float:
         """Take what there is, push what may be pushed, tick when it is time."""
         self._do_work(time.monotonic())  # before anything else: somebody waits for it
         busy = self._work or self._hashing or self._with_room()
-        wait = 0.0 if busy else min(self._next_tick, until) - time.monotonic()
+        wait = 0.0 if busy else next_tick - time.monotonic()
         activity = self._sockets.poll(wait)
         now = time.monotonic()
         if activity.control:
@@ -289,12 +285,13 @@ class PublisherLoop:
             self._perform(self._machine.push(now, topics), now)
         if self._hashing:
             self._hash_some(now)
-        if now >= self._next_tick:
-            self._next_tick = now + TICK
+        if now >= next_tick:
             self._perform(self._machine.tick(now), now)
             if self._sealer is not None and self._sealer.due(now):
                 self._rekey(now)
             self._look(now)
+            return now + TICK
+        return next_tick
 
     def _with_room(self) -> list[bytes]:
         """Return the topics of what is being pushed for which somebody's connection has room."""

@@ -43,7 +43,6 @@ from ..worker.machine import WorkerMachine
 from .control import WorkerSockets
 from .copier import AT_ONCE_BYTES, Copier, copied
 from .handoff import Handoff
-from .turns import Turns
 
 log = logging.getLogger("weightbus.worker")
 
@@ -77,9 +76,8 @@ class WorkerLoop:
         self._look, self._on_renamed = look, on_renamed
         self._views = Views() if shared_memory else None
         self._work: deque[Happening] = deque()
-        self._turns = Turns(self._turn, sockets.wake, self._busy)
-        self._next_tick = time.monotonic()
-        self._copier = Copier(partial(_hand_in, self._work, self._turns))  # `tell` would hold us
+        self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would hold us
+        self._stopping = False
         self._at_once: Callable[[StagedVersion], bool] | None = None
         self._thread = Owner(self._run, "weightbus-worker")
 
@@ -104,17 +102,8 @@ class WorkerLoop:
         """Tell the machine what has happened, soon."""
         self._work.append(event)
         unhurried = isinstance(event, Report) and event.what in ("taken", "put-back")
-        if unhurried or threading.current_thread() is self._thread:
-            return
-        if not self._turns.do(self._do_work):
-            self._turns.call()
-
-    def take(self, timeout: float) -> StagedVersion | None:
-        """Return a version that is ready, see `Handoff.take`; do the thread's work meanwhile."""
-        until = time.monotonic() + timeout
-        if self._at_once is None and timeout > 0 and not self._handoff.news():
-            self._turns.wait(self._handoff.news, until)
-        return self._handoff.take(max(0.0, until - time.monotonic()))
+        if not unhurried and threading.current_thread() is not self._thread:
+            self._sockets.wake()
 
     def close(self, timeout: float = 10.0) -> None:
         """Say goodbye and end the thread."""
@@ -124,15 +113,19 @@ class WorkerLoop:
 
     def stop(self) -> bool:
         """Have the thread end as soon as it can; return False if somebody has done so before."""
-        return self._turns.stop()
+        before, self._stopping = self._stopping, True
+        self._sockets.wake()
+        return not before
 
     # For the thread itself.
 
     def _run(self) -> None:
         ended: BaseException = ClosedError("close() was called")
         try:
-            self._turns.run()
-            self._do_work()
+            next_tick = time.monotonic()
+            while not self._stopping:
+                next_tick = self._turn(next_tick)
+            self._do_work(time.monotonic())
             self._perform(self._machine.close())
         except BaseException as error:
             log.exception("the worker's thread failed")
@@ -146,17 +139,13 @@ class WorkerLoop:
         self._sockets.close()
         self._at_once = None  # it may hold whoever holds us
 
-    def _busy(self) -> bool:
-        return bool(self._work) or self._machine.arriving
-
-    def _turn(self, until: float) -> None:
-        """Take what there is, waiting for it until then; tick when it is time."""
-        now = time.monotonic()
-        may_hello = not self._machine.inside and self._machine.may_say_hello(now)
-        wait = 0.0 if self._work else min(self._next_tick, until) - now
+    def _turn(self, next_tick: float) -> float:
+        """Take what there is, tick when it is time."""
+        may_hello = not self._machine.inside and self._machine.may_say_hello(time.monotonic())
+        wait = 0.0 if self._work else next_tick - time.monotonic()
         activity = self._sockets.poll(wait, writable=may_hello)
-        self._do_work()
         now = time.monotonic()
+        self._do_work(now)
         if activity.writable:
             self._perform(self._machine.connected(now))
         if activity.control:
@@ -164,15 +153,13 @@ class WorkerLoop:
                 if (frames := self._sockets.receive()) is None:
                     break
                 self._perform(self._machine.receive(frames, time.monotonic()))
-        due = now >= self._next_tick
-        if activity.data or due:  # what is here of a chunk tells that more will come
+        if activity.data or now >= next_tick:  # what is here of a chunk tells that more will come
             for _ in range(BATCH):
                 if (arrived := self._sockets.receive_published()) is None:
                     break
                 self._perform(self._machine.receive_published(arrived, time.monotonic()))
         now = time.monotonic()
-        if now >= self._next_tick:
-            self._next_tick = now + TICK
+        if now >= next_tick:
             changed, refused = self._sockets.changed()
             if changed:
                 self._machine.changed(now)
@@ -182,10 +169,12 @@ class WorkerLoop:
                 self._perform(self._machine.without_ticket(now))
             self._perform(self._machine.tick(now))
             self._look()
+            return now + TICK
+        return next_tick
 
-    def _do_work(self) -> None:
+    def _do_work(self, now: float) -> None:
         while self._work:
-            self._perform(self._machine.happened(self._work.popleft(), time.monotonic()))
+            self._perform(self._machine.happened(self._work.popleft(), now))
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -245,7 +234,7 @@ class WorkerLoop:
 
     def _leave(self, staged: StagedVersion) -> None:
         if self._at_once is not None and self._at_once(staged):
-            self._do_work()  # what became of it
+            self._do_work(time.monotonic())  # what became of it
             return
         older = self._handoff.put(staged)
         if older is not None:
@@ -272,7 +261,7 @@ class WorkerLoop:
             log.warning("no pushed data: %s", error)
 
 
-def _hand_in(work: deque[Happening], turns: Turns, event: Happening) -> None:
-    """Leave word for the worker's thread, and do nothing in its place."""
+def _hand_in(work: deque[Happening], sockets: WorkerSockets, event: Happening) -> None:
+    """Leave word for the worker's thread, from another one."""
     work.append(event)
-    turns.call()
+    sockets.wake()

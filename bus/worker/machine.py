@@ -271,11 +271,6 @@ class WorkerMachine:
         """Whether there is a session."""
         return self.session == "inside"
 
-    @property
-    def arriving(self) -> bool:
-        """Whether a version is on its way here."""
-        return any(slot.holds.at("arriving") is not None for slot in self.slots.values())
-
     def _turn(self, change: Change) -> None:
         self.session = SESSIONS[self.session].get(change, self.session)
         if not self.inside:
