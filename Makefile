@@ -26,7 +26,7 @@ sanitize: $(STAMP)
 # The checksums in C as they are on ARM, in an emulator.
 aarch64:
 	mkdir -p build
-	aarch64-linux-gnu-gcc -O2 -static -Wall -Wextra -Werror tests/native/crc32c_checks.c -o build/crc32c_checks
+	aarch64-linux-gnu-gcc -O2 -static -Wall -Wextra -Werror -pthread tests/native/crc32c_checks.c -o build/crc32c_checks
 	qemu-aarch64-static -cpu max build/crc32c_checks
 
 # Callbacks in the trainers of others, whose own warnings are theirs.

@@ -8,8 +8,10 @@
  * Intel, 2009.) Copying costs hardly more than reading then, as both wait for memory.
  *
  * Each level of instructions is one function `wb_fold_*`; the best that the processor has is chosen
- * once, at `wb_choose`. With `to` null nothing is copied. `stream` writes around the caches: for
- * blocks that are larger than these, and will not be read soon by this core.
+ * once, at `wb_choose`. With `to` null nothing is copied. Otherwise each byte is read once, or hashed
+ * where it was copied to: a trainer may write to `from` meanwhile, and what lies in `to` is what was
+ * hashed. `stream` writes around the caches: for blocks that are larger than these, and will not be
+ * read soon by this core.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -46,14 +48,14 @@ static uint32_t wb_hash_portable(uint32_t crc, const uint8_t *p, size_t n) {
     return crc;
 }
 
-/* Hash block by block, each copied just before. */
+/* Hash block by block, each where it was copied to just before. */
 #define WB_BY_BLOCKS(hash)                                                                      \
     (void)stream;                                                                               \
     crc = ~crc;                                                                                 \
     while (n) {                                                                                 \
         size_t k = n < WB_BLOCK ? n : WB_BLOCK;                                                 \
-        if (to) memcpy(to, from, k), to += k;                                                   \
-        crc = hash(crc, from, k);                                                               \
+        crc = hash(crc, to ? memcpy(to, from, k) : from, k);                                    \
+        if (to) to += k;                                                                        \
         from += k, n -= k;                                                                      \
     }                                                                                           \
     return ~crc;
@@ -116,8 +118,7 @@ WB_FOR(WB_SSE42)
 static size_t wb_align(uint32_t *crc, uint8_t *to, const uint8_t *from, size_t n) {
     size_t k = -(uintptr_t)to & 63;
     if (k > n) k = n;
-    memcpy(to, from, k);
-    *crc = wb_hash_sse(*crc, from, k);
+    *crc = wb_hash_sse(*crc, memcpy(to, from, k), k);
     return k;
 }
 
@@ -143,9 +144,9 @@ WB_IN(WB_CLMUL) uint32_t wb_run128(uint32_t crc, uint8_t *to, const uint8_t *fro
             }
         crc = wb_hash_sse(0, (const uint8_t *)sums, sizeof sums);
     }
-    if (mode != WB_HASH) memcpy(to + at, from + at, n - at);
+    const uint8_t *rest = mode == WB_HASH ? from + at : memcpy(to + at, from + at, n - at);
     if (mode == WB_STREAM) _mm_sfence();
-    return wb_hash_sse(crc, from + at, n - at);
+    return wb_hash_sse(crc, rest, n - at);
 }
 
 WB_IN(WB_VCLMUL) __m512i wb_put512(uint8_t *to, const uint8_t *from, size_t at, enum wb_mode mode) {
@@ -170,9 +171,9 @@ WB_IN(WB_VCLMUL) uint32_t wb_run512(uint32_t crc, uint8_t *to, const uint8_t *fr
             }
         crc = wb_hash_sse(0, (const uint8_t *)sums, sizeof sums);
     }
-    if (mode != WB_HASH) memcpy(to + at, from + at, n - at);
+    const uint8_t *rest = mode == WB_HASH ? from + at : memcpy(to + at, from + at, n - at);
     if (mode == WB_STREAM) _mm_sfence();
-    return wb_hash_sse(crc, from + at, n - at);
+    return wb_hash_sse(crc, rest, n - at);
 }
 
 #define WB_EACH_MODE(run)                                                                       \

@@ -7,6 +7,8 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -142,6 +144,39 @@ def test_a_piece_in_its_place_is_only_hashed(of: ModuleType) -> None:
     whole = np.concatenate([MEMORY[5_000:5_400], MEMORY[400:1_000]])
     assert np.array_equal(to, whole)
     assert [*crcs] == [TWIN.crc32c(whole[:512]), TWIN.crc32c(whole[512:])]
+
+
+@pytest.fixture(name="live")
+def _live() -> Iterator[NDArray[np.uint8]]:
+    """Memory that another thread writes all the time, as a trainer's is."""
+    live, over = MEMORY.copy(), threading.Event()
+
+    def train() -> None:
+        while not over.is_set():
+            np.add(live, 1, live)  # lets others run meanwhile
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    yield live
+    over.set()
+    trainer.join()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("size", [5, 100, 300, 1_500, 2**16])
+def test_what_is_hashed_is_what_was_written(
+    level: str, live: NDArray[np.uint8], size: int, stream: bool
+) -> None:
+    """Though it changes meanwhile: otherwise no worker could ever verify it."""
+    parts = [live[at : at + size] for at in range(0, live.size - size + 1, size)] * 4
+    to = np.zeros(size * len(parts) + 7, np.uint8)[7:]  # not aligned
+    crcs, chunk_bytes = np.zeros(5, np.uint32), -(-to.size // 5)
+    from_, sizes = addresses(*parts), np.full(len(parts), size, np.uint64)
+    until = time.monotonic() + 0.1
+    while time.monotonic() < until:
+        HELPER.gather(to, from_, sizes, chunk_bytes, crcs, stream)
+        chunks = range(0, to.size, chunk_bytes)
+        assert [*crcs] == [TWIN.crc32c(to[at : at + chunk_bytes]) for at in chunks], level
 
 
 @pytest.mark.parametrize("of", [native, TWIN], ids=["chosen", "twin"])
