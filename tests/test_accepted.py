@@ -195,8 +195,8 @@ def test_what_libzmq_has_not_read_of_it_is_never_a_message(
     held, dropped = vars(sockets)["_accepted"], collections.Counter[bool]()
     is_dropped = held.dropped
 
-    def noting(identity: bytes) -> bool:
-        over: bool = is_dropped(identity)
+    def noting(identity: bytes, source: int) -> bool:
+        over: bool = is_dropped(identity, source)
         dropped[over] += 1
         return over
 
@@ -429,10 +429,37 @@ def test_whoever_is_dropped_is_kept_in_mind_for_a_while(
     kernel.accepted.hang_up(FAR, 0.0)
     assert not kernel.accepted.saw(FAR, b"said more", 10)
     for identity in (b"1", b"2"):
-        kernel.accepted.drop(identity)
-    assert kernel.accepted.dropped(b"said more")
-    kernel.accepted.drop(b"3")
-    assert not kernel.accepted.dropped(b"said more"), "libzmq has closed it long ago"
+        kernel.accepted.drop(identity, FAR)
+    assert kernel.accepted.dropped(b"said more", FAR)
+    kernel.accepted.drop(b"3", FAR)
+    assert not kernel.accepted.dropped(b"said more", FAR), "libzmq has closed it long ago"
+    kernel.accepted.drop(b"chosen", 7)
+    assert not kernel.accepted.dropped(b"chosen", 8), "another connection has it now"
+    assert not kernel.accepted.dropped(b"chosen", 7), "and that is remembered"
+
+
+def test_nobody_can_guess_the_next_identity_and_nobody_is_disturbed_who_draws_by_chance() -> None:
+    script = """if True:
+        import ctypes
+        from weightbus.bus.net.control import PublisherSockets
+        from weightbus.tests.test_accepted import *
+        libc = ctypes.CDLL(None)
+        libc.srand(7)
+        drawn = [libc.rand() for _ in range(2)]
+        libc.srand(7)
+        again = [libc.rand()]
+        sockets = PublisherSockets("tcp://127.0.0.1:0", None)
+        assert [*again, libc.rand()] == drawn
+        connection = dialled(sockets.address)
+        connection.sendall(frame(b"x"))
+        while (found := sockets.receive()) is None:
+            sockets.poll(1.0)
+        print(found[0].hex())
+    """
+    command = [sys.executable, "-c", script]
+    run = lambda: subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)  # noqa: E731, S603
+    first, second = run().stdout.strip(), run().stdout.strip()
+    assert "" != first != second != ""
 
 
 def test_who_has_said_much_has_no_more_to_spend(kernel: Kernel) -> None:

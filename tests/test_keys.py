@@ -1,4 +1,4 @@
-"""Keys: who gets in, under which name, what strangers get, and what revoking does. (K1 to K9)"""
+"""Keys: who gets in, under which name, what strangers get, and what revoking does. (K1 to K10)"""
 
 import contextlib
 import json
@@ -23,7 +23,9 @@ from weightbus.bus.messages import (
     Hello,
     Message,
     Ping,
+    Pong,
     Refuse,
+    Rekey,
     Welcome,
     encode,
     token_of,
@@ -34,7 +36,7 @@ from weightbus.bus.net.pub import Distribution
 from weightbus.bus.net.zmtp import GREETING, ON, TICKET
 from weightbus.bus.observed import Observe
 from weightbus.bus.observed import Roster as RosterOf
-from weightbus.bus.publisher.effects import Effect, Screen
+from weightbus.bus.publisher.effects import Effect, HangUp, Screen
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.trust import curve
 from weightbus.bus.trust.grants import Grant, Grants
@@ -177,8 +179,13 @@ class Keyed:
         self.granted = {"a": Grant("w"), "b": Grant("gpu-*"), "c": Grant("eye", "observer")}
         tickets = iter(f"{i:0{TOKEN_BYTES}x}" for i in range(1, 1000))
         self.machine = PublisherMachine(
-            7, "tcp://d:1", secret=lambda: next(tickets), grants=Grants(self.granted)
+            7,
+            "tcp://d:1",
+            secret=lambda: next(tickets),
+            keys=lambda _peer: self.group_keys,
+            grants=Grants(self.granted),
         )
+        self.group_keys = ["00" * 32]
 
     def say(self, key: str, message: Message, now: float = 0.0, at: str = "") -> list[Effect]:
         effects = self.machine.receive((at or key).encode(), [encode(message)], now, key)
@@ -277,6 +284,32 @@ def test_what_a_key_may_not_do_any_more_has_no_effect(now_b: Grant | None) -> No
         assert keyed.names == ["w"]
     keyed.grant()
     assert isinstance(keyed.hello("b", "gpu-0"), Welcome)
+
+
+@pytest.mark.parametrize("key", ["b", "c", "stranger"])
+def test_who_takes_a_workers_identity_is_not_taken_for_it(key: str) -> None:
+    keyed = Keyed()
+    keyed.hello("a", "w")
+    fetch = Fetch(model="m", epoch=7, version=0, layout=True)
+    hello = Hello(name="gpu-0", instance="1" * 32, models={"m": None})
+    for message in (fetch, Pong(), Ping(subscribed=True), hello, Observe(), Bye()):
+        assert keyed.say(key, message, at="a") == [HangUp()]
+    assert keyed.names == ["w"]
+    assert code_of(sent(keyed.say("a", fetch))[0]) == "gone", "the worker is known as before"
+
+
+def test_group_keys_are_the_answer_to_what_a_worker_says() -> None:
+    keyed = Keyed()
+    keyed.hello("a", "w")
+    keyed.group_keys = ["11" * 32]
+    asked = perform(keyed.machine, keyed.machine.rekeyed(), 0.0)
+    assert sent(asked) == [Ping(token=0)], "whoever has its identity by now is told nothing"
+    assert keyed.say("c", Pong(), at="a") == [HangUp()]
+    assert sent(keyed.say("a", Pong())) == [Rekey(epoch=7, keys=keyed.group_keys)]
+    assert sent(keyed.say("a", Pong())) == [], "once"
+    perform(keyed.machine, keyed.machine.rekeyed(), 0.0)
+    assert isinstance(keyed.hello("a", "w"), Welcome), "which has them as well"
+    assert sent(keyed.say("a", Pong())) == []
 
 
 def test_who_is_added_changes_nothing_for_the_others() -> None:

@@ -19,10 +19,12 @@ import itertools
 import logging
 import math
 import os
+import secrets
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from ..allowance import Allowance
@@ -44,6 +46,31 @@ SCRATCH_BYTES = 2**16
 _ATTACH_FILTER = 26  # Linux's SO_ATTACH_FILTER, which Python does not name
 _NOTHING_PASSES = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF's "ret #0"
 _FILTER = struct.pack("HP", 1, ctypes.addressof(_NOTHING_PASSES))  # a `struct sock_fprog`
+
+
+_CHANCE_BYTES = 256
+_chance, _drawing = ctypes.create_string_buffer(_CHANCE_BYTES), threading.Lock()
+
+
+@contextlib.contextmanager
+def unguessable_identities() -> Generator[None]:
+    """Have a ROUTER that is made meanwhile begin anywhere with the identities that it gives out.
+
+    libzmq counts them up from the C library's `rand`, which nobody seeds: in each fresh process the
+    first would be the same. Peers can choose identities. One that has the next makes libzmq (4.3.5)
+    abort the process; one that has a worker's, of which it is rid, is taken for that worker.
+
+    Others draw from `rand` as well, and want to go on where they were.
+    """
+    libc = ctypes.CDLL(None)
+    libc.initstate.restype, libc.setstate.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    with _drawing:
+        before = libc.initstate(0, _chance, ctypes.c_size_t(_CHANCE_BYTES))
+        try:
+            libc.srand(ctypes.c_uint(secrets.randbits(32)))
+            yield
+        finally:
+            libc.setstate(before)
 
 
 @dataclass(slots=True)
@@ -76,7 +103,7 @@ class Accepted:
         self._name: str | int | None = None  # of this side of every connection: a path, or a port
         self._each: dict[int, _Connection] = {}  # by descriptor, of which there are only so many
         self._large: dict[int, float] = {}  # unseen bytes of those that have many
-        self._dropped: dict[bytes, None] = {}  # by identity, which libzmq gives out only once
+        self._dropped: dict[bytes, int] = {}  # identity and descriptor: peers can choose the former
         self._hosts: dict[str, Allowance] = {}  # where newcomers came from a moment ago
         self._newcomers: dict[int, tuple[Allowance, float]] = {}  # of whose, and until when
         self._look_at, self._trim_at = 0.0, math.inf
@@ -143,18 +170,22 @@ class Accepted:
             return True
         each.seen, each.said = each.seen + nbytes, True
         if each.over:
-            self.drop(identity)
+            self.drop(identity, descriptor)
         return not each.over
 
-    def drop(self, identity: bytes) -> None:
+    def drop(self, identity: bytes, descriptor: int) -> None:
         """Say that nothing of a connection is of use any more: thousands of messages may come."""
-        self._dropped[identity] = None
+        self._dropped[identity] = descriptor
         if len(self._dropped) > DROPPED_KEPT:
             del self._dropped[next(iter(self._dropped))]
 
-    def dropped(self, identity: bytes) -> bool:
+    def dropped(self, identity: bytes, descriptor: int) -> bool:
         """Return whether that was said. It is told at little cost, since others wait meanwhile."""
-        return identity in self._dropped
+        found = self._dropped.get(identity)
+        if found is None or found == descriptor:
+            return found is not None
+        del self._dropped[identity]  # it is another's by now
+        return False
 
     def hang_up(self, descriptor: int, now: float, reason: str = "") -> None:
         """Close a connection. libzmq has no call for that, but closes what it finds shut down."""

@@ -25,7 +25,7 @@ from ..trust import curve
 from ..trust.grants import Grants
 from ..trust.keys import WorkerKeys
 from . import endpoints
-from .accepted import Accepted
+from .accepted import Accepted, unguessable_identities
 from .bell import Bell
 from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
 from .listening import Listener
@@ -184,7 +184,8 @@ class PublisherSockets(_Sockets):
         grants: Grants | None = None,
     ) -> None:
         endpoints.check(address)
-        super().__init__(zmq.ROUTER, zmq.EVENT_ACCEPTED, asked=grants is not None)
+        with unguessable_identities():
+            super().__init__(zmq.ROUTER, zmq.EVENT_ACCEPTED, asked=grants is not None)
         self.data = Distribution(queue, self._selector, grants)
         self._gate: curve.Gate | None = None
         self._asks = False  # somebody, whether it may come in
@@ -273,9 +274,9 @@ class PublisherSockets(_Sockets):
             for _ in range(DROPPED):
                 identity = self._control.recv(AT_ONCE)
                 frames = self._rest()
-                if self._accepted.dropped(identity):
-                    continue
                 source = int(frames[0].get(SOURCE))
+                if self._accepted.dropped(identity, source):
+                    continue
                 if not self._accepted.has(source):  # the word of it comes before its messages
                     self._take_note_of_accepted(time.monotonic())
                 head = FRAME_HEAD_MAX + (curve.COMMAND_BYTES if self._gate is not None else 0)
@@ -289,7 +290,7 @@ class PublisherSockets(_Sockets):
         """Close the connection of the message that was received last."""
         if self._last is not None:
             source, identity = self._last
-            self._accepted.drop(identity)
+            self._accepted.drop(identity, source)
             self._accepted.hang_up(source, time.monotonic())
 
     def _take_note_of_accepted(self, now: float) -> None:

@@ -133,6 +133,8 @@ class PublisherMachine:
         """
         nbytes = len(frames[0]) if frames else 0
         peer = self.roster.by_identity(identity)
+        if peer is not None and peer.key != key:  # K10: whoever dials may choose its identity
+            return [HangUp()]
         if peer is None and not self._patience.has_time(now):
             return [] if self._patience.bears(identity, DEAR, nbytes, now) else [HangUp()]
         grant = self._grants.of(key) if self._grants is not None else None
@@ -155,7 +157,8 @@ class PublisherMachine:
                 return [Send(Refuse(code="not-allowed", text=NO_OBSERVER), to=identity)]
             return [Send(self.observers.answer(identity, message, now), to=identity)]
         if peer is not None and not isinstance(message, Hello | Bye):
-            effects = self._sessions.heard(peer, now) + self._heed(peer, message, now)
+            effects = self._sessions.heard(peer, now) + self._sessions.tell_keys(peer)
+            effects += self._heed(peer, message, now)
             self.observers.heard(peer, message, now)
             return self._freeing(effects)
         if isinstance(message, Hello):
@@ -341,7 +344,7 @@ class PublisherMachine:
         return self._freeing(self._reports.hashed(version, now))
 
     def rekeyed(self) -> list[Effect]:
-        """Tell workers the group keys that are in force now; who is not told has none."""
+        """Tell workers the group keys that are in force now, once they say something."""
         return self._sessions.rekeyed()
 
     def unshared(self, version: Version) -> None:

@@ -56,6 +56,7 @@ class Peer:
     revision: int = 0  # of the roster, when this last changed in a way that observers are told
     seen: Seen = field(default_factory=Seen)
     key: str = ""  # its public key, where the publisher has keys
+    rekeyed: bool = False  # there is another group key than it was told
     ticket: str = ""  # for a data connection, until it is shown; and when it was given
     ticket_at: float = 0.0
     token: str = ""  # what its words on the data connection begin with; empty: it has none

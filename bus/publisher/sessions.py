@@ -147,6 +147,7 @@ class Sessions:
     def _welcome(self, peer: Peer, admission: str, now: float) -> list[Effect]:
         effects: list[Effect] = []
         peer.subscribed, peer.contested_at, peer.told_at = False, None, None
+        peer.rekeyed = False
         self._absent.forget(peer.name)
         if admission != "known":
             effects.append(Notice("joined", f"worker {peer.name} joined", peer.name))
@@ -197,13 +198,19 @@ class Sessions:
         return [] if keys is None else keys(peer)
 
     def rekeyed(self) -> list[Effect]:
-        """Tell everybody who is there which group keys are in force."""  # E6
-        told = [(peer, self._keys(peer)) for peer in self._roster if not peer.lost]
-        return [
-            Send(Rekey(epoch=self._store.epoch, keys=keys), to=peer.identity)
-            for peer, keys in told
-            if keys
-        ]
+        """Have everybody who is there say something, which other group keys are the answer to.
+
+        Nobody is told a secret unasked: a connection may be another's by the time that it goes out.
+        """  # E6
+        for peer in self._roster:
+            peer.rekeyed = True
+        return [Send(Ping(token=0), to=peer.identity) for peer in self._roster if not peer.lost]
+
+    def tell_keys(self, peer: Peer) -> list[Effect]:
+        """A worker has said something on its own connection: tell it group keys that are news."""
+        keys = self._keys(peer) if peer.rekeyed else []
+        peer.rekeyed = False
+        return [Send(Rekey(epoch=self._store.epoch, keys=keys), to=peer.identity)] if keys else []
 
     def _latest(self, peer: Peer) -> dict[str, int]:
         """Return the newest version that there is for a worker, of each of its models."""
