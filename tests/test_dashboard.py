@@ -77,6 +77,35 @@ def test_a_change_is_streamed_and_agrees_with_the_receipt(publisher: Publisher) 
     connection.close()
 
 
+def test_whoever_comes_later_is_told_how_long_ago_it_is_by_then(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nothing has changed; and those who look on already are told nothing again."""
+    monkeypatch.setattr(dashboard, "STILL_SECONDS", 0.1)
+    url = publisher.shown.dashboard
+    publisher.publish("m", arrays(), wait="none")
+
+    def age(path: str) -> float:
+        answer, connection = get(url, path)
+        line = answer.readline()
+        connection.close()
+        answer.close()
+        found: float = json.loads(line.removeprefix(b"data: "))["models"][0]["age_s"]
+        return found
+
+    answer, connection = get(url, "/events")
+    told = [answer.readline()]
+    assert told[0].startswith(b"data: ")
+    begun = age("/state")
+    wait_for(lambda: age("/state") > begun + 0.3, "time goes by", SECONDS)
+    assert age("/events") > begun + 0.3
+    while len(told) < 6:
+        told.append(answer.readline())
+    assert {*told[1:]} == {b"\n", b": still here\n"}
+    answer.close()
+    connection.close()
+
+
 def test_the_page_asks_nobody_else_for_anything(publisher: Publisher) -> None:
     answer, connection = get(publisher.shown.dashboard)
     page = answer.read().decode()

@@ -12,6 +12,7 @@ from importlib.resources import files
 import msgspec
 from aiohttp import web
 
+from ...bus.observed import Observe
 from ...codecs.errors import WeightBusError
 from .view import View
 from .web import HEADERS
@@ -30,7 +31,8 @@ class Dashboard:
 
     def __init__(self, refresh: Callable[[], View]) -> None:
         self._refresh, self._lock = refresh, asyncio.Lock()
-        self._state, self._asked, self._looked_at = b"", object(), float("-inf")
+        self._view, self._looked_at = View(), float("-inf")
+        self._state, self._asked, self._made_at = b"", Observe(), float("-inf")
         self._streams = 0
         self._page = files(__package__ or "").joinpath("page.html").read_bytes()
 
@@ -50,9 +52,8 @@ class Dashboard:
 
     async def state(self, _request: web.Request) -> web.StreamResponse:
         """Answer with how things stand, once, for programs."""
-        return web.Response(
-            body=await self._current(), content_type="application/json", headers=HEADERS
-        )
+        _, state = await self._current(anew=True)
+        return web.Response(body=state, content_type="application/json", headers=HEADERS)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Tell a browser how things stand, whenever that has changed."""
@@ -72,26 +73,32 @@ class Dashboard:
         return response
 
     async def _stream(self, response: web.StreamResponse) -> None:
-        told, told_at = b"", 0.0
+        told, told_at = None, 0.0
         while True:
-            state, now = await self._current(), time.monotonic()
-            if state != told:
+            asked, state = await self._current(anew=told is None)
+            now = time.monotonic()
+            if asked != told:
                 await response.write(b"data: " + state + b"\n\n")
-                told, told_at = state, now
+                told, told_at = asked, now
             elif now - told_at >= STILL_SECONDS:
                 await response.write(b": still here\n\n")
                 told_at = now
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _current(self) -> bytes:
-        """Return how things stand; all who look on within a while share one look."""
+    async def _current(self, *, anew: bool) -> tuple[Observe, bytes]:
+        """Return up to where is known how things stand, and how.
+
+        All who look on within a while share one look. In it are ages, which those who saw it come
+        go on counting by themselves; `anew`: for whoever did not, they are those of now.
+        """
         async with self._lock:
             if time.monotonic() - self._looked_at >= LOOK_SECONDS / 2:
-                view = await asyncio.to_thread(self._refresh)
+                self._view = await asyncio.to_thread(self._refresh)
                 self._looked_at = time.monotonic()
-                if view.question() != self._asked:
-                    self._asked, self._state = view.question(), _json(view, self._looked_at)
-            return self._state
+            asked, now = self._view.question(), time.monotonic()
+            if asked != self._asked or (anew and now - self._made_at >= LOOK_SECONDS / 2):
+                self._asked, self._made_at, self._state = asked, now, _json(self._view, now)
+            return asked, self._state
 
 
 def _json(view: View, now: float) -> bytes:
