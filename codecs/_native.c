@@ -7,6 +7,7 @@
 #endif
 #include <Python.h>
 #include <errno.h>
+#include <stdio.h>
 #include <sys/mman.h>
 
 #include "_crc32c.h"
@@ -257,41 +258,72 @@ static PyObject *marks(PyObject *module, PyObject *const *args, Py_ssize_t given
     return bytes;
 }
 
-#if defined(__linux__) && defined(MREMAP_DONTUNMAP)
-/* Move pages; what they leave stays mapped, so that no other thread's memory can land there. */
-static int move_pages_to(void *to, void *from, size_t nbytes) {
-    int how = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
-    return mremap(from, nbytes, nbytes, how, to) == MAP_FAILED ? errno : 0;
+#if defined(__linux__) && defined(MREMAP_DONTUNMAP) && defined(MAP_FIXED_NOREPLACE)
+#define TABLE_BYTES ((size_t)1 << 21) /* of pages that one table names: moved at once if they begin at a multiple */
+
+static _Atomic int stopped; /* why nothing is exchanged any more */
+
+static void *map(void *at, size_t nbytes, int protection, int how) {
+    return mmap(at, nbytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | how, -1, 0);
 }
 
-static int exchange_pages(void *one, void *other, void *spare, size_t nbytes) {
+/* Move pages; what they leave stays mapped, so that no other thread's memory can land there. But most failures come
+   when the kernel has unmapped `to` already: it is mapped again, empty. Below zero: another thread was quicker. */
+static int move_pages_to(void *to, void *from, size_t nbytes) {
+    if (mremap(from, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != MAP_FAILED) return 0;
+    int error = errno;
+    if (error == EINVAL || error == EPERM || error == ENOSYS) return error; /* that comes before anything is done */
+    stopped = error;
+    return map(to, nbytes, PROT_READ | PROT_WRITE, MAP_FIXED_NOREPLACE) == to ? error : -error;
+}
+
+/* The same, to where tensors or a version lie: others' memory there would be written to as if it were theirs. */
+static int move_pages_home(void *to, void *from, size_t nbytes) {
+    int error = move_pages_to(to, from, nbytes);
+    if (error >= 0) return error;
+    fprintf(stderr, "weightbus: the kernel lost a model's memory while pages were exchanged: %s\n", strerror(-error));
+    abort();
+}
+
+/* None of these two is unmapped or lost in between. */
+static int exchange_by(void *one, void *other, void *spare, size_t nbytes) {
     int error = move_pages_to(spare, one, nbytes);
     if (error) return error;
-    error = move_pages_to(one, other, nbytes);
-    if (error) { /* `one` is empty now: put back what was there, by copying if need be */
-        if (move_pages_to(one, spare, nbytes)) memcpy(one, spare, nbytes);
-        return error;
-    }
-    if (move_pages_to(other, spare, nbytes)) memcpy(other, spare, nbytes);
-    return 0;
+    error = move_pages_home(one, other, nbytes); /* `one` is empty if that fails: it gets back what was there */
+    void *back = error ? one : other;
+    if (move_pages_home(back, spare, nbytes)) memcpy(back, spare, nbytes);
+    return error;
+}
+
+static int exchange_pages(void *one, void *other, size_t nbytes) {
+    if (stopped) return stopped;
+    size_t room = nbytes + TABLE_BYTES;
+    char *whole = map(NULL, room, PROT_NONE, 0); /* no page is ever made for it */
+    if (whole == MAP_FAILED) return ENOBUFS;
+    char *spare = whole + (-(uintptr_t)whole & (TABLE_BYTES - 1));
+    int error = exchange_by(one, other, spare, nbytes);
+    if (error < 0) return -error; /* it is another thread's now */
+    munmap(whole, room);
+    return error;
 }
 #else
-static int exchange_pages(void *one, void *other, void *spare, size_t nbytes) {
-    (void)one, (void)other, (void)spare, (void)nbytes;
+static int exchange_pages(void *one, void *other, size_t nbytes) {
+    (void)one, (void)other, (void)nbytes;
     return ENOSYS;
 }
 #endif
 
-/* exchange(one, other, spare, nbytes) */
+/* exchange(one, other, nbytes) */
 static PyObject *exchange(PyObject *module, PyObject *args) {
     (void)module;
-    unsigned long long one, other, spare, nbytes;
+    unsigned long long one, other, nbytes;
     int error;
-    if (!PyArg_ParseTuple(args, "KKKK", &one, &other, &spare, &nbytes)) return NULL;
+    if (!PyArg_ParseTuple(args, "KKK", &one, &other, &nbytes)) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    error = exchange_pages((void *)(uintptr_t)one, (void *)(uintptr_t)other, (void *)(uintptr_t)spare, (size_t)nbytes);
+    error = exchange_pages((void *)(uintptr_t)one, (void *)(uintptr_t)other, (size_t)nbytes);
     Py_END_ALLOW_THREADS
     if (!error) Py_RETURN_NONE;
+    if (error == ENOBUFS) return PyErr_Format(PyExc_MemoryError, "no room for %llu bytes more in between", nbytes);
     errno = error;
     return PyErr_SetFromErrno(PyExc_OSError);
 }

@@ -159,18 +159,19 @@ def marks(tensors: Sequence[object], exchange: object) -> bytes:
     return _native.marks(tensors, exchange)
 
 
-def exchange(one: int, other: int, spare: int, nbytes: int) -> None:
+def exchange(one: int, other: int, nbytes: int) -> None:
     """Exchange the pages of two private mappings, without copying a byte.
 
     Args:
         one: Where the first begins, on a boundary of pages.
         other: Where the second begins.
-        spare: A third mapping, of which nothing is kept; it is left with nothing of value.
         nbytes: Bytes of each, a multiple of a page.
 
     Raises:
-        OSError: It cannot be done here (Linux 5.7 or later can). `one` holds what it held before.
+        OSError: It cannot be done here (Linux 5.7 or later can). Both hold what they held before.
+            Where it could not although it can be, it is not tried again in this process.
+        MemoryError: There is no room for as many bytes in between; nothing has changed.
     """
     if not BUILT:
         raise OSError("pages are exchanged by the native helper alone, which is not there")
-    _native.exchange(one, other, spare, nbytes)
+    _native.exchange(one, other, nbytes)

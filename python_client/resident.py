@@ -91,7 +91,9 @@ def resident(model: M) -> M:
     an ordinary one then, as it is after `unlock_()`: its one storage is in another order.
 
     Do this before anything keeps a view of the weights (`weight.data`, a flat copy of parameters):
-    views keep the old memory.
+    views keep the old memory. Do not register this memory with a device or a network card
+    (`cudaHostRegister`, `ibv_reg_mr`, buffers of `io_uring`): it would go on using pages that were
+    exchanged for others. What `mlock`, `madvise` and `mbind` say of pages travels with them.
 
     Args:
         model: An `nn.Module`, a `TensorDict` or a dictionary of torch tensors, all on the CPU.

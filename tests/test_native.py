@@ -296,9 +296,9 @@ def mapping(nbytes: int, value: int) -> tuple[mmap.mmap, int]:
 @built
 @pytest.mark.parametrize("nbytes", [mmap.PAGESIZE, 5 * mmap.PAGESIZE, 2**22])
 def test_pages_are_exchanged(nbytes: int) -> None:
-    (one, a), (other, b), (_spare, c) = mapping(nbytes, 1), mapping(nbytes, 2), mapping(nbytes, 3)
+    (one, a), (other, b) = mapping(nbytes, 1), mapping(nbytes, 2)
     for turn in range(3):
-        native.exchange(a, b, c, nbytes)
+        native.exchange(a, b, nbytes)
         mine, others = (1, 2) if turn % 2 else (2, 1)
         assert one[:] == bytes([mine]) * nbytes
         assert other[:] == bytes([others]) * nbytes
@@ -307,12 +307,12 @@ def test_pages_are_exchanged(nbytes: int) -> None:
 @built
 def test_what_cannot_be_exchanged_stays_as_it_is() -> None:
     size = 2 * mmap.PAGESIZE
-    (one, a), (_spare, c) = mapping(size, 1), mapping(size, 3)
+    one, a = mapping(size, 1)
     with pytest.raises(OSError, match="Invalid argument"):
-        native.exchange(a, a + 8, c, size)  # not on a boundary of pages: the second step fails
+        native.exchange(a, a + 8, size)  # not on a boundary of pages: the second step fails
     assert one[:] == bytes([1]) * size
 
 
 def test_without_the_helper_pages_are_not_exchanged() -> None:
     with pytest.raises(OSError, match="helper"):
-        TWIN.exchange(0, 0, 0, 0)
+        TWIN.exchange(0, 0, 0)

@@ -5,8 +5,13 @@ import io
 import logging
 import mmap
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -110,10 +115,8 @@ def test_what_has_no_pages_of_its_own_is_not_exchanged(other: NDArray[np.uint8])
 @pytest.mark.parametrize("huge", [False, True], ids=["pages of 4 KiB", "huge pages"])
 @pytest.mark.parametrize("places", [(0, 0), (0, 4096), (4096, 0), (4096, 4096)], ids=str)
 @needs_exchange
-def test_a_model_is_exchanged_wherever_its_pages_begin(
-    places: tuple[int, int], huge: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nbytes, left = 3 * 2**20 + 5, iter((*places, 0))
+def test_a_model_is_exchanged_wherever_its_pages_begin(places: tuple[int, int], huge: bool) -> None:
+    nbytes, left = 3 * 2**20 + 5, iter(places)
 
     def memory_of(nbytes: int) -> NDArray[np.uint8]:
         mapping = pages.Pages(nbytes)
@@ -122,8 +125,6 @@ def test_a_model_is_exchanged_wherever_its_pages_begin(
         begin = (next(left) - pages.address_of(whole)) % pages.TABLE_BYTES
         return whole[begin : begin + nbytes]
 
-    monkeypatch.setattr(pages, "memory_of_pages", memory_of)
-    monkeypatch.setattr(pages, "_exchange", pages._Exchange())  # noqa: SLF001 # pyright: ignore
     one, other = memory_of(nbytes), memory_of(nbytes)
     assert [pages.address_of(each) % pages.TABLE_BYTES for each in (one, other)] == [*places]
     expected = [np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8) for seed in (1, 2)]
@@ -150,6 +151,83 @@ def test_a_fork_in_between_sees_one_version_or_the_other() -> None:
         assert sorted(os.read(read, 10)) == [1, 2]
         os.close(read)
         os.close(write)
+
+
+@needs_exchange
+def test_where_room_is_short_nothing_changes_and_later_pages_are_exchanged_again() -> None:
+    script = """
+import resource
+from weightbus.bus.memory import pages
+one, other = (pages.memory_of_pages(2**22) for _ in range(2))
+one[:], other[:] = 1, 2
+pages.exchange(one, other)
+usual = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (2**20, usual[1]))
+try:
+    pages.exchange(one, other)
+except MemoryError as error:
+    words = str(error)
+resource.setrlimit(resource.RLIMIT_AS, usual)
+assert words == "no room for 4194304 bytes more in between", words
+assert (one == 2).all() and (other == 1).all()
+pages.exchange(one, other)
+assert (one == 1).all() and (other == 2).all()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=SECONDS)  # noqa: S603
+
+
+REFUSED = """
+import ctypes, gc, os
+from weightbus.bus.memory import pages
+shim, outcomes = ctypes.CDLL(os.environ["SHIM"]), {}
+
+def attempt(one, other):
+    try:
+        pages.exchange(one, other)
+    except OSError as error:
+        assert error.strerror == "Cannot allocate memory"
+        return 0
+    return 1
+
+for case in [(move, taken) for move in (1, 2, 3) for taken in (0, 1)]:
+    child = os.fork()
+    if not child:
+        one, other = (pages.memory_of_pages(2**22 + 1) for _ in range(2))
+        one[:], other[:] = 1, 2
+        shim.refuse(*case)
+        swapped = attempt(one, other)
+        assert not attempt(one, other), "it tries again"
+        gc.collect()
+        assert shim.others_are_well()
+        assert (one == 1 + swapped).all() and (other == 2 - swapped).all()
+        os._exit(swapped)
+    outcomes[case] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(outcomes)
+"""
+
+
+@needs_exchange
+@pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler makes moves fail")
+def test_a_move_that_fails_half_way_leaves_no_hole_and_touches_nobody_elses_memory(
+    tmp_path: Path,
+) -> None:
+    shim = tmp_path / "refused_moves.so"
+    source = Path(__file__).parent / "native" / "refused_moves.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, source], check=True, timeout=SECONDS)  # noqa: S603, S607
+    preloaded = f"{os.environ.get('LD_PRELOAD', '')} {shim}"
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-W", "ignore", "-c", REFUSED],
+        env={**os.environ, "LD_PRELOAD": preloaded, "SHIM": str(shim)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    kept, swapped, aborted = 0, 1, -signal.SIGABRT
+    expected = {(1, 0): kept, (1, 1): kept, (2, 0): kept, (2, 1): aborted}
+    expected |= {(3, 0): swapped, (3, 1): aborted}
+    assert done.stdout.strip() == str({case: int(expected[case]) for case in expected}), done.stderr
+    assert done.stderr.count("the kernel lost a model's memory") == 2
 
 
 # Moving in.

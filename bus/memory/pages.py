@@ -3,7 +3,9 @@
 Theory of operation: Linux moves pages from one place of a process to another by `mremap`, which
 costs what writing their table costs: with whole tables (2 MiB) 0.6 ms for a GiB. Three moves, by
 way of a spare mapping, exchange what lies in two places. Nothing is ever unmapped in between
-(MREMAP_DONTUNMAP): a hole would be taken by whatever another thread maps.
+(MREMAP_DONTUNMAP): a hole would be taken by whatever another thread maps. Where a move fails there
+may be one for a moment: it is filled at once, or, if another thread was quicker, the process ends
+(or, where only the spare mapping is lost, goes on), and pages are not moved again.
 """
 
 import mmap
@@ -82,28 +84,13 @@ def has_pages_of_its_own(memory: NDArray[np.uint8]) -> bool:
     return whole and address_of(memory) % mmap.PAGESIZE == 0
 
 
-class _Exchange:
-    """The spare mapping that all exchanges of this process go by, one after the other."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._spare = np.empty(0, np.uint8)
-        # In a child that is forked in the middle, a model would lie in the spare mapping.
-        os.register_at_fork(
-            before=self._lock.acquire,
-            after_in_parent=self._lock.release,
-            after_in_child=self._lock.release,
-        )
-
-    def __call__(self, one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
-        nbytes = -(-one.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        with self._lock:
-            if self._spare.nbytes < nbytes:
-                self._spare = memory_of_pages(nbytes)
-            native.exchange(address_of(one), address_of(other), address_of(self._spare), nbytes)
-
-
-_exchange = _Exchange()
+_EXCHANGING = threading.Lock()
+# In a child that is forked in the middle, a model would lie in the spare mapping.
+os.register_at_fork(
+    before=_EXCHANGING.acquire,
+    after_in_parent=_EXCHANGING.release,
+    after_in_child=_EXCHANGING.release,
+)
 
 
 def exchange(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
@@ -124,4 +111,6 @@ def exchange(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
             f"{one.nbytes} and {other.nbytes} bytes cannot be exchanged: give two arrays of one "
             "size from memory_of_pages"
         )
-    _exchange(one, other)
+    whole = -(-one.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    with _EXCHANGING:
+        native.exchange(address_of(one), address_of(other), whole)

@@ -55,7 +55,7 @@ pub struct Timing {
 impl Timing {
     /// Between two reports of progress where chunks come slowly.
     pub(crate) fn report(&self) -> Duration {
-        self.quiet * 2 / 5
+        self.quiet / 5 * 2
     }
 }
 
@@ -70,5 +70,15 @@ impl Default for Timing {
             patience: Duration::from_secs(1),
             patience_max: Duration::from_secs(16),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_may_wait_for_ever() {
+        assert!(Timing { quiet: Duration::MAX, ..Timing::default() }.report() > Duration::MAX / 3);
     }
 }

@@ -10,11 +10,12 @@ use crate::gate::{Call, Gate, Pass, Reader};
 use crate::layout::{Layout, TensorInfo};
 use crate::limits::DIFFERENCES_MAX;
 use crate::raw::cast::{bytes_of, bytes_of_mut, values_of};
-use crate::raw::memory::Home;
+use crate::raw::memory::{zeros, Home};
 use crate::staging::Buffer;
 use crate::transfer::Key;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::io;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -78,9 +79,14 @@ impl Tensor {
 
     /// Makes a tensor of zeros, its type known only now. Where all tensors of a model are such, and have
     /// 2 MiB or more, a version that comes over the network is not copied into them: pages change places.
+    /// So do not fork meanwhile, and do not register this memory with a device or a network card
+    /// (`cudaHostRegister`, `ibv_reg_mr`, buffers of `io_uring`), which would go on using pages that were
+    /// exchanged; `mlock`, `madvise` and `mbind` travel with pages, too. `new` is for such memory.
+    /// Where there is no memory, `Model::new` tells.
     pub fn zeros(name: impl Into<String>, dtype: Dtype, shape: &[u64]) -> Tensor {
         let bytes = nbytes(dtype, shape).unwrap_or(0) as usize; // `Model::new` tells what is wrong
-        let memory = Box::new(Zeros(vec![0; (bytes + 7) / 8], bytes));
+        let zeros = zeros((bytes + 7) / 8);
+        let memory = Box::new(zeros.map_or(Zeros(Vec::new(), 0), |zeros| Zeros(zeros, bytes)));
         Tensor { moves: true, ..Tensor::of(name.into(), dtype, shape, memory) }
     }
 
@@ -229,7 +235,12 @@ impl Model {
         let mut total = 0;
         for (at, tensor) in tensors.iter().enumerate() {
             let bytes = tensor.bytes().len() as u64;
-            if nbytes(tensor.dtype, &tensor.shape) != Some(bytes) {
+            let wanted = nbytes(tensor.dtype, &tensor.shape);
+            if let (true, 0, Some(1..)) = (tensor.moves, bytes, wanted) {
+                let what = format!("tensor {:?} of {} {:?}", tensor.name, tensor.dtype, tensor.shape);
+                return Err(Error::Io { what, error: io::ErrorKind::OutOfMemory.into() });
+            }
+            if wanted != Some(bytes) {
                 return Err(Error::Setup(format!(
                     "tensor {:?} has {} bytes, which do not fill {} {:?}",
                     tensor.name, bytes, tensor.dtype, tensor.shape

@@ -28,6 +28,10 @@ fn tensors_that_cannot_be_are_refused() {
     let twice = Model::new([Tensor::new("a", &[], vec![0u8]), Tensor::new("a", &[], vec![0u8])]);
     assert!(twice.unwrap_err().to_string().contains("two tensors"));
     assert!(Model::new([Tensor::zeros("a", Dtype::F64, &[u64::MAX, 8])]).is_err());
+    let much = Model::new([Tensor::zeros("a", Dtype::U8, &[1 << 60])]).unwrap_err();
+    assert!(
+        matches!(much, Error::Io { .. }) && much.to_string().contains("\"a\" of U8 [1152921504606846976]")
+    );
 }
 
 #[test]

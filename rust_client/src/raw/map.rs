@@ -1,11 +1,14 @@
 //! Memory straight from the kernel: our own, which can change places, and a segment of another process.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
+use std::mem::forget;
 use std::ops::{Deref, DerefMut};
 use std::os::unix::io::AsRawFd;
+use std::process::abort;
 use std::ptr::{self, NonNull};
 use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A region that `mmap` gave; nothing is mapped for no bytes.
 struct Region {
@@ -67,44 +70,111 @@ impl Memory {
         if touched && cfg!(target_os = "linux") {
             flags |= POPULATE;
         }
+        Memory::mapped(len, libc::PROT_READ | libc::PROT_WRITE, flags)
+    }
+
+    fn mapped(len: usize, protection: i32, flags: i32) -> io::Result<Memory> {
         let room = if len < TABLE_BYTES { len } else { len.saturating_add(TABLE_BYTES) };
-        let region = Region::map(room, libc::PROT_READ | libc::PROT_WRITE, flags, None)?;
+        let region = Region::map(room, protection, flags, None)?;
         let before = if room > len { region.start.as_ptr().align_offset(TABLE_BYTES) } else { 0 };
         // SAFETY: there is room for `TABLE_BYTES` more, and it is less than that.
         let start = unsafe { NonNull::new_unchecked(region.start.as_ptr().add(before)) };
         Ok(Memory { _region: region, start, len })
     }
 
+    /// Room of nothing, in which pages of another of this length can be for a while.
+    fn room(len: usize) -> io::Result<Memory> {
+        Memory::mapped(len, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)
+    }
+
+    /// Where it begins, for good.
+    pub fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
     /// Exchanges what two of one length hold, without a copy and by way of a third: these pages change
     /// places. Where that cannot be nothing has changed.
-    pub fn exchange(&mut self, other: &mut Memory, spare: &mut Memory) -> bool {
-        let len = self.len;
-        if len == 0 || other.len != len || spare.len != len || !move_pages(self, spare) {
+    pub fn exchange(&mut self, other: &mut Memory) -> bool {
+        if self.len == 0 || other.len != self.len || STOPPED.load(Ordering::Relaxed) {
             return false;
         }
-        let moved = move_pages(other, self);
+        let mut spare = match Memory::room(self.len) {
+            Ok(spare) => spare,
+            Err(_) => return false,
+        };
+        match move_pages(self, &mut spare) {
+            Moved::All => {}
+            Moved::Nothing => return false,
+            Moved::Lost => {
+                forget(spare); // another thread's memory lies there now, and stays
+                return false;
+            }
+        }
+        let moved = move_home(other, self);
         let back = if moved { other } else { self };
-        if !move_pages(spare, back) {
-            back.copy_from_slice(spare); // they are where they were
+        if !move_home(&mut spare, back) {
+            back.copy_from_slice(&spare); // they are where they were
         }
         moved
     }
 }
 
-/// Moves the pages of one to the other; zeros are left behind, and nothing is unmapped in between.
-#[cfg(target_os = "linux")]
-fn move_pages(from: &mut Memory, to: &mut Memory) -> bool {
-    const DONTUNMAP: i32 = 4; // of Linux 5.7
-    let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
-    let (begin, end) = (from.start.as_ptr().cast(), to.start.as_ptr());
-    // SAFETY: both are ours alone, in whole pages: what was at `to` is what we no longer want.
-    let moved = unsafe { libc::mremap(begin, from.len, from.len, how, end) };
-    moved != libc::MAP_FAILED
+/// What came of moving pages.
+#[derive(Clone, Copy, PartialEq)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
+enum Moved {
+    All,
+    Nothing,
+    /// Nothing, and where they were to go another thread has mapped memory of its own.
+    Lost,
 }
 
+static STOPPED: AtomicBool = AtomicBool::new(false); // a move has failed in a way that may lose memory
+
+/// Moves the pages of one to the other; zeros are left behind, and stay mapped. But most failures come when the
+/// kernel has unmapped `to` already: it is mapped again, empty.
+#[cfg(target_os = "linux")]
+fn move_pages(from: &mut Memory, to: &mut Memory) -> Moved {
+    const DONTUNMAP: i32 = 4; // of Linux 5.7
+    let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
+    let (begin, end) = (from.start.as_ptr().cast(), to.start.as_ptr().cast());
+    // SAFETY: both are ours alone, in whole pages: what was at `to` is what we no longer want.
+    if unsafe { mremap(begin, from.len, from.len, how, end) } != libc::MAP_FAILED {
+        return Moved::All;
+    }
+    if let Some(libc::EINVAL | libc::EPERM | libc::ENOSYS) = io::Error::last_os_error().raw_os_error() {
+        return Moved::Nothing; // that comes before anything is done
+    }
+    STOPPED.store(true, Ordering::Relaxed);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: nothing that exists is replaced.
+    let again = unsafe { libc::mmap(end, to.len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if again == end {
+        Moved::Nothing
+    } else {
+        Moved::Lost
+    }
+}
+
+#[cfg(all(target_os = "linux", not(test)))]
+use libc::mremap;
+#[cfg(all(target_os = "linux", test))]
+use tests::mremap;
+
 #[cfg(not(target_os = "linux"))]
-fn move_pages(_from: &mut Memory, _to: &mut Memory) -> bool {
-    false
+fn move_pages(_from: &mut Memory, _to: &mut Memory) -> Moved {
+    Moved::Nothing
+}
+
+/// The same, to where tensors or a version lie: others' memory there would be written to as if it were theirs.
+fn move_home(from: &mut Memory, to: &mut Memory) -> bool {
+    let moved = move_pages(from, to);
+    if moved == Moved::Lost {
+        let _ =
+            writeln!(io::stderr(), "weightbus: the kernel lost a model's memory while pages were exchanged");
+        abort();
+    }
+    moved == Moved::All
 }
 
 #[cfg(target_os = "linux")]
@@ -152,5 +222,122 @@ impl Foreign {
         unsafe {
             ptr::copy_nonoverlapping(self.0.start.as_ptr().add(offset), to.as_mut_ptr(), to.len());
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use libc::{c_int, c_void};
+    use std::cell::Cell;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    const LEN: usize = (1 << 22) + 1;
+
+    thread_local! {
+        static REFUSED: Cell<(u32, bool)> = Cell::default(); // the next move to fail, and whether it is taken
+        static OTHERS: Cell<*const u8> = const { Cell::new(ptr::null()) };
+    }
+
+    /// One that fails as it does where memory is short: its destination is unmapped already, and another
+    /// thread may have mapped something there by then.
+    pub unsafe fn mremap(
+        old: *mut c_void,
+        from: usize,
+        len: usize,
+        how: c_int,
+        to: *mut c_void,
+    ) -> *mut c_void {
+        let (left, taken) = REFUSED.with(Cell::get);
+        REFUSED.with(|refused| refused.set((left.saturating_sub(1), taken)));
+        if left != 1 {
+            // SAFETY: the caller's word.
+            return unsafe { libc::mremap(old, from, len, how, to) };
+        }
+        let (both, fixed) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
+        // SAFETY: as the kernel does, and then as another thread may.
+        unsafe {
+            libc::munmap(to, len);
+            if taken {
+                let others: *mut u8 = libc::mmap(to, len, both, fixed, -1, 0).cast();
+                others.write_bytes(9, len);
+                OTHERS.with(|kept| kept.set(others));
+            }
+            *libc::__errno_location() = libc::ENOMEM;
+        }
+        libc::MAP_FAILED
+    }
+
+    fn two() -> (Memory, Memory) {
+        let (mut one, mut other) = (Memory::new(LEN, false).unwrap(), Memory::new(LEN, false).unwrap());
+        one.fill(1);
+        other.fill(2);
+        (one, other)
+    }
+
+    fn all(bytes: &[u8], byte: u8) -> bool {
+        bytes.iter().all(|&found| found == byte)
+    }
+
+    #[test]
+    fn a_move_that_fails_half_way_leaves_no_hole_and_touches_nobody_elses_memory() {
+        for (case, kept) in [("1 free", true), ("1 taken", true), ("2 free", true), ("3 free", true)]
+            .into_iter()
+            .chain([("2 taken", false), ("3 taken", false)])
+        {
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            child
+                .args(["--ignored", "--nocapture", "--exact", "raw::map::tests::refused"])
+                .env("REFUSED", case);
+            let done = child.output().unwrap();
+            let (told, words) =
+                (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+            assert!(told.contains("running 1 test"), "{}", told);
+            let aborted =
+                done.status.signal() == Some(libc::SIGABRT) && words.contains("lost a model's memory");
+            assert_eq!((done.status.success(), aborted), (kept, !kept), "{}: {} {}", case, told, words);
+        }
+    }
+
+    #[test]
+    #[ignore = "of the test before, in a process of its own"]
+    fn refused() {
+        let case = std::env::var("REFUSED").unwrap();
+        let (at, taken) = (case[..1].parse().unwrap(), case.ends_with("taken"));
+        let (mut one, mut other) = two();
+        REFUSED.with(|refused| refused.set((at, taken)));
+        let exchanged = one.exchange(&mut other);
+        assert_eq!(exchanged, at == 3);
+        assert!(!one.exchange(&mut other), "it tries again");
+        assert!(all(&one, 1 + exchanged as u8) && all(&other, 2 - exchanged as u8));
+        let others = OTHERS.with(Cell::get);
+        // SAFETY: it was mapped above, of this length, and nobody unmaps it.
+        assert!(others.is_null() || all(unsafe { slice::from_raw_parts(others, LEN) }, 9));
+    }
+
+    #[test]
+    fn where_room_is_short_nothing_changes_and_later_pages_are_exchanged_again() {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let done = child.args(["--ignored", "--exact", "raw::map::tests::short"]).output().unwrap();
+        let told = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success() && told.contains("running 1 test"), "{}", told);
+    }
+
+    #[test]
+    #[ignore = "of the test before, in a process of its own"]
+    fn short() {
+        let (mut one, mut other) = two();
+        let limit = |bytes| {
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: the kernel reads `limit`.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+        };
+        limit(1 << 20);
+        let exchanged = one.exchange(&mut other);
+        limit(libc::RLIM_INFINITY);
+        assert!(!exchanged && all(&one, 1) && all(&other, 2));
+        assert!(one.exchange(&mut other) && all(&one, 2) && all(&other, 1));
     }
 }

@@ -4,6 +4,7 @@ use crate::dtype::Dtype;
 use crate::layout::Layout;
 use crate::model::{Memory, Tensor};
 use crate::raw::map::{self, TABLE_BYTES};
+use std::alloc;
 use std::cmp::Reverse;
 use std::slice;
 
@@ -54,11 +55,22 @@ impl Tensor {
     }
 }
 
+/// So many zeros, of which the kernel makes pages when they are touched; nothing where there is no memory.
+pub fn zeros(words: usize) -> Option<Vec<u64>> {
+    if words == 0 {
+        return Some(Vec::new());
+    }
+    let layout = alloc::Layout::array::<u64>(words).ok()?;
+    // SAFETY: it is for some bytes.
+    let start: *mut u64 = unsafe { alloc::alloc_zeroed(layout) }.cast();
+    // SAFETY: the allocator of `Vec` gave it, for this layout; zeros are numbers.
+    (!start.is_null()).then(|| unsafe { Vec::from_raw_parts(start, words, words) })
+}
+
 /// Where all tensors of a model lie, as they do in what a publisher sends: a version that lies in pages of
 /// its own gets here by an exchange of pages. The tensors stay where they are.
 pub struct Home {
     memory: map::Memory,
-    spare: map::Memory,
     begins: Vec<u64>, // of the tensors, in their order
 }
 
@@ -70,19 +82,19 @@ impl Home {
         if nbytes < TABLE_BYTES {
             return None;
         }
-        let mut memory = map::Memory::new(nbytes, false).ok()?;
-        let spare = map::Memory::new(nbytes, false).ok()?;
+        let memory = map::Memory::new(nbytes, false).ok()?;
         let mut order: Vec<usize> = (0..tensors.len()).collect();
         order.sort_by_key(|&at| (Reverse(tensors[at].dtype() as usize), tensors[at].name().to_owned()));
         let (mut begins, mut begin) = (vec![0; tensors.len()], 0);
         for at in order {
             let nbytes = tensors[at].bytes().len();
-            let part = Raw { begin: memory[begin..].as_mut_ptr(), nbytes };
+            // SAFETY: all tensors together fill the memory.
+            let part = Raw { begin: unsafe { memory.start().add(begin) }, nbytes };
             tensors[at].move_to(Box::new(part)); // nobody else has this part, and it stays where it is
             begins[at] = begin as u64;
             begin += nbytes;
         }
-        Some(Home { memory, spare, begins })
+        Some(Home { memory, begins })
     }
 
     /// Exchanges what its tensors hold with a version; not if that lies in another way. Nobody looks at
@@ -92,6 +104,6 @@ impl Home {
             let info = layout.get(tensor.name());
             info.map_or(false, |info| info.dtype == tensor.dtype() && info.begin == begin)
         });
-        fits && self.memory.exchange(version, &mut self.spare)
+        fits && self.memory.exchange(version)
     }
 }
