@@ -118,6 +118,7 @@ typedef int (*wb_decide)(const wb_offer *offer, char *text, size_t room, void *u
 // How a worker is set up. Zeros are the defaults; everything here is borrowed for the call of wb_connect().
 typedef struct {
   // sizeof(wb_options).
+  // A library that knows fewer fields takes more of them where they are zero, else answers WB_INVALID.
   size_t size;
   // Of the publisher: "tcp://HOST:PORT" or "ipc://PATH".
   const char *address;
@@ -208,6 +209,9 @@ wb_code wb_model_new(const wb_tensor *tensors, size_t count, wb_model **model);
 // Makes a model in memory of the library's own, of zeros, and puts its place into `data` and `nbytes` of each
 // tensor; else like wb_model_new(). A version of 2 MiB or more that comes over the network gets there by an
 // exchange of pages, which copies nothing. Do not fork while one is applied: the child may find other bytes.
+// Nor register this memory with a device or a network card (cudaHostRegister(), ibv_reg_mr(), buffers of
+// io_uring), which would go on using pages that were exchanged; and what mlock(), madvise() and mbind() say
+// of pages travels with them. For that take memory of yours, and wb_model_new().
 wb_code wb_model_resident(wb_tensor *tensors, size_t count, wb_model **model);
 
 void wb_model_free(wb_model *model);

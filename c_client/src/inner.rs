@@ -219,12 +219,13 @@ impl Reading {
     }
 }
 
-/// Copies the options of a caller that may have been compiled when there were fewer.
+/// Copies the options of a caller that may have been compiled when there were fewer, or more.
 ///
 /// # Safety
 ///
 /// `options` must be NULL or have as many bytes as its first field says.
 pub unsafe fn options_of(options: *const wb_options) -> Result<wb_options, Fault> {
+    const MOST: usize = 4096; // no header will have more: a size that was never set is told
     if options.is_null() {
         return Err(invalid("no options"));
     }
@@ -233,13 +234,21 @@ pub unsafe fn options_of(options: *const wb_options) -> Result<wb_options, Fault
     let mut copy = MaybeUninit::<wb_options>::zeroed();
     // SAFETY: it lies within `copy`. All before it was there in the first header.
     let first = unsafe { ptr::addr_of!((*copy.as_ptr()).apply) } as usize - copy.as_ptr() as usize;
-    if size < first || size > all {
+    if size < first || size > MOST {
         let text = format!("wb_options.size is {}, not {}: set it to sizeof", size, all);
         return Err(invalid(&text));
     }
+    let known = size.min(all);
+    // SAFETY: the caller has so many bytes.
+    let unknown = unsafe { slice::from_raw_parts(options.cast::<u8>().add(known), size - known) };
+    if unknown.iter().any(|&byte| byte != 0) {
+        return Err(invalid(
+            "wb_options has a field that this library is too old for: leave it zero, or take a newer library",
+        ));
+    }
     // SAFETY: so much of it is there; zeros, the defaults, are a value of each field behind that.
     unsafe {
-        copy.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(options.cast(), size);
+        copy.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(options.cast(), known);
         Ok(copy.assume_init())
     }
 }

@@ -108,6 +108,7 @@ pub type wb_decide =
 #[derive(Clone, Copy)]
 pub struct wb_options {
     /// sizeof(wb_options).
+    /// A library that knows fewer fields takes more of them where they are zero, else answers WB_INVALID.
     pub size: usize,
     /// Of the publisher: "tcp://HOST:PORT" or "ipc://PATH".
     pub address: *const c_char,
@@ -225,6 +226,9 @@ pub unsafe extern "C" fn wb_model_new(
 /// Makes a model in memory of the library's own, of zeros, and puts its place into `data` and `nbytes` of each
 /// tensor; else like wb_model_new(). A version of 2 MiB or more that comes over the network gets there by an
 /// exchange of pages, which copies nothing. Do not fork while one is applied: the child may find other bytes.
+/// Nor register this memory with a device or a network card (cudaHostRegister(), ibv_reg_mr(), buffers of
+/// io_uring), which would go on using pages that were exchanged; and what mlock(), madvise() and mbind() say
+/// of pages travels with them. For that take memory of yours, and wb_model_new().
 #[no_mangle]
 pub unsafe extern "C" fn wb_model_resident(
     tensors: *mut wb_tensor,
@@ -232,6 +236,9 @@ pub unsafe extern "C" fn wb_model_resident(
     model: *mut *mut wb_model,
 ) -> wb_code {
     answer(|| {
+        if model.is_null() {
+            return Err(invalid("no place for the model")); // before `tensors` are told where theirs is
+        }
         // SAFETY: the caller gives `count` tensors, as the header says, which are nobody else's for this call.
         let made = unsafe { inner::resident_of(tensors, count) }?;
         // SAFETY: as is `model`.

@@ -17,6 +17,10 @@ static void expect(bool holds, const char* what, int line) {
 }
 #define EXPECT(what) expect(what, #what, __LINE__)
 
+// Under AddressSanitizer memory that cannot be had is told as it is without.
+const char* __asan_default_options(void);
+const char* __asan_default_options(void) { return "allocator_may_return_null=1"; }
+
 // Asks serve.py for something; returns its answer as a number.
 static long ask(const char* what) {
   char answer[64] = "";
@@ -63,8 +67,16 @@ static void what_cannot_be_is_said(void) {
   wb_worker* worker = NULL;
   wb_options options = {.size = 3, .address = "tcp://localhost:1"};
   EXPECT(wb_connect(&options, &worker) == WB_INVALID && strstr(wb_error(), "sizeof"));
-  options.size = sizeof options + 8;
+  options.size = 5000;
   EXPECT(wb_connect(&options, &worker) == WB_INVALID && strstr(wb_error(), "sizeof"));
+  struct {
+    wb_options known;
+    const char* added;
+  } later = {.known = options, .added = "set"};  // a program that was compiled with a later header
+  later.known.size = sizeof later;
+  EXPECT(wb_connect(&later.known, &worker) == WB_INVALID && strstr(wb_error(), "too old"));
+  later.added = NULL;
+  EXPECT(wb_connect(&later.known, &worker) == WB_INVALID && strstr(wb_error(), "0 models"));
   options.size = offsetof(wb_options, apply);  // a program that was compiled with the first header
   EXPECT(wb_connect(&options, &worker) == WB_INVALID && strstr(wb_error(), "0 models"));
   options.size = sizeof options;
@@ -272,6 +284,11 @@ static void large_versions_change_places(const char* address, bool network) {
   tensors[0].dtype = "F33";
   EXPECT(wb_model_resident(tensors, 2, &model) == WB_INVALID && strstr(wb_error(), "F33"));
   tensors[0].dtype = "F32";
+  EXPECT(wb_model_resident(tensors, 2, NULL) == WB_INVALID && tensors[1].data == NULL);
+  const uint64_t vast[] = {(uint64_t)1 << 50, 64};
+  tensors[1].shape = vast;
+  EXPECT(wb_model_resident(tensors, 2, &model) == WB_SYSTEM && strstr(wb_error(), "\"w\" of F32"));
+  tensors[1].shape = shape;
   EXPECT(wb_model_resident(tensors, 2, &model) == WB_OK && tensors[0].nbytes == 4);
   EXPECT(tensors[1].nbytes == 4 << 20 && all_bytes(tensors[1].data, tensors[1].nbytes, 0));
   const wb_wanted wanted = {.id = "large", .model = model};

@@ -113,6 +113,11 @@ TEST_CASE("a large version changes places with memory of the library's") {
   CHECK(Resident::of({tensor<float>("w", nullptr, {1}), tensor<float>("w", nullptr, {1})})
             .error()
             .text.find("two tensors") != std::string::npos);
+  const Resident kept = std::move(*memory);
+  const auto refused = Worker::connect(address, options_of("large").in_place("large", *memory));
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().code == "invalid");
+  CHECK(refused.error().text.find("moved from") != std::string::npos);
 }
 
 TEST_CASE("versions are applied in place, where receive is called") {

@@ -271,7 +271,10 @@ Result<std::shared_ptr<const wb_model>> model_of(std::vector<Tensor>& tensors, M
 
 // Tensors in memory of the library's own, zeros at first: it is there as long as this, or a worker
 // that has it. A version of 2 MiB or more that comes over the network gets there by an exchange of
-// pages, which copies nothing.
+// pages, which copies nothing. Do not fork while one is applied, and do not register this memory
+// with a device or a network card (cudaHostRegister, ibv_reg_mr, io_uring), which would go on using
+// the pages that were exchanged; mlock, madvise and mbind travel with pages, too. For that
+// `in_place` takes memory of yours.
 class Resident {
  public:
   // Of tensors only names, dtypes and shapes count: `tensor<float>("w", nullptr, {4, 3})`.
@@ -704,6 +707,8 @@ inline Result<Worker> Worker::connect(const std::string& address, Options option
     core->ids.push_back(id);
     if (std::holds_alternative<std::monostate>(target)) continue;
     const auto resident = std::get_if<Resident>(&target);
+    if (resident && !resident->model())
+      return Error{"invalid", id + ": this Resident was moved from; give the one that it became"};
     const Model model =
         resident ? Model(resident->model()) : detail::model_of(std::get<1>(target), wb_model_new);
     if (!model) return Error{model.error().code, id + ": " + model.error().text};
