@@ -3,12 +3,14 @@
 import contextlib
 import json
 import socket
+import struct
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 
 import weightbus
 from weightbus.bus.effects import Send
@@ -339,6 +341,27 @@ def test_a_worker_dials_again_after_a_refusal_for_want_of_keys() -> None:
     assert machine.tick(5.05) == []
     assert [type(effect).__name__ for effect in machine.tick(5.1)] == ["Redial"]
     assert machine.shut_out("why", 5.2) != []
+
+
+def test_handshakes_that_break_while_many_dial_at_once_say_nothing_of_keys() -> None:
+    with zmq.Context() as context, context.socket(zmq.PAIR) as monitor:
+        monitor.bind("inproc://told")
+        with context.socket(zmq.PAIR) as told:
+            told.connect("inproc://told")
+            changes = curve.Changes(told, keyed=True)
+
+            def why(event: int, now: float) -> str:
+                monitor.send_multipart([struct.pack("=HI", event, 0), b""])
+                return changes.read(now, patience=5.0)[1]
+
+            broken = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            assert [why(broken, 100.0 + i) for i in range(5)] == [""] * 5
+            assert "another key" in why(broken, 105.0)
+            assert why(zmq.EVENT_HANDSHAKE_SUCCEEDED, 106.0) == ""
+            assert [why(broken, now) for now in (107.0, 112.5)] == ["", ""], (
+                "too few, and since then"
+            )
+            assert "another key" in why(broken, 112.6)
 
 
 # Over sockets.

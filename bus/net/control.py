@@ -415,9 +415,9 @@ class WorkerSockets(_Sockets):
         with contextlib.suppress(zmq.Again):
             self._control.send(header, AT_ONCE)
 
-    def changed(self) -> tuple[bool, str]:
+    def changed(self, patience: float) -> tuple[bool, str]:
         """Return whether anything became of the control connection, and why it was refused."""
-        return self._told.read()
+        return self._told.read(time.monotonic(), patience)
 
     def connect_data(self, endpoint: str, ticket: str = "") -> None:
         """Take published messages from this endpoint, in place of any before.

@@ -160,7 +160,7 @@ class WorkerLoop:
                 self._perform(self._machine.receive_published(arrived, time.monotonic()))
         now = time.monotonic()
         if now >= next_tick:
-            changed, refused = self._sockets.changed()
+            changed, refused = self._sockets.changed(self._machine.timing.lost_after)
             if changed:
                 self._machine.changed(now)
             if refused:

@@ -20,7 +20,9 @@ from ..errors import KeysError
 DOMAIN = b"weightbus"
 ASK_AT = "inproc://zeromq.zap.01"  # ZeroMQ RFC 27
 QUESTIONS = 64  # answered before others have a turn
-BROKEN = 3  # handshakes in a row without a word, which a publisher that stops may cause once
+# Handshakes in a row without a word. A publisher that stops may cause one, and one to which many
+# workers dial at once several: so they must have gone on for `lost_after` as well.
+BROKEN = 3
 COMMAND_BYTES = 33  # what CURVE adds to a frame: its command's name, a short nonce, a check of 16
 
 CHANGES = (  # of a connection. After an error of ZMTP the last one comes, and then none any more
@@ -145,9 +147,12 @@ class Changes:
     def __init__(self, told: "zmq.Socket[bytes]", *, keyed: bool) -> None:
         self._told, self._keyed = told, keyed
         self._broken = 0  # handshakes in a row that have ended without a word
+        self._broken_since = 0.0
 
-    def read(self) -> tuple[bool, str]:
+    def read(self, now: float, patience: float) -> tuple[bool, str]:
         """Return whether anything became of it since this was asked last; and why it failed.
+
+        That handshakes end without a word is a reason once it has gone on for `patience` seconds.
 
         Ask often: ZeroMQ stands still while a thousand changes wait here.
         """
@@ -155,10 +160,10 @@ class Changes:
         with contextlib.suppress(zmq.Again):
             while True:
                 event, value = struct.unpack("=HI", self._told.recv_multipart(zmq.NOBLOCK)[0])
-                changed, refused = True, self._why(event, value) or refused
+                changed, refused = True, self._why(event, value, now, patience) or refused
         return changed, refused
 
-    def _why(self, event: int, value: int) -> str:
+    def _why(self, event: int, value: int, now: float, patience: float) -> str:
         """Say why a handshake has failed, if that is a matter of keys."""  # K5
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return _NOT_ALLOWED
@@ -169,5 +174,7 @@ class Changes:
             self._broken = 0
         if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or not self._keyed:
             return ""
+        self._broken_since = self._broken_since if self._broken else now
         self._broken += 1
-        return _ANOTHER_KEY if self._broken >= BROKEN else ""
+        lasting = now - self._broken_since >= patience
+        return _ANOTHER_KEY if self._broken >= BROKEN and lasting else ""

@@ -18,6 +18,7 @@ from .view import View
 ASKS = Rate(12, 6)  # below what a publisher puts up with (TALK, at the price of a stranger)
 ANSWER_SECONDS = 1.0  # after which a question is asked again
 LOOK_SECONDS = 0.25  # between two looks at the connection
+BROKEN_SECONDS = 2.0  # for which handshakes break off before that is a matter of keys
 REDIAL_SECONDS = 5.0  # without an answer, after which the connection is made anew
 
 
@@ -81,7 +82,7 @@ class Observer:
 
     def _wait(self, until: float, *, writable: bool = False) -> Activity:
         """Wait for an answer; with `writable`, for a publisher as well."""
-        _, refused = self._sockets.changed()
+        _, refused = self._sockets.changed(BROKEN_SECONDS)
         if refused:
             raise RefusedError(f"observing is refused: {refused}", "keys")
         left = min(LOOK_SECONDS, until - time.monotonic())
