@@ -151,8 +151,20 @@ class Sealer:
         """The group key as workers are told it, on connections that are encrypted."""
         return [self._group.key.hex()]
 
+    def reserve(self, version: Sealable) -> None:
+        """Have memory for the sealed bytes of a version, which is free until they need it.
+
+        Raises:
+            MemoryError: There is none.
+        """
+        self._take(version.model, version.plan.nbytes)
+
     def chunk(self, version: Sealable, index: int) -> tuple[SealedChunk, memoryview]:
-        """Return a sealed chunk; it is sealed once."""
+        """Return a sealed chunk; it is sealed once.
+
+        Raises:
+            MemoryError: There is none for what is sealed.
+        """
         sealed = version.sealed
         if sealed is None or not sealed.is_of(self._group, version):
             plan = version.plan

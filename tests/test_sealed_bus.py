@@ -3,12 +3,15 @@
 import socket
 import threading
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from weightbus import Publisher, Subscriber
+from weightbus import Publisher, Subscriber, Timing
+from weightbus.bus.memory.sealed import SealedMemory
 from weightbus.bus.trust.keys import WorkerKeys
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.sealed_bus import keys_in
@@ -161,6 +164,41 @@ def test_who_comes_late_and_who_stays_gets_what_is_under_another_key(tmp_path: P
             with Subscriber(address, {"m": later}, shared_memory=False, keys=own) as other:
                 assert other.receive(SECONDS)
                 check(later, here["secret.layer.bias"][0])
+
+
+def test_want_of_memory_for_sealed_bytes_ends_no_publisher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, own = keys_in(tmp_path)
+    scarce, take = threading.Event(), SealedMemory.take
+
+    def taken(memory: SealedMemory, model: str, nbytes: int) -> NDArray[np.uint8]:
+        if scarce.is_set():
+            raise MemoryError
+        return take(memory, model, nbytes)
+
+    monkeypatch.setattr(SealedMemory, "take", taken)
+    here, quick = weights(0.0), Timing(ping=0.1, lost_after=2.0)
+    with Publisher(shared_memory=False, keys=folder, timing=quick) as publisher:
+        publisher.publish("m", weights(1.0), timeout=SECONDS)
+        scarce.set()
+        worker = Subscriber(
+            publisher.address, {"m": here}, shared_memory=False, keys=own, timing=quick
+        )
+        with worker.start():
+            wait_for(lambda: "no memory to seal" in caplog.text, "a fetch in vain", SECONDS)
+            scarce.clear()
+            publisher.publish("m", weights(2.0), timeout=SECONDS)
+            check(here, 2.0)
+            sends = partial(publisher._machine.sends, "m", None, shared=False)  # noqa: SLF001 # pyright: ignore
+            wait_for(sends, "somebody to push to", SECONDS)
+            scarce.set()
+            with pytest.raises(MemoryError):
+                publisher.publish("m", weights(3.0), timeout=SECONDS)
+            check(here, 2.0)
+            scarce.clear()
+            publisher.publish("m", weights(4.0), timeout=SECONDS)
+            check(here, 4.0)
 
 
 def test_a_group_key_lives_for_some_time() -> None:

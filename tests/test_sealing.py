@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from weightbus.bus.effects import Send
+from weightbus.bus.effects import Notice, Send
 from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
     Announce,
@@ -31,6 +32,7 @@ from weightbus.bus.publisher.effects import (
     BroadcastWhole,
     Effect,
     Release,
+    SendChunk,
 )
 from weightbus.bus.publisher.offers import announcement, chunk_of, hash_chunk, worded
 from weightbus.bus.publisher.version import Version
@@ -209,6 +211,24 @@ def test_memory_is_let_go_with_the_version() -> None:
     assert version.sealed is not None
     assert [*worded([Release(version)], by)] == [Release(version)]
     assert version.sealed is None
+
+
+def test_what_there_is_no_memory_to_seal_does_not_go_out_and_ends_nothing() -> None:
+    def none(_model: str, _nbytes: int) -> NDArray[np.uint8]:
+        raise MemoryError
+
+    by, version = (
+        Sealer(lambda: bytes(32), none),
+        version_of(1, np.arange(40, dtype=np.uint8), 64, 7),
+    )
+    announce = announcement(version, None)
+    said = [*worded([SendChunk(version, 0, b"w"), BroadcastChunk(version, 0)], by)]
+    assert [type(each) for each in said] == [Notice, Notice]
+    assert version.digest, "for its end, after which workers ask for what they miss"
+    [whole] = worded([BroadcastWhole(version, announce)], by)
+    assert isinstance(whole, Broadcast)
+    assert whole.payload is None
+    assert isinstance(whole.message, SealedMessage)
 
 
 def test_bytes_that_changed_are_never_sealed_again() -> None:

@@ -108,6 +108,8 @@ class PublisherLoop:
         def work(now: float) -> None:
             self._open[publication.id] = future
             try:
+                if self._sealer is not None and self._machine.will_send(publication):
+                    self._sealer.reserve(publication.version)
                 effects = self._machine.publish(publication, now)
             except Exception as error:
                 del self._open[publication.id]

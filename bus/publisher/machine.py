@@ -396,6 +396,12 @@ class PublisherMachine:
             if model in p.hello.models and (workers is None or p.name in workers)
         )
 
+    def will_send(self, publication: Publication) -> bool:
+        """Return whether what is about to be published would be sent over the network."""
+        version = publication.version
+        shared = version.shared is not None
+        return self.sends(version.model, publication.workers, shared=shared)
+
     def status(self, now: float) -> tuple[WorkerStatus, ...]:
         """Return who is there, and who runs which version."""
         return tuple(status_of(peer, self.store, self.timing, now) for peer in self.roster)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from ...codecs.native import crc32c
-from ..effects import Send
+from ..effects import Notice, Send
 from ..messages import (
     Abort,
     Announce,
@@ -130,14 +130,35 @@ def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = Non
     return Broadcast(control_topic(version.model), announce, payload)
 
 
+def _message_of(
+    effect: SendChunk | BroadcastChunk | BroadcastWhole, sealer: Sealer | None
+) -> Worded:
+    """Return the message that an effect asks for.
+
+    Where there is no memory to seal its bytes they do not go out, as if they were lost on the way:
+    whoever needs them asks, and asks again.
+    """
+    try:
+        return for_one(effect, sealer) if isinstance(effect, SendChunk) else for_all(effect, sealer)
+    except MemoryError:
+        version = effect.version
+    if isinstance(effect, BroadcastWhole):
+        return Broadcast(control_topic(version.model), effect.announce)
+    if isinstance(effect, BroadcastChunk):
+        hash_chunk(version, effect.index)  # the end says what all of them hash to
+    text = (
+        f"there is no memory to seal version {version.version} of {version.model} for the network "
+        f"({version.layout.nbytes} bytes): workers wait for it until there is"
+    )
+    return Notice("full", text, warning=True)
+
+
 def worded(effects: Iterable[Effect], sealer: Sealer | None) -> Iterator[Worded]:
     """Yield effects, with messages in place of what asks for them; sealed where that is done."""
     for effect in effects:
         match effect:
-            case SendChunk():
-                said: Worded = for_one(effect, sealer)
-            case BroadcastChunk() | BroadcastWhole():
-                said = for_all(effect, sealer)
+            case SendChunk() | BroadcastChunk() | BroadcastWhole():
+                said: Worded = _message_of(effect, sealer)
             case _:
                 said = effect
         if sealer is not None and isinstance(said, Send):
