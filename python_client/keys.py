@@ -14,7 +14,7 @@ from ..bus.limits import Timing
 from ..bus.memory.sealed import SealedMemory
 from ..bus.net import endpoints
 from ..bus.net.publisher_loop import PublisherLoop
-from ..bus.publisher.effects import Effect
+from ..bus.publisher.effects import Effect, Screen
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.roster import Peer
 from ..bus.sealer import Sealer
@@ -22,6 +22,7 @@ from ..bus.trust import curve
 from ..bus.trust.grants import Grant
 from ..bus.trust.keys import PublisherKeys, WorkerKeys, read_allowed, stamp_of
 from ..codecs.sealing import KEY_BYTES
+from .models import PublishedModel
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -113,24 +114,27 @@ def group_keys(sealer: Sealer | None) -> Callable[[Peer], list[str]] | None:
     return None if sealer is None else lambda _peer: sealer.keys
 
 
-def watch_keys(folder: Path, timing: Timing, loop: PublisherLoop) -> None:
+def watch_keys(
+    folder: Path, timing: Timing, loop: PublisherLoop, revoked: Callable[[], None]
+) -> None:
     """Look at a publisher's folder of keys in a thread of its own: a disk may take its time.
 
-    A change counts within one ping interval. The thread ends with the publisher's.
+    A change counts within one ping interval. The thread ends with the publisher's. `revoked` is
+    called there once what a key may do was taken away.
     """
     every = min(max(timing.ping / 2, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX)
-    arguments = (folder, every, loop)
+    arguments = (folder, every, loop, revoked)
     threading.Thread(target=_watch, args=arguments, name="weightbus-keys", daemon=True).start()
 
 
-def _watch(folder: Path, every: float, loop: PublisherLoop) -> None:
+def _watch(folder: Path, every: float, loop: PublisherLoop, revoked: Callable[[], None]) -> None:
     seen: object = None  # it is read anew at first: what was read may be older than the look
     failure = ""
     while not loop.over.wait(every):
         try:
             stamp = stamp_of(folder)
             if stamp != seen:
-                loop.decide(partial(_grant, read_allowed(folder, _complain)))
+                loop.decide(partial(_grant, read_allowed(folder, _complain), revoked))
             seen, failure = stamp, ""
         except KeysError as error:  # what was granted stays so until this can be read
             if str(error) != failure:
@@ -138,8 +142,22 @@ def _watch(folder: Path, every: float, loop: PublisherLoop) -> None:
             failure = str(error)
 
 
-def _grant(by_key: Mapping[str, Grant], machine: PublisherMachine, now: float) -> list[Effect]:
-    return machine.grant(by_key, now)
+def _grant(
+    by_key: Mapping[str, Grant],
+    revoked: Callable[[], None],
+    machine: PublisherMachine,
+    now: float,
+) -> list[Effect]:
+    effects = machine.grant(by_key, now)
+    if any(isinstance(effect, Screen) for effect in effects):
+        revoked()
+    return effects
+
+
+def retire(models: Mapping[str, PublishedModel]) -> None:
+    """Publish nothing more where somebody may read whose key was revoked."""
+    for model in list(models.values()):
+        model.pool.retire()
 
 
 def _complain(error: KeysError) -> None:

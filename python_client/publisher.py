@@ -35,7 +35,15 @@ from ..codecs.checksum import CHUNK_BYTES_DEFAULT
 from . import checks
 from .dropped import end_with
 from .keeper import Keeper
-from .keys import REKEY_SECONDS, check_exposure, group_keys, new_sealer, publisher_keys, watch_keys
+from .keys import (
+    REKEY_SECONDS,
+    check_exposure,
+    group_keys,
+    new_sealer,
+    publisher_keys,
+    retire,
+    watch_keys,
+)
 from .models import PublishedModel
 from .observing.access import Http
 from .observing.shown import Shown
@@ -150,7 +158,8 @@ class Publisher:
             undo.pop_all()
         self._loop.start()
         if keys is not None and keys.folder is not None:
-            watch_keys(keys.folder, self._machine.timing, self._loop)
+            revoked = partial(retire, self._models)  # not us: we may be dropped meanwhile
+            watch_keys(keys.folder, self._machine.timing, self._loop, revoked)
         self.shown = Shown(self, self._loop, self._machine)
         self.shown.serve(dashboard, metrics, self.close)
 

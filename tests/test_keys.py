@@ -589,6 +589,9 @@ def test_who_is_revoked_is_cut_off(folder: Path) -> None:
         sealer = publisher._loop._sealer  # noqa: SLF001 # pyright: ignore
         assert sealer is not None
         before = sealer.keys
+        publisher.publish("m", ONES, timeout=SECONDS)
+        pool = publisher._model("m").pool  # noqa: SLF001 # pyright: ignore
+        mapped = set(vars(pool)["_blocks"])
         allow(folder, "w", on=False)
         wait_for(lambda: owners() == {other.name}, "one to be cut off", SECONDS)
         wait_for(lambda: sealer.keys != before, "a group key that it is not told", SECONDS)
@@ -597,6 +600,7 @@ def test_who_is_revoked_is_cut_off(folder: Path) -> None:
         assert "revoked" in str(worker.error)
         receipt = publisher.publish("m", ONES, timeout=SECONDS)
         assert receipt.workers.keys() == {other.name}
+        assert mapped.isdisjoint(vars(pool)["_blocks"]), "it could read on in what it has mapped"
         allow(folder, "w", on=True)
         publisher.wait_for_workers(2, SECONDS)
 

@@ -267,6 +267,19 @@ def test_another_size_takes_the_place_of_memory_that_is_free() -> None:
     assert bench.versions.latest.layout.nbytes == 60
 
 
+def test_nothing_is_written_to_memory_that_is_retired() -> None:
+    bench = Bench()
+    bench.publish(20, "slow")
+    bench.publish()
+    blocks = list(vars(bench.pool)["_blocks"])
+    bench.pool.retire()
+    before = [bytes(block.data) for block in blocks]
+    for _ in range(4):
+        bench.publish()
+    assert [bytes(block.data) for block in blocks] == before
+    assert len(bench.pool) == 2, "of what was there, only what is still being received"
+
+
 def test_a_snapshot_that_is_over_holds_no_memory() -> None:
     """Whoever waits for the receipt of a version still has that."""
     pool = Pool("a")

@@ -57,9 +57,13 @@ class Block:
         nbytes: Its size.
         share: Whether workers on this host may read it; it is private if there is no way.
         check: Called between the steps of taking it; may raise.
+
+    Attributes:
+        retired: Nothing is to be written there any more.
     """
 
     def __init__(self, nbytes: int, *, share: bool, check: Check = lambda: None) -> None:
+        self.retired = False
         self._segment = _segment(nbytes, check) if share else None
         self.data = (
             memory_of(nbytes, touched=True, check=check)
@@ -317,6 +321,14 @@ class Pool:
         snapshot = self._blocks[block] = Snapshot(block, self._let_go, copied=copied)
         return snapshot
 
+    def retire(self) -> None:
+        """Write nothing more to what there is: somebody who has it mapped is to read no more.
+
+        Any thread may call this. What is being written this moment is still read.
+        """
+        for block in list(self._blocks):
+            block.retired = True
+
     def _counted(self) -> int:
         return sum(not (snapshot and snapshot.kept) for snapshot in self._blocks.values())
 
@@ -324,9 +336,9 @@ class Pool:
         return [b for b, snapshot in self._blocks.items() if not (snapshot and snapshot.in_use)]
 
     def _reuse(self, nbytes: int) -> Block | None:
-        """Return a block that nobody needs; let go of those of another size."""
+        """Return a block that nobody needs; let go of those that are of no use any more."""
         for block in self._free():
-            if block.data.nbytes != nbytes:
+            if block.data.nbytes != nbytes or block.retired:
                 del self._blocks[block]
             elif block.claim():
                 return block
