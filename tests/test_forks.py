@@ -2,11 +2,13 @@
 
 import contextlib
 import fcntl
+import http.client
 import os
 import select
 import signal
 import subprocess
 import sys
+import urllib.parse
 import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -98,6 +100,47 @@ def test_a_child_closes_all_sockets_and_the_parent_goes_on(tmp_path: Path, schem
         if scheme == "ipc":
             assert (tmp_path / "bus").exists()
             assert (tmp_path / "bus.data").exists()
+
+
+@FORKS
+def test_a_child_keeps_no_page_and_nobody_who_looks_at_it() -> None:
+    with Publisher(dashboard="127.0.0.1:0") as publisher:
+        where = urllib.parse.urlsplit(publisher.shown.dashboard).netloc
+        browser = http.client.HTTPConnection(where, timeout=SECONDS)
+        browser.request("GET", "/events")
+        stream = browser.getresponse()
+        with a_child_that_lives():
+            publisher.publish("m", weights(1), wait="none")
+            while b'"version":1' not in stream.readline():  # the parent's goes on
+                pass
+            publisher.close()
+            with contextlib.suppress(http.client.IncompleteRead):
+                stream.read()
+            Publisher(dashboard=where).close()
+        browser.close()
+
+
+@contextlib.contextmanager
+def a_child_that_lives() -> Generator[None]:
+    """Have a forked child, with whatever it keeps of what it inherited."""
+    ready, other = os.pipe()
+    over, told = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads, of course
+        child = os.fork()
+    if not child:
+        os.close(told)
+        os.write(other, b".")
+        os.read(over, 1)  # or the test has ended
+        os._exit(0)
+    try:
+        assert os.read(ready, 1)
+        yield
+    finally:
+        os.write(told, b".")
+        os.waitpid(child, 0)
+        for number in (ready, other, over, told):
+            os.close(number)
 
 
 def test_nothing_crosses_an_exec() -> None:

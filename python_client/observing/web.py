@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import hmac
+import os
+import selectors
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from http.cookies import CookieError, SimpleCookie
@@ -10,6 +12,7 @@ from http.cookies import CookieError, SimpleCookie
 from aiohttp import web
 
 from ...bus.errors import AddressError, ClosedError
+from ...bus.net.inheritance import abandon_in_children, keep_in_children
 from .access import Http
 
 START_SECONDS = 10.0  # to bind and to answer
@@ -41,7 +44,8 @@ class HttpServer:
 
     def __init__(self, http: Http, pages: Mapping[str, Handler]) -> None:
         self._http = http
-        self._loop = asyncio.new_event_loop()
+        self._selector = selectors.DefaultSelector()
+        self._loop = asyncio.SelectorEventLoop(self._selector)
         self._stop = asyncio.Event()
         self._ready = threading.Event()
         self._error: BaseException | None = None
@@ -51,6 +55,7 @@ class HttpServer:
         self._thread = threading.Thread(
             target=self._run, args=(application,), name="weightbus-http", daemon=True
         )
+        abandon_in_children(self)
         self._thread.start()
         if not self._ready.wait(START_SECONDS):
             self.close()
@@ -68,11 +73,23 @@ class HttpServer:
         self.stop()
         self._thread.join(START_SECONDS)
 
+    def abandon(self) -> None:
+        """Close what a forked child has inherited: the port, the connections, what waits for them.
+
+        Their numbers remain taken, as objects that nobody else reaches would close them again.
+        """
+        nothing = os.open(os.devnull, os.O_RDWR)
+        watched = [key.fd for key in self._selector.get_map().values()]
+        for number in (*watched, self._selector.fileno()):
+            os.dup2(nothing, number, inheritable=False)
+        os.close(nothing)
+
     def _run(self, application: web.Application) -> None:
         try:
             self._loop.run_until_complete(self._serve(application))
         finally:
             self._ready.set()
+            keep_in_children(self)
             self._loop.close()
 
     async def _serve(self, application: web.Application) -> None:
