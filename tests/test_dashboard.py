@@ -168,7 +168,8 @@ def test_a_token_lets_in_and_does_not_stay_in_the_address() -> None:
             path = urllib.parse.urlsplit(url).path
             assert code(url, path) == 401
             assert code(url, path, Authorization="Bearer wrong horse") == 401
-            assert code(url, path, Cookie='weightbus="\\') == 401
+            port = urllib.parse.urlsplit(url).port
+            assert code(url, path, Cookie=f'weightbus-{port}="\\') == 401
             assert code(url, path, Authorization=f"Bearer {TOKEN}") == 200
             assert code(url, path, Authorization=f"Bearer {TOKEN}", Host="trainer.example") == 200
             assert code(url, f"{path}?token={urllib.parse.quote(TOKEN)}", Host="a.example") == 421
@@ -181,6 +182,25 @@ def test_a_token_lets_in_and_does_not_stay_in_the_address() -> None:
         cookie = (answer.getheader("Set-Cookie") or "").partition(";")
         assert {"HttpOnly", "SameSite=Strict"} <= {word.strip() for word in cookie[2].split(";")}
         assert code(url, Cookie=cookie[0]) == 200
+
+
+def test_pages_of_one_host_each_have_a_cookie_of_their_own() -> None:
+    kept = dict[str, str]()  # by name, as browsers do for all ports of a host
+    tokens = {f"{TOKEN} {n}": Http("127.0.0.1:0", token=f"{TOKEN} {n}") for n in range(2)}
+    with contextlib.ExitStack() as stack:
+        urls = [
+            stack.enter_context(Publisher(dashboard=where)).shown.dashboard
+            for where in tokens.values()
+        ]
+        for url, token in zip(urls, tokens, strict=True):
+            answer, connection = get(url, f"/?token={urllib.parse.quote(token)}")
+            answer.read()
+            connection.close()
+            name, _, value = (answer.getheader("Set-Cookie") or "").partition(";")[0].partition("=")
+            kept[name] = value
+        cookies = "; ".join(f"{name}={value}" for name, value in kept.items())
+        assert [code(url, Cookie=cookies) for url in urls] == [200, 200]
+        assert code(urls[0], Cookie=cookies, Host="localhost") == 401, "another port"
 
 
 def test_browsers_are_bounded(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from .access import Http
 
 START_SECONDS = 10.0  # to bind and to answer
 STOP_SECONDS = 2.0  # that requests under way get
-COOKIE = "weightbus"
+COOKIE = "weightbus"  # and the port, as browsers send the cookies of a host to all of its ports
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -117,7 +117,9 @@ class HttpServer:
             return web.Response(status=401, text=text, headers=HEADERS)
         if self._http.token is not None and "token" in request.query:  # not to stay in the address
             moved = web.Response(status=303, headers={**HEADERS, "Location": request.path})
-            moved.set_cookie(COOKIE, self._http.token, httponly=True, samesite="Strict")
+            moved.set_cookie(
+                _cookie_name(request), self._http.token, httponly=True, samesite="Strict"
+            )
             return moved
         return await handler(request)
 
@@ -139,9 +141,15 @@ def _same(given: str, token: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), token.encode())
 
 
+def _cookie_name(request: web.Request) -> str:
+    """Return what the cookie for a page is called, by the port that its browser knows it by."""
+    port = request.host.rpartition(":")[2]  # which may be that of a tunnel
+    return f"{COOKIE}-{port}" if port.isascii() and port.isdecimal() else COOKIE
+
+
 def _cookie(request: web.Request) -> str:
     try:
-        found = SimpleCookie(request.headers.get("Cookie", "")).get(COOKIE)
+        found = SimpleCookie(request.headers.get("Cookie", "")).get(_cookie_name(request))
     except CookieError:
         return ""
     return found.value if found is not None else ""
