@@ -31,6 +31,7 @@ from weightbus.bus.messages import (
     Ping,
     Progress,
     Refuse,
+    Staged,
     encode,
 )
 from weightbus.bus.observed import Observe, Roster, printable, to_observer
@@ -250,6 +251,33 @@ def test_lag_is_told_in_versions_and_seconds() -> None:
     bench.look(view)
     (standing,) = view.standings(bench.now)
     assert standing.phase == "receiving 101, 33 %"
+
+
+def verdicts(bench: Watched, view: View) -> dict[str, tuple[str, int]]:
+    bench.look(view)
+    return {s.worker: (s.verdict, s.newest) for s in view.standings(bench.now)}
+
+
+def test_those_who_look_on_see_what_is_meant_for_some() -> None:
+    bench, view = Watched("a", "b"), View()
+    first, _ = bench.publish()
+    for name in "ab":
+        bench.say(name, Applied(model="a", epoch=7, version=1, digest=first.digest))
+    assert verdicts(bench, view) == {"a": ("current", 1), "b": ("current", 1)}
+    alone, _ = bench.publish(workers=("a",))
+    assert verdicts(bench, view) == {"a": ("behind", 2), "b": ("current", 1)}
+    assert bench.machine.make_room("a", [alone.snapshot], replaces_latest=False)
+    assert verdicts(bench, view) == {"a": ("current", 1), "b": ("current", 1)}
+
+
+def test_those_who_look_on_see_what_is_committed_for_some() -> None:
+    bench, view = Watched("a", "b"), View()
+    version, _ = bench.publish(workers=("a", "b"), commit="together")
+    staged = Staged(model="a", epoch=7, version=1, digest=version.digest)
+    bench.say("a", staged)
+    assert verdicts(bench, view) == {"a": ("current", 0), "b": ("current", 0)}
+    bench.say("b", staged)
+    assert verdicts(bench, view) == {"a": ("behind", 1), "b": ("behind", 1)}
 
 
 def test_the_rate_is_that_from_publishing_to_applied_or_of_what_arrives() -> None:

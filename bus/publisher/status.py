@@ -128,6 +128,7 @@ class _Model:
     nbytes: int = 0
     revision: int = 0
     times: dict[int, float] = field(default_factory=dict[int, float])  # by version, when published
+    targeted: dict[str, int] = field(default_factory=dict[str, int])  # see `Versions.targeted`
 
 
 class Observers:
@@ -242,12 +243,18 @@ class Observers:
         )
 
     def _look(self, versions: Versions) -> None:
-        """Take note of a model's latest version."""
+        """Take note of a model's latest version, and of which workers another one is the newest."""
         model, latest = self._models.setdefault(versions.model, _Model()), versions.latest
         if latest is not None and latest.key != model.latest:
             self._roster.revision += 1
             model.latest, model.revision = latest.key, self._roster.revision
             model.nbytes = latest.layout.nbytes
+        targeted = versions.targeted()
+        for worker in sorted({name for name, _ in targeted.items() ^ model.targeted.items()}):
+            peer = self._roster.by_name(worker)
+            if peer is not None:
+                self._roster.touch(peer)
+        model.targeted = targeted
 
     def _changed(self, since: int) -> "list[tuple[int, Callable[[float], Row]]]":
         """Return what has changed, and of each the revision it had then; they are all different."""

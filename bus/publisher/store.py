@@ -71,6 +71,10 @@ class Versions:
         version = self._versions.get(number)
         return version if version is not None and self.hold(version) else None
 
+    def targeted(self) -> dict[str, int]:
+        """Return, by worker, the version that was published to it alone, if that is the newest."""
+        return {worker: version.version for worker, version in self._targeted.items()}
+
     def latest_for(self, worker: str) -> Version | None:
         """Return the newest committed version that is meant for a worker, to speak of it."""
         known = [v for v in (self.latest, self._targeted.get(worker)) if v is not None]
