@@ -20,7 +20,7 @@ from ..bus.publisher.roster import Peer
 from ..bus.sealer import Sealer
 from ..bus.trust import curve
 from ..bus.trust.grants import Grant
-from ..bus.trust.keys import PublisherKeys, WorkerKeys, read_allowed, stamp_of
+from ..bus.trust.keys import Allowed, PublisherKeys, WorkerKeys, stamp_of
 from ..codecs.sealing import KEY_BYTES
 from .models import PublishedModel
 
@@ -129,17 +129,20 @@ def watch_keys(
 
 def _watch(folder: Path, every: float, loop: PublisherLoop, revoked: Callable[[], None]) -> None:
     seen: object = None  # it is read anew at first: what was read may be older than the look
-    failure = ""
+    again = object()  # no stamp
+    complaints = _Complaints()
+    allowed = Allowed(folder, complaints.tell)
     while not loop.over.wait(every):
         try:
             stamp = stamp_of(folder)
             if stamp != seen:
-                loop.decide(partial(_grant, read_allowed(folder, _complain), revoked))
-            seen, failure = stamp, ""
-        except KeysError as error:  # what was granted stays so until this can be read
-            if str(error) != failure:
-                log.warning("what keys may do stays as it was: %s", error)
-            failure = str(error)
+                by_key = allowed.read()
+                if allowed.whole or seen is not None:  # else it is not known what there was
+                    loop.decide(partial(_grant, by_key, revoked))
+                    seen = stamp if allowed.whole else again
+        except Exception as error:  # what was granted stays so until this can be read
+            complaints.tell(error)
+        complaints.next()
 
 
 def _grant(
@@ -160,5 +163,19 @@ def retire(models: Mapping[str, PublishedModel]) -> None:
         model.pool.retire()
 
 
-def _complain(error: KeysError) -> None:
-    log.warning("a key is not allowed: %s", error)
+class _Complaints:
+    """What a look has found wrong, told unless the look before has found the same."""
+
+    def __init__(self) -> None:
+        self._before, self._now = set[str](), set[str]()
+
+    def tell(self, error: Exception) -> None:
+        """Something is wrong."""
+        text = str(error) or type(error).__name__
+        if text not in self._before:
+            log.warning("what keys may do: %s", text)
+        self._now.add(text)
+
+    def next(self) -> None:
+        """That was one look."""
+        self._before, self._now = self._now, set[str]()

@@ -1,12 +1,15 @@
 """Keys: who gets in, under which name, what strangers get, and what revoking does. (K1 to K10)"""
 
 import contextlib
+import errno
 import json
+import os
 import socket
 import struct
 import threading
 import time
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -42,7 +45,7 @@ from weightbus.bus.publisher.effects import Effect, HangUp, Screen
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.trust import curve
 from weightbus.bus.trust.grants import Grant, Grants
-from weightbus.bus.trust.keys import PublisherKeys, WorkerKeys, file_name, generate, read_allowed
+from weightbus.bus.trust.keys import Allowed, PublisherKeys, WorkerKeys, file_name, generate
 from weightbus.bus.worker.machine import Identity, WorkerMachine
 from weightbus.python_client.cli.keygen import keygen
 from weightbus.python_client.cli.outcome import UsageError
@@ -133,10 +136,64 @@ def test_a_bad_file_among_those_that_are_allowed_allows_nothing_and_hides_no_oth
     (allowed / "w.json").write_text("{")
     (allowed / "zz.json").write_bytes((allowed / "eye.json").read_bytes())
     with pytest.raises(KeysError):
-        read_allowed(folder)
-    names = {grant.name for grant in read_allowed(folder, complaints.append).values()}
+        Allowed(folder).read()
+    names = {grant.name for grant in Allowed(folder, complaints.append).read().values()}
     assert names == {"gpu-*", "eye"}
     assert len(complaints) == 2
+
+
+def test_a_file_that_cannot_be_read_for_now_goes_on_allowing_what_it_did(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complaints, broken = list[KeysError](), set[str]()
+    allowed, opened = Allowed(folder, complaints.append), Path.open
+
+    def failing(file: Path, mode: str = "r") -> IO[Any]:
+        if file.name in broken:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return opened(file, mode)
+
+    monkeypatch.setattr(Path, "open", failing)
+    everything = allowed.read()
+    assert allowed.whole
+    broken.add("w.json")
+    (folder / "allowed" / "eye.json").unlink()
+    assert {grant.name for grant in allowed.read().values()} == {"w", "gpu-*"}
+    assert not allowed.whole
+    assert "cannot be read" in str(complaints[-1])
+    broken.clear()
+    assert allowed.read().items() < everything.items()
+    assert allowed.whole
+    (folder / "allowed" / "w.json").unlink()
+    assert {grant.name for grant in allowed.read().values()} == {"gpu-*"}
+
+
+def test_what_cannot_be_read_is_looked_at_again_and_revocation_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened, tries = Path.open, threading.Semaphore(0)
+
+    def failing(file: Path, mode: str = "r") -> IO[Any]:
+        if file.name == "w.json" and "allowed" in file.parts and (folder / "broken").exists():
+            tries.release()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(file, mode)
+
+    monkeypatch.setattr(Path, "open", failing)
+    with publisher_of(folder) as publisher:
+        grants = vars(publisher._machine)["_grants"]  # noqa: SLF001 # pyright: ignore
+        names = lambda: sorted(grant.name for grant in vars(grants)["_by_key"].values())  # noqa: E731
+        allow(folder, "eye", on=False)
+        wait_for(lambda: names() == ["gpu-*", "w"], "a first look", SECONDS)
+        (folder / "broken").touch()
+        nested = b'{"name": "z", "more": ' + b"[" * 100_000
+        (folder / "allowed" / "deep.json").write_bytes(nested[:4000])
+        assert tries.acquire(timeout=SECONDS)
+        assert tries.acquire(timeout=SECONDS), "it is tried again, though nothing has changed"
+        assert names() == ["gpu-*", "w"]
+        (folder / "allowed" / "w.json").unlink()
+        wait_for(lambda: names() == ["gpu-*"], "what is removed to count", SECONDS)
+    assert caplog.text.count("Input/output error") == 1
 
 
 def test_keygen_says_what_it_made_and_takes_no_name_twice(

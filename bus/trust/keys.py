@@ -33,6 +33,10 @@ Form = Annotated[str, msgspec.Meta(pattern=r"^(?=.{1,128}\Z)[A-Za-z0-9._-]*\*?[A
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
+class UnreadableError(KeysError):
+    """A file is there, but cannot be read now: what it says is not known."""
+
+
 class _PublisherFile(msgspec.Struct):
     public: Key
     secret: Key
@@ -80,7 +84,7 @@ class PublisherKeys:
             )
         own = _read(folder / PUBLISHER, _PublisherFile, secret=True)
         _check_pair(own.public, own.secret, folder / PUBLISHER)
-        return cls(own.secret, read_allowed(folder), folder)
+        return cls(own.secret, Allowed(folder).read(), folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,32 +117,56 @@ class WorkerKeys:
         return cls(own.name, own.public, own.secret, own.publisher)
 
 
-def read_allowed(
-    folder: Path, complain: Callable[[KeysError], None] | None = None
-) -> Mapping[str, Grant]:
-    """Read who may come, by public key.
+class Allowed:
+    """Who may come, as a publisher's folder of keys says; read as often as one likes.
 
     Args:
-        folder: The publisher's folder of keys.
-        complain: Told of files that make no sense, which then allow nothing.
+        folder: The folder.
+        complain: Told of files that make no sense, which then allow nothing; and of those that
+            cannot be read now, which go on allowing what they did.
 
-    Raises:
-        KeysError: The folder cannot be read, or holds too much; or a file makes no sense, and
-            nobody is told of that.
+    Attributes:
+        whole: Whether all files could be read the last time. If not, read again.
     """
-    found: dict[str, Grant] = {}
-    for file in sorted(_files(folder / ALLOWED)):
+
+    def __init__(self, folder: Path, complain: Callable[[KeysError], None] | None = None) -> None:
+        self._folder, self._complain = folder / ALLOWED, complain
+        self._last: dict[Path, _AllowedFile] = {}
+        self.whole = True
+
+    def read(self) -> Mapping[str, Grant]:
+        """Read who may come, by public key.
+
+        Raises:
+            KeysError: The folder cannot be read, or holds too much; or a file makes no sense, and
+                nobody is told of that.
+        """
+        found, last, self.whole = dict[str, Grant](), dict[Path, _AllowedFile](), True
+        for file in sorted(_files(self._folder)):
+            try:
+                last[file] = self._file(file)
+                _allow(file, last[file], found)
+            except KeysError as error:
+                if self._complain is None:
+                    raise
+                self._complain(error)
+        self._last = last
+        return MappingProxyType(found)
+
+    def _file(self, file: Path) -> _AllowedFile:
         try:
-            _allow(file, found)
-        except KeysError as error:
-            if complain is None:
+            return _read(file, _AllowedFile)
+        except UnreadableError as error:
+            if self._complain is None:
                 raise
-            complain(error)
-    return MappingProxyType(found)
+            self.whole = False
+            if file not in self._last:
+                raise
+            self._complain(error)
+            return self._last[file]
 
 
-def _allow(file: Path, found: dict[str, Grant]) -> None:
-    allowed = _read(file, _AllowedFile)
+def _allow(file: Path, allowed: _AllowedFile, found: dict[str, Grant]) -> None:
     if allowed.public in found:
         raise KeysError(f"{file}: another file there has the same key; remove one of the two")
     found[allowed.public] = Grant(allowed.name, allowed.role)
@@ -239,8 +267,10 @@ def _read(file: Path, kind: type[_T], *, secret: bool = False) -> _T:
                 raise KeysError(f"{file} is open to every user of this host: chmod 600 {file}")
             return msgspec.json.decode(opened.read(TEXT_MAX), type=kind)
     except OSError as error:
-        raise KeysError(f"{file} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        gone = isinstance(error, FileNotFoundError)
+        wrong: type[KeysError] = KeysError if gone else UnreadableError
+        raise wrong(f"{file} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise KeysError(
             f"{file} is no file of keys: {error}; see weightbus keygen --help"
         ) from None
