@@ -114,6 +114,7 @@ class Roster(Message, tag="roster", frozen=True, kw_only=True):
     epoch: Count
     since: Count
     revision: Count
+    latest: Count
     workers: Count
     more: bool = False
     models: ModelRows = []  # noqa: RUF012 - a struct copies it

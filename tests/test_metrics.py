@@ -114,6 +114,7 @@ def view_of(models: int, workers: int) -> View:
         epoch=1,
         since=0,
         revision=9,
+        latest=9,
         workers=workers,
         models=[ModelRow(f"m{n:03}", 5, 10, "raw") for n in range(models)],
         rows=[

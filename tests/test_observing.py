@@ -177,6 +177,35 @@ def test_many_workers_are_told_in_pages_that_fit_and_at_a_bounded_rate() -> None
     assert len(view.workers) == 6000
 
 
+def test_a_busy_roster_is_complete_though_there_is_always_more() -> None:
+    """Workers change faster than their rows are told; yet what was there at first has been told."""
+    bench, view, pages = Watched(), View(), 0
+    known = set[str]()
+    for number in range(2000):
+        bench.say(f"w{number}", hello(f"w{number}"))
+        bench.now += 0.005
+    bench.publish(4096)
+    while not view.complete:
+        answer = bench.ask(view)
+        assert isinstance(answer, Roster)
+        assert view.take(answer, bench.now)
+        assert not view.take(answer, bench.now) or not answer.since, "it is doubled"
+        pages += 1
+        known |= {row.name for row in answer.rows}
+        for name in known:
+            bench.say(name, Progress(model="a", epoch=7, version=1, chunks=pages))
+        bench.now += 0.2
+        assert pages < 50
+    assert not view.whole
+    assert len(view.workers) == 2000
+    assert len(view.standings(bench.now)) == 2000
+    goal = bench.machine.roster.revision
+    bench.ask(view)
+    assert not view.has(goal)
+    bench.look(view)
+    assert view.has(goal)
+
+
 def test_the_worst_worker_fits_a_page() -> None:
     bench, view = Watched(), View()
     names = [f"{n:x>128}" for n in range(MODELS_MAX)]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from weightbus import Publisher, PublishError, Subscriber, Timing
+from weightbus.bus.allowance import Rate
 from weightbus.python_client.cli.screen import plain, visible
 from weightbus.python_client.cli.top import SORTS, Choice
 from weightbus.python_client.observing.view import VERDICTS, Standing, Verdict
@@ -75,6 +76,21 @@ def test_nobody_there_is_two() -> None:
     assert f"no publisher answered at {address} within 0.3 s" in found["text"]
     assert run("top", address, "--once", "--timeout", 0.3).exit_code == 1
     assert run("status", "nowhere").exit_code == 2
+
+
+def test_a_roster_that_cannot_be_read_in_time_is_not_said_to_be_of_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("weightbus.bus.publisher.status.ROWS", Rate(0, 0))
+    with Publisher() as publisher:
+        publisher.publish("m", arrays(), wait="none")
+        done = run("status", publisher.address, "--timeout", 0.5, "--json")
+        found = result_of(done)
+        assert (done.exit_code, found["achieved"], found["reachable"]) == (2, False, True)
+        assert "could not be read within 0.5 s" in found["text"]
+        once = run("top", publisher.address, "--once", "--timeout", 0.5)
+        assert once.exit_code == 1
+        assert "could not be read within 0.5 s" in once.stderr
 
 
 def test_an_unknown_order_is_refused(publisher: Publisher) -> None:

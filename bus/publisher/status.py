@@ -235,6 +235,7 @@ class Observers:
             epoch=self._store.epoch,
             since=since,
             revision=revision if more else latest,
+            latest=latest,
             workers=len(self._roster),
             more=more,
             models=models,

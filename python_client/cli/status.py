@@ -2,7 +2,7 @@
 
 0     everybody does
 1     somebody is behind, lost, stuck or has failed it; or fewer are there than expected
-2     no publisher answers, or it lets nobody look on
+2     no publisher answers, or it lets nobody look on, or has too much to tell for the time
 """
 
 import time
@@ -29,12 +29,13 @@ def status(
     """Show whether everybody runs the newest versions, and return that."""
     with observer_of(address, keys) as observer:
         try:
-            why = "" if observer.look(timeout) else _nobody(address, timeout)
+            why = "" if observer.look(timeout) else unread(observer, address, timeout)
         except RefusedError as error:
             why = str(error)
         if why:
             screen.error(why)
-            screen.emit("status", achieved=False, reachable=False, text=why, workers=[])
+            reachable = observer.heard_at is not None
+            screen.emit("status", achieved=False, reachable=reachable, text=why, workers=[])
             return UNREACHABLE
         view, now = observer.view, time.monotonic()
     standings = view.standings(now)
@@ -59,7 +60,13 @@ def observer_of(address: str, keys: Path | None) -> Observer:
         raise UsageError(str(error)) from None
 
 
-def _nobody(address: str, timeout: float) -> str:
+def unread(observer: Observer, address: str, timeout: float) -> str:
+    """Say why an observer could not look on."""
+    if observer.heard_at is not None:
+        return (
+            f"the publisher at {address} answers, but its roster could not be read within "
+            f"{timeout:g} s: too many workers change at once; try again, or with more --timeout"
+        )
     return (
         f"no publisher answered at {address} within {timeout:g} s: check the address, and that it "
         "runs; one of an earlier version answers no observers"

@@ -22,7 +22,7 @@ from ..observing.observer import Observer
 from ..observing.view import VERDICTS, Standing
 from .outcome import DONE, NOT_ACHIEVED
 from .screen import DIM, Screen, counted, plain
-from .status import fields, observer_of, rows_of
+from .status import fields, observer_of, rows_of, unread
 
 LOOK_SECONDS = 0.5  # between two questions
 CHROME_LINES = 6  # that are no rows: titles, head and keys
@@ -97,7 +97,7 @@ def top(
     with observer_of(address, keys) as observer:
         reached = observer.look(timeout)
         if not reached:
-            screen.warn(f"no publisher has answered at {address} within {timeout:g} s")
+            screen.warn(unread(observer, address, timeout))
         if once:
             _tell(screen, observer, choice)
             return DONE if reached else NOT_ACHIEVED

@@ -60,12 +60,13 @@ class Observer:
         self._sockets.close()
 
     def look(self, timeout: float) -> bool:
-        """Bring the view up to date; return whether that was possible in time.
+        """Bring the view up to what there is now; return whether that was possible in time.
 
         Raises:
             RefusedError: The publisher wants no observer more, or not this one.
         """
-        until = time.monotonic() + timeout
+        until, goal = time.monotonic() + timeout, None
+        self.view.whole = False
         while (now := time.monotonic()) < until:
             if now - self._tried_at > REDIAL_SECONDS:
                 self._sockets.redial()
@@ -76,8 +77,10 @@ class Observer:
                 self._wait(min(until, now + 1 / ASKS.per_second))
                 continue
             self._sockets.send(encode(self.view.question()))
-            if self._answer(min(until, now + ANSWER_SECONDS)) and self.view.whole:
-                return True
+            if self._answer(min(until, now + ANSWER_SECONDS)):
+                goal = self.view.latest if goal is None else goal
+                if self.view.whole or self.view.has(goal):
+                    return True
         return False
 
     def _wait(self, until: float, *, writable: bool = False) -> Activity:
@@ -89,7 +92,7 @@ class Observer:
         return self._sockets.poll(max(0.0, left), writable=writable)
 
     def _answer(self, until: float) -> bool:
-        """Take an answer; return whether one came."""
+        """Take an answer; return whether one came to what was asked last."""
         while (now := time.monotonic()) < until:
             self._wait(until)
             while (frames := self._sockets.receive()) is not None:
@@ -99,7 +102,7 @@ class Observer:
                         raise RefusedError(
                             f"observing is refused: {printable(answer.text)}", answer.code
                         )
-                    self.view.take(answer, now)
                     self.heard_at = self._tried_at = now
-                    return True
+                    if self.view.take(answer, now):
+                        return True
         return False

@@ -79,8 +79,9 @@ class View:
     def __init__(self) -> None:
         self.complete = False  # all of it has been told once
         self.whole = False  # nothing more was to be told with the last answer
+        self.latest = 0  # revision that there was by then
         self.events: deque[tuple[Happened, float]] = deque(maxlen=EVENTS_TOLD)
-        self._since = 0
+        self._since = self._goal = 0  # up to where is known; and has to be, for all to be
         self._shown = self._arriving = _Known(0)
 
     @property
@@ -97,20 +98,26 @@ class View:
         """Return what to ask next."""
         return Observe(epoch=self._arriving.epoch, since=self._since)
 
-    def take(self, page: Roster, now: float) -> None:
-        """Take an answer; one that is late or doubled changes nothing."""
-        if page.since == 0:  # from the beginning: the old one is shown until the new one is whole
-            self._arriving = _Known(page.epoch)
+    def take(self, page: Roster, now: float) -> bool:
+        """Take an answer; one that is late or doubled changes nothing, and False is returned."""
+        if page.since == 0:  # from the beginning: the old one is shown until the new one is told
+            self._arriving, self._goal = _Known(page.epoch), page.latest
             self.events.clear()
         elif (page.epoch, page.since) != (self._arriving.epoch, self._since):
-            return
-        self._since = page.revision
+            return False
+        self._since, self.latest = page.revision, page.latest
         self._put(page, now)
-        self.whole = not page.more and len(self._arriving.workers) == page.workers
-        if self.whole:
+        told = len(self._arriving.workers) == page.workers
+        self.whole = told and not page.more
+        if told and self._since >= self._goal:  # there may always be more, on a busy bus
             self._shown, self.complete = self._arriving, True
         elif not page.more:
             self._since = 0  # some have gone, and it was too long ago to be told
+        return True
+
+    def has(self, revision: int) -> bool:
+        """Return whether all is shown that there was at a revision."""
+        return self._shown is self._arriving and self._since >= revision
 
     def _put(self, page: Roster, now: float) -> None:
         known = self._arriving
