@@ -34,7 +34,15 @@ from weightbus.bus.messages import (
     Staged,
     encode,
 )
-from weightbus.bus.observed import Observe, Roster, printable, to_observer
+from weightbus.bus.observed import (
+    Doing,
+    ModelRow,
+    Observe,
+    Roster,
+    WorkerRow,
+    printable,
+    to_observer,
+)
 from weightbus.bus.publisher.effects import Effect
 from weightbus.bus.publisher.version import Version
 from weightbus.codecs.layout import Layout
@@ -204,6 +212,18 @@ def test_a_busy_roster_is_complete_though_there_is_always_more() -> None:
     assert not view.has(goal)
     bench.look(view)
     assert view.has(goal)
+
+
+def test_a_view_is_complete_once_it_has_what_there_was_at_the_first_answer() -> None:
+    view, row = View(), WorkerRow("w", "live", "pushed", 0, {"m": Doing()})
+    page = Roster(epoch=7, since=0, revision=5, latest=9, workers=1, more=True, rows=[row])
+    view.take(page, 0.0)
+    assert not view.complete, "models are not told yet"
+    model = ModelRow("m", 1, 10, "raw")
+    page = Roster(epoch=7, since=5, revision=9, latest=12, workers=1, more=True, models=[model])
+    view.take(page, 0.0)
+    assert view.complete
+    assert (view.has(9), view.has(12)) == (True, False)
 
 
 def test_the_worst_worker_fits_a_page() -> None:
