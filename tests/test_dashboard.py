@@ -5,6 +5,7 @@ import http.client
 import json
 import re
 import socket
+import time
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors.numpy import save_file
 from weightbus import AddressError, Http, Publisher, Subscriber, Timing
 from weightbus.python_client.observing import dashboard
 from weightbus.python_client.observing.access import is_loopback
+from weightbus.python_client.observing.web import STOP_SECONDS
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.test_cli import SMALL, Command, run
 
@@ -102,6 +104,16 @@ def test_whoever_comes_later_is_told_how_long_ago_it_is_by_then(
     while len(told) < 6:
         told.append(answer.readline())
     assert {*told[1:]} == {b"\n", b": still here\n"}
+    answer.close()
+    connection.close()
+
+
+def test_a_publisher_does_not_wait_for_those_who_look_on(publisher: Publisher) -> None:
+    answer, connection = get(publisher.shown.dashboard, "/events")
+    assert answer.readline()
+    begun = time.monotonic()
+    publisher.close()
+    assert time.monotonic() - begun < STOP_SECONDS
     answer.close()
     connection.close()
 

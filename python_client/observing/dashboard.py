@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import re
 import time
@@ -15,7 +16,7 @@ from aiohttp import web
 from ...bus.observed import Observe
 from ...codecs.errors import WeightBusError
 from .view import View
-from .web import HEADERS
+from .web import HEADERS, STOPPING
 
 LOOK_SECONDS = 0.5  # between two looks at what has changed
 STILL_SECONDS = 5.0  # after which a stream on which nothing changes says that it is there
@@ -65,16 +66,16 @@ class Dashboard:
         self._streams += 1
         try:
             await response.prepare(request)
-            await self._stream(response)
+            await self._stream(response, request.app[STOPPING])
         except (WeightBusError, ConnectionError):
             pass  # the publisher is closed, or the browser is
         finally:
             self._streams -= 1
         return response
 
-    async def _stream(self, response: web.StreamResponse) -> None:
+    async def _stream(self, response: web.StreamResponse, stopping: asyncio.Event) -> None:
         told, told_at = None, 0.0
-        while True:
+        while not stopping.is_set():
             asked, state = await self._current(anew=told is None)
             now = time.monotonic()
             if asked != told:
@@ -83,7 +84,8 @@ class Dashboard:
             elif now - told_at >= STILL_SECONDS:
                 await response.write(b": still here\n\n")
                 told_at = now
-            await asyncio.sleep(LOOK_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), LOOK_SECONDS)
 
     async def _current(self, *, anew: bool) -> tuple[Observe, bytes]:
         """Return up to where is known how things stand, and how.

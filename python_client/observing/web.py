@@ -18,6 +18,7 @@ from .access import Http
 START_SECONDS = 10.0  # to bind and to answer
 STOP_SECONDS = 2.0  # that requests under way get
 COOKIE = "weightbus"  # and the port, as browsers send the cookies of a host to all of its ports
+STOPPING = web.AppKey("stopping", asyncio.Event)  # which pages that go on and on look at
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -51,6 +52,7 @@ class HttpServer:
         self._error: BaseException | None = None
         self.address = ""
         application = web.Application(middlewares=[self._guard])
+        application[STOPPING] = self._stop
         application.add_routes([web.get(path, page) for path, page in pages.items()])
         self._thread = threading.Thread(
             target=self._run, args=(application,), name="weightbus-http", daemon=True
