@@ -19,6 +19,7 @@ from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
     Announce,
     Beacon,
+    Fetch,
     Hello,
     SealedChunk,
     SealedMessage,
@@ -339,6 +340,27 @@ def test_a_layout_that_cannot_be_opened_is_not_asked_for_again_and_again() -> No
     said = [worker.receive([encode(announce), layout], 0.01 * n) for n in range(10)]
     assert not any(said)
     assert any(isinstance(e, Send) and isinstance(e.message, Hello) for e in worker.tick(0.3))
+
+
+def test_an_announcement_counts_once_whether_there_is_a_place_for_its_payload_or_not() -> None:
+    by, keyring = sealer(), Keyring()
+    worker = WorkerMachine(Identity("w", "0" * 32), ["a"], lambda *_: "", keyring=keyring)
+    told = Welcome(epoch=7, data="tcp://h:1", ping_ms=1000, lost_ms=5000, models={}, keys=by.keys)
+    worker.receive([encode(told)], 0.0)
+    version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
+    for fits in (True, False):
+        [said] = worded([BroadcastWhole(version, announcement(version, None))], by)
+        assert isinstance(said, Broadcast)
+        frames, size = [said.topic, encode(said.message)], 40 if fits else 41
+        lease = worker.place(frames, size)
+        assert (lease is not None) == fits
+        keyring.lacks(0.0)
+        taken = worker.receive_published(lease or [*frames, b""], 0.0)
+        fetches = [e for e in taken if isinstance(e, Send) and isinstance(e.message, Fetch)]
+        assert fetches, "its layout is not known yet"
+        worker.slots["a"].gone(7, version.version, 0.0)
+        assert worker.place(frames, size) is None, "a replay"
+        assert worker.receive_published([*frames, b""], 0.0) == []
 
 
 def transfer(version: Version, keyring: Keyring | None) -> Transfer:

@@ -114,15 +114,23 @@ class Keyring:
         return Opening(self._secret[2], nonce_of(purpose, index), data, bytes.fromhex(tag))
 
     def published(
-        self, message: PublisherMessage, payloads: Sequence[Buffer]
+        self, message: PublisherMessage, payloads: Sequence[Buffer], *, counts: bool = True
     ) -> PublisherMessage | None:
-        """Return what was published, if it was sealed: the rest can be anybody's word."""  # E4, E5
+        """Return what was published, if it was sealed: the rest can be anybody's word.
+
+        It comes only once; unless it does not count, since the rest of it is still on its way.
+        """  # E4, E5
+        if not isinstance(message, SealedMessage):
+            return message if isinstance(message, SealedChunk) else None
+        return self._message(message, payloads, counts=counts)
+
+    def count(self, message: PublisherMessage) -> None:
+        """A message that was opened has come: from now on it is a replay."""
         if isinstance(message, SealedMessage):
-            return self._message(message, payloads)
-        return message if isinstance(message, SealedChunk) else None
+            self._counts[message.key] = message.count
 
     def _message(
-        self, sealed: SealedMessage, payloads: Sequence[Buffer]
+        self, sealed: SealedMessage, payloads: Sequence[Buffer], *, counts: bool
     ) -> PublisherMessage | None:
         """Return what the publisher said, if it is that, and new."""
         key, count = self._key(sealed.key), sealed.count
@@ -131,7 +139,8 @@ class Keyring:
         plain = key.open_message(count, sealed.sealed)
         if plain is None:
             return None
-        self._counts[key.id] = count
+        if counts:
+            self.count(sealed)
         try:
             message, _ = from_publisher([plain, *payloads])
         except ProtocolError:

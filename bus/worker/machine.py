@@ -48,6 +48,7 @@ from .keyring import Keyring
 from .layouts import Accepts, Expected
 from .phases import SESSIONS, TURNED_AWAY, Change, Session
 from .slot import Slot
+from .transfer import place_for
 
 # What speaks of one model.
 OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Prepare | Rename | SealedChunk
@@ -147,7 +148,7 @@ class WorkerMachine:
         except ProtocolError:
             return None
         keyring = self._keyring if self.inside else None
-        message = header if keyring is None else keyring.published(header, [b""])
+        message = header if keyring is None else keyring.published(header, [b""], counts=False)
         if not self.inside or not isinstance(message, (Announce, Chunk, SealedChunk)):
             return None
         slot = self.slots.get(message.model) if message.epoch == self.epoch else None
@@ -155,11 +156,10 @@ class WorkerMachine:
             return None
         if isinstance(message, Chunk | SealedChunk):
             return slot.place(message, size)
-        if message.whole is not None:
-            fits = size == message.nbytes <= WHOLE_BYTES_MAX
-            return Lease(memoryview(self._whole)[:size], message, hashed=False) if fits else None
-        fits = size == message.layout_bytes
-        return Lease(memoryview(bytearray(size)), message, hashed=False) if fits else None
+        lease = place_for(message, size, self._whole)
+        if lease is not None and keyring is not None:
+            keyring.count(header)  # without one it is received, and counts then
+        return lease
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
         try:

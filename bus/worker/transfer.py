@@ -287,6 +287,18 @@ class Transfer:
         self._heard_at = now
 
 
+def place_for(announce: Announce, size: int, buffer: bytearray) -> Lease | None:
+    """Say where what comes with an announcement belongs: all data in the buffer, a layout anywhere.
+
+    None: it is not as long as it should be.
+    """
+    if announce.whole is None:
+        memory, fits = bytearray(size), size == announce.layout_bytes
+    else:
+        memory, fits = buffer, size == announce.nbytes <= len(buffer)
+    return Lease(memoryview(memory)[:size], announce, hashed=False) if fits else None
+
+
 def take_whole(announce: Announce, payload: Buffer, buffer: NDArray[np.uint8]) -> str | None:
     """Take a version that came with its announcement; return its digest, None if it is damaged."""
     whole, crc = announce.whole, crc32c(payload)
