@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,7 @@ from weightbus import (
     WeightSyncScheme,
     ZMQWeightSyncScheme,
 )
+from weightbus.bus.trust.keys import generate
 from weightbus.codecs import state, torch_modules
 from weightbus.codecs.apply import Reader
 from weightbus.python_client.schemes import strategy
@@ -687,6 +689,18 @@ def test_keys_travel_with_a_scheme_and_nobody_else_gets_in(settings: dict[str, A
             pytest.raises(RefusedError, match="asks for keys"),
         ):
             stranger.wait_joined(20.0)
+
+
+def test_a_scheme_that_is_to_have_no_keys_has_none_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate(tmp_path / "keys", {"*": "worker"})
+    monkeypatch.setenv("WEIGHTBUS_KEYS", str(tmp_path / "keys"))
+    with one_process(1, keyed=False) as (sender, net, _, [target]):
+        with Subscriber(sender.address, {"policy": Net()}, timing=QUICK, keys="") as plain:  # type: ignore[attr-defined]
+            plain.wait_joined(20.0)
+        sender.send(fill(net, 2.0), timeout=20.0)
+        assert values(target) == {2.0}
 
 
 def test_a_transport_of_the_older_vintage_is_made_of_a_pipe_alone() -> None:

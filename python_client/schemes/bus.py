@@ -106,12 +106,13 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
             pipes = getattr(context, "pipes", None)
         shared, told = self.shared_memory, self.advertise
         own, self._keys = handed_out(self.bind, keyed=self.keyed, insecure=self.insecure)
+        keys = "" if self.keyed is False else own  # whatever the environment says
         publisher = Publisher(
             self.bind,
             advertise=told,
             shared_memory=shared,
             timing=self.liveness,
-            keys=own,
+            keys=keys,
             insecure=self.insecure,
         )
         self.address = publisher.address
@@ -136,7 +137,8 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
                 "address of an initialised sender, a pipe from it, or a copy pickled after "
                 "init_on_sender(). (pipe must be provided via context or kwargs)"
             )
-        shared, keys = self.shared_memory, self._keys
+        shared = self.shared_memory
+        keys = "" if self.keyed is False and self._keys is None else self._keys
         join = partial(
             Subscriber, self.address, shared_memory=shared, timing=self.liveness, keys=keys
         )
