@@ -20,7 +20,7 @@ class SealedMemory:
     def take(self, model: str, nbytes: int) -> NDArray[np.uint8]:
         """Return memory of this size, which is free again once nobody refers to it.
 
-        As much is kept for the next version as versions can be held at a time.
+        As much is kept for the next versions as can be held at a time, and is not given back.
         """
         blocks = self._blocks.setdefault(model, [])
         blocks[:] = [b for b in blocks if b[1]() is not None or b[0].nbytes == nbytes]
