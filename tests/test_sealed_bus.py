@@ -112,7 +112,7 @@ def test_neither_channel_tells_names_weights_or_layouts(sealed: bool, tmp_path: 
             behind(data, publisher.data_address)
             run(publisher, behind(control, publisher.address), data, own)
     ramp, bias = weights(1.0).values()
-    words = [b"secret", b"layer", b"data_offsets", b"F32", b"digest", b"layout_bytes", b"whole"]
+    words = [b"secret", b"layer", b"data_offsets", b'"F32"', b"digest", b"layout_bytes", b"whole"]
     values = [ramp[100:108].tobytes(), ramp[-20:].tobytes(), bias.tobytes(), ramp[:8].tobytes()]
     for tap in (control, data):
         found = [text for text in (*words, *values) if text in tap.seen]
