@@ -88,10 +88,10 @@ def test_while_another_thread_copies(monkeypatch: pytest.MonkeyPatch) -> None:
         kept = publisher._model("m")  # noqa: SLF001 # pyright: ignore
         describe = kept.describe
 
-        def slow(given: object) -> object:
+        def slow(given: object, precision: Any = None) -> object:
             held.set()
             assert go_on.wait(SECONDS)
-            return describe(given)
+            return describe(given, precision)
 
         monkeypatch.setattr(kept, "describe", slow)
         first = pool.submit(publisher.publish, "m", weights("numpy"))

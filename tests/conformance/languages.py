@@ -79,6 +79,7 @@ NO_FLOCK = "Node has no flock, so this client never takes the shared road"
 SHARED_ROAD = ("shared-road", "shared-road-overtaken", "shared-road-overwritten")
 NO_MAPPING = {"mapping.json": "without the feature `mapping`: memory is mapped by the first copy"}
 NO_PATCHES = {"deltas.json": "without patches, which are not on the wire yet"}
+NO_KEYS = {"sealing.json": "without keys"}
 
 RUST_INSIDE = {
     table.name: "the Rust client inside, whose driver answers them"
@@ -93,11 +94,11 @@ LANGUAGES = (
         "TypeScript",
         "node_client",
         ("make", "node", "npm"),
-        dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_PATCHES,
+        dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_PATCHES | NO_KEYS,
     ),
-    Language("rust", "Rust", "rust_client", ("make", "cargo"), NO_MAPPING | NO_PATCHES),
+    Language("rust", "Rust", "rust_client", ("make", "cargo"), NO_MAPPING | NO_PATCHES | NO_KEYS),
     Language("c", "C", "c_client", ("make", "cargo", "cc"), RUST_INSIDE),
-    Language("go", "Go", "go_client", ("make", "go"), NO_PATCHES),
+    Language("go", "Go", "go_client", ("make", "go"), NO_PATCHES | NO_KEYS),
 )
 
 

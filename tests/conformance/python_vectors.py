@@ -24,6 +24,7 @@ from weightbus.bus.messages import (
     from_publisher,
 )
 from weightbus.bus.staged import StaleError
+from weightbus.bus.worker.keyring import Keyring
 from weightbus.bus.worker.phases import ARROWS, MODES, SESSIONS
 from weightbus.codecs.apply import copy_into
 from weightbus.codecs.checksum import digest, digest_of
@@ -32,6 +33,7 @@ from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.codecs.errors import LayoutError, PatchError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
+from weightbus.codecs.sealing import GroupKey, Opening, Subject, nonce_of
 from weightbus.codecs.state import state_of
 from weightbus.tests.conformance.python_sequences import play
 from weightbus.tests.vectors.parts import SEALING
@@ -178,6 +180,46 @@ def _cast(case: Case, _folder: Path) -> Result:
     return {"out": target.tobytes().hex()}
 
 
+def _subject(case: Case) -> Subject:
+    named: dict[str, Any] = {**case["version"], "base": tuple(case["version"]["base"])}
+    return Subject(**named)
+
+
+def _group_key(case: Case, _folder: Path) -> Result:
+    key = GroupKey(bytes.fromhex(case["group"]))
+    return {"ok": {"id": key.id, "messages": key.of_messages.hex()}}
+
+
+def _key_of_version(case: Case, _folder: Path) -> Result:
+    subject = _subject(case)
+    key = GroupKey(bytes.fromhex(case["group"])).of_version(subject)
+    return {"ok": {"names": subject.names.hex(), "key": key.hex()}}
+
+
+def _sealed(case: Case, _folder: Path) -> Result:
+    sealed, tag = bytes.fromhex(case["sealed"]), bytes.fromhex(case["tag"])
+    subject, at = _subject(case), (case["purpose"], case["index"])
+    key, nonce = GroupKey(bytes.fromhex(case["group"])).of_version(subject), nonce_of(*at)
+    associated, plain = subject.associated(*at, len(sealed)), bytearray(len(sealed))
+    crc = Opening(key, nonce, associated, tag).opens(sealed, plain)
+    if crc is None:
+        return {"error": "sealed"}
+    told = {"plain": plain, "nonce": nonce, "associated": associated}
+    return {"ok": {"crc": crc, **{name: value.hex() for name, value in told.items()}}}
+
+
+def _counted(case: Case, _folder: Path) -> Result:
+    keyring = Keyring()
+    keyring.begin(case["keys"])
+    counts: list[Case | None] = []
+    for said in case["messages"]:
+        payload = [b""] if '"announce"' in said["header"] else []
+        message, _ = from_publisher([said["header"].encode(), *payload])
+        found = keyring.published(message, [])
+        counts.append(None if found is None else _plain(found))
+    return {"counts": counts}
+
+
 def _sequence(case: Case, folder: Path) -> Result:
     return {"steps": play(case, lambda frame: blob(frame, folder))}
 
@@ -205,6 +247,11 @@ RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "segments.json cases": segment,
     "phases.json cases": _phase,
     "sequences.json cases": _sequence,
+    "sealing.json keys": _group_key,
+    "sealing.json versions": _key_of_version,
+    "sealing.json payloads": _sealed,
+    "sealing.json messages": _counted,
+    "sealing.json headers": _message,
     "applying.json messages": _message,
     "applying.json sequences": _sequence,
 }
