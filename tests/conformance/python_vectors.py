@@ -204,6 +204,7 @@ def _sealed(case: Case, _folder: Path) -> Result:
     crc = Opening(key, nonce, associated, tag).opens(sealed, plain)
     if crc is None:
         return {"error": "sealed"}
+    told: dict[str, bytes | bytearray]
     told = {"plain": plain, "nonce": nonce, "associated": associated}
     return {"ok": {"crc": crc, **{name: value.hex() for name, value in told.items()}}}
 
