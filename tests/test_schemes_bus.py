@@ -768,13 +768,13 @@ def test_registered_weights_are_sent_when_a_send_does_not_say() -> None:
     scheme.shutdown()
 
 
-def test_whatever_is_dropped_is_closed() -> None:
+def test_whatever_is_dropped_is_closed(tmp_path: Path) -> None:
     before = {t.name for t in threading.enumerate()}
-    with one_process(1) as (sender, _, receivers, _):
-        address = getattr(sender, "address", "")
+    address = f"ipc://{tmp_path}/bus"  # whose neighbour nobody else can have, as he may a port's
+    with one_process(1, address=address) as (sender, _, receivers, _):
         sender.send()
     del sender, receivers
-    again = ZMQWeightSyncScheme(address)  # the port is free again
+    again = ZMQWeightSyncScheme(address)  # it is free again
     again.init_on_sender("policy", model=Net())
     del again  # never shut down
     assert {t.name for t in threading.enumerate()} == before
