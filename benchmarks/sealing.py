@@ -91,7 +91,7 @@ def turns(nbytes: int, workers: int, rounds: int, *, fetched: bool = False) -> d
     weights = {"w": np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)}
     with side(False, nbytes, workers) as plain, side(True, nbytes, workers) as sealed:
         for number in range(rounds + 3):
-            weights["w"][:8] = number
+            weights["w"][:8] = number % 256
             for each in (plain, sealed):
                 each.publish("warming up" if number < 2 else "pushed", weights)
                 if fetched:
