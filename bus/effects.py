@@ -6,7 +6,8 @@ What only a publisher wants is in `publisher/effects.py`.
 from dataclasses import dataclass
 
 from .messages import Buffer, Message, Shared
-from .staged import Copying, StagedVersion
+from .observed import Check
+from .staged import Copying, Patching, StagedVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,13 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Decode:
+    """Decode a patch, which may take long. `Decoded` answers it."""
+
+    patching: Patching
+
+
+@dataclass(frozen=True, slots=True)
 class Warm:
     """Map shared memory ahead of the first version in it. Nobody waits for it."""
 
@@ -132,6 +140,13 @@ class Joined:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Examine:
+    """Look at what the weights are by now, which may take long. `Examined` answers it."""
+
+    check: Check
+
+
 Effect = (
     Send
     | Notice
@@ -141,10 +156,12 @@ Effect = (
     | Reserve
     | Open
     | Copy
+    | Decode
     | Warm
     | Ready
     | Renamed
     | Rejected
     | Refused
     | Joined
+    | Examine
 )

@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..codecs.errors import WeightBusError
+from .limits import TEXT_MAX
 
 if TYPE_CHECKING:
     from .receipt import Receipt
 
 
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT}  # on a disk, for now
+# On a disk, in memory, or among descriptors, for now.
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 FRAMES_TOLD = 5  # of a traceback: where it was raised, and who called that
 OURS = [Path(__file__).parent.parent / shelf for shelf in ("bus", "codecs", "python_client")]
@@ -36,6 +38,9 @@ OURS = [Path(__file__).parent.parent / shelf for shelf in ("bus", "codecs", "pyt
 
 class ProtocolError(WeightBusError):
     """A peer sent what the protocol forbids; the message is dropped and the session goes on.
+
+    Args:
+        text: What was seen, and what is allowed.
 
     Attributes:
         code: The stable machine code that a `refuse` carries.
@@ -81,6 +86,9 @@ class DeadlineError(WeightBusError, TimeoutError):
 class PublishError(WeightBusError):
     """A publish did not reach what it required before its deadline.
 
+    Args:
+        text: Who is missing, and what they were doing.
+
     Attributes:
         receipt: What every worker did, and when.
     """
@@ -93,6 +101,9 @@ class PublishError(WeightBusError):
 class RefusedError(WeightBusError):
     """The publisher refuses to serve this worker.
 
+    Args:
+        text: Why, in words.
+
     Attributes:
         code: The publisher's machine code, such as `name-taken`.
     """
@@ -104,6 +115,9 @@ class RefusedError(WeightBusError):
 
 class ApplyError(WeightBusError):
     """A version arrived but could not be staged or applied; the worker still runs the old one.
+
+    Args:
+        text: Why, in words.
 
     Attributes:
         model, epoch, version: What was refused.
@@ -153,12 +167,17 @@ def told_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
+def sayable(text: str) -> str:
+    """Return a text of the user's as a message can hold it: names of files need not be UTF-8."""
+    return text.encode(errors="backslashreplace").decode()[:TEXT_MAX]
+
+
 class ClosedError(WeightBusError):
     """The publisher or subscriber was closed, or a background thread of it ended: see the cause."""
 
     @classmethod
     def of(cls, what: str, cause: BaseException | None) -> ClosedError:
-        """Return the error of a publisher or subscriber that has ended, because of this."""
+        """Return the error of `what` (publisher or subscriber) that has ended, and its `cause`."""
         if cause is None or isinstance(cause, ClosedError):
             return cls(f"this {what} is closed" + (f": {cause}" if cause is not None else ""))
         error = cls(f"this {what} has ended, since its thread failed: {cause!r}; make a new one")

@@ -21,18 +21,22 @@ TICKET_SECONDS = 30  # for which a ticket is good: a host is looked up and diall
 STRANGER_SECONDS = 1.5  # for which a data connection may be there without one
 EPOCH_CLOCK_MAX = 2**43  # the year 2248 in milliseconds: no later epoch is taken over from anybody
 ROSTER_MODELS_MAX = 4 * WORKERS_MAX  # of all of them: a name and a digest take up to 0.6 kB
+PATCHES_MAX = 8  # of one version: each is on another base, and most workers run one of two
+# That nothing new of a patch comes, until all of the version is fetched in its place. It is half
+# a minute, since patches are for slow links, where all of a version takes far longer.
+PATCH_TRIES = 5
 GROUP_KEYS_MAX = 2  # group keys of a session: one, and the one before while it changes
 FEATURES_MAX = 64  # features that one side can name
 LABEL_MAX = 256  # characters of a client's description or a host, which reasons may repeat
 TEXT_MAX = 4096  # characters of a reason or an address
 TOPIC_BYTES_MAX = 128 + len("/ctl")  # of the longest model id's: nobody has more to ask for
-TOPICS_MAX = 4 * MODELS_MAX  # of one subscriber, twice what a worker of all models asks for
+TOPICS_MAX = 4 * MODELS_MAX  # of one subscriber: more than a worker of all models asks for
 STAGING_BYTES_MAX = 64 * 2**30  # bytes of one version that a worker takes unless told otherwise
 
 # What peers may do, in how many at once and how many a second. Beyond that it is a flood, which
 # must cost the others nothing: a few microseconds each, about a tenth of a core in all.
-# A worker of all models subscribes to 128 topics at once. One that cannot keep up leaves a topic
-# and joins it again for each version that it fetches.
+# A worker of all models subscribes to 128 topics at once: of each it takes chunks or patches. One
+# that cannot keep up leaves a topic and joins it again for each version that it fetches.
 SUBSCRIPTIONS = Rate(TOPICS_MAX, 1024)  # frames from one subscriber, its answers to pings included
 # A worker says at most four hellos a second, of four units each, and a ping.
 TALK = Rate(64, 32)  # units from one connection; a second is a ping interval if that is shorter
@@ -61,9 +65,14 @@ ABSENT_MAX = 64  # workers that left or are refused, and are remembered: as many
 ABSENT_SECONDS = 60.0  # until one that is refused again and again is spoken of again
 OBSERVERS_MAX = 16  # that look on at once: people and dashboards; each costs a search of the roster
 OBSERVER_SECONDS = 10.0  # without a question after which an observer is one no more
-# Rows that all observers together are told: under a twentieth of a core.
-ROWS = Rate(4096, 4096)
+# Rows that all observers together are told: all workers at once, then under a twentieth of a core.
+ROWS = Rate(16_384, 4096)
+PAGES_MAX = 2  # in answer to one question: some ten milliseconds of the publisher's thread
 PAGE_ROWS_MAX = 1024  # of either kind in one page; a header has no room for so many
+CHECK_NAMES_MAX = 4096  # tensors in one answer of a worker that is verified: a header has no more
+CHECK_BYTES = 2**27  # of weights, after which an answer goes on to no further tensor: some 10 ms
+CHECKS = Rate(8, 4)  # such answers of a worker: under a tenth of a core, but for larger tensors
+DIFFERENCES_TOLD = 64  # tensors that are named: as many as a person reads
 EVENTS_TOLD = 64  # to observers: the last ones, as many as a person reads
 VERSIONS_TOLD = 24  # of a model, with their ages: the last ones, and ever fewer of those before
 VERSIONS_TIMED = 4096  # of a model: how far back it is known when a version was published
@@ -78,6 +87,11 @@ BUFFERS_MAX = 2  # staging buffers of a worker: one complete, one arriving
 
 class Timing:
     """How long each side waits, in seconds. Tests and slow links pass their own.
+
+    Args:
+        ping: Between two signs of life; 0.001 to 3,600.
+        lost_after: Silence after which the other side is lost; at least twice `ping`, and at most
+            36,000. The other times follow from these two (section 11 of the protocol).
 
     Raises:
         ValueError: A time is out of bounds, or a worker would have no two chances to be heard.

@@ -28,6 +28,7 @@ from .limits import (
     INTEGER_MAX,
     LABEL_MAX,
     MODELS_MAX,
+    PATCHES_MAX,
     TEXT_MAX,
     Timing,
 )
@@ -60,6 +61,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_
     wbp: int = 0
 
 
+class Versioned(Message, frozen=True, kw_only=True):
+    """What is said of one version."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+
+
 class Shared(msgspec.Struct, frozen=True):
     """Where a version lies in the memory of the publisher's host."""
 
@@ -88,6 +97,23 @@ class Running(msgspec.Struct, frozen=True):
     digest: Digest
 
 
+class PatchId(msgspec.Struct, frozen=True):
+    """Which patch of a version: its encoding, and the version that it builds on."""
+
+    encoding: Name
+    epoch: Count
+    version: Positive
+
+
+class Patch(PatchId, frozen=True):
+    """A patch that there is: the digest of what it builds on, and its own bytes."""
+
+    digest: Hex64
+    nbytes: Positive
+
+
+Patches = Annotated[list[Patch], msgspec.Meta(max_length=PATCHES_MAX)]
+
 # Worker to publisher.
 
 
@@ -114,42 +140,36 @@ class Fetch(Message, tag="fetch", frozen=True, kw_only=True):
     first: Index = 0
     count: Annotated[int, msgspec.Meta(ge=0, le=FETCH_CHUNKS_MAX)] = 0
     layout: bool = False
+    patch: PatchId | None = None
+    unpatched: Label = ""
 
 
-class Progress(Message, tag="progress", frozen=True, kw_only=True):
+class Progress(Versioned, tag="progress", frozen=True, kw_only=True):
     """So many chunks of a version have arrived here."""
 
-    model: Name
-    epoch: Count
-    version: Positive
     chunks: Count
     phase: Literal["receiving", "staged", "applying"] = "receiving"
+    patch: PatchId | None = None
 
 
-class Staged(Message, tag="staged", frozen=True, kw_only=True):
+class Staged(Versioned, tag="staged", frozen=True, kw_only=True):
     """The version is here whole and verified; it is not applied yet."""
 
-    model: Name
-    epoch: Count
-    version: Positive
     digest: Hex64
+    patch: PatchId | None = None
 
 
-class Applied(Message, tag="applied", frozen=True, kw_only=True):
+class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
     """This worker now runs the version; an empty digest says that it was not hashed."""
 
-    model: Name
-    epoch: Count
-    version: Positive
     digest: Digest
+    patch: PatchId | None = None
+    decode_us: Count = 0
 
 
-class Failed(Message, tag="failed", frozen=True, kw_only=True):
+class Failed(Versioned, tag="failed", frozen=True, kw_only=True):
     """This worker will not run the version, and why; if `intact`, it still runs the old one."""
 
-    model: Name
-    epoch: Count
-    version: Positive
     code: Name
     text: Text
     intact: bool = True
@@ -211,21 +231,15 @@ class Prepare(Message, tag="prepare", frozen=True, kw_only=True):
     shared: Shared
 
 
-class Rename(Message, tag="rename", frozen=True, kw_only=True):
+class Rename(Versioned, tag="rename", frozen=True, kw_only=True):
     """What you run is this version here, byte for byte: nothing needs fetching or applying."""
 
-    model: Name
-    epoch: Count
-    version: Positive
     was: Running
 
 
-class Announce(Message, tag="announce", frozen=True, kw_only=True):
+class Announce(Versioned, tag="announce", frozen=True, kw_only=True):
     """A version exists. The layout may follow as payload, or else, with `whole`, all its data."""
 
-    model: Name
-    epoch: Count
-    version: Positive
     layout: Hex64
     layout_bytes: Annotated[int, msgspec.Meta(ge=10, le=LAYOUT_BYTES_MAX + PREFIX_BYTES)]
     nbytes: Count
@@ -239,27 +253,25 @@ class Announce(Message, tag="announce", frozen=True, kw_only=True):
     shared: Shared | None = None
     hash: bool = False
     whole: Whole | None = None
+    keep: bool = False
+    patches: Patches = []
 
 
-class Chunk(Message, tag="chunk", frozen=True, kw_only=True):
+class Chunk(Versioned, tag="chunk", frozen=True, kw_only=True):
     """One piece of a version's data section, as payload."""
 
-    model: Name
-    epoch: Count
-    version: Positive
     index: Index
     crc: Crc
+    patch: PatchId | None = None
 
 
-class SealedChunk(Message, tag="sealed_chunk", frozen=True, kw_only=True):
+class SealedChunk(Versioned, tag="sealed_chunk", frozen=True, kw_only=True):
     """One piece of a version's data section, as payload, sealed."""
 
-    model: Name
-    epoch: Count
-    version: Positive
     index: Index
     key: Hex16
     tag: Hex32
+    patch: PatchId | None = None
 
 
 class SealedMessage(Message, tag="sealed_message", frozen=True, kw_only=True):
@@ -270,30 +282,22 @@ class SealedMessage(Message, tag="sealed_message", frozen=True, kw_only=True):
     sealed: Sealed
 
 
-class End(Message, tag="end", frozen=True, kw_only=True):
+class End(Versioned, tag="end", frozen=True, kw_only=True):
     """No more chunks will be pushed; this is the digest of the whole."""
 
-    model: Name
-    epoch: Count
-    version: Positive
     digest: Hex64
+    patch: PatchId | None = None
 
 
-class Commit(Message, tag="commit", frozen=True, kw_only=True):
+class Commit(Versioned, tag="commit", frozen=True, kw_only=True):
     """Apply the version that you have staged."""
 
-    model: Name
-    epoch: Count
-    version: Positive
     digest: Hex64
 
 
-class Abort(Message, tag="abort", frozen=True, kw_only=True):
+class Abort(Versioned, tag="abort", frozen=True, kw_only=True):
     """Drop the version that you have staged."""
 
-    model: Name
-    epoch: Count
-    version: Positive
     text: Text = ""
 
 
@@ -323,6 +327,7 @@ PublisherMessage = Welcome | Prepare | Rename | Rekey | OfVersion | Refuse | Pin
 PAYLOAD: Final = 2  # the index of a published message's payload, after topic and header
 MAPPING: Final = "mapping"  # the feature of a worker that takes `prepare`
 RENAMING: Final = "renaming"  # the feature of a worker that takes `rename`
+DELTA: Final = "delta-1"  # of one that takes patches of this encoding
 UPSTREAM: Final = "upstream"  # of one that may say `applied` on its data connection
 TICKET: Final = "ticket"  # of a publisher with keys, for one data connection
 TOKEN_BYTES: Final = 32  # hexadecimal digits of a ticket, and of what such a word begins with
@@ -335,7 +340,6 @@ PAYLOADS: Final[dict[type[Message], tuple[int, int]]] = {
     SealedChunk: (1, 1),
 }
 
-_NAME: Final = re.compile(NAME_PATTERN)
 _TOKEN: Final = re.compile(rf"[0-9a-f]{{{TOKEN_BYTES}}}\Z")
 _CONTROL_TOPIC: Final = re.compile(rb"([A-Za-z0-9._-]{1,128})/ctl\Z")
 _M = TypeVar("_M", bound=Message)
@@ -429,21 +433,17 @@ def token_of(welcome: Welcome, feature: str) -> str:
     return next((token for token in named if _TOKEN.match(token)), "")
 
 
+def patch_topic(model: str) -> bytes:
+    """Return the topic of the chunks of a model's patches, and of what ends them."""
+    return f"{model}/dlt".encode()
+
+
+def topics_of(model: str) -> tuple[bytes, ...]:
+    """Return all topics of a model."""
+    return control_topic(model), data_topic(model), patch_topic(model)
+
+
 def model_of(topic: bytes) -> str | None:
     """Return the model whose control topic this is; None for any other topic."""
     match = _CONTROL_TOPIC.match(topic)
     return match[1].decode() if match else None
-
-
-def check_name(name: str, what: str) -> str:
-    """Return the name of a model or worker if it may be one.
-
-    Raises:
-        ValueError: It may not.
-    """
-    if not isinstance(name, str) or _NAME.match(name) is None:  # pyright: ignore
-        raise ValueError(
-            f"{what} {name!r}: a name is 1 to 128 of the characters A-Z a-z 0-9 . _ - so that it "
-            "fits topics, files and addresses in every language"
-        )
-    return name

@@ -3,6 +3,10 @@
 An observer is no worker. It asks with `observe`, again and again, and each answer
 holds what has changed since the one before: rows of models, rows of workers, and what happened.
 Times are ages in milliseconds at the moment of the answer, so that no two clocks need agree.
+
+    observer              publisher              worker
+    verify(worker) ──────> check ───────────────> sums what its weights are now
+    verified <──────────── compares <──────────── checked
 """
 
 from collections.abc import Sequence
@@ -10,7 +14,10 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from .errors import sayable
 from .limits import (
+    CHECK_NAMES_MAX,
+    DIFFERENCES_TOLD,
     ERROR_MAX,
     EVENTS_TOLD,
     HEADER_BYTES_MAX,
@@ -21,18 +28,24 @@ from .limits import (
 from .messages import (
     Buffer,
     Count,
+    Crc,
     Label,
     Message,
     Name,
     Positive,
+    PublisherMessage,
     Refuse,
+    Text,
     WorkerMessage,
     decode,
 )
 
+CHECKING: Final = "checking"  # the feature of a worker that takes `check`
+
 Error = Annotated[str, msgspec.Meta(max_length=ERROR_MAX)]
 
 Phase = Literal["", "receiving", "staged", "applying"]
+Road = Literal["pulled", "pushed", "shared"]
 
 PAGE_BYTES: Final = HEADER_BYTES_MAX - 1024  # of rows: the rest is for what stands around them
 
@@ -42,6 +55,7 @@ class Observe(Message, tag="observe", frozen=True, kw_only=True):
 
     epoch: Count = 0
     since: Count = 0
+    pages: Positive = 1
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -85,7 +99,7 @@ class WorkerRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: Name
     state: Literal["live", "stuck", "lost"]
-    road: Literal["pulled", "pushed", "shared"]
+    road: Road
     heard_ms: Count
     models: Annotated[dict[Name, Doing], msgspec.Meta(max_length=MODELS_MAX)]
     client: Label = ""
@@ -117,18 +131,83 @@ class Roster(Message, tag="roster", frozen=True, kw_only=True):
     latest: Count
     workers: Count
     more: bool = False
+    follows: bool = False
+    time_ms: Count = 0
     models: ModelRows = []  # noqa: RUF012 - a struct copies it
     rows: WorkerRows = []  # noqa: RUF012 - a struct copies it
     events: Events = []  # noqa: RUF012 - a struct copies it
 
 
-_TO_PUBLISHER: msgspec.json.Decoder[WorkerMessage | Observe] = msgspec.json.Decoder(
-    WorkerMessage | Observe
+class Check(Message, tag="check", frozen=True, kw_only=True):
+    """Say what the weights are by now of the version that you run, from a name on."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+    first: Count = 0
+
+
+Sums = Annotated[list[Crc | None], msgspec.Meta(max_length=CHECK_NAMES_MAX)]
+
+
+class Checked(Message, tag="checked", frozen=True, kw_only=True):
+    """The CRC-32C of each of some tensors, or why there are none; null: it cannot be compared."""
+
+    model: Name
+    epoch: Count
+    version: Positive
+    first: Count = 0
+    sums: Sums = []  # noqa: RUF012 - a struct copies it
+    code: Name | None = None
+    text: Text = ""
+
+
+class Verify(Message, tag="verify", frozen=True, kw_only=True):
+    """An observer asks whether a worker's weights are those that were published."""
+
+    worker: Name
+    model: Name
+    first: Count = 0
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A tensor that is another at a worker than it was published."""
+
+    name: Error
+    published: Crc
+    runs: Crc
+
+
+Differences = Annotated[list[Difference], msgspec.Meta(max_length=DIFFERENCES_TOLD)]
+
+
+class Verified(Message, tag="verified", frozen=True, kw_only=True):
+    """What of a worker's weights differs from what was published, as far as was looked."""
+
+    worker: Name
+    model: Name
+    epoch: Count = 0
+    version: Count = 0
+    first: Count = 0
+    count: Count = 0
+    names: Count = 0
+    unlike: Count = 0
+    differing: Count = 0
+    differences: Differences = []  # noqa: RUF012 - a struct copies it
+    code: Name | None = None
+    text: Text = ""
+
+
+ToPublisher = WorkerMessage | Checked | Observe | Verify
+ToWorker = PublisherMessage | Check
+_TO_PUBLISHER: msgspec.json.Decoder[ToPublisher] = msgspec.json.Decoder(ToPublisher)
+_TO_WORKER: msgspec.json.Decoder[ToWorker] = msgspec.json.Decoder(ToWorker)
+_TO_OBSERVER: msgspec.json.Decoder[Roster | Verified | Refuse] = msgspec.json.Decoder(
+    Roster | Verified | Refuse
 )
-_TO_OBSERVER: msgspec.json.Decoder[Roster | Refuse] = msgspec.json.Decoder(Roster | Refuse)
 
 
-def to_publisher(frames: Sequence[Buffer]) -> WorkerMessage | Observe:
+def to_publisher(frames: Sequence[Buffer]) -> ToPublisher:
     """Decode what a worker or an observer sent.
 
     Raises:
@@ -137,13 +216,34 @@ def to_publisher(frames: Sequence[Buffer]) -> WorkerMessage | Observe:
     return decode(_TO_PUBLISHER, frames)[0]
 
 
-def to_observer(frames: Sequence[Buffer]) -> Roster | Refuse:
+def to_worker(frames: Sequence[Buffer]) -> tuple[ToWorker, Sequence[Buffer]]:
+    """Decode what a publisher sent to a worker that can be verified.
+
+    Raises:
+        ProtocolError: The frames break the protocol.
+    """
+    return decode(_TO_WORKER, frames)
+
+
+def to_observer(frames: Sequence[Buffer]) -> Roster | Verified | Refuse:
     """Decode what a publisher sent to an observer.
 
     Raises:
         ProtocolError: The frames break the protocol.
     """
     return decode(_TO_OBSERVER, frames)[0]
+
+
+def unchecked(check: Check, code: str, text: str) -> Checked:
+    """Return a worker's word of why it has no sums of its weights, as long as words may be."""
+    return Checked(
+        model=check.model,
+        epoch=check.epoch,
+        version=check.version,
+        first=check.first,
+        code=code,
+        text=sayable(text),
+    )
 
 
 def printable(text: str, most: int | None = None) -> str:
@@ -153,5 +253,5 @@ def printable(text: str, most: int | None = None) -> str:
         text: The text.
         most: Characters after which it is cut off.
     """
-    clean = "".join(c if c.isprintable() else " " for c in text)
+    clean = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
     return " ".join(clean.split())[:most]

@@ -19,15 +19,27 @@ class WorkerReceipt:
             in which phase), `skipped` (it runs a newer version).
         seconds: From the call of publish to that state; None while `behind`.
         detail: Words for a person; empty where the state says it all.
+        encoding: How the version came to it: `raw` (all of it) or `delta-1` (a patch on what ran
+            there); empty where nobody can tell, and where it was read from shared memory.
+        nbytes: Bytes of that, without headers; what was lost and sent again is not counted.
     """
 
     name: str
     state: State
     seconds: float | None
     detail: str = ""
+    encoding: str = ""
+    nbytes: int = 0
+
+    @property
+    def patched(self) -> bool:
+        """Whether the version came as a patch."""
+        return self.encoding not in ("", "raw")
 
     def __str__(self) -> str:
         when = "" if self.seconds is None else f" after {self.seconds:.3f} s"
+        if self.patched:
+            when += f" by {self.encoding} ({self.nbytes} bytes)"
         return f"{self.name} {self.state}{when}" + (f": {self.detail}" if self.detail else "")
 
 
@@ -52,7 +64,7 @@ class Receipt:
     workers: Mapping[str, WorkerReceipt]
 
     def in_state(self, *states: State) -> list[str]:
-        """Return the names of the workers in one of the states, sorted."""
+        """Return the names of the workers in one of these `states`, sorted."""
         return sorted(w.name for w in self.workers.values() if w.state in states)
 
     def __str__(self) -> str:

@@ -28,6 +28,8 @@ from .messages import (
     Buffer,
     End,
     Message,
+    Patch,
+    PatchId,
     SealedChunk,
     SealedMessage,
     encode,
@@ -42,15 +44,26 @@ class Bytes(Protocol):
         ...
 
 
-class Sealable(Protocol):
-    """A version (`publisher/version.py`)."""
+class Named(Protocol):
+    """A version by its name."""
 
     model: str
     epoch: int
     version: int
+
+
+class Sealable(Protocol):
+    """A version, or a patch that leads to it (`publisher/version.py`)."""
+
     plan: ChunkPlan
+    patch: PatchId | None
     sealed: "SealedVersion | None"
     was_sealed: bool
+
+    @property
+    def target(self) -> Named:
+        """The version."""
+        ...
 
     @property
     def snapshot(self) -> Bytes:
@@ -101,7 +114,7 @@ class SealedVersion:
         tag, crc = seal(self._key, nonce_of(CHUNK, index), data, plain, room, look)
         if known not in (None, crc):  # E3
             raise AssertionError(
-                f"chunk {index} of {version.model} has changed since it was hashed"
+                f"chunk {index} of {version.target.model} has changed since it was hashed"
             )
         version.hashed(index, crc)
         self._chunks[index] = tag.hex(), room
@@ -109,7 +122,7 @@ class SealedVersion:
 
     def is_of(self, group: GroupKey, version: Sealable) -> bool:
         """Return whether it was sealed under this key and the version's present name."""
-        return self.group is group and self.subject.epoch == version.epoch
+        return self.group is group and self.subject.epoch == version.target.epoch
 
 
 class Sealer:
@@ -157,7 +170,7 @@ class Sealer:
         Raises:
             MemoryError: There is none.
         """
-        self._take(version.model, version.plan.nbytes)
+        self._take(version.target.model, version.plan.nbytes)
 
     def chunk(self, version: Sealable, index: int) -> tuple[SealedChunk, memoryview]:
         """Return a sealed chunk; it is sealed once.
@@ -165,25 +178,33 @@ class Sealer:
         Raises:
             MemoryError: There is none for what is sealed.
         """
-        sealed = version.sealed
+        sealed, named = version.sealed, version.target
         if sealed is None or not sealed.is_of(self._group, version):
-            plan = version.plan
-            name = version.model, version.epoch, version.version
-            room = self._take(version.model, plan.nbytes)
-            subject = Subject(*name, plan.nbytes, plan.chunk_bytes)
+            plan, patch = version.plan, version.patch
+            name = named.model, named.epoch, named.version
+            room = self._room(version)
+            subject = Subject(*name, plan.nbytes, plan.chunk_bytes, *_encoding_of(patch))
             again = version.was_sealed
             sealed = version.sealed = SealedVersion(self._group, subject, room, again=again)
             version.was_sealed = True
         tag, payload = sealed.chunk(version, index)
         chunk = SealedChunk(
-            model=version.model,
-            epoch=version.epoch,
-            version=version.version,
+            model=named.model,
+            epoch=named.epoch,
+            version=named.version,
             index=index,
             key=self._group.id,
             tag=tag,
+            patch=version.patch,
         )
         return chunk, payload
+
+    def _room(self, version: Sealable) -> NDArray[np.uint8]:
+        """Take memory for what is sealed: for each version as much; for a patch what it needs."""
+        nbytes = version.plan.nbytes
+        if version.patch is not None:
+            return np.empty(nbytes, np.uint8)
+        return self._take(version.target.model, nbytes)
 
     def whole(self, announce: Announce, chunk: SealedChunk) -> Announce:
         """Return an announcement that goes with its only chunk, which is sealed."""
@@ -222,13 +243,20 @@ class Sealer:
         return SealedMessage(key=self._group.id, count=self._count, sealed=sealed), payload
 
 
-def subject_of(announce: Announce) -> Subject:
-    """Return what the key of an announced version is derived from."""
+def _encoding_of(patch: PatchId | None) -> tuple[str, tuple[int, int]]:
+    """Return an encoding, and the base that it builds on. (D12)"""
+    return ("raw", (0, 0)) if patch is None else (patch.encoding, (patch.epoch, patch.version))
+
+
+def subject_of(announce: Announce, patch: Patch | None = None) -> Subject:
+    """Return what the key of an announced version is derived from, or of a patch to it."""
+    encoding, base = _encoding_of(patch)
     return Subject(
         announce.model,
         announce.epoch,
         announce.version,
-        announce.nbytes,
+        announce.nbytes if patch is None else patch.nbytes,
         announce.chunk_bytes,
-        announce.encoding,
+        announce.encoding if patch is None else encoding,
+        base,
     )

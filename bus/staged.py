@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..codecs.layout import Layout
 from .chunks import ChunkPlan
+from .messages import PatchId, Running
 
 
 class StaleError(Exception):
@@ -49,6 +50,8 @@ class StagedVersion:
         say_staged: The publisher wants to know that it is staged, before it is applied.
         shared: The segment, if `data` lies in one.
         hash_chunks: On the shared road: hash the bytes, in chunks of this size; 0: do not.
+        patch: By which patch it came; None: as it is.
+        decode_us: Microseconds that this patch took to be decoded.
     """
 
     model: str
@@ -60,6 +63,8 @@ class StagedVersion:
     say_staged: bool = False
     shared: SharedMemory | None = None
     hash_chunks: int = 0
+    patch: PatchId | None = None
+    decode_us: int = 0
 
     def reading(self) -> AbstractContextManager[None]:
         """Hold the bytes while copying from them.
@@ -73,9 +78,58 @@ class StagedVersion:
         return self.shared.reading(self.model, self.epoch, self.version)
 
     @property
+    def own(self) -> NDArray[np.uint8] | None:
+        """The bytes, if they lie in memory of ours."""
+        return self.data if self.shared is None else None
+
+    @property
     def key(self) -> tuple[int, int]:
         """The order of versions: epoch, then version."""
         return self.epoch, self.version
+
+
+@dataclass(slots=True, eq=False)
+class Base:
+    """The bytes of what runs here, which patches build on.
+
+    Attributes:
+        running: What runs.
+        layout: Where each tensor lies.
+        data: They; who they are of may change them, so they are held against the digest first.
+        own: They lie in a staging buffer, which is kept for this.
+        users: How many patches are arriving for them, or being decoded.
+    """
+
+    running: Running
+    layout: Layout
+    data: NDArray[np.uint8]
+    own: bool
+    users: int = 0
+
+
+class Patching:
+    """A version on its way from a patch that is here into a buffer of ours.
+
+    Args:
+        model, key: Its name, and its epoch and number.
+        base: What the patch builds on. Nobody writes there before this has ended.
+        patch: The patch.
+        buffer: Where to. It serves nothing else until this has ended, one way or another.
+        digest: What the version hashes to.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        key: tuple[int, int],
+        base: Base,
+        patch: NDArray[np.uint8],
+        buffer: NDArray[np.uint8],
+        digest: str,
+    ) -> None:
+        self.model, self.key, self.base = model, key, base
+        self.patch, self.buffer, self.digest = patch, buffer, digest
+        self.live = True  # until nobody wants it any more: then end it soon
 
 
 class Copying:

@@ -6,22 +6,25 @@ memory (`data_ptr`), its device and its `requires_grad`. A module on the meta de
 memory.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import numpy_tensors
-from .copies import Copies
+from .copies import Copies, Differences
 from .errors import StateError
 from .layout import Layout, Strict, TensorSpec, difference, trimmed
+from .native import crc32c
 from .outline import Leaf, Outline
 from .section import Section
 from .state import identity, is_module, named_leaves, outline_at_once, signature
 
 if TYPE_CHECKING:
     import torch
+
+STEP_BYTES = 2**22  # that are summed at once: a fraction of a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,58 @@ def calls_users(target: object) -> bool:
     from . import torch_modules
 
     return bool(torch_modules.with_extra(target, "set_extra_state"))
+
+
+def summing(
+    layout: Layout, target: object, names: Iterable[str], sums: list[int | None]
+) -> Iterator[int]:
+    """Sum what a target holds by now of a layout, a little at a time.
+
+    To `sums` goes the CRC-32C of each name's bytes, as a version would have them; None where they
+    cannot be compared with a version's: the target has no such tensor, or one of another dtype.
+
+    Yields:
+        The bytes of each step.
+    """
+    leaves = _open(target).leaves
+    for name in names:
+        leaf, spec = leaves.get(name), layout.by_name(name)
+        total: int | None = None
+        if leaf is not None and _is_like(name, leaf, spec):
+            total = 0
+            for piece in _pieces(leaf):
+                data = _bytes_of(piece, spec)
+                total = crc32c(data, total)
+                yield data.size
+        sums.append(total)
+
+
+def _is_like(name: str, leaf: Leaf, spec: TensorSpec) -> bool:
+    try:
+        return not _on_meta(leaf) and signature(name, leaf) == (spec.dtype, spec.shape)
+    except StateError:
+        return False
+
+
+def _pieces(leaf: Leaf) -> Iterator[Leaf]:
+    """Cut a tensor in the order of its elements: to be summed, some are copied first."""
+    if leaf.nbytes <= STEP_BYTES or not leaf.ndim:
+        yield leaf
+        return
+    rows = STEP_BYTES * len(leaf) // leaf.nbytes
+    for begin in range(0, len(leaf), max(1, rows)):
+        if rows:
+            yield leaf[begin : begin + rows]
+        else:
+            yield from _pieces(leaf[begin])
+
+
+def _bytes_of(leaf: Leaf, spec: TensorSpec) -> numpy_tensors.Bytes:
+    if isinstance(leaf, np.ndarray):
+        return numpy_tensors.bytes_of(leaf, spec)
+    from . import torch_tensors
+
+    return torch_tensors.bytes_of(leaf)
 
 
 def copy_into(
@@ -111,21 +166,51 @@ class Reader:
         self.begun = False
         self._known: _Known | None = None
 
-    def copy_into(self, target: object, *, strict: Strict = True, cast: bool = False) -> None:
+    def differences(self, target: object, *, strict: Strict, cast: bool) -> Differences | None:
+        """Find where a target differs from the version; None if it pays to copy all of it.
+
+        A target that was never copied to is not looked at.
+        """
+        known = self._known_as(target, outline_at_once(target), (strict, cast))
+        if known is None:
+            return None
+        try:
+            return Differences(known.destinations, known.sources)
+        except (ValueError, MemoryError):
+            return None
+
+    def _known_as(
+        self, target: object, outline: Outline | None, how: tuple[Strict, bool]
+    ) -> _Known | None:
+        """Return how a target was taken apart, if it is still that."""
+        known = self._known
+        if known is None or outline is None or not (known.target is target and known.how == how):
+            return None
+        return known if outline.same(known.outline) else None
+
+    def copy_into(
+        self,
+        target: object,
+        *,
+        strict: Strict = True,
+        cast: bool = False,
+        only: Differences | None = None,
+    ) -> None:
         """Copy the version into a target; the arguments are those of `check`.
+
+        With `only` it is known what differs: nothing else is written.
 
         Raises:
             StateError: The target does not fit, and was not touched; the text says how.
         """
-        known, outline = self._known, outline_at_once(target)
-        if (
-            known is not None
-            and outline is not None
-            and (known.target is target and known.how == (strict, cast))
-            and outline.same(known.outline)
-        ):
+        outline = outline_at_once(target)
+        known = self._known_as(target, outline, (strict, cast))
+        if known is not None:
             self.begun = True
-            known.copies.run(known.destinations, known.sources)
+            if only is not None:
+                only.write()
+            else:
+                known.copies.run(known.destinations, known.sources)
             return
         self._known = None
         pairs = self._examine(target, strict=strict, cast=cast)

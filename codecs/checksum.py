@@ -2,7 +2,7 @@
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from .native import crc32c
@@ -33,6 +33,11 @@ def digest(layout_id: str, chunk_bytes: int, crcs: Sequence[int]) -> str:
 
 def digest_of(layout_id: str, data: "Memory", chunk_bytes: int) -> str:
     """Return the digest of a whole data section."""
+    return digest(layout_id, chunk_bytes, list(crcs_of(data, chunk_bytes)))
+
+
+def crcs_of(data: "Memory", chunk_bytes: int) -> Iterator[int]:
+    """Yield the CRC-32C of each chunk of a data section."""
     view = memoryview(cast("Buffer", data)).cast("B")
-    parts = (view[i : i + chunk_bytes] for i in range(0, len(view), chunk_bytes))
-    return digest(layout_id, chunk_bytes, [crc32c(part) for part in parts])
+    for begin in range(0, len(view), chunk_bytes):
+        yield crc32c(view[begin : begin + chunk_bytes])

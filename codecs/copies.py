@@ -2,17 +2,27 @@
 
 One call of a library costs more than to copy a small tensor. So those that are plain memory on
 both sides are copied as memory; the others by numpy, or by one call of torch for all of them.
+
+Where few elements differ, `Differences` finds them beforehand, and writes these alone.
 """
 
+import math
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import native, numpy_tensors
 from .outline import Leaf, of_torch
 
 STEP_BYTES = 2**26  # copied before somebody may look at the clock: some hundredths of a second
+SCAN_WORDS: Final = 2**17  # compared at once: what caches hold
+SMALL_BYTES: Final = 2**14  # to copy a tensor of this takes no longer than to look at it
+SPARSE: Final = 10  # one in so many words may differ: else it is about as fast to copy all
+
+Words = NDArray[np.unsignedinteger]
 
 
 class Copies:
@@ -90,12 +100,74 @@ def plain_memory(destination: Leaf, source: Leaf) -> tuple[int, int, int] | None
     return None
 
 
-def _memory(leaf: Leaf) -> tuple[int, int] | None:
+def _memory(leaf: Leaf, most: int = native.COPIED_BYTES_MAX) -> tuple[int, int] | None:
     if isinstance(leaf, np.ndarray):
-        if leaf.nbytes > native.COPIED_BYTES_MAX or not leaf.flags.c_contiguous:
+        if leaf.nbytes > most or not leaf.flags.c_contiguous:
             return None
         return leaf.__array_interface__["data"][0], leaf.nbytes
     nbytes = leaf.numel() * leaf.itemsize
-    if nbytes > native.COPIED_BYTES_MAX or not of_torch().bare(leaf):
+    if nbytes > most or not of_torch().bare(leaf):
         return None
     return leaf.data_ptr(), nbytes
+
+
+class Differences:
+    """Where tensors differ from others, to be written there alone.
+
+    Args:
+        destinations, sources: As those of `Copies`.
+
+    Raises:
+        ValueError: More differs than it pays to write alone, or a tensor is not plain memory.
+    """
+
+    def __init__(self, destinations: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
+        self._pairs = destinations, sources
+        self._held: list[Leaf] = []  # what is looked at, whatever a reader does to its tensor
+        self._large: list[int] = []
+        self._found: list[tuple[Words, NDArray[np.intp], Words]] = []
+        small: list[int] = []
+        for index, leaf in enumerate(destinations):
+            (small if leaf.nbytes <= SMALL_BYTES else self._large).append(index)
+        self._small = small
+        self._copies = Copies(_some(destinations, small), _some(sources, small))
+        self._room = sum(destinations[index].nbytes for index in self._large) // SPARSE
+        for index in self._large:
+            self._compare(destinations[index], sources[index])
+
+    def _compare(self, destination: Leaf, source: Leaf) -> None:
+        held = destination if isinstance(destination, np.ndarray) else destination.detach()
+        self._held.append(held)
+        to, from_ = _memory(held, sys.maxsize), _memory(source, sys.maxsize)
+        if not (to and from_) or destination.dtype != source.dtype:
+            raise ValueError("a tensor is not plain memory, or is converted")
+        width = math.gcd(*to, from_[0], 8)  # not of an element: the widest are compared soonest
+        there, new = (native.bytes_at(*each).view(f"u{width}") for each in (to, from_))
+        at = self._where(there, new)
+        if at.size:
+            self._found.append((there, at, new[at]))
+
+    def _where(self, there: Words, new: Words) -> NDArray[np.intp]:
+        found: list[NDArray[np.intp]] = []
+        for begin in range(0, there.size, SCAN_WORDS):
+            end = begin + SCAN_WORDS
+            at = np.flatnonzero(there[begin:end] != new[begin:end])
+            self._room -= at.size * there.itemsize
+            if self._room < 0:
+                raise ValueError(f"more than one word in {SPARSE} differs")
+            found.append(at + begin)
+        return np.concatenate(found)
+
+    def write(self) -> None:
+        """Have all of the one be what the others are."""
+        destinations, sources = self._pairs
+        for there, at, values in self._found:
+            there[at] = values
+        tensors = [leaf for leaf in _some(destinations, self._large) if not _is_array(leaf)]
+        if tensors:
+            of_torch().changed(tensors)
+        self._copies.run(_some(destinations, self._small), _some(sources, self._small))
+
+
+def _is_array(leaf: Leaf) -> bool:
+    return isinstance(leaf, np.ndarray)

@@ -84,6 +84,11 @@ class Layout:
         """All names, aliases included: the tensors in file order, then the aliases, sorted."""
         return tuple(self._by_name)
 
+    @cached_property
+    def sorted_names(self) -> tuple[str, ...]:
+        """All names, aliases included, sorted by their UTF-8."""
+        return tuple(sorted(self._by_name))
+
     def by_name(self, name: str) -> TensorSpec:
         """Return the tensor that a name or an alias stands for; KeyError if there is none."""
         return self._by_name[name]

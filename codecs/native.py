@@ -112,9 +112,13 @@ def joined(
     return to[first], from_[first], np.add.reduceat(sizes, first)
 
 
+def bytes_at(address: int, nbytes: int) -> "Bytes":
+    """Return what lies in memory."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
 def _view(address: int, nbytes: int) -> memoryview:
-    memory = (ctypes.c_uint8 * nbytes).from_address(address)
-    return np.ctypeslib.as_array(memory).data  # numpy's bytes can be assigned to
+    return bytes_at(address, nbytes).data  # numpy's bytes can be assigned to
 
 
 def gather(to: "Bytes", from_: Addresses, sizes: Addresses, chunk_bytes: int) -> NDArray[np.uint32]:

@@ -1,5 +1,6 @@
 """Numpy arrays as tensors of a layout: what they are, how their bytes come and go."""
 
+import sys
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,7 +21,8 @@ Memory: TypeAlias = "Buffer | Bytes"  # numpy declares its buffer protocol from 
 
 def signature(name: str, array: Array) -> Signature:
     """Return an array's dtype name and shape; StateError if it cannot travel."""
-    if isinstance(array, np.ma.MaskedArray):
+    masked = sys.modules.get("numpy.ma")  # numpy imports it when asked for: there are none before
+    if masked is not None and isinstance(array, masked.MaskedArray):
         raise StateError(f"{name}: a masked array would lose its mask; give it .filled() instead")
     try:
         return name_of_numpy(array.dtype), array.shape
@@ -51,6 +53,12 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[Array]:
             part.flags.writeable = data.flags.writeable
         arrays.append(part.view(dtype).reshape(spec.shape))
     return arrays
+
+
+def bytes_of(array: Array, spec: TensorSpec) -> Bytes:
+    """Return the bytes that an array has in a version; its own memory where they lie there so."""
+    plain = np.ascontiguousarray(array, dtype=numpy_dtype(spec.dtype))
+    return plain.reshape(-1).view(np.uint8)
 
 
 def copy(destinations: Sequence[Array], sources: Sequence[Array]) -> None:

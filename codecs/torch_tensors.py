@@ -85,6 +85,13 @@ def bare(tensor: torch.Tensor) -> bool:
     )
 
 
+def bytes_of(tensor: torch.Tensor) -> Bytes:
+    """Return the bytes that a tensor has in a version; its own memory where they lie there so."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    data: Bytes = plain.reshape(-1).view(torch.uint8).numpy()
+    return data
+
+
 def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
     """Return each tensor's part of the data section as a tensor that shares its memory.
 

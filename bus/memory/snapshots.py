@@ -126,7 +126,7 @@ class Snapshot:
         self._block: Block | None = block  # the pool knows both: neither holds the other for long
         self._let_go, self._copied = let_go, copied
         self._phase: Phase = "held"
-        self._kept = False
+        self._keepers = 0
         # A view of our own: sockets that send from it keep it alive, and only it.
         self._view: NDArray[np.uint8] | None = block.data.view()
         self._in_hands = weakref.ref(self._view, lambda _: _notify(let_go))
@@ -207,7 +207,7 @@ class Snapshot:
     def take(self) -> bool:
         """Take the memory if it is lent and nobody keeps it."""
         with self._let_go:
-            if self._phase != "lent" or self._kept:
+            if self._phase != "lent" or self._keepers:
                 return False
             self.release()
             return True
@@ -215,22 +215,24 @@ class Snapshot:
     def keep(self) -> NDArray[np.uint8] | None:
         """Return the bytes, which nobody overwrites until `let_go`; None if it is too late.
 
-        One thread at a time may keep them. The publisher takes other memory meanwhile.
+        Any number may keep them. The publisher takes other memory meanwhile.
         """
         with self._let_go:
-            self._kept = self._block is not None
-            return None if self._block is None else self._block.data
+            if self._block is None:
+                return None
+            self._keepers += 1
+            return self._block.data
 
     def let_go(self) -> None:
         """The bytes may be overwritten as far as whoever kept them is concerned."""
         with self._let_go:
-            self._kept = False
+            self._keepers -= 1
             self._let_go.notify_all()
 
     @property
     def kept(self) -> bool:
         """Whether somebody keeps the bytes."""
-        return self._kept
+        return self._keepers > 0
 
     @property
     def draining(self) -> bool:
@@ -240,7 +242,7 @@ class Snapshot:
     @property
     def in_use(self) -> bool:
         """Whether anybody needs the bytes, sockets included."""
-        return self._phase != "over" or self._kept or self._in_hands() is not None
+        return self._phase != "over" or self._keepers > 0 or self._in_hands() is not None
 
 
 def _notify(let_go: threading.Condition) -> None:
@@ -273,8 +275,16 @@ class Pool:
         self._blocks: dict[Block, Snapshot | None] = {}  # and what was written there last
         self._let_go = threading.Condition()  # its lock may be taken again by who has it
 
+        self._surplus = False  # some was needed for what is kept no more
+
     def __len__(self) -> int:
         return len(self._blocks)
+
+    def shrink(self) -> None:
+        """Give back what nobody needs: now, and of the latest version when there is another."""
+        for block in self._free():
+            del self._blocks[block]
+        self._surplus = True
 
     def reserve(self, nbytes: int) -> Shared | None:
         """Make a block of this size now, so that the first version need not wait for it.
@@ -309,10 +319,14 @@ class Pool:
             WeightBusError: All of it stayed in use.
             DeadlineError: There was no time to take it.
         """
+        if self._surplus:
+            self.shrink()
+            self._surplus = False
         block = self._reuse(nbytes)
         if block is None and replaces_latest and self._take_lent():
             block = self._reuse(nbytes)
-        if block is None and self._counted() >= SNAPSHOTS_MAX:
+        # What was kept counts again once it is let go: there may be more than one too many.
+        while block is None and self._counted() >= SNAPSHOTS_MAX and not self._free():
             self._wait(make_room, replaces_latest, min(self._patience, deadline.left()))
             block = self._reuse(nbytes)
         if block is None:

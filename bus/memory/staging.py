@@ -10,8 +10,10 @@ from collections.abc import Callable, Generator
 import numpy as np
 from numpy.typing import NDArray
 
+from ...codecs.delta.patch import Patch
+from ...codecs.errors import PatchError
 from ...codecs.native import copy_crc32c
-from ..staged import Copying, StaleError
+from ..staged import Copying, Patching, StaleError
 from .pages import Pages, memory_of_pages, pages_of
 
 Check = Callable[[], None]  # called between steps; what it raises ends them
@@ -71,6 +73,24 @@ def _touching(pages: Pages | None) -> Generator[None]:
         except OSError:  # another kernel: pages come as they are needed
             return
         yield
+
+
+def patching(job: Patching) -> Generator[None, None, str]:
+    """Decode a patch, step by step; return why it is of no use, nothing if it is. (D5)"""
+    unwanted = "nobody wants it any more"
+    if not job.live:
+        return unwanted
+    try:
+        patch = Patch(job.base.layout, job.patch.data)
+        if patch.header.target != job.digest:
+            return f"it leads to {patch.header.target[:12]}; announced is {job.digest[:12]}"
+        for _ in patch.steps(job.base.data, job.buffer):
+            yield
+            if not job.live:
+                return unwanted
+    except (PatchError, MemoryError) as error:
+        return str(error) or "there is no memory to decode it"
+    return ""
 
 
 def copying(copy: Copying) -> Generator[None, None, NDArray[np.uint32] | None]:

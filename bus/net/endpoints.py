@@ -8,6 +8,7 @@ under several names (loopback, a container's name, an address behind a port mapp
 import errno
 import ipaddress
 import re
+import socket
 
 from ..errors import AddressError
 from ..limits import TEXT_MAX
@@ -104,6 +105,28 @@ def ipc_name(path: str) -> str:
     One that begins with @ is a name outside of the file system, as ZeroMQ has it.
     """
     return "\0" + path[1:] if path.startswith("@") else path
+
+
+def dial(endpoint: str, timeout: float) -> socket.socket:
+    """Return a connection to an endpoint, made within so many seconds: its timeout from then on.
+
+    Raises:
+        OSError: It cannot be connected to.
+        AddressError: It names no port.
+    """
+    path = ipc_path(endpoint)
+    if path is None:
+        found = socket.create_connection(host_and_port(endpoint), timeout)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is said must not wait
+        return found
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        found.settimeout(timeout)
+        found.connect(ipc_name(path))
+    except BaseException:
+        found.close()
+        raise
+    return found
 
 
 def unbindable(endpoint: str, parameter: str, number: int | None, reason: str) -> AddressError:

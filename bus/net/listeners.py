@@ -60,8 +60,10 @@ class Listener:
         self._thread.start()
 
     def tell(self, event: WorkerEvent) -> None:
-        """Hand an event over; never waits."""
+        """Hand an event over; never waits. Once it is to end it hears of nothing new."""
         with self._changed:
+            if self._ended:
+                return
             if len(self._events) >= EVENTS_MAX:
                 self._events.popleft()
                 self._missed += 1

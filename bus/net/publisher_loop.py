@@ -9,20 +9,21 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
-from itertools import islice
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from ..complaints import Complaints, Told
 from ..effects import Notice, Send
 from ..errors import ClosedError, PublishError
-from ..messages import control_topic, data_topic, encode
+from ..messages import encode, topics_of
 from ..observed import Observe, Roster
 from ..owner import Owner
 from ..publisher.effects import (
     Broadcast,
+    Compare,
     Effect,
     HangUp,
     Hash,
@@ -36,7 +37,7 @@ from ..publisher.effects import (
     Withdraw,
 )
 from ..publisher.machine import PublisherMachine
-from ..publisher.offers import hash_chunk, worded
+from ..publisher.offers import Unhurried, hash_all, worded
 from ..publisher.publication import Publication
 from ..publisher.status import WorkerStatus
 from ..publisher.version import Snapshot, Version
@@ -49,7 +50,6 @@ log = logging.getLogger("weightbus.publisher")
 
 TICK = 0.1  # seconds between two looks at the clock when nothing happens
 BATCH = 64  # messages taken from one socket before the other gets a turn
-HASH_BYTES = 2**22  # of a version that is hashed between other work: a fraction of a millisecond
 
 T = TypeVar("T")
 Condition = Callable[[tuple[WorkerStatus, ...]], bool]
@@ -82,7 +82,7 @@ class PublisherLoop:
         self._restored, self._sealer = restored, sealer
         self._work: deque[tuple[Callable[[float], None], Future[Any]]] = deque()
         self._open: dict[int, Future[Receipt]] = {}
-        self._hashing: deque[tuple[Version, Iterator[int]]] = deque()  # and what is left of each
+        self._unhurried = Unhurried()
         self._full, self._told = Complaints(log, "%s"), Told(log)
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[Listener] = []
@@ -173,8 +173,8 @@ class PublisherLoop:
     def observe(self, asked: Observe) -> "Future[Roster]":
         """Ask what an observer is told."""
         future: Future[Roster] = Future()
-        page = self._machine.observers.page
-        self._hand_over(lambda now: future.set_result(page(asked, now)), future)
+        pages = self._machine.observers.pages
+        self._hand_over(lambda now: future.set_result(pages(asked, now)[0]), future)
         return future
 
     def watch(self, condition: Condition) -> "Future[None]":
@@ -275,7 +275,7 @@ class PublisherLoop:
     def _turn(self, next_tick: float) -> float:
         """Take what there is, push what may be pushed, tick when it is time."""
         self._do_work(time.monotonic())  # before anything else: somebody waits for it
-        busy = self._work or self._hashing or self._with_room()
+        busy = self._work or self._unhurried or self._with_room()
         wait = 0.0 if busy else next_tick - time.monotonic()
         activity = self._sockets.poll(wait)
         now = time.monotonic()
@@ -285,8 +285,8 @@ class PublisherLoop:
             self._take_heard(now)
         if topics := self._with_room():
             self._perform(self._machine.push(now, topics), now)
-        if self._hashing:
-            self._hash_some(now)
+        if self._unhurried:
+            self._perform(self._unhurried.go_on(now), now)
         if now >= next_tick:
             self._perform(self._machine.tick(now), now)
             if self._sealer is not None and self._sealer.due(now):
@@ -303,17 +303,6 @@ class PublisherLoop:
             if pushing
             else pushing
         )
-
-    def _hash_some(self, now: float) -> None:
-        """Hash a little of what somebody needs the digest of, and say so when all is done."""
-        version, chunks = self._hashing[0]
-        for index in islice(chunks, max(1, HASH_BYTES // version.plan.chunk_bytes)):
-            if not version.gone:
-                hash_chunk(version, index)
-        if version.gone or version.digest:
-            self._hashing.popleft()
-        if not version.gone and version.digest:
-            self._perform(self._machine.hashed(version, now), now)
 
     def _do_work(self, now: float) -> None:
         while self._work:
@@ -365,7 +354,7 @@ class PublisherLoop:
                 case Broadcast():
                     self._broadcast(effect)
                 case Withdraw(model):
-                    self._sockets.data.withdraw((control_topic(model), data_topic(model)))
+                    self._sockets.data.withdraw(topics_of(model))
                 case HangUp():
                     self._sockets.hang_up()
                 case Screen():
@@ -380,7 +369,11 @@ class PublisherLoop:
                     if not version.snapshot.stamp(version.model, *version.key):
                         self._machine.unshared(version)
                 case Hash(version):
-                    self._hashing.append((version, version.unhashed()))
+                    done = partial(self._machine.hashed, version)
+                    self._unhurried.add(version, hash_all(version), done)
+                case Compare(comparison):
+                    done = partial(self._machine.compared, comparison)
+                    self._unhurried.add(comparison.version, comparison.steps(), done)
                 case Lend(version):
                     version.snapshot.lend()
                 case Release(version):

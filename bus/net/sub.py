@@ -177,7 +177,7 @@ class Subscription:
         """Connect. (In a thread of its own.)"""
         found: socket.socket | None = None
         with contextlib.suppress(OSError, UnicodeError):
-            found = _connected(endpoint)
+            found = endpoints.dial(endpoint, DIAL_SECONDS)
         self._dialled.append((endpoint, found))
         self._wake()
         if self._closed:
@@ -230,19 +230,3 @@ class Subscription:
             lost = self._arrived.popleft()
             if isinstance(lost, Lease):
                 lost.cancel()
-
-
-def _connected(endpoint: str) -> socket.socket:
-    path = endpoints.ipc_path(endpoint)
-    if path is None:
-        found = socket.create_connection(endpoints.host_and_port(endpoint), DIAL_SECONDS)
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is said must not wait
-        return found
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        found.settimeout(DIAL_SECONDS)
-        found.connect(endpoints.ipc_name(path))
-    except BaseException:
-        found.close()
-        raise
-    return found

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from ..effects import (
     Connect,
     Copy,
+    Decode,
     Effect,
+    Examine,
     Joined,
     Notice,
     Open,
@@ -36,6 +38,7 @@ from ..errors import AddressError, ApplyError, ClosedError, RefusedError
 from ..memory.segment import Views
 from ..memory.staging import memory_ahead, memory_of
 from ..messages import encode
+from ..observed import Check
 from ..owner import Owner
 from ..staged import StagedVersion
 from ..worker.events import Granted, Happening, Opened, Report
@@ -79,6 +82,7 @@ class WorkerLoop:
         self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would hold us
         self._stopping = False
         self._at_once: Callable[[StagedVersion], bool] | None = None
+        self._examine: Callable[[Check], None] | None = None
         self._thread = Owner(self._run, "weightbus-worker")
 
     # For any thread.
@@ -97,6 +101,10 @@ class WorkerLoop:
         It must not take long; it returns False for what is to be left for other threads.
         """
         self._at_once = at_once
+
+    def examine_by(self, examine: Callable[[Check], None]) -> None:
+        """Have this asked what the weights are by now; it must not wait, and tells `Examined`."""
+        self._examine = examine
 
     def tell(self, event: Happening) -> None:
         """Tell the machine what has happened, soon."""
@@ -137,7 +145,7 @@ class WorkerLoop:
         self._handoff.close(reason)
         self._copier.close()
         self._sockets.close()
-        self._at_once = None  # it may hold whoever holds us
+        self._at_once = self._examine = None  # they may hold whoever holds us
 
     def _turn(self, next_tick: float) -> float:
         """Take what there is, tick when it is time."""
@@ -193,6 +201,8 @@ class WorkerLoop:
                     self._copier.copy(copy)
                 case Copy(copy):
                     self._done(copied(copy))
+                case Decode(job):
+                    self._copier.copy(job)
                 case Warm(shared, nbytes):
                     view = self._views.open(shared, nbytes) if self._views is not None else None
                     if view is not None and not view.touched:
@@ -226,6 +236,9 @@ class WorkerLoop:
                 case Renamed(model, epoch, version):
                     if self._on_renamed is not None:
                         self._on_renamed(model, epoch, version)
+                case Examine(check):
+                    if self._examine is not None:
+                        self._examine(check)
                 case Notice():
                     level = logging.WARNING if effect.warning else logging.INFO
                     log.log(level, "%s: %s", effect.kind, effect.text)

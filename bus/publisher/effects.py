@@ -6,12 +6,15 @@ shell answers with `PublisherMachine.hashed`.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..effects import Notice, Send
 from ..messages import Announce, Buffer, Message
 from ..receipt import Receipt, State
-from .version import Version
+from .version import Chunked, Version
+
+if TYPE_CHECKING:
+    from .observing.checks import Comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +28,18 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class SendChunk:
-    """Send a chunk of a version to one worker."""
+    """Send a chunk of a version, or of a patch, to one worker."""
 
-    version: Version
+    version: Chunked
     index: int
     to: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BroadcastChunk:
-    """Publish a chunk of a version to whoever has subscribed to its data."""
+    """Publish a chunk of a version, or of a patch, to whoever has subscribed to that."""
 
-    version: Version
+    version: Chunked
     index: int
 
 
@@ -111,6 +114,13 @@ class Hash:
 
 
 @dataclass(frozen=True, slots=True)
+class Compare:
+    """Compare a version with what a worker has, a little at a time, and say `compared`."""
+
+    comparison: "Comparison"
+
+
+@dataclass(frozen=True, slots=True)
 class Lend:
     """Let whoever publishes next write over a version."""
 
@@ -135,6 +145,7 @@ Worded = (
     | Settled
     | Stamp
     | Hash
+    | Compare
     | Lend
     | Release
 )  # what a loop does

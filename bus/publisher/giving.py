@@ -1,13 +1,13 @@
 """Giving versions out: what a worker that asks is told of them, and sent."""
 
-from ..effects import Send
+from ..effects import Notice, Send
 from ..messages import Fetch, Refuse
 from .effects import Effect, SendChunk
 from .offers import announcement, end_of, refusal_of
 from .publications import Publications
 from .roster import Peer
 from .store import Store
-from .version import Version
+from .version import Chunked, Version
 
 
 class Giving:
@@ -22,13 +22,44 @@ class Giving:
         version = versions.get(fetch.version) if versions else None
         if version is None and versions and fetch.version == 0:
             version = versions.get_latest_for(peer.name)
+        if version is not None and fetch.patch is not None:
+            return self._give_patch(peer, version, fetch, now)
         code, text = refusal_of(fetch, version)
         if version is None or code:
             return self._turn_down(peer, fetch, code, text)
+        told = self._told(peer, version, fetch.unpatched)
         if fetch.count:
-            return self._give(peer, version, fetch, now)
+            return told + self._give(peer, version, fetch, now)
         end = fetch.version > 0 and not fetch.layout  # asked for by one who has all chunks
-        return self.describe(peer, version, layout=fetch.layout, end=end)
+        return told + self.describe(peer, version, layout=fetch.layout, end=end)
+
+    def _give_patch(self, peer: Peer, version: Version, fetch: Fetch, now: float) -> list[Effect]:
+        """Give chunks of a patch, or what closes it; if there is none, the version is to be had."""
+        patch = version.find(fetch.patch) if fetch.version else None
+        if patch is None or fetch.first + fetch.count > patch.plan.count:  # D8
+            text = f"version {version.version} of {version.model} has no such patch, or not so much"
+            refuse = Refuse(
+                code="no-patch",
+                text=text,
+                model=fetch.model,
+                epoch=fetch.epoch,
+                version=fetch.version,
+            )
+            return [Send(refuse, to=peer.identity)]
+        if fetch.count:
+            return self._give(peer, patch, fetch, now)
+        return [Send(end_of(patch), to=peer.identity)]
+
+    def _told(self, peer: Peer, version: Version, why: str) -> list[Effect]:
+        """A worker says why a patch is of no use to it: it is told once, if there is one."""  # D10
+        if not why or not version.patches or peer.name in version.unpatched:
+            return []
+        version.unpatched.add(peer.name)
+        text = (
+            f"worker {peer.name} takes all of version {version.version} of {version.model}, for "
+            f"which there was a patch: {why}"
+        )
+        return [Notice("unpatched", text, peer.name)]
 
     def _turn_down(self, peer: Peer, fetch: Fetch, code: str, text: str) -> list[Effect]:
         """Refuse a fetch; if what it asked for is gone, say what there is instead."""
@@ -42,12 +73,14 @@ class Giving:
             effects += self.describe(peer, latest)
         return effects
 
-    def _give(self, peer: Peer, version: Version, fetch: Fetch, now: float) -> list[Effect]:
+    def _give(self, peer: Peer, chunked: Chunked, fetch: Fetch, now: float) -> list[Effect]:
+        version = chunked.target
         version.receivers.add(peer.name)
         peer.note(version.model, version.version, "receiving", None, now)
+        peer.incoming[version.model].patch = chunked.patch
         self._store[version.model].left(peer.name, older_than=version.version)
         indexes = range(fetch.first, fetch.first + fetch.count)
-        return [SendChunk(version, index, peer.identity) for index in indexes]
+        return [SendChunk(chunked, index, peer.identity) for index in indexes]
 
     def describe(
         self, peer: Peer, version: Version, *, layout: bool = False, end: bool = False

@@ -17,9 +17,10 @@ here assumes that the publisher is a trainer or that a worker is a leaf.
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ..effects import Send
-from ..errors import ProtocolError, UnknownWorkerError
+from ..errors import ProtocolError
 from ..limits import WHOLE_BYTES_MAX, Timing
 from ..messages import (
+    DELTA,
     TOKEN_BYTES,
     Announce,
     Applied,
@@ -40,11 +41,13 @@ from ..messages import (
     from_worker,
     model_of,
 )
-from ..observed import Observe, to_publisher
+from ..observed import Checked, Observe, Verify, to_publisher
 from ..trust.grants import Grant, Grants
 from .absent import Absent
 from .effects import Broadcast, BroadcastWhole, Effect, HangUp, Resolve, Settled, Withdraw
 from .giving import Giving
+from .observing.checks import Comparison
+from .observing.observers import Observers
 from .offers import announcement
 from .patience import DEAR, Patience, cost_of
 from .publication import Publication
@@ -52,10 +55,10 @@ from .publications import Publications
 from .push import Pushes
 from .reports import Reports
 from .roster import Peer, Roster
-from .sessions import NO_OBSERVER, REVOKED, Introduction, Sessions
-from .status import Observers, WorkerStatus, status_of
+from .sessions import REVOKED, Introduction, Sessions
+from .status import WorkerStatus, status_of
 from .store import Store
-from .version import Snapshot, Version
+from .version import Snapshot, Version, VersionPatch
 
 
 class PublisherMachine:
@@ -73,6 +76,7 @@ class PublisherMachine:
         secret: Draws 32 hexadecimal digits that nobody can guess; with it workers that can may say
             `applied` on their data connection. Where there are keys, it draws tickets for that.
         grants: What each key may do; None: there are no keys.
+        clock: Tells observers the seconds since 1970; None: they are not told.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class PublisherMachine:
         secret: Callable[[], str] | None = None,
         keys: Callable[[Peer], list[str]] | None = None,
         grants: Grants | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.timing = timing = timing or Timing()
         self.roster = roster = Roster(timing.lost_after)
@@ -101,7 +106,7 @@ class PublisherMachine:
         self._sessions = Sessions(
             introduction, timing, roster, store, calls, pushes, giving, plausible
         )
-        self.observers = Observers(roster, store, timing)
+        self.observers = Observers(roster, store, timing, clock)
         self._beacon_at = 0.0
 
     @property
@@ -152,10 +157,8 @@ class PublisherMachine:
         cost = cost_of(message, known=peer is not None)
         if not self._patience.bears(identity, cost, nbytes, now):
             return [HangUp()]
-        if isinstance(message, Observe):  # P23, K4
-            if grant is not None and grant.role != "observer":
-                return [Send(Refuse(code="not-allowed", text=NO_OBSERVER), to=identity)]
-            return [Send(self.observers.answer(identity, message, now), to=identity)]
+        if isinstance(message, Observe | Verify):  # P23, P24, K4
+            return self.observers.asked(identity, message, grant, now)
         if peer is not None and not isinstance(message, Hello | Bye):
             effects = self._sessions.heard(peer, now) + self._sessions.tell_keys(peer)
             effects += self._heed(peer, message, now)
@@ -207,6 +210,8 @@ class PublisherMachine:
                 return self._sessions.ping(peer, message)
             case Pong():
                 return []
+            case Checked():
+                return self.observers.checks.checked(peer, message)
             case _:
                 raise AssertionError(f"{type(message).__name__} is no message of a worker")
 
@@ -247,7 +252,7 @@ class PublisherMachine:
             UnknownWorkerError: A name was never on the roster; nothing was published.
         """
         version, workers = publication.version, publication.workers
-        peers = self._targets(version.model, workers)
+        peers = self.roster.targets(version.model, workers)
         versions = self.store[version.model]
         why = "superseded by a newer publish"
         effects = versions.number(version, self.epoch)
@@ -275,19 +280,6 @@ class PublisherMachine:
         self._publications.add(publication)
         return self._freeing(effects + self._publications.settle(publication, now))
 
-    def _targets(self, model: str, workers: Sequence[str] | None) -> list[Peer]:
-        if workers is None:
-            return [p for p in self.roster if not p.lost and model in p.hello.models]
-        peers = [p for name in workers if (p := self.roster.by_name(name)) is not None]
-        if len(peers) < len(workers):
-            known = sorted(p.name for p in self.roster)
-            unknown = sorted(set(workers) - set(known))
-            raise UnknownWorkerError(
-                f"no worker named {', '.join(unknown)} has joined; known are "
-                f"{', '.join(known) or 'none'}: check the name, or wait_for_workers() first"
-            )
-        return peers
-
     def _announce(self, publication: Publication, peers: list[Peer], now: float) -> list[Effect]:
         """Say that a version is there: to all, or to each that would not hear that."""  # P6
         version, effects = publication.version, list[Effect]()
@@ -295,9 +287,13 @@ class PublisherMachine:
         announce = announcement(version, publication)
         alone = [p for p in peers if not (p.lost or (broadcast and p.subscribed))]
         networked = [p for p in peers if p.subscribed and not (p.shared and version.shared)]  # S9
+        patched = [p for p in networked if version.patches and _patch_for(p, version)]
         if broadcast:
+            push = len(patched) < len(networked)
             effects.append(Withdraw(version.model))
-            effects.append(self._broadcast(version, announce, now, push=bool(networked)))
+            effects.append(self._broadcast(version, announce, now, push=push))
+            if any(_patch_for(p, version) is version.patches[0] for p in patched):  # D6
+                self._pushes.begin(version.patches[0], now)
         return effects + [Send(announce, to=peer.identity) for peer in alone]
 
     def _broadcast(
@@ -339,9 +335,17 @@ class PublisherMachine:
     # What the shell has done.
 
     def hashed(self, version: Version, now: float) -> list[Effect]:
-        """All chunks of a version are hashed."""
+        """All chunks of a version are hashed, unless it is gone."""
+        if version.gone:
+            return []
         self.store.hashed(version)
         return self._freeing(self._reports.hashed(version, now))
+
+    def compared(self, comparison: Comparison, _now: float) -> list[Effect]:
+        """What a worker has was compared with its version."""
+        effects = self.observers.checks.compared(comparison)
+        self.store[comparison.version.model].changed = True  # it may be lent again
+        return self._freeing(effects)
 
     def rekeyed(self) -> list[Effect]:
         """Tell workers the group keys that are in force now, once they say something."""
@@ -372,7 +376,7 @@ class PublisherMachine:
             self._beacon_at = now + self.timing.ping
             beacons = [self._beacon(versions.model) for versions in self.store]
             effects += [Broadcast(control_topic(b.model), b) for b in beacons if b.version]  # P16
-        effects += self._pushes.step(now)
+        effects += self._pushes.step(now) + self.observers.checks.tick(now)
         return self._freeing(effects + self._publications.settle_all(now))
 
     def close(self, now: float) -> list[Effect]:
@@ -415,3 +419,9 @@ class PublisherMachine:
         versions = self.store.get(model)
         latest = versions.find(versions.latest.version) if versions and versions.latest else None
         return Beacon(model=model, epoch=self.epoch, version=latest.version if latest else 0)
+
+
+def _patch_for(peer: Peer, version: Version) -> VersionPatch | None:
+    """Return the patch by which a version can come to a worker, if there is one."""
+    takes = DELTA in peer.hello.features
+    return version.patch_on(peer.running.get(version.model)) if takes else None

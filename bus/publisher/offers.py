@@ -1,6 +1,7 @@
 """What a publisher says of a version: the messages that announce, carry, close and commit it."""
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -17,6 +18,7 @@ from ..messages import (
     Whole,
     control_topic,
     data_topic,
+    patch_topic,
 )
 from ..sealer import Sealer
 from .effects import (
@@ -30,7 +32,9 @@ from .effects import (
     Worded,
 )
 from .publication import Publication
-from .version import Version
+from .version import Chunked, Version
+
+SLICE_BYTES = 2**22  # of a version that is hashed between other work: a fraction of a millisecond
 
 
 def announcement(version: Version, publication: Publication | None) -> Announce:
@@ -50,6 +54,8 @@ def announcement(version: Version, publication: Publication | None) -> Announce:
         encoding="raw",
         shared=version.shared,
         hash=publication is not None and publication.hash,
+        keep=version.keep,
+        patches=[patch.offered for patch in version.patches],
     )
 
 
@@ -65,10 +71,15 @@ def abort_of(model: str, epoch: int, version: int, text: str) -> Abort:
     return Abort(model=model, epoch=epoch, version=version, text=text)
 
 
-def end_of(version: Version) -> End:
-    """Return the message that closes a version."""
+def end_of(chunked: Chunked) -> End:
+    """Return the message that closes a version, or a patch that leads to it."""
+    version = chunked.target
     return End(
-        model=version.model, epoch=version.epoch, version=version.version, digest=version.digest
+        model=version.model,
+        epoch=version.epoch,
+        version=version.version,
+        digest=version.digest,
+        patch=chunked.patch,
     )
 
 
@@ -88,7 +99,7 @@ def refusal_of(fetch: Fetch, version: Version | None) -> tuple[str, str]:
 # What shells do with a version's bytes.
 
 
-def hash_chunk(version: Version, index: int) -> int:
+def hash_chunk(version: Chunked, index: int) -> int:
     """Return a chunk's CRC-32C; each chunk is hashed once."""
     crc = version.crc(index)
     if crc is None:
@@ -97,13 +108,59 @@ def hash_chunk(version: Version, index: int) -> int:
     return crc
 
 
-def chunk_of(version: Version, index: int) -> tuple[Chunk, Buffer]:
+def chunk_of(chunked: Chunked, index: int) -> tuple[Chunk, Buffer]:
     """Return a chunk and its payload."""
-    crc = hash_chunk(version, index)
+    crc, version = hash_chunk(chunked, index), chunked.target
     chunk = Chunk(
-        model=version.model, epoch=version.epoch, version=version.version, index=index, crc=crc
+        model=version.model,
+        epoch=version.epoch,
+        version=version.version,
+        index=index,
+        crc=crc,
+        patch=chunked.patch,
     )
-    return chunk, version.snapshot.chunk(*version.plan.span(index))
+    return chunk, chunked.snapshot.chunk(*chunked.plan.span(index))
+
+
+def chunks_topic(chunked: Chunked) -> bytes:
+    """Return the topic on which a version is pushed, or a patch."""
+    topic = data_topic if chunked.patch is None else patch_topic
+    return topic(chunked.target.model)
+
+
+def hash_all(version: Version) -> Iterator[int]:
+    """Hash what nobody has hashed yet of a version; yield the bytes of each step."""
+    for index in version.unhashed():
+        hash_chunk(version, index)
+        yield version.plan.chunk_bytes
+
+
+class Unhurried:
+    """What shells do with the bytes of versions a little at a time, since others wait meanwhile."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Version, Iterator[int], Callable[[float], list[Effect]]]]
+        self._waiting = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(
+        self, version: Version, steps: Iterator[int], done: Callable[[float], list[Effect]]
+    ) -> None:
+        """Take these steps, each of which yields its bytes; `done` says what follows from it."""
+        self._waiting.append((version, steps, done))
+
+    def go_on(self, now: float) -> list[Effect]:
+        """Take some of the steps. Those of a version that is gone are left out."""
+        version, steps, done = self._waiting[0]
+        nbytes = 0
+        while not version.gone and (step := next(steps, None)) is not None:
+            nbytes += step
+            if nbytes >= SLICE_BYTES:
+                return []
+        self._waiting.popleft()
+        return done(now)
 
 
 def for_one(effect: SendChunk, sealer: Sealer | None = None) -> Send:
@@ -115,11 +172,10 @@ def for_one(effect: SendChunk, sealer: Sealer | None = None) -> Send:
 
 def for_all(effect: BroadcastChunk | BroadcastWhole, sealer: Sealer | None = None) -> Broadcast:
     """Return the message to all that an effect asks for."""
-    version = effect.version
     if isinstance(effect, BroadcastChunk):
         chunk_for = chunk_of if sealer is None else sealer.chunk
-        return Broadcast(data_topic(version.model), *chunk_for(version, effect.index))
-    announce = effect.announce
+        return Broadcast(chunks_topic(effect.version), *chunk_for(effect.version, effect.index))
+    version, announce = effect.version, effect.announce
     if sealer is None:
         _, payload = chunk_of(version, 0)
     else:
@@ -141,11 +197,11 @@ def _message_of(
     try:
         return for_one(effect, sealer) if isinstance(effect, SendChunk) else for_all(effect, sealer)
     except MemoryError:
-        version = effect.version
+        version = effect.version.target
     if isinstance(effect, BroadcastWhole):
         return Broadcast(control_topic(version.model), effect.announce)
     if isinstance(effect, BroadcastChunk):
-        hash_chunk(version, effect.index)  # the end says what all of them hash to
+        hash_chunk(effect.version, effect.index)  # the end says what all of them hash to
     text = (
         f"there is no memory to seal version {version.version} of {version.model} for the network "
         f"({version.layout.nbytes} bytes): workers wait for it until there is"

@@ -10,7 +10,7 @@ of a look at its messages. Nobody is told: a message more for each would be what
 from ..allowance import Allowance, Rate
 from ..limits import STRANGERS, TALK, Timing
 from ..messages import Bye, Hello, Message, Ping, Pong
-from ..observed import Observe
+from ..observed import Checked, Observe, Verify
 
 CHEAP, DEAR = 1, 4  # what a message costs: one that is answered at most, one that leads to more
 DEAR_BYTES = 2**14  # so many more of a message cost as much again; few hellos have a tenth of it
@@ -49,6 +49,6 @@ class Patience:
 
 def cost_of(message: Message, *, known: bool) -> int:
     """Return what a message costs its sender: nothing if it is work."""
-    if not known or isinstance(message, Hello | Observe):
+    if not known or isinstance(message, Hello | Observe | Verify):
         return DEAR
-    return CHEAP if isinstance(message, Ping | Pong | Bye) else 0
+    return CHEAP if isinstance(message, Ping | Pong | Bye | Checked) else 0

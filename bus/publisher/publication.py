@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..receipt import Receipt, State, WorkerReceipt
-from .version import Version
+from .version import Chunked, Version
 
 Wait = Literal["applied", "staged", "none"]
 CommitMode = Literal["auto", "together"]
@@ -51,6 +51,8 @@ class Target:
     state: State = "behind"
     at: float | None = None
     detail: str = ""
+    encoding: str = ""  # how it came
+    nbytes: int = 0
 
 
 @dataclass(slots=True)
@@ -137,6 +139,13 @@ class Publication:
             self._away.pop(name, None)
             target.at = None if state == "behind" else now
 
+    def carried(self, name: str, by: Chunked) -> None:
+        """Note how the version came to a worker: by itself, or by a patch."""
+        target = self.targets.get(name)
+        if target is not None:
+            target.encoding = "raw" if by.patch is None else by.patch.encoding
+            target.nbytes = by.plan.nbytes
+
     def _count(self, states: frozenset[State]) -> int:
         return sum(map(self._counts.__getitem__, states))
 
@@ -203,7 +212,12 @@ class Publication:
             digest=digest,
             workers={
                 t.name: WorkerReceipt(
-                    t.name, t.state, None if t.at is None else t.at - self.started, t.detail
+                    t.name,
+                    t.state,
+                    None if t.at is None else t.at - self.started,
+                    t.detail,
+                    t.encoding,
+                    t.nbytes,
                 )
                 for t in self.targets.values()
             },

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ..effects import Notice, Send
 from ..limits import Timing
-from ..messages import Failed
+from ..messages import Applied, Failed, Staged
 from .absent import Absent
 from .effects import Effect, Resolve, Settled
 from .offers import abort_of, commit_of
@@ -16,7 +16,7 @@ from .publication import Publication
 from .roster import Peer, Roster
 from .status import phase_of
 from .store import Store
-from .version import Version
+from .version import Version, VersionPatch
 
 
 class Publications:
@@ -53,6 +53,18 @@ class Publications:
             if publication.hash and (named.model, named.version) == (model, version):
                 return True
         return False
+
+    def carried(self, peer: Peer, said: Staged | Applied, version: Version | None) -> None:
+        """A worker says how a version came to it. (D11)"""
+        by = version.find(said.patch) if version is not None else None
+        road = version is not None and version.shared is not None and peer.shared
+        if by is None or road or not said.digest:
+            return
+        if isinstance(by, VersionPatch) and isinstance(said, Applied):
+            peer.decoded(said.decode_us / 1e6, by.work, classes=by.classes)
+        for publication in self._open.values():
+            if publication.version is version:
+                publication.carried(peer.name, by)
 
     # What happens.
 

@@ -13,21 +13,21 @@ The end says what all of them hash to, so it goes out in the step after the last
 from collections.abc import Collection
 
 from ..limits import PUSH_CHUNKS
-from ..messages import control_topic, data_topic
+from ..messages import Progress, control_topic, data_topic, patch_topic
 from .effects import Broadcast, BroadcastChunk, Effect
-from .offers import end_of
+from .offers import chunks_topic, end_of
 from .store import Store
-from .version import Version
+from .version import Chunked
 
 BURST_BYTES = 2**20  # pushed before other work gets a turn
 
 
 class Push:
-    """One version on its way out on PUB."""
+    """One version, or a patch that leads to it, on its way out on PUB."""
 
-    def __init__(self, version: Version, now: float, patience: float) -> None:
+    def __init__(self, version: Chunked, now: float, patience: float) -> None:
         self.version = version
-        self.topic = data_topic(version.model)
+        self.topic = chunks_topic(version)
         self.next = 0
         self.done = False
         self.stalled = False  # nobody follows: it ends as soon as its digest is known
@@ -49,7 +49,7 @@ class Push:
     def ready(self) -> bool:
         """Whether a chunk, or the end, may go out now."""
         if self._ending:
-            return not self.done and bool(self.version.digest)
+            return not self.done and bool(self.version.target.digest)
         return self.next < self._limit()
 
     def _limit(self) -> int:
@@ -60,14 +60,16 @@ class Push:
         if not self._ending:
             self.stalled = now - self._moved_at >= self._patience
             return self._next(now)
-        self.done = bool(self.version.digest)
-        topic = control_topic(self.version.model)
+        self.done = bool(self.version.target.digest)
+        patch = self.version.patch is not None  # its end is none of all of the version (D7)
+        topic = self.topic if patch else control_topic(self.version.target.model)
         return [Broadcast(topic, end_of(self.version))] if self.done else []
 
     @property
     def needs_digest(self) -> bool:
         """Whether it ends before all chunks went out, and so were hashed."""
-        return self.stalled and self.next < self.version.plan.count and not self.version.digest
+        hashed = self.next == self.version.plan.count or bool(self.version.target.digest)
+        return self.stalled and not hashed
 
     def _next(self, now: float) -> list[Effect]:
         first, self.next = self.next, min(self.next + self._burst, self._limit())
@@ -77,25 +79,30 @@ class Push:
 
 
 class Pushes:
-    """What one publisher is pushing: of each model the version that was published last."""
+    """What one publisher is pushing: of each model what was published last, and a patch to that."""
 
     def __init__(self, store: Store, patience: float) -> None:
         self._store, self._patience = store, patience
-        self._each: dict[str, Push] = {}
+        self._each: dict[bytes, Push] = {}  # by topic
 
-    def begin(self, version: Version, now: float) -> None:
-        """Push a version."""
-        self._each[version.model] = Push(version, now, self._patience)
+    def begin(self, version: Chunked, now: float) -> None:
+        """Push a version, or a patch."""
+        push = Push(version, now, self._patience)
+        self._each[push.topic] = push
 
     def end(self, model: str) -> None:
         """Push no more of what was published of a model."""
-        self._each.pop(model, None)
+        for topic in (data_topic(model), patch_topic(model)):
+            self._each.pop(topic, None)
 
-    def report(self, model: str, version: int, chunks: int, now: float) -> None:
-        """Some worker has so many chunks of a version."""
-        push = self._each.get(model)
-        if push is not None and push.version.version == version:
-            push.report(chunks, now)
+    def report(self, report: Progress, now: float) -> None:
+        """Some worker has so many chunks of a version, or of a patch."""
+        topic = (data_topic if report.patch is None else patch_topic)(report.model)
+        push = self._each.get(topic)
+        if push is None or push.version.patch != report.patch:
+            return
+        if push.version.target.version == report.version:
+            push.report(report.chunks, now)
 
     @property
     def ready(self) -> list[bytes]:
@@ -108,9 +115,10 @@ class Pushes:
         for push in list(self._each.values()):
             if topics is not None and push.topic not in topics:
                 continue
-            if self._store.hold(push.version):  # else it was aborted, or is being overwritten
+            version = push.version.target
+            if self._store.hold(version):  # else it was aborted, or is being overwritten
                 effects += push.step(now)
-                effects += self._store.hash(push.version) if push.needs_digest else []
-            if push.done or push.version.gone:
-                self.end(push.version.model)
+                effects += self._store.hash(version) if push.needs_digest else []
+            if push.done or version.gone:
+                del self._each[push.topic]
         return effects

@@ -25,14 +25,17 @@ class Reports:
         versions = self._of(message)
         if versions is None or not versions.had(message.version):
             return []
-        self._pushes.report(message.model, message.version, message.chunks, now)
+        self._pushes.report(message, now)
         if peer.runs(message.model) >= (message.epoch, message.version):
             return []  # P19: what it said on the data connection was faster
         receiving = message.phase == "receiving"
         version = versions.get(message.version) if receiving else None
         if receiving and version is None:
             return []  # what it applies may be gone by now, if that takes so long
+        if version is not None:
+            peer.learn(message, version.plan.chunk_bytes, now)
         peer.note(message.model, message.version, message.phase, message.chunks, now)
+        peer.incoming[message.model].patch = message.patch
         versions.left(peer.name, older_than=message.version + (not receiving))
         if version is not None:
             version.receivers.add(peer.name)
@@ -55,6 +58,7 @@ class Reports:
         if peer.runs(message.model) < version.key:  # P19
             peer.note(message.model, message.version, "staged", None, now)
         versions.left(peer.name, older_than=message.version + 1)
+        self._publications.carried(peer, message, version)
         effects = self._publications.staged(peer, version, now)
         if version is not versions.pending and not version.gone:
             effects.append(Send(commit_of(version), to=peer.identity))
@@ -78,7 +82,9 @@ class Reports:
         incoming = peer.incoming.get(message.model)
         if incoming is not None and incoming.version <= message.version:
             del peer.incoming[message.model]
-        self._store[message.model].left(peer.name, older_than=message.version + 1)
+        versions = self._store[message.model]
+        self._publications.carried(peer, message, versions.find(message.version))
+        versions.left(peer.name, older_than=message.version + 1)
         return self._publications.arrived(peer, message.model, now)
 
     def failed(self, peer: Peer, message: Failed, now: float) -> list[Effect]:
@@ -134,7 +140,10 @@ class Reports:
             return versions.had(running.version) and unhashed
         if self._unchecked(model, running) is not None:
             return False  # it says it again
-        return versions.known_digest(running.version) in ("", running.digest)
+        known = versions.known_digest(running.version)
+        if known == "":
+            return not self._publications.must_hash(model, running.version)
+        return known == running.digest
 
     def _of(self, message: Progress | Staged | Failed) -> Versions | None:
         """Return the versions of a message's model, if it speaks of this epoch."""

@@ -6,12 +6,15 @@ connection is gone, the name passes on. So a worker that crashed and came back i
 and two workers started with one name learn of it at once.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal
 
+from ..errors import UnknownWorkerError
 from ..limits import ROSTER_MODELS_MAX, WORKERS_MAX
-from ..messages import Hello, Running
+from ..messages import DELTA, Hello, PatchId, Progress, Running
 
 Admission = Literal["new", "known", "again", "contested", "taken", "full"]
 
@@ -24,6 +27,7 @@ class Incoming:
     phase: str
     chunks: int
     since: float  # when it last made progress
+    patch: PatchId | None = None  # which it comes by; None: all of it
 
 
 @dataclass(slots=True)
@@ -33,6 +37,22 @@ class Seen:
     told: dict[str, object] = field(default_factory=dict[str, object])  # what they know of it
     took: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # in us
     failed: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+
+
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """A worker that takes patches, and what is known of how soon one is there.
+
+    Attributes:
+        running: What it runs.
+        rate: Bytes a second to it; infinite if that is not known.
+        decode: Seconds that it takes to decode a patch, for each byte of a version of which nothing
+            changes: with classes (True) and without, as far as it has said so.
+    """
+
+    running: Running | None
+    rate: float = math.inf
+    decode: Mapping[bool, float] = field(default_factory=dict[bool, float])
 
 
 @dataclass(slots=True)
@@ -56,6 +76,8 @@ class Peer:
     revision: int = 0  # of the roster, when this last changed in a way that observers are told
     seen: Seen = field(default_factory=Seen)
     key: str = ""  # its public key, where the publisher has keys
+    rate: float = math.inf  # bytes a second to it, as far as they are known
+    decode: dict[bool, float] = field(default_factory=dict[bool, float])  # see `Taker`
     rekeyed: bool = False  # there is another group key than it was told
     ticket: str = ""  # for a data connection, until it is shown; and when it was given
     ticket_at: float = 0.0
@@ -65,6 +87,22 @@ class Peer:
         """Return epoch and version of a model that it runs; (0, 0) if none."""
         running = self.running.get(model)
         return (running.epoch, running.version) if running else (0, 0)
+
+    def learn(self, progress: Progress, chunk_bytes: int, now: float) -> None:
+        """Learn how fast its link is, from two words of how far one version is."""
+        old = self.incoming.get(progress.model)
+        if old is None or (old.version, old.patch) != (progress.version, progress.patch):
+            return
+        more, seconds = progress.chunks - old.chunks, now - old.since
+        if old.phase == "receiving" and more > 0 and seconds > 0:
+            rate = more * chunk_bytes / seconds
+            self.rate = rate if self.rate == math.inf else (self.rate + rate) / 2
+
+    def decoded(self, seconds: float, work: float, *, classes: bool) -> None:
+        """Learn how long it takes to decode a patch of so much work, if it says that. (D11)"""
+        if seconds > 0 and work > 0:
+            pace = seconds / work
+            self.decode[classes] = (self.decode.get(classes, pace) + pace) / 2
 
     def note(self, model: str, version: int, phase: str, chunks: int | None, now: float) -> None:
         """Remember what it is doing, and since when it has not moved."""
@@ -90,6 +128,7 @@ class Roster:
         self._by_ticket: dict[str, Peer] = {}
         self._models = 0  # of all of them
         self.revision = 0
+        self._touched: dict[str, Peer] = {}  # by name, the longest ago first
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self._by_name.values())
@@ -101,6 +140,14 @@ class Roster:
         """Observers are to be told of a worker."""
         self.revision += 1
         peer.revision = self.revision
+        self._touched.pop(peer.name, None)
+        self._touched[peer.name] = peer
+
+    def changed(self, since: int) -> list[Peer]:
+        """Return the workers of which observers were to be told after a revision, in order."""
+        found = [*takewhile(lambda p: p.revision > since, reversed(self._touched.values()))]
+        found.reverse()
+        return found
 
     def everybody(self) -> list[Peer]:
         """Return who is there this moment, lost ones included. Any thread may ask."""
@@ -130,6 +177,36 @@ class Roster:
     def redeem(self, ticket: str) -> Peer | None:
         """Return whose ticket this is, for the only time."""
         return self._by_ticket.pop(ticket, None)
+
+    def takers(self, model: str, workers: Collection[str] | None, *, shared: bool) -> list[Taker]:
+        """Return those that take patches, and to whom a version would be sent. (D2)
+
+        `shared`: it lies in shared memory. Any thread may ask: whoever publishes makes the patches.
+        """
+        return [
+            Taker(p.running.get(model), p.rate, p.decode.copy())
+            for p in self.everybody()
+            if model in p.hello.models and (workers is None or p.name in workers)
+            if DELTA in p.hello.features and not (p.lost or (shared and p.shared))
+        ]
+
+    def targets(self, model: str, workers: Sequence[str] | None) -> list[Peer]:
+        """Return those to whom a version is to go: who wants the model, or some by name.
+
+        Raises:
+            UnknownWorkerError: A name was never on the roster.
+        """
+        if workers is None:
+            return [p for p in self if not p.lost and model in p.hello.models]
+        peers = [p for name in workers if (p := self.by_name(name)) is not None]
+        if len(peers) < len(workers):
+            known = sorted(p.name for p in self)
+            unknown = sorted(set(workers) - set(known))
+            raise UnknownWorkerError(
+                f"no worker named {', '.join(unknown)} has joined; known are "
+                f"{', '.join(known) or 'none'}: check the name, or wait_for_workers() first"
+            )
+        return peers
 
     def admit(
         self, identity: bytes, hello: Hello, now: float, key: str = ""
@@ -182,6 +259,7 @@ class Roster:
         """Forget a worker."""
         if self._by_name.pop(peer.name, None) is not None:
             self._models -= len(peer.hello.models)
+            del self._touched[peer.name]
         self._by_identity.pop(peer.identity, None)
         self._by_token.pop(peer.token, None)
         self._by_ticket.pop(peer.ticket, None)

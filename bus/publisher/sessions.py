@@ -35,9 +35,6 @@ from .status import is_stuck, phase_of
 from .store import Store
 
 REVOKED = "this publisher does not allow the key any more: ask whoever keeps its folder of keys"
-NO_OBSERVER = (
-    "only an observer's key looks on here: `weightbus keygen DIR --observer NAME` makes one"
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class Versions:
             version.receivers.clear()
             version.ends.clear()
             version.claims.clear()
+            version.patches = ()  # of names that are no more
             self.hold(version)
         self._prune()
         self._digests.clear()
@@ -103,7 +104,8 @@ class Versions:
         """Return a version's digest, as far as it is known.
 
         None: nobody can have this version; there is none, or its memory was used for another before
-        anybody was told the digest. Empty: it is too long ago to say, or not known yet.
+        anybody was told the digest, and nobody could read it. Empty: it is too long ago to say, or
+        nobody here has hashed it.
         """
         if not self.had(number):
             return None
@@ -187,7 +189,8 @@ class Versions:
         self.changed = False
         freed, self._freed = self._freed, []
         latest = self.latest
-        if latest is not None and not (latest.lent or latest.receivers or latest.hashing):
+        used = latest is not None and (latest.receivers or latest.hashing or latest.readers)
+        if latest is not None and not (latest.lent or used):
             latest.lent = True
             freed.append(Lend(latest))
         return freed
@@ -208,7 +211,7 @@ class Versions:
                 self._forget(version)
 
     def _forget(self, version: Version) -> None:
-        version.gone, self.changed = True, True
+        version.gone, self.changed, version.patches = True, True, ()
         if _there(version):
             self._freed.append(Release(version))
         self.latest = None if self.latest is version else self.latest
@@ -216,7 +219,8 @@ class Versions:
         if self._targeted:
             self._targeted = {w: v for w, v in self._targeted.items() if v is not version}
         del self._versions[version.version]
-        self._digests[version.version] = version.digest
+        if version.digest or version.shared is None:  # who reads shared memory hashes it alone
+            self._digests[version.version] = version.digest
         while len(self._digests) > DIGESTS_KEPT:
             del self._digests[next(iter(self._digests))]
 

@@ -4,6 +4,9 @@ The bytes are a snapshot's, which the machine never reads: effects say which chu
 the shell takes it from there. So a version here is held by its machine or by nobody. The latest may
 also be *lent*: whoever publishes next may write over it without asking. What is lent must be taken
 back before anything of it is given out, which fails if somebody was faster; then it is gone.
+
+A version may be given out as patches, too, each on another that workers run: they are cut into
+chunks, hashed, sealed and fetched as it is.
 """
 
 from collections.abc import Iterator
@@ -15,13 +18,25 @@ from numpy.typing import NDArray
 from ...codecs.checksum import digest
 from ...codecs.layout import Layout
 from ..chunks import ChunkPlan
-from ..messages import Applied, Buffer, Running, Shared, Staged
+from ..messages import Applied, Buffer, Patch, PatchId, Running, Shared, Staged
 from ..sealer import SealedVersion
 
 Role = Literal["latest", "targeted", "pending", "old"]
 
 
-class Snapshot(Protocol):
+class Bytes(Protocol):
+    """Bytes that are given out."""
+
+    def chunk(self, begin: int, end: int) -> Buffer:
+        """Return some of them, to be sent."""
+        ...
+
+    def bytes(self, begin: int, end: int) -> Buffer:
+        """Return some of them, to be looked at here and now."""
+        ...
+
+
+class Snapshot(Bytes, Protocol):
     """The bytes of a version (`memory/snapshots.py`).
 
     The machine asks `there` and `take_back` alone, which are answered at once; its shell does the
@@ -49,14 +64,6 @@ class Snapshot(Protocol):
         """Let workers of this host read it by this name; False if one holds on to another."""
         ...
 
-    def chunk(self, begin: int, end: int) -> Buffer:
-        """Return some of the bytes, to be sent."""
-        ...
-
-    def bytes(self, begin: int, end: int) -> Buffer:
-        """Return some of the bytes, to be looked at here and now."""
-        ...
-
     def keep(self) -> NDArray[np.uint8] | None:
         """Return the bytes, for whoever reads them until `let_go`; None if it is too late."""
         ...
@@ -66,7 +73,45 @@ class Snapshot(Protocol):
         ...
 
 
-class Version:
+class Chunked:
+    """What is given out in chunks: a version, or a patch that leads to it.
+
+    Args:
+        plan: Its chunks.
+
+    Attributes:
+        patch: Which patch it is; None: all of a version.
+        sealed, was_sealed: What was sealed of it, and whether anything ever was.
+    """
+
+    def __init__(self, plan: ChunkPlan, patch: PatchId | None = None) -> None:
+        self.plan, self.patch = plan, patch
+        self.sealed: SealedVersion | None = None
+        self.was_sealed = False
+        self._crcs: list[int | None] = [None] * plan.count
+        self._unhashed = plan.count
+
+    @property
+    def target(self) -> "Version":
+        """The version that it is, or leads to."""
+        raise NotImplementedError
+
+    @property
+    def snapshot(self) -> "Bytes":
+        """Its bytes."""
+        raise NotImplementedError
+
+    def crc(self, index: int) -> int | None:
+        """Return a chunk's CRC-32C, if it was hashed."""
+        return self._crcs[index]
+
+    def hashed(self, index: int, crc: int) -> None:
+        """A chunk has this CRC-32C."""
+        self._unhashed -= self._crcs[index] is None
+        self._crcs[index] = crc
+
+
+class Version(Chunked):
     """A version of a model.
 
     Args:
@@ -85,8 +130,12 @@ class Version:
         gone: Whether its memory is no longer the machine's.
         hashing: Whether all its chunks are being hashed, since somebody needs the digest.
         ends: Names of the workers that are owed an `end` when they are.
-        sealed, was_sealed: What was sealed of it, and whether anything ever was.
+        readers: Comparisons with it that are under way; it is not lent meanwhile.
+        sums: CRC-32C of each tensor of which that was asked, by where it begins.
         claims: What workers report of it that is to be checked then, the last of each kind.
+        keep: Whether patches on it may come: workers that take those keep its bytes.
+        unpatched: Names of the workers of which it was told why they take no patch.
+        patches: That lead to it. The first is pushed, the others are fetched.
     """
 
     def __init__(
@@ -97,19 +146,20 @@ class Version:
         snapshot: Snapshot,
         shared: Shared | None = None,
     ) -> None:
+        super().__init__(ChunkPlan(layout.nbytes, chunk_bytes))
         self.model, self.epoch, self.version = model, 0, 0
-        self.layout, self.snapshot, self.shared = layout, snapshot, shared
-        self.plan = ChunkPlan(layout.nbytes, chunk_bytes)
+        self.layout, self._snapshot, self.shared = layout, snapshot, shared
         self.names: frozenset[tuple[int, int]] = frozenset()
         self.receivers: set[str] = set()
         self.role: Role = "pending"
         self.lent = self.gone = self.hashing = False
         self.ends: set[str] = set()
-        self.sealed: SealedVersion | None = None
-        self.was_sealed = False
+        self.readers = 0
+        self.sums: dict[int, int] = {}
         self.claims: dict[tuple[str, type], Staged | Applied] = {}
-        self._crcs: list[int | None] = [None] * self.plan.count
-        self._unhashed = self.plan.count
+        self.keep = False
+        self.unpatched: set[str] = set()
+        self.patches: tuple[VersionPatch, ...] = ()
         self._digest = ""
 
     def __repr__(self) -> str:
@@ -120,14 +170,23 @@ class Version:
         """The order of versions: epoch, then version."""
         return self.epoch, self.version
 
-    def crc(self, index: int) -> int | None:
-        """Return a chunk's CRC-32C, if it was hashed."""
-        return self._crcs[index]
+    @property
+    def target(self) -> "Version":
+        """Itself."""
+        return self
 
-    def hashed(self, index: int, crc: int) -> None:
-        """A chunk has this CRC-32C."""
-        self._unhashed -= self._crcs[index] is None
-        self._crcs[index] = crc
+    @property
+    def snapshot(self) -> Snapshot:
+        """Its bytes."""
+        return self._snapshot
+
+    def find(self, patch: PatchId | None) -> Chunked | None:
+        """Return one of its patches, if there is that; with None, itself."""
+        return next((each for each in (self, *self.patches) if each.patch == patch), None)
+
+    def patch_on(self, running: Running | None) -> "VersionPatch | None":
+        """Return the patch for whoever runs a version, if there is one."""
+        return next((each for each in self.patches if each.base == running), None)
 
     def hashed_all(self, crcs: NDArray[np.uint32]) -> None:
         """All chunks have these CRC-32Cs; with none, nobody has hashed them yet."""
@@ -155,3 +214,56 @@ class Version:
         if running.digest and self.names:
             return running.digest == self._digest
         return (running.epoch, running.version) in self.names
+
+
+class VersionPatch(Chunked):
+    """A patch that leads to a version.
+
+    Args:
+        version: Which one; its digest is known.
+        encoding: How the patch is encoded.
+        base: What it builds on, as workers say that they run it.
+        data: Its bytes.
+        classes: Whether its steps may be coded by class, which takes longer to decode.
+        work: What it takes to decode it, in bytes of a version that stays as it is; 0: who knows.
+    """
+
+    def __init__(
+        self,
+        version: Version,
+        encoding: str,
+        base: Running,
+        data: bytes,
+        *,
+        classes: bool = True,
+        work: float = 0.0,
+    ) -> None:
+        self.id = PatchId(encoding, base.epoch, base.version)
+        super().__init__(ChunkPlan(len(data), version.plan.chunk_bytes), self.id)
+        self.base, self._version, self._data = base, version, memoryview(data)
+        self.classes, self.work = classes, work
+        self._given: dict[int, memoryview] = {}  # by where it begins: whoever sends refers weakly
+
+    @property
+    def offered(self) -> Patch:
+        """What announcements say of it."""
+        name, digest = self.id, self.base.digest
+        return Patch(name.encoding, name.epoch, name.version, digest, self.plan.nbytes)
+
+    @property
+    def target(self) -> Version:
+        """The version that it leads to."""
+        return self._version
+
+    @property
+    def snapshot(self) -> "VersionPatch":
+        """Itself: its bytes never change."""
+        return self
+
+    def bytes(self, begin: int, end: int) -> memoryview:
+        """Return some of the bytes."""
+        return self._data[begin:end]
+
+    def chunk(self, begin: int, end: int) -> memoryview:
+        """Return some of the bytes, to be sent."""
+        return self._given.setdefault(begin, self.bytes(begin, end))

@@ -73,6 +73,15 @@ def keypair() -> tuple[str, str]:
     return public.decode(), secret.decode()
 
 
+def is_key(text: str) -> bool:
+    """Return whether 40 characters of Z85 are a key: five of them may stand for too much."""
+    try:
+        z85.decode(text)
+    except struct.error:
+        return False
+    return True
+
+
 def public_of(secret: str) -> str:
     """Return the public key of a secret one."""
     check_curve()

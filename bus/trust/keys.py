@@ -41,11 +41,17 @@ class _PublisherFile(msgspec.Struct):
     public: Key
     secret: Key
 
+    def __post_init__(self) -> None:
+        _check_keys(self.public, self.secret)
+
 
 class _AllowedFile(msgspec.Struct):
     name: Form
     public: Key
     role: Role = "worker"
+
+    def __post_init__(self) -> None:
+        _check_keys(self.public)
 
 
 class _WorkerFile(msgspec.Struct):
@@ -53,6 +59,9 @@ class _WorkerFile(msgspec.Struct):
     public: Key
     secret: Key
     publisher: Key
+
+    def __post_init__(self) -> None:
+        _check_keys(self.public, self.secret, self.publisher)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +82,13 @@ class PublisherKeys:
     def read(cls, path: str | Path) -> "PublisherKeys":
         """Read a folder that `weightbus keygen` has made.
 
+        Args:
+            path: The folder.
+
         Raises:
             KeysError: There is none, or something in it makes no sense.
         """
-        folder = Path(path)
+        folder = _path(path)
         if not folder.is_dir():
             raise KeysError(
                 f"{folder} is no folder: a publisher's keys= is one that holds {PUBLISHER} and "
@@ -106,10 +118,14 @@ class WorkerKeys:
     def read(cls, path: str | Path, name: str | None = None) -> "WorkerKeys":
         """Read a worker's file, or that of a name in a folder that `weightbus keygen` has made.
 
+        Args:
+            path: The file, or the folder.
+            name: Whose file, of those in a folder.
+
         Raises:
             KeysError: There is none, or it makes no sense.
         """
-        file = Path(path)
+        file = _path(path)
         if file.is_dir():
             file = _file_of(file / WORKERS, name)
         own = _read(file, _WorkerFile, secret=True)
@@ -260,6 +276,14 @@ def _stat(file: Path) -> os.stat_result | None:
     return None
 
 
+def _path(given: str | Path) -> Path:
+    if (
+        str(given).lstrip().startswith("{")
+    ):  # which an error must not quote: there is a secret in it
+        raise KeysError("keys= is no path, but JSON (not shown): give the path of a file with that")
+    return Path(given)
+
+
 def _read(file: Path, kind: type[_T], *, secret: bool = False) -> _T:
     try:
         with file.open("rb") as opened:
@@ -274,6 +298,12 @@ def _read(file: Path, kind: type[_T], *, secret: bool = False) -> _T:
         raise KeysError(
             f"{file} is no file of keys: {error}; see weightbus keygen --help"
         ) from None
+
+
+def _check_keys(*keys: str) -> None:
+    """Check what a pattern cannot: five characters may stand for more than four bytes hold."""
+    if not all(map(curve.is_key, keys)):
+        raise ValueError("a key is 40 characters of Z85, each five of which stand for 32 bits")
 
 
 def _check_pair(public: str, secret: str, file: Path) -> None:

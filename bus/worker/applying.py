@@ -1,8 +1,9 @@
 """What became of the versions of one model that were applied here, or could not be. (W15, W24)"""
 
-from ..effects import Effect, Rejected
-from ..limits import APPLIES_MAX, TEXT_MAX
-from ..messages import Failed, Running
+from ..effects import Effect, Rejected, Renamed
+from ..errors import sayable
+from ..limits import APPLIES_MAX
+from ..messages import Failed, Rename, Running
 from . import reports
 from .asking import Asking
 from .events import Report
@@ -17,10 +18,12 @@ class Applying:
         model: The model's name.
         holds: Its versions that are here.
         asking: Told which version to try again later.
+        patches: Whether patches are taken, which build on what runs.
     """
 
-    def __init__(self, model: str, holds: Holdings, asking: Asking) -> None:
+    def __init__(self, model: str, holds: Holdings, asking: Asking, *, patches: bool) -> None:
         self._model, self._holds, self._asking = model, holds, asking
+        self._patches = patches
         self.torn = 0  # applies in a row that failed half-way: while there is one, nothing runs
         self.epoch = 0  # the greatest of which bytes were written into the model
         self.stale: Key = (0, 0)  # was not to be had from shared memory: it is to be fetched
@@ -34,11 +37,16 @@ class Applying:
             return []
         match report.what:
             case "applied" if staged is not None:
+                running = Running(*held.key, report.digest or staged.digest)
+                sent = held.memory is None and staged.shared is None
+                kept = report.bytes if held.announce.keep and self._patches and sent else None
+                self._holds.rebase(held, running, kept)  # D3
                 self._holds.move(held, "applied")
                 self._holds.move(older, "newer")
-                return [self.runs(held, Running(*held.key, report.digest or staged.digest))]
+                return [self.runs(held, running)]
             case "torn":  # the model holds parts of two; what is tried next comes verified
                 self._holds.move(older, "torn")
+                self._holds.rebase(None, None, None)
                 self.stale, self.torn = held.key, self.torn + 1
                 self.epoch = max(self.epoch, held.key[0])
                 fate: Event = "torn" if self.torn < APPLIES_MAX else "declined"
@@ -64,12 +72,36 @@ class Applying:
 
     def runs(self, held: Held, running: Running) -> Effect:
         """A version runs by this name; say so."""
+        base = self._holds.base
+        if base is not None and base.running == held.running:  # it has another name
+            base.running = running
         held.running = running
         self.torn, self.epoch = 0, max(self.epoch, running.epoch)
         known = self._failure
         if known is not None and (known.epoch, known.version) <= held.key:
             self._failure = None
-        return reports.applied(self._model, running, at_once=True)
+        return reports.applied(self._model, running, held.staged, at_once=True)
+
+    def renamed(self, rename: Rename) -> list[Effect]:
+        """What runs here is a newer version, byte for byte; nothing if that has no effect.
+
+        It has none if another version is at the user's, who may be writing it into the model.
+        """  # W25
+        holds, key = self._holds, (rename.epoch, rename.version)
+        held = holds.at("running")
+        if held is None or held.running != rename.was or holds.all("ready", "applying"):
+            return []
+        if self._asking.only not in (None, key):  # W8
+            return []
+        begun = max((h.key for h in holds.all("arriving")), default=(0, 0))
+        if key <= holds.newest or key < begun:
+            return []
+        for older in holds.all("announced", "arriving", "staged"):
+            holds.move(older, "newer")
+        holds.rename(held, key)
+        said = self.runs(held, Running(*key, rename.was.digest))
+        self.begun()
+        return [Renamed(self._model, *key), said]
 
     def begun(self) -> None:
         """A version is on its way: forget why another was not. (That nothing runs is said on.)"""
@@ -80,7 +112,7 @@ class Applying:
         """Tell the publisher and the user that a version is not taken."""
         epoch, version = key
         self._failure = Failed(
-            model=self._model, epoch=epoch, version=version, code=code, text=text[:TEXT_MAX]
+            model=self._model, epoch=epoch, version=version, code=code, text=sayable(text)
         )
         return [*self.failure(), Rejected(self._model, epoch, version, code, text)]
 

@@ -6,7 +6,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..staged import Copying, SharedMemory
+from ..observed import Checked
+from ..staged import Copying, Patching, SharedMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,20 @@ class Copied:
         return self.copying.model
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A patch was decoded, in so many seconds; or is of no use, and why."""
+
+    patching: Patching
+    fault: str
+    seconds: float = 0.0
+
+    @property
+    def model(self) -> str:
+        """Of which model."""
+        return self.patching.model
+
+
 Outcome = Literal["taken", "put-back", "applied", "declined", "failed", "torn", "stale", "newer"]
 
 
@@ -59,6 +74,8 @@ class Report:
         digest: What the bytes hash to, if they were hashed only when they were applied.
         still: The user's part has no time left, and has not returned: the version stays where it
             is until it has, which another report says. (W24)
+        bytes: Where the bytes of what was applied lie from now on, if they do anywhere: in its
+            staging buffer, or in a model that is resident.
     """
 
     model: str
@@ -67,6 +84,7 @@ class Report:
     text: str = ""
     digest: str = ""
     still: bool = False
+    bytes: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +95,12 @@ class Wanted:
     key: tuple[int, int] | None
 
 
-Happening = Granted | Opened | Copied | Report | Wanted
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """The weights have been looked at, as `Examine` asked for, and this is to be said of them."""
+
+    answer: Checked
+
+
+OfSlot = Granted | Opened | Copied | Decoded | Report | Wanted  # it has a `model`
+Happening = OfSlot | Examined

@@ -2,7 +2,7 @@
 
 There are at most two buffers. One holds a version that is complete and waits to be applied, the
 other the version that is arriving. They are kept and used again, so that a steady stream of
-versions touches no fresh memory.
+versions touches no fresh memory. Where patches may come, a third holds what runs. (D3)
 """
 
 from collections import deque
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from ...codecs.layout import Layout
 from ..limits import BUFFERS_MAX
 from ..messages import Announce, Buffer, Running
-from ..staged import SharedMemory, StagedVersion
+from ..staged import Base, SharedMemory, StagedVersion
 from .phases import ARROWS, MODES, Event, Mode, Phase, Turn
 from .transfer import Transfer
 
 Key = tuple[int, int]
+Memory = NDArray[np.uint8]
 
 REJECTED_KEPT = 8  # versions remembered that could not be taken here
 IN_MEMORY: set[Phase] = {"arriving", "staged", "ready", "applying"}  # a buffer is needed for these
@@ -55,6 +56,7 @@ class Holdings:
         self.mode: Mode = "following"
         self._free: list[NDArray[np.uint8]] = []
         self._taken = 0  # buffers that versions have, or are being copied into for nobody
+        self.base: Base | None = None  # what patches may build on
         # Could not be taken; not tried again. An older one still may be: what was rejected may
         # have been aborted, or meant for few, and the latest for all be one that was missed.
         self.rejected: deque[Key] = deque(maxlen=REJECTED_KEPT)
@@ -67,6 +69,10 @@ class Holdings:
     def all(self, *phases: Phase) -> list[Held]:
         """Return the versions in some phases."""
         return [held for phase in phases for held in self._live[phase].values()]
+
+    def find(self, key: Key | None, *phases: Phase) -> Held | None:
+        """Return a version that is in one of some phases."""
+        return next((held for held in self.all(*phases) if held.key == key), None)
 
     @property
     def newest(self) -> Key:
@@ -122,6 +128,37 @@ class Holdings:
         self._taken -= 1
         self._free.append(buffer)
 
+    # What patches build on.
+
+    def rebase(self, held: Held | None, running: Running | None, data: Memory | None) -> bool:
+        """What runs is another version: keep its bytes in place of those of the one before.
+
+        But if these are still needed, they stay until the next version runs; then return False.
+        """
+        if self.base is not None and self.base.users:
+            return False
+        own = held is not None and data is not None and data is held.buffer
+        if self.base is not None and self.base.own and (held is None or own):
+            self._free.append(self.base.data)  # else it was needed for this alone
+        self.base = None
+        if held is None or running is None or data is None or held.layout is None:
+            return True
+        if own:
+            held.buffer = None
+            self._taken -= 1
+        self.base = Base(running, held.layout, data, own)
+        return True
+
+    def release(self, base: Base | None) -> None:
+        """A patch no longer needs what it builds on; if that runs no more, nobody does."""
+        if base is None:
+            return
+        base.users -= 1
+        runs = self.at("running")
+        if base is self.base and (runs is None or runs.running != base.running):
+            surplus = runs is not None and not runs.announce.keep
+            self.rebase(runs if surplus else None, None, None)
+
     # Phases.
 
     def rename(self, held: Held, key: Key) -> None:
@@ -150,6 +187,9 @@ class Holdings:
             self.rejected.append(held.key)
         if after not in IN_MEMORY and held.buffer is not None:
             if held.transfer is None or held.transfer.revoke():
+                self.release(held.transfer.base if held.transfer is not None else None)
                 self.give_back(held.buffer)
             held.buffer = None
+        if after == "running":
+            held.transfer = None  # and so the memory that a patch came into
         return True

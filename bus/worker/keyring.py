@@ -12,6 +12,7 @@ from ...codecs.sealing import (
     LAYOUT,
     GroupKey,
     Opening,
+    Subject,
     ciphers,
     nonce_of,
 )
@@ -22,12 +23,15 @@ from ..messages import (
     Beacon,
     Buffer,
     End,
+    Patch,
     PublisherMessage,
     SealedChunk,
     SealedMessage,
     from_publisher,
 )
 from ..sealer import subject_of
+
+_NO_SECRET: tuple[str, bytes, bytes] = "", b"", b""
 
 
 class Keyring:
@@ -42,30 +46,37 @@ class Keyring:
         self._keys: dict[str, GroupKey] = {}  # by id, the newest last
         self._counts: dict[str, int] = {}  # the highest that was opened, by id
         self._alone_at = math.inf  # when the newest is the only one that counts
-        self._secret: tuple[str, bytes, bytes] = "", b"", b""  # the last key of a version
+        self._secret = _NO_SECRET  # the last key of a version
         self._lacking = False  # something came that was sealed with another key
 
-    def begin(self, keys: Sequence[str]) -> None:
-        """A session begins, and these are its keys. A count goes on, or replays would count."""
+    def begin(self, keys: Sequence[str], until: float = math.inf) -> None:
+        """A session begins, and these are its keys, of which an older one counts until then.
+
+        A count goes on, or replays would count.
+        """
         self._keys = {key.id: key for key in map(_group_key, keys)}
         self._counts = {i: count for i, count in self._counts.items() if i in self._keys}
-        self._alone_at, self._lacking = math.inf, False
+        self._alone_at, self._lacking, self._secret = until, False, _NO_SECRET
 
     def add(self, keys: Sequence[str], until: float) -> None:
-        """There are other keys; the one before counts until then."""  # E6
-        for key in map(_group_key, keys):
-            if key.id not in self._keys:
-                self._keys[key.id] = key
-                self._alone_at = until
+        """There are other keys; the one before counts until then.
+
+        What is told before a key that is here is older than that: it was forgotten, or never here.
+        """  # E6
+        self._lacking = False
+        told = [_group_key(key) for key in keys]
+        here = [at for at, key in enumerate(told) if key.id in self._keys]
+        for key in told[max(here, default=-1) + 1 :]:
+            self._keys[key.id] = key
+            self._alone_at = until
         self._keep(GROUP_KEYS_MAX)
 
     def lacks(self, now: float) -> bool:
-        """Forget a key whose time is over; return whether one is needed that is not here."""
+        """Forget a key whose time is over; return whether one is needed, until some are told."""
         if now >= self._alone_at:
             self._alone_at = math.inf
             self._keep(1)
-        lacking, self._lacking = self._lacking, False
-        return lacking
+        return self._lacking
 
     def _key(self, key: str | None) -> GroupKey | None:
         found = self._keys.get(key or "")
@@ -76,10 +87,17 @@ class Keyring:
         for old in list(self._keys)[:-count]:
             del self._keys[old]
             self._counts.pop(old, None)
+            self._secret = _NO_SECRET
 
-    def opening(self, announce: Announce, chunk: SealedChunk, size: int) -> Opening | None:
-        """Return what opens a chunk of an announced version; None if its key is not known."""
-        return self._opening(announce, CHUNK, chunk.index, size, chunk.key, chunk.tag)
+    def opening(
+        self, announce: Announce, chunk: SealedChunk, size: int, patch: Patch | None = None
+    ) -> Opening | None:
+        """Return what opens a chunk of an announced version, or of a patch to it.
+
+        None: its key is not known.
+        """
+        subject = subject_of(announce, patch)
+        return self._opening(subject, CHUNK, chunk.index, size, chunk.key, chunk.tag)
 
     def payload(self, announce: Announce, sealed: Buffer) -> Buffer | None:
         """Return the layout, or all the bytes, that came with an announcement, if they are sound.
@@ -88,7 +106,8 @@ class Keyring:
         """
         size = len(sealed)
         purpose = LAYOUT if announce.whole is None else CHUNK
-        opening = self._opening(announce, purpose, 0, size, announce.key, announce.tag)
+        subject = subject_of(announce)
+        opening = self._opening(subject, purpose, 0, size, announce.key, announce.tag)
         in_place = isinstance(sealed, memoryview) and not sealed.readonly
         plain = sealed if in_place else bytearray(size)
         if opening is None or opening.opens(sealed, plain) is None:
@@ -97,7 +116,7 @@ class Keyring:
 
     def _opening(
         self,
-        announce: Announce,
+        subject: Subject,
         purpose: int,
         index: int,
         size: int,
@@ -107,7 +126,6 @@ class Keyring:
         key = self._key(key_id)
         if key is None or tag is None:
             return None
-        subject = subject_of(announce)
         if self._secret[:2] != (key.id, subject.names):
             self._secret = key.id, subject.names, key.of_version(subject)
         data = subject.associated(purpose, index, size)

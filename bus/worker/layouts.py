@@ -23,6 +23,7 @@ class Expected(NamedTuple):
     nbytes: int = 0  # 0: not known
     layout_bytes: int = PREFIX_BYTES + HEADER_BYTES_MAX  # at most
     keyring: Keyring | None = None  # what opens them; None: they are in the clear
+    patches: bool = False  # whether patches are taken
 
 
 class Acceptance:

@@ -7,14 +7,28 @@ hello is said again and again: a publisher that restarts finds its workers comin
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from ..effects import Connect, Effect, Joined, Notice, Open, Redial, Refused, Send, Subscribe, Warm
+from ...codecs.sealing import AES_256_GCM
+from ..allowance import Allowance
+from ..effects import (
+    Connect,
+    Effect,
+    Examine,
+    Joined,
+    Notice,
+    Open,
+    Redial,
+    Refused,
+    Send,
+    Subscribe,
+    Warm,
+)
 from ..epochs import Ages
 from ..errors import ProtocolError
 from ..lease import Lease
-from ..limits import STAGING_BYTES_MAX, WHOLE_BYTES_MAX, Timing
+from ..limits import CHECKS, STAGING_BYTES_MAX, WHOLE_BYTES_MAX, Timing
 from ..messages import (
+    DELTA,
     TICKET,
     UPSTREAM,
     Abort,
@@ -25,11 +39,9 @@ from ..messages import (
     Chunk,
     Commit,
     End,
-    Hello,
     Ping,
     Pong,
     Prepare,
-    PublisherMessage,
     Refuse,
     Rekey,
     Rename,
@@ -37,40 +49,22 @@ from ..messages import (
     SealedMessage,
     Welcome,
     control_topic,
-    data_topic,
     from_publisher,
     token_of,
 )
+from ..observed import Check, ToWorker, to_worker, unchecked
 from ..staged import SharedMemory
 from . import reports
-from .events import Happening, Opened, Report, Wanted
+from .events import Examined, Happening, Opened, Report, Wanted
 from .keyring import Keyring
 from .layouts import Accepts, Expected
 from .phases import SESSIONS, TURNED_AWAY, Change, Session
+from .reports import Identity
 from .slot import Slot
 from .transfer import place_for
 
 # What speaks of one model.
 OfModel = Abort | Announce | Beacon | Chunk | Commit | End | Prepare | Rename | SealedChunk
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who a worker is.
-
-    Attributes:
-        name: What it is called; one living worker per name and publisher.
-        instance: 32 hexadecimal digits, drawn anew at each start.
-        client, host, pid: For operators.
-        features: What it can do beyond what every worker can.
-    """
-
-    name: str
-    instance: str
-    client: str = ""
-    host: str = ""
-    pid: int = 0
-    features: tuple[str, ...] = ()
 
 
 class WorkerMachine:
@@ -98,7 +92,9 @@ class WorkerMachine:
         keyring: Keyring | None = None,
     ) -> None:
         self.identity = identity
-        known = {m: (expected or {}).get(m, Expected())._replace(keyring=keyring) for m in models}
+        patches = DELTA in identity.features
+        like = {m: (expected or {}).get(m, Expected()) for m in models}
+        known = {m: e._replace(keyring=keyring, patches=patches) for m, e in like.items()}
         self.timing, self._keyring = timing or Timing(), keyring
         self.slots = {m: Slot(m, accepts, bytes_max, self.timing, known[m]) for m in known}
         self.shared = False  # the publisher is on this host, and its memory can be read
@@ -117,6 +113,7 @@ class WorkerMachine:
         # When hello was said, or the control connection changed, and nothing came on it since.
         self._unanswered_since: float | None = None
         self._pinged_at, self._ping_every = 0.0, self.timing.ping
+        self._checks = Allowance(CHECKS, 0.0)
 
     # What arrives.
 
@@ -163,21 +160,18 @@ class WorkerMachine:
 
     def _receive(self, frames: Sequence[Buffer], now: float, *, pushed: bool) -> list[Effect]:
         try:
-            message, payloads = from_publisher(frames)
+            message, payloads = to_worker(frames)
         except ProtocolError:
             self.malformed += 1  # W21
             return []
+        if isinstance(message, Check):  # nobody is asked by what is pushed to all (W35, E1)
+            return [] if pushed else self._take(message, None, now, pushed=False)
         keyring = self._keyring if pushed else None
         heard = message if keyring is None else keyring.published(message, payloads)
         return self._take(heard, payloads[0] if payloads else None, now, pushed=pushed)
 
     def _take(
-        self,
-        message: PublisherMessage | None,
-        payload: Buffer | Lease | None,
-        now: float,
-        *,
-        pushed: bool,
+        self, message: ToWorker | None, payload: Buffer | Lease | None, now: float, *, pushed: bool
     ) -> list[Effect]:
         """Take a message that is sound. (W3)"""
         if not pushed:
@@ -202,13 +196,24 @@ class WorkerMachine:
                 if self._keyring is not None:
                     self._keyring.add(message.keys, now + self.timing.lost_after)  # E6
                 return []
+            case Check():
+                return self._check(message, now)
             case Pong():
                 self._heard_at = now
                 return self._hear_of(message.epoch, message.models, now)
+            case Chunk() | SealedChunk() if self._ignores(message, pushed=pushed):
+                return []
             case _:
                 self._heard_at = now
                 slot = self.slots.get(message.model)
                 return [] if slot is None else self._of(slot, message, payload, now, pushed=pushed)
+
+    def _ignores(self, chunk: Chunk | SealedChunk, *, pushed: bool) -> bool:
+        """Return whether a chunk is neither news nor a sign of life: anybody may have sent it."""
+        slot, keyed = self.slots.get(chunk.model), self._keyring is not None
+        arrives = slot is not None and slot.holds.find((chunk.epoch, chunk.version), "arriving")
+        unfit = isinstance(chunk, SealedChunk) != keyed  # E1
+        return unfit or (pushed and keyed and not arrives)  # E4
 
     def _of(
         self,
@@ -226,8 +231,9 @@ class WorkerMachine:
             case Announce():
                 data = payload.payload if isinstance(payload, Lease) else payload
                 if data is not None and self._keyring is not None:
-                    data = self._keyring.payload(message, data)
-                    if data is None:
+                    sealed = message.encryption == AES_256_GCM  # else it is `unsupported` (E1)
+                    data = self._keyring.payload(message, data) if sealed else None
+                    if sealed and data is None:
                         return []  # it is asked for again in due time (E4)
                 return slot.announced(message, data, now, pushed=pushed)
             case End():
@@ -244,6 +250,13 @@ class WorkerMachine:
                 wanted = self.shared and message.nbytes <= self._bytes_max
                 return [Warm(message.shared, message.nbytes)] if wanted else []
 
+    def _check(self, check: Check, now: float) -> list[Effect]:
+        """Have what the weights are by now looked at, unless that was done too often."""  # W35
+        self._heard_at = now
+        if self._checks.take(1, now):
+            return [Examine(check)]
+        return [Send(unchecked(check, "busy", "it was asked too often: ask again in a moment"))]
+
     def _hear_of(self, epoch: int, models: dict[str, int], now: float) -> list[Effect]:
         effects: list[Effect] = []
         for model, version in models.items():
@@ -258,6 +271,8 @@ class WorkerMachine:
                 return self._hello(now) if self.may_say_hello(now) else []
             case "gone" | "range" if self.inside and refuse.model in self.slots:
                 return self.slots[refuse.model].gone(refuse.epoch, refuse.version, now)
+            case "no-patch" if self.inside and refuse.model in self.slots:
+                return self.slots[refuse.model].patches.refused(refuse, now)
             case code if code in TURNED_AWAY:
                 self._turn("refused")
                 return [Refused(code, refuse.text)]
@@ -289,18 +304,8 @@ class WorkerMachine:
         self._said_hello_at = now
         if self._unanswered_since is None:
             self._unanswered_since = now
-        hello = Hello(
-            name=self.identity.name,
-            instance=self.identity.instance,
-            models={m: s.running for m, s in self.slots.items()},
-            epoch=self.applied_epoch,
-            age_ms=self._ages.of(self.applied_epoch, now),
-            client=self.identity.client,
-            host=self.identity.host,
-            pid=self.identity.pid,
-            features=list(self.identity.features),
-        )
-        return [Send(hello)]
+        epoch, running = self.applied_epoch, {m: s.running for m, s in self.slots.items()}
+        return [Send(self.identity.hello(running, epoch, self._ages.of(epoch, now)))]
 
     def _welcome(self, welcome: Welcome, now: float) -> list[Effect]:
         if welcome.epoch < self.applied_epoch:  # W2
@@ -324,10 +329,10 @@ class WorkerMachine:
     def _enter(self, welcome: Welcome, memory: SharedMemory | None, now: float) -> list[Effect]:
         """The session begins; `memory` is open if the publisher is on this host. (W28, S2)"""
         self._turn("welcomed")
-        self.epoch, self._heard_at = welcome.epoch, now
+        self.epoch, self._heard_at, self._redial_at = welcome.epoch, now, None
         self.upstream = token_of(welcome, UPSTREAM)  # W34
         if self._keyring is not None:
-            self._keyring.begin(welcome.keys)
+            self._keyring.begin(welcome.keys, now + self.timing.lost_after)
         self._ping_every = min(self.timing.ping, welcome.ping_ms / 1000)
         effects: list[Effect] = [Joined(welcome.epoch)]
         self._subscribed, self._unheard_at = False, now + self.timing.lost_after
@@ -341,7 +346,7 @@ class WorkerMachine:
             effects.append(Subscribe(control_topic(model), on=True))
             slot.shared = self.shared
             on = slot.holds.mode == "following" and not self.shared
-            effects.append(Subscribe(data_topic(model), on=on))
+            effects.append(Subscribe(slot.patches.topic, on=on))
             effects += slot.reconnected(welcome.epoch, welcome.models.get(model, 0), now)
         return effects
 
@@ -398,6 +403,8 @@ class WorkerMachine:
 
     def happened(self, event: Happening, now: float) -> list[Effect]:
         """Take how an effect has ended, or what became of a version that was ready."""
+        if isinstance(event, Examined):
+            return [Send(event.answer)] if self.inside else []
         if event.model not in self.slots:  # it is the publisher's probe
             welcome, self._welcomed = self._welcomed, None
             if welcome is None or not isinstance(event, Opened):
@@ -415,12 +422,13 @@ class WorkerMachine:
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due."""
+        lacking = self._keyring is not None and self._keyring.lacks(now)  # outside, a key ends too
         if self._silent(now) or (self._redial_at is not None and now >= self._redial_at):
             return self._call_again()
         if not self.inside:
             return []
         effects = self._unheard(now)
-        if self._keyring is not None and self._keyring.lacks(now) and self.may_say_hello(now):
+        if lacking and self.may_say_hello(now):
             effects += self._hello(now)  # which is answered with the key (E6)
         for slot in self.slots.values():
             effects += slot.tick(now)
@@ -436,9 +444,4 @@ class WorkerMachine:
         if self._subscribed or now < self._unheard_at:  # W33
             return []
         self._unheard_at = math.inf
-        text = (
-            f"nothing published has come for {self.timing.lost_after:g} s, though this worker has "
-            f"subscribed; everything is fetched, which is slower: is {self._data} let through from "
-            "here, by firewalls and in containers? It is not the address of the control channel"
-        )
-        return [Notice("unheard", text, warning=True)]
+        return [reports.unheard(self._data, self.timing.lost_after)]

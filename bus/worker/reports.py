@@ -1,14 +1,49 @@
-"""What a worker says of the versions of one model: at once, and again with every ping. (W17)"""
+"""What a worker says: who it is; of the versions of a model, at once and with every ping. (W17)"""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
-from ..effects import Effect, Send
-from ..messages import Applied, Failed, Fetch, Progress, Running, Staged
+from ..effects import Effect, Notice, Send
+from ..messages import Applied, Failed, Fetch, Hello, Progress, Running, Staged
+from ..staged import StagedVersion
 from .holdings import Held, Holdings
 from .transfer import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a worker is.
+
+    Attributes:
+        name: What it is called; one living worker per name and publisher.
+        instance: 32 hexadecimal digits, drawn anew at each start.
+        client, host, pid: For operators.
+        features: What it can do beyond what every worker can.
+    """
+
+    name: str
+    instance: str
+    client: str = ""
+    host: str = ""
+    pid: int = 0
+    features: tuple[str, ...] = ()
+
+    def hello(self, models: dict[str, Running | None], epoch: int, age_ms: int) -> Hello:
+        """Say who it is, and what it runs of an epoch that has been running for so long."""
+        return Hello(
+            name=self.name,
+            instance=self.instance,
+            models=models,
+            epoch=epoch,
+            age_ms=age_ms,
+            client=self.client,
+            host=self.host,
+            pid=self.pid,
+            features=list(self.features),
+        )
 
 
 def standing(model: str, holds: Holdings, failures: Iterable[Effect]) -> list[Effect]:
@@ -20,7 +55,7 @@ def standing(model: str, holds: Holdings, failures: Iterable[Effect]) -> list[Ef
     effects += staged(holds.all("ready", "applying", "staged"))
     running = holds.at("running")
     if running is not None and running.running is not None:
-        effects.append(applied(model, running.running))
+        effects.append(applied(model, running.running, running.staged))
     effects += failures
     ready = [applying] if applying is not None else holds.all("ready")
     if ready and (applying is not None or arriving is None):
@@ -32,7 +67,17 @@ def fetches(transfer: Transfer, now: float) -> list[Effect]:
     """Ask for what is missing and due. (W10, W11)"""
     model, (epoch, version) = transfer.announce.model, transfer.key
     return [
-        Send(Fetch(model=model, epoch=epoch, version=version, first=first, count=count))
+        Send(
+            Fetch(
+                model=model,
+                epoch=epoch,
+                version=version,
+                first=first,
+                count=count,
+                patch=transfer.patch,
+                unpatched="" if count else transfer.why,
+            )
+        )
         for first, count in transfer.wants(now)
     ]
 
@@ -40,13 +85,16 @@ def fetches(transfer: Transfer, now: float) -> list[Effect]:
 def progress(held: Held) -> Effect:
     """Say how far a version is. One may hang in an apply, and others become ready behind it."""
     phase: Literal["receiving", "applying", "staged"] = "staged"
-    chunks = 0
+    chunks, patch = 0, None
     if held.phase == "arriving" and held.transfer is not None:
-        phase, chunks = "receiving", held.transfer.progress
+        phase, chunks, patch = "receiving", held.transfer.progress, held.transfer.patch
     elif held.phase == "applying":
         phase = "applying"
     model, (epoch, version) = held.announce.model, held.key
-    return Send(Progress(model=model, epoch=epoch, version=version, chunks=chunks, phase=phase))
+    said = Progress(
+        model=model, epoch=epoch, version=version, chunks=chunks, phase=phase, patch=patch
+    )
+    return Send(said)
 
 
 def staged(some: Iterable[Held]) -> list[Effect]:
@@ -54,17 +102,39 @@ def staged(some: Iterable[Held]) -> list[Effect]:
     whole = [held.staged for held in some if held.fate is None]  # else it has failed
     due = [staged for staged in whole if staged is not None and staged.say_staged]
     return [
-        Send(Staged(model=s.model, epoch=s.epoch, version=s.version, digest=s.digest)) for s in due
+        Send(
+            Staged(model=s.model, epoch=s.epoch, version=s.version, digest=s.digest, patch=s.patch)
+        )
+        for s in due
     ]
 
 
-def applied(model: str, running: Running, *, at_once: bool = False) -> Effect:
-    """Say what runs; `at_once`: for the first time. (W16)"""
-    epoch, version = running.epoch, running.version
-    said = Applied(model=model, epoch=epoch, version=version, digest=running.digest)
+def applied(
+    model: str, running: Running, came: StagedVersion | None = None, *, at_once: bool = False
+) -> Effect:
+    """Say what runs, and by which patch it came; `at_once`: for the first time. (W16, D11)"""
+    patch, took = (came.patch, came.decode_us) if came is not None else (None, 0)
+    said = Applied(
+        model=model,
+        epoch=running.epoch,
+        version=running.version,
+        digest=running.digest,
+        patch=patch,
+        decode_us=took,
+    )
     return Send(said, upstream=at_once)
 
 
 def failed(failure: Failed, *, torn: bool) -> Effect:
     """Say what could not be applied; `torn`: and that no version runs. (W24)"""
     return Send(msgspec.structs.replace(failure, intact=not torn))
+
+
+def unheard(address: str, seconds: float) -> Effect:
+    """Tell the user that nothing published has come for so long. (W33)"""
+    text = (
+        f"nothing published has come for {seconds:g} s, though this worker has subscribed; "
+        f"everything is fetched, which is slower: is {address} let through from here, by firewalls "
+        "and in containers? It is not the address of the control channel"
+    )
+    return Notice("unheard", text, warning=True)

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ..effects import Copy, Effect, Open, Ready, Renamed, Reserve, Subscribe
+from ..effects import Copy, Effect, Open, Ready, Reserve, Subscribe
 from ..lease import Lease
 from ..limits import PROGRESS_CHUNKS, Timing
 from ..messages import (
@@ -21,15 +21,15 @@ from ..messages import (
     End,
     Rename,
     Running,
-    data_topic,
 )
 from ..staged import SharedMemory, StagedVersion
 from . import reports
 from .applying import Applying
 from .asking import Asking
-from .events import Copied, Granted, Happening, Opened, Report, Wanted
-from .holdings import Held, Holdings, Key
+from .events import Copied, Decoded, Granted, OfSlot, Opened, Report, Wanted
+from .holdings import Held, Holdings
 from .layouts import Acceptance, Accepts, Expected
+from .patches import Patches
 from .phases import ARROWS, Turn
 from .transfer import Transfer, take_whole
 
@@ -62,10 +62,11 @@ class Slot:
         self.timing = timing
         self.shared = False  # versions are read from shared memory: nothing needs to be pushed
         self.holds = Holdings()
-        self._expected, self._keys = expected, expected.keyring
+        self._expected = expected
         self._acceptance = Acceptance(model, accepts, bytes_max, expected)
         self.asking = Asking(model, self.holds, self._acceptance, timing)
-        self.applying = Applying(model, self.holds, self.asking)
+        self.applying = Applying(model, self.holds, self.asking, patches=expected.patches)
+        self.patches = Patches(model, self.holds, timing, expected)
 
     @property
     def running(self) -> Running | None:
@@ -89,7 +90,7 @@ class Slot:
             return self.applying.fail(key, *fault)
         staged, arriving = self.holds.at("staged"), self.holds.at("arriving")
         if staged is not None and key == staged.key and announce.commit == "auto":  # W5
-            return self._commit(staged)
+            return self.asking.overtaken(key) + self._commit(staged)
         if self.asking.ignores(key):
             return []
         if arriving is not None and arriving.transfer is not None:
@@ -102,24 +103,9 @@ class Slot:
         return self._begin(self.holds.expect(announce, pushed=follows, payload=data), now)
 
     def renamed(self, rename: Rename, now: float) -> list[Effect]:
-        """What runs here is a newer version, byte for byte: nothing is to be fetched or applied.
-
-        Not if another version is at the user's, who may be writing it into the model.
-        """
-        key, held = (rename.epoch, rename.version), self.holds.at("running")
-        if held is None or held.running != rename.was or self.holds.all("ready", "applying"):  # W25
-            return []
-        if self.asking.only not in (None, key):  # W8
-            return []
-        begun = max((h.key for h in self.holds.all("arriving")), default=(0, 0))
-        if key <= self.holds.newest or key < begun:
-            return []
-        for older in self.holds.all("announced", "arriving", "staged"):
-            self.holds.move(older, "newer")
-        self.holds.rename(held, key)
-        said = self.applying.runs(held, Running(*key, rename.was.digest))
-        self.applying.begun()
-        return [Renamed(self.model, *key), said, *self._turn("completed", now)]
+        """What runs here is a newer version, byte for byte: nothing is to be fetched or applied."""
+        said = self.applying.renamed(rename)
+        return said + self._turn("completed", now) if said else []
 
     def _begin(self, held: Held, now: float) -> list[Effect]:
         """Start to receive a version, if everything is there for it. (W6, W7)"""
@@ -161,6 +147,9 @@ class Slot:
             if buffer is not None:
                 self.holds.keep(buffer)
             return []
+        if buffer is None and self.holds.base is not None and self.holds.base.own:
+            held.payload = None  # the next version matters more; `_decoded` begins what waits
+            return self._reserve(held, now) if self.holds.rebase(None, None, None) else []
         if buffer is None:
             nbytes = held.announce.nbytes
             text = f"there is no memory for {nbytes} bytes: lower bytes_max, or make room"
@@ -181,16 +170,16 @@ class Slot:
         digest = take_whole(announce, data, buffer) if data is not None else None
         if digest is not None:
             return self._arrived(held, digest, now)
-        transfer = held.transfer = Transfer(announce, buffer, now, self.timing, self._keys)
+        transfer = held.transfer = self.patches.transfer(held, now)
         if data is not None:
             return self._take_whole(held, transfer, data, now)
         effects: list[Effect] = []
         if held.memory is not None and announce.nbytes:
             effects.append(Copy(transfer.copy(held.memory)))
-        if held.pushed:
-            return effects
-        transfer.pull()
-        return effects + reports.fetches(transfer, now)
+        listening = self.patches.listen(transfer, shared=self.shared)
+        if not held.pushed or listening:
+            transfer.pull()
+        return effects + listening + reports.fetches(transfer, now)
 
     def _take_whole(
         self, held: Held, transfer: Transfer, data: Buffer | None, now: float
@@ -213,6 +202,21 @@ class Slot:
         assert held.transfer is not None  # noqa: S101
         held.transfer.copied(copied.crcs, now)
         return reports.fetches(held.transfer, now) + self._completed(held, held.transfer, now)
+
+    def _decoded(self, decoded: Decoded, now: float) -> list[Effect]:
+        """A patch was decoded, and its version is whole; or all of it is to be fetched."""
+        done, held = decoded.patching, self.holds.at("arriving")
+        if not done.live:  # something newer took its place, or it was aborted
+            self.holds.give_back(done.buffer)
+            self.holds.release(done.base)
+            return self._resume(now)
+        assert held is not None  # noqa: S101 - nothing else lends its buffer
+        assert held.transfer is not None  # noqa: S101
+        if decoded.fault:
+            return self.patches.give_up(held, decoded.fault, now)
+        held.transfer.decoded(decoded.seconds)
+        self.holds.release(done.base)
+        return self._arrived(held, done.digest, now)
 
     def _map(self, held: Held, memory: SharedMemory, now: float) -> list[Effect]:
         """The version is whole in shared memory: it can be applied from there."""
@@ -241,7 +245,7 @@ class Slot:
         if not self.holds.turn(turn):
             return []
         on = self.holds.mode == "following"
-        subscribe = Subscribe(data_topic(self.model), on=on and not self.shared)
+        subscribe = Subscribe(self.patches.topic, on=on and not self.shared)
         newest = self.holds.newest[0]
         return [subscribe, *(self.asking.latest(newest, now) if on else [])]
 
@@ -251,13 +255,9 @@ class Slot:
 
     # What arrives of it.
 
-    def _arriving(self, epoch: int, version: int) -> Held | None:
-        held = self.holds.at("arriving")
-        return held if held is not None and held.key == (epoch, version) else None
-
     def place(self, chunk: AnyChunk, size: int) -> Lease | None:
         """Say where a chunk's payload belongs that is about to be received; None: nowhere."""
-        held = self._arriving(chunk.epoch, chunk.version)
+        held = self.holds.find((chunk.epoch, chunk.version), "arriving")
         if held is None or held.transfer is None:
             return None
         return held.transfer.lend(chunk, size)
@@ -266,7 +266,7 @@ class Slot:
         self, chunk: AnyChunk, payload: Buffer | Lease, now: float, *, pushed: bool
     ) -> list[Effect]:
         """A piece of a version."""
-        held = self._arriving(chunk.epoch, chunk.version)
+        held = self.holds.find((chunk.epoch, chunk.version), "arriving")
         if held is None or held.transfer is None:
             return self._stray(chunk.epoch, chunk.version, now)
         transfer = held.transfer
@@ -280,9 +280,11 @@ class Slot:
 
     def end(self, end: End, now: float) -> list[Effect]:
         """All chunks of a version are out."""
-        held = self._arriving(end.epoch, end.version)
+        held = self.holds.find((end.epoch, end.version), "arriving")
         if held is None or held.transfer is None:
             return self._stray(end.epoch, end.version, now)
+        if end.patch != held.transfer.patch:
+            return []
         held.transfer.end(end.digest)
         pulled = reports.fetches(held.transfer, now)
         return pulled + self._completed(held, held.transfer, now)
@@ -295,6 +297,8 @@ class Slot:
         """If the version is whole: verify it, then stage it."""
         if not transfer.complete:
             return []
+        if transfer.patch is not None:
+            return self.patches.decode(held, transfer)
         if transfer.verify():  # W13
             return self._arrived(held, transfer.digest or "", now)
         if transfer.restarts < RESTARTS_MAX:
@@ -307,11 +311,11 @@ class Slot:
         announce, buffer, layout = held.announce, held.buffer, held.layout
         assert buffer is not None and layout is not None  # noqa: S101, PT018 - or it were not begun
         say = announce.acknowledge == "staged" or announce.commit == "together"
-        epoch, version = held.key
         self.holds.move(self.holds.at("staged"), "newer")
-        held.staged = StagedVersion(
-            self.model, epoch, version, layout, buffer, digest, say_staged=say
-        )
+        by = held.transfer
+        patch, took = (by.patch, by.decode_us) if by is not None else (None, 0)
+        about = self.model, *held.key, layout, buffer, digest
+        held.staged = StagedVersion(*about, say_staged=say, patch=patch, decode_us=took)
         self.holds.move(held, "whole")
         effects = reports.staged([held])
         if announce.commit != "together":
@@ -383,20 +387,22 @@ class Slot:
 
     # What is told that is no message.
 
-    def happened(self, event: Happening, now: float) -> list[Effect]:
+    def happened(self, event: OfSlot, now: float) -> list[Effect]:
         """Take how an effect has ended, or what became of a version that was ready."""
         match event:
             case Granted():
-                return self._granted(self._waiting(event.key), event.buffer, now)
+                return self._granted(self.holds.find(event.key, "announced"), event.buffer, now)
             case Opened():
-                held = self._waiting(event.key)
+                held = self.holds.find(event.key, "announced")
                 return self._opened(held, event.memory, now) if held is not None else []
             case Copied():
                 return self._copied(event, now)
+            case Decoded():
+                return self._decoded(event, now)
             case Wanted():
                 return self.asking.want(event.key, now)
             case Report():
-                held = self._given(event.key)
+                held = self.holds.find(event.key, "ready", "applying")
                 return self._became(held, event, now) if held is not None else []
 
     def _became(self, held: Held, report: Report, now: float) -> list[Effect]:
@@ -412,14 +418,6 @@ class Slot:
                 return said + self.asking.latest(held.key[0], now)
             case _:  # its buffer may be free
                 return said + self._resume(now)
-
-    def _waiting(self, key: Key | None) -> Held | None:
-        held = self.holds.at("announced")
-        return held if held is not None and held.key == key else None
-
-    def _given(self, key: Key) -> Held | None:
-        given = self.holds.all("ready", "applying")
-        return next((held for held in given if held.key == key), None)
 
     def _resume(self, now: float) -> list[Effect]:
         """A buffer is free: begin what waited for it."""
@@ -437,6 +435,8 @@ class Slot:
         """Fetch what is due."""
         held = self.holds.at("arriving")
         if held is not None and held.transfer is not None:
+            if held.transfer.hopeless:
+                return self.patches.give_up(held, "nothing more of it comes", now)
             return reports.fetches(held.transfer, now) + self._completed(held, held.transfer, now)
         waiting = self.holds.at("announced")
         if waiting is not None and now - self.asking.asked_at >= self.timing.patience:

@@ -15,6 +15,8 @@ Pushed chunks come in order, so whatever lies below the highest pushed one was d
 fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing has
 arrived for a while. At most a window of chunks is ASKED; an answer that does not come in time
 turns all ASKED back to MISSING, and the patience doubles until something arrives.
+
+What arrives may be a patch instead, into memory of its own: then the version is decoded from that.
 """
 
 from collections.abc import Iterator
@@ -27,9 +29,9 @@ from ...codecs.native import crc32c
 from ...codecs.sealing import Opening
 from ..chunks import ChunkPlan
 from ..lease import Lease
-from ..limits import WINDOW_CHUNKS, Timing
-from ..messages import Announce, Buffer, Chunk, SealedChunk
-from ..staged import Copying, SharedMemory
+from ..limits import LABEL_MAX, PATCH_TRIES, WINDOW_CHUNKS, Timing
+from ..messages import Announce, Buffer, Chunk, Patch, PatchId, SealedChunk
+from ..staged import Base, Copying, Patching, SharedMemory
 from .keyring import Keyring
 
 MISSING, ASKED, HERE, LENT = 0, 1, 2, 3
@@ -45,6 +47,11 @@ class Transfer:
         now: The time.
         timing: How long to wait.
         keyring: What opens its chunks; None: they come in the clear.
+        patch: What arrives in place of the version, into a buffer of its own size.
+        why: Why no patch arrives, though there are some.
+
+    Attributes:
+        base: What the patch builds on, for as long as that is needed.
     """
 
     def __init__(
@@ -54,9 +61,21 @@ class Transfer:
         now: float,
         timing: Timing,
         keyring: Keyring | None = None,
+        patch: Patch | None = None,
+        why: str = "",
     ) -> None:
         self.announce, self.buffer = announce, buffer
-        self.plan = ChunkPlan(announce.nbytes, announce.chunk_bytes)
+        nbytes = announce.nbytes if patch is None else patch.nbytes
+        self.plan = ChunkPlan(nbytes, announce.chunk_bytes)
+        self.patch: PatchId | None = None
+        if patch is not None:
+            self.patch = PatchId(patch.encoding, patch.epoch, patch.version)
+        self.why = why[:LABEL_MAX]
+        self.base: Base | None = None
+        self.tries = 0  # times that nothing came for too long, though the connection is the same
+        self._offered = patch
+        self._patching: Patching | None = None  # then all of the patch is here
+        self.decode_us = 0  # that decoding it took, once it is done
         self.key = (announce.epoch, announce.version)
         self.here = 0  # chunks that have arrived
         self.damaged = 0  # chunks whose bytes did not match their checksum
@@ -94,6 +113,8 @@ class Transfer:
         """Take a chunk as it came: sealed if the version is, else in the clear."""
         proof = chunk.crc if isinstance(chunk, Chunk) else chunk
         if self._keyring is None if isinstance(chunk, SealedChunk) else self._keyring is not None:
+            return False
+        if chunk.patch != self.patch:  # D9
             return False
         return self.add(chunk.index, proof, payload, now, pushed=pushed)
 
@@ -158,7 +179,9 @@ class Transfer:
 
     def _opening(self, chunk: SealedChunk, size: int) -> Opening | None:
         keyring = self._keyring
-        return None if keyring is None else keyring.opening(self.announce, chunk, size)
+        if keyring is None:
+            return None
+        return keyring.opening(self.announce, chunk, size, self._offered)
 
     def lend(self, chunk: Chunk | SealedChunk, size: int) -> Lease | None:
         """Return the place of a chunk of this size, to receive it there; None if it has none.
@@ -167,6 +190,8 @@ class Transfer:
         """
         index = chunk.index
         if index >= self.plan.count or self._states[index] in (HERE, LENT):
+            return None
+        if chunk.patch != self.patch:
             return None
         begin, end = self.plan.span(index)
         if size != end - begin or isinstance(chunk, SealedChunk) != (self._keyring is not None):
@@ -186,6 +211,9 @@ class Transfer:
         if self._copying is not None:
             self._copying.live = False
             return False
+        if self._patching is not None:
+            self._patching.live = False
+            return False
         if self._lease is not None:
             self._lease.live, self._lease = False, None
             index, _ = self._lent
@@ -204,6 +232,27 @@ class Transfer:
         self._copying = Copying(announce.model, self.key, memory, self.buffer, self.plan)
         return self._copying
 
+    @property
+    def decoding(self) -> bool:
+        """Whether somebody decodes the patch."""
+        return self._patching is not None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether nothing of a patch comes, though it was asked for again and again."""
+        return self.patch is not None and not self.decoding and self.tries >= PATCH_TRIES
+
+    def decode(self, base: Base, buffer: NDArray[np.uint8]) -> Patching:
+        """Lend a buffer, and what the patch builds on, to whoever decodes it: it is here, whole."""
+        model, digest = self.announce.model, self.digest or ""
+        self._patching = Patching(model, self.key, base, self.buffer, buffer, digest)
+        return self._patching
+
+    def decoded(self, seconds: float) -> None:
+        """The patch is decoded: nobody needs what it builds on, and nobody writes any more."""
+        self._patching = self.base = None
+        self.decode_us = round(seconds * 1e6)
+
     def copied(self, crcs: NDArray[np.uint32] | None, now: float) -> None:
         """The copy has ended, with these checksums; without: all of it is to be fetched."""
         here = crcs is not None
@@ -219,12 +268,15 @@ class Transfer:
 
     def wants(self, now: float) -> Iterator[tuple[int, int]]:
         """Yield what to fetch now, as (first, count); (0, 0) asks for announcement and `end`."""
+        if self.decoding:
+            return
         if self._lease is not None and self._lease.count > self._lent[1]:
             self._lent, self._heard_at = (self._lent[0], self._lease.count), now
         silent = now - self._heard_at
         if silent >= self._timing.quiet:  # W30
             self._pulling = True
         if silent >= self._patience:  # W12
+            self.tries += 1
             self._ask_again(now)
             self._patience = min(2 * self._patience, self._timing.patience_max)  # W32
         if self.digest is None and self._pulling and not self._end_asked:
@@ -276,6 +328,7 @@ class Transfer:
 
     def _hear(self, now: float) -> None:
         """Something arrived: be patient in proportion to how long it took, for slow links."""
+        self.tries = 0
         self._gap = max(now - self._heard_at, self._gap * 7 / 8)  # W32
         self._patience = min(max(self._timing.patience, 4 * self._gap), self._timing.patience_max)
         self._heard_at = now

@@ -5,7 +5,7 @@ an element is known, sixteen: P(change) halves from one exponent to the next, so
 changed elements of a class are shorter than those between changed elements.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -35,6 +35,10 @@ from .kernels import Bytes, Found
 from .patch import Patch
 
 
+def _nothing() -> None:
+    """Nobody minds how long it takes."""
+
+
 def encode(
     layout: Layout,
     base: Memory,
@@ -44,6 +48,7 @@ def encode(
     chunk_bytes: int = CHUNK_BYTES_DEFAULT,
     classes: bool = True,
     check: bool = True,
+    step: Callable[[], object] = _nothing,
 ) -> bytes:
     """Return the patch that leads from one data section to another, bit for bit.
 
@@ -56,6 +61,7 @@ def encode(
         classes: Whether steps may be coded by class: fewer bytes, and a receiver that decodes
             looks at every element of the base.
         check: Whether to decode the patch, and compare.
+        step: Called every now and then; what it raises ends this.
 
     Raises:
         PatchError: A data section is not of the layout, or the patch failed its check.
@@ -69,9 +75,10 @@ def encode(
     parts = [header.pack()]
     for blocks in groups(layout):
         parts += _group(blocks, old, new, classes)
+        step()
     patch = b"".join(parts)
     if check:
-        Patch(layout, patch).compare(old, new)
+        Patch(layout, patch).compare(old, new, step)
     return patch
 
 

@@ -33,6 +33,7 @@ GROUP_BLOCKS: Final = 16  # share a table: enough that it weighs nothing
 CLASSES: Final = 16  # of base values; narrower ones gained half a percent when measured
 
 HEADER: Final = struct.Struct("<8sIIQ32s32s32s")
+CHUNKS_MAX: Final = 2**20  # of a version, as in the protocol: a digest takes bytes for each
 ENTRY_BYTES_MAX: Final = 4  # 28 bits: a block has at most 2^21 bytes, and two bits are its mode
 
 UNCHANGED, STEPS, OVERWRITE, RAW = range(4)  # modes of a block
@@ -105,10 +106,11 @@ class Header:
             raise PatchError(f"a patch begins with {MAGIC!r}, not with {magic!r}")
         if flags:
             raise PatchError(f"the patch has flags {flags:#x}; a reader of {NAME} knows none")
-        if not CHUNK_BYTES_MIN <= chunk_bytes <= CHUNK_BYTES_MAX:
+        right = CHUNK_BYTES_MIN <= chunk_bytes <= CHUNK_BYTES_MAX
+        if not right or nbytes > CHUNKS_MAX * chunk_bytes:
             raise PatchError(
-                f"digests by chunks of {chunk_bytes} bytes; {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX} "
-                "are allowed"
+                f"digests of {nbytes} bytes by chunks of {chunk_bytes}; {CHUNK_BYTES_MIN} to "
+                f"{CHUNK_BYTES_MAX} are allowed, and {CHUNKS_MAX} chunks"
             )
         layout_id, base, target = (part.hex() for part in ids)
         return Header(layout_id, nbytes, chunk_bytes, base, target)

@@ -5,13 +5,14 @@ checked without the base, and `apply` decodes every block against it first. What
 kept for the writing as long as that is little; the rest is decoded again.
 """
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checksum import digest_of
+from ..checksum import CHUNK_BYTES_DEFAULT, crcs_of, digest
 from ..errors import PatchError
 from ..layout import Layout
 from ..numpy_tensors import Memory
@@ -131,35 +132,52 @@ class Patch:
             PatchError: This is not the base, or a block is malformed: `out` is what it was. Or the
                 result is not the target: `out` is of no use then.
         """
-        wanted = self.header
-        found = base_digest or digest_of(self._layout.id, base, wanted.chunk_bytes)
-        if found != wanted.base:
-            raise PatchError(f"the patch is for the base {wanted.base[:12]}, not {found[:12]}")
-        changes = self._decode(base)
-        if out is None:
-            out = base.copy()
-        elif out.ctypes.data != base.ctypes.data:
-            out[:] = base
-        for part, change in zip(self.parts, changes, strict=True):
-            part.put(change or part.decode(out), out[part.block.begin : part.block.end])
-        made = digest_of(self._layout.id, out, wanted.chunk_bytes)
-        if made != wanted.target:
-            raise PatchError(f"the patch leads to {made[:12]}, and says {wanted.target[:12]}")
+        out = np.empty_like(base) if out is None else out
+        for _ in self.steps(base, out, base_digest=base_digest):
+            pass
         return out
 
-    def _decode(self, base: Bytes) -> list[Change | None]:
-        """Decode every block; return what is little enough to be kept."""
+    def steps(self, base: Bytes, out: Bytes, *, base_digest: str | None = None) -> Generator[None]:
+        """Do what `apply` does, a block or a chunk at each step: whoever runs it can stop it."""
+        wanted = self.header
+        found = base_digest or (yield from self._digesting(base))
+        if found != wanted.base:
+            raise PatchError(f"the patch is for the base {wanted.base[:12]}, not {found[:12]}")
         room = base.size // KEPT
-        changes: list[Change | None] = []
+        changes: list[Change | None] = []  # what is little enough to be kept
         for part in self.parts:
             at, elements = change = part.decode(base)
             taken = 0 if at is None else at.nbytes + elements.nbytes
             room -= taken
             changes.append(change if room >= 0 or not taken else None)
-        return changes
+            yield
+        if out.ctypes.data != base.ctypes.data:
+            for begin in range(0, base.size, CHUNK_BYTES_DEFAULT):
+                end = begin + CHUNK_BYTES_DEFAULT
+                out[begin:end] = base[begin:end]
+                yield
+        for part, change_ in zip(self.parts, changes, strict=True):
+            part.put(change_ or part.decode(out), out[part.block.begin : part.block.end])
+            yield
+        made = yield from self._digesting(out)
+        if made != wanted.target:
+            raise PatchError(f"the patch leads to {made[:12]}, and says {wanted.target[:12]}")
 
-    def compare(self, base: Bytes, target: Bytes) -> None:
-        """Check that the patch leads from one data section to the other; PatchError if not."""
+    def _digesting(self, data: Bytes) -> Generator[None, None, str]:
+        """Return the digest of a data section, a chunk at each step."""
+        chunk_bytes, crcs = self.header.chunk_bytes, list[int]()
+        for crc in crcs_of(data, chunk_bytes):
+            crcs.append(crc)
+            yield
+        return digest(self._layout.id, chunk_bytes, crcs)
+
+    def compare(
+        self, base: Bytes, target: Bytes, step: Callable[[], object] = lambda: None
+    ) -> None:
+        """Check that the patch leads from one data section to the other; PatchError if not.
+
+        `step` is called between two blocks; what it raises ends this.
+        """
         changed = {part.block.begin: part for part in self.parts}
         for block in (block for blocks in groups(self._layout) for block in blocks):
             made, wanted = (data[block.begin : block.end] for data in (base, target))
@@ -169,3 +187,4 @@ class Patch:
             unit = f"<u{block.width}"
             if not np.array_equal(made.view(unit), wanted.view(unit)):
                 raise PatchError(f"the block at byte {block.begin} is not that of the target")
+            step()

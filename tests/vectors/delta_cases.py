@@ -1,8 +1,9 @@
 """The cases of `deltas.json`: patches bit by bit, right ones and every kind of wrong one."""
 
 import hashlib
+import random
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 from weightbus.tests.vectors.layout_cases import info
@@ -171,6 +172,7 @@ def _right() -> Iterator[Json]:
     new = halves(0x3E01, *[0x3E00] * 7, 0x3F80, 0x3F77, *[0x3F80] * 4, 0x3F82, 0x3F80)
     yield ok("steps by class", LAYOUT, [(old, 1)], [(new, 1)], by_class)
     yield from _numbers()
+    yield from _many()
     yield from _bytes()
     yield from _shapes()
 
@@ -237,6 +239,54 @@ def _ends_of_classes() -> Json:
     return ok("the ends of classes", of_one("BF16", 40), [(base, 1)], [(target, 1)], body)
 
 
+def _many() -> Iterator[Json]:
+    """Yield blocks that a reader of 64 elements at a time reads in pieces, the last one short."""
+    classes: dict[str, Callable[[int], int]] = {
+        "BF16": lambda u: min(max((u >> 7 & 255) - 96, 0) >> 1, 15),
+        "F16": lambda u: u >> 11 & 15,
+        "I16": lambda _: 0,
+    }
+    for seed, (dtype, of_class) in enumerate(classes.items()):
+        dice = random.Random(seed)
+        exponents = [dice.randrange(88, 132) for _ in range(303)]
+        old = [dice.randrange(2) << 15 | e << 7 | dice.randrange(128) for e in exponents]
+        if dtype == "F16":
+            old = [dice.randrange(2**16) for _ in old]
+        kinds: list[Row] = [(7, 2, EVERY, 0, 1), (7, 1, 6, 1, 2), (7, 0, 0, 0, 0)]
+        rows = [NONE if number == 5 else kinds[number % 3] for number in range(16)]
+        rows = [(9, 0, 9, 1, 3)] if dtype == "I16" else rows
+        yield _stepped(f"many steps in {dtype}", dtype, old, of_class, rows, dice)
+
+
+def _stepped(
+    name: str,
+    dtype: str,
+    old: list[int],
+    of_class: Callable[[int], int],
+    rows: Sequence[Row],
+    dice: random.Random,
+) -> Json:
+    """Return a case where many elements take steps, as many as the codes of their class have."""
+    found: list[list[Step]] = [[] for _ in rows]
+    since, new = [0] * 16, list(old)
+    for at, before in enumerate(old):
+        number = of_class(before)
+        row = rows[number]
+        sizes = [1, 1, 1, 2, 3, 70] if row[2] else [1]
+        step = dice.choice(sizes) * dice.choice([-1, 1])
+        place = (65535 - before if before & 0x8000 else before + 32768) + step
+        kept = dice.random() < 0.6 and at < len(old) - 1
+        if not row[0] or kept or not 0 <= place <= 65535:
+            since[number] += 1
+            continue
+        new[at] = place - 32768 if place & 0x8000 else 65535 - place
+        found[number].append((since[number], step))
+        since[number] = 0
+    body = group([(STEPS, steps(rows, found))], rows)
+    layout = of_one(dtype, 2 * len(old))
+    return ok(name, layout, [(halves(*old), 1)], [(halves(*new), 1)], body)
+
+
 def _bytes() -> Iterator[Json]:
     for dtype, width in (("F32", 4), ("F64", 8), ("F8_E4M3", 1), ("BOOL", 1), ("BF16", 2)):
         old, element = bytes(12 * width), bytes(range(1, width + 1))
@@ -260,6 +310,7 @@ def _shapes() -> Iterator[Json]:
             "a": info("F32", [2], 0, 8),
             "b": info("F32", [0, 3], 8, 8),
             "c": info("BF16", [8], 8, 24),
+            "cd": info("I8", [0], 24, 24),
             "d": info("BF16", [8], 24, 40),
             "e": info("U8", [1], 40, 41),
         }
@@ -268,6 +319,17 @@ def _shapes() -> Iterator[Json]:
     flat = group([(STEPS, steps(FLAT, [UP_DOWN]))], FLAT)
     body = group([(UNCHANGED, b"")]) + flat + group([(RAW, b"\2")])
     yield ok("stretches of one dtype each", layout, [(old, 1)], [(new, 1)], body)
+    entries = {
+        "a": info("F32", [4], 0, 16),
+        "b": info("BF16", [16], 16, 48),
+        "c": info("I16", [5], 48, 58),
+    }
+    row: list[Row] = [(1, 2, 0, 0, 0)]
+    body = group([(OVERWRITE, overwrite([1], 0, b"\1\2\3\4"))]) + flat
+    body += group([(STEPS, steps(row, [[(3, 1)]]))], row)
+    old, new = bytes(16) + OLD + halves(5, 5, 5, 0xFFFE, 5), bytes(4) + b"\1\2\3\4" + bytes(8) + NEW
+    new += halves(5, 5, 5, 0xFFFD, 5)
+    yield ok("more changes than are kept", padded(entries), [(old, 1)], [(new, 1)], body)
     layout = padded({"a": info("U8", [1], 0, 1), "b": info("BF16", [16], 1, 33)})
     old, new = b"\1" + OLD, b"\1" + NEW
     body = group([(UNCHANGED, b"")]) + flat
@@ -290,7 +352,7 @@ def _shapes() -> Iterator[Json]:
 
 def _wrong() -> Iterator[tuple[str, bytes]]:
     """Yield patches for `OLD` in `LAYOUT` that lead nowhere."""
-    start = header(LAYOUT, OLD, NEW)
+    start, same = header(LAYOUT, OLD, NEW), header(LAYOUT, OLD, OLD)
     body = steps(FLAT, [UP_DOWN])
     right = group([(STEPS, body)], FLAT)
     yield "another magic", header(LAYOUT, OLD, NEW, magic=b"WBDELTA2") + right
@@ -306,9 +368,13 @@ def _wrong() -> Iterator[tuple[str, bytes]]:
     yield "the block twice in one group", start + group([(STEPS, body)] * 2, FLAT)
     yield "no block", start
     yield "an entry without end", start + b"\xff\xff\xff\xff\x00"
-    yield "an entry that is longer than need be", start + b"\x80\x00"
-    yield "an unchanged block with a body", start + group([(UNCHANGED, b"\1")])
-    yield "a raw block of another size", start + group([(RAW, OLD[:-1])])
+    yield "an entry that is longer than need be", same + b"\x80\x00"
+    yield "nothing overwritten, in no bytes", same + group([(OVERWRITE, overwrite([], 0, b""))])
+    yield "an unchanged block with a body", same + group([(UNCHANGED, b"\1")])
+    yield "a raw block of another size", same + group([(RAW, OLD[:-1])])
+    full: list[Row] = [(12, 0, EVERY, 0, 14)]
+    much = steps(full, [[(0, -1)] * 14])
+    yield "a body as large as the block", start + group([(STEPS, much)], full)
     yield "a body larger than the block", start + group([(STEPS, bytes(33))], FLAT)
     yield "a body without bytes", start + group([(STEPS, b"")], FLAT)
     yield "a body that ends early", start + group([(STEPS, body)], FLAT)[:-1]
@@ -369,6 +435,8 @@ def _wrong_bodies() -> Iterator[tuple[str, bytes]]:
     yield "a size of 17 bits", group([(STEPS, bits.pack())], every)
     beyond = [(0, 0x8000)]
     yield "a step beyond the numbers", group([(STEPS, steps(every, [beyond]))], every)
+    below = [(0, -0xC000)]
+    yield "a step below the numbers", group([(STEPS, steps(every, [below]))], every)
     body = steps(BOTH, [*[[]] * 14, [(7, 1), (0, 1)], []])
     yield "a gap past the elements of a class", group([(STEPS, body)], BOTH)
     yield "nothing overwritten", group([(OVERWRITE, overwrite([], 0, b"\0"))])
@@ -381,9 +449,43 @@ def _wrong_bodies() -> Iterator[tuple[str, bytes]]:
     yield "a part of a count", group([(OVERWRITE, short[:2])])
 
 
+def _too_many_chunks() -> Json:
+    size = 2**20 + 1
+    layout = padded({"w": info("U8", [size], 0, size)})
+    same = digest(hashlib.sha256(layout).hexdigest(), 1, [_crc32c(b"\0")] * size)
+    both = {"base": bytes.fromhex(same), "target": bytes.fromhex(same)}
+    start = header(layout, b"", b"", chunk_bytes=1, nbytes=size, **both)
+    body = group([(UNCHANGED, b"")] * 5)
+    case = _case("more than 2^20 chunks", layout, [(b"\0", size)], start + body)
+    return {**case, "expect": {"error": "patch"}}
+
+
+def _wrapped() -> Json:
+    """Return a case with a gap of 2^32, which is none in 32 bits."""
+    row: list[Row] = [(1, 18, 0, 0, 0)]
+    body = group([(STEPS, steps(row, [[(2**32, 1)]]))], row)
+    layout, old, new = of_one("BF16", 6000), bytes(6000), b"\1" + bytes(5999)
+    case = _case("a gap of 2^32", layout, [(b"\0", 6000)], header(layout, old, new) + body)
+    return {**case, "expect": {"error": "patch"}}
+
+
+def _half_wrong() -> Json:
+    """Return a case of a raw block that is right, before one that is not."""
+    layout = padded({"a": info("U8", [2], 0, 2), "b": info("BF16", [16], 2, 34)})
+    body = group([(RAW, b"\7\7")]) + group(
+        [(STEPS, steps(FLAT, [[(0, 1), (14, 1), (0, 1)]]))], FLAT
+    )
+    old = bytes(2) + OLD
+    case = _case(
+        "a right block before a wrong one", layout, [(old, 1)], header(layout, old, old) + body
+    )
+    return {**case, "expect": {"error": "patch"}}
+
+
 def delta_cases() -> Iterator[Json]:
     """Yield bases, patches, and what becomes of them."""
     yield from _right()
+    yield from (_too_many_chunks(), _wrapped(), _half_wrong())
     for name, patch in _wrong():
         yield {**_case(name, LAYOUT, [(OLD, 1)], patch), "expect": {"error": "patch"}}
     flat = group([(STEPS, steps([(1, 0, 0, 0, 0)], [[(0, 1)]]))], [(1, 0, 0, 0, 0)])

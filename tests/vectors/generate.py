@@ -104,6 +104,8 @@ def files() -> dict[str, bytes]:
     )
     mapping = [{**_message(out, each), "level": 4} for each in message_cases.mapping_cases()]
     out.table("mapping.json", cases=mapping)
+    checking = [{**_message(out, each), "level": None} for each in message_cases.checking_cases()]
+    out.table("checking.json", cases=checking)
     failing = [_message(out, each) for each in message_cases.applying_cases()]
     in_applying = (*sequence_cases.applying_cases(), *arrow_cases.applying_cases())
     applying = [_sequence(out, each) for each in in_applying]
@@ -117,6 +119,8 @@ def files() -> dict[str, bytes]:
         for case in delta_cases.delta_cases()
     ]
     out.table("deltas.json", cases=deltas)
+    patching = [{**_message(out, each), "level": None} for each in message_cases.patching_cases()]
+    out.table("patching.json", headers=patching)
     sealed = [{**_message(out, each), "level": None} for each in message_cases.sealing_cases()]
     out.table("sealing.json", **sealing_cases.cases(), headers=sealed)
     return out.contents

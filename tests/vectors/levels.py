@@ -26,7 +26,7 @@ def of_rules() -> dict[str, Level]:
     for level, *cells in re.findall(
         r"^\| (?:level (\d)|none) \|[^|]*\|([^|]*)\|([^|]*)\|$", DOCUMENT.read_text(), re.MULTILINE
     ):
-        for letter, first, last in re.findall(r"([WPLSEK])(\d+)(?: to \1(\d+))?", " ".join(cells)):
+        for letter, first, last in re.findall(r"([WPLSEKD])(\d+)(?: to \1(\d+))?", " ".join(cells)):
             for number in range(int(first), int(last or first) + 1):
                 rule = f"{letter}{number}"
                 if rule in found:

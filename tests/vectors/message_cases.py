@@ -134,6 +134,31 @@ SEALING: dict[str, dict[str, Field]] = {
         "sealed": ("base64", REQUIRED),
     },
 }
+# Fields of the feature `delta-1`, of messages that others know without them.
+OF_PATCH: dict[str, Field] = {"patch": ("patchid", None)}
+PATCHING: dict[tuple[str, str], dict[str, Field]] = {
+    ("from_worker", "fetch"): {**OF_PATCH, "unpatched": ("label", "")},
+    ("from_worker", "progress"): OF_PATCH,
+    ("from_worker", "staged"): OF_PATCH,
+    ("from_worker", "applied"): OF_PATCH,
+    ("from_publisher", "announce"): {"keep": ("boolean", False), "patches": ("patches", [])},
+    ("from_publisher", "chunk"): OF_PATCH,
+    ("from_publisher", "sealed_chunk"): OF_PATCH,
+    ("from_publisher", "end"): OF_PATCH,
+}
+CHECKING: dict[str, tuple[str, dict[str, Field]]] = {
+    "check": ("from_publisher", {**OF_VERSION, "first": ("count", 0)}),
+    "checked": (
+        "from_worker",
+        {
+            **OF_VERSION,
+            "first": ("count", 0),
+            "sums": ("sums", []),
+            "code": ("optional_name", None),
+            "text": ("text", ""),
+        },
+    ),
+}
 DIRECTIONS = {"from_worker": FROM_WORKER, "from_publisher": FROM_PUBLISHER}
 
 INTEGERS: dict[str, tuple[int, int]] = {  # by kind: the least and the greatest
@@ -150,6 +175,8 @@ INTEGERS: dict[str, tuple[int, int]] = {  # by kind: the least and the greatest
 RUNNING = {"epoch": 1, "version": 2, "digest": DIGEST}
 SHARED = {"path": "/proc/4711/fd/12", "token": "00ff" * 8}
 WHOLE = {"crc": 7, "digest": DIGEST}
+PATCHID = {"encoding": "delta-1", "epoch": 1, "version": 2}
+PATCH = {**PATCHID, "digest": DIGEST, "nbytes": 70_000}
 SAMPLES: dict[str, object] = {
     "name": "policy",
     "optional_name": "aes-256-gcm",
@@ -164,11 +191,14 @@ SAMPLES: dict[str, object] = {
     "shared": SHARED,
     "segment": SHARED,
     "whole": WHOLE,
+    "patchid": PATCHID,
+    "patches": [PATCH],
     "running": {"policy": RUNNING, "critic": None},
     "run": RUNNING,
     "versions": {"policy": 7, "critic": 0},
     "names": ["a", "b.c"],
     "boolean": True,
+    "sums": [7, None],
     "phase": "applying",
     "commit": "together",
     "acknowledge": "staged",
@@ -210,6 +240,25 @@ BAD_VALUES: dict[str, list[object]] = {
         {**WHOLE, "digest": ""},
         {**WHOLE, "digest": None},
     ],
+    "patchid": [
+        "delta-1",
+        {},
+        {"epoch": 1, "version": 2},
+        {**PATCHID, "encoding": "a b"},
+        {**PATCHID, "epoch": -1},
+        {**PATCHID, "version": 0},
+        {**PATCHID, "version": None},
+    ],
+    "patches": [
+        PATCH,
+        None,
+        [None],
+        [PATCHID],
+        [PATCH] * 9,
+        [{**PATCH, "digest": ""}],
+        [{**PATCH, "nbytes": 0}],
+        [{**PATCH, "nbytes": INTEGER_MAX + 1}],
+    ],
     "running": [
         ["policy"],
         {"a b": None},
@@ -240,6 +289,7 @@ BAD_VALUES: dict[str, list[object]] = {
     ],
     "names": ["a", [1], ["a b"], [f"f{i}" for i in range(65)]],
     "boolean": [0, 1, "true", None],
+    "sums": [7, [-1], [2**32], ["7"], [0.5], [True], {}, None, [0] * 4097],
     "phase": ["waiting", "", 1],
     "commit": ["later", "", 1, None],
     "acknowledge": ["applying", "", 1, None],
@@ -256,6 +306,8 @@ EXTREMES: dict[str, dict[str, object]] = {  # by kind: what may just be, and wha
     "shared": {"largest": {**SHARED, "path": "\u00e9" * 4096}, "null": None},
     "segment": {"largest": {**SHARED, "path": "\u00e9" * 4096}},
     "whole": {"null": None},
+    "patchid": {"of another encoding": {**PATCHID, "encoding": NAME_LARGEST}},
+    "patches": {"largest": [PATCH] * 8},
     "running": {
         "largest": {f"m{i}": RUNNING for i in range(64)},
         "not hashed": {"policy": {**RUNNING, "digest": ""}},
@@ -263,6 +315,7 @@ EXTREMES: dict[str, dict[str, object]] = {  # by kind: what may just be, and wha
     "run": {"not hashed": {**RUNNING, "digest": ""}},
     "versions": {"largest": {f"m{i}": INTEGER_MAX for i in range(64)}},
     "names": {"largest": [f"f{i}" for i in range(64)]},
+    "sums": {"largest": [2**32 - 1] * 4096, "of none": [None]},
 }
 
 
@@ -344,6 +397,41 @@ def renaming_cases() -> Iterator[Json]:
     for kind, fields in RENAMING.items():
         yield from _valid("from_publisher", kind, fields)
         yield from _broken("from_publisher", kind, fields)
+
+
+def patching_cases() -> Iterator[Json]:
+    """Yield the fields of the feature `delta-1`."""
+    for (direction, kind), fields in PATCHING.items():
+        known = {**DIRECTIONS[direction], **SEALING}[kind]
+        header = message(kind, known, full=False)
+        payloads = payload_of(kind, optional=False)
+        for field, (value_kind, default) in fields.items():
+            values = {"given": sample(value_kind)} | EXTREMES.get(value_kind, {})
+            for shown, value in values.items():
+                if value == default:
+                    continue
+                changed = {**header, field: value}
+                expect = ok(changed, {**known, field: (value_kind, REQUIRED)}, len(payloads))
+                name = f"{direction} {kind} {field} {shown}"
+                yield case(name, direction, [text_of(changed), *payloads], expect)
+            for number, value in enumerate(BAD_VALUES[value_kind]):
+                frames = [text_of({**header, field: value}), *payloads]
+                name = f"{direction} {kind} bad {field} {number}"
+                yield case(name, direction, frames, MALFORMED)
+    inside = {"zukunft": [1], **PATCHID, "Epoch": "x"}
+    header = message("end", FROM_PUBLISHER["end"], full=False)
+    expect = ok({**header, "patch": PATCHID}, {**FROM_PUBLISHER["end"], **OF_PATCH}, 0)
+    frames = [text_of({**header, "patch": inside})]
+    yield case(
+        "from_publisher end patch with unknown fields inside", "from_publisher", frames, expect
+    )
+
+
+def checking_cases() -> Iterator[Json]:
+    """Yield the messages of the feature `checking`."""
+    for kind, (direction, fields) in CHECKING.items():
+        yield from _valid(direction, kind, fields)
+        yield from _broken(direction, kind, fields)
 
 
 def sealing_cases() -> Iterator[Json]:

@@ -11,6 +11,14 @@ from typing import Any
 
 # Fields of messages that those who seal nothing need not know, and their defaults.
 SEALING: dict[str, object] = {"keys": [], "key": None, "tag": None}
+PATCHING: dict[str, object] = {
+    "patch": None,
+    "unpatched": "",
+    "decode_us": 0,
+    "keep": False,
+    "patches": [],
+}
+OF_FEATURES = SEALING | PATCHING
 
 Json = dict[str, Any]
 

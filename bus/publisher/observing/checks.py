@@ -1,0 +1,193 @@
+"""Observers that ask whether a worker's weights are those that were published. (P24)
+
+The worker sums what it has by now, name by name; the publisher sums its own bytes a little at a
+time, once for each version, compares, and names what differs. One question of one observer is open
+at a worker at a time: whatever is not answered in time is answered for it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import msgspec
+
+from ....codecs.layout import TensorSpec
+from ....codecs.native import crc32c
+from ...effects import Send
+from ...limits import DIFFERENCES_TOLD, ERROR_MAX, OBSERVERS_MAX, TEXT_MAX, Timing
+from ...observed import (
+    CHECKING,
+    PAGE_BYTES,
+    Check,
+    Checked,
+    Difference,
+    Verified,
+    Verify,
+    printable,
+)
+from ..effects import Compare, Effect
+from ..offers import SLICE_BYTES
+from ..roster import Peer, Roster
+from ..store import Store
+from ..version import Version
+
+
+@dataclass(slots=True)
+class Comparison:
+    """A worker's sums, and the version that they are held against.
+
+    Attributes:
+        version: It.
+        asked: What the observer wants to know, and its connection.
+        sums: The worker's.
+        answer: What the observer is told, once all steps are taken.
+    """
+
+    version: Version
+    asked: Verify
+    observer: bytes
+    sums: list[int | None]
+    answer: Verified | None = None
+    _found: list[Difference] = field(default_factory=list[Difference])
+
+    def steps(self) -> Iterator[int]:
+        """Compare, a little at a time; yield the bytes of each step."""
+        layout, first = self.version.layout, self.asked.first
+        names = layout.sorted_names
+        unlike = differing = 0
+        for name, runs in zip(islice(names, first, None), self.sums, strict=False):
+            if runs is None:
+                unlike += 1
+                continue
+            spec = layout.by_name(name)
+            yield from self._summed(spec)
+            published = self.version.sums[spec.begin] if spec.nbytes else 0
+            if published != runs:
+                differing += 1
+                self._name(Difference(printable(name, ERROR_MAX), published, runs))
+        self.answer = Verified(
+            worker=self.asked.worker,
+            model=self.asked.model,
+            epoch=self.version.epoch,
+            version=self.version.version,
+            first=first,
+            count=min(len(self.sums), max(0, len(names) - first)),
+            names=len(names),
+            unlike=unlike,
+            differing=differing,
+            differences=self._found,
+        )
+
+    def _summed(self, spec: TensorSpec) -> Iterator[int]:
+        """Sum the bytes of a tensor that was published, unless that was done before."""
+        if not spec.nbytes or spec.begin in self.version.sums:
+            return
+        total, take = 0, self.version.snapshot.bytes
+        for begin in range(spec.begin, spec.end, SLICE_BYTES):
+            end = min(begin + SLICE_BYTES, spec.end)
+            total = crc32c(take(begin, end), total)
+            yield end - begin
+        self.version.sums[spec.begin] = total
+
+    def _name(self, difference: Difference) -> None:
+        told = [*self._found, difference]
+        if len(told) <= DIFFERENCES_TOLD and len(msgspec.json.encode(told)) <= PAGE_BYTES:
+            self._found = told
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A question to a worker that it has not answered yet."""
+
+    asked: Verify
+    observer: bytes
+    key: tuple[int, int]
+    since: float
+
+
+class Checks:
+    """What observers want to know of workers' weights."""
+
+    def __init__(self, roster: Roster, store: Store, timing: Timing) -> None:
+        self._roster, self._store, self._timing = roster, store, timing
+        self._open: dict[str, _Open] = {}  # by worker
+
+    def verify(self, observer: bytes, asked: Verify, now: float) -> list[Effect]:
+        """An observer asks: ask the worker, or say why not."""
+        peer = self._roster.by_name(asked.worker)
+        code, text = self._obstacle(peer, observer, asked)
+        if code or peer is None:
+            return [_unverified(observer, asked, code, text)]
+        epoch, version = key = peer.runs(asked.model)
+        self._open[asked.worker] = _Open(asked, observer, key, now)
+        check = Check(model=asked.model, epoch=epoch, version=version, first=asked.first)
+        return [Send(check, to=peer.identity)]
+
+    def _obstacle(self, peer: Peer | None, observer: bytes, asked: Verify) -> tuple[str, str]:
+        """Return why a worker is not asked: code and words; no code: it is."""
+        if peer is None or asked.model not in peer.hello.models:
+            return "absent", f"no worker {asked.worker} with {asked.model} is there"
+        if peer.lost:
+            return "absent", "it is lost: nothing is heard of it"
+        if CHECKING not in peer.hello.features:
+            who = printable(peer.hello.client) or "its program"
+            return "unsupported", f"{who} cannot say what its weights are: it lacks `{CHECKING}`"
+        epoch, version = peer.runs(asked.model)
+        if not version:
+            return "absent", f"it runs no version of {asked.model} yet, or none any more"
+        if self._version(asked.model, epoch, version) is None:
+            return "gone", f"it runs version {version}, whose bytes the publisher has no longer"
+        other = self._open.get(asked.worker)
+        if other is not None and other.observer != observer:
+            return "busy", "another observer has it verified: ask again in a moment"
+        if other is None and len(self._open) >= OBSERVERS_MAX:
+            return "busy", "too many workers are being verified: ask again in a moment"
+        return "", ""
+
+    def _version(self, model: str, epoch: int, number: int) -> Version | None:
+        versions = self._store.get(model)
+        return versions.find(number) if versions and epoch == self._store.epoch else None
+
+    def checked(self, peer: Peer, answer: Checked) -> list[Effect]:
+        """A worker has answered: compare, if it is what was asked."""
+        found, key = self._open.get(peer.name), (answer.epoch, answer.version)
+        asked = found.asked if found is not None else None
+        if found is None or asked is None or found.key != key:
+            return []
+        if (asked.model, asked.first) != (answer.model, answer.first):
+            return []
+        del self._open[peer.name]
+        if answer.code is not None:
+            return [
+                _unverified(found.observer, asked, answer.code, printable(answer.text, TEXT_MAX))
+            ]
+        version = self._version(answer.model, *key)
+        if version is None or not self._store.hold(version):
+            text = f"version {key[1]} was replaced meanwhile"
+            return [_unverified(found.observer, asked, "gone", text)]
+        version.readers += 1
+        return [Compare(Comparison(version, asked, found.observer, answer.sums))]
+
+    def compared(self, comparison: Comparison) -> list[Effect]:
+        """The shell has taken all steps, unless the version has gone meanwhile."""
+        version = comparison.version
+        version.readers -= 1
+        if comparison.answer is not None:
+            return [Send(comparison.answer, to=comparison.observer)]
+        text = f"version {version.version} was replaced meanwhile"
+        return [_unverified(comparison.observer, comparison.asked, "gone", text)]
+
+    def tick(self, now: float) -> list[Effect]:
+        """Answer for workers that do not."""
+        late = [o for o in self._open.values() if now - o.since >= self._timing.lost_after]
+        for each in late:
+            del self._open[each.asked.worker]
+        text = f"it has not answered for {self._timing.lost_after:g} s"
+        return [_unverified(each.observer, each.asked, "silent", text) for each in late]
+
+
+def _unverified(observer: bytes, asked: Verify, code: str, text: str) -> Send:
+    return Send(
+        Verified(worker=asked.worker, model=asked.model, first=asked.first, code=code, text=text),
+        to=observer,
+    )

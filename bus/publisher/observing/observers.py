@@ -1,0 +1,319 @@
+"""Those who look on: what each of them is told, when it asks.
+
+Observers ask over the control channel for what has changed since they asked last: every change has
+the number of a revision, so that nothing is kept for any of them, and nothing is said to one that
+does not ask.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import merge
+from operator import itemgetter
+from typing import cast
+
+import msgspec
+from msgspec.structs import replace
+
+from ...allowance import Allowance
+from ...effects import Notice, Send
+from ...limits import (
+    ERROR_MAX,
+    EVENTS_TOLD,
+    LABEL_MAX,
+    OBSERVER_SECONDS,
+    OBSERVERS_MAX,
+    PAGE_ROWS_MAX,
+    PAGES_MAX,
+    ROWS,
+    VERSIONS_TIMED,
+    VERSIONS_TOLD,
+    Timing,
+)
+from ...messages import Applied, Failed, Message, Ping, Progress, Refuse, Staged
+from ...observed import (
+    PAGE_BYTES,
+    Doing,
+    Happened,
+    ModelRow,
+    Observe,
+    Phase,
+    Published,
+    Roster,
+    Row,
+    Verify,
+    WorkerRow,
+    printable,
+)
+from ...trust.grants import Grant
+from .. import roster as rosters
+from ..effects import Effect
+from ..roster import Peer
+from ..status import chunks_of, is_stuck, road_of
+from ..store import Store, Versions
+from ..version import Version
+from .checks import Checks
+
+NO_OBSERVER = (
+    "only an observer's key looks on here: `weightbus keygen DIR --observer NAME` makes one"
+)
+REVISION = itemgetter(0)
+SHORT = 64  # characters of each error of a worker whose errors would fill a page
+
+
+@dataclass(slots=True)
+class _Model:
+    """A model as observers are told of it."""
+
+    latest: tuple[int, int] = (0, 0)
+    nbytes: int = 0
+    revision: int = 0
+    times: dict[int, float] = field(default_factory=dict[int, float])  # by version, when published
+    targeted: dict[str, int] = field(default_factory=dict[str, int])  # see `Versions.targeted`
+
+
+class _Page:
+    """A page of a roster that is being filled."""
+
+    def __init__(self, since: int) -> None:
+        self.since = self.revision = since
+        self.models, self.rows, self.events = list[ModelRow](), list[WorkerRow](), list[Happened]()
+        self._room, self._count = PAGE_BYTES, 0
+
+    def takes(self, row: Row, revision: int) -> bool:
+        """Take a row of this revision, unless there is no room for it."""
+        nbytes = len(msgspec.json.encode(row)) + 1
+        if nbytes > PAGE_BYTES and isinstance(row, WorkerRow):
+            short = {m: replace(d, error=d.error[:SHORT]) for m, d in row.models.items()}
+            row = replace(row, models=short)
+            nbytes = len(msgspec.json.encode(row)) + 1
+        if self._count and (nbytes > self._room or self._count >= PAGE_ROWS_MAX):
+            return False
+        self._room -= nbytes
+        self._count, self.revision = self._count + 1, revision
+        match row:
+            case ModelRow():
+                self.models.append(row)
+            case WorkerRow():
+                self.rows.append(row)
+            case Happened():
+                self.events.append(row)
+        return True
+
+
+class Observers:
+    """Those who look on: what each of them is told, when it asks. (P23)"""
+
+    def __init__(
+        self,
+        roster: rosters.Roster,
+        store: Store,
+        timing: Timing,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.checks = Checks(roster, store, timing)
+        self._clock = clock  # seconds since 1970; None: nobody is told
+        self._roster, self._store, self._timing = roster, store, timing
+        self._asked: dict[bytes, float] = {}  # by connection, when it asked last
+        self._rows = Allowance(ROWS, 0.0)
+        self._models: dict[str, _Model] = {}
+        self._events: deque[tuple[int, float, Notice]] = deque(maxlen=EVENTS_TOLD)
+
+    # What happens.
+
+    def heard(self, peer: Peer, message: Message, now: float) -> None:
+        """A worker has said something: take note of it if that is news to observers."""
+        match message:
+            case Ping():
+                self._note(peer, "", road_of(peer))
+            case (
+                Progress(model=model)
+                | Staged(model=model)
+                | Applied(model=model)
+                | Failed(model=model)
+            ) if model in peer.hello.models:
+                if isinstance(message, Failed):
+                    text = printable(message.text, ERROR_MAX - len(message.code) - 2)
+                    peer.seen.failed[model] = (message.version, f"{message.code}: {text}")
+                else:
+                    self._settled(peer, model, now)
+                incoming = peer.incoming.get(model)
+                at = incoming and (incoming.version, incoming.phase, incoming.chunks)
+                self._note(peer, model, (peer.runs(model), at, peer.seen.failed.get(model)))
+            case _:
+                pass
+
+    def _settled(self, peer: Peer, model: str, now: float) -> None:
+        """Take note of how long a worker took to what it runs, and what that makes up for."""
+        epoch, version = peer.runs(model)
+        published = self._models[model].times.get(version) if model in self._models else None
+        new = epoch == self._store.epoch and peer.seen.took.get(model, (0, 0))[0] != version
+        if published is not None and new:
+            peer.seen.took[model] = (version, max(1, round(1e6 * (now - published))))
+        if peer.seen.failed.get(model, (version + 1, ""))[0] <= version:
+            del peer.seen.failed[model]
+
+    def _note(self, peer: Peer, about: str, seen: object) -> None:
+        if peer.seen.told.get(about) != seen:
+            peer.seen.told[about] = seen
+            self._roster.touch(peer)
+
+    def published(self, version: Version, now: float) -> None:
+        """A version was published."""
+        times = self._models.setdefault(version.model, _Model()).times
+        times[version.version] = now
+        while len(times) > VERSIONS_TIMED:
+            del times[next(iter(times))]
+
+    def happened(self, notice: Notice, now: float) -> None:
+        """Something became of a worker."""
+        if notice.worker:
+            self._roster.revision += 1
+            self._events.append((self._roster.revision, now, notice))
+            peer = self._roster.by_name(notice.worker)
+            if peer is not None:
+                self._roster.touch(peer)
+
+    # What is told.
+
+    def asked(
+        self, identity: bytes, message: Observe | Verify, grant: Grant | None, now: float
+    ) -> list[Effect]:
+        """Take a question of somebody whose key, if there are keys, lets it do this."""
+        if grant is not None and grant.role != "observer":  # K4
+            return [Send(Refuse(code="not-allowed", text=NO_OBSERVER), to=identity)]
+        if isinstance(message, Verify):
+            return self.checks.verify(identity, message, now)
+        return [Send(page, to=identity) for page in self.answer(identity, message, now)]
+
+    def answer(self, identity: bytes, asked: Observe, now: float) -> list[Roster] | list[Refuse]:
+        """Answer an observer, unless there are too many."""
+        self._asked = {who: at for who, at in self._asked.items() if now - at < OBSERVER_SECONDS}
+        if identity not in self._asked and len(self._asked) >= OBSERVERS_MAX:
+            text = f"{OBSERVERS_MAX} observers look on already: end one of them, or wait a moment"
+            return [Refuse(code="limit", text=text)]
+        self._asked[identity] = now
+        return self.pages(asked, now)
+
+    def pages(self, asked: Observe, now: float) -> list[Roster]:
+        """Return what has changed since a revision, the longest ago first, as far as it fits."""
+        for versions in self._store:
+            self._look(versions)
+        latest = self._roster.revision
+        known = asked.epoch == self._store.epoch and asked.since <= latest
+        since = asked.since if known else 0
+        pages, more = [_Page(since)], False
+        for at, make in self._changed(since) if since < latest else ():
+            more = not self._rows.take(1, now)
+            row = make(now) if not more else None
+            if row is not None and not pages[-1].takes(row, at):
+                more = len(pages) >= min(asked.pages, PAGES_MAX)
+                if not more:
+                    pages.append(_Page(pages[-1].revision))
+                    pages[-1].takes(row, at)
+            if more:
+                break
+        else:
+            pages[-1].revision = latest
+        last = pages[-1]
+        return [
+            Roster(
+                epoch=self._store.epoch,
+                since=page.since,
+                revision=page.revision,
+                latest=latest,
+                workers=len(self._roster),
+                more=more or page is not last,
+                follows=page is not last,
+                time_ms=0 if self._clock is None else _ms(self._clock()),
+                models=page.models,
+                rows=page.rows,
+                events=page.events,
+            )
+            for page in pages
+        ]
+
+    def _look(self, versions: Versions) -> None:
+        """Take note of a model's latest version, and of which workers another one is the newest."""
+        model, latest = self._models.setdefault(versions.model, _Model()), versions.latest
+        if latest is not None and latest.key != model.latest:
+            self._roster.revision += 1
+            model.latest, model.revision = latest.key, self._roster.revision
+            model.nbytes = latest.layout.nbytes
+        targeted = versions.targeted()
+        for worker in sorted({name for name, _ in targeted.items() ^ model.targeted.items()}):
+            peer = self._roster.by_name(worker)
+            if peer is not None:
+                self._roster.touch(peer)
+        model.targeted = targeted
+
+    def _changed(self, since: int) -> "Iterator[tuple[int, Callable[[float], Row]]]":
+        """Yield what has changed, and of each the revision it had then; they are all different."""
+        models: list[tuple[int, Callable[[float], Row]]] = sorted(
+            (
+                (m.revision, partial(_model_row, name, m))
+                for name, m in self._models.items()
+                if m.revision > since
+            ),
+            key=REVISION,
+        )
+        workers = ((p.revision, partial(self._row, p)) for p in self._roster.changed(since))
+        events = ((at, partial(_event, notice, t)) for at, t, notice in self._events if at > since)
+        return merge(models, workers, events, key=REVISION)
+
+    def _row(self, peer: Peer, now: float) -> WorkerRow:
+        return WorkerRow(
+            name=peer.name,
+            state="lost" if peer.lost else "stuck" if is_stuck(peer, self._timing, now) else "live",
+            road=road_of(peer),
+            heard_ms=_ms(now - peer.heard_at),
+            models={model: self._doing(peer, model, now) for model in peer.hello.models},
+            client=printable(peer.hello.client, LABEL_MAX),
+            host=printable(peer.hello.host, LABEL_MAX),
+            pid=peer.hello.pid,
+        )
+
+    def _doing(self, peer: Peer, model: str, now: float) -> Doing:
+        (epoch, version), versions = peer.runs(model), self._store.get(model)
+        newest = versions.latest_for(peer.name) if versions is not None else None
+        took, (failed, error) = peer.seen.took.get(model), peer.seen.failed.get(model, (0, ""))
+        doing = Doing(
+            epoch=epoch,
+            version=version,
+            newest=newest.version if newest is not None else 0,
+            took_us=took[1] if took is not None and took[0] == version else 0,
+            failed=failed,
+            error=error,
+        )
+        incoming = peer.incoming.get(model)
+        if incoming is None:
+            return doing
+        return replace(
+            doing,
+            incoming=incoming.version,
+            phase=cast("Phase", incoming.phase),
+            chunks=incoming.chunks,
+            count=chunks_of(model, incoming, self._store),
+            idle_ms=_ms(now - incoming.since),
+        )
+
+
+def _model_row(name: str, model: _Model, now: float) -> ModelRow:
+    """Return a model's row: of the versions before, ever fewer the longer ago they are."""
+    version, published, step = model.latest[1], list[Published](), 0
+    for back in range(VERSIONS_TOLD):
+        at = model.times.get(version - step)
+        if at is not None:
+            published.append(Published(version - step, _ms(now - at)))
+        step += 1 << max(0, back // 2 - 1)  # 1 1 1 1 2 2 4 4 8 8 ...
+    return ModelRow(name, version, model.nbytes, "raw", published)
+
+
+def _event(notice: Notice, at: float, now: float) -> Happened:
+    text = printable(notice.text, ERROR_MAX)
+    return Happened(notice.kind, notice.worker, text, _ms(now - at))
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))

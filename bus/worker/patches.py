@@ -1,0 +1,115 @@
+"""Which patch a version arrives by, if there is one that fits, and what is done where it does not.
+
+A patch builds on the very bytes that run here. It arrives into memory of its own, and is decoded by
+a thread of its own; what it leads to is held against the digest like any version. Whatever is wrong
+with it, all of the version is fetched in its place, and what runs runs on meanwhile.
+"""
+
+import numpy as np
+
+from ..effects import Decode, Effect, Notice, Subscribe
+from ..limits import Timing
+from ..messages import DELTA, Patch, Refuse, Running, data_topic, patch_topic
+from ..staged import Base
+from . import reports
+from .holdings import Held, Holdings
+from .layouts import Expected
+from .transfer import Transfer
+
+
+class Patches:
+    """The patches of one model.
+
+    Args:
+        model: Its name.
+        holds: Its versions that are here.
+        timing: How long to wait.
+        expected: Whether patches are taken, and what opens what comes.
+    """
+
+    def __init__(self, model: str, holds: Holdings, timing: Timing, expected: Expected) -> None:
+        self._model, self._holds, self._timing = model, holds, timing
+        self._takes, self._keys = expected.patches, expected.keyring
+        self._listens = False  # to chunks of patches, in place of those of versions
+
+    @property
+    def topic(self) -> bytes:
+        """The topic of the chunks that are pushed to this worker."""
+        return (patch_topic if self._listens else data_topic)(self._model)
+
+    def listen(self, transfer: Transfer, *, shared: bool) -> list[Effect]:
+        """Have the next versions pushed in the way in which this one arrives."""  # D7
+        before, self._listens = self.topic, transfer.patch is not None
+        if self.topic == before or shared or self._holds.mode == "catching-up":
+            return []
+        return [Subscribe(before, on=False), Subscribe(self.topic, on=True)]
+
+    def transfer(self, held: Held, now: float) -> Transfer:
+        """Return what a version arrives by: a patch on what runs here; else itself."""  # D4
+        announce, buffer, base = held.announce, held.buffer, self._base(held)
+        assert buffer is not None  # noqa: S101 - it was given a moment ago
+        found = [p for p in announce.patches if base is not None and _builds_on(p, base.running)]
+        why = ""
+        if base is not None and found and found[0].nbytes <= announce.nbytes:
+            try:
+                room = np.empty(found[0].nbytes, np.uint8)
+            except MemoryError:
+                why = f"there is no memory for a patch of {found[0].nbytes} bytes"
+            else:
+                transfer = Transfer(announce, room, now, self._timing, self._keys, found[0])
+                transfer.base = base
+                base.users += 1
+                if found[0] != announce.patches[0]:
+                    transfer.pull()  # the first alone is pushed
+                return transfer
+        elif self._takes and announce.patches and held.memory is None:
+            why = self._unfit(held)
+        return Transfer(announce, buffer, now, self._timing, self._keys, why=why)
+
+    def _base(self, held: Held) -> Base | None:
+        """Return what a patch of a version may build on: what runs, if its bytes are here."""
+        base, runs = self._holds.base, self._holds.at("running")
+        if not self._takes or held.memory is not None or base is None or runs is None:
+            return None
+        fits = base.running == runs.running and base.layout.id == held.announce.layout
+        return base if fits else None
+
+    def _unfit(self, held: Held) -> str:
+        runs = self._holds.at("running")
+        here = f"version {runs.key[1]} of epoch {runs.key[0]} runs" if runs else "nothing runs"
+        offered = ", ".join(str(p.version) for p in held.announce.patches)
+        kept = "" if self._holds.base is not None else ", and its bytes were not kept"
+        return f"{here} here{kept}; there are patches on {offered}"
+
+    def decode(self, held: Held, transfer: Transfer) -> list[Effect]:
+        """A patch is here, and what its version hashes to: decode it, unless somebody does."""
+        base, buffer = transfer.base, held.buffer
+        if base is None or buffer is None or transfer.decoding:
+            return []
+        return [Decode(transfer.decode(base, buffer))]
+
+    def refused(self, refuse: Refuse, now: float) -> list[Effect]:
+        """The publisher has no patch (any more) that was asked for."""  # D8
+        held = self._holds.find((refuse.epoch, refuse.version), "arriving")
+        transfer = held.transfer if held is not None else None
+        if held is None or transfer is None or transfer.patch is None or transfer.decoding:
+            return []
+        return self.give_up(held, "the publisher has no such patch (any more)", now)
+
+    def give_up(self, held: Held, why: str, now: float) -> list[Effect]:
+        """A patch is of no use: have all of its version fetched in its place."""  # D5
+        old, buffer = held.transfer, held.buffer
+        if old is None or buffer is None:
+            return []
+        old.revoke()
+        self._holds.release(old.base)
+        transfer = Transfer(held.announce, buffer, now, self._timing, self._keys, why=why)
+        held.transfer = transfer
+        transfer.pull()
+        text = f"version {held.key[1]} of {self._model} is fetched as a whole, not patched: {why}"
+        return [Notice("unpatched", text), *reports.fetches(transfer, now)]
+
+
+def _builds_on(patch: Patch, running: Running) -> bool:
+    named = Running(patch.epoch, patch.version, patch.digest)
+    return patch.encoding == DELTA and named == running
