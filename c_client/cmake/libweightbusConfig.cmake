@@ -26,6 +26,6 @@ if(NOT TARGET weightbus::c)
     IMPORTED_LOCATION "${_weightbus_prefix}/lib/libweightbus.a"
     INTERFACE_INCLUDE_DIRECTORIES "${_weightbus_prefix}/include"
     INTERFACE_LINK_LIBRARIES
-      "${LIBWEIGHTBUS_ZMQ};${_weightbus_zmq_STATIC_LDFLAGS};pthread;${CMAKE_DL_LIBS};m")
+      "${LIBWEIGHTBUS_ZMQ};${_weightbus_zmq_STATIC_LDFLAGS};crypto;pthread;${CMAKE_DL_LIBS};m")
 endif()
 unset(_weightbus_prefix)

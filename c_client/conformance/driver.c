@@ -23,7 +23,7 @@ static const char kUsage[] =
     "[--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S] "
     "[--turn-down N,...] [--break N,...] [--apply-seconds S[:N,...]] [--apply-timeout S] "
     "[--partial] "
-    "[--cast]";
+    "[--cast] [--keys FILE]";
 
 static void die(const char* what, const char* why) {
   fprintf(stderr, "%s: %s\n", what, why);
@@ -412,6 +412,8 @@ int main(int argc, char** argv) {
     i++;
     if (strcmp(argv[i - 1], "--name") == 0)
       options.name = value;
+    else if (strcmp(argv[i - 1], "--keys") == 0)
+      options.keys = value;
     else if (strcmp(argv[i - 1], "--models") == 0)
       split_models(value);
     else if (strcmp(argv[i - 1], "--in-place") == 0)

@@ -22,8 +22,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// The version of the library that this header belongs to.
+#define WB_VERSION "0.1.0"
+
 // The number of this ABI. A program may run with any library of the same number.
 #define WB_ABI 1
+
+// When a worker counts as being there: it runs the version,
+#define WB_WAIT_APPLIED 0
+
+// it holds it, verified,
+#define WB_WAIT_STAGED 1
+
+// or nobody is waited for.
+#define WB_WAIT_NOBODY 2
 
 // What came of a call.
 typedef enum {
@@ -47,13 +59,21 @@ typedef enum {
   WB_SYSTEM = 8,
   // A bug in this library.
   WB_PANIC = 9,
+  // A publish did not reach what it required; its receipt says what every worker did.
+  WB_UNACHIEVED = 10,
 } wb_code;
 
 // A model whose memory is yours.
 typedef struct wb_model wb_model;
 
+// A publisher.
+typedef struct wb_publisher wb_publisher;
+
 // One who reads a model.
 typedef struct wb_reading wb_reading;
+
+// What became of a publish.
+typedef struct wb_receipt wb_receipt;
 
 // A version that never changes.
 typedef struct wb_snapshot wb_snapshot;
@@ -97,7 +117,10 @@ typedef struct {
   const char *text;
 } wb_event;
 
-// Called in the worker's own thread, which answers the publisher: it must not wait, and must not free.
+// Called in the own thread of the worker or publisher, which answers the other side: it must not wait, and must
+// not free that handle. It may close it: wb_close() and wb_publisher_close() return at once here, and the thread
+// ends after this call; whoever frees the handle elsewhere waits for that. Of a publisher, wb_publish(),
+// wb_publish_safetensors() and wb_wait_for_workers() would wait for this very thread, until they give up.
 typedef void (*wb_on_event)(const wb_event *event, void *user);
 
 // A version, whole and verified, on which a function of yours decides. All of it is borrowed for the call.
@@ -148,6 +171,13 @@ typedef struct {
   // What the worker runs on, for the publisher's operators: a program or binding, and its version, in at most
   // 256 characters. NULL: "weightbus-c/" and the version of this library.
   const char *client;
+  // This worker's keys, for a publisher that has some: the path of its file of `weightbus keygen`, or of the
+  // folder, or what stands in the file, which begins with {. NULL: what the environment's WEIGHTBUS_KEYS says,
+  // else there are none, as with "".
+  const char *keys;
+  // Take every version as a whole, not as a patch on what runs where the publisher offers one. With `partial` or
+  // `cast` patches cost a copy of what runs.
+  bool whole_only;
 } wb_options;
 
 // What wb_receive() tells: a version that was applied, or (WB_REJECTED) that could not be.
@@ -164,6 +194,8 @@ typedef struct {
   char digest[65];
   // Of WB_REJECTED and WB_REFUSED: why, in the protocol's words ("layout-mismatch", ...).
   char code[129];
+  // It came as a patch on the version that ran before, not as a whole.
+  bool patched;
 } wb_update;
 
 // How a worker stands. What runs is of now, the rest of a moment ago; numbers are 0 where there is nothing.
@@ -190,6 +222,81 @@ typedef struct {
   uint64_t ready_epoch;
   uint64_t ready_version;
 } wb_state;
+
+// How a publisher is set up. Zeros are the defaults; everything here is borrowed for the call of wb_bind().
+typedef struct {
+  // sizeof(wb_publisher_options), as in wb_options.
+  size_t size;
+  // Where it listens, which is the one address that workers need: "tcp://HOST:PORT" (port 0: any free one) or
+  // "ipc://PATH".
+  const char *address;
+  // Where its data socket is; NULL: one port above, or a path beside.
+  const char *data;
+  // What workers are told to connect to for data; NULL: it follows from `data`.
+  const char *advertise;
+  // Its incarnation, which workers hold against that of what they run; 0: milliseconds since 1970.
+  uint64_t epoch;
+  // Bytes of a chunk; 0: 2^20.
+  uint64_t chunk_bytes;
+  // Between two signs of life, and the silence after which a worker is lost, of which at least two must fit
+  // in; 0: 1 s and 5 s.
+  uint32_t ping_ms;
+  uint32_t lost_after_ms;
+  // A folder that outlives it, and keeps its epoch; NULL: none. WB_INVALID if a publisher in Python keeps
+  // versions there, which it would offer again over those of this one.
+  const char *state;
+  // How many workers "all" are at least in a publish that does not say.
+  size_t expect;
+  // Listen where other hosts can connect, though whoever does gets the weights: there are no keys here.
+  bool insecure;
+  // Told what becomes of workers: its kind is "joined", "lost", "stuck", "back", "left", "refused", "failed",
+  // "wrong-digest" or "notice", its `model` the name of the worker.
+  wb_on_event on_event;
+  // Passed on to it; alive and usable in any thread until the publisher is freed.
+  void *user;
+} wb_publisher_options;
+
+// What is asked of one publish. Zeros are the defaults; everything here is borrowed for the call.
+typedef struct {
+  // sizeof(wb_publish_options), as in wb_options.
+  size_t size;
+  // Names of the workers it is for; 0 of them: all that want the model.
+  const char *const *workers;
+  size_t workers_count;
+  // How many must get there; 0: all that it is for.
+  size_t at_least;
+  // WB_WAIT_APPLIED, WB_WAIT_STAGED or WB_WAIT_NOBODY.
+  uint32_t wait;
+  // None applies before so many as are required have staged; if too few do in time, none applies at all.
+  bool together;
+  // For all of this; 0: 60 s.
+  uint32_t timeout_ms;
+  // How many "all" are at least: who is missing is waited for. 0: as many as the publisher was told.
+  size_t expect;
+} wb_publish_options;
+
+// What became of one publish.
+typedef struct {
+  uint64_t epoch;
+  uint64_t version;
+  uint64_t nbytes;
+  // From the call to its answer.
+  uint64_t nanoseconds;
+  char digest[65];
+  // All of it in words; lives as long as the receipt.
+  const char *text;
+} wb_published;
+
+// What one worker did with a version. It lives as long as its receipt.
+typedef struct {
+  const char *worker;
+  // "applied", "staged", "failed", "lost", "left", "behind" or "skipped" (it runs a newer one).
+  const char *outcome;
+  // From the call to that; 0 while it is behind.
+  uint64_t nanoseconds;
+  // For a person; empty where the outcome says it all.
+  const char *detail;
+} wb_outcome;
 
 #ifdef __cplusplus
 extern "C" {
@@ -260,6 +367,50 @@ const wb_tensor *wb_snapshot_tensors(const wb_snapshot *snapshot, size_t *count)
 wb_code wb_snapshot_find(const wb_snapshot *snapshot, const char *name, wb_tensor *tensor);
 
 void wb_snapshot_free(wb_snapshot *snapshot);
+
+// Starts a publisher.
+wb_code wb_bind(const wb_publisher_options *options, wb_publisher **publisher);
+
+// Returns the one address that workers need, for as long as the publisher lives; empty for no publisher.
+const char *wb_address(const wb_publisher *publisher);
+
+// Publishes a new version of a model, of tensors that are borrowed until they are copied, before this waits for
+// anybody; then waits until the workers have it. `options` may be NULL, and so may `receipt`, which WB_UNACHIEVED
+// brings as well.
+wb_code wb_publish(const wb_publisher *publisher,
+                   const char *model,
+                   const wb_tensor *tensors,
+                   size_t count,
+                   const wb_publish_options *options,
+                   wb_receipt **receipt);
+
+// The same of the bytes of a safetensors file, as they stand.
+wb_code wb_publish_safetensors(const wb_publisher *publisher,
+                               const char *model,
+                               const void *file,
+                               size_t nbytes,
+                               const wb_publish_options *options,
+                               wb_receipt **receipt);
+
+// Tells what became of a publish.
+wb_code wb_receipt_look(const wb_receipt *receipt, wb_published *published);
+
+// Returns what each worker did, by name, and how many there are. They live as long as the receipt.
+const wb_outcome *wb_receipt_workers(const wb_receipt *receipt, size_t *count);
+
+void wb_receipt_free(wb_receipt *receipt);
+
+// Waits until so many workers are there that want the model. WB_NOTHING: they did not come in time.
+wb_code wb_wait_for_workers(const wb_publisher *publisher,
+                            const char *model,
+                            size_t count,
+                            uint32_t timeout_ms);
+
+// Ends a publisher's thread: who waits in wb_publish() is answered as things stand. Workers keep what they run.
+void wb_publisher_close(const wb_publisher *publisher);
+
+// Closes and frees a publisher that nobody else uses.
+void wb_publisher_free(wb_publisher *publisher);
 
 #ifdef __cplusplus
 } // extern "C"

@@ -12,6 +12,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 use std::slice;
 use std::sync::Arc;
+use weightbus_core::messages::DELTA;
 use weightbus_core::{
     Dtype, Error, Event, Model, ModelState, Offer, Snapshot, State, Tensor, TensorInfo, Update, WeightsGuard,
     Worker,
@@ -29,9 +30,10 @@ impl From<Error> for Fault {
         let code = match &error {
             Error::Rejected { .. } => wb_code::WB_REJECTED,
             Error::Refused { .. } => wb_code::WB_REFUSED,
-            Error::Closed { .. } => wb_code::WB_CLOSED,
+            Error::Closed { .. } | Error::PublisherClosed { .. } => wb_code::WB_CLOSED,
             Error::Torn => wb_code::WB_TORN,
-            Error::NoTensor { .. } => wb_code::WB_NOT_FOUND,
+            Error::Publish { .. } => wb_code::WB_UNACHIEVED,
+            Error::NoTensor { .. } | Error::UnknownWorker(_) => wb_code::WB_NOT_FOUND,
             Error::Io { .. } => wb_code::WB_SYSTEM,
             _ => wb_code::WB_INVALID,
         };
@@ -52,7 +54,7 @@ fn remember(text: &str) {
 }
 
 /// Text for C: a zero within it would end it.
-fn c_text(text: &str) -> CString {
+pub fn c_text(text: &str) -> CString {
     CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
 }
 
@@ -135,7 +137,7 @@ pub unsafe fn text_of<'a>(text: *const c_char, length: usize, what: &str) -> Res
 /// # Safety
 ///
 /// `first` must point to `count` values for all of `'a`, unless there are none.
-unsafe fn array<'a, T>(first: *const T, count: usize, what: &str) -> Result<&'a [T], Fault> {
+pub unsafe fn array<'a, T>(first: *const T, count: usize, what: &str) -> Result<&'a [T], Fault> {
     match (first.is_null(), count) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(invalid(&format!("no {}", what))),
@@ -167,7 +169,7 @@ pub unsafe fn model_of(tensors: *const wb_tensor, count: usize) -> Result<Model,
 /// # Safety
 ///
 /// As `wb_tensor` says, for all of `'a`.
-unsafe fn described<'a>(tensor: &wb_tensor) -> Result<(&'a str, Dtype, &'a [u64]), Fault> {
+pub unsafe fn described<'a>(tensor: &wb_tensor) -> Result<(&'a str, Dtype, &'a [u64]), Fault> {
     // SAFETY: the caller's word.
     let (name, dtype, shape) = unsafe {
         let name = text_of(tensor.name, tensor.name_bytes, "name of a tensor")?;
@@ -219,32 +221,44 @@ impl Reading {
     }
 }
 
-/// Copies the options of a caller that may have been compiled when there were fewer, or more.
+/// Copies the options of a worker's caller.
 ///
 /// # Safety
 ///
 /// `options` must be NULL or have as many bytes as its first field says.
 pub unsafe fn options_of(options: *const wb_options) -> Result<wb_options, Fault> {
+    let first = MaybeUninit::<wb_options>::zeroed();
+    // SAFETY: it lies within `first`. All before it was there in the first header.
+    let least = unsafe { ptr::addr_of!((*first.as_ptr()).apply) } as usize - first.as_ptr() as usize;
+    // SAFETY: the caller's word; zeros are a value of each field.
+    unsafe { copied(options, least, "wb_options") }
+}
+
+/// Copies options of a caller that may have been compiled when there were fewer, or more; `least` bytes of them were
+/// there in the first header.
+///
+/// # Safety
+///
+/// `options` must be NULL or have as many bytes as its first field says, and zeros must be a value of each field.
+pub unsafe fn copied<T: Copy>(options: *const T, least: usize, what: &str) -> Result<T, Fault> {
     const MOST: usize = 4096; // no header will have more: a size that was never set is told
     if options.is_null() {
         return Err(invalid("no options"));
     }
     // SAFETY: the first field is there.
-    let (size, all) = (unsafe { options.cast::<usize>().read() }, size_of::<wb_options>());
-    let mut copy = MaybeUninit::<wb_options>::zeroed();
-    // SAFETY: it lies within `copy`. All before it was there in the first header.
-    let first = unsafe { ptr::addr_of!((*copy.as_ptr()).apply) } as usize - copy.as_ptr() as usize;
-    if size < first || size > MOST {
-        let text = format!("wb_options.size is {}, not {}: set it to sizeof", size, all);
-        return Err(invalid(&text));
+    let (size, all) = (unsafe { options.cast::<usize>().read() }, size_of::<T>());
+    let mut copy = MaybeUninit::<T>::zeroed();
+    if size < least || size > MOST {
+        return Err(invalid(&format!("{}.size is {}, not {}: set it to sizeof", what, size, all)));
     }
     let known = size.min(all);
     // SAFETY: the caller has so many bytes.
     let unknown = unsafe { slice::from_raw_parts(options.cast::<u8>().add(known), size - known) };
     if unknown.iter().any(|&byte| byte != 0) {
-        return Err(invalid(
-            "wb_options has a field that this library is too old for: leave it zero, or take a newer library",
-        ));
+        return Err(invalid(&format!(
+            "{} has a field that this library is too old for: leave it zero, or take a newer library",
+            what
+        )));
     }
     // SAFETY: so much of it is there; zeros, the defaults, are a value of each field behind that.
     unsafe {
@@ -289,14 +303,18 @@ pub fn named(worker: Worker) -> wb_worker {
 }
 
 /// A pointer that only its owner looks behind.
-struct User(*mut c_void);
+pub struct User(*mut c_void);
 
 // SAFETY: the header says that it is to be usable in any thread.
 unsafe impl Send for User {}
 unsafe impl Sync for User {}
 
 impl User {
-    fn get(&self) -> *mut c_void {
+    pub fn new(user: *mut c_void) -> User {
+        User(user)
+    }
+
+    pub fn get(&self) -> *mut c_void {
         self.0
     }
 }
@@ -306,7 +324,7 @@ pub fn listener(
     call: extern "C" fn(*const wb_event, *mut c_void),
     user: *mut c_void,
 ) -> impl FnMut(&Event) + Send + 'static {
-    let user = User(user);
+    let user = User::new(user);
     move |event| {
         let (kind, (model, epoch, version), code, text) = match event {
             Event::Joined { epoch } => ("joined", ("", *epoch, 0), "", ""),
@@ -332,7 +350,7 @@ pub fn decide(
     call: extern "C" fn(*const wb_offer, *mut c_char, usize, *mut c_void) -> c_int,
     user: *mut c_void,
 ) -> impl Fn(&Offer) -> Result<(), Box<dyn std::error::Error>> + Send + Sync + 'static {
-    let user = User(user);
+    let user = User::new(user);
     move |offer| {
         let model = c_text(offer.model);
         let snapshot = offer.snapshot.map(|snapshot| wb_snapshot(Tensors::of(snapshot.clone())));
@@ -368,7 +386,7 @@ pub unsafe fn blank<'a>(place: *mut wb_update) -> Result<&'a mut wb_update, Faul
 }
 
 /// Writes a text into zeros, of which the last stays.
-fn put(text: &str, place: &mut [c_char]) {
+pub fn put(text: &str, place: &mut [c_char]) {
     let room = place.len() - 1;
     for (to, from) in place.iter_mut().zip(text.bytes().take(room)) {
         *to = from as c_char;
@@ -380,6 +398,7 @@ pub fn tell(update: &mut wb_update, found: Update) {
     update.version = found.version;
     update.nbytes = found.nbytes;
     update.nanoseconds = found.took.as_nanos() as u64;
+    update.patched = found.encoding == DELTA;
     put(&found.model, &mut update.model);
     put(&found.digest, &mut update.digest);
     if let Some(snapshot) = found.snapshot {
@@ -496,6 +515,13 @@ mod tests {
         let words = unsafe { CStr::from_ptr(last_words()) };
         assert!(words.to_str().unwrap().contains("bug"), "{:?}", words);
         assert_eq!(quietly(-1, || panic!("a test")), -1);
+    }
+
+    #[test]
+    fn an_update_is_as_large_as_it_was_without_its_last_field() {
+        let fields = 4 * size_of::<u64>() + size_of::<usize>() + 129 + 65 + 129;
+        let aligned = (fields + 7) / 8 * 8; // programs that were compiled without it have that much room
+        assert_eq!(size_of::<wb_update>(), aligned);
     }
 
     #[test]

@@ -1,15 +1,17 @@
-//! The C ABI of the worker: what `include/weightbus.h` says, over the crate `weightbus`.
+//! The C ABI of the worker and the publisher: what `include/weightbus.h` says, over the crate `weightbus`.
 //!
 //! This file is what cbindgen reads; what it takes to keep its promises is in `inner.rs`.
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod inner;
+mod publishing;
 
 use inner::{answer, fill, invalid, out, quietly, text_of, Fault, Target};
 use std::ffi::CString;
 use std::os::raw::{c_char, c_int, c_void};
 use std::time::Duration;
+use weightbus_core::WorkerKeys;
 
 /// The number of this ABI. A program may run with any library of the same number.
 pub const WB_ABI: u32 = 1;
@@ -38,6 +40,8 @@ pub enum wb_code {
     WB_SYSTEM = 8,
     /// A bug in this library.
     WB_PANIC = 9,
+    /// A publish did not reach what it required; its receipt says what every worker did.
+    WB_UNACHIEVED = 10,
 }
 
 /// A tensor: memory of yours for a model, or, read-only, a part of a snapshot.
@@ -82,7 +86,10 @@ pub struct wb_event {
     pub text: *const c_char,
 }
 
-/// Called in the worker's own thread, which answers the publisher: it must not wait, and must not free.
+/// Called in the own thread of the worker or publisher, which answers the other side: it must not wait, and must
+/// not free that handle. It may close it: wb_close() and wb_publisher_close() return at once here, and the thread
+/// ends after this call; whoever frees the handle elsewhere waits for that. Of a publisher, wb_publish(),
+/// wb_publish_safetensors() and wb_wait_for_workers() would wait for this very thread, until they give up.
 pub type wb_on_event = Option<extern "C" fn(event: *const wb_event, user: *mut c_void)>;
 
 /// A version, whole and verified, on which a function of yours decides. All of it is borrowed for the call.
@@ -138,6 +145,13 @@ pub struct wb_options {
     /// What the worker runs on, for the publisher's operators: a program or binding, and its version, in at most
     /// 256 characters. NULL: "weightbus-c/" and the version of this library.
     pub client: *const c_char,
+    /// This worker's keys, for a publisher that has some: the path of its file of `weightbus keygen`, or of the
+    /// folder, or what stands in the file, which begins with {. NULL: what the environment's WEIGHTBUS_KEYS says,
+    /// else there are none, as with "".
+    pub keys: *const c_char,
+    /// Take every version as a whole, not as a patch on what runs where the publisher offers one. With `partial` or
+    /// `cast` patches cost a copy of what runs.
+    pub whole_only: bool,
 }
 
 /// What wb_receive() tells: a version that was applied, or (WB_REJECTED) that could not be.
@@ -156,6 +170,8 @@ pub struct wb_update {
     pub digest: [c_char; 65],
     /// Of WB_REJECTED and WB_REFUSED: why, in the protocol's words ("layout-mismatch", ...).
     pub code: [c_char; 129],
+    /// It came as a patch on the version that ran before, not as a whole.
+    pub patched: bool, // where programs that were compiled without it have nothing
 }
 
 /// How a worker stands. What runs is of now, the rest of a moment ago; numbers are 0 where there is nothing.
@@ -193,6 +209,100 @@ pub struct wb_reading(#[allow(dead_code)] inner::Reading); // what counts is tha
 pub struct wb_worker(weightbus_core::Worker, CString);
 /// A version that never changes.
 pub struct wb_snapshot(inner::Tensors);
+/// A publisher.
+pub struct wb_publisher(weightbus_core::Publisher, CString);
+/// What became of a publish.
+pub struct wb_receipt(publishing::Outcomes);
+
+/// How a publisher is set up. Zeros are the defaults; everything here is borrowed for the call of wb_bind().
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wb_publisher_options {
+    /// sizeof(wb_publisher_options), as in wb_options.
+    pub size: usize,
+    /// Where it listens, which is the one address that workers need: "tcp://HOST:PORT" (port 0: any free one) or
+    /// "ipc://PATH".
+    pub address: *const c_char,
+    /// Where its data socket is; NULL: one port above, or a path beside.
+    pub data: *const c_char,
+    /// What workers are told to connect to for data; NULL: it follows from `data`.
+    pub advertise: *const c_char,
+    /// Its incarnation, which workers hold against that of what they run; 0: milliseconds since 1970.
+    pub epoch: u64,
+    /// Bytes of a chunk; 0: 2^20.
+    pub chunk_bytes: u64,
+    /// Between two signs of life, and the silence after which a worker is lost, of which at least two must fit
+    /// in; 0: 1 s and 5 s.
+    pub ping_ms: u32,
+    pub lost_after_ms: u32,
+    /// A folder that outlives it, and keeps its epoch; NULL: none. WB_INVALID if a publisher in Python keeps
+    /// versions there, which it would offer again over those of this one.
+    pub state: *const c_char,
+    /// How many workers "all" are at least in a publish that does not say.
+    pub expect: usize,
+    /// Listen where other hosts can connect, though whoever does gets the weights: there are no keys here.
+    pub insecure: bool,
+    /// Told what becomes of workers: its kind is "joined", "lost", "stuck", "back", "left", "refused", "failed",
+    /// "wrong-digest" or "notice", its `model` the name of the worker.
+    pub on_event: wb_on_event,
+    /// Passed on to it; alive and usable in any thread until the publisher is freed.
+    pub user: *mut c_void,
+}
+
+/// When a worker counts as being there: it runs the version,
+pub const WB_WAIT_APPLIED: u32 = 0;
+/// it holds it, verified,
+pub const WB_WAIT_STAGED: u32 = 1;
+/// or nobody is waited for.
+pub const WB_WAIT_NOBODY: u32 = 2;
+
+/// What is asked of one publish. Zeros are the defaults; everything here is borrowed for the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wb_publish_options {
+    /// sizeof(wb_publish_options), as in wb_options.
+    pub size: usize,
+    /// Names of the workers it is for; 0 of them: all that want the model.
+    pub workers: *const *const c_char,
+    pub workers_count: usize,
+    /// How many must get there; 0: all that it is for.
+    pub at_least: usize,
+    /// WB_WAIT_APPLIED, WB_WAIT_STAGED or WB_WAIT_NOBODY.
+    pub wait: u32,
+    /// None applies before so many as are required have staged; if too few do in time, none applies at all.
+    pub together: bool,
+    /// For all of this; 0: 60 s.
+    pub timeout_ms: u32,
+    /// How many "all" are at least: who is missing is waited for. 0: as many as the publisher was told.
+    pub expect: usize,
+}
+
+/// What one worker did with a version. It lives as long as its receipt.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wb_outcome {
+    pub worker: *const c_char,
+    /// "applied", "staged", "failed", "lost", "left", "behind" or "skipped" (it runs a newer one).
+    pub outcome: *const c_char,
+    /// From the call to that; 0 while it is behind.
+    pub nanoseconds: u64,
+    /// For a person; empty where the outcome says it all.
+    pub detail: *const c_char,
+}
+
+/// What became of one publish.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wb_published {
+    pub epoch: u64,
+    pub version: u64,
+    pub nbytes: u64,
+    /// From the call to its answer.
+    pub nanoseconds: u64,
+    pub digest: [c_char; 65],
+    /// All of it in words; lives as long as the receipt.
+    pub text: *const c_char,
+}
 
 /// Returns WB_ABI of the library that is running.
 #[no_mangle]
@@ -291,7 +401,7 @@ pub unsafe extern "C" fn wb_connect(options: *const wb_options, worker: *mut *mu
         // SAFETY: all that they point to is there for this call.
         let (address, wanted) = unsafe { (text_of(options.address, 0, "address")?, Target::all(&options)?) };
         let mut builder = weightbus_core::Worker::builder(address).shared_memory(!options.network_only);
-        builder = builder.partial(options.partial).cast(options.cast);
+        builder = builder.partial(options.partial).cast(options.cast).patches(!options.whole_only);
         let mut client = concat!("weightbus-c/", env!("CARGO_PKG_VERSION"));
         if !options.client.is_null() {
             // SAFETY: as above.
@@ -301,6 +411,14 @@ pub unsafe extern "C" fn wb_connect(options: *const wb_options, worker: *mut *mu
         if !options.name.is_null() {
             // SAFETY: as above.
             builder = builder.name(unsafe { text_of(options.name, 0, "name") }?);
+        }
+        if !options.keys.is_null() {
+            // SAFETY: as above.
+            let keys = unsafe { text_of(options.keys, 0, "keys") }?;
+            builder = match keys.starts_with('{') {
+                true => builder.worker_keys(WorkerKeys::from_json(keys)?),
+                false => builder.keys(keys),
+            };
         }
         if options.bytes_max > 0 {
             builder = builder.bytes_max(options.bytes_max);
@@ -468,4 +586,136 @@ pub unsafe extern "C" fn wb_snapshot_find(
 pub unsafe extern "C" fn wb_snapshot_free(snapshot: *mut wb_snapshot) {
     // SAFETY: it came of `wb_receive`, and nobody uses it any more.
     unsafe { inner::free(snapshot) }
+}
+
+/// Starts a publisher.
+#[no_mangle]
+pub unsafe extern "C" fn wb_bind(
+    options: *const wb_publisher_options,
+    publisher: *mut *mut wb_publisher,
+) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives options as the header says, and a place.
+        unsafe { out(publisher, publishing::bound(publishing::builder_of(options)?.bind()?)) }
+    })
+}
+
+/// Returns the one address that workers need, for as long as the publisher lives; empty for no publisher.
+#[no_mangle]
+pub unsafe extern "C" fn wb_address(publisher: *const wb_publisher) -> *const c_char {
+    // SAFETY: the caller gives a publisher that lives, or NULL.
+    unsafe { publisher.as_ref() }.map_or(b"\0".as_ptr().cast(), |publisher| publisher.1.as_ptr())
+}
+
+/// Publishes a new version of a model, of tensors that are borrowed until they are copied, before this waits for
+/// anybody; then waits until the workers have it. `options` may be NULL, and so may `receipt`, which WB_UNACHIEVED
+/// brings as well.
+#[no_mangle]
+pub unsafe extern "C" fn wb_publish(
+    publisher: *const wb_publisher,
+    model: *const c_char,
+    tensors: *const wb_tensor,
+    count: usize,
+    options: *const wb_publish_options,
+    receipt: *mut *mut wb_receipt,
+) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives a publisher that lives, a name, `count` tensors, options or NULL, a place or NULL.
+        unsafe {
+            publishing::clear(receipt);
+            let publisher = publishing::publisher_of(publisher)?;
+            let (model, options) = (text_of(model, 0, "id of a model")?, publishing::options_of(options)?);
+            let tensors = publishing::Views::of(tensors, count)?;
+            let result = publisher.publish_later(model, tensors.all(), &options)?.wait();
+            publishing::tell(result, receipt)
+        }
+    })
+}
+
+/// The same of the bytes of a safetensors file, as they stand.
+#[no_mangle]
+pub unsafe extern "C" fn wb_publish_safetensors(
+    publisher: *const wb_publisher,
+    model: *const c_char,
+    file: *const c_void,
+    nbytes: usize,
+    options: *const wb_publish_options,
+    receipt: *mut *mut wb_receipt,
+) -> wb_code {
+    answer(|| {
+        // SAFETY: as above, and `nbytes` bytes of a file.
+        unsafe {
+            publishing::clear(receipt);
+            let publisher = publishing::publisher_of(publisher)?;
+            let (model, options) = (text_of(model, 0, "id of a model")?, publishing::options_of(options)?);
+            let file = inner::array(file.cast::<u8>(), nbytes, "bytes of a file")?;
+            publishing::tell(publisher.publish_safetensors(model, file, &options)?.wait(), receipt)
+        }
+    })
+}
+
+/// Tells what became of a publish.
+#[no_mangle]
+pub unsafe extern "C" fn wb_receipt_look(
+    receipt: *const wb_receipt,
+    published: *mut wb_published,
+) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives a receipt that lives, and a place.
+        unsafe {
+            let receipt = receipt.as_ref().ok_or_else(|| invalid("no receipt"))?;
+            fill(published, receipt.0.look());
+        }
+        Ok(wb_code::WB_OK)
+    })
+}
+
+/// Returns what each worker did, by name, and how many there are. They live as long as the receipt.
+#[no_mangle]
+pub unsafe extern "C" fn wb_receipt_workers(
+    receipt: *const wb_receipt,
+    count: *mut usize,
+) -> *const wb_outcome {
+    // SAFETY: the caller gives a receipt that lives, or NULL, and a place or NULL.
+    let workers = unsafe { receipt.as_ref() }.map_or(&[][..], |receipt| receipt.0.workers());
+    unsafe { fill(count, workers.len()) };
+    workers.as_ptr()
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn wb_receipt_free(receipt: *mut wb_receipt) {
+    // SAFETY: it came of `wb_publish`, and nobody uses it any more.
+    unsafe { inner::free(receipt) }
+}
+
+/// Waits until so many workers are there that want the model. WB_NOTHING: they did not come in time.
+#[no_mangle]
+pub unsafe extern "C" fn wb_wait_for_workers(
+    publisher: *const wb_publisher,
+    model: *const c_char,
+    count: usize,
+    timeout_ms: u32,
+) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives a publisher that lives, and a name.
+        let (publisher, model) =
+            unsafe { (publishing::publisher_of(publisher)?, text_of(model, 0, "id of a model")?) };
+        let there = publisher.wait_for_workers(count, model, Duration::from_millis(timeout_ms.into()))?;
+        Ok(if there { wb_code::WB_OK } else { wb_code::WB_NOTHING })
+    })
+}
+
+/// Ends a publisher's thread: who waits in wb_publish() is answered as things stand. Workers keep what they run.
+#[no_mangle]
+pub unsafe extern "C" fn wb_publisher_close(publisher: *const wb_publisher) {
+    // SAFETY: the caller gives a publisher that lives, or NULL.
+    let publisher = unsafe { publisher.as_ref() };
+    quietly((), || publisher.map_or((), |publisher| publisher.0.close()))
+}
+
+/// Closes and frees a publisher that nobody else uses.
+#[no_mangle]
+pub unsafe extern "C" fn wb_publisher_free(publisher: *mut wb_publisher) {
+    // SAFETY: it came of `wb_bind`, and nobody uses it any more.
+    unsafe { inner::free(publisher) }
 }

@@ -3,7 +3,7 @@
 set -eu
 build=$1 python=$2
 strict="-std=c11 -Wall -Wextra -Wpedantic -Werror -O1 -g -Iinclude"
-private="-lzmq -lpthread -ldl -lm"
+private="-lzmq -lcrypto -lpthread -ldl -lm"
 prefix=$(mktemp -d)
 trap 'rm -rf "$prefix"' EXIT
 
@@ -54,4 +54,19 @@ if have cmake; then
     cmake --build "$prefix/made" >/dev/null
     "$prefix/made/worker_c" ipc:///nowhere 0
     "$prefix/made/worker_c_static" ipc:///nowhere 0
+fi
+
+follows() { # COMMAND...: a worker
+    said=$("$python" ../cpp_client/tests/publish.py --first line "$@")
+    echo "$said"
+    test "$said" = "version 1: 2 -1 0.5, 3"
+}
+if have luajit; then
+    say "the example in Lua"
+    WEIGHTBUS_H=include/weightbus.h WEIGHTBUS_SO="$build/libweightbus.so.1" follows luajit ../examples/lua/worker.lua
+fi
+if have mcs && have mono; then
+    say "the example in C#"
+    mcs -warnaserror -out:"$prefix/worker.exe" ../examples/csharp/Worker.cs
+    LD_LIBRARY_PATH="$build" follows mono "$prefix/worker.exe"
 fi

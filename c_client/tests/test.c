@@ -84,6 +84,10 @@ static void what_cannot_be_is_said(void) {
   const wb_wanted wanted = {.id = "line"};
   options.wanted = &wanted, options.wanted_count = 1, options.address = "nowhere";
   EXPECT(wb_connect(&options, &worker) == WB_INVALID && strstr(wb_error(), "nowhere"));
+  options.address = "tcp://localhost:1", options.keys = "{}";
+  EXPECT(wb_connect(&options, &worker) == WB_INVALID && strstr(wb_error(), "\"name\" is missing"));
+  options.keys = "nowhere/w.json";
+  EXPECT(wb_connect(&options, &worker) == WB_INVALID && strstr(wb_error(), "nowhere/w.json"));
   EXPECT(wb_connect(NULL, &worker) == WB_INVALID && worker == NULL);
   EXPECT(wb_receive(NULL, 0, NULL) == WB_INVALID && wb_fd(NULL) == -1);
   wb_close(NULL), wb_worker_free(NULL), wb_model_free(NULL), wb_read_end(NULL);
@@ -331,9 +335,83 @@ static void whoever_waits_learns_of_the_end(wb_worker* worker) {
   EXPECT(wb_receive(worker, 0, &update) == WB_CLOSED);
 }
 
+// Takes one version, as a worker of another process would.
+static void* take_one(void* address) {
+  const wb_wanted wanted = {.id = "line"};
+  const wb_options options = {.size = sizeof options,
+                              .address = address,
+                              .name = "taker",
+                              .wanted = &wanted,
+                              .wanted_count = 1};
+  wb_worker* worker = NULL;
+  wb_update update;
+  EXPECT(wb_connect(&options, &worker) == WB_OK);
+  EXPECT(wb_receive(worker, LONG_MS, &update) == WB_OK);
+  size_t count;
+  const wb_tensor* tensors = wb_snapshot_tensors(update.snapshot, &count);
+  EXPECT(count == 2 && all_bytes(tensors[0].data, tensors[0].nbytes, 5));
+  wb_snapshot_free(update.snapshot);
+  wb_worker_free(worker);
+  return NULL;
+}
+
+static void count_events(const wb_event* event, void* user) {
+  if (strcmp(event->kind, "joined") == 0) atomic_fetch_add((atomic_int*)user, 1);
+}
+
+static void a_trainer_in_c_publishes(void) {
+  atomic_int joined = 0;
+  wb_publisher_options options = {.size = sizeof options,
+                                  .address = "tcp://127.0.0.1:0",
+                                  .on_event = count_events,
+                                  .user = &joined};
+  wb_publisher* publisher = NULL;
+  EXPECT(wb_bind(&options, &publisher) == WB_OK);
+  char address[64];
+  snprintf(address, sizeof address, "%s", wb_address(publisher));
+  pthread_t taker;
+  EXPECT(pthread_create(&taker, NULL, take_one, address) == 0);
+  memset(w, 5, sizeof w);
+  memset(&b, 5, sizeof b);
+  const wb_tensor tensors[] = {
+      {.name = "w", .dtype = "F32", .shape = kShape, .rank = 2, .data = w, .nbytes = sizeof w},
+      {.name = "b", .dtype = "F32", .data = &b, .nbytes = sizeof b},
+  };
+  const wb_publish_options how = {.size = sizeof how, .expect = 1, .timeout_ms = LONG_MS};
+  wb_receipt* receipt = NULL;
+  EXPECT(wb_publish(publisher, "line", tensors, 2, &how, &receipt) == WB_OK);
+  wb_published published;
+  EXPECT(wb_receipt_look(receipt, &published) == WB_OK && published.version == 1);
+  EXPECT(published.nbytes == sizeof w + sizeof b && strlen(published.digest) == 64);
+  size_t count;
+  const wb_outcome* workers = wb_receipt_workers(receipt, &count);
+  EXPECT(count == 1 && strcmp(workers[0].worker, "taker") == 0);
+  EXPECT(strcmp(workers[0].outcome, "applied") == 0 && atomic_load(&joined) == 1);
+  wb_receipt_free(receipt);
+  EXPECT(pthread_join(taker, NULL) == 0);
+  EXPECT(wb_wait_for_workers(publisher, "line", 5, 1) == WB_NOTHING);
+
+  const wb_publish_options hasty = {.size = sizeof hasty, .expect = 2, .timeout_ms = 50};
+  EXPECT(wb_publish(publisher, "line", tensors, 2, &hasty, &receipt) == WB_UNACHIEVED);
+  EXPECT(strstr(wb_error(), "never came") != NULL);
+  EXPECT(wb_receipt_look(receipt, &published) == WB_OK && published.version == 2);
+  wb_receipt_free(receipt);
+  EXPECT(wb_publish(publisher, "line", tensors, 1, NULL, NULL) == WB_OK);
+  EXPECT(wb_publish_safetensors(publisher, "line", "x", 1, NULL, NULL) == WB_INVALID);
+  const char* nobody = "nobody";
+  const wb_publish_options named = {.size = sizeof named, .workers = &nobody, .workers_count = 1};
+  EXPECT(wb_publish(publisher, "line", tensors, 1, &named, NULL) == WB_NOT_FOUND);
+  wb_publisher_close(publisher);
+  EXPECT(wb_publish(publisher, "line", tensors, 2, NULL, &receipt) == WB_CLOSED && !receipt);
+  wb_publisher_free(publisher);
+  options.address = "tcp://0.0.0.0:0";
+  EXPECT(wb_bind(&options, &publisher) == WB_INVALID && strstr(wb_error(), "insecure"));
+}
+
 int main(int argc, char** argv) {
   EXPECT(argc > 1);
   what_cannot_be_is_said();
+  a_trainer_in_c_publishes();
   int joined = 0;
   wb_model* model = line_model();
   wb_worker* worker = worker_of(argv[argc - 1], model, argc > 2, &joined);

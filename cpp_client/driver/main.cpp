@@ -23,7 +23,7 @@ constexpr const char* kUsage =
     "              [--no-tensors] [--bytes-max N] [--network] [--seconds S]\n"
     "              [--turn-down N,...] [--break N,...] [--apply-seconds S[:N,...]] "
     "[--apply-timeout S]\n"
-    "              [--partial] [--cast]\n";
+    "              [--partial] [--cast] [--keys FILE]\n";
 
 std::atomic<bool> stop{false};
 
@@ -208,6 +208,8 @@ Arguments parse(const std::vector<std::string>& words) {
       parsed.options.partial = true;
     } else if (word == "--cast") {
       parsed.options.cast = true;
+    } else if (word == "--keys") {
+      parsed.options.keys = value();
     } else if (word == "--name") {
       parsed.options.name = value();
     } else if (word == "--in-place") {

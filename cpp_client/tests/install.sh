@@ -4,7 +4,8 @@
 set -eu
 build=$1 python=$2 source=$(pwd) cmake=${CMAKE:-cmake}
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+worker=
+trap '[ -z "$worker" ] || kill "$worker"; rm -rf "$work"' EXIT
 
 say() { echo "== $*"; }
 said() { # MODEL WORDS PROGRAM
@@ -46,3 +47,14 @@ say "over a libweightbus that is installed"
 
 say "Eigen"
 [ ! -x "$build/policy" ] || said policy "version 1: 3.8008 4.06966" "$build/policy"
+
+say "a trainer, and a worker that takes the line from it"
+mkfifo "$work/taken"
+exec 3<>"$work/taken"
+"$build/worker" "ipc://$work/line" --patience 60 >&3 &
+worker=$!
+"$build/trainer" "ipc://$work/line" --steps 5
+timeout 60 grep -m 1 '"version":5,' <&3 # once it has printed it
+kill "$worker"
+wait "$worker" # 0: it has said goodbye
+worker=

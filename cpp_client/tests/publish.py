@@ -1,10 +1,12 @@
-"""Publish one version of a model to a program: publish.py MODEL PROGRAM [ARGUMENT...]
+"""Publish one version of a model to a program: publish.py [--first] MODEL PROGRAM [ARGUMENT...]
 
-The program gets the publisher's address as its last argument, and ends by itself.
+The program gets the publisher's address as its last argument. It ends by itself, or, with --first,
+is ended once it has printed a line.
 """
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 
@@ -22,12 +24,27 @@ MODELS = {
 }
 
 
-def main(model: str, command: list[str]) -> int:
+def first(command: list[str]) -> int:
+    """Print the first line that a program prints, and end it; return whether none came."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:  # noqa: S603
+        deadline = threading.Timer(SECONDS, program.kill)
+        deadline.start()
+        line = program.stdout.readline()
+        program.terminate()
+    deadline.cancel()
+    sys.stdout.write(line)
+    return int(not line)
+
+
+def main(model: str, command: list[str], *, ends: bool) -> int:
     """Publish, run the program, and return its status."""
     with Publisher("tcp://127.0.0.1:0") as publisher:
         publisher.publish(model, MODELS[model], require=0)  # who joins late gets it at once
-        return subprocess.run([*command, publisher.address], timeout=SECONDS).returncode  # noqa: S603
+        command = [*command, publisher.address]
+        return subprocess.run(command, timeout=SECONDS).returncode if ends else first(command)  # noqa: S603
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    ends = sys.argv[1] != "--first"
+    model, *command = sys.argv[1 if ends else 2 :]
+    sys.exit(main(model, command, ends=ends))

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <complex>
 #include <iostream>
-#include <weightbus/weightbus.hpp>
+#include <weightbus/publisher.hpp>
 
 using namespace weightbus;
 using namespace std::chrono_literals;
@@ -500,6 +500,73 @@ TEST_CASE("small floats: values that are known") {
   float to[2] = {};
   to_floats(Span<const BFloat16>(from, 2), to);
   CHECK(to[1] == 2.0F);
+}
+
+TEST_CASE("a trainer publishes, and learns who runs what") {
+  PublisherOptions told;
+  std::atomic<int> joined{0};
+  told.on_event = [&joined](const Event& event) { joined += event.kind == "joined"; };
+  auto publisher = Publisher::bind("tcp://127.0.0.1:0", told);
+  REQUIRE(publisher.ok());
+  float w[6] = {1, 2, 3, 4, 5, 6};
+  auto worker = Worker::connect(publisher->address(), Options().snapshots("line"));
+  REQUIRE(worker.ok());
+  std::thread taking([&worker] {
+    const auto update = worker->receive(kLong);
+    if (update.ok() && *update) CHECK((*update)->snapshot->find("w")->as<float>()->data()[5] == 6);
+  });
+  PublishOptions options;
+  options.expect = 1;
+  options.timeout = kLong;
+  const auto receipt = publisher->publish("line", {tensor("w", w, {2, 3})}, options);
+  taking.join();
+  REQUIRE(receipt.ok());
+  CHECK(receipt->achieved);
+  CHECK(receipt->version == 1);
+  CHECK(receipt->workers.at(worker->name()).outcome == "applied");
+  CHECK(joined == 1);
+  options.expect = 2;
+  options.timeout = 50ms;
+  const auto missing = publisher->publish("line", {tensor("w", w, {2, 3})}, options);
+  REQUIRE(missing.ok());
+  CHECK(!missing->achieved);
+  const auto wrong = publisher->publish("no name", {});
+  REQUIRE(!wrong.ok());
+  CHECK(wrong.error().code == "invalid");
+  const auto open = Publisher::bind("tcp://0.0.0.0:0");
+  REQUIRE(!open.ok());
+  CHECK(open.error().text.find("insecure") != std::string::npos);
+}
+
+TEST_CASE("a publisher that is replaced ends before its function of events does") {
+  std::optional<Worker> worker;
+  std::string at;
+  bool ended = false;
+  const auto kept = [&] {  // goes with the first publisher's function
+    return std::shared_ptr<int>(new int(0), [&](const int* heard) {
+      worker.reset();  // it leaves, which a publisher that still ran would tell
+      ended = Publisher::bind(at).ok();
+      delete heard;
+    });
+  };
+  PublisherOptions told;
+  told.on_event = [heard = kept()](const Event&) { ++*heard; };
+  auto publisher = Publisher::bind("tcp://127.0.0.1:0", std::move(told));
+  REQUIRE(publisher.ok());
+  told.on_event = nullptr;
+  at = publisher->address();
+  worker = std::move(*Worker::connect(at, Options().snapshots("line")));
+  REQUIRE(worker->wait_joined(kLong).ok());
+  *publisher = std::move(*Publisher::bind("tcp://127.0.0.1:0"));
+  CHECK(ended);
+  worker = std::move(*Worker::connect(publisher->address(), Options().snapshots("line")));
+  CHECK(worker->wait_joined(kLong).ok());
+}
+
+TEST_CASE("what has no time left is not waited for") {
+  auto publisher = Publisher::bind("tcp://127.0.0.1:0");
+  REQUIRE(publisher.ok());
+  CHECK_FALSE(*publisher->wait_for_workers("line", 1, -1ms));
 }
 
 int main(int count, char** values) {

@@ -31,6 +31,7 @@ pub struct Options {
     pub apply_timeout: Option<f64>,
     pub partial: bool,
     pub cast: bool,
+    pub keys: Option<String>,
 }
 
 /// Applies whatever comes until SIGTERM, or until the time is over.
@@ -68,6 +69,9 @@ fn connect(options: &Options, memory: &BTreeMap<String, Model>) -> Result<Worker
         };
     }
     builder = builder.partial(options.partial).cast(options.cast);
+    if let Some(file) = &options.keys {
+        builder = builder.keys(file);
+    }
     if let Some(bytes) = options.bytes_max {
         builder = builder.bytes_max(bytes);
     }

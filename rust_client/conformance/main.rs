@@ -2,6 +2,9 @@
 
 mod follow;
 mod memfd;
+mod opening;
+mod patching;
+mod publish;
 mod sequences;
 mod vectors;
 
@@ -10,14 +13,21 @@ use std::error::Error;
 use std::path::Path;
 use std::process::exit;
 
-const USAGE: &str = "usage: driver vectors DIR | driver worker ADDRESS --name NAME --models M1,M2 \
-[--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S] [--turn-down N,...] \
-[--break N,...] [--apply-seconds S[:N,...]] [--apply-timeout S] [--partial] [--cast]";
+const USAGE: &str = "usage: driver vectors DIR | driver patching DIR ROUNDS | driver worker ADDRESS --name NAME \
+--models M1,M2 [--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S] [--turn-down N,...] \
+[--break N,...] [--apply-seconds S[:N,...]] [--apply-timeout S] [--partial] [--cast] \
+[--keys FILE] | driver opening BYTES | driver publisher ADDRESS [--data ADDRESS] [--advertise ADDRESS] [--epoch N] \
+[--chunk-bytes N] [--ping S --lost-after S] [--state FOLDER] [--insecure]";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result = match arguments.split_first() {
         Some((command, rest)) if command == "vectors" && rest.len() == 1 => run_vectors(Path::new(&rest[0])),
+        Some((command, rest)) if command == "patching" && rest.len() == 2 => {
+            patching::run(&rest[0], &rest[1])
+        }
+        Some((command, rest)) if command == "opening" && rest.len() == 1 => run_opening(&rest[0]),
+        Some((command, rest)) if command == "publisher" => publish::serve(rest, USAGE),
         Some((command, rest)) if command == "worker" => options(rest).and_then(follow::follow),
         _ => Err(USAGE.into()),
     };
@@ -38,6 +48,11 @@ fn run_vectors(folder: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+fn run_opening(nbytes: &str) -> Result<(), Box<dyn Error>> {
+    println!("{}", opening::opening(nbytes.parse()?).ok_or("built without keys")?);
+    Ok(())
+}
+
 fn options(arguments: &[String]) -> Result<Options, Box<dyn Error>> {
     let mut options = Options {
         address: String::new(),
@@ -54,6 +69,7 @@ fn options(arguments: &[String]) -> Result<Options, Box<dyn Error>> {
         apply_timeout: None,
         partial: false,
         cast: false,
+        keys: None,
     };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
@@ -77,6 +93,7 @@ fn options(arguments: &[String]) -> Result<Options, Box<dyn Error>> {
             "--apply-timeout" => options.apply_timeout = Some(value()?.parse()?),
             "--partial" => options.partial = true,
             "--cast" => options.cast = true,
+            "--keys" => options.keys = Some(value()?),
             _ if options.address.is_empty() => options.address = argument.clone(),
             _ => return Err(USAGE.into()),
         }

@@ -4,15 +4,20 @@ use crate::{memfd, sequences};
 use serde::de::DeserializeOwned;
 use serde::Serialize;
 use serde_json::{json, Value};
+use std::convert::TryInto;
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 use weightbus::casting::cast;
 use weightbus::checksum::crc32c;
-use weightbus::digest::{bytes_of_hex, digest, hex};
+use weightbus::delta::Patch;
+use weightbus::digest::{bytes_of_hex, digest, digest_of, hex};
+use weightbus::keyring::Keyring;
 use weightbus::layout::Layout;
 use weightbus::messages::{encode, from_publisher, from_worker, Shared};
 use weightbus::phases::{next, ARROWS, MODES, SESSIONS};
+use weightbus::sealing::{nonce_of, GroupKey, Opening, Subject};
 use weightbus::segment::{Segment, Stamp};
 use weightbus::transfer::ChunkPlan;
 use weightbus::Dtype;
@@ -23,7 +28,7 @@ pub type Answer = Option<Value>;
 /// All cases: file, name, the case itself, and the answer.
 pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, Answer)>> {
     type Answers = fn(&Path, &Value) -> io::Result<Answer>;
-    let tables: [(&'static str, &[(&str, Answers)]); 11] = [
+    let tables: [(&'static str, &[(&str, Answers)]); 14] = [
         ("messages.json", &[("cases", message)]),
         ("layouts.json", &[("cases", layout)]),
         ("chunks.json", &[("cases", chunks)]),
@@ -34,7 +39,19 @@ pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, An
         ("phases.json", &[("cases", phase)]),
         ("applying.json", &[("messages", message), ("sequences", sequences::play)]),
         ("casts.json", &[("cases", casts)]),
+        ("deltas.json", &[("cases", delta)]),
+        ("patching.json", &[("headers", message)]),
         ("renaming.json", &[("messages", message), ("sequences", sequences::play)]),
+        (
+            "sealing.json",
+            &[
+                ("keys", group_key),
+                ("versions", key_of_version),
+                ("payloads", sealed),
+                ("messages", counted),
+                ("headers", message),
+            ],
+        ),
     ];
     let mut found = Vec::new();
     for (file, lists) in tables {
@@ -198,10 +215,81 @@ fn segment(folder: &Path, case: &Value) -> io::Result<Answer> {
     }
 }
 
+fn subject(case: &Value) -> io::Result<Subject> {
+    let of = &case["version"];
+    Ok(Subject {
+        model: text(of, "model")?.to_owned(),
+        epoch: number(of, "epoch")?,
+        version: number(of, "version")?,
+        nbytes: number(of, "nbytes")?,
+        chunk_bytes: number(of, "chunk_bytes")?,
+        encoding: text(of, "encoding")?.to_owned(),
+        base: serde_json::from_value(of["base"].clone())?,
+    })
+}
+
+fn group_key(_folder: &Path, case: &Value) -> io::Result<Answer> {
+    let key = GroupKey::of_hex(text(case, "group")?);
+    Ok(Some(json!({ "ok": { "id": key.id, "messages": hex(&key.of_messages) } })))
+}
+
+fn key_of_version(_folder: &Path, case: &Value) -> io::Result<Answer> {
+    let subject = subject(case)?;
+    let key = GroupKey::of_hex(text(case, "group")?).of_version(&subject);
+    Ok(Some(json!({ "ok": { "names": hex(&subject.names()), "key": hex(&key) } })))
+}
+
+fn sealed(_folder: &Path, case: &Value) -> io::Result<Answer> {
+    let (subject, index) = (subject(case)?, number(case, "index")?);
+    let purpose = number(case, "purpose")? as u32;
+    let (sealed, tag) = (bytes_of_hex(text(case, "sealed")?), bytes_of_hex(text(case, "tag")?));
+    let tag = tag.try_into().map_err(|_| broken("tag of 16 bytes"))?;
+    let key = GroupKey::of_hex(text(case, "group")?).of_version(&subject);
+    let (nonce, bound) = (nonce_of(purpose, index), subject.associated(purpose, index, sealed.len() as u64));
+    let mut plain = vec![0; sealed.len()];
+    let opened =
+        Opening::new(&key, &nonce, &bound, tag).and_then(|opening| opening.opens(&sealed, &mut plain));
+    match opened {
+        Some(crc) => Ok(Some(json!({ "ok": {
+            "plain": hex(&plain), "crc": crc, "nonce": hex(&nonce), "associated": hex(&bound),
+        }}))),
+        None => error("sealed"),
+    }
+}
+
+/// Which of some published headers count, one after another.
+fn counted(_folder: &Path, case: &Value) -> io::Result<Answer> {
+    let mut keyring = Keyring::default();
+    keyring.begin(&serde_json::from_value::<Vec<String>>(case["keys"].clone())?, Duration::from_secs(5));
+    let mut counts = Vec::new();
+    for said in case["messages"].as_array().ok_or_else(|| broken("messages"))? {
+        let message = from_publisher(text(said, "header")?.as_bytes(), 0);
+        let found = message.ok().and_then(|message| keyring.published(message, 0, true));
+        counts.push(found.map(|found| serde_json::to_value(&found)).transpose()?);
+    }
+    Ok(Some(json!({ "counts": counts })))
+}
+
 fn casts(_folder: &Path, case: &Value) -> io::Result<Answer> {
     let dtype = |field| Dtype::named(text(case, field)?).ok_or_else(|| broken("known dtype"));
     let (from, to, source) = (dtype("from")?, dtype("to")?, bytes_of_hex(text(case, "in")?));
     let mut target = vec![0; source.len() * to.bits() as usize / from.bits() as usize];
     cast(from, &source, to, &mut target);
     Ok(Some(json!({ "out": hex(&target) })))
+}
+
+fn delta(folder: &Path, case: &Value) -> io::Result<Answer> {
+    let header = bytes(folder, &case["layout"])?;
+    let layout = Layout::parse(&header).map_err(|error| broken(&error.to_string()))?;
+    let mut data = Vec::new();
+    for run in case["base"].as_array().into_iter().flatten() {
+        let times = run[1].as_u64().ok_or_else(|| broken("base"))?;
+        data.extend(bytes_of_hex(run[0].as_str().unwrap_or_default()).repeat(times as usize));
+    }
+    let (patch, before) = (bytes(folder, &case["patch"])?, data.clone());
+    match Patch::parse(&layout, &patch).and_then(|patch| patch.apply(&mut data, None)) {
+        Ok(()) => Ok(Some(json!({ "ok": { "digest": digest_of(&layout.id, 1 << 12, &data) } }))),
+        Err(_) if data == before || case["name"] == "another target" => error("patch"),
+        Err(refused) => Ok(Some(json!({ "error": format!("{}, but bytes have changed", refused) }))),
+    }
 }

@@ -1,4 +1,4 @@
-//! Fuzzes what believes nothing: headers, layouts, ZMTP streams, and the machine fed with messages.
+//! Fuzzes what believes nothing: headers, layouts, patches, ZMTP streams, and the machine fed with messages.
 //!
 //! fuzz VECTORS [SECONDS [SEED]]: cases begin as golden vectors and are changed at random. Any
 //! bytes are accepted or refused; nothing panics, takes long, or breaks an invariant. A failure

@@ -9,6 +9,7 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use weightbus::delta::Patch;
 use weightbus::digest::bytes_of_hex;
 use weightbus::effects::{Effect, Host, Staged};
 use weightbus::layout::Layout;
@@ -21,8 +22,8 @@ use weightbus::zmtp::{Place, Places, Published, PublishedPayload, Stream};
 pub type Target = fn(&Corpus, &mut Dice);
 
 /// What can be fuzzed.
-pub const TARGETS: [(&str, Target); 4] =
-    [("header", header), ("layout", layout), ("stream", stream), ("machine", machine)];
+pub const TARGETS: [(&str, Target); 5] =
+    [("header", header), ("layout", layout), ("stream", stream), ("machine", machine), ("patch", patch)];
 
 type Frames = Vec<Vec<u8>>;
 
@@ -32,6 +33,8 @@ pub struct Corpus {
     layouts: Vec<Vec<u8>>,
     /// Of sequences: the milliseconds that pass, or a message and whether it was published.
     sequences: Vec<Vec<Step>>,
+    /// With the layouts and the bases that they are for.
+    patches: Vec<(Layout, Vec<u8>, Vec<u8>)>,
 }
 
 #[derive(Clone)]
@@ -42,10 +45,11 @@ enum Step {
 
 impl Corpus {
     pub fn read(folder: &Path) -> Result<Corpus, Box<dyn Error>> {
-        let cases = |file: &str| -> Result<Vec<Value>, Box<dyn Error>> {
+        let list = |file: &str, name: &str| -> Result<Vec<Value>, Box<dyn Error>> {
             let table: Value = serde_json::from_slice(&fs::read(folder.join(file))?)?;
-            Ok(table["cases"].as_array().ok_or("a table without cases")?.clone())
+            Ok(table[name].as_array().ok_or("a table without cases")?.clone())
         };
+        let cases = |file: &str| list(file, "cases");
         let bytes = |spec: &Value| -> io::Result<Vec<u8>> {
             match (spec["text"].as_str(), spec["hex"].as_str(), spec["file"].as_str()) {
                 (Some(text), _, _) => Ok(text.as_bytes().to_vec()),
@@ -58,7 +62,9 @@ impl Corpus {
             list.as_array().into_iter().flatten().map(bytes).collect()
         };
         let mut headers = Vec::new();
-        for case in cases("messages.json")?.iter().filter(|case| case["direction"] == "from_publisher") {
+        let of_features = [list("sealing.json", "headers")?, list("patching.json", "headers")?].concat();
+        let all = [cases("messages.json")?, of_features].concat();
+        for case in all.iter().filter(|case| case["direction"] == "from_publisher") {
             headers.extend(frames(&case["frames"])?.into_iter().take(1).filter(|header| header.len() < 2000));
         }
         let mut layouts = Vec::new();
@@ -80,7 +86,19 @@ impl Corpus {
             }
             sequences.push(steps);
         }
-        Ok(Corpus { headers, layouts, sequences })
+        let mut patches = Vec::new();
+        for case in cases("deltas.json")? {
+            let layout = Layout::parse(&bytes(&case["layout"])?).map_err(|error| error.to_string())?;
+            let mut base = Vec::new();
+            for run in case["base"].as_array().into_iter().flatten() {
+                let times = run[1].as_u64().ok_or("a base without a number")?;
+                base.extend(bytes_of_hex(run[0].as_str().unwrap_or_default()).repeat(times as usize));
+            }
+            if base.len() < 2000 {
+                patches.push((layout, base, bytes(&case["patch"])?));
+            }
+        }
+        Ok(Corpus { headers, layouts, sequences, patches })
     }
 }
 
@@ -117,6 +135,22 @@ fn check_layout(header: &[u8]) {
         });
         assert_eq!(layout.nbytes, end);
         assert!(layout.aliases.values().all(|kept| layout.get(kept).is_some()));
+    }
+}
+
+/// A patch is refused, and then not a byte has changed, or all of it can be read.
+fn patch(corpus: &Corpus, dice: &mut Dice) {
+    let (layout, base, patch) = dice.pick(&corpus.patches);
+    let (head, body) = patch.split_at(patch.len().min(120)); // digests, which almost no change leaves right
+    let (mut patch, mut body) = (head.to_vec(), body.to_vec());
+    let spoilt = if dice.one_in(8) { &mut patch } else { &mut body };
+    dice.change(spoilt, &[]);
+    patch.extend_from_slice(&body);
+    if let Ok(patch) = Patch::parse(layout, &patch) {
+        let mut data = base.clone();
+        if patch.put(&mut data).is_err() {
+            assert_eq!(&data, base);
+        }
     }
 }
 
@@ -242,6 +276,12 @@ impl Host for AnyLayout {
 /// than a window, takes no more memory than it may, and never goes back.
 fn machine(corpus: &Corpus, dice: &mut Dice) {
     let mut worker = Worker::new();
+    if dice.one_in(8) {
+        worker.machine.take_sealed();
+    }
+    if dice.one_in(2) {
+        worker.machine.take_patches();
+    }
     let mut sequence = dice.pick(&corpus.sequences).clone();
     for _ in 0..dice.below(6) {
         // Steps of another sequence, changed: the session's epoch and models stay the same mostly.
@@ -361,6 +401,11 @@ impl Worker {
                     assert!(staged.layout.nbytes <= BYTES_MAX);
                     self.ready.push(staged);
                 }
+                Effect::Decode(mut job) => {
+                    let done = job.run(&|| false);
+                    let effects = self.machine.decoded(job, done, self.now);
+                    self.perform(effects);
+                }
                 _ => {}
             }
         }
@@ -387,7 +432,7 @@ impl Worker {
                 2 => self.machine.dropped(&model, key, self.now),
                 _ => {
                     self.runs.insert(model.clone(), key);
-                    self.machine.applied(&model, key, "", self.now)
+                    self.machine.applied(&model, key, "", None, self.now)
                 }
             };
             self.perform(effects);

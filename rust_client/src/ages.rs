@@ -26,7 +26,10 @@ impl Ages {
 
     /// For how many milliseconds, at least, the publisher of an epoch has run.
     pub fn of(&self, epoch: u64, now: Time) -> u64 {
-        let Some(&(age_ms, at)) = self.0.get(&epoch) else { return 0 };
+        let (age_ms, at) = match self.0.get(&epoch) {
+            Some(&known) => known,
+            None => return 0,
+        };
         let since = now.saturating_sub(at).as_millis().min(u128::from(INTEGER_MAX)) as u64;
         age_ms.saturating_add(since).min(INTEGER_MAX)
     }

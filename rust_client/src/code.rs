@@ -59,6 +59,14 @@ codes! {
     Limit = "limit",
     /// The publisher speaks another protocol.
     ProtocolVersion = "protocol-version",
+    /// Keys keep the two sides apart; the text says which most likely do.
+    Keys = "keys",
+    /// The worker's key is for another name.
+    WrongName = "wrong-name",
+    /// The key is not for this.
+    NotAllowed = "not-allowed",
+    /// The worker's key is not allowed any more.
+    Revoked = "revoked",
     /// A message breaks the protocol, which is a bug.
     Malformed = "malformed",
 }

@@ -1,5 +1,6 @@
 //! SHA-256 digests: of a layout, and of a whole version.
 
+use crate::checksum::crc32c;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 
@@ -11,6 +12,21 @@ pub fn layout_id(bytes: &[u8]) -> String {
 /// Returns the digest of a version: the SHA-256 of its layout's id, the length of its chunks, and
 /// their checksums. Binding all of these, it costs no second pass over the data.
 pub fn digest(layout_id: &str, chunk_bytes: u64, crcs: &[u32]) -> String {
+    digest_by(layout_id, chunk_bytes, crcs.iter().copied())
+}
+
+/// Returns the digest of a data section.
+pub fn digest_of(layout_id: &str, chunk_bytes: u64, data: &[u8]) -> String {
+    digest_while(layout_id, chunk_bytes, data, &|| true)
+}
+
+/// The same; of a part of it, which has another one, if that is wanted no longer.
+pub fn digest_while(layout_id: &str, chunk_bytes: u64, data: &[u8], wanted: &dyn Fn() -> bool) -> String {
+    let chunks = data.chunks(chunk_bytes as usize).take_while(|_| wanted());
+    digest_by(layout_id, chunk_bytes, chunks.map(crc32c))
+}
+
+fn digest_by(layout_id: &str, chunk_bytes: u64, crcs: impl Iterator<Item = u32>) -> String {
     let mut hash = Sha256::new();
     hash.update(bytes_of_hex(layout_id));
     hash.update(chunk_bytes.to_le_bytes());

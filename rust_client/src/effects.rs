@@ -2,6 +2,7 @@
 
 use crate::layout::Layout;
 use crate::messages::{FromWorker, Shared};
+use crate::patching::Decoding;
 use crate::segment::Segment;
 use crate::staging::Buffer;
 use crate::transfer::Key;
@@ -12,14 +13,17 @@ use std::sync::Arc;
 pub enum Effect {
     /// Send a message to the publisher.
     Send(FromWorker),
-    /// Take published messages from this endpoint, in place of any before.
-    Connect(String),
+    /// Take published messages from this endpoint, in place of any before; with a ticket, which is spent with
+    /// the next connection, unless it is empty.
+    Connect { endpoint: String, ticket: String },
     /// Make both connections anew: those that there are may lead nowhere.
     Redial,
     /// Ask for a topic, or no longer.
     Subscribe { topic: String, on: bool },
     /// A version is whole and verified, and may be applied.
     Ready(Staged),
+    /// Decode a patch, in a thread that need not answer pings, and tell how that has ended.
+    Decode(Decoding),
     /// What runs has another name from now on.
     Renamed { model: String, was: Key, key: Key },
     /// The publisher has let this worker in.
@@ -52,6 +56,10 @@ pub struct Staged {
     pub source: Source,
     /// Empty on the shared road, where nothing has hashed it yet.
     pub digest: String,
+    /// How it came, as `Update` says.
+    pub encoding: &'static str,
+    /// There may be patches on it: who applies it says where its bytes lie then.
+    pub keep: bool,
 }
 
 impl std::fmt::Debug for Staged {

@@ -2,6 +2,7 @@
 
 use crate::code::Code;
 use crate::dtype::Dtype;
+use crate::publisher::Receipt;
 use std::fmt;
 use std::io;
 
@@ -13,6 +14,8 @@ pub enum Error {
     Address { address: String, text: String },
     /// The worker was set up in a way that cannot work.
     Setup(String),
+    /// Keys cannot be read, or make no sense, or nothing here can do with keys.
+    Keys(String),
     /// A version cannot be taken; the model still holds the old one, bit for bit, unless the text says
     /// that no version runs.
     Rejected { model: String, epoch: u64, version: u64, code: Code, text: String },
@@ -27,6 +30,13 @@ pub enum Error {
     NoTensor { name: String, known: String },
     /// A tensor is of another type than was asked for.
     OtherDtype { name: String, dtype: Dtype, asked: Dtype },
+    /// A publish did not reach what it required before its deadline. The receipt says what every worker did, and
+    /// `missing` who was expected and never came.
+    Publish { receipt: Box<Receipt>, missing: String },
+    /// A publish names a worker that has never joined; nothing was published.
+    UnknownWorker(String),
+    /// The publisher is closed.
+    PublisherClosed { reason: String },
     /// Sockets or threads are not to be had.
     Io { what: String, error: io::Error },
 }
@@ -35,7 +45,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
             Error::Address { address, text } => write!(f, "{:?}: {}", address, text),
-            Error::Setup(text) => f.write_str(text),
+            Error::Setup(text) | Error::Keys(text) | Error::UnknownWorker(text) => f.write_str(text),
             Error::Rejected { model, version, code, text, .. } => {
                 write!(f, "version {} of {} cannot be applied here ({}): {}", version, model, code, text)
             }
@@ -59,6 +69,16 @@ impl fmt::Display for Error {
                 "tensor {:?} is of dtype {}, asked for was {}; ask for {}, or convert",
                 name, dtype, asked, dtype
             ),
+            Error::Publish { receipt, missing } => {
+                write!(f, "less was achieved than required: {}", receipt)?;
+                if missing.is_empty() {
+                    return Ok(());
+                }
+                write!(f, "; {}", missing)
+            }
+            Error::PublisherClosed { reason } => {
+                write!(f, "the publisher is closed ({}); bind a new one", reason)
+            }
             Error::Io { what, error } => write!(f, "{}: {}", what, error),
         }
     }

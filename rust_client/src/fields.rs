@@ -1,7 +1,8 @@
 //! The fields of a header, taken out one by one with their bounds checked.
 
+use crate::base64;
 use crate::json::{Object, Value};
-use crate::limits::{FEATURES_MAX, INTEGER_MAX, MODELS_MAX, NAME_MAX};
+use crate::limits::{FEATURES_MAX, GROUP_KEYS_MAX, INTEGER_MAX, MODELS_MAX, NAME_MAX};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
@@ -99,8 +100,7 @@ impl<'a> Fields<'a> {
 
     pub fn hex(&self, field: &str, digits: usize) -> Result<String, Fault> {
         let text = self.string(field)?;
-        let all = text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'));
-        if text.len() == digits && all {
+        if is_hex(text, digits) {
             Ok(text.to_owned())
         } else {
             Err(format!("{:?} must be {} hexadecimal digits", field, digits))
@@ -150,20 +150,66 @@ impl<'a> Fields<'a> {
     }
 
     pub fn names(&self, field: &str) -> Result<Vec<String>, Fault> {
-        let list = match self.required(field)? {
-            Value::List(list) if list.len() <= FEATURES_MAX => list,
-            other => return Err(wrong(field, other, "an array of at most 64 names")),
+        self.texts(field, FEATURES_MAX, is_name, "names")
+    }
+
+    /// Group keys: no more of them than a session has.
+    pub fn keys(&self, field: &str) -> Result<Vec<String>, Fault> {
+        self.texts(field, GROUP_KEYS_MAX, |text| is_hex(text, 64), "64 hexadecimal digits each")
+    }
+
+    fn texts(
+        &self,
+        field: &str,
+        most: usize,
+        sound: impl Fn(&str) -> bool,
+        what: &str,
+    ) -> Result<Vec<String>, Fault> {
+        let text = |item: &Value| match item {
+            Value::Text(text) if sound(text) => Ok(text.clone()),
+            other => Err(wrong(field, other, &format!("an array of {}", what))),
         };
-        let name = |item: &Value| match item {
-            Value::Text(text) if is_name(text) => Ok(text.clone()),
-            other => Err(wrong(field, other, "an array of names")),
+        self.list(field, most, what)?.iter().map(text).collect()
+    }
+
+    /// Objects, read one by one.
+    pub fn objects<T>(
+        &self,
+        field: &str,
+        most: usize,
+        read: impl Fn(&Fields) -> Result<T, Fault>,
+    ) -> Result<Vec<T>, Fault> {
+        let object = |item: &Value| match item {
+            Value::Object(object) => read(&Fields(object)),
+            other => Err(wrong(field, other, "an array of objects")),
         };
-        list.iter().map(name).collect()
+        self.list(field, most, "objects")?.iter().map(object).collect()
+    }
+
+    fn list(&self, field: &str, most: usize, what: &str) -> Result<&'a [Value], Fault> {
+        match self.required(field)? {
+            Value::List(list) if list.len() <= most => Ok(list),
+            other => Err(wrong(field, other, &format!("an array of at most {} {}", most, what))),
+        }
+    }
+
+    /// Bytes in base64; they stay in it.
+    pub fn base64(&self, field: &str) -> Result<String, Fault> {
+        let text = self.string(field)?;
+        match base64::decode(text) {
+            Some(_) => Ok(text.to_owned()),
+            None => Err(format!("{:?} is no base64", field)),
+        }
     }
 }
 
 fn wrong(field: &str, found: &Value, wanted: &str) -> Fault {
     format!("{:?} must be {}, not {}", field, wanted, found.kind())
+}
+
+/// Tells whether a text is so many hexadecimal digits.
+pub fn is_hex(text: &str, digits: usize) -> bool {
+    text.len() == digits && text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Tells whether a text can name a model or a worker.

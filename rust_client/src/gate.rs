@@ -99,6 +99,19 @@ impl Gate {
         Reader(self)
     }
 
+    /// Lets a reader in who is soon gone, before writers who wait; nothing if one is there until the deadline.
+    pub fn look(&self, deadline: Instant) -> Option<Reader<'_>> {
+        let mut state = self.state();
+        while !matches!(state.writer, Writer::Nobody) {
+            if Instant::now() >= deadline {
+                return None;
+            }
+            state = self.wait(state, Some(deadline));
+        }
+        state.readers += 1;
+        Some(Reader(self))
+    }
+
     /// Lets a writer in, once nobody else is; nothing if somebody is until the deadline, or until it is
     /// wanted no longer, which is looked at whenever somebody is let in or out, and at `wake`.
     pub fn write(&self, deadline: Instant, wanted: &dyn Fn() -> bool) -> Option<Pass<'_>> {

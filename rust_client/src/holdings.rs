@@ -4,7 +4,8 @@
 
 use crate::effects::Staged;
 use crate::limits::REJECTED_KEPT;
-use crate::messages::{Acknowledge, Announce, CommitMode};
+use crate::messages::{Acknowledge, Announce, CommitMode, PatchId};
+use crate::patching::{Base, Bytes};
 use crate::phases::{next, Event, Phase, ARROWS};
 use crate::transfer::{Key, Transfer};
 use std::collections::VecDeque;
@@ -18,6 +19,12 @@ pub struct Held {
     /// While it waits for a commit.
     pub staged: Option<Staged>,
     pub digest: String,
+    /// It was copied out of the publisher's memory, or tried to be.
+    pub local: bool,
+    /// By which patch it came.
+    pub patch: Option<PatchId>,
+    /// While it runs, if patches may build on it.
+    pub base: Option<Base>,
     phase: Phase,
 }
 
@@ -66,8 +73,28 @@ impl Holdings {
     pub fn expect(&mut self, announce: Announce) {
         self.tell(Phase::Announced, Event::Newer);
         let key = (announce.epoch, announce.version);
-        let (phase, digest) = (Phase::Announced, String::new());
-        self.live.push(Held { key, announce, transfer: None, staged: None, digest, phase });
+        self.live.push(Held {
+            key,
+            announce,
+            transfer: None,
+            staged: None,
+            digest: String::new(),
+            local: false,
+            patch: None,
+            base: None,
+            phase: Phase::Announced,
+        });
+    }
+
+    /// Gives back the bytes that patches may build on; tells whether any were kept for that.
+    pub fn forget_base(&mut self) -> bool {
+        match self.at_mut(Phase::Running) {
+            Some(held) if matches!(held.base, Some(Base { bytes: Bytes::Kept(_), .. })) => {
+                held.base = None;
+                true
+            }
+            _ => false, // a model stays where it is
+        }
     }
 
     /// Has a version of another name in the place of one that runs.

@@ -4,6 +4,7 @@ use crate::effects::Host;
 use crate::layout::Layout;
 use crate::limits::{CHUNKS_MAX, LAYOUTS_KEPT};
 use crate::messages::Announce;
+use crate::sealing::AES_256_GCM;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -20,12 +21,14 @@ struct Known {
 pub struct Layouts {
     /// The largest version to take.
     pub bytes_max: u64,
+    /// Only what is sealed is taken, else only what is not.
+    pub sealed: bool,
     known: VecDeque<Known>,
 }
 
 impl Layouts {
     pub fn new(bytes_max: u64) -> Layouts {
-        Layouts { bytes_max, known: VecDeque::new() }
+        Layouts { bytes_max, sealed: false, known: VecDeque::new() }
     }
 
     /// The layout of an announced version, if it is known.
@@ -56,9 +59,11 @@ impl Layouts {
     /// Says why a version cannot be taken, as far as that is known yet.
     pub fn check(&mut self, announce: &Announce, host: &dyn Host) -> Result<(), Problem> {
         let nbytes = announce.nbytes;
-        if announce.encoding != "raw" || announce.encryption.is_some() {
-            let what = format!("encoding {:?}, encryption {:?}", announce.encoding, announce.encryption);
-            return Err(("unsupported", what + "; this worker takes \"raw\" without encryption"));
+        let encryption = self.sealed.then_some(AES_256_GCM);
+        if announce.encoding != "raw" || announce.encryption.as_deref() != encryption {
+            let what = format!("encoding {:?}, encryption {:?}", announce.encoding, announce.encryption); // E1
+            let taken = format!("; this worker takes \"raw\" and encryption {:?}", encryption);
+            return Err(("unsupported", what + &taken));
         }
         if nbytes > self.bytes_max {
             let text = format!("{} bytes; this worker takes at most {}", nbytes, self.bytes_max);

@@ -1,21 +1,25 @@
-//! A worker of the weight bus: it takes a model's weights from its trainer, version by version,
-//! each one whole, verified, and in place.
+//! The weight bus: a worker takes a model's weights from its trainer, version by version, each one
+//! whole, verified, and in place; a publisher sends them, and says who runs what.
 //!
-//! The README shows how; `Worker` is where to begin.
+//! The README shows how; `Worker` and `Publisher` are where to begin.
 #![deny(unsafe_code)]
 
 #[cfg(target_endian = "big")]
 compile_error!("weightbus: tensors on the bus are little-endian, and this crate swaps no bytes");
 
 mod applying;
+mod base64;
 mod bell;
 mod code;
+mod decoder;
+mod door;
 mod dtype;
 mod element;
 mod endpoint;
 mod error;
 mod gate;
 mod handoff;
+mod keys;
 mod model;
 mod raw;
 mod run;
@@ -23,6 +27,7 @@ mod snapshot;
 mod sockets;
 mod stream;
 mod subscription;
+mod threads;
 mod worker;
 
 pub use applying::Offer;
@@ -33,10 +38,15 @@ pub use element::{
     F16, F8E4M3, F8E5M2, F8E8M0,
 };
 pub use error::Error;
+pub use keys::WorkerKeys;
 pub use layout::{Layout, TensorInfo};
 pub use limits::Timing;
 pub use machine::State;
 pub use model::{Model, Tensor, Weights, WeightsGuard};
+pub use publisher::{
+    Outcome, PublishOptions, Publisher, PublisherBuilder, Publishing, Receipt, Require, TensorView, Wait,
+    WorkerEvent, WorkerEventKind, WorkerReceipt, WorkerState, WorkerStatus,
+};
 pub use raw::cast::Plain;
 pub use run::Event;
 pub use slot::ModelState;
@@ -52,6 +62,8 @@ pub mod ages;
 pub mod casting;
 pub mod checksum;
 #[doc(hidden)]
+pub mod delta;
+#[doc(hidden)]
 pub mod digest;
 #[doc(hidden)]
 pub mod effects;
@@ -61,6 +73,8 @@ pub mod fields;
 pub mod holdings;
 #[doc(hidden)]
 pub mod json;
+#[doc(hidden)]
+pub mod keyring;
 #[doc(hidden)]
 pub mod layout;
 #[doc(hidden)]
@@ -72,7 +86,15 @@ pub mod machine;
 #[doc(hidden)]
 pub mod messages;
 #[doc(hidden)]
+pub mod patches;
+#[doc(hidden)]
+pub mod patching;
+#[doc(hidden)]
 pub mod phases;
+#[doc(hidden)]
+pub mod publisher;
+#[doc(hidden)]
+pub mod sealing;
 #[doc(hidden)]
 pub mod segment;
 #[doc(hidden)]

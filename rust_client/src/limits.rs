@@ -18,6 +18,8 @@ pub const TENSORS_MAX: usize = 1_000_000;
 pub const RANK_MAX: usize = 64;
 pub const TENSOR_NAME_BYTES_MAX: usize = 4096;
 pub const MESSAGE_BYTES_MAX: u64 = 100_065_536;
+pub const PATCHES_MAX: usize = 8; // of one version
+pub const GROUP_KEYS_MAX: usize = 2; // of a session: one, and the one before while it changes
 
 // What each side chooses for itself.
 pub const PROGRESS_CHUNKS: usize = 16; // chunks between two reports: a quarter of what a push runs ahead
@@ -30,6 +32,7 @@ pub const REJECTED_KEPT: usize = 8; // versions remembered that could not be tak
 pub const LAYOUTS_KEPT: usize = 4; // so that a model that alternates sends none again
 pub const APPLIES_MAX: u32 = 3; // in a row that fail half-way before a version is rejected
 pub const RESTARTS_MAX: u32 = 3; // transfers of one version whose digest did not match
+pub const PATCH_TRIES: u32 = 5; // times that nothing new of a patch comes, until its version is fetched
 pub const DAMAGED_MAX: u32 = 16; // damaged chunks asked for again at once, before patience decides
 pub const DIFFERENCES_MAX: usize = 20; // lines that a person reads before giving up
 

@@ -6,15 +6,26 @@
 
 use crate::ages::Ages;
 use crate::effects::{Effect, Host};
+use crate::keyring::Keyring;
 use crate::limits::{Timing, BYTES_MAX};
 use crate::messages::*;
+use crate::patching::{Base, Decoding};
 use crate::phases::{next, Change, Mode, Session, SESSIONS};
+use crate::sealing::{Opening, AES_256_GCM};
 use crate::slot::{ModelState, Slot};
-use crate::transfer::{Key, Payload, Time};
+use crate::transfer::{Key, Payload, Piece, Proof, Time};
 use crate::zmtp::{Place, Places, Published, PublishedPayload};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Which piece a chunk is, sealed or not.
+macro_rules! piece_of {
+    ($chunk:expr) => {
+        Piece { key: ($chunk.epoch, $chunk.version), patch: $chunk.patch.as_ref(), index: $chunk.index }
+    };
+}
 
 /// Who a worker is.
 #[derive(Clone, Debug)]
@@ -65,6 +76,7 @@ pub struct Machine {
     identity: Identity,
     slots: Vec<(Slot, u64)>, // and the bytes that are expected
     host: Arc<dyn Host>,
+    keyring: Option<Keyring>, // what opens versions; nothing: they come in the clear
     ages: Ages,
     data: String,
     subscribed: bool,
@@ -72,6 +84,7 @@ pub struct Machine {
     said_hello_at: Option<Time>,
     answered_at: Time,              // that is, heard on the control channel
     unanswered_since: Option<Time>, // when hello was said, or that connection changed, and nothing came since
+    redial_at: Option<Time>,        // after a refusal for want of the right key
     pinged_at: Option<Time>,
     ping_every: Duration,
 }
@@ -97,6 +110,7 @@ impl Machine {
             slots: models.iter().map(slot).collect(),
             identity,
             host,
+            keyring: None,
             ages: Ages::default(),
             data: String::new(),
             subscribed: false,
@@ -104,9 +118,21 @@ impl Machine {
             said_hello_at: None,
             answered_at: Time::ZERO,
             unanswered_since: None,
+            redial_at: None,
             pinged_at: None,
             ping_every: timing.ping,
         }
+    }
+
+    /// From now on it takes nothing that is not sealed: the control connection is encrypted, and brings keys.
+    pub fn take_sealed(&mut self) {
+        self.keyring = Some(Keyring::default());
+        self.slots.iter_mut().for_each(|(slot, _)| slot.take_sealed());
+    }
+
+    /// From now on it names the feature, and takes patches.
+    pub fn take_patches(&mut self) {
+        self.slots.iter_mut().for_each(|(slot, _)| slot.patches.taken = true);
     }
 
     /// How it stands, for a person.
@@ -170,8 +196,10 @@ impl Machine {
             PublishedPayload::Bytes(bytes) => Some(Payload::Bytes(bytes)),
             PublishedPayload::InPlace(Ticket { lease, .. }) => Some(Payload::InPlace(*lease)),
         };
-        match self.decode(&published.header, published.payloads) {
+        let message = self.decode(&published.header, published.payloads);
+        match self.unsealed(message, published.payloads, true) {
             Some(FromPublisher::Welcome(_)) | None => {}
+            Some(FromPublisher::SealedChunk(chunk)) if !self.arrives(&chunk) => {} // E4: anybody's word
             Some(message) => effects.extend(self.take(message, payload, now, true)),
         }
         effects
@@ -181,6 +209,19 @@ impl Machine {
         let message = from_publisher(header, payloads).ok();
         self.malformed += u64::from(message.is_none());
         message
+    }
+
+    /// What was published, if it counts here.
+    fn unsealed(
+        &mut self,
+        message: Option<FromPublisher>,
+        payloads: usize,
+        counts: bool,
+    ) -> Option<FromPublisher> {
+        match &mut self.keyring {
+            Some(keyring) => keyring.published(message?, payloads, counts),
+            None => message,
+        }
     }
 
     fn take(
@@ -200,8 +241,8 @@ impl Machine {
             }
             return self.refused(refuse, now);
         }
-        if !self.inside() {
-            return Vec::new();
+        if !self.inside() || matches!(message, FromPublisher::SealedMessage(_)) {
+            return Vec::new(); // nobody knows what that says
         }
         if epoch_of(&message) != Some(self.epoch) {
             // The publisher restarted, or our welcome was damaged: only hello settles who is right.
@@ -210,10 +251,22 @@ impl Machine {
         self.heard_at = now;
         match message {
             FromPublisher::Announce(announce) => self.announced(announce, payload, now, pushed),
-            FromPublisher::Chunk(chunk) => match payload {
-                Some(payload) => self.with(&chunk.model, |slot| slot.chunk(&chunk, payload, now, pushed)),
-                None => Vec::new(),
-            },
+            FromPublisher::Chunk(chunk) if self.keyring.is_none() => {
+                self.chunk(&chunk.model, piece_of!(chunk), Proof::Crc(chunk.crc), payload, now, pushed)
+            }
+            FromPublisher::SealedChunk(chunk) if self.keyring.is_some() => {
+                let opening = match payload {
+                    Some(Payload::Bytes(bytes)) => self.opening(&chunk, bytes.len()),
+                    _ => None, // it was opened as it came
+                };
+                self.chunk(&chunk.model, piece_of!(chunk), Proof::Sealed(opening), payload, now, pushed)
+            }
+            FromPublisher::Rekey(rekey) => {
+                if let Some(keyring) = &mut self.keyring {
+                    keyring.add(&rekey.keys, now + self.timing.lost_after); // E6
+                }
+                Vec::new()
+            }
             FromPublisher::End(end) => self.with(&end.model.clone(), |slot| slot.end(end, now)),
             FromPublisher::Commit(commit) => self.with(&commit.model, |slot| slot.committed(&commit)),
             FromPublisher::Abort(abort) => self.with(&abort.model, |slot| slot.aborted(&abort, now)),
@@ -224,7 +277,7 @@ impl Machine {
                 self.with(&rename.model.clone(), |slot| slot.renamed(rename, now))
             }
             FromPublisher::Pong(pong) => self.hear_of(pong.epoch, &pong.models, now),
-            FromPublisher::Welcome(_) | FromPublisher::Refuse(_) | FromPublisher::Ping(_) => Vec::new(),
+            _ => Vec::new(), // dealt with above, or in the clear where it must be sealed, or the other way round (E1)
         }
     }
 
@@ -239,11 +292,35 @@ impl Machine {
             Some(Payload::Bytes(bytes)) => Some(bytes),
             _ => None,
         };
+        let plain = match (&mut self.keyring, announce.encryption.as_deref()) {
+            (None, None) => bytes.map(Cow::Borrowed),
+            (Some(keyring), Some(AES_256_GCM)) => match bytes.map(|bytes| keyring.plain(&announce, bytes)) {
+                Some(None) if announce.whole.is_none() => return Vec::new(), // it is asked for again (E4)
+                plain => plain.flatten().map(Cow::Owned),
+            },
+            _ => None, // it is turned down for that
+        };
+        let bytes = plain.as_deref();
         let model = announce.model.clone();
         self.with(&model, |slot| match announce.whole.clone() {
             Some(whole) => slot.announced_whole(announce, whole, bytes.unwrap_or_default(), now),
             None => slot.announced(announce, bytes, now, pushed),
         })
+    }
+
+    fn chunk(
+        &mut self,
+        model: &str,
+        piece: Piece,
+        proof: Proof,
+        payload: Option<Payload>,
+        now: Time,
+        pushed: bool,
+    ) -> Vec<Effect> {
+        match payload {
+            Some(payload) => self.with(model, |slot| slot.chunk(piece, proof, payload, now, pushed)),
+            None => Vec::new(),
+        }
     }
 
     fn hear_of(&mut self, epoch: u64, models: &BTreeMap<String, u64>, now: Time) -> Vec<Effect> {
@@ -267,7 +344,14 @@ impl Machine {
                 (true, Some(model)) => self.with(&model, |slot| slot.gone(refuse.epoch, refuse.version, now)),
                 _ => Vec::new(),
             },
-            "name-taken" | "stale-epoch" | "limit" | "protocol-version" => {
+            "no-patch" => match (self.inside(), refuse.model) {
+                (true, Some(model)) => {
+                    self.with(&model, |slot| slot.no_patch((refuse.epoch, refuse.version), now))
+                }
+                _ => Vec::new(),
+            },
+            "name-taken" | "stale-epoch" | "limit" | "protocol-version" | "wrong-name" | "not-allowed"
+            | "revoked" => {
                 self.turn(Change::Refused);
                 vec![Effect::Refused { code: refuse.code, text: refuse.text }]
             }
@@ -303,13 +387,15 @@ impl Machine {
         self.said_hello_at = Some(now);
         self.unanswered_since = self.unanswered_since.or(Some(now));
         let running = self.slots.iter().map(|(slot, _)| (slot.model.clone(), slot.running()));
+        let patched = self.slots.iter().any(|(slot, _)| slot.patches.taken).then_some(DELTA);
+        let features = ["renaming"].into_iter().chain(patched); // W25, D4; not W34
         vec![Effect::Send(FromWorker::Hello(Hello {
             name: self.identity.name.clone(),
             instance: self.identity.instance.clone(),
             models: running.collect(),
             epoch: self.applied_epoch(),
             age_ms: self.ages.of(self.applied_epoch(), now),
-            features: vec!["renaming".to_owned()],
+            features: features.map(str::to_owned).collect(),
             client: self.identity.client.clone(),
             host: self.identity.host.clone(),
             pid: self.identity.pid,
@@ -327,20 +413,24 @@ impl Machine {
             return vec![Effect::Refused { code: "stale-epoch".to_owned(), text }];
         }
         self.ages.heard(welcome.epoch, welcome.age_ms, self.applied_epoch(), now);
+        let ticket = token_of(&welcome.features, "ticket").to_owned();
         if self.inside() && welcome.epoch == self.epoch {
-            self.heard_at = now;
-            return self.hear_of(welcome.epoch, &welcome.models, now); // an answer to a second hello
+            return self.welcome_again(welcome, ticket, now);
+        }
+        if let Some(keyring) = &mut self.keyring {
+            keyring.begin(&welcome.keys, now + self.timing.lost_after);
         }
         self.turn(Change::Welcomed);
         self.epoch = welcome.epoch;
-        self.heard_at = now;
+        (self.heard_at, self.redial_at) = (now, None);
         self.ping_every = self.timing.ping.min(Duration::from_millis(welcome.ping_ms));
         self.subscribed = false;
         self.shared = welcome.shared.as_ref().map_or(false, |probe| self.host.open(probe, 0).is_some());
         let mut effects = vec![Effect::Joined { epoch: welcome.epoch }];
-        if welcome.data != self.data {
+        if !ticket.is_empty() || welcome.data != self.data {
             self.data = welcome.data.clone();
-            effects.push(Effect::Connect(welcome.data.clone()));
+            effects.push(Effect::Connect { endpoint: welcome.data.clone(), ticket });
+            // K7
         }
         if self.shared {
             effects.push(self.ping()); // before anything is pushed or hashed for us
@@ -349,10 +439,23 @@ impl Machine {
             effects.push(Effect::Subscribe { topic: control_topic(&slot.model), on: true });
             slot.shared = self.shared;
             let on = slot.mode == Mode::Following && !self.shared;
-            effects.push(Effect::Subscribe { topic: data_topic(&slot.model), on });
+            effects.push(Effect::Subscribe { topic: slot.patches.topic(&slot.model), on });
             slot.expect(*nbytes);
             let version = welcome.models.get(&slot.model).copied().unwrap_or(0);
             effects.extend(slot.reconnected(welcome.epoch, version, now));
+        }
+        effects
+    }
+
+    /// The answer to a second hello.
+    fn welcome_again(&mut self, welcome: Welcome, ticket: String, now: Time) -> Vec<Effect> {
+        self.heard_at = now;
+        if let Some(keyring) = &mut self.keyring {
+            keyring.add(&welcome.keys, now + self.timing.lost_after);
+        }
+        let mut effects = self.hear_of(welcome.epoch, &welcome.models, now);
+        if !ticket.is_empty() {
+            effects.push(Effect::Connect { endpoint: self.data.clone(), ticket });
         }
         effects
     }
@@ -374,11 +477,30 @@ impl Machine {
     }
 
     fn call_again(&mut self) -> Vec<Effect> {
-        self.unanswered_since = None;
+        (self.unanswered_since, self.redial_at) = (None, None);
         if self.turn(Change::Silent) {
             vec![Effect::Lost, Effect::Redial]
         } else {
             vec![Effect::Redial]
+        }
+    }
+
+    /// A handshake failed for want of the right key: ZeroMQ may give up, so the worker dials again.
+    pub fn shut_out(&mut self, why: &str, now: Time) -> Vec<Effect> {
+        if self.redial_at.is_some() {
+            return Vec::new();
+        }
+        self.redial_at = Some(now + self.timing.ping); // K5
+        self.turn(Change::Refused);
+        vec![Effect::Refused { code: "keys".to_owned(), text: why.to_owned() }]
+    }
+
+    /// The data connection is gone, and its ticket with it: a hello brings another.
+    pub fn without_ticket(&mut self, now: Time) -> Vec<Effect> {
+        if self.inside() && self.may_say_hello(now) {
+            self.hello(now) // K7
+        } else {
+            Vec::new()
         }
     }
 
@@ -410,9 +532,17 @@ impl Machine {
         }
     }
 
-    /// A version that was ready runs now. Its digest, if it was hashed only then.
-    pub fn applied(&mut self, model: &str, key: Key, digest: &str, now: Time) -> Vec<Effect> {
-        let mut effects = self.with(model, |slot| slot.applied(key, digest, now));
+    /// A version that was ready runs now. Its digest, if it was hashed only then; where its bytes are, if patches
+    /// may build on them.
+    pub fn applied(
+        &mut self,
+        model: &str,
+        key: Key,
+        digest: &str,
+        base: Option<Base>,
+        now: Time,
+    ) -> Vec<Effect> {
+        let mut effects = self.with(model, |slot| slot.applied(key, digest, base, now));
         if self.inside() && self.applied_epoch() > self.epoch {
             effects.extend(self.hello(now)); // it came from a later publisher than the one we follow
         }
@@ -441,17 +571,30 @@ impl Machine {
         self.with(model, |slot| slot.dropped(key, now))
     }
 
+    /// A patch was decoded; or is of no use, and why.
+    pub fn decoded(&mut self, decoding: Decoding, done: Result<(), String>, now: Time) -> Vec<Effect> {
+        self.with(&decoding.model.clone(), |slot| slot.decoded(decoding, done, now))
+    }
+
     // Time.
 
     /// Does what is due.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
-        if self.silent(now) {
+        if let Some(keyring) = &mut self.keyring {
+            keyring.expire(now);
+        }
+        if self.silent(now) || self.redial_at.map_or(false, |at| now >= at) {
             return self.call_again();
         }
         if !self.inside() {
             return Vec::new();
         }
-        let mut effects: Vec<Effect> = self.slots.iter_mut().flat_map(|(slot, _)| slot.tick(now)).collect();
+        let mut effects = Vec::new();
+        let lacks = self.keyring.as_ref().map_or(false, Keyring::lacks);
+        if lacks && self.may_say_hello(now) {
+            effects.extend(self.hello(now)); // which is answered with the key (E6)
+        }
+        effects.extend(self.slots.iter_mut().flat_map(|(slot, _)| slot.tick(now)));
         if self.pinged_at.map_or(true, |at| now.saturating_sub(at) >= self.ping_every) {
             self.pinged_at = Some(now);
             effects.push(self.ping());
@@ -477,7 +620,33 @@ fn epoch_of(message: &FromPublisher) -> Option<u64> {
         FromPublisher::Beacon(beacon) => Some(beacon.epoch),
         FromPublisher::Rename(rename) => Some(rename.epoch),
         FromPublisher::Pong(pong) => Some(pong.epoch),
-        FromPublisher::Welcome(_) | FromPublisher::Refuse(_) | FromPublisher::Ping(_) => None,
+        FromPublisher::SealedChunk(chunk) => Some(chunk.epoch),
+        FromPublisher::Rekey(rekey) => Some(rekey.epoch),
+        FromPublisher::Welcome(_)
+        | FromPublisher::Refuse(_)
+        | FromPublisher::Ping(_)
+        | FromPublisher::SealedMessage(_) => None,
+    }
+}
+
+impl Machine {
+    /// Whether the version of a chunk is arriving.
+    fn arrives(&self, chunk: &SealedChunk) -> bool {
+        self.slot(&chunk.model).map_or(false, |slot| slot.arrives((chunk.epoch, chunk.version)))
+    }
+
+    /// What opens a chunk of a version that is arriving.
+    fn opening(&mut self, chunk: &SealedChunk, size: usize) -> Option<Opening> {
+        let key = (chunk.epoch, chunk.version);
+        let subject = self.slot(&chunk.model)?.subject(key, chunk.patch.as_ref())?;
+        self.keyring.as_mut()?.opening(&subject, chunk, size)
+    }
+
+    /// Lends the place of a chunk whose payload is about to be received.
+    fn lend(&mut self, model: &str, piece: Piece, size: usize, opening: Option<Opening>) -> Place<Ticket> {
+        let slot = self.slots.iter().position(|(slot, _)| slot.model == model);
+        let found = slot.and_then(|at| Some((at, self.slots[at].0.place(piece, size, opening)?)));
+        found.map_or(Place::Nowhere, |(slot, lease)| Place::There(Ticket { slot, lease }))
     }
 }
 
@@ -495,18 +664,23 @@ impl Places for Machine {
         if !self.inside() {
             return Place::Nowhere;
         }
-        match from_publisher(header, 1) {
-            Ok(FromPublisher::Announce(announce)) if announce.epoch == self.epoch => {
+        let message = from_publisher(header, 1).ok();
+        match self.unsealed(message, 1, false) {
+            Some(FromPublisher::Announce(announce)) if announce.epoch == self.epoch => {
                 let expected = if announce.whole.is_some() { announce.nbytes } else { announce.layout_bytes };
                 if self.slot(&announce.model).is_some() && size as u64 == expected {
                     return Place::Own;
                 }
                 Place::Nowhere
             }
-            Ok(FromPublisher::Chunk(chunk)) if chunk.epoch == self.epoch => {
-                let slot = self.slots.iter().position(|(slot, _)| slot.model == chunk.model);
-                let found = slot.and_then(|at| Some((at, self.slots[at].0.place(&chunk, size)?)));
-                found.map_or(Place::Nowhere, |(slot, lease)| Place::There(Ticket { slot, lease }))
+            Some(FromPublisher::Chunk(chunk)) if chunk.epoch == self.epoch && self.keyring.is_none() => {
+                self.lend(&chunk.model, piece_of!(chunk), size, None)
+            }
+            Some(FromPublisher::SealedChunk(chunk)) if chunk.epoch == self.epoch => {
+                match self.opening(&chunk, size) {
+                    None => Place::Nowhere,
+                    opening => self.lend(&chunk.model, piece_of!(chunk), size, opening),
+                }
             }
             _ => Place::Nowhere,
         }
@@ -606,6 +780,30 @@ mod tests {
         assert!(machine.tick(seconds(300.0)).is_empty(), "the new connection has not been tried yet");
         machine.changed(seconds(300.0));
         assert!(matches!(machine.tick(seconds(305.0))[..], [Effect::Redial]));
+    }
+
+    #[cfg(feature = "keys")]
+    #[test]
+    fn the_older_key_is_over_in_time_outside_a_session_too() {
+        let keys = ["20", "40"].map(|digits| digits.repeat(32));
+        let lacks_the_older_one = |machine: &mut Machine| {
+            let key = crate::sealing::GroupKey::of_hex(&keys[0]).id;
+            let sealed = SealedMessage { key, count: 1, sealed: String::new() };
+            let keyring = machine.keyring.as_mut().unwrap();
+            keyring.published(FromPublisher::SealedMessage(sealed), 0, true);
+            keyring.lacks()
+        };
+        let mut machine = machine();
+        machine.take_sealed();
+        let welcome =
+            r#""welcome","epoch":1,"data":"tcp://*:1","ping_ms":1000,"lost_ms":5000,"models":{},"keys":"#;
+        tell(&mut machine, &format!("{}[{:?}]", welcome, keys[0]), 100.0);
+        tell(&mut machine, &format!(r#""rekey","epoch":1,"keys":[{:?}]"#, keys[1]), 100.0);
+        tell(&mut machine, r#""refuse","code":"unknown-worker","text":"who?""#, 100.0);
+        machine.tick(seconds(104.9));
+        assert!(!machine.inside() && !lacks_the_older_one(&mut machine));
+        machine.tick(seconds(105.0));
+        assert!(lacks_the_older_one(&mut machine));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Decoding checks types and bounds, so a machine never sees a value that it must not. Unknown
 //! fields are ignored. `docs/PROTOCOL.md`, section 6, gives the meaning of each field.
 
-use crate::fields::{Fault, Fields};
+use crate::fields::{is_hex, Fault, Fields};
 use crate::json::{Object, Value};
 use crate::limits::*;
 use serde::Serialize;
@@ -13,6 +13,9 @@ use std::ops::RangeInclusive;
 
 /// The number of the protocol.
 pub const WBP: u64 = 1;
+
+/// The feature, and the encoding, of patches.
+pub const DELTA: &str = "delta-1";
 
 /// Why a message is dropped.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,11 +89,16 @@ pub enum FromPublisher {
     Welcome(Welcome),
     Announce(Announce),
     Chunk(Chunk),
+    #[serde(rename = "sealed_chunk")]
+    SealedChunk(SealedChunk),
+    #[serde(rename = "sealed_message")]
+    SealedMessage(SealedMessage),
     End(OfVersion),
     Commit(OfVersion),
     Abort(Abort),
     Beacon(Beacon),
     Rename(Rename),
+    Rekey(Rekey),
     Refuse(Refuse),
     Ping(Ping),
     Pong(Pong),
@@ -133,6 +141,22 @@ messages! {
         digest: String = hex(64),
     }
 
+    /// Which patch of a version it is: how it is encoded, and the version that it builds on.
+    PatchId {
+        encoding: String = Fields::name,
+        epoch: u64 = Fields::count,
+        version: u64 = Fields::positive,
+    }
+
+    /// A patch that there is, with the digest of its base.
+    Patch {
+        encoding: String = Fields::name,
+        epoch: u64 = Fields::count,
+        version: u64 = Fields::positive,
+        digest: String = hex(64),
+        nbytes: u64 = Fields::positive,
+    }
+
     #[derive(Default)]
     Ping {
         token: u64 = or(0, Fields::count),
@@ -168,6 +192,11 @@ messages! {
         first: u64 = or(0, within(0..=CHUNKS_MAX - 1)),
         count: u64 = or(0, within(0..=FETCH_CHUNKS_MAX)),
         layout: bool = or(false, Fields::boolean),
+        #[serde(skip_serializing_if = "Option::is_none")]
+        patch: Option<PatchId> = patch_id,
+        /// Why the version is fetched as a whole, though there are patches to it.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        unpatched: String = or(String::new(), text(LABEL_MAX)),
     }
 
     Progress {
@@ -176,14 +205,18 @@ messages! {
         version: u64 = Fields::positive,
         chunks: u64 = Fields::count,
         phase: Doing = or(Doing::Receiving, |f, k| f.one_of(k, &DOING)),
+        #[serde(skip_serializing_if = "Option::is_none")]
+        patch: Option<PatchId> = patch_id,
     }
 
-    /// A version and its digest: `staged`, `applied`, `end` and `commit`.
+    /// A version, its digest, and the patch by which it comes: `staged`, `applied`, `end`, and `commit` without one.
     OfVersion {
         model: String = Fields::name,
         epoch: u64 = Fields::count,
         version: u64 = Fields::positive,
         digest: String = Fields::digest_or_empty, // in `applied` alone
+        #[serde(skip_serializing_if = "Option::is_none")]
+        patch: Option<PatchId> = patch_id,
     }
 
     Failed {
@@ -205,6 +238,14 @@ messages! {
         shared: Option<Shared> = |f, k| f.nullable(k, |f, k| Shared::read(&f.object(k)?)),
         age_ms: u64 = or(0, Fields::count),
         features: Vec<String> = or(Vec::new(), Fields::names),
+        /// Group keys, the newest last.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        keys: Vec<String> = or(Vec::new(), Fields::keys),
+    }
+
+    Rekey {
+        epoch: u64 = Fields::count,
+        keys: Vec<String> = Fields::keys,
     }
 
     Announce {
@@ -219,9 +260,20 @@ messages! {
         acknowledge: Acknowledge = |f, k| f.one_of(k, &ACKNOWLEDGE),
         encoding: String = Fields::name,
         encryption: Option<String> = |f, k| f.nullable(k, Fields::name),
+        /// What its payload is sealed with.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        key: Option<String> = |f, k| f.nullable(k, hex(16)),
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tag: Option<String> = |f, k| f.nullable(k, hex(32)),
         shared: Option<Shared> = |f, k| f.nullable(k, |f, k| Shared::read(&f.object(k)?)),
         hash: bool = or(false, Fields::boolean),
         whole: Option<Whole> = |f, k| f.nullable(k, |f, k| Whole::read(&f.object(k)?)),
+        /// There may be patches on it.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        keep: bool = or(false, Fields::boolean),
+        /// Those that lead to it, of which the first is pushed.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        patches: Vec<Patch> = or(Vec::new(), |f, k| f.objects(k, PATCHES_MAX, Patch::read)),
     }
 
     Chunk {
@@ -230,6 +282,26 @@ messages! {
         version: u64 = Fields::positive,
         index: u64 = within(0..=CHUNKS_MAX - 1),
         crc: u32 = crc,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        patch: Option<PatchId> = patch_id,
+    }
+
+    SealedChunk {
+        model: String = Fields::name,
+        epoch: u64 = Fields::count,
+        version: u64 = Fields::positive,
+        index: u64 = within(0..=CHUNKS_MAX - 1),
+        key: String = hex(16),
+        tag: String = hex(32),
+        #[serde(skip_serializing_if = "Option::is_none")]
+        patch: Option<PatchId> = patch_id,
+    }
+
+    /// An announcement, end or beacon for all, sealed.
+    SealedMessage {
+        key: String = hex(16),
+        count: u64 = Fields::positive,
+        sealed: String = Fields::base64,
     }
 
     Abort {
@@ -292,12 +364,24 @@ fn crc(fields: &Fields, field: &str) -> Result<u32, Fault> {
     fields.within(field, 0..=u64::from(u32::MAX)).map(|crc| crc as u32)
 }
 
+fn patch_id(fields: &Fields, field: &str) -> Result<Option<PatchId>, Fault> {
+    fields.nullable(field, |fields, field| PatchId::read(&fields.object(field)?))
+}
+
+impl Patch {
+    /// Which one it is.
+    pub fn id(&self) -> PatchId {
+        PatchId { encoding: self.encoding.clone(), epoch: self.epoch, version: self.version }
+    }
+}
+
 impl FromPublisher {
     /// How many payload frames may follow the header.
     fn payloads(&self) -> RangeInclusive<usize> {
         match self {
             FromPublisher::Announce(announce) => usize::from(announce.whole.is_some())..=1,
-            FromPublisher::Chunk(_) => 1..=1,
+            FromPublisher::Chunk(_) | FromPublisher::SealedChunk(_) => 1..=1,
+            FromPublisher::SealedMessage(_) => 0..=1,
             _ => 0..=0,
         }
     }
@@ -360,11 +444,14 @@ fn read_from_publisher(fields: &Fields) -> Result<FromPublisher, Fault> {
         "welcome" => FromPublisher::Welcome(Welcome::read(fields)?),
         "announce" => FromPublisher::Announce(Announce::read(fields)?),
         "chunk" => FromPublisher::Chunk(Chunk::read(fields)?),
+        "sealed_chunk" => FromPublisher::SealedChunk(SealedChunk::read(fields)?),
+        "sealed_message" => FromPublisher::SealedMessage(SealedMessage::read(fields)?),
         "end" => FromPublisher::End(read_hashed(fields)?),
-        "commit" => FromPublisher::Commit(read_hashed(fields)?),
+        "commit" => FromPublisher::Commit(read_commit(fields)?),
         "abort" => FromPublisher::Abort(Abort::read(fields)?),
         "beacon" => FromPublisher::Beacon(Beacon::read(fields)?),
         "rename" => FromPublisher::Rename(Rename::read(fields)?),
+        "rekey" => FromPublisher::Rekey(Rekey::read(fields)?),
         "refuse" => FromPublisher::Refuse(Refuse::read(fields)?),
         "ping" => FromPublisher::Ping(Ping::read(fields)?),
         "pong" => FromPublisher::Pong(Pong::read(fields)?),
@@ -393,6 +480,23 @@ fn read_hashed(fields: &Fields) -> Result<OfVersion, Fault> {
     OfVersion::read(fields)
 }
 
+/// The same of a message that has no patch: such a field means nothing in it.
+fn read_commit(fields: &Fields) -> Result<OfVersion, Fault> {
+    Ok(OfVersion {
+        model: fields.name("model")?,
+        epoch: fields.count("epoch")?,
+        version: fields.positive("version")?,
+        digest: fields.hex("digest", 64)?,
+        patch: None,
+    })
+}
+
+/// The 32 digits that a publisher gives with a feature; nothing if it gives none.
+pub fn token_of<'a>(features: &'a [String], feature: &str) -> &'a str {
+    let mut named = features.iter().filter_map(|each| each.strip_prefix(feature)?.strip_prefix('.'));
+    named.find(|token| is_hex(token, 32)).unwrap_or_default()
+}
+
 /// The topic of a model's small messages.
 pub fn control_topic(model: &str) -> String {
     format!("{}/ctl", model)
@@ -401,4 +505,9 @@ pub fn control_topic(model: &str) -> String {
 /// The topic of a model's chunks.
 pub fn data_topic(model: &str) -> String {
     format!("{}/dat", model)
+}
+
+/// The topic of chunks and ends of a model's patches.
+pub fn patch_topic(model: &str) -> String {
+    format!("{}/dlt", model)
 }

@@ -288,6 +288,30 @@ impl Model {
         self.0.gate.write(deadline, wanted).map(|pass| Writing { inner: &self.0, pass })
     }
 
+    /// Has `copy` take what every tensor of a layout holds, given where it belongs in the data section; tells
+    /// whether it took all. Nothing is to be had while a version is written, which the deadline is for.
+    pub(crate) fn gather(
+        &self,
+        layout: &Layout,
+        deadline: Instant,
+        mut copy: impl FnMut(usize, &[u8]) -> bool,
+    ) -> bool {
+        let _pass = match self.0.gate.look(deadline) {
+            Some(pass) => pass,
+            None => return false,
+        };
+        let weights = self.0.weights.read().unwrap_or_else(PoisonError::into_inner);
+        let here = |info: &TensorInfo| {
+            let bytes = weights.tensors[*weights.index.get(&info.name)?].bytes();
+            Some(bytes).filter(|bytes| bytes.len() as u64 == info.end - info.begin)
+        };
+        !weights.is_torn()
+            && layout
+                .tensors
+                .iter()
+                .all(|info| here(info).map_or(false, |bytes| copy(info.begin as usize, bytes)))
+    }
+
     pub(crate) fn gate(&self) -> &Gate {
         &self.0.gate
     }
@@ -494,6 +518,32 @@ mod tests {
         drop(weights);
         hold(Ran::Version((2, 1)));
         assert_eq!(model.read().get::<u8>("b").unwrap(), [0]);
+    }
+
+    #[test]
+    fn what_a_model_holds_is_gathered_unless_it_is_being_written() {
+        let model = model();
+        let json = r#"{"b":{"dtype":"U8","shape":[],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[5000],"data_offsets":[1,5001]}}"#;
+        let header = [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat();
+        let layout = Layout::parse(&header).unwrap();
+        let gathered = || {
+            let mut bytes = vec![9; 5001];
+            let copy = |begin: usize, from: &[u8]| {
+                bytes[begin..begin + from.len()].copy_from_slice(from);
+                true
+            };
+            model.gather(&layout, Instant::now(), copy).then_some(bytes)
+        };
+        let writing = model.write(Instant::now(), &|| true).unwrap();
+        fill(&writing, 3);
+        assert!(gathered().is_none(), "it may be half of one");
+        drop(writing);
+        let reader = model.read();
+        assert_eq!(gathered(), Some(vec![3; 5001]));
+        drop(reader);
+        assert!(!model.gather(&layout, Instant::now(), |_, _| false), "it was stopped");
+        model.write(Instant::now(), &|| true).unwrap().set_ran(Ran::Torn);
+        assert!(gathered().is_none(), "parts of two versions");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use crate::applying::Calling;
 use crate::bell::Bell;
 use crate::code::Code;
+use crate::decoder::Decoder;
 use crate::effects::{Effect, Host};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
@@ -13,6 +14,7 @@ use crate::gate::Fate;
 use crate::handoff::Handoff;
 use crate::machine::{Machine, State, Ticket};
 use crate::messages::encode;
+use crate::patching::{Base, Decoding};
 use crate::sockets::Control;
 use crate::subscription::Subscription;
 use crate::transfer::{Key, Time};
@@ -33,6 +35,7 @@ pub enum Outcome {
     PutBack,
     Applied {
         digest: String,
+        base: Option<Base>,
     },
     Failed {
         text: String,
@@ -42,6 +45,8 @@ pub enum Outcome {
     Dropped,
     /// The user's function has returned after its time was over, which was reported then.
     Late,
+    /// A patch was decoded; or is of no use, and why.
+    Decoded(Box<Decoding>, Result<(), String>),
 }
 
 /// Something that happened to a worker, for logs and screens.
@@ -138,6 +143,7 @@ pub struct Loop {
     pub shared: Arc<Shared>,
     pub listener: Option<Listener>,
     host: Arc<dyn Host>,
+    decoder: Decoder,
     data: Subscription<Ticket>,
     begun: Instant,
     told: Option<(String, Key, &'static str)>, // of the rejections, so that a repetition is none
@@ -155,7 +161,8 @@ impl Loop {
     ) -> Loop {
         let data = Subscription::new(shared.bell.clone());
         let begun = Instant::now();
-        Loop { machine, control, address, worker, shared, listener, host, data, begun, told: None }
+        let decoder = Decoder::new(shared.clone());
+        Loop { machine, control, address, worker, shared, listener, host, decoder, data, begun, told: None }
     }
 
     fn now(&self) -> Time {
@@ -199,10 +206,15 @@ impl Loop {
         }
         if due {
             let now = self.now();
-            if self.control.changed() {
+            let (changed, refused) = self.control.changed(now, self.machine.timing.lost_after);
+            if changed {
                 self.machine.changed(now);
             }
-            let effects = self.machine.tick(now);
+            let mut effects = refused.map_or_else(Vec::new, |why| self.machine.shut_out(why, now));
+            if self.data.needs_ticket() {
+                effects.extend(self.machine.without_ticket(now));
+            }
+            effects.extend(self.machine.tick(now));
             self.perform(effects);
             self.note_state();
             *next_tick = now + TICK;
@@ -277,7 +289,8 @@ impl Loop {
                     self.machine.put_back(&model, key);
                     Vec::new()
                 }
-                Outcome::Applied { digest } => self.machine.applied(&model, key, &digest, now),
+                Outcome::Applied { digest, base } => self.machine.applied(&model, key, &digest, base, now),
+                Outcome::Decoded(decoding, done) => self.machine.decoded(*decoding, done, now),
                 Outcome::Failed { text, intact } => {
                     self.failed(model, key, text, intact);
                     Vec::new()
@@ -310,7 +323,7 @@ impl Loop {
             match effect {
                 Effect::Send(message) => self.control.send(&encode(&message)),
                 Effect::Subscribe { topic, on } => self.data.subscribe(&topic, on),
-                Effect::Connect(told) => self.connect(&told),
+                Effect::Connect { endpoint, ticket } => self.connect(&endpoint, ticket),
                 Effect::Redial => self.redial(),
                 Effect::Ready(staged) => {
                     if let Some(older) = self.shared.handoff.put(staged) {
@@ -320,6 +333,7 @@ impl Loop {
                         self.perform(effects);
                     }
                 }
+                Effect::Decode(decoding) => self.decoder.decode(decoding),
                 Effect::Renamed { model, was, key } => self.host.renamed(&model, was, key),
                 Effect::Joined { epoch } => {
                     self.note_state();
@@ -336,9 +350,9 @@ impl Loop {
         }
     }
 
-    fn connect(&mut self, told: &str) {
+    fn connect(&mut self, told: &str, ticket: String) {
         match Endpoint::of_data(told, &self.address) {
-            Ok(endpoint) => self.data.connect(endpoint, &mut self.machine),
+            Ok(endpoint) => self.data.connect(endpoint, ticket, &mut self.machine),
             Err(error) => {
                 let text = format!("no pushed data, all is fetched: {}", error);
                 self.tell(Event::Notice { code: Code::from("data-address"), text });

@@ -9,10 +9,13 @@ use crate::layout::Layout;
 use crate::layouts::{Layouts, Problem};
 use crate::limits::*;
 use crate::messages::*;
+use crate::patches::Patches;
+use crate::patching::{Base, Bytes, Decoding};
 use crate::phases::{next, Event, Mode, Phase, Turn, MODES};
+use crate::sealing::{Opening, Subject};
 use crate::segment::{Segment, Stamp};
 use crate::staging::{Buffer, Buffers};
-use crate::transfer::{Key, Payload, Time, Transfer, Want};
+use crate::transfer::{Key, Payload, Piece, Proof, Time, Transfer, Want};
 use std::sync::Arc;
 
 /// What may be otherwise next time, since bytes were damaged or memory was short: the next beacon
@@ -46,6 +49,7 @@ pub struct Slot {
     /// The greatest of which bytes were written into the model.
     pub epoch: u64,
     pub mode: Mode,
+    pub patches: Patches,
     host: Arc<dyn Host>,
     timing: Timing,
     holds: Holdings,
@@ -56,6 +60,7 @@ pub struct Slot {
     stale: Key,              // was not to be had from shared memory: fetch it, if it is offered
     asked_at: Option<Time>,  // when the latest announcement was asked for
     leases: u64,             // ids given out so far
+    decoding: usize,         // patches that are being decoded, though their versions may be of no use by now
 }
 
 impl Slot {
@@ -65,6 +70,7 @@ impl Slot {
             shared: false,
             epoch: 0,
             mode: Mode::Following,
+            patches: Patches::default(),
             host,
             timing,
             holds: Holdings::default(),
@@ -75,7 +81,13 @@ impl Slot {
             stale: (0, 0),
             asked_at: None,
             leases: 0,
+            decoding: 0,
         }
+    }
+
+    /// From now on only what is sealed is taken.
+    pub fn take_sealed(&mut self) {
+        self.layouts.sealed = true;
     }
 
     /// What runs here.
@@ -124,7 +136,9 @@ impl Slot {
 
     fn fetch(&self, (epoch, version): Key, first: u64, count: u64, layout: bool) -> Effect {
         let model = self.model.clone();
-        Effect::Send(FromWorker::Fetch(Fetch { model, epoch, version, first, count, layout }))
+        let (patch, unpatched) = (None, String::new());
+        let fetch = Fetch { model, epoch, version, first, count, layout, patch, unpatched };
+        Effect::Send(FromWorker::Fetch(fetch))
     }
 
     /// A version exists; its chunks may follow if the announcement itself was pushed.
@@ -175,10 +189,11 @@ impl Slot {
         now: Time,
     ) -> Vec<Effect> {
         let (epoch, version) = (announce.epoch, announce.version);
-        let chunk = Chunk { model: announce.model.clone(), epoch, version, index: 0, crc: whole.crc };
-        let end = OfVersion { model: announce.model.clone(), epoch, version, digest: whole.digest };
+        let (model, patch) = (announce.model.clone(), None);
+        let end = OfVersion { model, epoch, version, digest: whole.digest, patch };
         let mut effects = self.announced(announce, None, now, true);
-        effects.extend(self.chunk(&chunk, Payload::Bytes(payload), now, true));
+        let piece = Piece { key: (epoch, version), patch: None, index: 0 };
+        effects.extend(self.chunk(piece, Proof::Crc(whole.crc), Payload::Bytes(payload), now, true));
         effects.extend(self.end(end, now));
         effects
     }
@@ -246,7 +261,9 @@ impl Slot {
         let (model, key) = (self.model.clone(), (announce.epoch, announce.version));
         let source = Source::Segment { segment, hash_chunks };
         let mut effects = self.turn(Turn::Completed, Some(now));
-        effects.push(Effect::Ready(Staged { model, key, layout, source, digest: String::new() }));
+        let digest = String::new();
+        let staged = Staged { model, key, layout, source, digest, encoding: "", keep: false };
+        effects.push(Effect::Ready(staged));
         effects
     }
 
@@ -262,9 +279,14 @@ impl Slot {
         if self.holds.tell(Phase::Arriving, Event::Newer) {
             effects.extend(self.turn(Turn::Replaced, None)); // W26
         }
-        match self.buffers.take(announce.nbytes) {
-            Ok(Some(buffer)) => self.receive(announce, layout, buffer, segment, now),
-            Ok(None) => {} // `resume` begins when one is given back
+        let mut buffer = self.buffers.take(announce.nbytes);
+        if buffer.is_err() && self.holds.forget_base() {
+            buffer = self.buffers.take(announce.nbytes); // the next version matters more (D3)
+        }
+        match buffer {
+            Ok(Some(buffer)) => effects.extend(self.receive(announce, layout, buffer, segment, now)),
+            Ok(None) => {}                    // `resume` begins when one is given back
+            Err(_) if self.decoding > 0 => {} // the decoder holds two, and perhaps the base: `decoded` begins
             Err(error) => {
                 let text = format!("no memory for {} bytes ({})", announce.nbytes, error);
                 let problem = ("no-memory", text + ": lower bytes_max, or make room");
@@ -282,18 +304,104 @@ impl Slot {
         buffer: Buffer,
         segment: Option<Arc<Segment>>,
         now: Time,
-    ) {
+    ) -> Vec<Effect> {
         let stamp = Stamp::new(&self.model, announce.epoch, announce.version);
-        let mut transfer = Transfer::new(announce, layout, buffer, now, self.timing);
+        let (local, whole) = (segment.is_some(), announce.whole.is_some());
+        let mut transfer = match segment {
+            None if !whole => self.transfer(announce, layout, buffer, now),
+            _ => Transfer::new(announce, layout, buffer, now, self.timing),
+        };
         if let Some(segment) = segment {
             if segment.read(&stamp, |memory| transfer.read(memory)).is_err() {
                 transfer.forget(); // it is fetched over the network
             }
         }
+        let patch = transfer.patch();
+        let first = transfer.announce.patches.first().map(Patch::id);
+        let listening = if whole { Vec::new() } else { self.listen(patch.is_some()) };
+        let pull = !listening.is_empty() || (patch.is_some() && patch != first);
+        if pull {
+            transfer.pull(); // D7
+        }
         self.holds.tell(Phase::Announced, Event::Begun);
         self.forget_failure();
+        let key = transfer.key();
         if let Some(held) = self.holds.at_mut(Phase::Arriving) {
             held.transfer = Some(transfer);
+            held.local = local;
+        }
+        let asking = if pull { self.pull(key, now) } else { Vec::new() };
+        listening.into_iter().chain(asking).collect()
+    }
+
+    /// What a version arrives by: a patch on what runs here, or it itself.
+    fn transfer(&self, announce: Announce, layout: Arc<Layout>, buffer: Buffer, now: Time) -> Transfer {
+        let room = |(patch, base): (Patch, Base)| match Buffer::alone(patch.nbytes) {
+            Ok(room) => Ok((patch, base, room)),
+            Err(error) => Err(format!("no memory for a patch of {} bytes ({})", patch.nbytes, error)),
+        };
+        match self.patches.choose(&announce, &self.holds).and_then(room) {
+            Ok(patch) => Transfer::of_patch(patch, announce, layout, buffer, now, self.timing), // D4
+            Err(why) => {
+                let mut transfer = Transfer::new(announce, layout, buffer, now, self.timing);
+                transfer.why = why.chars().take(LABEL_MAX).collect();
+                transfer
+            }
+        }
+    }
+
+    /// Has the next versions pushed in the way in which this one arrives.
+    fn listen(&mut self, to_patches: bool) -> Vec<Effect> {
+        let before = self.patches.topic(&self.model);
+        let other = self.patches.listen(to_patches); // D7
+        if !other || self.shared || self.mode == Mode::CatchingUp {
+            return Vec::new();
+        }
+        let topic = self.patches.topic(&self.model);
+        vec![Effect::Subscribe { topic: before, on: false }, Effect::Subscribe { topic, on: true }]
+    }
+
+    /// A patch is of no use: has all of its version fetched in its place, into this buffer if it was lent.
+    fn give_up(&mut self, version: Option<Buffer>, why: &str, now: Time) -> Vec<Effect> {
+        let held = match self.holds.at_mut(Phase::Arriving) {
+            Some(held) => held,
+            None => return Vec::new(),
+        };
+        let key = held.key;
+        held.transfer = held.transfer.take().and_then(|transfer| transfer.give_up(version, why, now)); // D5, D10
+        let (model, version) = (&self.model, key.1);
+        let text = format!("version {} of {} is fetched as a whole, not patched: {}", version, model, why);
+        let mut effects = vec![Effect::Notice { code: "unpatched".to_owned(), text }];
+        effects.extend(self.pull(key, now));
+        effects
+    }
+
+    /// The publisher has no patch (any more) that was asked for.
+    pub fn no_patch(&mut self, key: Key, now: Time) -> Vec<Effect> {
+        match self.holds.arriving(key) {
+            Some(transfer) if transfer.patch().is_some() && !transfer.decoding() => {
+                self.give_up(None, "the publisher has no such patch (any more)", now)
+                // D8
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// A patch was decoded, and its version is whole; or all of it is to be fetched.
+    pub fn decoded(&mut self, job: Decoding, done: Result<(), String>, now: Time) -> Vec<Effect> {
+        self.decoding -= 1;
+        let transfer = self.holds.arriving(job.key).filter(|transfer| transfer.waits_for(&job));
+        match (transfer, done) {
+            (Some(transfer), Ok(())) => {
+                transfer.buffer = job.version;
+                transfer.digest = Some(job.digest);
+                self.stage(now)
+            }
+            (Some(_), Err(why)) => self.give_up(Some(job.version), &why, now),
+            (None, _) => {
+                drop(job); // something newer took its place, or it was aborted: there is a buffer free
+                self.resume(now)
+            }
         }
     }
 
@@ -311,7 +419,7 @@ impl Slot {
             None => return Vec::new(),
         };
         let following = self.mode == Mode::Following;
-        let topic = data_topic(&self.model);
+        let topic = self.patches.topic(&self.model);
         let mut effects = vec![Effect::Subscribe { topic, on: following && !self.shared }];
         if let Some(now) = now.filter(|_| following) {
             let (epoch, _) = self.holds.newest();
@@ -344,10 +452,22 @@ impl Slot {
     // What arrives of it.
 
     /// Lends the place of a chunk whose payload is about to be received; nothing if it has none.
-    pub fn place(&mut self, chunk: &Chunk, size: usize) -> Option<u64> {
-        let transfer = self.holds.arriving((chunk.epoch, chunk.version))?;
+    pub fn place(&mut self, piece: Piece, size: usize, opening: Option<Opening>) -> Option<u64> {
+        let transfer = self.holds.arriving(piece.key).filter(|transfer| transfer.is_of(piece.patch))?;
         self.leases += 1;
-        transfer.lend(chunk.index, size, self.leases).then_some(self.leases)
+        transfer.lend(piece.index, size, self.leases, opening).then_some(self.leases)
+    }
+
+    /// Whether a version is arriving.
+    pub fn arrives(&self, key: Key) -> bool {
+        self.holds.at(Phase::Arriving).map_or(false, |held| held.key == key)
+    }
+
+    /// What the chunks of this version, or of this patch to it, are sealed as, if that is what arrives.
+    pub fn subject(&self, key: Key, patch: Option<&PatchId>) -> Option<Subject> {
+        let held = self.holds.at(Phase::Arriving).filter(|held| held.key == key)?;
+        let transfer = held.transfer.as_ref().filter(|transfer| transfer.is_of(patch))?;
+        Some(transfer.subject())
     }
 
     /// The transfer to whose place a lease belongs, if it still does.
@@ -356,13 +476,21 @@ impl Slot {
     }
 
     /// A piece of a version.
-    pub fn chunk(&mut self, chunk: &Chunk, payload: Payload, now: Time, pushed: bool) -> Vec<Effect> {
-        let key = (chunk.epoch, chunk.version);
+    pub fn chunk(
+        &mut self,
+        piece: Piece,
+        proof: Proof,
+        payload: Payload,
+        now: Time,
+        pushed: bool,
+    ) -> Vec<Effect> {
+        let key = piece.key;
         let transfer = match self.holds.arriving(key) {
-            Some(transfer) => transfer,
+            Some(transfer) if transfer.is_of(piece.patch) => transfer,
+            Some(_) => return Vec::new(), // D9
             None => return self.stray(key, now),
         };
-        let fresh = transfer.add(chunk.index, chunk.crc, payload, now, pushed); // W9
+        let fresh = transfer.add(piece.index, proof, payload, now, pushed); // W9
         let slow = now.saturating_sub(transfer.reported_at) >= self.timing.report();
         let report = fresh && pushed && (slow || transfer.here % PROGRESS_CHUNKS == 0); // W23
         if report {
@@ -380,7 +508,8 @@ impl Slot {
     pub fn end(&mut self, end: OfVersion, now: Time) -> Vec<Effect> {
         let key = (end.epoch, end.version);
         match self.holds.arriving(key) {
-            Some(transfer) => transfer.end(end.digest),
+            Some(transfer) if transfer.is_of(end.patch.as_ref()) => transfer.end(end.digest),
+            Some(_) => return Vec::new(), // D9
             None => return self.stray(key, now),
         }
         let mut effects = self.pull(key, now);
@@ -396,10 +525,20 @@ impl Slot {
     }
 
     fn pull(&mut self, key: Key, now: Time) -> Vec<Effect> {
-        let wants = self.holds.arriving(key).map_or_else(Vec::new, |transfer| transfer.wants(now));
-        let fetch = |want| match want {
-            Want::End => self.fetch(key, 0, 0, false),
-            Want::Chunks { first, count } => self.fetch(key, first, count, false),
+        let transfer = match self.holds.arriving(key) {
+            Some(transfer) => transfer,
+            None => return Vec::new(),
+        };
+        let wants = transfer.wants(now);
+        let (patch, why, model) = (transfer.patch(), transfer.why.clone(), self.model.clone());
+        let fetch = |want| {
+            let ((first, count), unpatched) = match want {
+                Want::End => ((0, 0), why.clone()),
+                Want::Chunks { first, count } => ((first, count), String::new()),
+            };
+            let ((epoch, version), model, patch) = (key, model.clone(), patch.clone());
+            let fetch = Fetch { model, epoch, version, first, count, layout: false, patch, unpatched };
+            Effect::Send(FromWorker::Fetch(fetch))
         };
         wants.into_iter().map(fetch).collect()
     }
@@ -410,6 +549,11 @@ impl Slot {
             Some(transfer) => transfer,
             None => return Vec::new(),
         };
+        if transfer.patch().is_some() {
+            let job = transfer.decode();
+            self.decoding += usize::from(job.is_some());
+            return job.map(Effect::Decode).into_iter().collect(); // D5
+        }
         if transfer.verify() {
             return self.stage(now);
         }
@@ -427,11 +571,23 @@ impl Slot {
         let mut together = false;
         if let Some(held) = self.holds.at_mut(Phase::Arriving) {
             together = held.announce.commit == CommitMode::Together;
-            if let Some(Transfer { layout, buffer, digest, .. }) = held.transfer.take() {
+            if let Some(transfer) = held.transfer.take() {
+                held.patch = transfer.patch();
+                let Transfer { layout, buffer, digest, .. } = transfer;
                 held.digest = digest.unwrap_or_default();
-                let (model, digest) = (self.model.clone(), held.digest.clone());
-                held.staged =
-                    Some(Staged { model, key: held.key, layout, source: Source::Buffer(buffer), digest });
+                held.staged = Some(Staged {
+                    model: self.model.clone(),
+                    key: held.key,
+                    layout,
+                    source: Source::Buffer(buffer),
+                    digest: held.digest.clone(),
+                    encoding: match held.patch {
+                        Some(_) => DELTA,
+                        None if held.local => "",
+                        None => "raw",
+                    },
+                    keep: held.announce.keep && self.patches.taken && !held.local, // D3
+                });
             }
         }
         self.holds.tell(Phase::Arriving, Event::Whole);
@@ -526,19 +682,31 @@ impl Slot {
         self.holds.tell_those(Event::PutBack, |held| held.key == key);
     }
 
-    /// A version was applied: it runs here. Its digest, if it was hashed only then.
-    pub fn applied(&mut self, key: Key, digest: &str, now: Time) -> Vec<Effect> {
+    /// A version was applied: it runs here. Its digest, if it was hashed only then; and where its bytes are, if
+    /// patches may build on them.
+    pub fn applied(&mut self, key: Key, digest: &str, base: Option<Base>, now: Time) -> Vec<Effect> {
         if !self.holds.tell_those(Event::Applied, |held| held.key == key) {
             return Vec::new();
         }
         self.holds.tell_those(Event::Newer, |held| held.phase() == Phase::Running && held.key != key);
-        if let Some(held) = self.holds.at_mut(Phase::Running).filter(|_| !digest.is_empty()) {
-            held.digest = digest.to_owned();
+        let arriving = self.holds.at(Phase::Arriving).and_then(|held| held.transfer.as_ref());
+        let needs = arriving.and_then(Transfer::builds_on);
+        let decoding = arriving.map_or(false, Transfer::decoding);
+        let (kept, gone) = (matches!(needs, Some(Bytes::Kept(_))), matches!(needs, Some(Bytes::Model(_))));
+        if let Some(held) = self.holds.at_mut(Phase::Running) {
+            if !digest.is_empty() {
+                held.digest = digest.to_owned();
+            }
+            let another = kept || decoding; // one at a time (D3)
+            held.base = base.filter(|base| !another || matches!(base.bytes, Bytes::Model(_)));
         }
         self.torn = 0;
         self.epoch = self.epoch.max(key.0);
         self.failure = self.failure.take().filter(|failed| (failed.epoch, failed.version) > key);
         let mut effects: Vec<Effect> = self.say_applied().into_iter().collect();
+        if gone {
+            effects.extend(self.give_up(None, "another version runs by now, in the place of its base", now));
+        }
         effects.extend(self.resume(now));
         effects
     }
@@ -595,6 +763,9 @@ impl Slot {
 
     /// Fetches what is due.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
+        if self.leased().map_or(false, |transfer| transfer.hopeless()) {
+            return self.give_up(None, "nothing more of it comes", now);
+        }
         if let Some(key) = self.holds.at(Phase::Arriving).map(|held| held.key) {
             let mut effects = self.pull(key, now);
             effects.extend(self.completed(key, now));
@@ -618,19 +789,25 @@ impl Slot {
         effects.extend(self.failure.clone().map(|failed| Effect::Send(FromWorker::Failed(failed))));
         if let Some(held) = applying.or(newest).filter(|_| idle) {
             let phase = if applying.is_some() { Doing::Applying } else { Doing::Staged };
-            effects.push(self.say_progress(held.key, 0, phase));
+            effects.push(self.say_progress(held.key, 0, phase, None));
         }
         effects
     }
 
     fn progress(&self) -> Option<Effect> {
         let transfer = self.holds.at(Phase::Arriving)?.transfer.as_ref()?;
-        Some(self.say_progress(transfer.key(), transfer.here as u64, Doing::Receiving))
+        Some(self.say_progress(transfer.key(), transfer.here as u64, Doing::Receiving, transfer.patch()))
     }
 
-    fn say_progress(&self, (epoch, version): Key, chunks: u64, phase: Doing) -> Effect {
+    fn say_progress(
+        &self,
+        (epoch, version): Key,
+        chunks: u64,
+        phase: Doing,
+        patch: Option<PatchId>,
+    ) -> Effect {
         let model = self.model.clone();
-        Effect::Send(FromWorker::Progress(Progress { model, epoch, version, chunks, phase }))
+        Effect::Send(FromWorker::Progress(Progress { model, epoch, version, chunks, phase, patch }))
     }
 
     /// `staged` of every version in these phases of which it is due.
@@ -646,6 +823,7 @@ impl Slot {
 
     fn of_version(&self, held: &Held) -> OfVersion {
         let (epoch, version) = held.key;
-        OfVersion { model: self.model.clone(), epoch, version, digest: held.digest.clone() }
+        let (model, digest, patch) = (self.model.clone(), held.digest.clone(), held.patch.clone());
+        OfVersion { model, epoch, version, digest, patch }
     }
 }

@@ -1,12 +1,17 @@
-//! The worker's control socket. No other module uses the `zmq` crate, but for polling.
+//! The worker's control socket. Only the publisher's (`publisher/router.rs`) uses the `zmq` crate, too, and polling does.
 //!
 //! The data connection is not libzmq's but our own (`subscription.rs`), which speaks the same
 //! protocol and receives faster.
 
+use crate::door::Door;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
+use crate::keys::WorkerKeys;
 use crate::limits::MESSAGE_BYTES_MAX;
+use crate::transfer::Time;
+use std::convert::TryInto;
 use std::io;
+use std::time::Duration;
 
 const LINGER_MS: i32 = 200; // what is on its way at the end (a goodbye, an acknowledgement) gets this
 const RECONNECT_MS: i32 = 50;
@@ -17,11 +22,14 @@ const QUEUE: i32 = 32; // messages held before TCP pushes back; bytes count, so 
 const CHANGES_AT: &str = "inproc://changes";
 
 /// Of a connection. After an error of ZMTP the last one comes, and then none any more.
-const CHANGES: [zmq::SocketEvent; 5] = [
+const CHANGES: [zmq::SocketEvent; 8] = [
     zmq::SocketEvent::CONNECT_DELAYED,
     zmq::SocketEvent::CONNECT_RETRIED,
     zmq::SocketEvent::CONNECTED,
     zmq::SocketEvent::HANDSHAKE_SUCCEEDED,
+    zmq::SocketEvent::HANDSHAKE_FAILED_NO_DETAIL,
+    zmq::SocketEvent::HANDSHAKE_FAILED_PROTOCOL,
+    zmq::SocketEvent::HANDSHAKE_FAILED_AUTH,
     zmq::SocketEvent::DISCONNECTED,
 ];
 
@@ -30,13 +38,15 @@ pub struct Control {
     socket: zmq::Socket,
     changes: zmq::Socket, // of the other one, which is closed first
     address: String,
+    door: Door,
     _context: zmq::Context,
 }
 
 impl Control {
-    pub fn connect(address: &str) -> Result<Control, Error> {
+    /// Connects, with keys to the owner of the publisher's key alone.
+    pub fn connect(address: &str, keys: Option<&WorkerKeys>) -> Result<Control, Error> {
         Endpoint::parse(address)?;
-        open(address).map_err(|error| Error::Io {
+        open(address, keys).map_err(|error| Error::Io {
             what: format!("cannot connect to {}", address),
             error: io::Error::from_raw_os_error(error.to_raw()),
         })
@@ -61,15 +71,22 @@ impl Control {
         let _ = self.socket.send(header, zmq::DONTWAIT);
     }
 
-    /// Whether anything became of the connection since this was asked last.
+    /// Whether anything became of the connection since this was asked last; and why it failed, if that is a matter of
+    /// keys.
     ///
     /// Ask often: ZeroMQ stands still while a thousand changes wait here.
-    pub fn changed(&self) -> bool {
-        let mut changed = false;
-        while self.changes.recv_bytes(zmq::DONTWAIT).is_ok() {
+    pub fn changed(&mut self, now: Time, patience: Duration) -> (bool, Option<&'static str>) {
+        let (mut changed, mut refused) = (false, None);
+        while let Ok(told) = self.changes.recv_multipart(zmq::DONTWAIT) {
             changed = true;
+            if let Some(Ok([a, b, value @ ..])) =
+                told.first().map(|told| TryInto::<[u8; 6]>::try_into(&told[..]))
+            {
+                let event = zmq::SocketEvent::from_raw(u16::from_ne_bytes([a, b]));
+                refused = self.door.why(event, u32::from_ne_bytes(value), now, patience).or(refused);
+            }
         }
-        changed
+        (changed, refused)
     }
 
     /// Makes the connection anew; what waits to be sent on the old one is lost.
@@ -79,7 +96,7 @@ impl Control {
     }
 }
 
-fn open(address: &str) -> zmq::Result<Control> {
+fn open(address: &str, keys: Option<&WorkerKeys>) -> zmq::Result<Control> {
     let context = zmq::Context::new();
     let socket = context.socket(zmq::DEALER)?;
     socket.set_linger(LINGER_MS)?;
@@ -90,9 +107,15 @@ fn open(address: &str) -> zmq::Result<Control> {
     socket.set_rcvhwm(QUEUE)?;
     socket.set_maxmsgsize(MESSAGE_BYTES_MAX as i64)?;
     socket.set_ipv6(address.contains('['))?;
+    if let Some(keys) = keys {
+        socket.set_curve_publickey(keys.public.as_bytes())?; // K1
+        socket.set_curve_secretkey(keys.secret.as_bytes())?;
+        socket.set_curve_serverkey(keys.publisher.as_bytes())?;
+    }
     socket.monitor(CHANGES_AT, CHANGES.iter().map(|&change| i32::from(change.to_raw())).sum())?;
     let changes = context.socket(zmq::PAIR)?;
     changes.connect(CHANGES_AT)?;
     socket.connect(address)?;
-    Ok(Control { socket, changes, address: address.to_owned(), _context: context })
+    let door = Door::new(keys.is_some());
+    Ok(Control { socket, changes, address: address.to_owned(), door, _context: context })
 }

@@ -77,6 +77,11 @@ fn memory_of(nbytes: u64, touched: bool) -> io::Result<Memory> {
 }
 
 impl Buffer {
+    /// Memory of so many bytes that is of no model: of a patch.
+    pub fn alone(nbytes: u64) -> io::Result<Buffer> {
+        Ok(Buffer { memory: Some(memory_of(nbytes, false)?), home: Weak::new(), staging: false })
+    }
+
     /// Its memory, to be exchanged with other memory of whole pages.
     pub fn pages(&mut self) -> Option<&mut Memory> {
         self.memory.as_mut()

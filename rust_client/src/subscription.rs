@@ -56,6 +56,8 @@ struct Dialled {
 /// Messages of some topics from one publisher. `T` is the ticket of `Places`.
 pub struct Subscription<T> {
     endpoint: Option<Endpoint>,
+    ticket: String, // for the next connection
+    ticketed: bool, // each connection needs one
     topics: BTreeSet<String>,
     connection: Option<TcpStream>,
     stream: Stream<T>,
@@ -73,6 +75,8 @@ impl<T: Copy> Subscription<T> {
     pub fn new(bell: Arc<Bell>) -> Subscription<T> {
         Subscription {
             endpoint: None,
+            ticket: String::new(),
+            ticketed: false,
             topics: BTreeSet::new(),
             connection: None,
             stream: Stream::new(&BTreeSet::new()),
@@ -87,11 +91,21 @@ impl<T: Copy> Subscription<T> {
         }
     }
 
-    /// Takes messages from this endpoint, in place of any before.
-    pub fn connect(&mut self, endpoint: Endpoint, places: &mut impl Places<Ticket = T>) {
-        self.redial(places);
-        self.endpoint = Some(endpoint);
-        self.generation += 1;
+    /// Takes messages from this endpoint, in place of any before. With a ticket each connection needs one, which is
+    /// spent with it.
+    pub fn connect(&mut self, endpoint: Endpoint, ticket: String, places: &mut impl Places<Ticket = T>) {
+        self.ticketed = !ticket.is_empty();
+        self.ticket = ticket;
+        if self.endpoint.as_ref() != Some(&endpoint) {
+            self.redial(places);
+            self.endpoint = Some(endpoint);
+            self.generation += 1;
+        }
+    }
+
+    /// Whether there is no connection for want of a ticket.
+    pub fn needs_ticket(&self) -> bool {
+        self.ticketed && self.ticket.is_empty() && self.connection.is_none() && !self.dialling
     }
 
     /// Connects anew, and at once.
@@ -169,7 +183,9 @@ impl<T: Copy> Subscription<T> {
     /// Connects, in a thread of its own.
     fn dial(&mut self, now: Time) {
         let endpoint = match &self.endpoint {
-            Some(endpoint) if !self.dialling && now >= self.dial_at => endpoint.clone(),
+            Some(endpoint) if !self.dialling && !self.needs_ticket() && now >= self.dial_at => {
+                endpoint.clone()
+            }
             _ => return,
         };
         self.dial_at = now + self.pause;
@@ -193,6 +209,7 @@ impl<T: Copy> Subscription<T> {
             self.heard_at = now;
             self.low_water = 1;
             self.stream = Stream::new(&self.topics);
+            self.stream.show(std::mem::take(&mut self.ticket)); // never twice
         }
     }
 

@@ -16,12 +16,16 @@
 //! fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing
 //! has arrived for a while. At most a window of chunks is asked for; an answer that does not come
 //! in time turns all of them back to missing, and the patience doubles until something arrives.
+//!
+//! What arrives may be a patch instead, into memory of its own: then the version is decoded from that.
 
 use crate::checksum::{crc32c, crc32c_append};
 use crate::digest::digest;
 use crate::layout::Layout;
-use crate::limits::{Timing, CHUNK_BYTES_MAX, DAMAGED_MAX, WINDOW_CHUNKS};
-use crate::messages::Announce;
+use crate::limits::{Timing, CHUNK_BYTES_MAX, DAMAGED_MAX, LABEL_MAX, PATCH_TRIES, WINDOW_CHUNKS};
+use crate::messages::{Announce, Patch, PatchId};
+use crate::patching::{Base, Bytes, Decoding};
+use crate::sealing::{Opening, Subject};
 use crate::segment::Reading;
 use crate::staging::Buffer;
 use std::ops::Range;
@@ -72,8 +76,9 @@ struct Lease {
     id: u64,
     index: usize,
     count: usize, // bytes that are here
-    crc: u32,     // of these, computed while they are in the cache
-    seen: usize,  // bytes that were here when somebody looked last
+    crc: u32,     // of these, computed while they are in the cache, if they are in the clear
+    opening: Option<Opening>,
+    seen: usize, // bytes that were here when somebody looked last
 }
 
 /// The payload of a chunk.
@@ -85,6 +90,13 @@ pub enum Payload<'a> {
     InPlace(u64),
 }
 
+/// What shows that a chunk is sound.
+pub enum Proof {
+    Crc(u32),
+    /// It is sealed, and this opens it. Nothing: its key is not here, or it is opened where it was received.
+    Sealed(Option<Opening>),
+}
+
 /// What to fetch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Want {
@@ -92,6 +104,22 @@ pub enum Want {
     End,
     /// So many chunks from this one on.
     Chunks { first: u64, count: u64 },
+}
+
+/// Which chunk, and of what.
+#[derive(Clone, Copy)]
+pub struct Piece<'a> {
+    pub key: Key,
+    /// Of the version itself, if of none.
+    pub patch: Option<&'a PatchId>,
+    pub index: u64,
+}
+
+/// What arrives in place of a version.
+struct Patched {
+    patch: Patch,
+    waits: Option<(Base, Buffer)>, // what it builds on, and where to; not while somebody decodes it
+    wanted: Arc<()>,
 }
 
 /// A version on its way into a buffer.
@@ -106,6 +134,10 @@ pub struct Transfer {
     /// When the publisher was told last how far this is.
     pub reported_at: Time,
     pub digest: Option<String>,
+    /// Why no patch arrives, though there are some.
+    pub why: String,
+    patched: Option<Patched>,
+    tries: u32, // times that nothing came for too long, since something did
     plan: ChunkPlan,
     states: Vec<State>,
     crcs: Vec<u32>,
@@ -130,7 +162,33 @@ impl Transfer {
         now: Time,
         timing: Timing,
     ) -> Transfer {
-        let plan = ChunkPlan { nbytes: announce.nbytes, chunk_bytes: announce.chunk_bytes };
+        let nbytes = announce.nbytes;
+        Transfer::of_bytes(nbytes, announce, layout, buffer, now, timing)
+    }
+
+    /// A patch on its way into a buffer of its own, to become the version in another one.
+    pub fn of_patch(
+        (patch, base, room): (Patch, Base, Buffer),
+        announce: Announce,
+        layout: Arc<Layout>,
+        version: Buffer,
+        now: Time,
+        timing: Timing,
+    ) -> Transfer {
+        let mut transfer = Transfer::of_bytes(patch.nbytes, announce, layout, room, now, timing);
+        transfer.patched = Some(Patched { patch, waits: Some((base, version)), wanted: Arc::default() });
+        transfer
+    }
+
+    fn of_bytes(
+        nbytes: u64,
+        announce: Announce,
+        layout: Arc<Layout>,
+        buffer: Buffer,
+        now: Time,
+        timing: Timing,
+    ) -> Transfer {
+        let plan = ChunkPlan { nbytes, chunk_bytes: announce.chunk_bytes };
         let count = plan.count() as usize; // at most CHUNKS_MAX, which was checked
         Transfer {
             announce,
@@ -140,6 +198,9 @@ impl Transfer {
             restarts: 0,
             reported_at: now,
             digest: None,
+            why: String::new(),
+            patched: None,
+            tries: 0,
             plan,
             states: vec![State::Missing; count],
             crcs: vec![0; count],
@@ -161,7 +222,72 @@ impl Transfer {
         (self.announce.epoch, self.announce.version)
     }
 
-    /// Chunks of the version.
+    /// The patch that arrives in place of the version.
+    pub fn patch(&self) -> Option<PatchId> {
+        self.patched.as_ref().map(|patched| patched.patch.id())
+    }
+
+    /// Whether something speaks of what arrives here: of this patch, or of the version (D9).
+    pub fn is_of(&self, patch: Option<&PatchId>) -> bool {
+        self.patch().as_ref() == patch
+    }
+
+    /// What its chunks are sealed as.
+    pub fn subject(&self) -> Subject {
+        match &self.patched {
+            Some(patched) => Subject::of_patch(&self.announce, &patched.patch),
+            None => Subject::of(&self.announce),
+        }
+    }
+
+    /// Whether nothing of a patch comes, though it was asked for again and again.
+    pub fn hopeless(&self) -> bool {
+        self.patched.is_some() && !self.decoding() && self.tries >= PATCH_TRIES
+    }
+
+    /// Whether somebody decodes the patch.
+    pub fn decoding(&self) -> bool {
+        self.patched.as_ref().map_or(false, |patched| patched.waits.is_none())
+    }
+
+    /// Whether the patch needs a buffer that was kept, or the model; nothing if it needs none (any more).
+    pub fn builds_on(&self) -> Option<&Bytes> {
+        let (base, _) = self.patched.as_ref()?.waits.as_ref()?;
+        Some(&base.bytes)
+    }
+
+    /// The patch is here, and what its version hashes to: gives all away that it takes to decode it, once.
+    pub fn decode(&mut self) -> Option<Decoding> {
+        let digest = self.digest.clone()?;
+        let patched = self.patched.as_mut()?;
+        let (base, version) = patched.waits.take()?;
+        Some(Decoding {
+            model: self.announce.model.clone(),
+            key: (self.announce.epoch, self.announce.version),
+            base,
+            patch: std::mem::take(&mut self.buffer),
+            version,
+            digest,
+            wanted: Arc::downgrade(&patched.wanted),
+        })
+    }
+
+    /// Whether this is what it gave away.
+    pub fn waits_for(&self, decoding: &Decoding) -> bool {
+        let wanted = self.patched.as_ref().map(|patched| Arc::downgrade(&patched.wanted));
+        wanted.map_or(false, |wanted| wanted.ptr_eq(&decoding.wanted))
+    }
+
+    /// Has all of the version arrive in place of its patch, in this buffer or that which waited for it.
+    pub fn give_up(self, version: Option<Buffer>, why: &str, now: Time) -> Option<Transfer> {
+        let version = version.or_else(|| Some(self.patched?.waits?.1))?;
+        let mut whole = Transfer::new(self.announce, self.layout, version, now, self.timing);
+        whole.why = why.chars().take(LABEL_MAX).collect();
+        whole.pull();
+        Some(whole)
+    }
+
+    /// Chunks of the version, or of its patch.
     pub fn count(&self) -> u64 {
         self.plan.count()
     }
@@ -172,7 +298,7 @@ impl Transfer {
     }
 
     /// Takes a chunk; tells whether it is new and sound. One that is neither is ignored.
-    pub fn add(&mut self, index: u64, crc: u32, payload: Payload, now: Time, pushed: bool) -> bool {
+    pub fn add(&mut self, index: u64, proof: Proof, payload: Payload, now: Time, pushed: bool) -> bool {
         if index >= self.states.len() as u64 {
             return false;
         }
@@ -180,50 +306,62 @@ impl Transfer {
         if pushed {
             self.pushed = self.pushed.max(index + 1);
         }
-        let sound = match payload {
-            Payload::InPlace(id) => self.take_lent(id, index, crc),
-            Payload::Bytes(bytes) => self.take_bytes(index, crc, bytes),
+        let wanted = match payload {
+            Payload::InPlace(id) => self.lease.as_ref().map_or(false, |l| l.id == id && l.index == index),
+            Payload::Bytes(_) => !matches!(self.states[index], State::Here | State::Lent),
         };
-        if sound {
-            self.states[index] = State::Here;
-            self.crcs[index] = crc;
-            self.here += 1;
-            self.hear(now);
+        if !wanted {
+            return false; // its place serves another purpose by now, or it is here
         }
-        sound
-    }
-
-    fn take_lent(&mut self, id: u64, index: usize, crc: u32) -> bool {
-        let span = self.span(index);
-        let sound = match &self.lease {
-            Some(lease) if lease.id == id && lease.index == index => {
-                lease.count == span.len() && lease.crc == crc
+        let found = match payload {
+            Payload::InPlace(_) => self.take_lent(&proof),
+            Payload::Bytes(bytes) => self.put(index, proof, bytes),
+        };
+        match found {
+            Some(crc) => {
+                self.forget_asked(index);
+                self.states[index] = State::Here;
+                self.crcs[index] = crc;
+                self.here += 1;
+                self.hear(now);
             }
-            _ => return false, // the place serves another purpose by now
-        };
-        self.revoke();
-        if !sound {
-            self.reject(index);
+            None => self.reject(index),
         }
-        sound
+        found.is_some()
     }
 
-    fn take_bytes(&mut self, index: usize, crc: u32, bytes: &[u8]) -> bool {
-        if matches!(self.states[index], State::Here | State::Lent) {
-            return false;
+    /// Ends the lease; returns the CRC-32C of what was received under it, if all of that is here and sound.
+    fn take_lent(&mut self, proof: &Proof) -> Option<u32> {
+        let lease = self.revoke()?;
+        let whole = lease.count == self.span(lease.index).len();
+        match (lease.opening, proof) {
+            (Some(opening), _) => opening.proves().filter(|_| whole),
+            (None, Proof::Crc(crc)) => Some(lease.crc).filter(|found| whole && found == crc),
+            (None, Proof::Sealed(_)) => None,
         }
+    }
+
+    /// Puts a chunk that is sound into its place; returns its CRC-32C.
+    fn put(&mut self, index: usize, proof: Proof, bytes: &[u8]) -> Option<u32> {
         let span = self.span(index);
-        if bytes.len() != span.len() || crc32c(bytes) != crc {
-            self.reject(index);
-            return false;
+        if bytes.len() != span.len() {
+            return None;
         }
-        self.buffer[span].copy_from_slice(bytes);
-        self.forget_asked(index);
-        true
+        match proof {
+            Proof::Sealed(opening) => opening?.opens(bytes, &mut self.buffer[span]), // E4
+            Proof::Crc(crc) => {
+                if crc32c(bytes) != crc {
+                    return None;
+                }
+                self.buffer[span].copy_from_slice(bytes);
+                Some(crc)
+            }
+        }
     }
 
-    /// Lends the place of a chunk of this size, under this id; tells whether it could.
-    pub fn lend(&mut self, index: u64, size: usize, id: u64) -> bool {
+    /// Lends the place of a chunk of this size, under this id; tells whether it could. What is sealed is opened
+    /// there as it comes.
+    pub fn lend(&mut self, index: u64, size: usize, id: u64, opening: Option<Opening>) -> bool {
         if index >= self.states.len() as u64 {
             return false;
         }
@@ -234,7 +372,7 @@ impl Transfer {
         self.revoke();
         self.forget_asked(index);
         self.states[index] = State::Lent;
-        self.lease = Some(Lease { id, index, count: 0, crc: 0, seen: 0 });
+        self.lease = Some(Lease { id, index, count: 0, crc: 0, opening, seen: 0 });
         true
     }
 
@@ -252,7 +390,11 @@ impl Transfer {
     pub fn received(&mut self, id: u64, count: usize) {
         if let Some(lease) = self.lease.as_mut().filter(|lease| lease.id == id) {
             let begin = lease.index * self.plan.chunk_bytes as usize + lease.count;
-            lease.crc = crc32c_append(lease.crc, &self.buffer[begin..begin + count]);
+            let bytes = &mut self.buffer[begin..begin + count];
+            match &mut lease.opening {
+                Some(opening) => opening.take(bytes),
+                None => lease.crc = crc32c_append(lease.crc, bytes),
+            }
             lease.count += count;
         }
     }
@@ -264,12 +406,12 @@ impl Transfer {
         }
     }
 
-    /// Nobody may write into the buffer any more.
-    pub fn revoke(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            self.states[lease.index] = State::Missing;
-            self.cursor = self.cursor.min(lease.index);
-        }
+    /// Nobody may write into the buffer any more; returns the lease that ends with that.
+    fn revoke(&mut self) -> Option<Lease> {
+        let lease = self.lease.take()?;
+        self.states[lease.index] = State::Missing;
+        self.cursor = self.cursor.min(lease.index);
+        Some(lease)
     }
 
     /// Takes the digest of the whole: no more chunks will be pushed.
@@ -308,6 +450,9 @@ impl Transfer {
 
     /// Returns what to fetch now, and takes note that it is asked for.
     pub fn wants(&mut self, now: Time) -> Vec<Want> {
+        if self.decoding() {
+            return Vec::new();
+        }
         if let Some(lease) = self.lease.as_mut().filter(|lease| lease.count > lease.seen) {
             lease.seen = lease.count;
             self.heard_at = now;
@@ -317,6 +462,7 @@ impl Transfer {
             self.pulling = true;
         }
         if silent >= self.patience {
+            self.tries += 1;
             self.ask_again(now);
             self.patience = (2 * self.patience).min(self.timing.patience_max);
         }
@@ -393,6 +539,7 @@ impl Transfer {
 
     /// Something arrived: be patient in proportion to how long it took, for slow links.
     fn hear(&mut self, now: Time) {
+        self.tries = 0;
         self.gap = now.saturating_sub(self.heard_at).max(self.gap * 7 / 8);
         self.patience = self.timing.patience.max(4 * self.gap).min(self.timing.patience_max);
         self.heard_at = now;

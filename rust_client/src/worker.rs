@@ -7,26 +7,32 @@ use crate::error::Error;
 use crate::fields::is_name;
 use crate::gate::Gate;
 use crate::handoff::{Found, Handoff};
+use crate::keys::WorkerKeys;
 use crate::layout::Layout;
 use crate::limits::{Timing, BYTES_MAX, LABEL_MAX, MODELS_MAX};
 use crate::machine::{Identity, Machine, State, Wanted};
 use crate::messages;
 use crate::model::{Model, Ran, Writing};
+use crate::patching::{Base, Bytes};
 use crate::run::{Event, Listener, Loop, Outcome, Shared};
 use crate::segment::{Reading, Segment, Segments, Stale, Stamp};
 use crate::snapshot::Snapshot;
 use crate::sockets::Control;
 use crate::staging::Buffers;
 use crate::stream::UpdateStream;
+use crate::threads::join_handle;
 use crate::transfer::Key;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::io::RawFd;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+const NAME_RULE: &str = "a name is 1 to 128 of the characters A-Z a-z 0-9 . _ -";
 
 /// A version that was just applied.
 #[derive(Clone, Debug)]
@@ -42,6 +48,9 @@ pub struct Update {
     /// What its bytes hash to, as the publisher was told; empty if they came from shared memory and
     /// nobody asked for it.
     pub digest: String,
+    /// How it came: `"raw"`, as it is; `"delta-1"`, as a patch on the version that ran before; or empty, out of the
+    /// publisher's memory.
+    pub encoding: &'static str,
     /// How long the copy took.
     pub took: Duration,
     /// The version itself, of a model without memory of the user's.
@@ -96,6 +105,14 @@ pub struct Builder {
     functions: Functions,
     partial: bool,
     cast: bool,
+    patches: bool,
+    keys: Option<Keys>,
+}
+
+/// Where keys are, if somebody says so.
+enum Keys {
+    At(PathBuf), // empty: nowhere
+    Here(WorkerKeys),
 }
 
 impl fmt::Debug for Builder {
@@ -164,6 +181,28 @@ impl Builder {
         self
     }
 
+    /// Whether versions may come as patches on what runs, as they may by default where a publisher offers some.
+    /// Models here are patched from their own memory, and take no more of it; but with `partial` or `cast` what
+    /// runs is kept once more.
+    pub fn patches(mut self, on: bool) -> Builder {
+        self.patches = on;
+        self
+    }
+
+    /// This worker's file of `weightbus keygen`, or its folder (then `name` says whose file): the worker speaks to that
+    /// publisher alone, encrypted. By default what the environment's `WEIGHTBUS_KEYS` says, else there are none, as
+    /// with an empty path.
+    pub fn keys(mut self, path: impl Into<PathBuf>) -> Builder {
+        self.keys = Some(Keys::At(path.into()));
+        self
+    }
+
+    /// The same of keys that are not in a file.
+    pub fn worker_keys(mut self, keys: WorkerKeys) -> Builder {
+        self.keys = Some(Keys::Here(keys));
+        self
+    }
+
     /// How long to wait for what; the defaults are the protocol's.
     pub fn timing(mut self, timing: Timing) -> Builder {
         self.timing = timing;
@@ -208,10 +247,15 @@ impl Builder {
     }
 
     /// Starts the worker. The publisher need not be there yet.
-    pub fn connect(self) -> Result<Worker, Error> {
+    pub fn connect(mut self) -> Result<Worker, Error> {
         self.check()?;
-        let name = self.name.unwrap_or_else(default_name);
-        let control = Control::connect(&self.address)?;
+        let keys = self.own_keys()?;
+        let form = keys.as_ref().map_or("*", WorkerKeys::name);
+        let name = self.name.unwrap_or_else(|| form.replace('*', &default_name()));
+        if !is_name(&name) {
+            return Err(Error::Setup(format!("{:?} cannot name a worker: {}", name, NAME_RULE)));
+        }
+        let control = Control::connect(&self.address, keys.as_ref())?;
         let broken = |what: &str| {
             let what = format!("worker {:?} cannot start: {}", name, what);
             move |error| Error::Io { what, error }
@@ -230,18 +274,33 @@ impl Builder {
             targets.iter().map(|(model, target)| wanted(model, target, alike)).collect();
         let segments = self.shared_memory.then(Segments::default);
         let host = Arc::new(UserHost { targets: targets.clone(), segments, partial, cast });
-        let machine = Machine::new(identity, &wanted, host.clone(), self.bytes_max, self.timing);
+        let mut machine = Machine::new(identity, &wanted, host.clone(), self.bytes_max, self.timing);
+        if keys.is_some() {
+            machine.take_sealed();
+        }
+        if self.patches {
+            machine.take_patches();
+        }
         let shared = Arc::new(Shared::new().map_err(broken("no sockets"))?);
         let (address, listener) = (self.address.clone(), self.listener);
         let run = Loop::new(machine, control, address, name.clone(), shared.clone(), listener, host);
         let thread = thread::Builder::new().name("weightbus-worker".to_owned());
         let thread = thread.spawn(move || run.run()).map_err(broken("no thread"))?;
         let (address, functions) = (self.address, self.functions);
-        Ok(Worker { name, address, targets, functions, shared, thread: Mutex::new(Some(thread)) })
+        Ok(Worker { name, address, targets, functions, alike, shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    fn own_keys(&mut self) -> Result<Option<WorkerKeys>, Error> {
+        let path = match self.keys.take() {
+            Some(Keys::Here(keys)) => return Ok(Some(keys)),
+            Some(Keys::At(path)) => path,
+            None => std::env::var_os("WEIGHTBUS_KEYS").unwrap_or_default().into(),
+        };
+        let given = !path.as_os_str().is_empty();
+        given.then(|| WorkerKeys::read(path, self.name.as_deref())).transpose()
     }
 
     fn check(&self) -> Result<(), Error> {
-        let rule = "a name is 1 to 128 of the characters A-Z a-z 0-9 . _ -";
         if let Some(id) = &self.twice {
             return Err(Error::Setup(format!("model {:?} is wanted twice; name it once", id)));
         }
@@ -253,18 +312,13 @@ impl Builder {
             )));
         }
         if let Some(id) = self.targets.keys().find(|id| !is_name(id)) {
-            return Err(Error::Setup(format!("{:?} cannot name a model: {}", id, rule)));
+            return Err(Error::Setup(format!("{:?} cannot name a model: {}", id, NAME_RULE)));
         }
         if self.functions.timeout.is_zero() || self.functions.timeout > APPLY_TIMEOUT_MAX {
             let text = format!("an apply_timeout of {:?}", self.functions.timeout);
             return Err(Error::Setup(text + "; it is more than nothing, and at most a day"));
         }
-        match &self.name {
-            Some(name) if !is_name(name) => {
-                Err(Error::Setup(format!("{:?} cannot name a worker: {}", name, rule)))
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -320,6 +374,7 @@ pub struct Worker {
     address: String,
     targets: Arc<BTreeMap<String, Target>>,
     functions: Functions,
+    alike: bool, // models here hold the very bytes of a version
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -333,7 +388,7 @@ impl fmt::Debug for Worker {
 
 /// What came of an attempt to apply a version.
 enum Attempt {
-    Applied(Update),
+    Applied(Update, Option<Box<Base>>),
     NotNewer,
     InUse,
     Stale,
@@ -361,6 +416,8 @@ impl Worker {
             functions: Functions { before: None, apply: None, timeout: APPLY_TIMEOUT },
             partial: false,
             cast: false,
+            patches: true,
+            keys: None,
         }
     }
 
@@ -385,7 +442,7 @@ impl Worker {
             };
             let (model, key) = (staged.model.clone(), staged.key);
             match self.apply(staged, deadline) {
-                Attempt::Applied(update) => return Ok(Some(update)),
+                Attempt::Applied(update, _) => return Ok(Some(update)),
                 Attempt::InUse if Instant::now() >= deadline => return Ok(None),
                 Attempt::InUse => {}                     // until it was closed
                 Attempt::NotNewer | Attempt::Stale => {} // a newer one took its place: wait for that
@@ -438,11 +495,12 @@ impl Worker {
     }
 
     /// Says goodbye, and closes the sockets. Whoever waits in `receive` gets `Error::Closed`.
-    /// Dropping the worker does it, too.
+    /// Dropping the worker does it, too. In the worker's own thread, where `on_event` is called, it does not wait: that
+    /// ends when the function has returned.
     pub fn close(&self) {
         self.shared.stop();
-        if let Some(thread) = lock(&self.thread).take() {
-            let _ = thread.join(); // it never waits; if it panicked, the handoff says so
+        if let Some(thread) = join_handle(&self.thread) {
+            let _ = thread.join(); // it waits for next to nothing; if it panicked, the handoff says so
         }
         for target in self.targets.values() {
             target.gate().wake(); // who waits there finds the handoff closed
@@ -460,7 +518,7 @@ impl Worker {
         self.shared.tell(&model, key, Outcome::Taken);
         match self.targets.get(&model) {
             Some(Target::InPlace(its)) => match its.write(deadline, &open) {
-                Some(writing) => self.tell(&model, key, self.apply_in_place(&writing, staged)),
+                Some(writing) => self.tell(&model, key, self.apply_in_place(its, &writing, staged)),
                 None => self.put_back(staged),
             },
             Some(Target::Snapshots(its)) => match its.gate.write(deadline, &open) {
@@ -472,9 +530,11 @@ impl Worker {
     }
 
     /// Tells the worker's thread what came of a version, whose buffer may serve what follows by now.
-    fn tell(&self, model: &str, key: Key, attempt: Attempt) -> Attempt {
-        let outcome = match &attempt {
-            Attempt::Applied(update) => Outcome::Applied { digest: update.digest.clone() },
+    fn tell(&self, model: &str, key: Key, mut attempt: Attempt) -> Attempt {
+        let outcome = match &mut attempt {
+            Attempt::Applied(update, base) => {
+                Outcome::Applied { digest: update.digest.clone(), base: base.take().map(|base| *base) }
+            }
             Attempt::InUse => Outcome::PutBack,
             Attempt::NotNewer => Outcome::Dropped,
             Attempt::Stale => Outcome::Stale,
@@ -495,7 +555,7 @@ impl Worker {
         attempt
     }
 
-    fn apply_in_place(&self, writing: &Writing, mut staged: Staged) -> Attempt {
+    fn apply_in_place(&self, model: &Model, writing: &Writing, mut staged: Staged) -> Attempt {
         let (key, layout) = (staged.key, staged.layout.clone());
         if writing.version() >= Some(key) {
             return Attempt::NotNewer; // another thread was faster, with a newer one
@@ -505,15 +565,15 @@ impl Worker {
             return attempt;
         }
         let begun = Instant::now();
-        let update = match write(writing, &mut staged) {
-            Ok(digest) => update_of(&staged, digest, begun.elapsed(), None),
+        let (update, exchanged) = match write(writing, &mut staged) {
+            Ok((digest, exchanged)) => (update_of(&staged, digest, begun.elapsed(), None), exchanged),
             Err(Unwritten::Stale) => return Attempt::Stale,
             Err(Unwritten::Torn) => {
                 writing.set_ran(Ran::Torn); // before anybody can read it
                 return Attempt::Failed { text: Error::Torn.to_string(), intact: false };
             }
         };
-        drop(staged); // its buffer may serve what follows
+        let base = base_of(model, staged, self.alike || exchanged); // else its buffer may serve what follows
         writing.set_ran(Ran::Undecided);
         let offer = offer_of(&update.model, key, &layout);
         if let Err(attempt) = self.decide(&self.functions.apply, offer, Some(writing), false) {
@@ -523,7 +583,7 @@ impl Worker {
         // The model says that it runs the version before anybody can read it, and before the
         // publisher hears of it.
         writing.set_ran(Ran::Version(key));
-        Attempt::Applied(update)
+        Attempt::Applied(update, base.map(Box::new))
     }
 
     /// Makes a snapshot of a version, without a copy if it is in a buffer.
@@ -546,8 +606,9 @@ impl Worker {
         if let Err(attempt) = self.decide(&self.functions.apply, offer, None, true) {
             return attempt;
         }
+        let (layout, bytes) = (snapshot.layout.clone(), Bytes::Kept(snapshot.data.clone()));
         *lock(&its.latest) = Some(snapshot);
-        Attempt::Applied(update)
+        Attempt::Applied(update, staged.keep.then(|| Box::new(Base { layout, bytes })))
     }
 
     /// Lets the user turn a version down. If it may be looked at in a model's memory, readers wait.
@@ -600,6 +661,7 @@ fn update_of(staged: &Staged, digest: String, took: Duration, snapshot: Option<A
         version,
         nbytes: staged.layout.nbytes,
         digest,
+        encoding: staged.encoding,
         took,
         snapshot,
     }
@@ -638,27 +700,43 @@ fn snapshot_of(buffers: &Buffers, staged: &mut Staged) -> Result<Snapshot, Attem
     Ok(Snapshot { model: staged.model.clone(), epoch, version, layout, data: Arc::new(data) })
 }
 
+/// What patches may build on once a version runs, if there may be some: its model, if that holds its very bytes,
+/// else its buffer.
+fn base_of(model: &Model, staged: Staged, alike: bool) -> Option<Base> {
+    let Staged { keep, layout, source, .. } = staged;
+    let bytes = match source {
+        Source::Buffer(_) if keep && alike => Bytes::Model(model.clone()),
+        Source::Buffer(mut buffer) if keep => {
+            buffer.keep();
+            Bytes::Kept(Arc::new(buffer)) // D3
+        }
+        _ => return None,
+    };
+    Some(Base { layout, bytes })
+}
+
 fn failed(text: String) -> Attempt {
     Attempt::Failed { text, intact: true }
 }
 
-/// Writes a version over the weights; returns its digest.
-fn write(writing: &Writing, staged: &mut Staged) -> Result<String, Unwritten> {
+/// Writes a version over the weights; returns its digest, and whether its buffer holds what was there before.
+fn write(writing: &Writing, staged: &mut Staged) -> Result<(String, bool), Unwritten> {
     let (stamp, layout) = (stamp_of(staged), &staged.layout);
     match &mut staged.source {
         Source::Buffer(buffer) => {
-            if !writing.exchange(layout, buffer) {
+            let exchanged = writing.exchange(layout, buffer);
+            if !exchanged {
                 writing
                     .fill(layout, |begin, bytes| bytes.copy_from_slice(&buffer[begin..begin + bytes.len()]));
             }
-            Ok(staged.digest.clone())
+            Ok((staged.digest.clone(), exchanged))
         }
         Source::Segment { segment, hash_chunks } => {
             let mut touched = false;
             let read = segment.read(&stamp, |memory| {
                 touched = true;
                 writing.fill(layout, |begin, bytes| memory.copy_to(begin, bytes));
-                hashed(memory, layout, *hash_chunks)
+                (hashed(memory, layout, *hash_chunks), false)
             });
             // The second look fails only if somebody broke the rules of the segment: S5.
             read.map_err(|Stale| if touched { Unwritten::Torn } else { Unwritten::Stale })
@@ -742,6 +820,7 @@ mod tests {
             address: String::new(),
             targets: Arc::new(BTreeMap::from([("m".to_owned(), Target::InPlace(model.clone()))])),
             functions: Functions { before: None, apply, timeout },
+            alike: true,
             shared: Arc::new(Shared::new().unwrap()),
             thread: Mutex::new(None),
         }
@@ -756,7 +835,8 @@ mod tests {
         let buffer = Buffers::default().take(1).unwrap().unwrap();
         let (model, layout) = ("m".to_owned(), Arc::new(Layout::parse(header).unwrap()));
         let source = Source::Buffer(buffer);
-        worker.handoff().put(Staged { model, key: (1, version), layout, source, digest: String::new() });
+        let (key, digest) = ((1, version), String::new());
+        worker.handoff().put(Staged { model, key, layout, source, digest, encoding: "", keep: false });
     }
 
     /// A version of two tensors of 1 MiB and a number, of which every byte is the same.
@@ -774,7 +854,7 @@ mod tests {
         let mut buffer = Buffers::default().take(layout.nbytes).unwrap().unwrap();
         buffer.fill(byte);
         let (model, source) = ("m".to_owned(), Source::Buffer(buffer));
-        Staged { model, key: (1, 1), layout, source, digest: "d".to_owned() }
+        Staged { model, key: (1, 1), layout, source, digest: "d".to_owned(), encoding: "", keep: false }
     }
 
     #[test]
@@ -792,7 +872,7 @@ mod tests {
         {
             let mut staged = large(order, byte);
             let writing = model.write(Instant::now(), &|| true).unwrap();
-            assert_eq!(write(&writing, &mut staged).ok(), Some("d".to_owned()));
+            assert!(matches!(write(&writing, &mut staged), Ok((digest, _)) if digest == "d"));
             drop(writing);
             let all = |bytes: &[u8], byte| bytes.iter().all(|&found| found == byte);
             assert!(model.read().tensors().iter().all(|tensor| all(tensor.bytes(), byte)));

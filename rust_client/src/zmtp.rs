@@ -23,6 +23,7 @@ use std::io::{self, Read};
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
+const TICKET: u8 = 3; // what a message begins with that shows one; 0 and 1 end and begin a subscription
 const SCRATCH_BYTES: usize = 8192; // read ahead; of a payload, at most so much is copied twice
 const RECEIVE_BYTES: usize = 1 << 18; // taken at once, while they are in the cache for the checksum
 const PAYLOAD: usize = 2; // the index of a message's payload, after topic and header
@@ -132,6 +133,7 @@ pub struct Stream<T> {
     frames: Vec<Frame<T>>,
     body: Option<Body<T>>,
     topics: BTreeSet<String>,
+    ticket: String, // to be shown before they are asked for
 }
 
 impl<T: Copy> Stream<T> {
@@ -147,7 +149,13 @@ impl<T: Copy> Stream<T> {
             frames: Vec::new(),
             body: None,
             topics: topics.clone(),
+            ticket: String::new(),
         }
+    }
+
+    /// Shows a ticket before anything else is said.
+    pub fn show(&mut self, ticket: String) {
+        self.ticket = ticket;
     }
 
     /// Whether the handshake is over.
@@ -366,6 +374,10 @@ impl<T: Copy> Stream<T> {
         match name.get(1..).unwrap_or_default() {
             b"READY" if self.state == State::Ready => {
                 self.state = State::Open;
+                if !self.ticket.is_empty() {
+                    let shown = [&[TICKET], std::mem::take(&mut self.ticket).as_bytes()].concat();
+                    self.send(0, &shown); // K7
+                }
                 for topic in self.topics.clone() {
                     self.say_subscribe(&topic, true);
                 }

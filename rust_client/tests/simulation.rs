@@ -5,6 +5,8 @@
 mod publisher;
 
 use proptest::prelude::*;
+use publisher::dice::Dice;
+use publisher::sealer::Sealer;
 use publisher::{Message, Publisher, Version, MODEL};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +15,9 @@ use weightbus::effects::{Effect, Host, Source, Staged};
 use weightbus::layout::Layout;
 use weightbus::limits::Timing;
 use weightbus::machine::{Identity, Machine, Wanted};
-use weightbus::messages::{encode, Acknowledge, CommitMode, FromWorker};
+use weightbus::messages::{encode, Acknowledge, CommitMode, FromPublisher, FromWorker, Rekey};
+use weightbus::patching::{Base, Bytes, Decoding};
+use weightbus::sealing::AVAILABLE;
 use weightbus::zmtp::{Place, Places, Published, PublishedPayload};
 
 const STEP: Duration = Duration::from_millis(20);
@@ -35,33 +39,24 @@ struct Weather {
     delay_steps: u32,
     in_place: bool,
     tears: u32,
+    keyed: bool,
 }
 
 /// Something that happens at a step.
 #[derive(Clone, Debug)]
 enum Deed {
-    Publish { bytes: usize, chunk_bytes: u64, together: bool, staged: bool },
+    Publish { bytes: usize, chunk_bytes: u64, together: bool, staged: bool, patched: bool },
     RestartPublisher,
     CutConnections,
-}
-
-/// A generator of numbers; the same seed, the same run.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u32) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as u32 % sides.max(1)
-    }
-
-    fn hits(&mut self, percent: u32) -> bool {
-        self.roll(100) < percent
-    }
+    Rekey,
 }
 
 struct World {
     machine: Machine,
     publisher: Publisher,
+    sealer: Option<Sealer>,
+    keys: u64,     // drawn so far
+    rekeyed: bool, // and not told
     now: Duration,
     dice: Dice,
     weather: Weather,
@@ -75,6 +70,7 @@ struct World {
     layouts: usize,               // length of the data whose layout was published last
     history: Vec<(u64, Version)>, // by epoch
     ready: VecDeque<(u32, Staged)>,
+    decoding: VecDeque<(u32, Decoding)>,
     committed: Vec<(u64, u64)>,
     ran: Option<(u64, u64)>,
 }
@@ -89,9 +85,17 @@ impl World {
             pid: 0,
         };
         let wanted = [Wanted { model: MODEL.to_owned(), nbytes: 0 }];
+        let mut machine = Machine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default());
+        if weather.keyed {
+            machine.take_sealed();
+        }
+        machine.take_patches();
         World {
-            machine: Machine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default()),
+            machine,
             publisher: Publisher::new(1, "tcp://*:1"),
+            sealer: weather.keyed.then(|| Sealer::new(1)),
+            keys: 1,
+            rekeyed: false,
             now: Duration::ZERO,
             dice: Dice(seed),
             damages: weather.damage > 0,
@@ -105,6 +109,7 @@ impl World {
             layouts: usize::MAX,
             history: Vec::new(),
             ready: VecDeque::new(),
+            decoding: VecDeque::new(),
             committed: Vec::new(),
             ran: None,
         }
@@ -112,10 +117,10 @@ impl World {
 
     fn act(&mut self, deed: Deed) {
         match deed {
-            Deed::Publish { bytes, chunk_bytes, together, staged } => {
+            Deed::Publish { bytes, chunk_bytes, together, staged, patched } => {
                 self.number += 1;
-                let data = (0..bytes).map(|_| self.dice.roll(256) as u8).collect();
-                let mut version = Version::of_bytes(self.number, data, chunk_bytes);
+                let mut version = self.version(bytes, chunk_bytes, patched);
+                let bytes = version.data.len();
                 if together {
                     version.commit = CommitMode::Together;
                 }
@@ -125,7 +130,19 @@ impl World {
                 self.history.push((self.publisher.epoch, version.clone()));
                 let layout_known = std::mem::replace(&mut self.layouts, bytes) == bytes;
                 let whole = layout_known && bytes as u64 <= chunk_bytes && bytes > 0;
-                let pushed = self.publisher.publish(version.clone(), !layout_known);
+                let mut pushed = self.publisher.publish(version.clone(), !layout_known);
+                if !version.patches.is_empty() && !whole {
+                    if self.dice.hits(50) {
+                        pushed.drain(1..pushed.len() - 1); // nobody needs all of it (D6)
+                    }
+                    let patch = version.pushed_patch(self.publisher.epoch);
+                    let announcement = pushed.remove(0);
+                    self.broadcast("ctl", announcement);
+                    patch.into_iter().for_each(|message| self.broadcast("dlt", message));
+                    let end = pushed.pop().expect("it was just put there");
+                    pushed.into_iter().for_each(|message| self.broadcast("dat", message));
+                    return self.broadcast("ctl", end);
+                }
                 if whole {
                     self.broadcast("ctl", version.whole(self.publisher.epoch));
                     return;
@@ -137,12 +154,44 @@ impl World {
             }
             Deed::RestartPublisher => {
                 self.publisher = Publisher::new(self.publisher.epoch + 1, "tcp://*:1");
+                self.keys += 1;
+                self.sealer = self.sealer.as_ref().map(|_| Sealer::new(self.keys));
+                self.rekeyed = false;
                 self.number = 0;
                 self.layouts = usize::MAX;
                 self.cut();
             }
             Deed::CutConnections => self.cut(),
+            Deed::Rekey => {
+                if let Some(sealer) = &mut self.sealer {
+                    self.keys += 1;
+                    sealer.rekey(self.keys);
+                    self.rekeyed = true;
+                }
+            }
         }
+    }
+
+    /// A version of so many bytes; or one that differs little from what runs, as a patch on that, too.
+    fn version(&mut self, bytes: usize, chunk_bytes: u64, patched: bool) -> Version {
+        let runs = self.publisher.applied.last().map(|applied| (applied.epoch, applied.version));
+        let base = self.history.iter().find(|(epoch, version)| Some((*epoch, version.number)) == runs);
+        let mut version = match base.cloned().filter(|_| patched) {
+            Some((epoch, base)) if !base.data.is_empty() => {
+                let mut data = base.data.clone();
+                for _ in 0..self.dice.roll(9) {
+                    let at = self.dice.roll(data.len() as u32) as usize;
+                    data[at] = self.dice.roll(256) as u8;
+                }
+                Version::of_bytes(self.number, data, chunk_bytes).on(epoch, &base)
+            }
+            _ => {
+                let data = (0..bytes).map(|_| self.dice.roll(256) as u8).collect();
+                Version::of_bytes(self.number, data, chunk_bytes)
+            }
+        };
+        version.keep = self.dice.hits(80);
+        version
     }
 
     fn cut(&mut self) {
@@ -157,6 +206,10 @@ impl World {
 
     fn broadcast(&mut self, channel: &str, message: Message) {
         let topic = format!("{}/{}", MODEL, channel);
+        let message = match &mut self.sealer {
+            Some(sealer) => sealer.published(message),
+            None => message,
+        };
         for _ in 0..self.copies() {
             let (due, message) = (self.due(), self.damaged(message.clone()));
             self.published.push_back((due, topic.clone(), message));
@@ -165,6 +218,10 @@ impl World {
 
     fn answer(&mut self, messages: Vec<Message>) {
         for message in messages {
+            let message = match &mut self.sealer {
+                Some(sealer) => sealer.addressed(message),
+                None => message,
+            };
             for _ in 0..self.copies() {
                 let (due, message) = (self.due(), self.damaged(message.clone()));
                 self.to_worker.push_back((due, message));
@@ -213,12 +270,16 @@ impl World {
                     let due = self.step + self.dice.roll(10);
                     self.ready.push_back((due, staged));
                 }
+                Effect::Decode(job) => {
+                    let due = self.step + self.dice.roll(10);
+                    self.decoding.push_back((due, job));
+                }
                 Effect::Rejected { code, text, .. } => {
                     let damaged = self.damages && code != "layout-mismatch";
                     assert!(damaged, "{}: {}", code, text);
                 }
                 Effect::Refused { code, text } => panic!("{}: {}", code, text),
-                Effect::Connect(_)
+                Effect::Connect { .. }
                 | Effect::Redial
                 | Effect::Renamed { .. }
                 | Effect::Joined { .. }
@@ -233,7 +294,12 @@ impl World {
         self.now += STEP;
         while let Some(header) = pop_due(&mut self.to_publisher, self.step) {
             let undecided = self.publisher.undecided.as_ref().map(|version| version.number);
-            let answers = self.publisher.hear(&header);
+            let mut answers = self.publisher.hear(&header);
+            if let Some(sealer) = self.sealer.as_ref().filter(|_| std::mem::take(&mut self.rekeyed)) {
+                let rekey = Rekey { epoch: self.publisher.epoch, keys: vec![sealer.key.clone()] };
+                answers.push((encode(&FromPublisher::Rekey(rekey)), Vec::new()));
+                // once: it may be lost
+            }
             if self.publisher.undecided.is_none() {
                 self.committed.extend(undecided.map(|number| (self.publisher.epoch, number)));
             }
@@ -260,6 +326,12 @@ impl World {
         }
         let effects = self.machine.tick(self.now);
         self.perform(effects);
+        while let Some(mut job) = pop_due(&mut self.decoding, self.step) {
+            let broken = self.dice.hits(5);
+            let done = job.run(&|| broken);
+            let effects = self.machine.decoded(job, done, self.now);
+            self.perform(effects);
+        }
         while let Some(staged) = pop_due(&mut self.ready, self.step) {
             self.apply(staged);
         }
@@ -312,7 +384,17 @@ impl World {
         if version.commit == CommitMode::Together {
             assert!(self.committed.contains(&key), "{:?} was applied before its commit", key);
         }
-        drop(staged);
+        let Staged { layout, source, keep, .. } = staged;
+        let base = match source {
+            Source::Buffer(mut buffer) if keep => {
+                buffer.keep();
+                if self.dice.hits(self.weather.damage) && !buffer.is_empty() {
+                    buffer[0] ^= 1; // by somebody
+                }
+                Some(Base { layout, bytes: Bytes::Kept(Arc::new(buffer)) })
+            }
+            _ => None,
+        };
         self.machine.taken(&model, key);
         if self.dice.hits(self.weather.tears) {
             self.ran = None; // half of it was written
@@ -320,7 +402,7 @@ impl World {
             return self.perform(effects);
         }
         self.ran = Some(key);
-        let effects = self.machine.applied(&model, key, "", self.now);
+        let effects = self.machine.applied(&model, key, "", base, self.now);
         self.perform(effects);
     }
 }
@@ -341,25 +423,31 @@ fn weather() -> impl Strategy<Value = Weather> {
         0..20u32,
         prop_oneof![Just(0), 0..90u32],
     );
-    (percents, 0..20u32, any::<bool>()).prop_map(
-        |((loss, damage, doubling, tears), delay_steps, in_place)| Weather {
+    (percents, 0..20u32, any::<bool>(), any::<bool>()).prop_map(
+        |((loss, damage, doubling, tears), delay_steps, in_place, keyed)| Weather {
             loss,
             damage,
             doubling,
             delay_steps,
             in_place,
             tears,
+            keyed: keyed && AVAILABLE,
         },
     )
 }
 
 fn deed() -> impl Strategy<Value = Deed> {
-    let sizes = prop_oneof![Just(0usize), Just(7), Just(64), 1..400usize];
-    let publish =
-        (sizes, 1..50u64, 0..4u32, any::<bool>()).prop_map(|(bytes, chunk_bytes, together, staged)| {
-            Deed::Publish { bytes, chunk_bytes, together: together == 0, staged }
-        });
-    prop_oneof![8 => publish, 1 => Just(Deed::RestartPublisher), 1 => Just(Deed::CutConnections)]
+    let sizes = prop_oneof![Just(0usize), Just(7), Just(64), 1..400usize, Just(400)];
+    let publish = (sizes, 1..50u64, 0..4u32, any::<bool>(), any::<bool>()).prop_map(
+        |(bytes, chunk_bytes, together, staged, patched)| Deed::Publish {
+            bytes,
+            chunk_bytes,
+            together: together == 0,
+            staged,
+            patched,
+        },
+    );
+    prop_oneof![8 => publish, 1 => Just(Deed::RestartPublisher), 1 => Just(Deed::CutConnections), 1 => Just(Deed::Rekey)]
 }
 
 proptest! {
@@ -378,7 +466,7 @@ proptest! {
                 world.advance();
             }
         }
-        world.act(Deed::Publish { bytes: 100, chunk_bytes: 9, together: false, staged: false });
+        world.act(Deed::Publish { bytes: 100, chunk_bytes: 9, together: false, staged: false, patched: false });
         let newest = (world.publisher.epoch, world.number);
         world.weather = Weather { loss: 0, damage: 0, tears: 0, ..world.weather };
         let mut steps = 0;

@@ -49,6 +49,16 @@ impl Running {
         self.outgoing.lock().unwrap().extend(messages);
     }
 
+    /// Publishes a version as its first patch.
+    fn publish_patch(&self, version: Version) {
+        let mut publisher = self.publisher.lock().unwrap();
+        let announcement = publisher.publish(version.clone(), true).remove(0);
+        let patch = version.pushed_patch(publisher.epoch).into_iter();
+        let mut outgoing = self.outgoing.lock().unwrap();
+        outgoing.push((format!("{}/ctl", MODEL), announcement));
+        outgoing.extend(patch.map(|message| (format!("{}/dlt", MODEL), message)));
+    }
+
     /// Waits until something holds of the publisher.
     fn wait(&self, what: &str, holds: impl Fn(&Publisher) -> bool) {
         let end = Instant::now() + LONG;
@@ -263,6 +273,60 @@ fn what_cannot_work_is_said_at_once() {
     let never =
         Worker::builder("tcp://127.0.0.1:1").model("m", &model).apply_timeout(Duration::ZERO).connect();
     assert!(text(never).contains("at most a day"));
+}
+
+#[test]
+fn what_changed_is_patched_into_memory_of_every_kind() {
+    const LARGE: usize = 2 << 20; // so that pages change places
+    let zeros = || Model::new([Tensor::zeros("w", weightbus::Dtype::U8, &[LARGE as u64])]).unwrap();
+    type Build = fn(Builder, &Model) -> Builder;
+    let kinds: [(Option<Model>, Build); 5] = [
+        (None, |builder, _| builder.snapshots(MODEL)),
+        (Some(bytes_model(LARGE)), |builder, model| builder.model(MODEL, model)),
+        (Some(zeros()), |builder, model| builder.model(MODEL, model)),
+        (Some(bytes_model(LARGE)), |builder, model| builder.model(MODEL, model).partial(true)), // kept once more
+        (Some(zeros()), |builder, model| builder.model(MODEL, model).cast(true)),
+    ];
+    for (kind, (model, build)) in kinds.into_iter().enumerate() {
+        let server = Running::start(1, "tcp://127.0.0.1:*");
+        let builder = Worker::builder(&server.address).name("w");
+        let worker = build(builder, model.as_ref().unwrap_or(&bytes_model(1))).connect().unwrap();
+        let mut version = Version::of_bytes(1, (0..LARGE).map(|at| (at % 251) as u8).collect(), 1 << 20);
+        version.keep = true;
+        server.publish(version.clone());
+        assert_eq!(update(&worker).encoding, "raw");
+        for number in 2..4 {
+            let mut data = version.data.clone();
+            data.iter_mut().skip(number).step_by(50_000).for_each(|byte| *byte ^= 1);
+            let next = Version::of_bytes(number as u64, data, 1 << 20).on(1, &version);
+            version = Version { keep: true, ..next };
+            server.publish_patch(version.clone());
+            let found = update(&worker);
+            assert_eq!((found.encoding, &found.digest), ("delta-1", &version.digest()), "kind {}", kind);
+            match (&model, found.snapshot) {
+                (Some(model), _) => assert!(model.read().get::<u8>("w").unwrap() == &version.data[..]),
+                (None, snapshot) => {
+                    assert!(snapshot.unwrap().get::<u8>("w").unwrap()[..] == version.data[..])
+                }
+            }
+            let told = |p: &Publisher| p.applied.last().and_then(|a| a.patch.as_ref()).map(|p| p.version);
+            server.wait("the report", |p| told(p) == Some(number as u64 - 1));
+        }
+        assert!(server.publisher.lock().unwrap().unpatched.is_empty());
+    }
+}
+
+#[test]
+fn whoever_wants_no_patches_gets_none() {
+    let server = Running::start(1, "tcp://127.0.0.1:*");
+    let worker =
+        Worker::builder(&server.address).name("w").snapshots(MODEL).patches(false).connect().unwrap();
+    let version = Version { keep: true, ..Version::of_bytes(1, vec![7; 1000], 100) };
+    server.publish(version.clone());
+    update(&worker);
+    let next = Version::of_bytes(2, [vec![8], vec![7; 999]].concat(), 100).on(1, &version);
+    server.publish_patch(next);
+    assert_eq!(update(&worker).encoding, "raw");
 }
 
 /// A worker whose user decides, and the events that it was told of.

@@ -240,8 +240,9 @@ using Handle = std::unique_ptr<T, Free<free>>;
 
 // What the last call of this thread that failed says.
 inline Error error_of(wb_code code, std::string of_protocol = {}) {
-  static constexpr const char* kNames[] = {"ok",   "timeout", "rejected",  "refused", "closed",
-                                           "torn", "invalid", "not-found", "system",  "panic"};
+  static constexpr const char* kNames[] = {"ok",     "timeout", "rejected",  "refused",
+                                           "closed", "torn",    "invalid",   "not-found",
+                                           "system", "panic",   "unachieved"};
   const bool known = static_cast<std::size_t>(code) < std::size(kNames);
   if (of_protocol.empty()) of_protocol = known ? kNames[code] : "unknown";
   return {std::move(of_protocol), wb_error()};
@@ -384,6 +385,7 @@ struct Update {
   std::string digest;  // as the publisher was told; empty if it was read from shared memory
   double seconds = 0;  // how long the copy took
   std::shared_ptr<const Snapshot> snapshot;  // of a model without memory of yours
+  bool patched = false;  // it came as a patch on the version that ran before, not as a whole
 };
 
 // A version, whole and verified, on which a function of yours decides.
@@ -429,6 +431,14 @@ struct Options {
   bool partial =
       false;          // versions may have tensors that the models here lack: they are passed over
   bool cast = false;  // values are converted where dtypes differ, among F64, F32, F16 and BF16
+  // Versions may come as patches on what runs, where the publisher offers some. With `partial` or
+  // `cast` that costs a copy of what runs.
+  bool patches = true;
+
+  // This worker's keys, for a publisher that has some: the path of its file of `weightbus keygen`,
+  // or of the folder, or what stands in the file, which begins with {. Nothing: what the
+  // environment's WEIGHTBUS_KEYS says, else there are none, as with "".
+  std::optional<std::string> keys;
 
   // Called in the worker's own thread, which answers the publisher: it must not wait, nor close the
   // worker.
@@ -595,10 +605,10 @@ class Worker {
       if (code != WB_OK) return detail::error_of(code, told.code);
       const std::lock_guard guard(mutex);
       applied.notify_all();
-      return std::optional(
-          Update{told.model, told.epoch, told.version, told.nbytes, told.digest,
-                 1e-9 * static_cast<double>(told.nanoseconds),
-                 told.snapshot ? std::make_shared<const Snapshot>(told) : nullptr});
+      return std::optional(Update{told.model, told.epoch, told.version, told.nbytes, told.digest,
+                                  1e-9 * static_cast<double>(told.nanoseconds),
+                                  told.snapshot ? std::make_shared<const Snapshot>(told) : nullptr,
+                                  told.patched});
     }
 
     void start() {
@@ -733,7 +743,9 @@ inline Result<Worker> Worker::connect(const std::string& address, Options option
   raw.apply_timeout_ms = Core::milliseconds(options.apply_timeout);
   raw.partial = options.partial;
   raw.cast = options.cast;
-  raw.client = "weightbus-cpp/0.1.0";
+  raw.whole_only = !options.patches;
+  raw.client = "weightbus-cpp/" WB_VERSION;
+  raw.keys = options.keys ? options.keys->c_str() : nullptr;
   raw.user = core.get();
   wb_worker* made = nullptr;
   const wb_code code = wb_connect(&raw, &made);

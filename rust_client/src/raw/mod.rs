@@ -1,10 +1,14 @@
 //! Everything of this crate that the compiler cannot check: memory maps, locks and options of the
-//! kernel, instructions of the processor, and bytes looked at as numbers. All of it is behind safe
-//! functions, and each block says why it is sound.
+//! kernel, instructions of the processor, libraries in C, and bytes looked at as numbers. All of it is
+//! behind safe functions, and each block says why it is sound.
 #![allow(unsafe_code)]
 
 pub mod cast;
 pub mod crc;
+pub mod curve;
+#[cfg_attr(not(feature = "keys"), path = "no_gcm.rs")]
+pub mod gcm;
 pub mod map;
 pub mod memory;
 pub mod os;
+pub mod socket;

@@ -9,6 +9,11 @@ pub fn lock_shared_nowait(file: &File) -> io::Result<()> {
     flock(file, libc::LOCK_SH | libc::LOCK_NB)
 }
 
+/// Takes the lock of an open file for oneself alone; `WouldBlock` if somebody has it.
+pub fn lock_exclusive_nowait(file: &File) -> io::Result<()> {
+    flock(file, libc::LOCK_EX | libc::LOCK_NB)
+}
+
 /// Lets go of the lock of an open file.
 pub fn unlock(file: &File) -> io::Result<()> {
     flock(file, libc::LOCK_UN)
@@ -50,7 +55,7 @@ pub fn set_receive_low_water(socket: RawFd, bytes: usize) -> io::Result<()> {
     check(result).map(drop)
 }
 
-fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+pub(super) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
         Err(io::Error::last_os_error())
     } else {

@@ -1,11 +1,18 @@
 //! A publisher without sockets, as small as the protocol permits: what it says to each message.
 #![allow(dead_code)] // each test uses a part
 
+pub mod dice;
+pub mod sealer;
+
 use std::collections::BTreeMap;
+use std::time::Duration;
 use weightbus::checksum::crc32c;
-use weightbus::digest::{digest, layout_id};
+use weightbus::digest::{bytes_of_hex, digest, layout_id};
+use weightbus::effects::Effect;
+use weightbus::machine::Machine;
 use weightbus::messages::*;
 use weightbus::transfer::ChunkPlan;
+use weightbus::zmtp::{Place, Places, Published, PublishedPayload};
 
 pub const MODEL: &str = "policy";
 
@@ -21,6 +28,8 @@ pub struct Version {
     pub chunk_bytes: u64,
     pub commit: CommitMode,
     pub acknowledge: Acknowledge,
+    pub keep: bool,
+    pub patches: Vec<(Patch, Vec<u8>)>,
 }
 
 impl Version {
@@ -34,7 +43,19 @@ impl Version {
             chunk_bytes,
             commit: CommitMode::Auto,
             acknowledge: Acknowledge::Applied,
+            keep: false,
+            patches: Vec::new(),
         }
+    }
+
+    /// It, with a patch on another version of this layout, unless that would be no smaller.
+    pub fn on(mut self, epoch: u64, base: &Version) -> Version {
+        let bytes = delta(base, &self);
+        if bytes.len() <= self.data.len() {
+            let (encoding, digest, nbytes) = (DELTA.to_owned(), base.digest(), bytes.len() as u64);
+            self.patches.push((Patch { encoding, epoch, version: base.number, digest, nbytes }, bytes));
+        }
+        self
     }
 
     fn plan(&self) -> ChunkPlan {
@@ -64,9 +85,13 @@ impl Version {
             acknowledge: self.acknowledge,
             encoding: "raw".to_owned(),
             encryption: None,
+            key: None,
+            tag: None,
             shared: None,
             hash: false,
             whole: None,
+            keep: self.keep,
+            patches: self.patches.iter().map(|(patch, _)| patch.clone()).collect(),
         }
     }
 
@@ -77,13 +102,39 @@ impl Version {
 
     pub fn chunk_message(&self, epoch: u64, index: u64) -> Message {
         let payload = self.chunk(index).to_vec();
-        let chunk =
-            Chunk { model: MODEL.to_owned(), epoch, version: self.number, index, crc: crc32c(&payload) };
-        (encode(&FromPublisher::Chunk(chunk)), vec![payload])
+        (encode(&self.chunk_header(epoch, index, &payload, None)), vec![payload])
+    }
+
+    fn chunk_header(&self, epoch: u64, index: u64, payload: &[u8], patch: Option<PatchId>) -> FromPublisher {
+        let (model, version, crc) = (MODEL.to_owned(), self.number, crc32c(payload));
+        FromPublisher::Chunk(Chunk { model, epoch, version, index, crc, patch })
+    }
+
+    /// All chunks of one of its patches.
+    pub fn patch_chunks(&self, epoch: u64, at: usize) -> Vec<Message> {
+        let (patch, bytes) = &self.patches[at];
+        let chunks = bytes.chunks(self.chunk_bytes as usize).enumerate();
+        let message = |(index, chunk): (usize, &[u8])| {
+            (encode(&self.chunk_header(epoch, index as u64, chunk, Some(patch.id()))), vec![chunk.to_vec()])
+        };
+        chunks.map(message).collect()
+    }
+
+    pub fn patch_end(&self, epoch: u64, at: usize) -> Message {
+        let patch = Some(self.patches[at].0.id());
+        (encode(&FromPublisher::End(OfVersion { patch, ..self.of_version(epoch) })), Vec::new())
+    }
+
+    /// What is pushed of its first patch.
+    pub fn pushed_patch(&self, epoch: u64) -> Vec<Message> {
+        let mut messages = self.patch_chunks(epoch, 0);
+        messages.push(self.patch_end(epoch, 0));
+        messages
     }
 
     fn of_version(&self, epoch: u64) -> OfVersion {
-        OfVersion { model: MODEL.to_owned(), epoch, version: self.number, digest: self.digest() }
+        let (model, digest) = (MODEL.to_owned(), self.digest());
+        OfVersion { model, epoch, version: self.number, digest, patch: None }
     }
 
     pub fn end(&self, epoch: u64) -> Message {
@@ -110,6 +161,52 @@ impl Version {
     }
 }
 
+/// What turns a version of bytes into another: each byte that differs is overwritten (`docs/DELTA.md`).
+fn delta(base: &Version, target: &Version) -> Vec<u8> {
+    const BLOCK: usize = 1 << 18;
+    let (nbytes, chunk_bytes) = (target.data.len() as u64, target.chunk_bytes);
+    let before = Version { chunk_bytes, ..base.clone() };
+    let mut patch = b"WBDELTA1\0\0\0\0".to_vec();
+    patch.extend((chunk_bytes as u32).to_le_bytes());
+    patch.extend(nbytes.to_le_bytes());
+    for id in [layout_id(&target.layout), before.digest(), target.digest()] {
+        patch.extend(bytes_of_hex(&id));
+    }
+    let blocks: Vec<_> = before.data.chunks(BLOCK).zip(target.data.chunks(BLOCK)).collect();
+    for group in blocks.chunks(16) {
+        let bodies: Vec<Vec<u8>> = group.iter().map(|(before, after)| overwrite(before, after)).collect();
+        for body in &bodies {
+            let mut entry = if body.is_empty() { 0 } else { body.len() << 2 | 2 };
+            while entry > 127 {
+                patch.push(entry as u8 & 127 | 128);
+                entry >>= 7;
+            }
+            patch.push(entry as u8);
+        }
+        bodies.iter().for_each(|body| patch.extend(body));
+    }
+    patch
+}
+
+/// The body of a block: gaps by a Rice code whose low bits hold all of them, and bytes.
+fn overwrite(before: &[u8], after: &[u8]) -> Vec<u8> {
+    const LOW_BITS: usize = 18;
+    let changed: Vec<usize> = (0..after.len()).filter(|&at| before[at] != after[at]).collect();
+    if changed.is_empty() {
+        return Vec::new();
+    }
+    let mut bits = vec![true; changed.len()];
+    let mut next = 0;
+    for at in &changed {
+        bits.extend((0..LOW_BITS).map(|bit| (at - next) >> bit & 1 == 1));
+        next = at + 1;
+    }
+    let mut body = ((changed.len() | LOW_BITS << 19) as u32).to_le_bytes()[..3].to_vec();
+    body.extend(bits.chunks(8).map(|bits| bits.iter().rev().fold(0, |byte, &bit| byte << 1 | u8::from(bit))));
+    body.extend(changed.iter().map(|&at| after[at]));
+    body
+}
+
 /// A safetensors header of this JSON.
 pub fn layout(json: &str) -> Vec<u8> {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
@@ -127,6 +224,7 @@ pub fn welcome(epoch: u64, data: &str, models: BTreeMap<String, u64>) -> Message
         shared: None,
         age_ms: 0,
         features: Vec::new(),
+        keys: Vec::new(),
     };
     (encode(&FromPublisher::Welcome(welcome)), Vec::new())
 }
@@ -151,6 +249,7 @@ pub struct Publisher {
     pub knows_worker: bool,
     pub applied: Vec<OfVersion>,
     pub failed: Vec<Failed>,
+    pub unpatched: Vec<String>, // why all of a version was fetched
     pub left: bool,
 }
 
@@ -164,6 +263,7 @@ impl Publisher {
             knows_worker: false,
             applied: Vec::new(),
             failed: Vec::new(),
+            unpatched: Vec::new(),
             left: false,
         }
     }
@@ -208,7 +308,10 @@ impl Publisher {
                 let pong = Pong { token: ping.token, epoch: self.epoch, models: self.models() };
                 vec![(encode(&FromPublisher::Pong(pong)), Vec::new())]
             }
-            FromWorker::Fetch(fetch) => self.fetched(&fetch),
+            FromWorker::Fetch(fetch) => {
+                self.unpatched.extend(Some(fetch.unpatched.clone()).filter(|why| !why.is_empty()));
+                self.fetched(&fetch)
+            }
             FromWorker::Staged(staged) => self.staged(&staged),
             FromWorker::Applied(applied) => {
                 self.applied.push(applied);
@@ -244,6 +347,9 @@ impl Publisher {
                 return messages;
             }
         };
+        if let Some(id) = &fetch.patch {
+            return self.fetched_patch(version, id, fetch);
+        }
         if fetch.count == 0 {
             return vec![version.announcement(self.epoch, fetch.layout), version.end(self.epoch)];
         }
@@ -252,6 +358,19 @@ impl Publisher {
         }
         let indexes = fetch.first..fetch.first + fetch.count;
         indexes.map(|index| version.chunk_message(self.epoch, index)).collect()
+    }
+
+    fn fetched_patch(&self, version: &Version, id: &PatchId, fetch: &Fetch) -> Vec<Message> {
+        let at = match version.patches.iter().position(|(patch, _)| patch.id() == *id) {
+            Some(at) => at,
+            None => return vec![refuse("no-patch", Some(fetch))],
+        };
+        let chunks = version.patch_chunks(self.epoch, at);
+        match chunks.get(fetch.first as usize..(fetch.first + fetch.count) as usize) {
+            Some([]) => vec![version.patch_end(self.epoch, at)],
+            Some(chunks) => chunks.to_vec(),
+            None => vec![refuse("no-patch", Some(fetch))],
+        }
     }
 
     /// One worker is enough to commit.
@@ -263,4 +382,18 @@ impl Publisher {
         let found = self.latest.as_ref().filter(|version| version.number == staged.version);
         found.map(|version| version.commit_message(self.epoch)).into_iter().collect()
     }
+}
+
+/// Has a worker receive what was published as its subscription does: a chunk where it belongs.
+pub fn receive_published(machine: &mut Machine, message: Message, now: Duration) -> Vec<Effect> {
+    let (header, payloads) = message;
+    let mut payload = payloads.first().cloned().map_or(PublishedPayload::None, PublishedPayload::Bytes);
+    if let Some(bytes) = payloads.first() {
+        if let Place::There(ticket) = machine.place(&header, bytes.len()) {
+            machine.room(ticket).unwrap()[..bytes.len()].copy_from_slice(bytes);
+            machine.received(ticket, bytes.len());
+            payload = PublishedPayload::InPlace(ticket);
+        }
+    }
+    machine.receive_published(&Published { header, payloads: payloads.len(), payload }, now)
 }

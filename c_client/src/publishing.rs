@@ -1,0 +1,241 @@
+//! What the ABI of publishers is made of.
+
+use crate::inner::{array, c_text, copied, described, invalid, out, put, text_of, Fault, User};
+use crate::{
+    wb_code, wb_event, wb_outcome, wb_publish_options, wb_published, wb_publisher, wb_publisher_options,
+    wb_receipt, wb_tensor, WB_WAIT_APPLIED, WB_WAIT_NOBODY, WB_WAIT_STAGED,
+};
+use std::ffi::CString;
+use std::mem::size_of;
+use std::os::raw::{c_char, c_void};
+use std::ptr;
+use std::slice;
+use std::time::Duration;
+use weightbus_core::{
+    Error, PublishOptions, Publisher, PublisherBuilder, Receipt, Require, TensorView, Wait, WorkerEvent,
+};
+
+/// # Safety
+///
+/// As the header says of its arguments.
+pub unsafe fn builder_of(options: *const wb_publisher_options) -> Result<PublisherBuilder, Fault> {
+    let all = size_of::<wb_publisher_options>();
+    // SAFETY: the caller's word, here and below.
+    let options = unsafe { copied(options, all, "wb_publisher_options") }?;
+    let text = |text: *const c_char, what| match text.is_null() {
+        true => Ok(None),
+        false => unsafe { text_of(text, 0, what) }.map(Some),
+    };
+    let mut builder = Publisher::builder(unsafe { text_of(options.address, 0, "address") }?);
+    if let Some(data) = text(options.data, "data")? {
+        builder = builder.data(data);
+    }
+    if let Some(told) = text(options.advertise, "advertise")? {
+        builder = builder.advertise(told);
+    }
+    if let Some(folder) = text(options.state, "state")? {
+        builder = builder.state(folder);
+    }
+    if options.epoch > 0 {
+        builder = builder.epoch(options.epoch);
+    }
+    if options.chunk_bytes > 0 {
+        builder = builder.chunk_bytes(options.chunk_bytes);
+    }
+    if (options.ping_ms, options.lost_after_ms) != (0, 0) {
+        let millis = |given: u32, otherwise| if given == 0 { otherwise } else { given.into() };
+        let (ping, lost_after) = (millis(options.ping_ms, 1000), millis(options.lost_after_ms, 5000));
+        builder = builder.timing(Duration::from_millis(ping), Duration::from_millis(lost_after));
+    }
+    if options.insecure {
+        builder = builder.insecure();
+    }
+    if let Some(call) = options.on_event {
+        builder = builder.on_worker(listener(call, options.user));
+    }
+    Ok(builder.expect(options.expect))
+}
+
+/// Calls a function of C with what becomes of workers.
+fn listener(
+    call: extern "C" fn(*const wb_event, *mut c_void),
+    user: *mut c_void,
+) -> impl FnMut(&WorkerEvent) + Send + 'static {
+    let user = User::new(user);
+    move |event| {
+        let (kind, worker, code, text) =
+            (c_text(event.kind.as_str()), c_text(&event.worker), c_text(""), c_text(&event.text));
+        let (kind, model, code, text) = (kind.as_ptr(), worker.as_ptr(), code.as_ptr(), text.as_ptr());
+        call(&wb_event { kind, model, epoch: 0, version: 0, code, text }, user.get());
+    }
+}
+
+/// A publisher that tells its address to C.
+pub fn bound(publisher: Publisher) -> wb_publisher {
+    let address = c_text(publisher.address());
+    wb_publisher(publisher, address)
+}
+
+/// # Safety
+///
+/// `publisher` must be NULL or live for all of `'a`.
+pub unsafe fn publisher_of<'a>(publisher: *const wb_publisher) -> Result<&'a Publisher, Fault> {
+    // SAFETY: the caller's word.
+    unsafe { publisher.as_ref() }.map(|publisher| &publisher.0).ok_or_else(|| invalid("no publisher"))
+}
+
+/// # Safety
+///
+/// As the header says of its arguments.
+pub unsafe fn options_of(options: *const wb_publish_options) -> Result<PublishOptions, Fault> {
+    let mut asked = PublishOptions::default();
+    if options.is_null() {
+        return Ok(asked);
+    }
+    // SAFETY: the caller's word, here and below.
+    let options = unsafe { copied(options, size_of::<wb_publish_options>(), "wb_publish_options") }?;
+    let names = unsafe { array(options.workers, options.workers_count, "workers") }?;
+    if !names.is_empty() {
+        let name = |&name: &*const c_char| Ok(unsafe { text_of(name, 0, "name of a worker") }?.to_owned());
+        asked.workers = Some(names.iter().map(name).collect::<Result<Vec<_>, Fault>>()?);
+    }
+    if options.at_least > 0 {
+        asked.require = Require::AtLeast(options.at_least);
+    }
+    asked.wait = match options.wait {
+        WB_WAIT_APPLIED => Wait::Applied,
+        WB_WAIT_STAGED => Wait::Staged,
+        WB_WAIT_NOBODY => Wait::Nobody,
+        other => return Err(invalid(&format!("wait is {}: WB_WAIT_APPLIED, _STAGED or _NOBODY", other))),
+    };
+    asked.together = options.together;
+    if options.timeout_ms > 0 {
+        asked.timeout = Duration::from_millis(options.timeout_ms.into());
+    }
+    asked.expect = Some(options.expect).filter(|&expect| expect > 0);
+    Ok(asked)
+}
+
+/// Tensors of the caller's.
+pub struct Views<'a>(Vec<TensorView<'a>>);
+
+impl<'a> Views<'a> {
+    /// # Safety
+    ///
+    /// As `wb_tensor` says, for all of `'a`.
+    pub unsafe fn of(tensors: *const wb_tensor, count: usize) -> Result<Views<'a>, Fault> {
+        // SAFETY: the caller's word, here and below.
+        let tensors = unsafe { array(tensors, count, "tensors") }?;
+        let view = |tensor: &wb_tensor| {
+            let (name, dtype, shape) = unsafe { described(tensor) }?;
+            if tensor.data.is_null() && tensor.nbytes > 0 {
+                return Err(invalid(&format!("tensor {:?} has no memory", name)));
+            }
+            let bytes: &[u8] = match tensor.nbytes {
+                0 => &[],
+                nbytes => unsafe { slice::from_raw_parts(tensor.data.cast(), nbytes) },
+            };
+            Ok(TensorView { name, dtype, shape, bytes })
+        };
+        Ok(Views(tensors.iter().map(view).collect::<Result<_, Fault>>()?))
+    }
+
+    pub fn all(&self) -> &[TensorView<'a>] {
+        &self.0
+    }
+}
+
+/// What each worker did, as C reads it.
+pub struct Outcomes {
+    all: Vec<wb_outcome>, // point into the next
+    _texts: Vec<[CString; 2]>,
+    words: CString,
+    receipt: Receipt,
+}
+
+// SAFETY: nothing that they point to changes, and all of it goes with them.
+unsafe impl Send for Outcomes {}
+unsafe impl Sync for Outcomes {}
+
+impl Outcomes {
+    fn of(receipt: Receipt) -> Outcomes {
+        let text = |(name, worker): (&String, &weightbus_core::WorkerReceipt)| {
+            [c_text(name), c_text(&worker.detail)]
+        };
+        let texts: Vec<_> = receipt.workers.iter().map(text).collect();
+        let look = |(worker, [name, detail]): (&weightbus_core::WorkerReceipt, &[CString; 2])| wb_outcome {
+            worker: name.as_ptr(),
+            outcome: outcome_name(worker.outcome),
+            nanoseconds: worker.after.map_or(0, |after| after.as_nanos() as u64),
+            detail: detail.as_ptr(),
+        };
+        let all = receipt.workers.values().zip(&texts).map(look).collect();
+        Outcomes { all, _texts: texts, words: c_text(&receipt.to_string()), receipt }
+    }
+
+    pub fn workers(&self) -> &[wb_outcome] {
+        &self.all
+    }
+
+    pub fn look(&self) -> wb_published {
+        let mut digest = [0; 65];
+        put(&self.receipt.digest, &mut digest);
+        wb_published {
+            epoch: self.receipt.epoch,
+            version: self.receipt.version,
+            nbytes: self.receipt.nbytes,
+            nanoseconds: self.receipt.took.as_nanos() as u64,
+            digest,
+            text: self.words.as_ptr(),
+        }
+    }
+}
+
+fn outcome_name(outcome: weightbus_core::Outcome) -> *const c_char {
+    use weightbus_core::Outcome::*;
+    let name: &'static [u8] = match outcome {
+        Behind => b"behind\0",
+        Staged => b"staged\0",
+        Applied => b"applied\0",
+        Skipped => b"skipped\0",
+        Failed => b"failed\0",
+        Lost => b"lost\0",
+        Left => b"left\0",
+    };
+    name.as_ptr().cast()
+}
+
+/// Leaves no receipt where there was one before: whatever fails, nobody takes it for one.
+///
+/// # Safety
+///
+/// `place` must be NULL or writable.
+pub unsafe fn clear(place: *mut *mut wb_receipt) {
+    if !place.is_null() {
+        // SAFETY: it is not NULL.
+        unsafe { place.write(ptr::null_mut()) };
+    }
+}
+
+/// Gives a receipt to the caller, whether or not enough was achieved.
+///
+/// # Safety
+///
+/// `place` must be NULL or writable.
+pub unsafe fn tell(result: Result<Receipt, Error>, place: *mut *mut wb_receipt) -> Result<wb_code, Fault> {
+    let (receipt, fault) = match result {
+        Ok(receipt) => (receipt, None),
+        Err(error) => {
+            let receipt = match &error {
+                Error::Publish { receipt, .. } => (**receipt).clone(),
+                _ => return Err(error.into()),
+            };
+            (receipt, Some(Fault::from(error)))
+        }
+    };
+    if !place.is_null() {
+        // SAFETY: it is not NULL.
+        unsafe { out(place, wb_receipt(Outcomes::of(receipt))) }?;
+    }
+    fault.map_or(Ok(wb_code::WB_OK), Err)
+}

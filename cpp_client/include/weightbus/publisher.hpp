@@ -1,0 +1,192 @@
+// A publisher of the weight bus for C++17: it copies a model, sends it to every worker that
+// connects, and says what became of it.
+//
+// Like weightbus.hpp, from which it takes tensors and results, it is a layer over libweightbus.
+#pragma once
+
+#include <weightbus/weightbus.hpp>
+
+namespace weightbus {
+
+// What one worker did with a version.
+struct Outcome {
+  // "applied", "staged", "failed", "lost", "left", "behind" or "skipped" (it runs a newer one).
+  std::string outcome;
+  std::chrono::nanoseconds after{0};  // from the call to that; 0 while it is behind
+  std::string detail;                 // for a person; empty where the outcome says it all
+};
+
+// What became of one publish.
+struct Receipt {
+  std::uint64_t epoch = 0, version = 0, nbytes = 0;
+  std::chrono::nanoseconds took{0};
+  std::string digest;
+  std::map<std::string, Outcome> workers;  // by name, every worker that it was for
+  bool achieved = false;                   // as many got there as were required
+  std::string text;                        // all of it, for a person
+};
+
+// What is asked of one publish.
+struct PublishOptions {
+  std::vector<std::string> workers;  // whom it is for; empty: all that want the model
+  std::size_t at_least = 0;          // how many must get there; 0: all that it is for
+  enum class Wait { applied, staged, nobody } wait = Wait::applied;  // what "there" is
+  bool together = false;  // none applies before so many as are required have staged
+  std::chrono::milliseconds timeout = std::chrono::seconds(60);
+  std::size_t expect = 0;  // how many "all" are at least; 0: as the publisher was told
+};
+
+struct PublisherOptions {
+  std::string data, advertise;    // where its data socket is, and what workers are told of that
+  std::uint64_t epoch = 0;        // 0: milliseconds since 1970
+  std::uint64_t chunk_bytes = 0;  // 0: 2^20
+  std::chrono::milliseconds ping = std::chrono::seconds(1);        // between two signs of life
+  std::chrono::milliseconds lost_after = std::chrono::seconds(5);  // at least twice that
+  std::string state;       // a folder that outlives it, and keeps its epoch; none with versions
+  std::size_t expect = 0;  // how many workers "all" are at least
+  bool insecure = false;   // listen where other hosts can connect: there are no keys here
+
+  // Told what becomes of workers ("joined", "lost", "stuck", "back", "left", "refused", "failed",
+  // "wrong-digest", "notice"; `model` is the worker), in the publisher's own thread: it must not
+  // wait, nor destroy the publisher.
+  std::function<void(const Event&)> on_event;
+};
+
+// Publishes versions of models. Any thread may call any method; it closes when it goes.
+class Publisher {
+ public:
+  Publisher(Publisher&&) = default;
+  Publisher& operator=(Publisher&& other) noexcept {
+    raw_ = std::move(other.raw_);  // first: this ends the thread that calls on_event_
+    on_event_ = std::move(other.on_event_);
+    return *this;
+  }
+
+  // Listens at "tcp://HOST:PORT" (port 0: any free one) or "ipc://PATH".
+  static Result<Publisher> bind(const std::string& address, PublisherOptions options = {}) {
+    const auto text = [](const std::string& given) {
+      return given.empty() ? nullptr : given.c_str();
+    };
+    auto on_event =
+        std::make_unique<std::function<void(const Event&)>>(std::move(options.on_event));
+    wb_publisher_options raw{};
+    raw.size = sizeof raw;
+    raw.address = address.c_str();
+    raw.data = text(options.data);
+    raw.advertise = text(options.advertise);
+    raw.epoch = options.epoch;
+    raw.chunk_bytes = options.chunk_bytes;
+    raw.ping_ms = milliseconds(options.ping);
+    raw.lost_after_ms = milliseconds(options.lost_after);
+    raw.state = text(options.state);
+    raw.expect = options.expect;
+    raw.insecure = options.insecure;
+    if (*on_event) raw.on_event = &hear;
+    raw.user = on_event.get();
+    wb_publisher* made = nullptr;
+    const wb_code code = wb_bind(&raw, &made);
+    if (code != WB_OK) return detail::error_of(code);
+    return Publisher(std::move(on_event), made);
+  }
+
+  // The one address that workers need.
+  std::string address() const { return wb_address(raw_.get()); }
+
+  // Publishes a new version of a model, and waits until the workers have it; `tensors` are copied
+  // before this waits for anybody, and not written to. What was not achieved is a receipt as well.
+  Result<Receipt> publish(const std::string& model, const std::vector<Tensor>& tensors,
+                          const PublishOptions& options = {}) {
+    std::vector<wb_tensor> raw;
+    raw.reserve(tensors.size());
+    for (const Tensor& one : tensors) {
+      raw.push_back({one.name.c_str(), one.name.size(), one.dtype.c_str(), one.shape.data(),
+                     one.shape.size(), one.data, one.bytes});
+    }
+    return asked(options, [&](const wb_publish_options& how, wb_receipt** receipt) {
+      return wb_publish(raw_.get(), model.c_str(), raw.data(), raw.size(), &how, receipt);
+    });
+  }
+
+  // The same of the bytes of a safetensors file.
+  Result<Receipt> publish_safetensors(const std::string& model, Span<const std::byte> file,
+                                      const PublishOptions& options = {}) {
+    return asked(options, [&](const wb_publish_options& how, wb_receipt** receipt) {
+      return wb_publish_safetensors(raw_.get(), model.c_str(), file.data(), file.size(), &how,
+                                    receipt);
+    });
+  }
+
+  // Waits until so many workers are there that want the model; whether they came in time.
+  Result<bool> wait_for_workers(const std::string& model, std::size_t count,
+                                std::chrono::milliseconds timeout) {
+    const wb_code code =
+        wb_wait_for_workers(raw_.get(), model.c_str(), count, milliseconds(timeout));
+    if (code == WB_OK || code == WB_NOTHING) return code == WB_OK;
+    return detail::error_of(code);
+  }
+
+  // Ends it: who waits in publish() is answered as things stand.
+  void close() { wb_publisher_close(raw_.get()); }
+
+ private:
+  using OnEvent = std::unique_ptr<std::function<void(const Event&)>>;
+
+  Publisher(OnEvent on_event, wb_publisher* raw) : on_event_(std::move(on_event)), raw_(raw) {}
+
+  static std::uint32_t milliseconds(std::chrono::milliseconds time) {
+    const auto count = time.count();
+    return count < 0 ? 0 : count > UINT32_MAX ? UINT32_MAX : static_cast<std::uint32_t>(count);
+  }
+
+  static void hear(const wb_event* event, void* user) noexcept {
+    try {
+      (*static_cast<std::function<void(const Event&)>*>(user))(
+          {event->kind, event->model, event->epoch, event->version, event->code, event->text});
+    } catch (...) {
+      std::fputs("weightbus: on_event threw, and should not\n", stderr);
+    }
+  }
+
+  template <class Publish>
+  Result<Receipt> asked(const PublishOptions& options, Publish publish) {
+    if (options.timeout.count() <= 0)
+      return Error{"invalid", "timeout is not above zero: choose one"};
+    std::vector<const char*> names;
+    names.reserve(options.workers.size());
+    for (const std::string& name : options.workers) names.push_back(name.c_str());
+    wb_publish_options raw{};
+    raw.size = sizeof raw;
+    raw.workers = names.data();
+    raw.workers_count = names.size();
+    raw.at_least = options.at_least;
+    raw.wait = static_cast<std::uint32_t>(options.wait);
+    raw.together = options.together;
+    raw.timeout_ms = milliseconds(options.timeout);
+    raw.expect = options.expect;
+    wb_receipt* made = nullptr;
+    const wb_code code = publish(raw, &made);
+    const detail::Handle<wb_receipt, wb_receipt_free> receipt(made);
+    if (!receipt) return detail::error_of(code);
+    return told(receipt.get(), code == WB_OK);
+  }
+
+  static Receipt told(const wb_receipt* receipt, bool achieved) {
+    wb_published look{};
+    wb_receipt_look(receipt, &look);
+    Receipt told{look.epoch,  look.version, look.nbytes, std::chrono::nanoseconds(look.nanoseconds),
+                 look.digest, {},           achieved,    look.text};
+    std::size_t count = 0;
+    const wb_outcome* workers = wb_receipt_workers(receipt, &count);
+    for (std::size_t at = 0; at < count; ++at) {
+      told.workers[workers[at].worker] = {workers[at].outcome,
+                                          std::chrono::nanoseconds(workers[at].nanoseconds),
+                                          workers[at].detail};
+    }
+    return told;
+  }
+
+  OnEvent on_event_;  // outlives the next, here and in a move assignment
+  detail::Handle<wb_publisher, wb_publisher_free> raw_;
+};
+
+}  // namespace weightbus

@@ -1,0 +1,56 @@
+"""weightbus for C++ and C, for Conan 2. Not tried: ConanCenter could not be reached.
+
+conan create cpp_client/recipes/conan    (from a clone; cargo and crates.io must be reachable)
+"""
+
+import os
+
+from conan import ConanFile
+from conan.tools.cmake import CMake, CMakeToolchain, cmake_layout
+from conan.tools.files import copy
+
+
+class Weightbus(ConanFile):
+    """Exports the three clients that it is made of, and lets CMake build and install them."""
+
+    name = "weightbus"
+    version = "0.1.0"
+    license = "Apache-2.0"
+    url = homepage = "https://github.com/weightbus/weightbus"
+    description = "A worker of the weight bus: takes a model's weights from its trainer"
+    settings = "os", "arch", "compiler", "build_type"
+    requires = "openssl/[>=1.1 <4]", "zeromq/[>=4.3 <5]"
+
+    def export_sources(self) -> None:
+        """Take the C++ layer, the C ABI and the Rust core."""
+        clients = os.path.join(self.recipe_folder, "..", "..", "..")
+        for client in ("cpp_client", "c_client", "rust_client"):
+            source = os.path.join(clients, client)
+            target = os.path.join(self.export_sources_folder, client)
+            copy(self, "*", source, target, excludes=("build/*", "target/*"))
+
+    def layout(self) -> None:
+        """The project is cpp_client."""
+        cmake_layout(self, src_folder="cpp_client")
+
+    def generate(self) -> None:
+        """Have nothing built but what is installed."""
+        toolchain = CMakeToolchain(self)
+        toolchain.variables["WEIGHTBUS_BUILD"] = False
+        toolchain.generate()
+
+    def build(self) -> None:
+        """Build libweightbus; the layer is a header."""
+        cmake = CMake(self)
+        cmake.configure()
+        cmake.build()
+
+    def package(self) -> None:
+        """Install both, with the license."""
+        CMake(self).install()
+        copy(self, "LICENSE", self.source_folder, os.path.join(self.package_folder, "licenses"))
+
+    def package_info(self) -> None:
+        """Leave finding it to the CMake packages that are installed."""
+        self.cpp_info.set_property("cmake_find_mode", "none")
+        self.cpp_info.builddirs = ["lib/cmake/weightbus", "lib/cmake/libweightbus"]

@@ -1,0 +1,161 @@
+//! A publisher that does what lines of JSON on standard input say, and tells what came of it on standard output.
+
+use serde_json::{json, Value};
+use std::error::Error;
+use std::io::{self, BufRead, Write};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+use weightbus::{
+    Outcome, PublishOptions, Publisher, PublisherBuilder, Publishing, Receipt, Require, Wait, WorkerEvent,
+    WorkerState,
+};
+
+type Fault = Box<dyn Error>;
+
+/// Serves until standard input ends.
+pub fn serve(arguments: &[String], usage: &str) -> Result<(), Fault> {
+    let publisher = Arc::new(builder(arguments, usage)?.on_worker(tell).bind()?);
+    say(&json!({
+        "event": "bound",
+        "address": publisher.address(),
+        "data_address": publisher.data_address(),
+        "epoch": publisher.epoch(),
+    }));
+    let mut waiting = Vec::new();
+    for line in io::stdin().lock().lines() {
+        let told: Value = serde_json::from_str(&line?)?;
+        let id = told["id"].clone();
+        match told["do"].as_str() {
+            Some("publish") => match publish(&publisher, &told) {
+                Ok(publishing) => waiting.push(thread::spawn(move || answer(&id, publishing.wait()))),
+                Err(error) => say(&json!({"event": "error", "id": id, "text": error.to_string()})),
+            },
+            Some("workers") => {
+                let workers = workers(&publisher)?;
+                say(&json!({"event": "workers", "id": id, "workers": workers}));
+            }
+            _ => return Err(format!("what is {}?", told).into()),
+        }
+    }
+    publisher.close();
+    waiting.into_iter().for_each(|thread| drop(thread.join()));
+    Ok(())
+}
+
+fn tell(event: &WorkerEvent) {
+    let kind = event.kind.as_str();
+    say(&json!({"event": "worker", "kind": kind, "worker": event.worker, "text": event.text}));
+}
+
+/// One line, whole, whichever thread says it.
+fn say(line: &Value) {
+    let mut out = io::stdout().lock();
+    let _ = writeln!(out, "{}", line).and_then(|()| out.flush()); // whoever listened may be gone
+}
+
+fn builder(arguments: &[String], usage: &str) -> Result<PublisherBuilder, Fault> {
+    let (address, rest) = arguments.split_first().ok_or(usage)?;
+    let (mut builder, mut rest) = (Publisher::builder(address), rest.iter());
+    let (mut ping, mut lost_after) = (1.0, 5.0);
+    while let Some(option) = rest.next() {
+        if option == "--insecure" {
+            builder = builder.insecure();
+            continue;
+        }
+        let value = rest.next().ok_or(usage)?;
+        builder = match option.as_str() {
+            "--data" => builder.data(value),
+            "--advertise" => builder.advertise(value),
+            "--epoch" => builder.epoch(value.parse()?),
+            "--chunk-bytes" => builder.chunk_bytes(value.parse()?),
+            "--state" => builder.state(value),
+            "--ping" => {
+                ping = value.parse()?;
+                builder
+            }
+            "--lost-after" => {
+                lost_after = value.parse()?;
+                builder
+            }
+            _ => return Err(usage.into()),
+        };
+    }
+    Ok(builder.timing(Duration::from_secs_f64(ping), Duration::from_secs_f64(lost_after)))
+}
+
+fn publish(publisher: &Publisher, told: &Value) -> Result<Publishing, Fault> {
+    let names = |list: &Vec<Value>| list.iter().filter_map(|name| Some(name.as_str()?.to_owned())).collect();
+    let seconds = |field: &str| told[field].as_f64().map(Duration::from_secs_f64);
+    let defaults = PublishOptions::default();
+    let options = PublishOptions {
+        workers: told["workers"].as_array().map(names),
+        require: told["require"].as_u64().map_or(Require::All, |count| Require::AtLeast(count as usize)),
+        wait: match told["wait"].as_str() {
+            Some("staged") => Wait::Staged,
+            Some("none") => Wait::Nobody,
+            _ => Wait::Applied,
+        },
+        together: told["commit"] == "together",
+        timeout: seconds("timeout").unwrap_or(defaults.timeout),
+        grace: seconds("grace"),
+        expect: told["expect"].as_u64().map(|count| count as usize),
+    };
+    let file = std::fs::read(told["file"].as_str().ok_or("no file")?)?;
+    Ok(publisher.publish_safetensors(told["model"].as_str().ok_or("no model")?, &file, &options)?)
+}
+
+fn answer(id: &Value, result: Result<Receipt, weightbus::Error>) {
+    let (receipt, achieved, text) = match result {
+        Ok(receipt) => (receipt, true, String::new()),
+        Err(error) => {
+            let text = error.to_string();
+            match error {
+                weightbus::Error::Publish { receipt, .. } => (*receipt, false, text),
+                _ => return say(&json!({"event": "error", "id": id, "text": text})),
+            }
+        }
+    };
+    let of = |(name, worker): (&String, &weightbus::WorkerReceipt)| {
+        let seconds = worker.after.map(|after| after.as_secs_f64());
+        let outcome: Outcome = worker.outcome;
+        (name.clone(), json!({"state": outcome.name(), "seconds": seconds, "detail": worker.detail}))
+    };
+    let workers: serde_json::Map<String, Value> = receipt.workers.iter().map(of).collect();
+    say(&json!({
+        "event": "receipt",
+        "id": id,
+        "achieved": achieved,
+        "text": text,
+        "model": receipt.model,
+        "epoch": receipt.epoch,
+        "version": receipt.version,
+        "nbytes": receipt.nbytes,
+        "seconds": receipt.took.as_secs_f64(),
+        "digest": receipt.digest,
+        "workers": workers,
+    }));
+}
+
+fn workers(publisher: &Publisher) -> Result<Value, Fault> {
+    let mut workers = serde_json::Map::new();
+    for (name, its) in publisher.workers()? {
+        let state = match its.state {
+            WorkerState::Live => "live",
+            WorkerState::Stuck => "stuck",
+            WorkerState::Lost => "lost",
+        };
+        let row = json!({
+            "state": state,
+            "road": if its.pushed { "pushed" } else { "pulled" },
+            "models": its.models,
+            "phase": its.doing,
+            "silent_s": its.silent.as_secs_f64(),
+            "client": its.client,
+            "host": its.host,
+            "pid": its.pid,
+        });
+        workers.insert(name, row);
+    }
+    Ok(workers.into())
+}

@@ -1,0 +1,47 @@
+//! Base64 (RFC 4648), padded: how sealed bytes travel in a header.
+
+/// Returns the bytes of a text; nothing if it is not base64.
+pub fn decode(text: &str) -> Option<Vec<u8>> {
+    let padding = text.bytes().rev().take_while(|&c| c == b'=').count();
+    if text.len() % 4 != 0 || padding > 2 {
+        return None;
+    }
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let mut bits = 0u32; // of which the lowest 8, 4 or 2 are not written yet
+    for (at, digit) in text.bytes().take(text.len() - padding).enumerate() {
+        bits = bits << 6 | value(digit)?;
+        if at % 4 != 0 {
+            bytes.push((bits >> (6 - 2 * (at % 4))) as u8);
+        }
+    }
+    Some(bytes)
+}
+
+fn value(digit: u8) -> Option<u32> {
+    let value = match digit {
+        b'A'..=b'Z' => digit - b'A',
+        b'a'..=b'z' => digit - b'a' + 26,
+        b'0'..=b'9' => digit - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        _ => return None,
+    };
+    Some(u32::from(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decode;
+
+    #[test]
+    fn texts_of_the_rfc_and_others_that_are_none() {
+        for (text, bytes) in [("", ""), ("Zg==", "f"), ("Zm8=", "fo"), ("Zm9v", "foo"), ("Zm9vYmE=", "fooba")]
+        {
+            assert_eq!(decode(text).as_deref(), Some(bytes.as_bytes()), "{}", text);
+        }
+        assert_eq!(decode("+/+/"), Some(vec![0xfb, 0xff, 0xbf]));
+        for text in ["Z", "Zg", "Zg=", "Zg===", "====", "Zm9v=", "Z=g=", "Zm-_", "Zm 9", "Zm9\n"] {
+            assert_eq!(decode(text), None, "{:?}", text);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The worker's second thread, which decodes patches: the first must answer pings meanwhile (D5).
+
+use crate::patching::Decoding;
+use crate::run::{Outcome, Shared};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{channel, Receiver, Sender};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+/// What decodes one patch after another, from the first on.
+pub struct Decoder {
+    shared: Arc<Shared>,
+    stop: Arc<AtomicBool>,
+    running: Option<(Sender<Decoding>, JoinHandle<()>)>, // each has a buffer, so there are few
+}
+
+impl Decoder {
+    pub fn new(shared: Arc<Shared>) -> Decoder {
+        Decoder { shared, stop: Arc::default(), running: None }
+    }
+
+    /// Decodes a patch soon, and tells how that has ended.
+    pub fn decode(&mut self, job: Decoding) {
+        if self.running.is_none() {
+            self.start();
+        }
+        let left = match &self.running {
+            Some((jobs, _)) => jobs.send(job).map_err(|unsent| unsent.0),
+            None => Err(job),
+        };
+        if let Err(job) = left {
+            tell(&self.shared, job, Err("there is no thread to decode it".to_owned()));
+        }
+    }
+
+    fn start(&mut self) {
+        let (sender, jobs) = channel();
+        let (shared, stop) = (self.shared.clone(), self.stop.clone());
+        let thread = thread::Builder::new().name("weightbus-patch".to_owned());
+        let thread = thread.spawn(move || run(&shared, &jobs, &stop));
+        self.running = thread.ok().map(|thread| (sender, thread));
+    }
+}
+
+fn run(shared: &Shared, jobs: &Receiver<Decoding>, stop: &AtomicBool) {
+    for mut job in jobs {
+        let stopped = || stop.load(Ordering::Relaxed);
+        let done = catch_unwind(AssertUnwindSafe(|| job.run(&stopped)));
+        tell(shared, job, done.unwrap_or_else(|_| Err("it cannot be decoded, which is a bug".to_owned())));
+    }
+}
+
+fn tell(shared: &Shared, job: Decoding, done: Result<(), String>) {
+    let (model, key) = (job.model.clone(), job.key);
+    shared.tell(&model, key, Outcome::Decoded(Box::new(job), done));
+}
+
+impl Drop for Decoder {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some((jobs, thread)) = self.running.take() {
+            drop(jobs);
+            let _ = thread.join(); // it stops soon; nobody looks at the user's memory behind that
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Strings of bits, the lowest bit of each byte first, and the codes of a patch in them.
+
+use super::Fault;
+use std::convert::TryInto;
+
+const PEEKED: u32 = 57; // bits that are there wherever in a byte they begin
+const GOLOMB_BITS_MAX: u32 = 16; // no step has a size of more
+const EARLY: Fault = "it ends early";
+
+/// Returns the number that so many bytes are, the lowest first.
+pub fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+}
+
+/// Reads bits from the first to the last.
+pub struct Reader<'a> {
+    data: &'a [u8],
+    at: usize, // in bits
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(data: &'a [u8]) -> Reader<'a> {
+        Reader { data, at: 0 }
+    }
+
+    /// Bits that are left; none where a code led beyond the end.
+    pub fn left(&self) -> usize {
+        (8 * self.data.len()).saturating_sub(self.at)
+    }
+
+    /// The next bits, zeros behind the end.
+    #[inline]
+    fn peek(&self) -> u64 {
+        let byte = self.at / 8;
+        let word = match self.data.get(byte..byte + 8).and_then(|bytes| bytes.try_into().ok()) {
+            Some(bytes) => u64::from_le_bytes(bytes),
+            None => number(self.data.get(byte..).unwrap_or_default()),
+        };
+        word >> (self.at % 8)
+    }
+
+    /// Takes so many bits, at most 32, of which the caller knows that they are there.
+    #[inline]
+    fn take(&mut self, width: u32) -> u32 {
+        let value = self.peek() & ((1 << width) - 1);
+        self.at += width as usize;
+        value as u32
+    }
+
+    fn need(&self, bits: usize) -> Result<(), Fault> {
+        if bits <= self.left() {
+            Ok(())
+        } else {
+            Err(EARLY)
+        }
+    }
+
+    /// Returns the next number of a fixed width, at most 32 bits.
+    pub fn number(&mut self, width: u32) -> Result<u32, Fault> {
+        self.need(width as usize)?;
+        Ok(self.take(width))
+    }
+
+    #[inline]
+    fn unary(&mut self, most: u32) -> Result<u32, Fault> {
+        let mut value = 0;
+        loop {
+            let zeros = (self.peek() | 1 << PEEKED).trailing_zeros();
+            value += zeros;
+            if value > most {
+                return Err("a code leads beyond what it may");
+            }
+            if zeros < PEEKED {
+                self.at += zeros as usize + 1; // it lies before the end, behind which are zeros
+                return Ok(value);
+            }
+            self.at += zeros as usize;
+            self.need(1).map_err(|_| "a unary code has no end")?;
+        }
+    }
+
+    /// Appends positions, told by Rice codes of the gaps between them; all are below `most`.
+    pub fn positions(&mut self, count: usize, k: u32, most: usize, out: &mut Vec<u32>) -> Result<(), Fault> {
+        let begin = out.len();
+        for _ in 0..count {
+            out.push(self.unary((most >> k) as u32)? << k);
+        }
+        self.need(count * k as usize)?;
+        let mut next = 0;
+        for position in &mut out[begin..] {
+            *position += next + self.take(k);
+            next = *position + 1; // at most 2^20, since the one before was below `most`
+            if next as usize > most {
+                return Err("a gap leads past the end");
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends a 1 for each bit that is not set, and a -1 for each that is.
+    pub fn signs(&mut self, count: usize, out: &mut Vec<i32>) -> Result<(), Fault> {
+        self.need(count)?;
+        out.extend((self.at..self.at + count).map(|at| 1 - 2 * i32::from(self.data[at / 8] >> (at % 8) & 1)));
+        self.at += count;
+        Ok(())
+    }
+
+    /// Puts numbers that were coded by Exp-Golomb.
+    pub fn golomb(&mut self, count: usize, k: u32, out: &mut Vec<u32>) -> Result<(), Fault> {
+        out.clear();
+        let mut bits = 0;
+        for _ in 0..count {
+            let width = k + self.unary(GOLOMB_BITS_MAX - k)?;
+            bits += width as usize;
+            out.push(width);
+        }
+        self.need(bits)?;
+        for value in out {
+            let width = *value;
+            *value = self.take(width) + (1 << width) - (1 << k);
+        }
+        Ok(())
+    }
+
+    /// Checks that only the bits that fill the last byte are left, and are zero; returns all bytes that
+    /// were begun.
+    pub fn filled(&self) -> Result<usize, Fault> {
+        let rest = self.at.wrapping_neg() % 8;
+        if self.peek() & ((1 << rest) - 1) == 0 {
+            Ok((self.at + rest) / 8)
+        } else {
+            Err("the bits behind its codes are not zero")
+        }
+    }
+
+    /// Checks that this is all there is.
+    pub fn end(&self) -> Result<(), Fault> {
+        if self.filled()? == self.data.len() {
+            Ok(())
+        } else {
+            Err("something follows behind its codes")
+        }
+    }
+}

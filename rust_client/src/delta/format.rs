@@ -1,0 +1,227 @@
+//! The parts of a patch: its header, its blocks, and the tables of its codes.
+
+use super::bits::{number, Reader};
+use super::{Fault, PatchError};
+use crate::digest::hex;
+use crate::dtype::Dtype;
+use crate::layout::Layout;
+use crate::limits::{CHUNKS_MAX, CHUNK_BYTES_MAX};
+
+const MAGIC: &[u8] = b"WBDELTA1";
+pub const HEADER_BYTES: usize = 120;
+const BLOCK_ELEMENTS: usize = 1 << 18;
+const GROUP_BLOCKS: usize = 16;
+const ENTRY_BYTES_MAX: u32 = 4;
+pub const CLASSES: usize = 16;
+const WIDTH_MAX: u32 = 19; // of a count
+pub const RICE_MAX: u32 = 18;
+const EVERY: u32 = 31;
+
+/// What a patch says of itself.
+#[derive(Debug)]
+pub struct Header {
+    pub layout_id: String,
+    pub nbytes: u64,
+    /// By which both digests are computed.
+    pub chunk_bytes: u64,
+    pub base: String,
+    pub target: String,
+}
+
+impl Header {
+    /// Reads the header of a patch, and nothing behind it.
+    pub fn parse(patch: &[u8]) -> Result<Header, PatchError> {
+        let head = patch.get(..HEADER_BYTES).unwrap_or_default();
+        if !head.starts_with(MAGIC) {
+            return Err(PatchError(format!(
+                "{} bytes that begin with {:02x?} are no patch; it has at least {} that begin with {:02x?}",
+                patch.len(),
+                &patch[..patch.len().min(MAGIC.len())],
+                HEADER_BYTES,
+                MAGIC
+            )));
+        }
+        let (flags, chunk_bytes, nbytes) =
+            (number(&head[8..12]), number(&head[12..16]), number(&head[16..24]));
+        if flags != 0 {
+            return Err(PatchError(format!("the patch has flags {:#x}; none are known here", flags)));
+        }
+        if !(1..=CHUNK_BYTES_MAX).contains(&chunk_bytes) || nbytes > CHUNKS_MAX * chunk_bytes {
+            return Err(PatchError(format!(
+                "digests of {} bytes by chunks of {}; 1 to {} are allowed, and {} chunks",
+                nbytes, chunk_bytes, CHUNK_BYTES_MAX, CHUNKS_MAX
+            )));
+        }
+        let [layout_id, base, target] = [24, 56, 88].map(|at| hex(&head[at..at + 32]));
+        Ok(Header { layout_id, nbytes, chunk_bytes, base, target })
+    }
+}
+
+/// What is known of elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// Nothing.
+    Plain,
+    /// They have 16 bits.
+    Integer,
+    /// They have 16 bits, and an exponent.
+    Bf16,
+    F16,
+}
+
+/// So many elements of one dtype, end to end: bytes `begin` to `end` of the data section.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    pub begin: usize,
+    pub end: usize,
+    pub width: usize, // bytes of an element; 1 where it has fewer bits
+    pub kind: Kind,
+}
+
+impl Block {
+    pub fn nbytes(&self) -> usize {
+        self.end - self.begin
+    }
+}
+
+/// Tensors of one dtype that lie next to each other, as one block.
+fn stretches(layout: &Layout) -> Vec<Block> {
+    let mut found: Vec<Block> = Vec::new();
+    let mut before = None;
+    for tensor in layout.tensors.iter().filter(|tensor| tensor.begin < tensor.end) {
+        if before != Some(tensor.dtype) {
+            let kind = match tensor.dtype {
+                Dtype::BF16 => Kind::Bf16,
+                Dtype::F16 => Kind::F16,
+                Dtype::I16 | Dtype::U16 => Kind::Integer,
+                _ => Kind::Plain,
+            };
+            let width = (tensor.dtype.bits() as usize / 8).max(1);
+            found.push(Block { begin: tensor.begin as usize, end: 0, width, kind });
+            before = Some(tensor.dtype);
+        }
+        if let Some(last) = found.last_mut() {
+            last.end = tensor.end as usize;
+        }
+    }
+    found
+}
+
+/// The blocks of a layout in order, by groups.
+pub fn groups(layout: &Layout) -> impl Iterator<Item = Vec<Block>> {
+    stretches(layout).into_iter().flat_map(|stretch| {
+        let of = |whole: Block, nbytes: usize| {
+            (whole.begin..whole.end).step_by(nbytes).map(move |begin| Block {
+                begin,
+                end: whole.end.min(begin + nbytes),
+                ..whole
+            })
+        };
+        let nbytes = BLOCK_ELEMENTS * stretch.width;
+        of(stretch, GROUP_BLOCKS * nbytes).map(move |group| of(group, nbytes).collect())
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mode {
+    Unchanged,
+    Steps,
+    Overwrite,
+    Raw,
+}
+
+/// Reads the entry of a block from where `at` is, which moves on: its mode, and the bytes of its body.
+pub fn entry(data: &[u8], at: &mut usize, block: &Block) -> Result<(Mode, usize), Fault> {
+    let mut value = 0;
+    for place in 0..ENTRY_BYTES_MAX {
+        let byte = *data.get(*at).ok_or("the patch ends in its entry")?;
+        *at += 1;
+        value |= usize::from(byte & 127) << (7 * place);
+        if byte == 0 && place > 0 {
+            return Err("its entry is longer than it need be");
+        }
+        if byte < 128 {
+            return sized(
+                [Mode::Unchanged, Mode::Steps, Mode::Overwrite, Mode::Raw][value & 3],
+                value >> 2,
+                block,
+            );
+        }
+    }
+    Err("its entry has no end")
+}
+
+fn sized(mode: Mode, nbytes: usize, block: &Block) -> Result<(Mode, usize), Fault> {
+    let right = match mode {
+        Mode::Unchanged => nbytes == 0,
+        Mode::Raw => nbytes == block.nbytes(),
+        _ => (1..block.nbytes()).contains(&nbytes),
+    };
+    match (right, mode, block.kind) {
+        (false, ..) => Err("its body has more bytes than its mode allows, or fewer"),
+        (true, Mode::Steps, Kind::Plain) => Err("it has steps, but not elements of 16 bits"),
+        _ => Ok((mode, nbytes)),
+    }
+}
+
+/// Which steps of a class have a size of more than 1.
+#[derive(Clone, Copy, Debug)]
+pub enum Large {
+    None,
+    /// So many as a count of these bits says, with gaps coded by this parameter.
+    Some(u32, u32),
+    /// Each may have.
+    Every,
+}
+
+/// How the steps of a class are coded.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    pub class: usize,
+    pub count: u32,
+    pub gap: u32,
+    pub large: Large,
+    pub size: u32,
+}
+
+/// How the steps of a group are coded: by one class or all, of which those without steps are left out.
+#[derive(Debug)]
+pub struct Table {
+    pub classes: usize,
+    pub rows: Vec<Row>,
+}
+
+/// Reads the table of a group from where `at` is, which moves on.
+pub fn table(data: &[u8], at: &mut usize, kind: Kind) -> Result<Table, Fault> {
+    let classes = data.get(*at).map_or(0, |&byte| usize::from(byte));
+    if classes != 1 && !(classes == CLASSES && matches!(kind, Kind::Bf16 | Kind::F16)) {
+        return Err("a table is for 1 class, or 16 of floats of 16 bits");
+    }
+    let mut reader = Reader::new(&data[*at + 1..]);
+    let mut rows = Vec::with_capacity(classes);
+    for class in 0..classes {
+        rows.extend(row(&mut reader, class)?);
+    }
+    *at += 1 + reader.filled()?;
+    Ok(Table { classes, rows })
+}
+
+fn row(reader: &mut Reader, class: usize) -> Result<Option<Row>, Fault> {
+    let mut field = |width: u32, most: u32| match reader.number(width)? {
+        value if value <= most => Ok(value),
+        _ => Err("a parameter of its table is larger than it may be"),
+    };
+    let count = field(5, WIDTH_MAX)?;
+    if count == 0 {
+        return Ok(None);
+    }
+    let gap = field(5, RICE_MAX)?;
+    let large = match field(5, EVERY)? {
+        0 => Large::None,
+        EVERY => Large::Every,
+        width if width <= WIDTH_MAX => Large::Some(width, field(5, RICE_MAX)?),
+        _ => return Err("a count in its table has too many bits"),
+    };
+    let size = if let Large::None = large { 0 } else { field(4, 15)? };
+    Ok(Some(Row { class, count, gap, large, size }))
+}

@@ -1,0 +1,200 @@
+//! Patches (encoding `delta-1`): what turns one version into another of the same layout, bit for bit.
+//!
+//! `docs/DELTA.md` at the root defines every byte. Nothing is written before all that can be wrong with a
+//! patch has been looked for, against the very base that is there. What was decoded then is kept for the
+//! writing as long as that is little; the rest is decoded again.
+
+mod bits;
+mod format;
+mod steps;
+
+use crate::digest::digest_while;
+use crate::layout::Layout;
+pub use format::Header;
+use format::{Block, Mode, Table};
+use std::fmt;
+use steps::{Changes, Scratch};
+
+const KEPT: usize = 8; // changes are kept up to so small a part of the data section
+
+/// What is wrong with the body of a block.
+type Fault = &'static str;
+
+/// Why a patch is refused.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PatchError(pub String);
+
+impl fmt::Display for PatchError {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a patch says of one block.
+#[derive(Debug)]
+struct Part<'a> {
+    block: Block,
+    mode: Mode,
+    body: &'a [u8],
+    table: usize,
+}
+
+/// A patch for a layout.
+#[derive(Debug)]
+pub struct Patch<'a> {
+    pub header: Header,
+    parts: Vec<Part<'a>>, // of blocks that change
+    tables: Vec<Table>,
+}
+
+impl<'a> Patch<'a> {
+    /// Checks whatever can be checked without the base.
+    pub fn parse(layout: &Layout, data: &'a [u8]) -> Result<Patch<'a>, PatchError> {
+        let header = Header::parse(data)?;
+        if header.layout_id != layout.id || header.nbytes != layout.nbytes {
+            return Err(PatchError(format!(
+                "a patch for the layout {:.12} of {} bytes; here is {:.12} of {}",
+                header.layout_id, header.nbytes, layout.id, layout.nbytes
+            )));
+        }
+        let mut patch = Patch { header, parts: Vec::new(), tables: Vec::new() };
+        let mut at = format::HEADER_BYTES;
+        for group in format::groups(layout) {
+            patch.parse_group(&group, data, &mut at)?;
+        }
+        if at < data.len() {
+            return Err(PatchError(format!("{} bytes follow behind the last block", data.len() - at)));
+        }
+        Ok(patch)
+    }
+
+    fn parse_group(&mut self, group: &[Block], data: &'a [u8], at: &mut usize) -> Result<(), PatchError> {
+        let mut entries = Vec::with_capacity(group.len());
+        for block in group {
+            entries.push(format::entry(data, at, block).map_err(|fault| in_block(block, fault))?);
+        }
+        if entries.iter().any(|&(mode, _)| mode == Mode::Steps) {
+            let table = format::table(data, at, group[0].kind);
+            self.tables.push(table.map_err(|fault| in_block(&group[0], fault))?);
+        }
+        for (&block, (mode, nbytes)) in group.iter().zip(entries) {
+            let body = data.get(*at..*at + nbytes);
+            let body = body.ok_or_else(|| in_block(&block, "the patch ends in its body"))?;
+            if mode != Mode::Unchanged {
+                self.parts.push(Part { block, mode, body, table: self.tables.len().saturating_sub(1) });
+            }
+            *at += nbytes;
+        }
+        Ok(())
+    }
+
+    /// Turns the base, of which the digest may be known, into the target. Where this is not the base, or a
+    /// block is malformed, not a byte has changed; where the result is not the target, it is of no use.
+    pub fn apply(&self, data: &mut [u8], digest: Option<&str>) -> Result<(), PatchError> {
+        self.apply_while(data, digest, &|| true)
+    }
+
+    /// The same; soon refused once it is wanted no longer.
+    pub fn apply_while(
+        &self,
+        data: &mut [u8],
+        digest: Option<&str>,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<(), PatchError> {
+        let header = &self.header;
+        let of = |data: &[u8]| digest_while(&header.layout_id, header.chunk_bytes, data, wanted);
+        let found = digest.map_or_else(|| of(data), str::to_owned);
+        if found != header.base {
+            return Err(PatchError(format!(
+                "the patch is for the base {:.12}, not {:.12}",
+                header.base, found
+            )));
+        }
+        self.put(data)?;
+        let made = of(data);
+        if made != header.target {
+            return Err(PatchError(format!(
+                "the patch leads to {:.12}, and says {:.12}",
+                made, header.target
+            )));
+        }
+        Ok(())
+    }
+
+    /// Changes all blocks, or none if one is malformed. It looks at no digest: `apply` does.
+    pub fn put(&self, data: &mut [u8]) -> Result<(), PatchError> {
+        if data.len() as u64 != self.header.nbytes {
+            let text = format!("a patch for {} bytes, not for {}", self.header.nbytes, data.len());
+            return Err(PatchError(text));
+        }
+        let room = data.len() / KEPT;
+        let (mut scratch, mut kept, mut again) = (Scratch::default(), Changes::default(), Changes::default());
+        let mut ends = Vec::new(); // of the changes that are kept, those of the first parts
+        for part in &self.parts {
+            let block = &data[part.block.begin..part.block.end];
+            if kept.nbytes() <= room {
+                self.decode(part, block, &mut scratch, &mut kept)?;
+                ends.push((kept.at.len(), kept.values.len()));
+            } else {
+                again.clear();
+                self.decode(part, block, &mut scratch, &mut again)?;
+            }
+        }
+        let mut begin = (0, 0);
+        for (index, part) in self.parts.iter().enumerate() {
+            let block = &mut data[part.block.begin..part.block.end];
+            if let Some(&end) = ends.get(index) {
+                part.write(&kept.at[begin.0..end.0], &kept.values[begin.1..end.1], block);
+                begin = end;
+            } else {
+                again.clear();
+                self.decode(part, block, &mut scratch, &mut again)?;
+                part.write(&again.at, &again.values, block);
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends what changes in a block that is what it is in the base.
+    fn decode(
+        &self,
+        part: &Part,
+        block: &[u8],
+        scratch: &mut Scratch,
+        changes: &mut Changes,
+    ) -> Result<(), PatchError> {
+        let Block { width, kind, .. } = part.block;
+        let read = match part.mode {
+            Mode::Steps => steps::read(part.body, &self.tables[part.table], block, kind, scratch, changes),
+            Mode::Overwrite => steps::read_overwrite(part.body, width, block.len() / width, &mut changes.at),
+            Mode::Raw | Mode::Unchanged => Ok(()),
+        };
+        read.map_err(|fault| in_block(&part.block, fault))
+    }
+}
+
+impl Part<'_> {
+    /// Writes what was decoded into the bytes of the block.
+    fn write(&self, at: &[u32], values: &[u16], block: &mut [u8]) {
+        match self.mode {
+            Mode::Unchanged => {}
+            Mode::Raw => block.copy_from_slice(self.body),
+            Mode::Steps => {
+                for (&at, value) in at.iter().zip(values) {
+                    block[2 * at as usize..][..2].copy_from_slice(&value.to_le_bytes());
+                }
+            }
+            Mode::Overwrite => {
+                let width = self.block.width;
+                let elements = self.body[self.body.len() - at.len() * width..].chunks_exact(width);
+                for (&at, element) in at.iter().zip(elements) {
+                    block[at as usize * width..][..width].copy_from_slice(element);
+                }
+            }
+        }
+    }
+}
+
+fn in_block(block: &Block, fault: Fault) -> PatchError {
+    PatchError(format!("the block at byte {}: {}", block.begin, fault))
+}

@@ -1,0 +1,271 @@
+//! The bodies of blocks: which elements change, and to what.
+//!
+//! A block by classes is looked at 64 elements at a time: how many of each class there are is counted
+//! in all bytes of one number at once, and only where a change falls among them are they told apart.
+
+use super::bits::{number, Reader};
+use super::format::{Kind, Large, Row, Table, CLASSES, RICE_MAX};
+use super::Fault;
+use std::convert::TryInto;
+
+const WINDOW: usize = 64;
+const NEVER: u32 = u32::MAX; // a rank that no element has
+const NO_CLASS: u8 = CLASSES as u8; // of what is behind the last element
+
+/// What changes: positions of elements in their blocks, and of steps what they lead to.
+#[derive(Default)]
+pub struct Changes {
+    pub at: Vec<u32>,
+    pub values: Vec<u16>,
+}
+
+impl Changes {
+    pub fn nbytes(&self) -> usize {
+        4 * self.at.len() + 2 * self.values.len()
+    }
+
+    pub fn clear(&mut self) {
+        self.at.clear();
+        self.values.clear();
+    }
+}
+
+/// Memory for the steps of a block, of all classes.
+#[derive(Default)]
+pub struct Scratch {
+    ranks: Vec<u32>,
+    steps: Vec<i32>,
+    which: Vec<u32>, // of a class, those of a size above 1
+    sizes: Vec<u32>,
+}
+
+/// Reads the body of a block of steps; `block` is what is there in the base.
+pub fn read(
+    body: &[u8],
+    table: &Table,
+    block: &[u8],
+    kind: Kind,
+    scratch: &mut Scratch,
+    changes: &mut Changes,
+) -> Result<(), Fault> {
+    let (mut reader, elements) = (Reader::new(body), block.len() / 2);
+    let counts = counts(&mut reader, table, elements)?;
+    scratch.ranks.clear();
+    scratch.steps.clear();
+    for (row, &(count, large)) in table.rows.iter().zip(&counts) {
+        scratch.read_class(&mut reader, row, count, large, elements)?;
+    }
+    reader.end()?;
+    changes.at.reserve(scratch.ranks.len());
+    changes.values.reserve(scratch.ranks.len());
+    let mut put = |at: u32, step: i32| -> Result<(), Fault> {
+        let place = place_of(element(&block[2 * at as usize..])) + step;
+        let place = u16::try_from(place).map_err(|_| "a step leads beyond 16 bits; is this the base?")?;
+        changes.at.push(at);
+        changes.values.push(if place & 0x8000 == 0 { !place } else { place & 0x7fff });
+        Ok(())
+    };
+    if table.classes == 1 {
+        let mut steps = scratch.ranks.iter().zip(&scratch.steps);
+        return steps.try_for_each(|(&at, &step)| put(at, step));
+    }
+    find(block, kind, cursors(table, &counts), scratch, &mut put)
+}
+
+/// How many steps there are of each class, and how many of these are large. No more are said to be there
+/// than there is room for.
+fn counts(reader: &mut Reader, table: &Table, elements: usize) -> Result<Vec<(usize, usize)>, Fault> {
+    let mut counts = Vec::with_capacity(table.rows.len());
+    let mut total = 0;
+    for row in &table.rows {
+        let count = reader.number(row.count)? as usize;
+        let large = match row.large {
+            Large::Some(width, _) => reader.number(width)? as usize,
+            _ => 0,
+        };
+        if large > count {
+            return Err("more of its steps are large than there are");
+        }
+        total += count;
+        counts.push((count, large));
+    }
+    if total > elements || 2 * total > reader.left() {
+        return Err("it has more steps than elements, or than its bytes have room for");
+    }
+    Ok(counts)
+}
+
+impl Scratch {
+    /// Reads the ranks of the elements that change among those of their class, and their steps.
+    fn read_class(
+        &mut self,
+        reader: &mut Reader,
+        row: &Row,
+        count: usize,
+        large: usize,
+        elements: usize,
+    ) -> Result<(), Fault> {
+        let begin = self.steps.len();
+        reader.positions(count, row.gap, elements, &mut self.ranks)?;
+        reader.signs(count, &mut self.steps)?;
+        let steps = &mut self.steps[begin..];
+        match row.large {
+            Large::None => {}
+            Large::Every => {
+                reader.golomb(count, row.size, &mut self.sizes)?;
+                for (step, &size) in steps.iter_mut().zip(&self.sizes) {
+                    *step *= size as i32 + 1;
+                }
+            }
+            Large::Some(_, gap) => {
+                self.which.clear();
+                reader.positions(large, gap, count, &mut self.which)?;
+                reader.golomb(large, row.size, &mut self.sizes)?;
+                for (&which, &size) in self.which.iter().zip(&self.sizes) {
+                    steps[which as usize] *= size as i32 + 2;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn element(bytes: &[u8]) -> u16 {
+    u16::from_le_bytes([bytes[0], bytes[1]])
+}
+
+/// The place of an element in the order of all numbers.
+fn place_of(element: u16) -> i32 {
+    i32::from(if element & 0x8000 == 0 { element | 0x8000 } else { !element })
+}
+
+/// The class of an element, by its bits from the seventh on.
+const fn class_of(upper: usize, f16: bool) -> usize {
+    if f16 {
+        return upper >> 4 & 15;
+    }
+    let exponent = upper & 255;
+    match exponent {
+        0..=95 => 0,
+        96..=125 => (exponent - 96) >> 1,
+        _ => CLASSES - 1,
+    }
+}
+
+/// By these bits: the class, and a number whose byte of that class is 1.
+struct Classes {
+    of: [u8; 512],
+    ones: [u128; 512],
+}
+
+const fn classes(f16: bool) -> Classes {
+    let mut classes = Classes { of: [0; 512], ones: [0; 512] };
+    let mut upper = 0;
+    while upper < 512 {
+        let class = class_of(upper, f16);
+        classes.of[upper] = class as u8;
+        classes.ones[upper] = 1 << (8 * class);
+        upper += 1;
+    }
+    classes
+}
+
+static BF16: Classes = classes(false);
+static F16: Classes = classes(true);
+
+impl Classes {
+    fn counts(&self, window: &[u8]) -> [u8; CLASSES] {
+        let ones = window.chunks_exact(2).map(|bytes| self.ones[usize::from(element(bytes) >> 7)]);
+        ones.fold(0, |sum: u128, one| sum.wrapping_add(one)).to_le_bytes()
+    }
+
+    fn told_apart(&self, window: &[u8]) -> [u8; WINDOW] {
+        let mut found = [NO_CLASS; WINDOW];
+        for (class, bytes) in found.iter_mut().zip(window.chunks_exact(2)) {
+            *class = self.of[usize::from(element(bytes) >> 7)];
+        }
+        found
+    }
+}
+
+/// The elements of a class, one bit each.
+fn mask_of(found: &[u8; WINDOW], class: usize) -> u64 {
+    const EACH: u64 = 0x0101_0101_0101_0101;
+    const TOGETHER: u64 = 0x0102_0408_1020_4080; // brings the lowest bits of all bytes to the highest byte
+    found.chunks_exact(8).rev().fold(0, |mask, bytes| {
+        let word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        let other = word ^ (class as u64 * EACH); // a byte is 0 where it is that class, 31 at most
+        let same = !(other + 0x7f * EACH) >> 7 & EACH;
+        mask << 8 | same.wrapping_mul(TOGETHER) >> 56
+    })
+}
+
+/// What is looked for of a class: steps `next` to `end`.
+struct Cursor {
+    class: usize,
+    next: usize,
+    end: usize,
+    seen: u32, // elements of the class
+}
+
+fn cursors(table: &Table, counts: &[(usize, usize)]) -> Vec<Cursor> {
+    let mut end = 0;
+    let all = table.rows.iter().zip(counts).map(|(row, &(count, _))| {
+        end += count;
+        Cursor { class: row.class, next: end - count, end, seen: 0 }
+    });
+    all.filter(|cursor| cursor.next < cursor.end).collect()
+}
+
+/// Finds the elements that change by their ranks within classes.
+fn find(
+    block: &[u8],
+    kind: Kind,
+    mut cursors: Vec<Cursor>,
+    scratch: &Scratch,
+    put: &mut impl FnMut(u32, i32) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    let classes = if kind == Kind::F16 { &F16 } else { &BF16 };
+    let rank = |cursor: &Cursor| if cursor.next < cursor.end { scratch.ranks[cursor.next] } else { NEVER };
+    for (number, window) in block.chunks(2 * WINDOW).enumerate() {
+        let counts = classes.counts(window);
+        let mut found = None;
+        for cursor in &mut cursors {
+            let past = cursor.seen + u32::from(counts[cursor.class]);
+            if rank(cursor) < past {
+                let found = found.get_or_insert_with(|| classes.told_apart(window));
+                let mut mask = mask_of(found, cursor.class);
+                while rank(cursor) < past {
+                    for _ in cursor.seen..rank(cursor) {
+                        mask &= mask - 1;
+                    }
+                    put((number * WINDOW) as u32 + mask.trailing_zeros(), scratch.steps[cursor.next])?;
+                    mask &= mask - 1;
+                    cursor.seen = rank(cursor) + 1;
+                    cursor.next += 1;
+                }
+            }
+            cursor.seen = past;
+        }
+    }
+    if cursors.iter().all(|cursor| cursor.next == cursor.end) {
+        Ok(())
+    } else {
+        Err("a gap leads past the elements of a class; is this the base?")
+    }
+}
+
+/// Reads which elements a body names that overwrites them; what they become ends the body.
+pub fn read_overwrite(body: &[u8], width: usize, elements: usize, at: &mut Vec<u32>) -> Result<(), Fault> {
+    const FAULT: Fault = "it names more elements than there are, or than its bytes have room for";
+    let (head, rest) = body.split_at(body.len().min(3));
+    let (count, k) = (number(head) as usize & 0x7_ffff, number(head) as u32 >> 19);
+    let codes = rest.len().checked_sub(count * width).ok_or(FAULT)?;
+    if head.len() < 3 || count == 0 || count > elements.min(8 * codes) || k > RICE_MAX {
+        return Err(FAULT);
+    }
+    let mut reader = Reader::new(&rest[..codes]);
+    at.reserve(count);
+    reader.positions(count, k, elements, at)?;
+    reader.end()
+}

@@ -1,0 +1,233 @@
+//! The group keys of a worker's session: what is sealed is opened with them, or has no effect.
+//!
+//! There are two while one takes the place of another; the older one is forgotten soon after. What is
+//! published beside chunks counts up under each key: what counts no higher than the last is a replay.
+
+use crate::base64;
+use crate::digest::bytes_of_hex;
+use crate::limits::GROUP_KEYS_MAX;
+use crate::messages::{from_publisher, Announce, FromPublisher, SealedChunk, SealedMessage};
+use crate::sealing::{nonce_of, GroupKey, Opening, Secret, Subject, CHUNK, LAYOUT};
+use crate::transfer::Time;
+use std::convert::TryInto;
+
+struct Held {
+    key: GroupKey,
+    count: u64, // the highest that was opened
+}
+
+/// What one worker can open. A worker that has one takes nothing that is not sealed.
+#[derive(Default)]
+pub struct Keyring {
+    held: Vec<Held>,                         // the newest last
+    alone_at: Option<Time>,                  // when the newest is the only one that counts
+    last: Option<(String, Vec<u8>, Secret)>, // key of a version, the last that was used
+    lacking: bool, // something came that was sealed with a key that nobody has told since
+}
+
+impl Keyring {
+    /// A session begins with these keys, of which the older one counts until then.
+    ///
+    /// A count goes on, or replays would count.
+    pub fn begin(&mut self, keys: &[String], until: Time) {
+        let before = std::mem::take(&mut self.held);
+        self.alone_at = None;
+        self.add(keys, until);
+        for held in &mut self.held {
+            held.count = before.iter().find(|old| old.key.id == held.key.id).map_or(0, |old| old.count);
+        }
+    }
+
+    /// There are other keys; the one before counts until then. What is told before a key that is here is older,
+    /// and over: if it came back, so would what was said under it.
+    pub fn add(&mut self, keys: &[String], until: Time) {
+        let told: Vec<_> = keys.iter().map(|key| GroupKey::of_hex(key)).collect();
+        let has = |key: &GroupKey| self.held.iter().any(|held| held.key.id == key.id);
+        let older = told.iter().rposition(has).map_or(0, |at| at + 1);
+        for key in told.into_iter().skip(older) {
+            if self.held.iter().all(|held| held.key.id != key.id) {
+                self.alone_at = if self.held.is_empty() { None } else { Some(until) };
+                self.held.push(Held { key, count: 0 }); // E6
+            }
+        }
+        self.keep(GROUP_KEYS_MAX);
+        self.lacking = false;
+    }
+
+    /// Forgets a key whose time is over.
+    pub fn expire(&mut self, now: Time) {
+        if self.alone_at.map_or(false, |at| now >= at) {
+            self.alone_at = None;
+            self.keep(1);
+        }
+    }
+
+    /// Whether a key is needed that is not here, until some are told.
+    pub fn lacks(&self) -> bool {
+        self.lacking
+    }
+
+    fn keep(&mut self, count: usize) {
+        self.held.drain(..self.held.len().saturating_sub(count));
+        self.last = None; // it may be of one that is over
+    }
+
+    fn find(&mut self, id: &str) -> Option<usize> {
+        let found = self.held.iter().position(|held| held.key.id == id);
+        self.lacking |= found.is_none();
+        found
+    }
+
+    /// What was published, if it was sealed: the rest can be anybody's word.
+    ///
+    /// It comes only once; unless it does not count, since the rest of it is still on its way.
+    pub fn published(
+        &mut self,
+        message: FromPublisher,
+        payloads: usize,
+        counts: bool,
+    ) -> Option<FromPublisher> {
+        match message {
+            FromPublisher::SealedChunk(_) => Some(message), // E4
+            FromPublisher::SealedMessage(sealed) => self.message(&sealed, payloads, counts),
+            _ => None, // E1
+        }
+    }
+
+    /// What the publisher said, if it is that, and new.
+    fn message(&mut self, sealed: &SealedMessage, payloads: usize, counts: bool) -> Option<FromPublisher> {
+        let at = self.find(&sealed.key)?;
+        let held = &mut self.held[at];
+        if sealed.count <= held.count {
+            return None; // E5
+        }
+        let plain = held.key.open_message(sealed.count, &base64::decode(&sealed.sealed)?)?;
+        if counts {
+            held.count = sealed.count;
+        }
+        let message = from_publisher(&plain, payloads).ok()?;
+        let published =
+            matches!(message, FromPublisher::Announce(_) | FromPublisher::Beacon(_) | FromPublisher::End(_));
+        published.then_some(message)
+    }
+
+    /// What opens a chunk of an announced version, or of a patch to it; nothing if its key is not known.
+    pub fn opening(&mut self, subject: &Subject, chunk: &SealedChunk, size: usize) -> Option<Opening> {
+        self.payload(subject, (CHUNK, chunk.index), size, &chunk.key, &chunk.tag)
+    }
+
+    /// The layout, or all the bytes, that came with an announcement, if they are sound.
+    pub fn plain(&mut self, announce: &Announce, sealed: &[u8]) -> Option<Vec<u8>> {
+        let purpose = if announce.whole.is_some() { CHUNK } else { LAYOUT };
+        let (key, tag) = (announce.key.as_ref()?, announce.tag.as_ref()?);
+        let opening = self.payload(&Subject::of(announce), (purpose, 0), sealed.len(), key, tag)?;
+        let mut plain = vec![0; sealed.len()];
+        opening.opens(sealed, &mut plain).map(|_| plain)
+    }
+
+    fn payload(
+        &mut self,
+        subject: &Subject,
+        (purpose, index): (u32, u64),
+        size: usize,
+        key: &str,
+        tag: &str,
+    ) -> Option<Opening> {
+        let at = self.find(key)?;
+        let names = subject.names();
+        let known = self.last.as_ref().filter(|(id, of, _)| id == key && *of == names);
+        let secret = known.map_or_else(|| self.held[at].key.of_version(subject), |(.., secret)| *secret);
+        self.last = Some((key.to_owned(), names, secret));
+        let bound = subject.associated(purpose, index, size as u64);
+        let tag = bytes_of_hex(tag).try_into().ok()?;
+        Opening::new(&secret, &nonce_of(purpose, index), &bound, tag)
+    }
+}
+
+#[cfg(all(test, feature = "keys"))]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const KEYS: [&str; 3] = ["20", "40", "60"];
+
+    fn key(at: usize) -> String {
+        KEYS[at].repeat(32)
+    }
+
+    fn seconds(count: u64) -> Time {
+        Duration::from_secs(count)
+    }
+
+    fn has(keyring: &mut Keyring, at: usize) -> bool {
+        keyring.find(&GroupKey::of_hex(&key(at)).id).is_some()
+    }
+
+    #[test]
+    fn two_keys_count_for_the_change_and_then_one() {
+        let mut keyring = Keyring::default();
+        keyring.begin(&[key(0)], seconds(5));
+        keyring.add(&[key(1)], seconds(10));
+        keyring.add(&[key(1)], seconds(20)); // told twice
+        keyring.expire(seconds(9));
+        assert!(has(&mut keyring, 0) && has(&mut keyring, 1) && !keyring.lacks());
+        keyring.expire(seconds(10));
+        assert!(!has(&mut keyring, 0) && has(&mut keyring, 1));
+        assert!(keyring.lacks(), "somebody has asked for the older one");
+        assert!(keyring.lacks(), "and again, where no hello could be said");
+        keyring.add(&[key(1)], seconds(20));
+        assert!(!keyring.lacks(), "keys were told");
+    }
+
+    #[test]
+    fn a_key_that_is_told_before_one_that_is_here_is_older_and_over() {
+        let mut keyring = Keyring::default();
+        keyring.begin(&[key(0)], seconds(5));
+        keyring.add(&[key(0), key(1)], seconds(10));
+        keyring.held[1].count = 7;
+        keyring.expire(seconds(10));
+        keyring.add(&[key(0), key(1)], seconds(20));
+        keyring.expire(seconds(20));
+        assert!(has(&mut keyring, 1) && !has(&mut keyring, 0));
+        keyring.add(&[key(0), key(1)], seconds(30));
+        assert_eq!(keyring.held.iter().map(|held| held.count).collect::<Vec<_>>(), [7], "replays count");
+        keyring.add(&[key(0), key(2)], seconds(40)); // neither is here: the order told decides
+        assert!(has(&mut keyring, 0) && has(&mut keyring, 2) && !has(&mut keyring, 1));
+        keyring.expire(seconds(40));
+        assert!(has(&mut keyring, 2) && !has(&mut keyring, 0));
+    }
+
+    #[test]
+    fn the_older_key_of_a_session_that_begins_with_two_is_forgotten_too() {
+        let mut keyring = Keyring::default();
+        keyring.begin(&[key(0), key(1)], seconds(5));
+        keyring.last = Some((String::new(), Vec::new(), [0; 32]));
+        keyring.expire(seconds(4));
+        assert!(has(&mut keyring, 0) && has(&mut keyring, 1));
+        keyring.expire(seconds(5));
+        assert!(!has(&mut keyring, 0) && has(&mut keyring, 1));
+        assert!(keyring.last.is_none(), "a key that was derived from it");
+        keyring.begin(&[key(0), key(0)], seconds(5));
+        assert_eq!(keyring.held.len(), 1, "told twice");
+    }
+
+    #[test]
+    fn no_more_than_two_keys_are_held() {
+        let mut keyring = Keyring::default();
+        keyring.begin(&[key(0)], seconds(5));
+        keyring.add(&[key(1), key(2)], seconds(10));
+        assert!(!has(&mut keyring, 0) && has(&mut keyring, 1) && has(&mut keyring, 2));
+    }
+
+    #[test]
+    fn a_count_goes_on_in_the_next_session_under_the_same_key_alone() {
+        let mut keyring = Keyring::default();
+        keyring.begin(&[key(0)], seconds(5));
+        keyring.held[0].count = 7;
+        keyring.begin(&[key(1), key(0)], seconds(5));
+        assert_eq!(keyring.held.iter().map(|held| held.count).collect::<Vec<_>>(), [0, 7]);
+        keyring.begin(&[key(1)], seconds(5));
+        keyring.begin(&[key(0)], seconds(5));
+        assert_eq!(keyring.held[0].count, 0, "it was forgotten with its key");
+    }
+}

@@ -1,0 +1,264 @@
+//! A worker's keys, as `weightbus keygen` writes them: one small file of JSON.
+
+use crate::error::Error;
+use crate::fields::{Fault, Fields};
+use crate::json::Value;
+use crate::limits::{NAME_MAX, TEXT_MAX};
+use crate::raw::curve;
+use crate::sealing;
+use std::fmt;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// What a worker needs to speak to a publisher with keys, and to no other.
+#[derive(Clone, PartialEq)]
+pub struct WorkerKeys {
+    name: String,
+    pub(crate) public: String, // 40 characters of Z85, as are the other two
+    pub(crate) secret: String,
+    pub(crate) publisher: String,
+}
+
+impl fmt::Debug for WorkerKeys {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "WorkerKeys({} {} of the publisher {})", self.name, self.public, self.publisher)
+    }
+}
+
+impl WorkerKeys {
+    /// Reads a worker's file; or that of a name, else the only one, in a folder that `weightbus keygen` has made.
+    pub fn read(path: impl AsRef<Path>, name: Option<&str>) -> Result<WorkerKeys, Error> {
+        check_curve()?;
+        let path = path.as_ref();
+        if path.to_string_lossy().trim_start().starts_with('{') {
+            let text = "keys: the path of a file is expected, not what stands in it (WorkerKeys::from_json takes that)";
+            return Err(Error::Keys(text.to_owned())); // which may be a secret: it is not quoted
+        }
+        let file = if path.is_dir() { file_of(&path.join("workers"), name)? } else { path.to_owned() };
+        let unreadable =
+            |error: io::Error| Error::Keys(format!("{} cannot be read: {}", file.display(), error));
+        let opened = fs::File::open(&file).map_err(unreadable)?;
+        if opened.metadata().map_err(unreadable)?.permissions().mode() & 0o007 != 0 {
+            let text = format!("{0} is open to every user of this host: chmod 600 {0}", file.display());
+            return Err(Error::Keys(text));
+        }
+        let mut json = Vec::new();
+        opened.take(TEXT_MAX as u64).read_to_end(&mut json).map_err(unreadable)?;
+        parse(&json, &file.display().to_string())
+    }
+
+    /// Takes what stands in a worker's file, for those who keep secrets elsewhere.
+    pub fn from_json(json: &str) -> Result<WorkerKeys, Error> {
+        check_curve()?;
+        parse(json.as_bytes(), "what was given for keys")
+    }
+
+    /// What the worker may be called; a `*` in it stands for any characters.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+fn parse(json: &[u8], whose: &str) -> Result<WorkerKeys, Error> {
+    let odd = |text: &str| {
+        Error::Keys(format!("{} is no file of keys: {}; see weightbus keygen --help", whose, text))
+    };
+    let object = match serde_json::from_slice(json) {
+        Ok(Value::Object(object)) => object,
+        Ok(other) => return Err(odd(&format!("it is {}, not an object", other.kind()))),
+        Err(error) => return Err(odd(&error.to_string())),
+    };
+    let keys = fields_of(&Fields(&object)).map_err(|fault| odd(&fault))?;
+    if curve::public_of(&keys.secret).as_ref() != Some(&keys.public) {
+        let text = "public and secret key do not belong together; make a new pair";
+        return Err(Error::Keys(format!("{}: {}", whose, text)));
+    }
+    Ok(keys)
+}
+
+fn fields_of(fields: &Fields) -> Result<WorkerKeys, Fault> {
+    let name = fields.text("name", NAME_MAX)?;
+    if !is_form(&name) {
+        return Err("\"name\" is no name, in which one * may stand".to_owned());
+    }
+    let key = |field| {
+        let key = fields.text(field, TEXT_MAX)?;
+        if is_z85(&key) {
+            Ok(key)
+        } else {
+            Err(format!("{:?} must be 40 characters of Z85", field))
+        }
+    };
+    Ok(WorkerKeys { name, public: key("public")?, secret: key("secret")?, publisher: key("publisher")? })
+}
+
+const Z85: &str = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
+
+/// Whether this is 32 bytes: each five characters are four of them, and some are too great for that.
+fn is_z85(key: &str) -> bool {
+    let digit = |c| Z85.bytes().position(|digit| digit == c).map(|value| value as u64);
+    let word = |five: &[u8]| five.iter().try_fold(0, |word, &c| Some(85 * word + digit(c)?));
+    key.len() == 40 && key.as_bytes().chunks(5).all(|five| word(five).map_or(false, |word| word < 1 << 32))
+}
+
+/// Whether a text is a name, or one in which a `*` stands for any characters.
+fn is_form(text: &str) -> bool {
+    let plain = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-' | b'*');
+    let stars = text.bytes().filter(|&c| c == b'*').count();
+    (1..=NAME_MAX).contains(&text.len()) && stars <= 1 && text.bytes().all(plain)
+}
+
+/// Whether somebody whose key is for names of this form may be called so.
+fn fits(form: &str, name: &str) -> bool {
+    match form.split_once('*') {
+        Some((begin, end)) => {
+            name.len() >= begin.len() + end.len() && name.starts_with(begin) && name.ends_with(end)
+        }
+        None => name == form,
+    }
+}
+
+/// The file in a folder that is for a worker of this name; without one, the only file.
+fn file_of(folder: &Path, name: Option<&str>) -> Result<PathBuf, Error> {
+    let unreadable =
+        |error: io::Error| Error::Keys(format!("{} cannot be read: {}", folder.display(), error));
+    let mut forms = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let file = entry.map_err(unreadable)?.path();
+        let stem = file.file_name().and_then(|name| name.to_str()?.strip_suffix(".json"));
+        if let Some(form) = stem.filter(|stem| !stem.is_empty()).map(|stem| stem.replace('+', "*")) {
+            forms.push((form, file));
+        }
+    }
+    forms.sort();
+    let fit: Vec<_> = forms.iter().filter(|(form, _)| name.map_or(true, |name| fits(form, name))).collect();
+    let exact = forms.iter().find(|(form, _)| Some(&form[..]) == name);
+    match (exact, &fit[..]) {
+        (Some((_, file)), _) | (None, [(_, file)]) => Ok(file.clone()),
+        _ => Err(Error::Keys(format!(
+            "{} has {} files for {} ({} in all): give keys one file, or the name of the worker that it is for; \
+             weightbus keygen makes more",
+            folder.display(),
+            fit.len(),
+            name.unwrap_or("a worker without a name"),
+            forms.len()
+        ))),
+    }
+}
+
+/// Checks that what is needed was built into this crate, and into libzmq.
+pub(crate) fn check_curve() -> Result<(), Error> {
+    if !sealing::AVAILABLE {
+        return Err(Error::Keys(
+            "this weightbus was built without keys: build it with the feature \"keys\", which is on by default, \
+             or give it none"
+                .to_owned(),
+        ));
+    }
+    if zmq::has("curve") != Some(true) {
+        let (major, minor, patch) = zmq::version();
+        return Err(Error::Keys(format!(
+            "keys need CURVE, which this libzmq ({}.{}.{}) was built without: install one with libsodium",
+            major, minor, patch
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(all(test, feature = "keys"))]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    // Pairs of the documentation of libzmq.
+    const GOOD: &str = r#"{"name": "w", "public": "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID",
+        "secret": "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs", "publisher": "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7",
+        "later": ["fields"]}"#;
+    const OTHER: &str = "JTKVSB%%)wK0E.X)V>+}o?pNmC{O&4W4b!Ni{Lh6";
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("weightbus-{}-{}", name, std::process::id()));
+            fs::create_dir_all(path.join("workers")).unwrap();
+            Folder(path)
+        }
+
+        fn write(&self, file: &str, json: &str, mode: u32) -> PathBuf {
+            let path = self.0.join("workers").join(file);
+            let mut opened = fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(mode)
+                .open(&path)
+                .unwrap();
+            opened.write_all(json.as_bytes()).unwrap();
+            path
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn words(result: Result<WorkerKeys, Error>) -> String {
+        let words = result.unwrap_err().to_string();
+        assert!(!words.contains("D:)Q"), "a secret: {}", words);
+        words
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_told_without_a_secret() {
+        let keys = WorkerKeys::from_json(GOOD).unwrap();
+        assert_eq!(keys.name(), "w");
+        assert!(!format!("{:?}", keys).contains("D:)Q"));
+        for (from, to, why) in [
+            ("D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs", OTHER, "do not belong together"),
+            ("hID\"", "hI\"", "40 characters"),
+            ("hID\"", "hI~\"", "40 characters"),
+            ("rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7", &"#".repeat(40), "40 characters"),
+            ("\"w\"", "\"a*b*\"", "is no name"),
+            ("\"publisher\"", "\"public\"", "stands twice"),
+            ("\"publisher\"", "\"else\"", "is missing"),
+            ("{", "[", "no file of keys"),
+        ] {
+            let told = words(WorkerKeys::from_json(&GOOD.replacen(from, to, 1)));
+            assert!(told.contains(why), "{}", told);
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_is_refused() {
+        let folder = Folder::new("keys-mode");
+        let file = folder.write("w.json", GOOD, 0o604);
+        assert!(words(WorkerKeys::read(&file, None)).contains("chmod 600"));
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(WorkerKeys::read(&file, None).is_ok());
+        assert!(words(WorkerKeys::read(folder.0.join("nobody"), None)).contains("cannot be read"));
+        for text in [GOOD.to_owned(), format!("\n{}", GOOD)] {
+            assert!(words(WorkerKeys::read(text, None)).contains("the path of a file"));
+        }
+    }
+
+    #[test]
+    fn a_folder_has_a_file_for_each_name() {
+        let folder = Folder::new("keys-names");
+        let read = |name| WorkerKeys::read(&folder.0, name).map(|keys| keys.name().to_owned());
+        folder.write("w.json", GOOD, 0o600);
+        assert_eq!(read(None).unwrap(), "w");
+        folder.write("gpu-+.json", &GOOD.replace("\"w\"", "\"gpu-*\""), 0o600);
+        folder.write("gpu-7.json", &GOOD.replace("\"w\"", "\"gpu-7\""), 0o600);
+        for (name, found) in [("w", "w"), ("gpu-1", "gpu-*"), ("gpu-7", "gpu-7")] {
+            assert_eq!(read(Some(name)).unwrap(), found);
+        }
+        assert!(read(None).unwrap_err().to_string().contains("has 3 files"));
+        assert!(read(Some("nobody")).unwrap_err().to_string().contains("has 0 files"));
+    }
+}

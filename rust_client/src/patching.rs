@@ -1,0 +1,89 @@
+//! What patches build on, and versions that are decoded from them (D3, D5).
+
+use crate::delta::Patch;
+use crate::layout::Layout;
+use crate::model::Model;
+use crate::staging::Buffer;
+use crate::transfer::Key;
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+const PIECE_BYTES: usize = 1 << 24; // copied at once: some milliseconds
+const WRITING: Duration = Duration::from_secs(1); // of somebody who has just written what patches build on
+
+/// Where the bytes of what runs here lie.
+#[derive(Clone)]
+pub enum Bytes {
+    /// In a buffer that was kept, of which no byte changes.
+    Kept(Arc<Buffer>),
+    /// In the model itself: the next version that is applied takes their place.
+    Model(Model),
+}
+
+/// What runs here, for patches to build on.
+#[derive(Clone)]
+pub struct Base {
+    pub layout: Arc<Layout>,
+    pub bytes: Bytes,
+}
+
+impl fmt::Debug for Base {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let place = if let Bytes::Kept(_) = self.bytes { "a buffer" } else { "a model" };
+        write!(f, "Base(of {} bytes in {})", self.layout.nbytes, place)
+    }
+}
+
+impl Base {
+    /// Copies the bytes to where a patch is decoded; tells whether they were to be had.
+    fn copy_to(&self, to: &mut [u8], wanted: &dyn Fn() -> bool) -> bool {
+        let mut copy = |begin: usize, bytes: &[u8]| {
+            let mut pieces =
+                to[begin..begin + bytes.len()].chunks_mut(PIECE_BYTES).zip(bytes.chunks(PIECE_BYTES));
+            pieces.all(|(to, bytes)| {
+                to.copy_from_slice(bytes);
+                wanted()
+            })
+        };
+        match &self.bytes {
+            Bytes::Kept(buffer) => copy(0, buffer),
+            Bytes::Model(model) => model.gather(&self.layout, Instant::now() + WRITING, copy),
+        }
+    }
+}
+
+/// A version on its way from a patch, which is here, into a buffer.
+pub struct Decoding {
+    pub model: String,
+    pub key: Key,
+    pub base: Base,
+    pub patch: Buffer,
+    /// Where to: as long as what the base holds.
+    pub version: Buffer,
+    /// What the version hashes to.
+    pub digest: String,
+    /// Who waits for it.
+    pub wanted: Weak<()>,
+}
+
+impl fmt::Debug for Decoding {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Decoding({} {:?}, {})", self.model, self.key, self.digest)
+    }
+}
+
+impl Decoding {
+    /// Decodes it, unless that is stopped in the middle; says why it is of no use, if it is of none.
+    pub fn run(&mut self, stopped: &dyn Fn() -> bool) -> Result<(), String> {
+        let wanted = || self.wanted.strong_count() > 0 && !stopped();
+        let patch = Patch::parse(&self.base.layout, &self.patch).map_err(|error| error.to_string())?;
+        if patch.header.target != self.digest {
+            return Err(format!("it leads to {:.12}; announced is {:.12}", patch.header.target, self.digest));
+        }
+        if !self.base.copy_to(&mut self.version, &wanted) {
+            return Err("what it builds on was being overwritten".to_owned());
+        }
+        patch.apply_while(&mut self.version, None, &wanted).map_err(|error| error.to_string())
+    }
+}

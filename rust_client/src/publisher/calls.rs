@@ -1,0 +1,255 @@
+//! The calls of publish that are open: what workers do moves them along, until they are resolved.
+//!
+//! A call is open until its answer is known. One that commits together stays, even when nobody waits for it any
+//! more, until it is decided.
+
+use super::effects::{Effect, WorkerEventKind};
+use super::machine::Machine;
+use super::publication::{Decision, Publication};
+use super::receipt::Outcome;
+use crate::messages::*;
+use crate::transfer::{Key, Time};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The open calls of one publisher.
+#[derive(Default)]
+pub struct Calls {
+    open: BTreeMap<u64, Publication>,
+    unheard: BTreeSet<String>, // models of which it was said that nobody gets them
+}
+
+impl Calls {
+    pub(super) fn open(&mut self, call: Publication) {
+        self.open.insert(call.id, call);
+    }
+
+    fn ids(&self) -> Vec<u64> {
+        self.open.keys().copied().collect()
+    }
+
+    /// The call that published a version, unless that is committed.
+    pub(super) fn undecided(&self, model: &str, key: Key) -> Option<&Publication> {
+        self.open.values().find(|c| c.key == key && c.model == model && c.decision != Decision::Commit)
+    }
+
+    pub(super) fn end_at(&mut self, now: Time) {
+        for call in self.open.values_mut() {
+            call.end_at(now);
+        }
+    }
+}
+
+impl Machine {
+    // What happens.
+
+    /// The version that waits for its commit is not to have it.
+    pub(super) fn give_up(&mut self, model: &str, pending: u64, why: &str, now: Time) {
+        let key = self.store.key(pending);
+        for id in self.calls.ids() {
+            if let Some(call) = self.calls.open.get_mut(&id).filter(|c| c.key == key && c.model == model) {
+                call.ended = why.to_owned();
+                self.settle(id, now);
+            }
+        }
+    }
+
+    /// What is still given out has the number of a later epoch.
+    pub(super) fn calls_renewed(&mut self, before: u64, epoch: u64) {
+        for call in self.calls.open.values_mut().filter(|call| call.key.0 == before) {
+            let versions = self.store.models.get(&call.model);
+            if versions.map_or(false, |versions| versions.get(call.key.1).is_some()) {
+                call.renew(epoch);
+            }
+        }
+    }
+
+    /// A worker is there (again); returns what it has to stage, and may not have heard of.
+    pub(super) fn returned(&mut self, name: &str, now: Time) -> Vec<(String, u64)> {
+        let hello = match self.roster.get(name) {
+            Some(peer) => &peer.hello,
+            None => return Vec::new(),
+        };
+        let mut waiting = Vec::new();
+        for model in hello.models.keys() {
+            self.calls.unheard.remove(model);
+        }
+        for call in self.calls.open.values_mut() {
+            if call.asked.workers.is_none() && hello.models.contains_key(&call.model) {
+                call.welcome(name);
+            }
+            call.note(name, Outcome::Behind, now, "");
+            let open = call.together() && call.decision == Decision::Open;
+            if open && call.outcome(name) == Some(Outcome::Behind) {
+                waiting.push((call.model.clone(), call.key.1));
+            }
+        }
+        waiting
+    }
+
+    pub(super) fn calls_lost(&mut self, name: &str, detail: &str, now: Time) {
+        for id in self.calls.ids() {
+            if let Some(call) = self.calls.open.get_mut(&id) {
+                call.note(name, Outcome::Lost, now, detail);
+                self.settle(id, now);
+            }
+        }
+    }
+
+    pub(super) fn calls_left(&mut self, name: &str, now: Time) {
+        for id in self.calls.ids() {
+            if let Some(call) = self.calls.open.get_mut(&id) {
+                call.note(name, Outcome::Left, now, "");
+                self.settle(id, now);
+            }
+        }
+    }
+
+    pub(super) fn calls_staged(&mut self, name: &str, model: &str, key: Key, now: Time) {
+        for id in self.calls.ids() {
+            if let Some(call) = self.calls.open.get_mut(&id).filter(|c| c.key == key && c.model == model) {
+                call.note(name, Outcome::Staged, now, "");
+                self.settle(id, now);
+            }
+        }
+    }
+
+    pub(super) fn calls_failed(&mut self, name: &str, said: &Failed, now: Time) {
+        let mut detail = format!("{}: {}", said.code, said.text);
+        if !said.intact {
+            detail += "; it runs no version now, until one is applied";
+        }
+        let key = (said.epoch, said.version);
+        for id in self.calls.ids() {
+            let call = match self.calls.open.get_mut(&id) {
+                Some(call) if call.key == key && call.model == said.model => call,
+                _ => continue,
+            };
+            if matches!(call.outcome(name), Some(Outcome::Behind | Outcome::Staged)) {
+                call.note(name, Outcome::Failed, now, &detail);
+                let (model, version) = (&said.model, said.version);
+                let text = format!("worker {} failed version {} of {}: {}", name, version, model, detail);
+                self.tell(WorkerEventKind::Failed, name, text);
+            }
+            self.settle(id, now);
+        }
+    }
+
+    /// A worker runs a version: moves every publish of that version and of older ones.
+    pub(super) fn arrived(&mut self, name: &str, model: &str, now: Time) {
+        let runs = self.roster.get(name).map_or((0, 0), |peer| peer.runs(model));
+        for id in self.calls.ids() {
+            let call = match self.calls.open.get_mut(&id) {
+                Some(call) if call.model == model && call.key <= runs => call,
+                _ => continue,
+            };
+            if call.key == runs {
+                call.note(name, Outcome::Applied, now, "");
+            } else {
+                call.note(name, Outcome::Skipped, now, &format!("it runs version {}", runs.1));
+            }
+            self.settle(id, now);
+        }
+    }
+
+    // Deciding and resolving.
+
+    pub(super) fn settle_all(&mut self, now: Time) {
+        for id in self.calls.ids() {
+            self.settle(id, now);
+        }
+    }
+
+    /// Commits or aborts if that is due, and resolves the call if it is over.
+    pub(super) fn settle(&mut self, id: u64, now: Time) {
+        let mut call = match self.calls.open.remove(&id) {
+            Some(call) => call,
+            None => return,
+        };
+        if call.together() && call.decision == Decision::Open && call.decide(now) != Decision::Open {
+            self.decided(&call);
+        }
+        if let Some(achieved) = call.verdict(now).filter(|_| !call.resolved) {
+            call.resolved = true;
+            self.explain(&mut call, now);
+            let missing = if achieved { String::new() } else { self.missing(&call) };
+            self.perform(Effect::Resolve { id, receipt: call.receipt(now), achieved, missing });
+            if achieved && call.nobody() {
+                self.say_nobody(&call);
+            }
+        }
+        if !(call.resolved && (!call.together() || call.decision != Decision::Open)) {
+            self.calls.open(call);
+        }
+    }
+
+    fn decided(&mut self, call: &Publication) {
+        let (model, number) = (&call.model, call.key.1);
+        let live = |name: &&String| self.roster.get(name).map_or(false, |peer| !peer.lost);
+        let there: Vec<String> = call.names().filter(live).cloned().collect();
+        let versions = self.store.models.entry(model.clone()).or_default();
+        if call.decision == Decision::Commit {
+            versions.settle(number, call.asked.workers.as_deref());
+            let content = match versions.get(number) {
+                Some(version) => version.content.clone(),
+                None => return,
+            };
+            let commit = self.of_version(model, number, &content);
+            for name in there.iter().filter(|name| call.outcome(name) == Some(Outcome::Staged)) {
+                self.say(name, FromPublisher::Commit(commit.clone()));
+            }
+            return;
+        }
+        versions.forget(number);
+        let text = if call.ended.is_empty() { "not enough staged" } else { &call.ended };
+        let abort = Abort { model: model.clone(), epoch: call.key.0, version: number, text: text.to_owned() };
+        for name in there {
+            self.say(&name, FromPublisher::Abort(abort.clone()));
+        }
+    }
+
+    /// Says of every target that is not there yet what it is doing.
+    fn explain(&self, call: &mut Publication, now: Time) {
+        call.explain(|name| {
+            let heard_at = self.roster.get(name)?.heard_at;
+            let doing = self.doing(name, now);
+            let doing = if doing.is_empty() { "nothing heard of it yet" } else { &doing };
+            let silent = now.saturating_sub(heard_at).as_secs_f64();
+            Some(format!("{}; last heard {:.1} s ago", doing, silent))
+        });
+    }
+
+    /// Says of everybody who wants the model, and is no target, why it is not there.
+    fn away(&self, call: &Publication) -> Vec<String> {
+        let lost = self.roster.iter().filter(|peer| peer.lost && peer.wants(&call.model));
+        let lost = lost.map(|peer| &peer.hello.name).filter(|name| call.outcome(name).is_none());
+        let lost = lost.map(|name| format!("worker {} is lost", name));
+        lost.chain(self.absent.of(&call.model)).collect()
+    }
+
+    /// Says how many workers were expected and never came, and who they may be.
+    fn missing(&self, call: &Publication) -> String {
+        let missing = call.missing();
+        if missing == 0 {
+            return String::new();
+        }
+        let away = self.away(call).join("; ");
+        let away = if away.is_empty() { "nobody was refused, is lost or has left" } else { &away };
+        format!("{} of {} workers never came ({})", missing, call.asked.expect, away)
+    }
+
+    /// Says that nobody is there any more; once, until somebody is.
+    fn say_nobody(&mut self, call: &Publication) {
+        let away = self.away(call);
+        if away.is_empty() || !self.calls.unheard.insert(call.model.clone()) {
+            return;
+        }
+        let text = format!(
+            "version {} of {} was published to nobody: {}. It waits for those that join; expect(n) fails without \
+             them",
+            call.key.1,
+            call.model,
+            away.join("; ")
+        );
+        self.tell(WorkerEventKind::Notice, "", text);
+    }
+}

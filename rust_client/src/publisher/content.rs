@@ -1,0 +1,291 @@
+//! What a version consists of: its layout, and one copy of its bytes, hashed as they are copied.
+//!
+//! The copy is what lets training go on (P2). Its memory comes from a pool, to which it returns when nobody
+//! needs the version any more: fresh pages cost more than the copy.
+
+use crate::checksum::crc32c;
+use crate::digest::digest;
+use crate::dtype::Dtype;
+use crate::layout::{Layout, LayoutError};
+use crate::limits::CHUNKS_MAX;
+use crate::transfer::ChunkPlan;
+use std::cmp::Reverse;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+const FREE_MAX: usize = 2; // blocks of one model that are kept for the next versions
+
+/// A tensor to publish: memory of the caller's, which is copied.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    pub name: &'a str,
+    pub dtype: Dtype,
+    /// Row-major.
+    pub shape: &'a [u64],
+    /// Exactly as many as dtype and shape say; numbers are little-endian.
+    pub bytes: &'a [u8],
+}
+
+/// The bytes of a layout, and their id.
+pub struct Header {
+    pub bytes: Vec<u8>,
+    pub id: String,
+    pub nbytes: u64,
+}
+
+/// A version's bytes, which never change.
+pub struct Content {
+    pub header: Arc<Header>,
+    pub plan: ChunkPlan,
+    pub crcs: Vec<u32>,
+    pub digest: String,
+    block: Vec<u8>,
+    pool: Arc<Pool>,
+}
+
+impl Content {
+    /// The bytes of a chunk.
+    pub fn chunk(&self, index: u64) -> &[u8] {
+        let span = self.plan.span(index);
+        &self.block[span.start as usize..span.end as usize]
+    }
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Content({} bytes, {})", self.plan.nbytes, self.digest)
+    }
+}
+
+impl Drop for Content {
+    fn drop(&mut self) {
+        self.pool.give_back(std::mem::take(&mut self.block));
+    }
+}
+
+/// Memory that versions of one model were in.
+#[derive(Default)]
+pub struct Pool(Mutex<Vec<Vec<u8>>>);
+
+impl Pool {
+    fn take(&self, nbytes: usize) -> Vec<u8> {
+        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        free.retain(|block| block.len() == nbytes); // the model has another size now
+        let found = free.pop();
+        drop(free);
+        found.unwrap_or_else(|| vec![0; nbytes])
+    }
+
+    fn give_back(&self, block: Vec<u8>) {
+        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.len() < FREE_MAX {
+            free.push(block);
+        }
+    }
+}
+
+/// What a tensor is called and how it looks.
+type Look = (String, Dtype, Vec<u64>);
+
+/// One model, as whoever publishes it sees it: what its last version looked like, and its memory.
+#[derive(Default)]
+pub struct Copier {
+    pool: Arc<Pool>,
+    last: Option<(Vec<Look>, Arc<Header>, Vec<usize>)>, // with the order in which the tensors lie
+}
+
+impl Copier {
+    /// Copies tensors into a version. What is wrong with them, if anything is, is said in words.
+    pub fn copy(&mut self, tensors: &[TensorView], chunk_bytes: u64) -> Result<Content, String> {
+        for tensor in tensors {
+            check_size(tensor)?;
+        }
+        let (header, order) = self.header_of(tensors)?;
+        let parts: Vec<&[u8]> = order.iter().map(|&at| tensors[at].bytes).collect();
+        self.fill(header, &parts, chunk_bytes)
+    }
+
+    /// Copies the bytes of a safetensors file into a version, as they stand.
+    pub fn copy_file(&mut self, file: &[u8], chunk_bytes: u64) -> Result<Content, String> {
+        let mut length = [0; 8];
+        length.copy_from_slice(file.get(..8).ok_or("a safetensors file has 8 bytes at least")?);
+        let end = usize::try_from(u64::from_le_bytes(length)).ok().and_then(|size| size.checked_add(8));
+        let (header, data) = match end {
+            Some(end) if end <= file.len() => file.split_at(end),
+            _ => {
+                return Err("the file is shorter than its header says: was it written to its end?".to_owned())
+            }
+        };
+        let layout = Layout::parse(header).map_err(|LayoutError(text)| text)?;
+        if layout.nbytes != data.len() as u64 {
+            return Err(format!(
+                "the file has {} bytes of tensors, but its header says {}: was it written to its end?",
+                data.len(),
+                layout.nbytes
+            ));
+        }
+        let header = Header { bytes: header.to_vec(), id: layout.id, nbytes: layout.nbytes };
+        self.fill(Arc::new(header), &[data], chunk_bytes)
+    }
+
+    /// The layout of some tensors, and the order in which they lie; that of the version before if nothing changed.
+    fn header_of(&mut self, tensors: &[TensorView]) -> Result<(Arc<Header>, Vec<usize>), String> {
+        if let Some((looks, header, order)) = &self.last {
+            let same = |(look, tensor): (&Look, &TensorView)| {
+                look.0 == tensor.name && look.1 == tensor.dtype && look.2 == tensor.shape
+            };
+            if looks.len() == tensors.len() && looks.iter().zip(tensors).all(same) {
+                return Ok((header.clone(), order.clone()));
+            }
+        }
+        let (header, order) = lay_out(tensors)?;
+        let look = |tensor: &TensorView| (tensor.name.to_owned(), tensor.dtype, tensor.shape.to_vec());
+        let header = Arc::new(header);
+        self.last = Some((tensors.iter().map(look).collect(), header.clone(), order.clone()));
+        Ok((header, order))
+    }
+
+    /// Copies the parts one after another, and hashes each chunk while it is in the cache.
+    fn fill(&self, header: Arc<Header>, parts: &[&[u8]], chunk_bytes: u64) -> Result<Content, String> {
+        let plan = ChunkPlan::new(header.nbytes, chunk_bytes).ok_or("no size of a chunk")?;
+        if plan.count() > CHUNKS_MAX {
+            return Err(format!(
+                "{} bytes in chunks of {} are {} chunks; {} are allowed: make chunks larger",
+                plan.nbytes,
+                chunk_bytes,
+                plan.count(),
+                CHUNKS_MAX
+            ));
+        }
+        let mut block = self.pool.take(plan.nbytes as usize);
+        let mut parts = parts.iter().copied().filter(|part| !part.is_empty());
+        let mut part: &[u8] = &[];
+        let mut crcs = Vec::with_capacity(plan.count() as usize);
+        for chunk in block.chunks_mut(chunk_bytes as usize) {
+            let mut at = 0;
+            while at < chunk.len() {
+                if part.is_empty() {
+                    part = parts.next().ok_or("tensors of fewer bytes than their layout says")?;
+                }
+                let count = part.len().min(chunk.len() - at);
+                chunk[at..at + count].copy_from_slice(&part[..count]);
+                at += count;
+                part = &part[count..];
+            }
+            crcs.push(crc32c(chunk));
+        }
+        let digest = digest(&header.id, chunk_bytes, &crcs);
+        Ok(Content { header, plan, crcs, digest, block, pool: self.pool.clone() })
+    }
+}
+
+fn check_size(tensor: &TensorView) -> Result<(), String> {
+    let bits = tensor.shape.iter().try_fold(tensor.dtype.bits(), |product, &size| product.checked_mul(size));
+    if bits.map(|bits| (bits / 8, bits % 8)) == Some((tensor.bytes.len() as u64, 0)) {
+        return Ok(());
+    }
+    Err(format!(
+        "tensor {:?} ({} {:?}) was given {} bytes; dtype and shape say {}",
+        tensor.name,
+        tensor.dtype,
+        tensor.shape,
+        tensor.bytes.len(),
+        bits.map_or("more than there can be".to_owned(), |bits| (bits / 8).to_string())
+    ))
+}
+
+/// Writes the layout that safetensors would: by dtype, then by name, padded to whole words.
+fn lay_out(tensors: &[TensorView]) -> Result<(Header, Vec<usize>), String> {
+    let rank = |dtype: Dtype| Dtype::ALL.iter().position(|&known| known == dtype);
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by_key(|&at| (Reverse(rank(tensors[at].dtype)), tensors[at].name));
+    let mut json = String::from("{");
+    let mut begin = 0;
+    for &at in &order {
+        let TensorView { name, dtype, shape, bytes } = tensors[at];
+        let end = begin + bytes.len() as u64;
+        let name = serde_json::to_string(name).map_err(|error| error.to_string())?;
+        let sizes: Vec<String> = shape.iter().map(u64::to_string).collect();
+        let comma = if json.len() > 1 { "," } else { "" };
+        json += &format!(
+            r#"{}{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}}"#,
+            comma,
+            name,
+            dtype,
+            sizes.join(","),
+            begin,
+            end
+        );
+        begin = end;
+    }
+    json.push('}');
+    json.extend(std::iter::repeat(' ').take((8 - json.len() % 8) % 8));
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(json.as_bytes());
+    let layout = Layout::parse(&bytes).map_err(|LayoutError(text)| text)?; // names, sizes, no key twice
+    Ok((Header { id: layout.id, nbytes: layout.nbytes, bytes }, order))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view<'a>(name: &'a str, dtype: Dtype, shape: &'a [u64], bytes: &'a [u8]) -> TensorView<'a> {
+        TensorView { name, dtype, shape, bytes }
+    }
+
+    #[test]
+    fn a_version_is_what_the_specification_says() {
+        let bytes: Vec<u8> = (0..10).collect();
+        let content = Copier::default().copy(&[view("w", Dtype::U8, &[10], &bytes)], 4).unwrap();
+        assert_eq!(content.crcs, [3_644_005_027, 3_051_321_737, 348_614_566]); // the example of 5.6
+        assert_eq!(content.digest, "c139ea9c7a71aced2c425b90e6c7d80b38472652c9848038869814e37c38dfd6");
+        assert_eq!(content.chunk(2), [8, 9]);
+    }
+
+    #[test]
+    fn tensors_lie_by_dtype_and_name_and_a_file_is_the_same() {
+        let (b, a, c) = ([1u8; 8], [2u8; 4], [3u8; 1]);
+        let tensors = [
+            view("c", Dtype::U8, &[1], &c),
+            view("b", Dtype::F32, &[2], &b),
+            view("a", Dtype::F32, &[], &a),
+            view("none", Dtype::F64, &[0, 3], &[]),
+        ];
+        let mut copier = Copier::default();
+        let content = copier.copy(&tensors, 5).unwrap();
+        let data: Vec<u8> =
+            (0..content.plan.count()).flat_map(|index| content.chunk(index).to_vec()).collect();
+        assert_eq!(data, [2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 3]);
+        let file = [&content.header.bytes[..], &data].concat();
+        assert_eq!(content.header.bytes.len() % 8, 0);
+        let again = copier.copy_file(&file, 5).unwrap();
+        assert_eq!((&again.digest, &again.header.id), (&content.digest, &content.header.id));
+        assert!(copier.copy_file(&file[..file.len() - 1], 5).is_err());
+        assert!(copier.copy_file(&file[..9], 5).is_err());
+        assert!(copier.copy_file(&[], 5).is_err());
+    }
+
+    #[test]
+    fn what_cannot_travel_is_refused() {
+        let mut copier = Copier::default();
+        let bytes = [0u8; 8];
+        assert!(copier.copy(&[view("w", Dtype::F32, &[3], &bytes)], 4).unwrap_err().contains("\"w\""));
+        assert!(copier.copy(&[view("", Dtype::U8, &[8], &bytes)], 4).is_err());
+        let twice = [view("w", Dtype::U8, &[8], &bytes), view("w", Dtype::U8, &[8], &bytes)];
+        assert!(copier.copy(&twice, 4).is_err());
+        assert!(copier.copy(&[view("w", Dtype::U8, &[8], &bytes)], 0).is_err());
+    }
+
+    #[test]
+    fn memory_serves_the_next_version() {
+        let mut copier = Copier::default();
+        let bytes = vec![7u8; 1000];
+        let first = copier.copy(&[view("w", Dtype::U8, &[1000], &bytes)], 100).unwrap();
+        let place = first.chunk(0).as_ptr();
+        drop(first);
+        let second = copier.copy(&[view("w", Dtype::U8, &[1000], &bytes)], 100).unwrap();
+        assert_eq!(second.chunk(0).as_ptr(), place);
+        assert!(second.block.iter().all(|&byte| byte == 7));
+    }
+}

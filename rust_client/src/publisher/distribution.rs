@@ -1,0 +1,262 @@
+//! The publisher's data socket: a PUB of our own, which sends straight from a version's memory.
+//!
+//! To libzmq every message is an object of its own, which it hands to another thread. Here a message is sent by the
+//! thread that has it: a small one is on its way when `send` returns, and of a large one the kernel takes as much as
+//! it has room for whenever it has room. Each subscriber has a queue; what does not fit is dropped for that subscriber
+//! alone. It belongs to one thread, which never waits here.
+
+use super::endpoints::Place;
+use super::left_behind::free_path;
+use super::outlet::{Heard, Outlet, Queued};
+use super::patience::{Allowance, Rate};
+use crate::error::Error;
+use crate::raw::socket;
+use crate::transfer::Time;
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+const PING: Duration = Duration::from_secs(5); // between two pings: whoever is gone frees its queue
+const SILENCE: Duration = Duration::from_secs(30); // without an answer, and without taking anything
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // before another attempt when there is no descriptor left
+const ACCEPTS: Rate = Rate(512.0, 200.0); // whoever waits for a connection fetches meanwhile
+const HOLD: Duration = Duration::from_millis(100);
+// Within a host, more than this is out of the cache before the other side reads it.
+const NEAR_SEND_BUFFER: libc::c_int = 1 << 20;
+
+enum Listener {
+    Tcp(TcpListener),
+    Ipc(UnixListener, PathBuf),
+}
+
+impl Listener {
+    fn accept(&self) -> io::Result<TcpStream> {
+        let connection = match self {
+            Listener::Tcp(listener) => listener.accept()?.0,
+            Listener::Ipc(listener, _) => OwnedFd::from(listener.accept()?.0).into(), // from here on they are alike
+        };
+        connection.set_nonblocking(true)?;
+        Ok(connection)
+    }
+
+    fn descriptor(&self) -> RawFd {
+        match self {
+            Listener::Tcp(listener) => listener.as_raw_fd(),
+            Listener::Ipc(listener, _) => listener.as_raw_fd(),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Listener::Ipc(_, path) = self {
+            let _ = std::fs::remove_file(path); // nobody takes a path at which somebody listens
+        }
+    }
+}
+
+fn listen(place: &Place) -> io::Result<(Listener, Place)> {
+    match place {
+        Place::Ipc(path) => {
+            let _folder = free_path(path)?;
+            let listener = UnixListener::bind(path)?;
+            listener.set_nonblocking(true)?;
+            Ok((Listener::Ipc(listener, path.clone()), place.clone()))
+        }
+        Place::Tcp { host, port } => {
+            let bare = host.trim_matches(|c| c == '[' || c == ']');
+            let name = if bare == "*" { "0.0.0.0" } else { bare };
+            let addresses: Vec<_> = (name, *port).to_socket_addrs()?.collect();
+            let listener = TcpListener::bind(&addresses[..])?;
+            listener.set_nonblocking(true)?;
+            let port = listener.local_addr()?.port();
+            Ok((Listener::Tcp(listener), Place::Tcp { host: host.clone(), port }))
+        }
+    }
+}
+
+/// Says who has an address, or what is wrong with it.
+pub fn unbindable(address: &str, error: io::Error) -> Error {
+    if error.kind() == io::ErrorKind::AddrInUse {
+        let text = "another process listens there; stop it, or take another address (port 0: any free one)";
+        return Error::Address { address: address.to_owned(), text: text.to_owned() };
+    }
+    Error::Io { what: format!("cannot listen at {}", address), error }
+}
+
+/// A bound socket and its subscribers.
+pub struct Distribution {
+    listener: Listener,
+    outlets: BTreeMap<u64, Outlet>,
+    next: u64,
+    accepts: Allowance,
+    accept_at: Time,
+    ping_at: Time,
+    hold_at: Time,
+}
+
+impl Distribution {
+    /// Listens at a place; returns it with the port that was taken.
+    pub fn bind(place: &Place) -> Result<(Distribution, Place), Error> {
+        let (listener, place) = listen(place).map_err(|error| unbindable(&place.endpoint(), error))?;
+        let distribution = Distribution {
+            listener,
+            outlets: BTreeMap::new(),
+            next: 0,
+            accepts: Allowance::new(Time::ZERO),
+            accept_at: Time::ZERO,
+            ping_at: Time::ZERO,
+            hold_at: Time::ZERO,
+        };
+        Ok((distribution, place))
+    }
+
+    /// The descriptor at which connections come, unless it is to be left alone for a while.
+    pub fn listening(&self, now: Time) -> Option<RawFd> {
+        Some(self.listener.descriptor()).filter(|_| now >= self.accept_at)
+    }
+
+    /// Who is connected: by what name, at which descriptor, and whether something waits to be sent.
+    pub fn watched(&self) -> impl Iterator<Item = (u64, RawFd, bool)> + '_ {
+        self.outlets.iter().map(|(&id, outlet)| (id, outlet.connection.as_raw_fd(), outlet.unsent()))
+    }
+
+    /// Takes a connection that is there.
+    pub fn accept(&mut self, now: Time) {
+        if !self.accepts.take(1.0, ACCEPTS, now) {
+            self.accept_at = now + ACCEPT_PAUSE;
+            return;
+        }
+        match self.listener.accept() {
+            Ok(connection) => {
+                let _ = tune(&connection); // it may be gone already, which the first look will tell
+                self.outlets.insert(self.next, Outlet::new(connection, now));
+                self.next += 1;
+            }
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) =>
+            {
+                self.accept_at = now + ACCEPT_PAUSE;
+            }
+            Err(_) => {} // it has gone again
+        }
+    }
+
+    /// Reads and sends what can be; returns what it has said.
+    pub fn attend(&mut self, id: u64, readable: bool, now: Time) -> Heard {
+        let outlet = match self.outlets.get_mut(&id) {
+            Some(outlet) => outlet,
+            None => return Heard::default(),
+        };
+        let heard = if readable { outlet.read(now) } else { Ok(Heard::default()) };
+        match heard.and_then(|heard| outlet.write(now).map(|()| heard)) {
+            Ok(heard) => heard,
+            Err(_) => {
+                self.outlets.remove(&id);
+                Heard::default()
+            }
+        }
+    }
+
+    /// One of the words that it said was nobody's.
+    pub fn forged(&mut self, id: u64, now: Time) {
+        if self.outlets.get_mut(&id).map_or(false, |outlet| outlet.spend(now).is_err()) {
+            self.outlets.remove(&id);
+        }
+    }
+
+    /// Sends to everybody who subscribed to the topic; whoever lags behind loses it.
+    pub fn send(&mut self, message: Queued, now: Time) {
+        let message = Arc::new(message);
+        self.outlets.retain(|_, outlet| !outlet.wants(&message.topic) || outlet.put(&message, now).is_ok());
+    }
+
+    /// Sends to one who has subscribed, if it is still there.
+    pub fn answer(&mut self, id: u64, message: Queued, now: Time) {
+        let message = Arc::new(message);
+        if self.outlets.get_mut(&id).map_or(false, |outlet| outlet.put(&message, now).is_err()) {
+            self.outlets.remove(&id);
+        }
+    }
+
+    /// Whether some subscriber of a topic keeps up, or there is none.
+    pub fn keeps_up(&self, topic: &str) -> bool {
+        let mut wanting = self.outlets.values().filter(|outlet| outlet.wants(topic)).peekable();
+        wanting.peek().is_none() || wanting.any(Outlet::keeps_up)
+    }
+
+    /// Forgets what is not on its way yet of some topics: something newer takes its place.
+    pub fn withdraw(&mut self, topics: &[String]) {
+        for outlet in self.outlets.values_mut() {
+            outlet.withdraw(topics);
+        }
+    }
+
+    /// Does what is due, a few times a second.
+    pub fn tick(&mut self, now: Time) {
+        if now >= self.hold_at {
+            self.hold_at = now + HOLD;
+            self.outlets.values_mut().for_each(|outlet| outlet.hold(now));
+        }
+        if now >= self.ping_at {
+            self.ping_at = now + PING;
+            self.outlets.retain(|_, outlet| now.saturating_sub(outlet.alive_at) < SILENCE);
+            self.outlets.retain(|_, outlet| {
+                outlet.ping();
+                outlet.write(now).is_ok()
+            });
+        }
+    }
+
+    /// Whether anything waits to be sent.
+    pub fn unsent(&self) -> bool {
+        self.outlets.values().any(Outlet::unsent)
+    }
+}
+
+fn tune(connection: &TcpStream) -> io::Result<()> {
+    let near = match (connection.local_addr(), connection.peer_addr()) {
+        (Ok(ours), Ok(theirs)) => {
+            connection.set_nodelay(true)?;
+            ours.ip() == theirs.ip()
+        }
+        _ => return socket::set_send_buffer(connection.as_raw_fd(), NEAR_SEND_BUFFER), // of this host
+    };
+    if near {
+        socket::set_send_buffer(connection.as_raw_fd(), NEAR_SEND_BUFFER)?;
+        let _ = socket::do_not_pace(connection.as_raw_fd()); // some kernels have nothing else anyway
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Barrier, Mutex};
+    use std::thread;
+
+    #[test]
+    fn of_several_that_find_a_path_left_behind_one_gets_it() {
+        let path = std::env::temp_dir().join(format!("weightbus-race-{}", std::process::id()));
+        let place = Place::Ipc(path.clone());
+        for _ in 0..200 {
+            drop(UnixListener::bind(&path).unwrap()); // whose socket stays
+            let (together, bound) = (Barrier::new(4), Mutex::new(Vec::new()));
+            thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        together.wait();
+                        let result = Distribution::bind(&place);
+                        bound.lock().unwrap().extend(result);
+                    });
+                }
+            });
+            assert_eq!(bound.into_inner().unwrap().len(), 1);
+        }
+    }
+}

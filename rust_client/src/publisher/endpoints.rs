@@ -1,0 +1,152 @@
+//! Where a publisher listens, and what workers are told of it.
+
+use crate::error::Error;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+/// A place to listen at.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Place {
+    /// `host` as it was written, in brackets if it is IPv6; port 0: any free one.
+    Tcp {
+        host: String,
+        port: u16,
+    },
+    Ipc(PathBuf),
+}
+
+impl Place {
+    pub fn parse(address: &str) -> Result<Place, Error> {
+        let odd = || Error::Address {
+            address: address.chars().take(200).collect(),
+            text:
+                "this is no address to listen at; write tcp://HOST:PORT (port 0: any free one) or ipc://PATH"
+                    .to_owned(),
+        };
+        if let Some(path) = address.strip_prefix("ipc://") {
+            let plain = !path.is_empty() && !path.contains(char::is_whitespace);
+            return if plain { Ok(Place::Ipc(PathBuf::from(path))) } else { Err(odd()) };
+        }
+        let (host, port) = address.strip_prefix("tcp://").and_then(|a| a.rsplit_once(':')).ok_or_else(odd)?;
+        let bracketed = host.starts_with('[') && host.ends_with(']');
+        let plain = !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || c == '/');
+        let digits = !port.is_empty() && port.bytes().all(|c| c.is_ascii_digit());
+        let port = if port == "*" { Some(0) } else { port.parse().ok().filter(|_| digits) };
+        match port {
+            Some(port) if plain && (bracketed || !host.contains(':')) => {
+                Ok(Place::Tcp { host: host.to_owned(), port })
+            }
+            _ => Err(odd()),
+        }
+    }
+
+    /// As ZeroMQ has it.
+    pub fn endpoint(&self) -> String {
+        match self {
+            Place::Tcp { host, port: 0 } => format!("tcp://{}:*", host),
+            Place::Tcp { host, port } => format!("tcp://{}:{}", host, port),
+            Place::Ipc(path) => format!("ipc://{}", path.display()),
+        }
+    }
+
+    /// Where the data socket is if nobody says: one port above, or a path beside.
+    pub fn beside(&self) -> Place {
+        match self {
+            Place::Tcp { host, port } => {
+                let port = if (1..u16::MAX).contains(port) { port + 1 } else { 0 };
+                Place::Tcp { host: host.clone(), port }
+            }
+            Place::Ipc(path) => {
+                let mut beside = path.clone().into_os_string();
+                beside.push(".data");
+                Place::Ipc(PathBuf::from(beside))
+            }
+        }
+    }
+
+    /// Whether only this host can reach it.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Place::Ipc(_) => true,
+            Place::Tcp { host, .. } => {
+                let ip = host.trim_matches(|c| c == '[' || c == ']').parse::<IpAddr>();
+                matches!(&host[..], "localhost" | "lo") || ip.map_or(false, |ip| ip.is_loopback())
+            }
+        }
+    }
+
+    /// The data address as workers are told it: `*` where it is on the control's host.
+    pub fn advertised(&self, control: &Place) -> String {
+        match (self, control) {
+            (Place::Tcp { host, port }, Place::Tcp { host: its, .. }) if host == its => {
+                format!("tcp://*:{}", port)
+            }
+            _ => self.endpoint(),
+        }
+    }
+}
+
+/// Nobody on a network is let in by mistake.
+pub fn check_exposure(insecure: bool, address: &str, place: &Place) -> Result<(), Error> {
+    if insecure || place.is_local() {
+        return Ok(());
+    }
+    Err(Error::Address {
+        address: address.to_owned(),
+        text: "other hosts can reach it, and whoever does would get the weights, since this publisher has no keys: \
+               say insecure on a network whose every member you trust, or publish by `weightbus publish --keys`; \
+               127.0.0.1 needs neither"
+            .to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(host: &str, port: u16) -> Place {
+        Place::Tcp { host: host.to_owned(), port }
+    }
+
+    #[test]
+    fn places_are_read() {
+        assert_eq!(Place::parse("tcp://*:0").unwrap(), tcp("*", 0));
+        assert_eq!(Place::parse("tcp://[::1]:*").unwrap(), tcp("[::1]", 0));
+        assert_eq!(Place::parse("ipc:///a/b").unwrap(), Place::Ipc("/a/b".into()));
+        let odd = [
+            "",
+            "tcp://",
+            "tcp://a",
+            "tcp://a:",
+            "tcp://a:+1",
+            "tcp://a:65536",
+            "tcp://a b:1",
+            "tcp://::1:1",
+        ];
+        for text in odd.iter().chain(&["ipc://", "ipc://a b", "udp://a:1"]) {
+            assert!(Place::parse(text).is_err(), "{:?}", text);
+        }
+    }
+
+    #[test]
+    fn the_data_socket_goes_beside() {
+        assert_eq!(tcp("a", 5).beside(), tcp("a", 6));
+        assert_eq!(tcp("a", 0).beside(), tcp("a", 0));
+        assert_eq!(tcp("a", 65535).beside(), tcp("a", 0));
+        assert_eq!(Place::Ipc("/x/bus".into()).beside(), Place::Ipc("/x/bus.data".into()));
+        assert_eq!(tcp("a", 6).advertised(&tcp("a", 5)), "tcp://*:6");
+        assert_eq!(tcp("b", 6).advertised(&tcp("a", 5)), "tcp://b:6");
+    }
+
+    #[test]
+    fn only_loopback_is_for_everybody() {
+        for local in ["tcp://127.0.0.1:0", "tcp://localhost:1", "tcp://[::1]:1", "ipc://x"] {
+            assert!(check_exposure(false, local, &Place::parse(local).unwrap()).is_ok(), "{}", local);
+        }
+        for open in ["tcp://*:0", "tcp://0.0.0.0:1", "tcp://[::]:1", "tcp://trainer:1", "tcp://10.0.0.1:1"] {
+            let place = Place::parse(open).unwrap();
+            assert!(check_exposure(false, open, &place).is_err(), "{}", open);
+            assert!(check_exposure(true, open, &place).is_ok(), "{}", open);
+        }
+    }
+}

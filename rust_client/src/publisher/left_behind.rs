@@ -1,0 +1,68 @@
+//! Paths at which a socket is to be bound, though one may have been left behind there.
+//!
+//! A path stays when its publisher is killed, and has to be removed before it can be bound again: but never while
+//! somebody listens there, and never what is no socket. Looking, removing and binding are one step, since whoever does
+//! them holds a lock on the folder, as publishers in Python do.
+
+use crate::raw::os;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const LOCK: Duration = Duration::from_secs(1); // for the lock on a folder, which others hold for less than a millisecond
+const LOOK: Duration = Duration::from_millis(5); // between two attempts to take it
+
+/// Keeps other publishers from binding in a folder, until it is dropped.
+pub struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let _ = os::unlock(&self.0); // also for a child that was forked meanwhile
+    }
+}
+
+/// Removes a socket at which nobody listens; an error if somebody does, or if it is something else. Hold what it
+/// returns until the path is bound.
+pub fn free_path(path: &Path) -> io::Result<Locked> {
+    let folder = lock_folder(path)?;
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+        Ok(found) if !found.file_type().is_socket() => {
+            let text = "something is there which is no socket, and stays; move it away, or take another path";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+        }
+        Ok(_) if is_bound(path)? => return Err(io::ErrorKind::AddrInUse.into()),
+        Ok(_) => fs::remove_file(path)?,
+    }
+    Ok(folder)
+}
+
+fn lock_folder(path: &Path) -> io::Result<Locked> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let folder = File::open(parent.unwrap_or_else(|| Path::new(".")))?;
+    let until = Instant::now() + LOCK;
+    loop {
+        match os::lock_exclusive_nowait(&folder) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
+                thread::sleep(LOOK);
+            }
+            result => return result.map(|()| Locked(folder)),
+        }
+    }
+}
+
+/// Whether a socket is somebody's. One of another kind than theirs asks, which is told so at once: it never waits
+/// in the queue of a listener, and nobody has to accept it.
+fn is_bound(path: &Path) -> io::Result<bool> {
+    match UnixDatagram::unbound()?.connect(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EPROTOTYPE) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
+        Err(error) => Err(error),
+    }
+}

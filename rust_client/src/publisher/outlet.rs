@@ -1,0 +1,525 @@
+//! One subscriber's connection at the publisher, and what is on its way to it: the publisher's side of ZMTP 3.
+//!
+//! What waits refers to a version weakly: a subscriber that takes nothing (a stopped process, say) keeps no memory
+//! that the next version is to be written to. What is half sent is copied if it does not move.
+
+use super::content::{Content, Header};
+use super::effects::Payload;
+use super::patience::{Allowance, Rate};
+use crate::raw::socket;
+use crate::transfer::Time;
+use std::collections::{BTreeSet, VecDeque};
+use std::io::{self, IoSlice, Read};
+use std::net::TcpStream;
+use std::os::unix::io::AsRawFd;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+const MORE: u8 = 1;
+const LONG: u8 = 2;
+const COMMAND: u8 = 4;
+const GREETING_BYTES: usize = 64;
+const READY: &[u8] = b"\x05READY\x0bSocket-Type\0\0\0\x04XPUB\x08Identity\0\0\0\0";
+const PING: &[u8] = b"\x04PING\0\0";
+const BODY_BYTES_MAX: usize = 8192; // of what a subscriber says
+const READ_BYTES: usize = 1024; // taken from one subscriber before the next has its turn: some 100 frames
+const TURN_BYTES: usize = 1 << 20; // sent to one subscriber before the next has its turn
+const QUEUE: usize = 1000; // messages that wait before more are dropped; their bytes are the version's
+const UNREAD_BYTES_MAX: usize = 1 << 16; // of answers to its pings, which a subscriber does not read
+const TOPIC_BYTES_MAX: usize = 132; // of the longest model id's: nobody has more to ask for
+const TOPICS_MAX: usize = 256; // of one subscriber: more than a worker of all models asks for
+const SUBSCRIPTIONS: Rate = Rate(256.0, 1024.0); // frames from one subscriber, its answers to pings included
+const HOLD: Duration = Duration::from_millis(100); // that half a message may hold on to memory while none is taken
+
+/// The last frame of a message that waits.
+enum Tail {
+    None,
+    Header(Arc<Header>),
+    Chunk(Weak<Content>, u64),
+}
+
+/// A message that waits, the same for all who are to get it.
+pub struct Queued {
+    pub topic: String,
+    heads: Vec<u8>, // all frames but the last, and how that begins
+    tail: Tail,
+}
+
+impl Queued {
+    pub fn new(topic: String, header: &[u8], payload: &Payload) -> Queued {
+        let mut heads = Vec::with_capacity(topic.len() + header.len() + 32);
+        frame(&mut heads, MORE, topic.as_bytes());
+        match payload.bytes() {
+            None => frame(&mut heads, 0, header),
+            Some(bytes) => {
+                frame(&mut heads, MORE, header);
+                frame_head(&mut heads, 0, bytes.len());
+            }
+        }
+        let tail = match payload {
+            Payload::None => Tail::None,
+            Payload::Layout(content) => Tail::Header(content.header.clone()),
+            Payload::Chunk(content, index) => Tail::Chunk(Arc::downgrade(content), *index),
+        };
+        Queued { topic, heads, tail }
+    }
+}
+
+fn frame_head(to: &mut Vec<u8>, flags: u8, size: usize) {
+    if size > 255 {
+        to.push(flags | LONG);
+        to.extend_from_slice(&(size as u64).to_be_bytes());
+    } else {
+        to.extend_from_slice(&[flags, size as u8]);
+    }
+}
+
+fn frame(to: &mut Vec<u8>, flags: u8, body: &[u8]) {
+    frame_head(to, flags, body.len());
+    to.extend_from_slice(body);
+}
+
+/// What is being sent.
+enum Sending {
+    Nothing,
+    /// Bytes of its own: commands, or the copied rest of a message.
+    Own(Vec<u8>),
+    Message(Arc<Queued>, Option<Arc<Content>>),
+}
+
+impl Sending {
+    fn parts(&self) -> (&[u8], &[u8]) {
+        match self {
+            Sending::Nothing => (&[], &[]),
+            Sending::Own(bytes) => (bytes, &[]),
+            Sending::Message(message, content) => {
+                let tail = match (&message.tail, content) {
+                    (Tail::Header(header), _) => &header.bytes[..],
+                    (Tail::Chunk(_, index), Some(content)) => content.chunk(*index),
+                    _ => &[],
+                };
+                (&message.heads, tail)
+            }
+        }
+    }
+}
+
+/// What a subscriber has asked for, and said, since it was read last.
+#[derive(Default)]
+pub struct Heard {
+    pub topics: Vec<String>,
+    pub words: Vec<Vec<u8>>,
+}
+
+/// One subscriber's connection.
+pub struct Outlet {
+    pub connection: TcpStream, // or one of the host, which is alike
+    pub alive_at: Time,
+    topics: BTreeSet<String>,
+    queue: VecDeque<Arc<Queued>>,
+    commands: Vec<u8>, // never between the frames of a message
+    sending: Sending,
+    sent: usize,
+    blocked: bool,
+    moved_at: Time, // when the kernel took something last
+    received: Vec<u8>,
+    greeted: bool,
+    ready: bool,
+    allowance: Allowance,
+}
+
+fn fault<T>(text: &str) -> io::Result<T> {
+    Err(io::Error::new(io::ErrorKind::InvalidData, text))
+}
+
+impl Outlet {
+    pub fn new(connection: TcpStream, now: Time) -> Outlet {
+        let mut greeting = vec![0; GREETING_BYTES];
+        (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
+        greeting[12..16].copy_from_slice(b"NULL");
+        Outlet {
+            connection,
+            alive_at: now,
+            topics: BTreeSet::new(),
+            queue: VecDeque::new(),
+            commands: greeting,
+            sending: Sending::Nothing,
+            sent: 0,
+            blocked: false,
+            moved_at: now,
+            received: Vec::new(),
+            greeted: false,
+            ready: false,
+            allowance: Allowance::new(now),
+        }
+    }
+
+    /// Whether it has subscribed to a topic, or to the beginning of it.
+    pub fn wants(&self, topic: &str) -> bool {
+        self.topics.contains(topic) || self.topics.iter().any(|asked| topic.starts_with(&asked[..]))
+    }
+
+    /// Whether something waits to be sent.
+    pub fn unsent(&self) -> bool {
+        !matches!(self.sending, Sending::Nothing) || !self.commands.is_empty() || !self.queue.is_empty()
+    }
+
+    /// Whether no message waits behind the one that is being sent.
+    pub fn keeps_up(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Sends a message if nothing else waits; else keeps it, unless too many wait already.
+    pub fn put(&mut self, message: &Arc<Queued>, now: Time) -> io::Result<()> {
+        let idle = !self.unsent();
+        if self.queue.len() < QUEUE {
+            self.queue.push_back(message.clone());
+        }
+        if idle {
+            self.write(now)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Forgets what waits of some topics; what is half sent is copied, to let its memory go.
+    pub fn withdraw(&mut self, topics: &[String]) {
+        self.queue.retain(|message| !topics.contains(&message.topic));
+        if matches!(&self.sending, Sending::Message(message, _) if topics.contains(&message.topic)) {
+            self.let_go();
+        }
+    }
+
+    /// Holds on to no memory for a connection that takes nothing.
+    pub fn hold(&mut self, now: Time) {
+        if now.saturating_sub(self.moved_at) >= HOLD {
+            self.let_go();
+        }
+    }
+
+    fn let_go(&mut self) {
+        if let Sending::Message(_, Some(_)) = self.sending {
+            let (heads, tail) = self.sending.parts();
+            let all = [heads, tail].concat();
+            self.sending = Sending::Own(all[self.sent..].to_vec());
+            self.sent = 0;
+        }
+    }
+
+    /// Asks for a sign of life.
+    pub fn ping(&mut self) {
+        if self.ready {
+            frame(&mut self.commands, COMMAND, PING);
+        }
+    }
+
+    /// Sends until the kernel takes no more, or others should have a turn.
+    pub fn write(&mut self, now: Time) -> io::Result<()> {
+        let mut turn = TURN_BYTES;
+        while turn > 0 && self.refill() {
+            let (heads, tail) = self.sending.parts();
+            let all = heads.len() + tail.len();
+            let skipped = self.sent.saturating_sub(heads.len());
+            let parts = [IoSlice::new(&heads[self.sent.min(heads.len())..]), IoSlice::new(&tail[skipped..])];
+            let count = match socket::send(self.connection.as_raw_fd(), &parts) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.blocked = true;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            self.moved_at = now;
+            if std::mem::take(&mut self.blocked) {
+                self.alive_at = now; // it was full and has room again: the other side lives
+            }
+            turn = turn.saturating_sub(count);
+            self.sent += count;
+            if self.sent == all {
+                (self.sending, self.sent) = (Sending::Nothing, 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds something to send, if nothing is being sent.
+    fn refill(&mut self) -> bool {
+        while matches!(self.sending, Sending::Nothing) {
+            if !self.commands.is_empty() {
+                self.sending = Sending::Own(std::mem::take(&mut self.commands));
+                break;
+            }
+            let message = match self.queue.pop_front() {
+                Some(message) => message,
+                None => return false,
+            };
+            let content = match &message.tail {
+                Tail::Chunk(content, _) => match content.upgrade() {
+                    Some(content) => Some(content),
+                    None => continue, // nobody needs that version any more
+                },
+                _ => None,
+            };
+            self.sending = Sending::Message(message, content);
+        }
+        true
+    }
+
+    /// Reads once, and takes note of what it says.
+    pub fn read(&mut self, now: Time) -> io::Result<Heard> {
+        let mut bytes = [0; READ_BYTES];
+        let count = match self.connection.read(&mut bytes) {
+            Ok(0) => return fault("the subscriber has closed the connection"),
+            Ok(count) => count,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                return Ok(Heard::default());
+            }
+            Err(error) => return Err(error),
+        };
+        self.received.extend_from_slice(&bytes[..count]);
+        self.alive_at = now;
+        let mut heard = Heard::default();
+        let mut at = 0;
+        loop {
+            match self.parse(at, &mut heard, now)? {
+                0 => break,
+                size => at += size,
+            }
+        }
+        self.received.drain(..at);
+        if self.topics.len() > TOPICS_MAX || self.commands.len() > UNREAD_BYTES_MAX {
+            return fault("it asks for more than anybody needs");
+        }
+        Ok(heard)
+    }
+
+    /// Takes what begins at `at` in what was received; returns its size, 0 if more must come first.
+    fn parse(&mut self, at: usize, heard: &mut Heard, now: Time) -> io::Result<usize> {
+        let bytes = &self.received[at..];
+        if !self.greeted {
+            return self.greet(at);
+        }
+        let flags = match bytes.first() {
+            Some(&flags) if flags > MORE | LONG | COMMAND || flags & MORE != 0 => {
+                return fault("a frame that no subscriber sends");
+            }
+            Some(&flags) => flags,
+            None => return Ok(0),
+        };
+        let (head, size) = if flags & LONG == 0 {
+            (2, bytes.get(1).map(|&size| u64::from(size)))
+        } else {
+            let mut size = [0; 8];
+            (9, bytes.get(1..9).map(|bytes| size.copy_from_slice(bytes)).map(|_| u64::from_be_bytes(size)))
+        };
+        let size = match size {
+            Some(size) if size > BODY_BYTES_MAX as u64 => {
+                return fault("a longer frame than subscribers send")
+            }
+            Some(size) => size as usize,
+            None => return Ok(0),
+        };
+        let body = match bytes.get(head..head + size) {
+            Some(body) => body.to_vec(),
+            None => return Ok(0),
+        };
+        let word = flags & COMMAND == 0 && body.first() == Some(&2);
+        if !word {
+            self.spend(now)?;
+        }
+        if flags & COMMAND != 0 {
+            self.command(&body)?;
+        } else if !self.ready {
+            return fault("a message before the handshake was over");
+        } else {
+            self.take(body, heard)?;
+        }
+        Ok(head + size)
+    }
+
+    fn greet(&mut self, at: usize) -> io::Result<usize> {
+        let bytes = match self.received.get(at..at + GREETING_BYTES) {
+            Some(bytes) => bytes,
+            None => return Ok(0),
+        };
+        if bytes[0] != 0xff || bytes[9] != 0x7f || bytes[10] < 3 || &bytes[12..17] != b"NULL\0" {
+            return fault("it does not speak ZMTP 3 without security");
+        }
+        self.greeted = true;
+        frame(&mut self.commands, COMMAND, READY);
+        Ok(GREETING_BYTES)
+    }
+
+    fn command(&mut self, body: &[u8]) -> io::Result<()> {
+        if body.starts_with(b"\x05READY") {
+            self.ready = true;
+        } else if body.starts_with(b"\x05ERROR") {
+            return fault("the other side says that it is in error");
+        } else if let Some(ping) = body.strip_prefix(b"\x04PING") {
+            let pong = [b"\x04PONG", ping.get(2..).unwrap_or_default()].concat();
+            frame(&mut self.commands, COMMAND, &pong);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, mut body: Vec<u8>, heard: &mut Heard) -> io::Result<()> {
+        match body.first() {
+            Some(2) => heard.words.push(body.split_off(1)),
+            Some(on @ (0 | 1)) if body.len() <= 1 + TOPIC_BYTES_MAX => {
+                let on = *on == 1;
+                match (String::from_utf8(body.split_off(1)), on) {
+                    (Ok(topic), true) => {
+                        self.topics.insert(topic.clone());
+                        heard.topics.push(topic);
+                    }
+                    (Ok(topic), false) => drop(self.topics.remove(&topic)),
+                    (Err(_), _) => return fault("a topic that is none of ours"),
+                }
+            }
+            _ => return fault("something else than subscriptions to topics of ours"),
+        }
+        Ok(())
+    }
+
+    /// Takes one more frame for what it costs.
+    pub fn spend(&mut self, now: Time) -> io::Result<()> {
+        if self.allowance.take(1.0, SUBSCRIPTIONS, now) {
+            Ok(())
+        } else {
+            fault("it asks more often than anybody needs to")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::content::Copier;
+    use super::super::content::TensorView;
+    use super::*;
+    use crate::dtype::Dtype;
+    use std::io::Write;
+    use std::os::unix::io::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    fn pair() -> (Outlet, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        (Outlet::new(OwnedFd::from(ours).into(), Time::ZERO), theirs)
+    }
+
+    fn greeting() -> Vec<u8> {
+        let mut bytes = vec![0; GREETING_BYTES];
+        (bytes[0], bytes[9], bytes[10]) = (0xff, 0x7f, 3);
+        bytes[12..16].copy_from_slice(b"NULL");
+        frame(&mut bytes, COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\x03SUB");
+        bytes
+    }
+
+    /// Connected and subscribed.
+    fn subscribed(topic: &str) -> (Outlet, UnixStream) {
+        let (mut outlet, mut other) = pair();
+        let mut said = greeting();
+        frame(&mut said, 0, &[&[1], topic.as_bytes()].concat());
+        other.write_all(&said).unwrap();
+        let heard = outlet.read(Time::ZERO).unwrap();
+        assert_eq!(heard.topics, [topic]);
+        outlet.write(Time::ZERO).unwrap();
+        let mut answer = vec![0; GREETING_BYTES + 2 + READY.len()];
+        other.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer[GREETING_BYTES + 2..], READY);
+        (outlet, other)
+    }
+
+    fn content(nbytes: usize) -> Arc<Content> {
+        let bytes = vec![5; nbytes];
+        let tensor = TensorView { name: "w", dtype: Dtype::U8, shape: &[nbytes as u64], bytes: &bytes };
+        Arc::new(Copier::default().copy(&[tensor], 1 << 26).unwrap())
+    }
+
+    #[test]
+    fn a_message_comes_as_frames() {
+        let (mut outlet, mut other) = subscribed("m/ctl");
+        assert!(outlet.wants("m/ctl") && !outlet.wants("m/dat"));
+        let message = Queued::new("m/ctl".to_owned(), b"{}", &Payload::None);
+        outlet.put(&Arc::new(message), Time::ZERO).unwrap();
+        let mut bytes = [0; 11];
+        other.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"\x01\x05m/ctl\x00\x02{}");
+        assert!(!outlet.unsent());
+    }
+
+    #[test]
+    fn what_nobody_reads_keeps_no_version() {
+        let (mut outlet, _other) = subscribed("m/dat");
+        let large = content(1 << 24);
+        let weak = Arc::downgrade(&large);
+        for _ in 0..3 {
+            let message = Queued::new("m/dat".to_owned(), b"{}", &Payload::Chunk(large.clone(), 0));
+            outlet.put(&Arc::new(message), Time::ZERO).unwrap();
+        }
+        drop(large);
+        assert!(weak.upgrade().is_some(), "half of it is sent");
+        outlet.hold(HOLD);
+        assert!(weak.upgrade().is_none());
+        assert!(outlet.unsent() && !outlet.keeps_up());
+        outlet.withdraw(&["m/dat".to_owned()]);
+        assert!(outlet.keeps_up());
+    }
+
+    #[test]
+    fn a_rest_that_was_copied_is_the_same_bytes() {
+        let (mut outlet, mut other) = subscribed("m/dat");
+        let large = content(1 << 22);
+        let message = Queued::new("m/dat".to_owned(), b"{}", &Payload::Chunk(large.clone(), 0));
+        outlet.put(&Arc::new(message), Time::ZERO).unwrap();
+        drop(large);
+        outlet.hold(HOLD);
+        other.set_nonblocking(true).unwrap();
+        let mut bytes = Vec::new();
+        let mut buffer = vec![0; 1 << 16];
+        while bytes.len() < (1 << 22) + 20 {
+            match other.read(&mut buffer) {
+                Ok(count) => bytes.extend_from_slice(&buffer[..count]),
+                Err(_) => {
+                    assert!(outlet.unsent(), "{} bytes came", bytes.len());
+                    outlet.write(Time::ZERO).unwrap();
+                }
+            }
+        }
+        assert_eq!(&bytes[..11], b"\x01\x05m/dat\x01\x02{}");
+        assert!(bytes[20..].iter().all(|&byte| byte == 5) && !outlet.unsent());
+    }
+
+    #[test]
+    fn whoever_is_no_subscriber_is_hung_up_on() {
+        let mut long = greeting();
+        frame(&mut long, 0, &[1; 200]);
+        let mut early = greeting()[..GREETING_BYTES].to_vec();
+        frame(&mut early, 0, b"\x01m/ctl");
+        let mut more = greeting();
+        frame(&mut more, MORE, b"\x01m/ctl");
+        let mut other = greeting();
+        frame(&mut other, 0, b"\x07");
+        for said in [vec![b'x'; 64], long, early, more, other] {
+            let (mut outlet, mut theirs) = pair();
+            theirs.write_all(&said).unwrap();
+            assert!(outlet.read(Time::ZERO).is_err());
+        }
+        let (mut outlet, theirs) = pair();
+        drop(theirs);
+        assert!(outlet.read(Time::ZERO).is_err());
+    }
+
+    #[test]
+    fn a_flood_of_subscriptions_is_hung_up_on() {
+        let (mut outlet, mut other) = subscribed("m/ctl");
+        let mut said = Vec::new();
+        for _ in 0..300 {
+            frame(&mut said, 0, b"\x01m");
+        }
+        other.write_all(&said).unwrap();
+        assert!((0..2).any(|_| outlet.read(Time::ZERO).is_err()));
+    }
+}

@@ -1,0 +1,94 @@
+//! What a publisher puts up with: how much talk each connection may make that moves nothing along.
+//!
+//! A worker says hello a few times and pings once in a while; what it reports and fetches is work, and may come as
+//! fast as it can. Talk beyond that is a flood: it is dropped unread and unanswered until the allowance is back.
+//! Connections that no worker is known by share one more.
+
+use super::effects::Identity;
+use crate::messages::FromWorker;
+use crate::transfer::Time;
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// So much at once, and so much a second after that.
+#[derive(Clone, Copy)]
+pub struct Rate(pub f64, pub f64);
+
+const TALK: Rate = Rate(64.0, 32.0); // units of one connection; a second is a ping interval if that is shorter
+const STRANGERS: Rate = Rate(1024.0, 256.0); // messages of connections that have not joined
+const CHEAP: f64 = 1.0; // a message that is answered at most
+const DEAR: f64 = 4.0; // one that leads to more
+const DEAR_BYTES: usize = 1 << 14; // so many more of a message cost as much again
+
+/// What one peer has left; it begins with all that it may do at once.
+pub struct Allowance {
+    at: Time,
+    spent: f64,
+}
+
+impl Allowance {
+    pub fn new(now: Time) -> Allowance {
+        Allowance { at: now, spent: 0.0 }
+    }
+
+    /// Spends some; false, and nothing spent, if there is less.
+    pub fn take(&mut self, count: f64, Rate(burst, per_second): Rate, now: Time) -> bool {
+        let back = now.saturating_sub(self.at).as_secs_f64() * per_second;
+        self.spent = (self.spent - back).max(0.0);
+        self.at = now;
+        let enough = self.spent + count <= burst;
+        self.spent += if enough { count } else { 0.0 };
+        enough
+    }
+
+    fn rested(&self, Rate(_, per_second): Rate, now: Time) -> bool {
+        now.saturating_sub(self.at).as_secs_f64() * per_second >= self.spent
+    }
+}
+
+/// The allowances of all connections to one publisher.
+pub struct Patience {
+    talk: Rate,
+    strangers: Allowance,
+    each: HashMap<Identity, Allowance>,
+}
+
+impl Patience {
+    pub fn new(ping: Duration) -> Patience {
+        // Workers ping as often as the welcome says.
+        let faster = (1.0 / ping.as_secs_f64().max(0.001)).max(1.0);
+        let talk = Rate(TALK.0, TALK.1 * faster);
+        Patience { talk, strangers: Allowance::new(Time::ZERO), each: HashMap::new() }
+    }
+
+    /// Whether another message of a stranger may be looked at.
+    pub fn has_time(&mut self, now: Time) -> bool {
+        self.strangers.take(1.0, STRANGERS, now)
+    }
+
+    /// Takes note of talk, of so many bytes; false if that is too much.
+    pub fn bears(&mut self, from: &[u8], cost: f64, nbytes: usize, now: Time) -> bool {
+        if cost == 0.0 {
+            return true;
+        }
+        let cost = cost * (1 + nbytes / DEAR_BYTES) as f64;
+        let fresh = || Allowance::new(now);
+        self.each.entry(from.to_vec()).or_insert_with(fresh).take(cost, self.talk, now)
+    }
+
+    /// Forgets who has been quiet for a while.
+    pub fn tick(&mut self, now: Time) {
+        let talk = self.talk;
+        self.each.retain(|_, each| !each.rested(talk, now));
+    }
+}
+
+/// What a message costs its sender: nothing if it is work. One that breaks the protocol is dear.
+pub fn cost_of(message: Option<&FromWorker>, known: bool) -> f64 {
+    match message {
+        Some(FromWorker::Ping(_) | FromWorker::Pong(_) | FromWorker::Bye) if known => CHEAP,
+        None | Some(FromWorker::Hello(_)) => DEAR,
+        Some(_) if !known => DEAR,
+        Some(_) => 0.0,
+    }
+}

@@ -1,0 +1,286 @@
+//! One call of publish: which workers it is for, what each has done, and when the call is over.
+//!
+//! ```text
+//! behind ──> staged ──> applied                 (skipped: it went past this to a newer one)
+//!    │          │
+//!    └──────────┴─────> failed | lost | left    (who was lost, or left, and returns is behind)
+//! ```
+//!
+//! Who becomes lost may return, and is waited for a while. Who leaves in order will not, and is no longer one of
+//! all. Where a number of workers is expected, those that join become targets until so many are there.
+
+use super::receipt::{Outcome, Receipt, WorkerReceipt};
+use crate::messages::CommitMode;
+use crate::transfer::{Key, Time};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How many workers must get there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Require {
+    /// All that it is for.
+    All,
+    /// So many; 0: no matter.
+    AtLeast(usize),
+}
+
+/// What "there" is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// It runs the version.
+    Applied,
+    /// It holds it, whole and verified, to be applied at its next safe point.
+    Staged,
+    /// Nobody is waited for.
+    Nobody,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    Open,
+    Commit,
+    Abort,
+}
+
+/// What a caller asks of a publish.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// Nothing: all that want the model.
+    pub workers: Option<Vec<String>>,
+    pub require: Require,
+    pub wait: Wait,
+    pub commit: CommitMode,
+    pub timeout: Duration,
+    /// For how long a worker that becomes lost meanwhile is waited for.
+    pub grace: Duration,
+    /// How many "all" are at least.
+    pub expect: usize,
+}
+
+struct Target {
+    outcome: Outcome,
+    at: Option<Time>,
+    detail: String,
+    away_until: Option<Time>, // lost, and waited for
+}
+
+/// A call that is open.
+pub(crate) struct Publication {
+    pub id: u64,
+    pub model: String,
+    pub key: Key,
+    pub asked: Asked,
+    pub decision: Decision,
+    pub resolved: bool,
+    /// Why it is given up before its time; empty: it is not.
+    pub ended: String,
+    nbytes: u64,
+    digest: String,
+    started: Time,
+    deadline: Time,
+    targets: BTreeMap<String, Target>,
+    counts: [usize; 7], // targets by outcome, kept up to date: it is asked after every report
+}
+
+impl Publication {
+    pub fn new(
+        id: u64,
+        model: &str,
+        key: Key,
+        (nbytes, digest): (u64, &str),
+        asked: Asked,
+        started: Time,
+    ) -> Publication {
+        Publication {
+            id,
+            model: model.to_owned(),
+            key,
+            decision: Decision::Open,
+            resolved: false,
+            ended: String::new(),
+            nbytes,
+            digest: digest.to_owned(),
+            started,
+            deadline: started.saturating_add(asked.timeout),
+            asked,
+            targets: BTreeMap::new(),
+            counts: [0; 7],
+        }
+    }
+
+    pub fn together(&self) -> bool {
+        self.asked.commit == CommitMode::Together
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        self.targets.keys()
+    }
+
+    pub fn outcome(&self, name: &str) -> Option<Outcome> {
+        self.targets.get(name).map(|target| target.outcome)
+    }
+
+    /// One more worker that it is for.
+    pub fn aim(&mut self, name: &str) {
+        if !self.targets.contains_key(name) {
+            let fresh =
+                Target { outcome: Outcome::Behind, at: None, detail: String::new(), away_until: None };
+            self.targets.insert(name.to_owned(), fresh);
+            self.counts[Outcome::Behind as usize] += 1;
+        }
+    }
+
+    /// A worker has joined: it is one of all that are expected, if too few are there.
+    pub fn welcome(&mut self, name: &str) {
+        if self.missing() > 0 {
+            self.aim(name);
+        }
+    }
+
+    /// The version has another epoch: nobody who is there has it by that yet.
+    pub fn renew(&mut self, epoch: u64) {
+        self.key.0 = epoch;
+        for target in self.targets.values_mut() {
+            if !matches!(target.outcome, Outcome::Lost | Outcome::Left) {
+                self.counts[target.outcome as usize] -= 1;
+                self.counts[Outcome::Behind as usize] += 1;
+                (target.outcome, target.at) = (Outcome::Behind, None);
+                target.detail.clear();
+            }
+        }
+    }
+
+    /// Notes what a worker did; one that is no target changes nothing.
+    pub fn note(&mut self, name: &str, outcome: Outcome, now: Time, detail: &str) {
+        let grace = self.asked.grace;
+        if let Some(target) = self.targets.get_mut(name).filter(|target| target.outcome.may_become(outcome)) {
+            self.counts[target.outcome as usize] -= 1;
+            self.counts[outcome as usize] += 1;
+            target.outcome = outcome;
+            target.at = Some(now).filter(|_| outcome != Outcome::Behind);
+            target.detail = detail.to_owned();
+            target.away_until = Some(now.saturating_add(grace)).filter(|_| outcome == Outcome::Lost);
+        }
+    }
+
+    /// Nobody waits for those any more that were lost before it began.
+    pub fn lost_before(&mut self, name: &str, now: Time) {
+        self.note(name, Outcome::Lost, now, "it was lost before the publish");
+        if let Some(target) = self.targets.get_mut(name) {
+            target.away_until = None;
+        }
+    }
+
+    /// Says of every target that is not there yet what it is doing.
+    pub fn explain(&mut self, doing: impl Fn(&str) -> Option<String>) {
+        let there = self.there();
+        for (name, target) in &mut self.targets {
+            if target.detail.is_empty() && !there.contains(&target.outcome) {
+                target.detail = doing(name).unwrap_or_default();
+            }
+        }
+    }
+
+    fn there(&self) -> &'static [Outcome] {
+        match self.asked.wait {
+            Wait::Staged => &[Outcome::Applied, Outcome::Skipped, Outcome::Staged],
+            _ => &[Outcome::Applied, Outcome::Skipped],
+        }
+    }
+
+    fn count(&self, outcomes: &[Outcome]) -> usize {
+        outcomes.iter().map(|&outcome| self.counts[outcome as usize]).sum()
+    }
+
+    fn left(&self) -> usize {
+        self.count(&[Outcome::Left])
+    }
+
+    /// How many workers are expected besides those that are there.
+    pub fn missing(&self) -> usize {
+        match self.asked.require {
+            Require::All => (self.asked.expect + self.left()).saturating_sub(self.targets.len()),
+            Require::AtLeast(_) => 0,
+        }
+    }
+
+    /// Whether it is for all, and all are none.
+    pub fn nobody(&self) -> bool {
+        self.asked.require == Require::All && self.targets.len() == self.left()
+    }
+
+    fn needed(&self) -> usize {
+        match self.asked.require {
+            Require::All => self.targets.len() - self.left() + self.missing(),
+            Require::AtLeast(count) => count,
+        }
+    }
+
+    /// Those that are not there and are waited for.
+    fn may_come(&self, now: Time) -> usize {
+        let waited = |target: &&Target| target.away_until.map_or(false, |until| until > now);
+        let lost = self.counts[Outcome::Lost as usize] > 0;
+        self.missing() + if lost { self.targets.values().filter(waited).count() } else { 0 }
+    }
+
+    /// Decides a version that is applied together: once, and for good.
+    pub fn decide(&mut self, now: Time) -> Decision {
+        if self.decision == Decision::Open && self.together() {
+            // P10
+            let staged = self.count(&[Outcome::Applied, Outcome::Skipped, Outcome::Staged]);
+            let possible = staged + self.count(&[Outcome::Behind]) + self.may_come(now);
+            if staged >= self.needed() {
+                self.decision = Decision::Commit;
+            } else if !self.ended.is_empty() || possible < self.needed() || now >= self.deadline {
+                self.decision = Decision::Abort;
+            }
+        }
+        self.decision
+    }
+
+    /// Whether the publish achieved what it required; nothing while that is open.
+    pub fn verdict(&self, now: Time) -> Option<bool> {
+        if self.together() && self.decision == Decision::Abort {
+            return Some(false);
+        }
+        if self.asked.wait == Wait::Nobody {
+            return Some(true);
+        }
+        let there = self.there();
+        let done = self.count(there);
+        let staged = if there.contains(&Outcome::Staged) { 0 } else { self.count(&[Outcome::Staged]) };
+        let open = self.count(&[Outcome::Behind]) + staged + self.may_come(now);
+        let over = open == 0 || now >= self.deadline || !self.ended.is_empty();
+        match self.asked.require {
+            // Do not give up on the others when one has failed.
+            Require::All if done == self.needed() => Some(true),
+            Require::All => Some(false).filter(|_| over),
+            Require::AtLeast(0) => Some(true).filter(|_| over),
+            Require::AtLeast(count) if done >= count => Some(true),
+            Require::AtLeast(count) => Some(false).filter(|_| over || done + open < count),
+        }
+    }
+
+    /// Its time is over.
+    pub fn end_at(&mut self, now: Time) {
+        self.deadline = now;
+    }
+
+    /// What has become of it so far.
+    pub fn receipt(&self, now: Time) -> Receipt {
+        let of = |target: &Target| WorkerReceipt {
+            outcome: target.outcome,
+            after: target.at.map(|at| at.saturating_sub(self.started)),
+            detail: target.detail.clone(),
+        };
+        Receipt {
+            model: self.model.clone(),
+            epoch: self.key.0,
+            version: self.key.1,
+            nbytes: self.nbytes,
+            digest: self.digest.clone(),
+            took: now.saturating_sub(self.started),
+            workers: self.targets.iter().map(|(name, target)| (name.clone(), of(target))).collect(),
+        }
+    }
+}

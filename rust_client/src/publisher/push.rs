@@ -1,0 +1,74 @@
+//! Pushing a version's chunks on the data channel, at the pace of the fastest worker (P7).
+//!
+//! What does not fit into a subscriber's queue is dropped. So a push runs at most a window ahead of what the
+//! fastest worker has reported: that worker loses nothing, workers as fast as it lose nothing either, and slower
+//! ones lose chunks (which they fetch) rather than hold up the others. When nobody reports anything for a while
+//! the push ends early: pulling always works.
+
+use super::content::Content;
+use crate::transfer::Time;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+const PUSH_CHUNKS: u64 = 64; // chunks that a push runs ahead of what some worker has reported
+const BURST_BYTES: u64 = 1 << 20; // pushed before other work gets a turn
+
+/// What goes out next.
+pub enum Step {
+    Nothing,
+    Chunks(Range<u64>),
+    End,
+}
+
+/// One version on its way out.
+pub struct Push {
+    pub content: Arc<Content>,
+    pub number: u64,
+    next: u64,
+    reported: u64,
+    moved_at: Time,
+    stalled: bool, // nobody follows
+}
+
+impl Push {
+    pub fn new(content: Arc<Content>, number: u64, now: Time) -> Push {
+        Push { content, number, next: 0, reported: 0, moved_at: now, stalled: false }
+    }
+
+    /// Some worker has so many chunks.
+    pub fn report(&mut self, chunks: u64, now: Time) {
+        if chunks > self.reported {
+            (self.reported, self.moved_at) = (chunks, now);
+        }
+    }
+
+    fn ending(&self) -> bool {
+        self.stalled || self.next == self.content.plan.count()
+    }
+
+    fn limit(&self) -> u64 {
+        self.content.plan.count().min(self.reported.saturating_add(PUSH_CHUNKS))
+    }
+
+    /// Whether a chunk, or the end, may go out now.
+    pub fn ready(&self) -> bool {
+        self.ending() || self.next < self.limit()
+    }
+
+    /// What goes out now: chunks, or the end after the last or when nobody follows.
+    pub fn step(&mut self, now: Time, patience: Duration) -> Step {
+        if self.ending() {
+            return Step::End;
+        }
+        self.stalled = now.saturating_sub(self.moved_at) >= patience;
+        let burst = (BURST_BYTES / self.content.plan.chunk_bytes).max(1);
+        let first = self.next;
+        self.next = self.limit().min(first + burst);
+        if self.next == first {
+            return Step::Nothing;
+        }
+        self.moved_at = now;
+        Step::Chunks(first..self.next)
+    }
+}

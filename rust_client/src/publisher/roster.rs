@@ -1,0 +1,238 @@
+//! Who is there: every worker that a publisher knows, by name and by connection.
+//!
+//! A name belongs to one living instance. A second one that asks for it is put off while the first is asked for a
+//! sign of life: if one comes, the second is refused; if none comes, or its connection is gone, the name passes on.
+
+use super::effects::Identity;
+use crate::messages::{Doing, Hello, Progress, Running};
+use crate::transfer::{Key, Time};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+pub const WORKERS_MAX: usize = 10_000; // of one publisher: its roster is memory that peers can claim
+const MODELS_MAX: usize = 4 * WORKERS_MAX; // of all of them: a name and a digest take up to 0.6 kB
+
+/// A version on its way to a worker.
+pub struct Incoming {
+    pub version: u64,
+    pub phase: Doing,
+    pub chunks: u64,
+    pub since: Time, // when it last made progress
+}
+
+/// One worker, as the publisher knows it.
+pub struct Peer {
+    pub identity: Identity,
+    pub hello: Hello,
+    pub heard_at: Time,
+    pub running: BTreeMap<String, Running>,
+    pub incoming: BTreeMap<String, Incoming>,
+    /// Published messages are known to reach it.
+    pub subscribed: bool,
+    pub lost: bool,
+    /// It was said to be stuck.
+    pub stuck: bool,
+    /// Of a version, for the first time since it was heard.
+    pub told_at: Option<Time>,
+    /// When another instance asked for its name.
+    pub contested_at: Option<Time>,
+    /// Models of which it has said that none runs.
+    pub torn: BTreeSet<String>,
+    /// What its words on the data connection begin with; empty: it has none.
+    pub token: String,
+}
+
+impl Peer {
+    fn new(identity: &[u8], hello: &Hello, now: Time) -> Peer {
+        Peer {
+            identity: identity.to_vec(),
+            hello: hello.clone(),
+            heard_at: now,
+            running: BTreeMap::new(),
+            incoming: BTreeMap::new(),
+            subscribed: false,
+            lost: false,
+            stuck: false,
+            told_at: None,
+            contested_at: None,
+            torn: BTreeSet::new(),
+            token: String::new(),
+        }
+    }
+
+    pub fn wants(&self, model: &str) -> bool {
+        self.hello.models.contains_key(model)
+    }
+
+    /// What it runs of a model; (0, 0) if nothing.
+    pub fn runs(&self, model: &str) -> Key {
+        self.running.get(model).map_or((0, 0), |running| (running.epoch, running.version))
+    }
+
+    /// Remembers what it is doing, and since when it has not moved.
+    pub fn note(&mut self, model: &str, version: u64, phase: Doing, chunks: Option<u64>, now: Time) {
+        match self.incoming.get_mut(model) {
+            Some(old) if (old.version, old.phase) == (version, phase) => {
+                if let Some(chunks) = chunks.filter(|&chunks| chunks != old.chunks) {
+                    (old.chunks, old.since) = (chunks, now);
+                }
+            }
+            _ => {
+                let incoming = Incoming { version, phase, chunks: chunks.unwrap_or(0), since: now };
+                self.incoming.insert(model.to_owned(), incoming);
+            }
+        }
+    }
+
+    pub fn note_progress(&mut self, said: &Progress, now: Time) {
+        self.note(&said.model, said.version, said.phase, Some(said.chunks), now);
+    }
+
+    /// Whether it says nothing, though it was told of a version: it may have been stopped.
+    pub fn mute(&self, now: Time, patience: Duration) -> bool {
+        self.told_at.map_or(false, |told| now.saturating_sub(told) >= patience)
+    }
+}
+
+/// On what footing somebody is who says hello.
+#[derive(Debug, PartialEq)]
+pub enum Admission {
+    New,
+    /// Heard before.
+    Known,
+    /// Ask the one who has the name for a sign of life.
+    Contested,
+    /// Refuse: it has given one.
+    Taken,
+    /// Refuse: there is no room.
+    Full,
+}
+
+/// The workers of one publisher.
+#[derive(Default)]
+pub struct Roster {
+    peers: BTreeMap<String, Peer>,
+    by_identity: HashMap<Identity, String>,
+    by_token: HashMap<String, String>,
+    models: usize, // of all of them
+}
+
+impl Roster {
+    pub fn iter(&self) -> impl Iterator<Item = &Peer> {
+        self.peers.values()
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Peer> {
+        self.peers.values_mut()
+    }
+
+    pub fn get(&self, name: &str) -> Option<&Peer> {
+        self.peers.get(name)
+    }
+
+    pub fn get_mut(&mut self, name: &str) -> Option<&mut Peer> {
+        self.peers.get_mut(name)
+    }
+
+    /// Who is behind a connection.
+    pub fn by_identity(&self, identity: &[u8]) -> Option<&str> {
+        self.by_identity.get(identity).map(String::as_str)
+    }
+
+    /// Whose words begin with a token.
+    pub fn by_token(&self, token: &str) -> Option<&str> {
+        self.by_token.get(token).map(String::as_str)
+    }
+
+    /// Has a worker's words begin with a token.
+    pub fn give(&mut self, name: &str, token: String) {
+        if let Some(peer) = self.peers.get_mut(name) {
+            peer.token = token.clone();
+            self.by_token.insert(token, name.to_owned());
+        }
+    }
+
+    /// The names of those to whom a version for all is to go.
+    pub fn wanting(&self, model: &str) -> Vec<String> {
+        let live = self.iter().filter(|peer| !peer.lost && peer.wants(model));
+        live.map(|peer| peer.hello.name.clone()).collect()
+    }
+
+    /// Takes a hello: who has the name now, and on what footing.
+    pub fn admit(&mut self, identity: &[u8], hello: &Hello, now: Time, lost_after: Duration) -> Admission {
+        let held = self.get(&hello.name).map(|peer| (peer.hello.instance == hello.instance, peer.lost));
+        if held == Some((false, false)) {
+            return self.contest(hello, now, lost_after);
+        }
+        if !self.has_room(hello) {
+            return Admission::Full;
+        }
+        if held.map_or(false, |(known, _)| known) {
+            self.readmit(identity, hello, now);
+            return Admission::Known;
+        }
+        self.remove(&hello.name);
+        self.models += hello.models.len();
+        self.by_identity.insert(identity.to_vec(), hello.name.clone());
+        self.peers.insert(hello.name.clone(), Peer::new(identity, hello, now));
+        Admission::New
+    }
+
+    /// Another instance lives under the name: whether that has given a sign of life since it was asked.
+    fn contest(&mut self, hello: &Hello, now: Time, lost_after: Duration) -> Admission {
+        let peer = match self.peers.get_mut(&hello.name) {
+            Some(peer) => peer,
+            None => return Admission::Contested,
+        };
+        match peer.contested_at.filter(|&asked| now.saturating_sub(asked) < lost_after) {
+            Some(asked) if peer.heard_at > asked => return Admission::Taken,
+            Some(_) => {}
+            None => peer.contested_at = Some(now),
+        }
+        Admission::Contested
+    }
+
+    fn readmit(&mut self, identity: &[u8], hello: &Hello, now: Time) {
+        if let Some(peer) = self.peers.get_mut(&hello.name) {
+            self.models = self.models + hello.models.len() - peer.hello.models.len();
+            self.by_identity.remove(&peer.identity);
+            self.by_identity.insert(identity.to_vec(), hello.name.clone());
+            (peer.identity, peer.hello, peer.heard_at) = (identity.to_vec(), hello.clone(), now);
+        }
+    }
+
+    /// Whether a worker can be let in, if need be in place of those that are lost.
+    fn has_room(&mut self, hello: &Hello) -> bool {
+        if self.fits(hello) {
+            return true;
+        }
+        let lost = self.iter().filter(|peer| peer.lost && peer.hello.name != hello.name);
+        let lost: Vec<String> = lost.map(|peer| peer.hello.name.clone()).collect();
+        for name in lost {
+            self.remove(&name);
+        }
+        self.fits(hello)
+    }
+
+    fn fits(&self, hello: &Hello) -> bool {
+        let before = self.get(&hello.name).map(|peer| peer.hello.models.len());
+        let workers = self.peers.len() + usize::from(before.is_none());
+        let models = self.models + hello.models.len() - before.unwrap_or(0);
+        workers <= WORKERS_MAX && models <= MODELS_MAX
+    }
+
+    /// Forgets a worker.
+    pub fn remove(&mut self, name: &str) {
+        if let Some(peer) = self.peers.remove(name) {
+            self.models -= peer.hello.models.len();
+            self.by_identity.remove(&peer.identity);
+            self.by_token.remove(&peer.token);
+        }
+    }
+
+    /// The live workers that have been silent for too long.
+    pub fn silent(&self, now: Time, lost_after: Duration) -> Vec<String> {
+        let silent = self.iter().filter(|p| !p.lost && now.saturating_sub(p.heard_at) >= lost_after);
+        silent.map(|peer| peer.hello.name.clone()).collect()
+    }
+}

@@ -1,0 +1,106 @@
+//! The publisher's control socket: a bound ROUTER of libzmq's.
+
+use super::distribution::unbindable;
+use super::endpoints::Place;
+use super::left_behind::free_path;
+use crate::error::Error;
+use crate::limits::HEADER_BYTES_MAX;
+use crate::raw::socket::with_chance;
+use std::io;
+
+const LINGER_MS: i32 = 200; // what is on its way at the end gets this
+const KEEPALIVE_SECONDS: i32 = 10; // of silence, then after each question without answer
+const UNREAD: i32 = 4; // messages of one worker before TCP pushes back: each may have 128 KiB
+const QUEUE: i32 = 80; // messages for one worker, who has 16 chunks outstanding and may ask for 64: bytes count
+const FRAMES_MAX: usize = 8; // more make a message malformed, however many there are
+
+/// A message of a worker: its connection, the header, and how many frames follow.
+pub struct FromRouter {
+    pub identity: Vec<u8>,
+    pub header: Vec<u8>,
+    pub payloads: usize,
+}
+
+/// A bound ROUTER.
+pub struct Router {
+    socket: zmq::Socket,
+    _context: zmq::Context,
+}
+
+impl Router {
+    /// Listens at a place; returns it with the port that was taken. `seed` is a number that nobody can guess: the
+    /// identities that libzmq gives to connections begin there (section 14 of the protocol).
+    pub fn bind(place: &Place, seed: u32) -> Result<(Router, Place), Error> {
+        // libzmq removes whatever is at a path before it binds.
+        let _folder = match place {
+            Place::Ipc(path) => Some(free_path(path).map_err(|error| unbindable(&place.endpoint(), error))?),
+            Place::Tcp { .. } => None,
+        };
+        let broken =
+            |error: zmq::Error| unbindable(&place.endpoint(), io::Error::from_raw_os_error(error.to_raw()));
+        let router = open(place, seed).map_err(broken)?;
+        let endpoint = router.socket.get_last_endpoint().map_err(broken)?;
+        let bound = Place::parse(&endpoint.unwrap_or_default())?;
+        Ok((router, bound))
+    }
+
+    pub fn poll_item(&self) -> zmq::PollItem<'_> {
+        self.socket.as_poll_item(zmq::POLLIN)
+    }
+
+    /// Returns the next message, if there is one.
+    pub fn receive(&self) -> Option<FromRouter> {
+        let identity = self.socket.recv_msg(zmq::DONTWAIT).ok()?;
+        let (mut header, mut payloads, mut more) = (Vec::new(), 0, identity.get_more());
+        let mut first = true;
+        while more {
+            let frame = self.socket.recv_msg(zmq::DONTWAIT).ok()?;
+            more = frame.get_more();
+            if first {
+                header = frame.to_vec();
+            } else if payloads < FRAMES_MAX {
+                payloads += 1;
+            }
+            first = false;
+        }
+        Some(FromRouter { identity: identity.to_vec(), header, payloads })
+    }
+
+    /// Sends to one worker; false if its connection is gone. One that does not read loses the message once its queue
+    /// is full, as with any loss.
+    pub fn send(&self, identity: &[u8], header: &[u8], payload: Option<&[u8]>) -> bool {
+        let more = zmq::DONTWAIT | zmq::SNDMORE;
+        match self.socket.send(identity, more) {
+            Ok(()) => {}
+            Err(zmq::Error::EHOSTUNREACH) => return false,
+            Err(_) => return true,
+        }
+        // From here on libzmq takes the rest, whatever it does with it: the message is one.
+        let _ = match payload {
+            None => self.socket.send(header, zmq::DONTWAIT),
+            Some(payload) => {
+                self.socket.send(header, more).and_then(|()| self.socket.send(payload, zmq::DONTWAIT))
+            }
+        };
+        true
+    }
+}
+
+fn open(place: &Place, seed: u32) -> zmq::Result<Router> {
+    let context = zmq::Context::new();
+    let socket = with_chance(seed, || context.socket(zmq::ROUTER))?;
+    socket.set_linger(LINGER_MS)?;
+    socket.set_router_mandatory(true)?; // say so when a worker is gone
+    socket.set_maxmsgsize(2 * HEADER_BYTES_MAX as i64)?;
+    socket.set_sndhwm(QUEUE)?;
+    socket.set_rcvhwm(UNREAD)?;
+    // TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: see section 11.
+    socket.set_tcp_keepalive(1)?;
+    socket.set_tcp_keepalive_idle(KEEPALIVE_SECONDS)?;
+    socket.set_tcp_keepalive_intvl(KEEPALIVE_SECONDS)?;
+    socket.set_tcp_keepalive_cnt(2)?;
+    let endpoint = place.endpoint();
+    socket.set_ipv6(endpoint.contains('['))?;
+    socket.bind(&endpoint)?;
+    Ok(Router { socket, _context: context })
+}

@@ -1,0 +1,375 @@
+//! The publisher's thread: it owns the sockets, moves frames, and lets the machine decide.
+//!
+//! Any thread hands it work, and waits for the answer. If the thread ends, for whatever reason, whoever waits is told.
+
+use super::content::Content;
+use super::distribution::Distribution;
+use super::effects::{Effect, WorkerEvent};
+use super::machine::Machine;
+use super::outlet::Queued;
+use super::publication::Asked;
+use super::receipt::Receipt;
+use super::router::Router;
+use super::state::StateFolder;
+use super::status::WorkerStatus;
+use crate::bell::Bell;
+use crate::error::Error;
+use crate::messages::{control_topic, data_topic, encode};
+use crate::transfer::Time;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::os::unix::io::AsRawFd;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+const TICK: Duration = Duration::from_millis(100); // between two looks at the clock, if nothing happens
+const BATCH: usize = 64; // messages taken from one socket before the other gets a turn
+const LINGER: Duration = Duration::from_millis(200); // what is on its way at the end gets this
+
+pub type Roster = BTreeMap<String, WorkerStatus>;
+pub type Listener = Box<dyn FnMut(&WorkerEvent) + Send>;
+/// Whether the roster is as somebody waits for it to be.
+pub type Condition = Box<dyn Fn(&Roster) -> bool + Send>;
+
+/// What somebody wants of the thread.
+pub enum Work {
+    Publish {
+        model: String,
+        content: Arc<Content>,
+        asked: Asked,
+        began: Instant,
+        answer: Sender<Answer>,
+    },
+    Status(Sender<Roster>),
+    /// Until then, at most.
+    Watch(Condition, Instant, Sender<()>),
+}
+
+pub type Answer = Result<Receipt, Error>;
+
+#[derive(Default)]
+struct Desk {
+    work: VecDeque<Work>,
+    stopping: bool,
+    ended: Option<String>, // why there is nobody any more
+}
+
+/// What the publisher's thread shares with others.
+pub struct Shared {
+    desk: Mutex<Desk>,
+    bell: Bell,
+}
+
+impl Shared {
+    pub fn new() -> io::Result<Shared> {
+        Ok(Shared { desk: Mutex::default(), bell: Bell::new()? })
+    }
+
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves work for the thread; an error if there is nobody to do it.
+    pub fn leave(&self, work: Work) -> Result<(), Error> {
+        let mut desk = self.desk();
+        if desk.stopping || desk.ended.is_some() {
+            drop(desk);
+            return Err(self.closed());
+        }
+        desk.work.push_back(work);
+        drop(desk);
+        self.bell.ring();
+        Ok(())
+    }
+
+    /// Why there is nobody any more.
+    pub fn closed(&self) -> Error {
+        let ended = self.desk().ended.clone();
+        Error::PublisherClosed { reason: ended.unwrap_or_else(|| "close() was called".to_owned()) }
+    }
+
+    /// Has the thread settle what is open and end.
+    pub fn stop(&self) {
+        self.desk().stopping = true;
+        self.bell.ring();
+    }
+}
+
+/// A publisher, running.
+pub struct Loop {
+    pub machine: Machine,
+    pub router: Router,
+    pub data: Distribution,
+    pub shared: Arc<Shared>,
+    pub state: Option<StateFolder>,
+    pub listener: Option<Listener>,
+    open: HashMap<u64, Sender<Answer>>,
+    ids: u64,
+    watchers: Vec<(Condition, Instant, Sender<()>)>,
+    recorded: u64, // the epoch that is in the state folder
+    begun: Instant,
+}
+
+/// Tells whoever comes later that there is nobody, after a panic, too.
+struct Ending(Arc<Shared>, Option<String>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let mut desk = self.0.desk();
+        desk.ended = self.1.take().or_else(|| Some("its thread has failed".to_owned()));
+        desk.work.clear(); // whoever waits finds that nobody answers
+    }
+}
+
+impl Loop {
+    pub fn new(
+        machine: Machine,
+        router: Router,
+        data: Distribution,
+        shared: Arc<Shared>,
+        state: Option<StateFolder>,
+        listener: Option<Listener>,
+    ) -> Loop {
+        Loop {
+            recorded: machine.epoch(),
+            machine,
+            router,
+            data,
+            shared,
+            state,
+            listener,
+            open: HashMap::new(),
+            ids: 0,
+            watchers: Vec::new(),
+            begun: Instant::now(),
+        }
+    }
+
+    fn now(&self) -> Time {
+        self.begun.elapsed()
+    }
+
+    /// Runs until it is told to stop.
+    pub fn run(mut self) {
+        let mut ending = Ending(self.shared.clone(), None);
+        let mut next_tick = Time::ZERO;
+        while !self.shared.desk().stopping {
+            if let Err(error) = self.turn(&mut next_tick) {
+                ending.1 = Some(format!("its sockets failed: {}", error));
+                return;
+            }
+        }
+        self.do_work();
+        let effects = self.machine.close(self.now());
+        self.perform(effects);
+        ending.1 = Some("close() was called".to_owned());
+        self.linger();
+    }
+
+    /// What is on its way gets a moment.
+    fn linger(&mut self) {
+        let end = self.now() + LINGER;
+        while self.data.unsent() && self.now() < end {
+            let watched: Vec<_> = self.data.watched().filter(|(.., unsent)| *unsent).collect();
+            let mut items: Vec<_> =
+                watched.iter().map(|(_, fd, _)| zmq::PollItem::from_fd(*fd, zmq::POLLOUT)).collect();
+            if zmq::poll(&mut items, 20).is_err() {
+                return;
+            }
+            for (id, ..) in watched {
+                self.data.attend(id, false, self.now());
+            }
+        }
+    }
+
+    /// Takes what there is, pushes what may be pushed, ticks when it is time.
+    fn turn(&mut self, next_tick: &mut Time) -> io::Result<()> {
+        self.do_work(); // before anything else: somebody waits for it
+        let busy = !self.with_room().is_empty();
+        let wait = if busy { Duration::ZERO } else { next_tick.saturating_sub(self.now()) };
+        self.take(wait)?;
+        for model in self.with_room() {
+            let effects = self.machine.push(&model, self.now());
+            self.perform(effects);
+        }
+        if self.now() >= *next_tick {
+            let effects = self.machine.tick(self.now());
+            self.perform(effects);
+            self.data.tick(self.now());
+            self.look();
+            *next_tick = self.now() + TICK;
+        }
+        Ok(())
+    }
+
+    /// The models that are being pushed for which somebody's connection has room.
+    fn with_room(&self) -> Vec<String> {
+        let room = |model: &&String| self.data.keeps_up(&data_topic(model));
+        self.machine.pushing().filter(room).cloned().collect()
+    }
+
+    /// Waits until something is there, and takes it.
+    fn take(&mut self, wait: Duration) -> io::Result<()> {
+        let watched: Vec<_> = self.data.watched().collect();
+        let listening = self.data.listening(self.now());
+        let mut items =
+            vec![self.router.poll_item(), zmq::PollItem::from_fd(self.shared.bell.as_raw_fd(), zmq::POLLIN)];
+        let poll = |(_, fd, unsent): &(u64, i32, bool)| {
+            let events = if *unsent { zmq::POLLIN | zmq::POLLOUT } else { zmq::POLLIN };
+            zmq::PollItem::from_fd(*fd, events)
+        };
+        items.extend(watched.iter().map(poll));
+        items.extend(listening.map(|fd| zmq::PollItem::from_fd(fd, zmq::POLLIN)));
+        match zmq::poll(&mut items, ((wait.as_micros() + 999) / 1000) as i64) {
+            Ok(_) | Err(zmq::Error::EINTR) => {}
+            Err(error) => return Err(io::Error::from_raw_os_error(error.to_raw())),
+        }
+        let found: Vec<_> =
+            items.iter().map(|i| (i.is_readable() || i.is_error(), i.is_writable())).collect();
+        drop(items);
+        if found[1].0 {
+            self.shared.bell.silence();
+        }
+        if found[0].0 {
+            self.take_control();
+        }
+        for (&(id, ..), &(readable, writable)) in watched.iter().zip(&found[2..]) {
+            if readable || writable {
+                self.take_heard(id, readable);
+            }
+        }
+        if listening.is_some() && found.last().map_or(false, |&(readable, _)| readable) {
+            self.data.accept(self.now());
+        }
+        Ok(())
+    }
+
+    fn take_control(&mut self) {
+        for _ in 0..BATCH {
+            let message = match self.router.receive() {
+                Some(message) => message,
+                None => return,
+            };
+            let now = self.now();
+            let effects = self.machine.receive(&message.identity, &message.header, message.payloads, now);
+            self.perform(effects);
+        }
+    }
+
+    /// Takes what a subscriber says; tells it that it is heard, and nobody else.
+    fn take_heard(&mut self, id: u64, readable: bool) {
+        let heard = self.data.attend(id, readable, self.now());
+        for topic in heard.topics {
+            if let Some(beacon) = self.machine.subscribed(&topic) {
+                let message = Queued::new(topic, &encode(&beacon), &super::effects::Payload::None);
+                self.data.answer(id, message, self.now());
+            }
+        }
+        for word in heard.words {
+            match self.machine.receive_word(&word, self.now()) {
+                Some(effects) => self.perform(effects),
+                None => self.data.forged(id, self.now()),
+            }
+        }
+    }
+
+    fn do_work(&mut self) {
+        loop {
+            let work = self.shared.desk().work.pop_front();
+            match work {
+                None => return,
+                Some(Work::Status(answer)) => drop(answer.send(self.machine.status(self.now()))),
+                Some(Work::Watch(condition, until, answer)) => {
+                    self.watchers.push((condition, until, answer));
+                    self.look();
+                }
+                Some(Work::Publish { model, content, asked, began, answer }) => {
+                    self.publish(&model, content, asked, began, answer);
+                }
+            }
+        }
+    }
+
+    fn publish(
+        &mut self,
+        model: &str,
+        content: Arc<Content>,
+        asked: Asked,
+        began: Instant,
+        answer: Sender<Answer>,
+    ) {
+        self.ids += 1;
+        let started = began.saturating_duration_since(self.begun);
+        match self.machine.publish(self.ids, model, content, asked, started, self.now()) {
+            Ok(effects) => {
+                self.open.insert(self.ids, answer);
+                self.perform(effects);
+            }
+            Err(text) => drop(answer.send(Err(Error::UnknownWorker(text)))), // whoever asked may have given up
+        }
+    }
+
+    fn perform(&mut self, effects: Vec<Effect>) {
+        self.record();
+        for effect in effects {
+            match effect {
+                Effect::Send { to, message, payload } => {
+                    if !self.router.send(&to, &encode(&message), payload.bytes()) {
+                        let effects = self.machine.unreachable(&to, self.now());
+                        self.perform(effects);
+                    }
+                }
+                Effect::Broadcast { topic, message, payload } => {
+                    let message = Queued::new(topic, &encode(&message), &payload);
+                    let now = self.now();
+                    self.data.send(message, now);
+                }
+                Effect::Withdraw { model } => {
+                    self.data.withdraw(&[control_topic(&model), data_topic(&model)]);
+                }
+                Effect::Resolve { id, receipt, achieved, missing } => {
+                    self.resolve(id, receipt, achieved, missing)
+                }
+                Effect::Tell(event) => {
+                    if let Some(listener) = &mut self.listener {
+                        listener(&event);
+                    }
+                    self.look();
+                }
+            }
+        }
+    }
+
+    /// Writes a later epoch down before anybody hears of it.
+    fn record(&mut self) {
+        let epoch = self.machine.epoch();
+        if let Some(state) = self.state.as_ref().filter(|_| epoch != self.recorded) {
+            self.recorded = epoch;
+            let _ = state.record(epoch); // it was never below: at worst a successor has to be proven later again
+        }
+    }
+
+    fn resolve(&mut self, id: u64, receipt: Receipt, achieved: bool, missing: String) {
+        if let Some(answer) = self.open.remove(&id) {
+            let result = if achieved {
+                Ok(receipt)
+            } else {
+                Err(Error::Publish { receipt: Box::new(receipt), missing })
+            };
+            let _ = answer.send(result); // whoever waited may have given up
+        }
+    }
+
+    /// Tells whoever waits for a state of the roster.
+    fn look(&mut self) {
+        if !self.watchers.is_empty() {
+            let roster = self.machine.status(self.now());
+            self.watchers.retain(|(condition, until, answer)| {
+                let met = condition(&roster);
+                let _ = met && answer.send(()).is_ok(); // whoever waited may have given up
+                !met && Instant::now() < *until
+            });
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! Who is in: workers that join, come back, are lost, and leave; and which publisher comes first.
+
+use super::effects::{Effect, Payload, WorkerEventKind};
+use super::machine::Machine;
+use super::roster::Admission;
+use super::status::{is_stuck, phase_of};
+use crate::limits::INTEGER_MAX;
+use crate::messages::*;
+use crate::transfer::Time;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+const EPOCH_CLOCK_MAX: u64 = 1 << 43; // the year 2248 in milliseconds: no later epoch is taken over from anybody
+const DRIFT: f64 = 1.001; // a second of one host in those of another: clocks are off by a tenth of that
+const ABSENT_MAX: usize = 64; // workers that left or are refused, and are remembered: as many as a person reads
+const ABSENT_AGAIN: Duration = Duration::from_secs(60); // until one that is refused again and again is told again
+const UPSTREAM: &str = "upstream";
+
+struct Absence {
+    models: BTreeSet<String>,
+    code: String,
+    text: String,
+    at: Time,
+}
+
+/// The workers that have left, or that are refused, and why. So a publish to nobody can say whom it does not reach.
+#[derive(Default)]
+pub struct Absent(BTreeMap<String, Absence>);
+
+impl Absent {
+    /// Remembers why a worker is not there; returns whether that is news. A name is once in a while, and so are only
+    /// so many names: anybody can ask under any number of them.
+    fn note(&mut self, hello: &Hello, code: &str, text: &str, now: Time) -> bool {
+        let recent = |absence: &Absence| now.saturating_sub(absence.at) < ABSENT_AGAIN;
+        match self.0.get(&hello.name) {
+            Some(before) if before.code == code && recent(before) => return false,
+            None if self.0.len() >= ABSENT_MAX => {
+                let oldest = self.0.iter().min_by_key(|(_, absence)| absence.at);
+                match oldest.filter(|(_, absence)| !recent(absence)).map(|(name, _)| name.clone()) {
+                    Some(name) => self.0.remove(&name),
+                    None => return false,
+                };
+            }
+            _ => {}
+        }
+        let models = hello.models.keys().cloned().collect();
+        let absence = Absence { models, code: code.to_owned(), text: text.to_owned(), at: now };
+        self.0.insert(hello.name.clone(), absence);
+        true
+    }
+
+    /// Says of every worker that wanted a model why it is not there.
+    pub fn of(&self, model: &str) -> impl Iterator<Item = String> + '_ {
+        let model = model.to_owned();
+        self.0.values().filter(move |absence| absence.models.contains(&model)).map(|a| a.text.clone())
+    }
+}
+
+impl Machine {
+    // Joining.
+
+    /// Somebody wants to join (P3).
+    pub(super) fn hello(&mut self, from: &[u8], hello: &Hello, now: Time) {
+        if self.runs_another(hello) {
+            match self.epoch_above(hello) {
+                None => {
+                    let text = self.stale(hello);
+                    return self.turn_away(from, hello, "stale-epoch", &text, now);
+                }
+                // It says hello again; whatever is said, workers start anew only so often.
+                Some(_) if self.renewed_lately(now) => return,
+                Some(epoch) => self.renew(epoch, hello, now),
+            }
+        }
+        let other = self.roster.by_identity(from).filter(|&name| name != hello.name).map(str::to_owned);
+        if let Some(other) = other {
+            self.leave(&other, "its connection has taken another name", now);
+        }
+        let admission = self.roster.admit(from, hello, now, self.timing.lost_after);
+        match admission {
+            Admission::New | Admission::Known => self.welcome(&hello.name, admission, now),
+            Admission::Contested => self.say(&hello.name, FromPublisher::Ping(Ping::default())),
+            Admission::Taken => {
+                let text = self.name_taken(&hello.name);
+                self.turn_away(from, hello, "name-taken", &text, now);
+            }
+            Admission::Full => {
+                let text = "the roster is full: stop some workers, or start another publisher";
+                self.turn_away(from, hello, "limit", text, now);
+            }
+        }
+    }
+
+    /// Refuses a worker; says so once, though it asks again and again.
+    fn turn_away(&mut self, from: &[u8], hello: &Hello, code: &str, text: &str, now: Time) {
+        self.refuse(from, code, text, None);
+        let told = format!("worker {} is refused ({}): {}", hello.name, code, text);
+        if self.absent.note(hello, code, &told, now) {
+            self.tell(WorkerEventKind::Refused, &hello.name, told);
+        }
+    }
+
+    fn name_taken(&self, name: &str) -> String {
+        let its = self.roster.get(name).map(|peer| &peer.hello);
+        let host = its.map(|hello| hello.host.as_str()).filter(|host| !host.is_empty()).unwrap_or("unknown");
+        let pid = its.map_or(0, |hello| hello.pid);
+        format!(
+            "the name {:?} belongs to a living worker (host {}, process {}): give this one another name, or stop \
+             that one",
+            name, host, pid
+        )
+    }
+
+    fn welcome(&mut self, name: &str, admission: Admission, now: Time) {
+        self.absent.0.remove(name);
+        if admission == Admission::New {
+            self.tell(WorkerEventKind::Joined, name, format!("worker {} joined", name));
+        }
+        let hello = match self.roster.get(name) {
+            Some(peer) => peer.hello.clone(),
+            None => return,
+        };
+        let running: BTreeMap<String, Running> = hello
+            .models
+            .iter()
+            .filter_map(|(model, running)| Some((model.clone(), running.clone()?)))
+            .filter(|(model, running)| self.plausible(model, running))
+            .collect();
+        let models: Vec<String> = running.keys().cloned().collect();
+        if let Some(peer) = self.roster.get_mut(name) {
+            peer.incoming.clear();
+            peer.running = running;
+            (peer.subscribed, peer.contested_at, peer.told_at) = (false, None, None);
+        }
+        let features = self.token_for(name);
+        let millis = |time: Duration| (time.as_millis() as u64).max(1);
+        let welcome = Welcome {
+            epoch: self.epoch(),
+            data: self.data_endpoint.clone(),
+            ping_ms: millis(self.timing.ping),
+            lost_ms: millis(self.timing.lost_after).max(2),
+            models: self.store.latest(name, hello.models.keys()),
+            shared: None,
+            age_ms: self.age.as_ref().map_or(0, |age| (age().as_millis() as u64).min(INTEGER_MAX)), // P1
+            features,
+            keys: Vec::new(),
+        };
+        self.say(name, FromPublisher::Welcome(welcome));
+        self.back(name, now);
+        for model in models {
+            self.arrived(name, &model, now);
+        }
+    }
+
+    /// Lets a worker say `applied` on its data connection, if it can (P22).
+    fn token_for(&mut self, name: &str) -> Vec<String> {
+        let peer = match self.roster.get(name) {
+            Some(peer) if peer.hello.features.iter().any(|feature| feature == UPSTREAM) => peer,
+            _ => return Vec::new(),
+        };
+        let mut token = peer.token.clone();
+        if token.is_empty() {
+            token = match self.draw.as_ref().and_then(|draw| draw()) {
+                Some(drawn) => drawn,
+                None => return Vec::new(),
+            };
+            self.roster.give(name, token.clone());
+        }
+        vec![format!("{}.{}", UPSTREAM, token)]
+    }
+
+    // Which publisher comes first.
+
+    /// Whether a worker runs weights of a publisher that may be later than this one.
+    fn runs_another(&self, hello: &Hello) -> bool {
+        let had = |model: &str, number| self.store.models.get(model).map_or(false, |its| its.had(number));
+        let unknown = |(model, running): (&String, &Option<Running>)| {
+            running.as_ref().map_or(false, |its| its.epoch == self.epoch() && !had(model, its.version))
+        };
+        hello.epoch > self.epoch() || hello.models.iter().any(unknown)
+    }
+
+    /// The epoch that may be taken in place of a worker's; nothing if this publisher is no later one.
+    ///
+    /// It is higher by as much as is proven of the time between the starts of the two.
+    fn epoch_above(&self, hello: &Hello) -> Option<u64> {
+        let mine = (self.age.as_ref()?().as_secs_f64() * DRIFT * 1000.0).ceil() as u64;
+        let later_by = hello.age_ms.checked_sub(mine).filter(|&later_by| later_by > 0)?;
+        hello.epoch.checked_add(later_by).filter(|&epoch| epoch <= EPOCH_CLOCK_MAX)
+    }
+
+    fn stale(&self, hello: &Hello) -> String {
+        let chosen = match self.age {
+            None => "its epoch was chosen, and stays",
+            Some(_) => "it did not start after that",
+        };
+        format!(
+            "this publisher is of epoch {}, but {} runs weights of epoch {}, from another publisher, and {}: if the \
+             other one is the newer, stop this one; if not, stop the other and restart this one, which then takes \
+             over",
+            self.epoch(),
+            hello.name,
+            hello.epoch,
+            chosen
+        )
+    }
+
+    fn renewed_lately(&self, now: Time) -> bool {
+        self.renewed_at.map_or(false, |at| now.saturating_sub(at) < self.timing.lost_after)
+    }
+
+    /// Takes a later epoch. For workers it is as if the publisher had restarted.
+    fn renew(&mut self, epoch: u64, hello: &Hello, now: Time) {
+        let text = format!(
+            "epoch {} becomes {}: {} runs weights of epoch {}, whose publisher started before this one; one of two \
+             clocks is wrong",
+            self.epoch(),
+            epoch,
+            hello.name,
+            hello.epoch
+        );
+        self.tell(WorkerEventKind::Notice, "", text);
+        let models: Vec<String> = self.store.models.keys().cloned().collect();
+        for model in &models {
+            let pending = self.store.models.get(model).and_then(|versions| versions.pending);
+            if let Some(pending) = pending {
+                self.give_up(model, pending, "its publisher takes a new epoch", now);
+            }
+            self.perform(Effect::Withdraw { model: model.clone() });
+            if let Some(versions) = self.store.models.get_mut(model) {
+                versions.renew();
+            }
+            self.pushes.remove(model);
+        }
+        let before = std::mem::replace(&mut self.store.epoch, epoch);
+        self.renewed_at = Some(now);
+        self.calls_renewed(before, epoch);
+        let mut told = Vec::new();
+        for peer in self.roster.iter_mut() {
+            peer.subscribed = false;
+            peer.incoming.clear();
+            told.extend(Some(peer.identity.clone()).filter(|_| !peer.lost));
+        }
+        for to in told {
+            let message = FromPublisher::Pong(Pong { epoch, ..Pong::default() }); // of another epoch than theirs
+            self.perform(Effect::Send { to, message, payload: Payload::None });
+        }
+    }
+
+    // Staying and leaving.
+
+    /// A worker asks for a sign of life (P17).
+    pub(super) fn pinged(&mut self, name: &str, ping: &Ping) {
+        let models = match self.roster.get_mut(name) {
+            Some(peer) => {
+                peer.subscribed = ping.subscribed;
+                self.store.latest(name, peer.hello.models.keys())
+            }
+            None => return,
+        };
+        self.say(name, FromPublisher::Pong(Pong { token: ping.token, epoch: self.epoch(), models }));
+    }
+
+    /// A worker has said something.
+    pub(super) fn heard(&mut self, name: &str, now: Time) {
+        let was_lost = self.roster.get_mut(name).map(|peer| {
+            (peer.heard_at, peer.told_at) = (now, None);
+            peer.lost
+        });
+        if was_lost == Some(true) {
+            self.back(name, now);
+        }
+    }
+
+    /// A worker is there, and may have missed what others were told (P18).
+    fn back(&mut self, name: &str, now: Time) {
+        if let Some(peer) = self.roster.get_mut(name).filter(|peer| peer.lost) {
+            peer.lost = false;
+            self.tell(WorkerEventKind::Back, name, format!("worker {} answers again", name));
+        }
+        for (model, number) in self.returned(name, now) {
+            self.describe(name, &model, number, false);
+        }
+    }
+
+    /// Looks for workers that are silent, or stuck.
+    pub(super) fn look_after(&mut self, now: Time) {
+        for name in self.roster.silent(now, self.timing.lost_after) {
+            let heard = self.roster.get(&name).map_or(now, |peer| peer.heard_at);
+            let silent = now.saturating_sub(heard).as_secs_f64();
+            self.lose(&name, &format!("silent for {:.1} s", silent), now);
+        }
+        let timing = self.timing;
+        let mut turned = Vec::new();
+        for peer in self.roster.iter_mut().filter(|peer| !peer.lost) {
+            if peer.stuck != is_stuck(peer, &timing, now) {
+                peer.stuck = !peer.stuck;
+                turned.push((peer.hello.name.clone(), peer.stuck));
+            }
+        }
+        for (name, stuck) in turned {
+            if stuck {
+                let text = format!("worker {} is stuck: {}", name, self.doing(&name, now));
+                self.tell(WorkerEventKind::Stuck, &name, text);
+            } else {
+                self.tell(WorkerEventKind::Back, &name, format!("worker {} moves again", name));
+            }
+        }
+        self.forget_mute(now);
+    }
+
+    /// Keeps nothing for those who say nothing but what they were heard to be at (P9).
+    fn forget_mute(&mut self, now: Time) {
+        let quiet = self.timing.quiet;
+        for peer in self.roster.iter().filter(|peer| !peer.lost && peer.mute(now, quiet)) {
+            for (model, versions) in &mut self.store.models {
+                let at = peer.incoming.get(model).map_or(0, |incoming| incoming.version);
+                versions.left_all(&peer.hello.name, at);
+            }
+        }
+    }
+
+    pub(super) fn lose(&mut self, name: &str, why: &str, now: Time) {
+        let doing = self.doing(name, now);
+        let detail = if doing.is_empty() { why.to_owned() } else { format!("{} while {}", why, doing) };
+        if let Some(peer) = self.roster.get_mut(name) {
+            (peer.lost, peer.stuck) = (true, false);
+        }
+        self.forget(name);
+        self.tell(WorkerEventKind::Lost, name, format!("worker {} is lost: {}", name, detail));
+        self.calls_lost(name, &detail, now);
+    }
+
+    pub(super) fn doing(&self, name: &str, now: Time) -> String {
+        let incoming = self.roster.get(name).into_iter().flat_map(|peer| &peer.incoming);
+        let each = incoming.map(|(model, its)| phase_of(model, its, &self.store, &self.timing, now));
+        each.collect::<Vec<_>>().join("; ")
+    }
+
+    /// A worker is no longer there: nothing is kept for its sake.
+    fn forget(&mut self, name: &str) {
+        if let Some(peer) = self.roster.get_mut(name) {
+            peer.subscribed = false;
+            peer.incoming.clear();
+        }
+        for versions in self.store.models.values_mut() {
+            versions.forget_worker(name);
+        }
+    }
+
+    /// A worker leaves in order: nobody waits for it.
+    pub(super) fn leave(&mut self, name: &str, why: &str, now: Time) {
+        self.forget(name);
+        let text = format!("worker {} has left: {}", name, why);
+        if let Some(hello) = self.roster.get(name).map(|peer| peer.hello.clone()) {
+            self.absent.note(&hello, "left", &text, now);
+        }
+        self.roster.remove(name);
+        self.tell(WorkerEventKind::Left, name, text);
+        self.calls_left(name, now);
+    }
+}

@@ -1,0 +1,272 @@
+//! What a publisher has to give: for each model, the latest version and those still of use (P9).
+//!
+//! A version is kept while it is the latest for somebody, is waiting for its commit, or is still being received.
+//! Everything else goes, and so do the least needed where too many would be kept: memory is bounded by the number
+//! of versions, whatever workers do.
+
+use super::content::Content;
+use crate::transfer::Key;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Of one model, in memory: the latest, one that waits for its commit or is for some, and one that slow workers
+/// still receive.
+pub const VERSIONS_MAX: usize = 3;
+const DIGESTS_KEPT: usize = 1000; // versions that are gone but whose late acknowledgements can still be checked
+
+/// A version that is there.
+pub struct Kept {
+    pub content: Arc<Content>,
+    pub number: u64,
+    /// Names of the workers that are still at it.
+    pub receivers: BTreeSet<String>,
+}
+
+/// The versions of one model.
+pub struct Versions {
+    pub pending: Option<u64>, // staged together, not committed yet
+    /// The id of the layout that was published last on the data channel.
+    pub announced_layout: String,
+    latest: Option<u64>,
+    targeted: BTreeMap<String, u64>, // by worker, what was published to it alone
+    kept: BTreeMap<u64, Kept>,
+    digests: BTreeMap<u64, String>, // of versions that are gone
+    first: u64,                     // the numbers of this epoch
+    count: u64,
+}
+
+impl Default for Versions {
+    fn default() -> Versions {
+        Versions {
+            pending: None,
+            announced_layout: String::new(),
+            latest: None,
+            targeted: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            digests: BTreeMap::new(),
+            first: 1,
+            count: 0,
+        }
+    }
+}
+
+impl Versions {
+    /// Takes a version in; returns its number.
+    pub fn number(&mut self, content: Arc<Content>) -> u64 {
+        self.count += 1; // P1
+        self.kept.insert(self.count, Kept { content, number: self.count, receivers: BTreeSet::new() });
+        self.count
+    }
+
+    /// Another epoch begins: nobody has anything of that yet.
+    pub fn renew(&mut self) {
+        for version in self.kept.values_mut() {
+            version.receivers.clear();
+        }
+        self.prune();
+        self.digests.clear();
+        self.first = self.kept.keys().next().copied().unwrap_or(self.count + 1);
+    }
+
+    pub fn get(&self, number: u64) -> Option<&Kept> {
+        self.kept.get(&number)
+    }
+
+    pub fn get_mut(&mut self, number: u64) -> Option<&mut Kept> {
+        self.kept.get_mut(&number)
+    }
+
+    /// The latest committed version that is meant for all.
+    pub fn latest(&self) -> Option<u64> {
+        self.latest
+    }
+
+    /// The newest committed version that is meant for a worker.
+    pub fn latest_for(&self, worker: &str) -> Option<u64> {
+        self.latest.max(self.targeted.get(worker).copied())
+    }
+
+    /// Whether there ever was a version of this number in this epoch.
+    pub fn had(&self, number: u64) -> bool {
+        (self.first..=self.count).contains(&number)
+    }
+
+    /// Its digest: nothing if nobody can have it, empty if it is too long ago to say.
+    pub fn known_digest(&self, number: u64) -> Option<&str> {
+        if !self.had(number) {
+            return None;
+        }
+        let here = self.kept.get(&number).map(|version| version.content.digest.as_str());
+        Some(here.or_else(|| self.digests.get(&number).map(String::as_str)).unwrap_or_default())
+    }
+
+    /// Makes a version the latest: for everybody, or for some workers.
+    pub fn settle(&mut self, number: u64, workers: Option<&[String]>) {
+        if self.pending == Some(number) {
+            self.pending = None;
+        }
+        match workers {
+            None => {
+                self.latest = self.latest.max(Some(number));
+                let latest = self.latest;
+                self.targeted.retain(|_, targeted| Some(*targeted) > latest);
+            }
+            Some(workers) => {
+                for worker in workers {
+                    let known = self.targeted.entry(worker.clone()).or_insert(number);
+                    *known = number.max(*known);
+                }
+            }
+        }
+    }
+
+    /// Forgets a version that was aborted.
+    pub fn forget(&mut self, number: u64) {
+        if let Some(version) = self.kept.remove(&number) {
+            self.digests.insert(number, version.content.digest.clone());
+        }
+        if self.digests.len() > DIGESTS_KEPT {
+            let oldest = self.digests.keys().next().copied();
+            oldest.map(|oldest| self.digests.remove(&oldest));
+        }
+        self.latest = self.latest.filter(|&latest| latest != number);
+        self.pending = self.pending.filter(|&pending| pending != number);
+        self.targeted.retain(|_, targeted| *targeted != number);
+    }
+
+    /// A worker is no longer at any version below this number.
+    pub fn left(&mut self, worker: &str, below: u64) {
+        for (_, version) in self.kept.range_mut(..below) {
+            version.receivers.remove(worker);
+        }
+    }
+
+    /// A worker is at no version, but perhaps at one.
+    pub fn left_all(&mut self, worker: &str, but: u64) {
+        for version in self.kept.values_mut().filter(|version| version.number != but) {
+            version.receivers.remove(worker);
+        }
+    }
+
+    /// A worker is not there any more, for good.
+    pub fn forget_worker(&mut self, worker: &str) {
+        self.left_all(worker, 0);
+    }
+
+    /// Lets go of what nobody needs, and of the least needed of too many.
+    pub fn prune(&mut self) {
+        let idle = |version: &&Kept| version.receivers.is_empty() && self.role(version.number) == Role::Old;
+        let gone: Vec<u64> = self.kept.values().filter(idle).map(|version| version.number).collect();
+        for number in gone {
+            self.forget(number);
+        }
+        while self.kept.len() > VERSIONS_MAX {
+            let roles = self.kept.keys().map(|&number| (self.role(number), number));
+            match roles.min().filter(|(role, _)| *role < Role::Needed) {
+                Some((_, number)) => self.forget(number),
+                None => return,
+            }
+        }
+    }
+
+    fn role(&self, number: u64) -> Role {
+        if [self.latest, self.pending, Some(self.count)].contains(&Some(number)) {
+            Role::Needed
+        } else if self.targeted.values().any(|&targeted| targeted == number) {
+            Role::Targeted
+        } else {
+            Role::Old
+        }
+    }
+}
+
+/// Why a version is kept, the least needed first.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Role {
+    Old,
+    Targeted,
+    Needed,
+}
+
+/// The versions of all models.
+pub struct Store {
+    pub epoch: u64,
+    pub models: BTreeMap<String, Versions>,
+}
+
+impl Store {
+    /// The versions of a model, if a message speaks of this epoch.
+    pub fn of(&mut self, model: &str, epoch: u64) -> Option<&mut Versions> {
+        self.models.get_mut(model).filter(|_| epoch == self.epoch)
+    }
+
+    /// The newest version that there is for a worker, of each of these models.
+    pub fn latest<'a>(
+        &self,
+        worker: &str,
+        models: impl Iterator<Item = &'a String>,
+    ) -> BTreeMap<String, u64> {
+        let found = |model: &String| Some((model.clone(), self.models.get(model)?.latest_for(worker)?));
+        models.filter_map(found).collect()
+    }
+
+    pub fn prune(&mut self) {
+        for versions in self.models.values_mut() {
+            versions.prune();
+        }
+    }
+
+    pub fn key(&self, number: u64) -> Key {
+        (self.epoch, number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::content::Copier;
+    use super::*;
+
+    fn content() -> Arc<Content> {
+        Arc::new(Copier::default().copy(&[], 1).unwrap())
+    }
+
+    #[test]
+    fn memory_is_bounded_whatever_workers_do() {
+        let mut versions = Versions::default();
+        for at in 0..20u64 {
+            let number = versions.number(content());
+            versions.settle(number, Some(&[format!("w{}", at)])); // for one worker each
+            versions.get_mut(number).unwrap().receivers.insert("slow".to_owned());
+            versions.prune();
+            assert!(versions.kept.len() <= VERSIONS_MAX);
+            assert!(versions.get(number).is_some());
+        }
+        let number = versions.number(content());
+        versions.settle(number, None);
+        versions.get_mut(number).unwrap().receivers.insert("slow".to_owned());
+        let pending = versions.number(content());
+        versions.pending = Some(pending);
+        for _ in 0..5 {
+            versions.number(content());
+            versions.prune();
+        }
+        assert_eq!(versions.latest(), Some(number));
+        assert!(versions.get(pending).is_some());
+    }
+
+    #[test]
+    fn a_digest_is_remembered_for_a_while() {
+        let mut versions = Versions::default();
+        for _ in 0..DIGESTS_KEPT + 2 {
+            let number = versions.number(content());
+            versions.settle(number, None);
+            versions.prune();
+        }
+        assert_eq!(versions.known_digest(1), Some(""));
+        assert_eq!(versions.known_digest(2).map(str::len), Some(64));
+        assert_eq!(versions.known_digest(DIGESTS_KEPT as u64 + 3), None);
+        versions.renew();
+        assert_eq!(versions.known_digest(2), None);
+        assert!(versions.had(DIGESTS_KEPT as u64 + 2));
+    }
+}

@@ -1,0 +1,21 @@
+//! In place of `gcm.rs` where this crate is built without the feature `keys`: nothing can be opened.
+
+pub enum Gcm {}
+
+impl Gcm {
+    pub fn new(_key: &[u8; 32], _nonce: &[u8; 12], _associated: &[u8]) -> Option<Gcm> {
+        None
+    }
+
+    pub fn in_place(&mut self, _piece: &mut [u8]) -> bool {
+        match *self {}
+    }
+
+    pub fn copy(&mut self, _piece: &[u8], _to: &mut [u8]) -> bool {
+        match *self {}
+    }
+
+    pub fn proves(self, _tag: &[u8; 16]) -> bool {
+        match self {}
+    }
+}

@@ -1,0 +1,194 @@
+//! Sealed payloads and messages: keys, nonces, and what is bound to them (protocol, 14.1).
+//!
+//! ```text
+//! group key ──> id                              which group key it was
+//!           ├─> key of messages ──> nonce: MESSAGE, count
+//!           └─> key of a version ─> nonce: CHUNK, index | LAYOUT, 0
+//! ```
+
+use crate::checksum::crc32c_append;
+use crate::digest::{bytes_of_hex, hex};
+use crate::messages::{Announce, Patch};
+pub use crate::raw::gcm::Gcm;
+use sha2::{Digest, Sha256};
+use std::convert::TryInto;
+use std::fmt;
+
+/// How an announcement names it.
+pub const AES_256_GCM: &str = "aes-256-gcm";
+/// Whether this crate was built with what opens something.
+pub const AVAILABLE: bool = cfg!(feature = "keys");
+
+// Purposes.
+pub const CHUNK: u32 = 1;
+pub const LAYOUT: u32 = 2;
+pub const MESSAGE: u32 = 3;
+
+const TAG_BYTES: usize = 16;
+const PIECE_BYTES: usize = 1 << 15; // opened at once: still in the cache for the checksum
+
+/// 32 bytes that nobody else has.
+pub type Secret = [u8; 32];
+
+/// HMAC-SHA256 of some parts, one behind the other, under a key that is no longer than a block.
+fn hmac(key: &[u8], parts: &[&[u8]]) -> Secret {
+    let padded = |with: u8| {
+        let mut block = [with; 64];
+        block.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
+        Sha256::new_with_prefix(block)
+    };
+    let inner = parts.iter().fold(padded(0x36), |hash, part| hash.chain_update(part)).finalize();
+    padded(0x5c).chain_update(inner).finalize().into()
+}
+
+/// HKDF-Expand of RFC 5869 for one block of SHA-256, which is as long as a key is.
+fn expand(secret: &Secret, info: &[&[u8]]) -> Secret {
+    hmac(secret, &[info, &[&[1]]].concat())
+}
+
+/// What all workers of a publisher have, and nobody else.
+pub struct GroupKey {
+    pub id: String,
+    pub of_messages: Secret,
+    secret: Secret,
+}
+
+impl fmt::Debug for GroupKey {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "GroupKey({})", self.id)
+    }
+}
+
+impl GroupKey {
+    /// Takes the 64 hexadecimal digits of a group key.
+    pub fn of_hex(key: &str) -> GroupKey {
+        let secret = hmac(b"weightbus 1", &[&bytes_of_hex(key)]); // HKDF-Extract
+        let id = hex(&expand(&secret, &[b"id"])[..8]);
+        GroupKey { id, of_messages: expand(&secret, &[b"messages"]), secret }
+    }
+
+    /// The key of a version.
+    pub fn of_version(&self, subject: &Subject) -> Secret {
+        expand(&self.secret, &[b"version", &subject.names()])
+    }
+
+    /// Returns what was sealed as the message of this count; nothing if it was not.
+    pub fn open_message(&self, count: u64, sealed: &[u8]) -> Option<Vec<u8>> {
+        let (sealed, tag) = sealed.split_at(sealed.len().checked_sub(TAG_BYTES)?); // E5
+        let size = sealed.len() as u64;
+        let bound = [&MESSAGE.to_le_bytes()[..], &count.to_le_bytes(), &size.to_le_bytes()].concat();
+        let opening =
+            Opening::new(&self.of_messages, &nonce_of(MESSAGE, count), &bound, tag.try_into().ok()?)?;
+        let mut plain = vec![0; sealed.len()];
+        opening.opens(sealed, &mut plain).map(|_| plain)
+    }
+}
+
+/// A version in one encoding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Subject {
+    pub model: String,
+    pub epoch: u64,
+    pub version: u64,
+    pub nbytes: u64,
+    pub chunk_bytes: u64,
+    pub encoding: String,
+    /// Epoch and number of the version that the encoding builds on; zeros: on none.
+    pub base: (u64, u64),
+}
+
+impl Subject {
+    /// The version that was announced.
+    pub fn of(announce: &Announce) -> Subject {
+        Subject {
+            model: announce.model.clone(),
+            epoch: announce.epoch,
+            version: announce.version,
+            nbytes: announce.nbytes,
+            chunk_bytes: announce.chunk_bytes,
+            encoding: announce.encoding.clone(),
+            base: (0, 0),
+        }
+    }
+
+    /// A patch to the version that was announced (D12).
+    pub fn of_patch(announce: &Announce, patch: &Patch) -> Subject {
+        Subject {
+            nbytes: patch.nbytes,
+            encoding: patch.encoding.clone(),
+            base: (patch.epoch, patch.version),
+            ..Subject::of(announce)
+        }
+    }
+
+    /// What a key is derived from: the same bytes for the same version, always.
+    pub fn names(&self) -> Vec<u8> {
+        let mut names = Vec::new();
+        for text in [&self.model, &self.encoding] {
+            names.push(text.len() as u8); // names have at most 128 bytes
+            names.extend_from_slice(text.as_bytes());
+        }
+        for number in [self.epoch, self.version, self.base.0, self.base.1] {
+            names.extend_from_slice(&number.to_le_bytes());
+        }
+        names
+    }
+
+    /// What is bound to a payload of so many bytes.
+    pub fn associated(&self, purpose: u32, index: u64, size: u64) -> Vec<u8> {
+        let mut bound = self.names();
+        bound.extend_from_slice(&purpose.to_le_bytes());
+        for number in [index, size, self.nbytes, self.chunk_bytes] {
+            bound.extend_from_slice(&number.to_le_bytes());
+        }
+        bound
+    }
+}
+
+/// The 12 bytes that a key is used with once.
+pub fn nonce_of(purpose: u32, index: u64) -> [u8; 12] {
+    let mut nonce = [0; 12];
+    nonce[..4].copy_from_slice(&purpose.to_le_bytes());
+    nonce[4..].copy_from_slice(&index.to_le_bytes());
+    nonce
+}
+
+/// One sealed payload that is being opened, piece by piece, as it arrives.
+///
+/// What it makes of a piece proves nothing before `proves` has said so of all.
+pub struct Opening {
+    gcm: Gcm,
+    tag: [u8; TAG_BYTES],
+    crc: u32, // of what was opened, computed while that is in the cache
+    broken: bool,
+}
+
+impl Opening {
+    /// Begins to open one; nothing if nothing can be opened here.
+    pub fn new(key: &Secret, nonce: &[u8; 12], associated: &[u8], tag: [u8; TAG_BYTES]) -> Option<Opening> {
+        Some(Opening { gcm: Gcm::new(key, nonce, associated)?, tag, crc: 0, broken: false })
+    }
+
+    /// Opens the next bytes where they lie.
+    pub fn take(&mut self, bytes: &mut [u8]) {
+        for piece in bytes.chunks_mut(PIECE_BYTES) {
+            self.broken |= !self.gcm.in_place(piece);
+            self.crc = crc32c_append(self.crc, piece);
+        }
+    }
+
+    /// Returns the CRC-32C of all of it; nothing if it is not what was sealed, nothing more and nothing less.
+    pub fn proves(self) -> Option<u32> {
+        let sound = self.gcm.proves(&self.tag) && !self.broken;
+        sound.then_some(self.crc)
+    }
+
+    /// Opens all of it at once into other memory; returns its CRC-32C, nothing if it is not what was sealed.
+    pub fn opens(mut self, sealed: &[u8], to: &mut [u8]) -> Option<u32> {
+        for (piece, to) in sealed.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)) {
+            self.broken |= !self.gcm.copy(piece, to);
+            self.crc = crc32c_append(self.crc, to);
+        }
+        self.proves()
+    }
+}

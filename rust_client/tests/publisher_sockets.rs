@@ -1,0 +1,333 @@
+//! The publisher as its user has it, with workers on real sockets of the loopback.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::io::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+use weightbus::{
+    Dtype, Error, Outcome, PublishOptions, Publisher, Receipt, Require, TensorView, Timing, Update, Wait,
+    Worker, WorkerEventKind, WorkerState,
+};
+
+const MODEL: &str = "policy";
+const LONG: Duration = Duration::from_secs(20); // for what takes milliseconds
+const PING: Duration = Duration::from_millis(100);
+
+fn publisher() -> Publisher {
+    let builder = Publisher::builder("tcp://127.0.0.1:0").timing(PING, 20 * PING);
+    builder.chunk_bytes(10_000).bind().unwrap()
+}
+
+fn worker(publisher: &Publisher, name: &str) -> Worker {
+    worker_at(publisher.address(), name)
+}
+
+fn worker_at(address: &str, name: &str) -> Worker {
+    let timing = Timing { ping: PING, ..Timing::default() };
+    Worker::builder(address).name(name).snapshots(MODEL).timing(timing).connect().unwrap()
+}
+
+/// Waits until what is published reaches a worker.
+fn pushed(publisher: &Publisher, names: &[&str]) {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let there = publisher
+        .wait_until(LONG, move |all| names.iter().all(|n| all.get(n).map_or(false, |its| its.pushed)));
+    assert!(there.unwrap());
+}
+
+fn publish(publisher: &Publisher, bytes: &[u8], options: &PublishOptions) -> Result<Receipt, Error> {
+    let shape = [bytes.len() as u64];
+    publisher.publish(MODEL, &[TensorView { name: "w", dtype: Dtype::U8, shape: &shape, bytes }], options)
+}
+
+/// Publishes while the workers apply what comes.
+fn published(
+    publisher: &Publisher,
+    workers: &[&Worker],
+    bytes: &[u8],
+    options: &PublishOptions,
+) -> (Result<Receipt, Error>, Vec<Update>) {
+    let shape = [bytes.len() as u64];
+    let tensor = TensorView { name: "w", dtype: Dtype::U8, shape: &shape, bytes };
+    let publishing = publisher.publish_later(MODEL, &[tensor], options).unwrap();
+    let updates: Vec<Update> = workers.iter().map(|worker| worker.receive(LONG).unwrap().unwrap()).collect();
+    for update in &updates {
+        assert_eq!(update.snapshot.as_ref().unwrap().bytes("w").unwrap(), bytes);
+    }
+    (publishing.wait(), updates)
+}
+
+#[test]
+fn versions_of_all_sizes_reach_all_workers() {
+    let publisher = publisher();
+    let (a, b) = (worker(&publisher, "a"), worker(&publisher, "b"));
+    assert!(publisher.wait_for_workers(2, MODEL, LONG).unwrap());
+    pushed(&publisher, &["a", "b"]);
+    for (number, nbytes) in (1u64..).zip([2_000_000, 3_000, 3_000, 0, 700_000]) {
+        let bytes: Vec<u8> = (0..nbytes).map(|at: u32| (at % 251) as u8 ^ number as u8).collect();
+        let (receipt, updates) = published(&publisher, &[&a, &b], &bytes, &PublishOptions::default());
+        let receipt = receipt.unwrap();
+        assert_eq!((receipt.epoch, receipt.version), (publisher.epoch(), number));
+        assert_eq!(receipt.those(Outcome::Applied), ["a", "b"]);
+        assert!(updates.iter().all(|update| update.digest == receipt.digest && update.version == number));
+    }
+    let workers = publisher.workers().unwrap();
+    assert_eq!(workers["a"].models[MODEL], Some((publisher.epoch(), 5)));
+    assert_eq!(workers["a"].state, WorkerState::Live);
+}
+
+#[test]
+fn a_late_worker_gets_the_latest_and_one_that_leaves_is_not_waited_for() {
+    let (sender, events) = channel();
+    let builder = Publisher::builder("tcp://127.0.0.1:0").timing(PING, 20 * PING);
+    let publisher = builder.on_worker(move |event| drop(sender.send(event.clone()))).bind().unwrap();
+    assert!(publish(&publisher, b"one", &PublishOptions::default()).unwrap().workers.is_empty());
+    publish(&publisher, b"two", &PublishOptions::default()).unwrap();
+    let late = worker(&publisher, "late");
+    assert_eq!(late.receive(LONG).unwrap().unwrap().version, 2);
+    late.close();
+    let left = |name: &str| {
+        let end = Instant::now() + LONG;
+        loop {
+            let event = events.recv_timeout(end - Instant::now()).unwrap();
+            if event.kind == WorkerEventKind::Left && event.worker == name {
+                return;
+            }
+        }
+    };
+    left("late");
+    assert!(publish(&publisher, b"three", &PublishOptions::default()).unwrap().workers.is_empty());
+}
+
+#[test]
+fn together_is_applied_by_all_or_by_none() {
+    let publisher = publisher();
+    let (a, b) = (worker(&publisher, "a"), worker(&publisher, "b"));
+    assert!(publisher.wait_for_workers(2, MODEL, LONG).unwrap());
+    let together = PublishOptions { together: true, ..PublishOptions::default() };
+    let (receipt, _) = published(&publisher, &[&a, &b], &[7; 50_000], &together);
+    assert_eq!(receipt.unwrap().those(Outcome::Applied), ["a", "b"]);
+    let three =
+        PublishOptions { require: Require::AtLeast(3), timeout: Duration::from_millis(300), ..together };
+    match publish(&publisher, &[8; 50_000], &three) {
+        Err(Error::Publish { receipt, .. }) => assert_eq!(receipt.version, 2),
+        other => panic!("{:?}", other),
+    }
+    let (receipt, updates) = published(&publisher, &[&a, &b], &[9; 50_000], &PublishOptions::default());
+    assert_eq!(receipt.unwrap().version, 3);
+    assert!(updates.iter().all(|update| update.version == 3));
+}
+
+#[test]
+fn some_by_name_and_staged() {
+    let publisher = publisher();
+    let (a, b) = (worker(&publisher, "a"), worker(&publisher, "b"));
+    assert!(publisher.wait_for_workers(2, MODEL, LONG).unwrap());
+    let for_a = PublishOptions { workers: Some(vec!["a".to_owned()]), ..PublishOptions::default() };
+    let (receipt, _) = published(&publisher, &[&a], &[1; 20_000], &for_a);
+    assert_eq!(receipt.unwrap().workers.len(), 1);
+    let staged = PublishOptions { wait: Wait::Staged, ..PublishOptions::default() };
+    let receipt = publish(&publisher, &[2; 20_000], &staged).unwrap(); // nobody applies it yet
+    assert_eq!(receipt.those(Outcome::Staged), ["a", "b"]);
+    assert_eq!(b.receive(LONG).unwrap().unwrap().version, 2);
+    let nobody = PublishOptions { workers: Some(vec!["c".to_owned()]), ..PublishOptions::default() };
+    let error = publish(&publisher, &[3; 10], &nobody).unwrap_err();
+    assert!(matches!(&error, Error::UnknownWorker(text) if text.contains("known are a, b")), "{}", error);
+}
+
+#[test]
+fn who_is_missing_is_named_in_time() {
+    let publisher = publisher();
+    let asleep = worker(&publisher, "asleep");
+    assert!(publisher.wait_for_workers(1, MODEL, LONG).unwrap());
+    let options = PublishOptions { expect: Some(2), timeout: 3 * PING, ..PublishOptions::default() };
+    let error = publish(&publisher, &[1; 100_000], &options).unwrap_err().to_string();
+    assert!(error.contains("1 of 2 workers never came") && error.contains("asleep behind"), "{}", error);
+    drop(asleep);
+    assert!(!publisher.wait_for_workers(5, MODEL, PING).unwrap());
+}
+
+#[test]
+fn what_makes_no_sense_is_said() {
+    let text = |result: Result<Receipt, Error>| result.unwrap_err().to_string();
+    let publisher = publisher();
+    assert!(text(publisher.publish("a b", &[], &PublishOptions::default())).contains("cannot name a model"));
+    let hasty = PublishOptions { timeout: Duration::ZERO, ..PublishOptions::default() };
+    assert!(text(publisher.publish("m", &[], &hasty)).contains("timeout"));
+    let wrong = TensorView { name: "w", dtype: Dtype::F32, shape: &[2], bytes: &[0; 7] };
+    assert!(text(publisher.publish("m", &[wrong], &PublishOptions::default())).contains("\"w\""));
+    let taken = Publisher::bind(publisher.address()).unwrap_err().to_string();
+    assert!(taken.contains("another process listens there"), "{}", taken);
+    let open = Publisher::bind("tcp://0.0.0.0:0").unwrap_err().to_string();
+    assert!(open.contains("insecure"), "{}", open);
+    assert!(Publisher::builder("tcp://*:0").insecure().bind().is_ok());
+    publisher.close();
+    let error = text(publisher.publish("m", &[], &PublishOptions::default()));
+    assert!(error.contains("close() was called"), "{}", error);
+}
+
+#[test]
+fn closing_answers_whoever_waits() {
+    let publisher = publisher();
+    let _asleep = worker(&publisher, "asleep");
+    assert!(publisher.wait_for_workers(1, MODEL, LONG).unwrap());
+    let tensor = TensorView { name: "w", dtype: Dtype::U8, shape: &[4], bytes: &[1; 4] };
+    let waiting = publisher.publish_later(MODEL, &[tensor], &PublishOptions::default()).unwrap();
+    publisher.close();
+    assert!(matches!(waiting.wait(), Err(Error::Publish { .. })));
+}
+
+#[test]
+fn a_successor_comes_after_what_the_folder_has_seen() {
+    let folder = std::env::temp_dir().join(format!("weightbus-publisher-{}", std::process::id()));
+    let address = format!("ipc://{}/bus", folder.display());
+    let ahead = 1 << 42; // a clock that is far ahead
+    let first = Publisher::builder(&address).state(&folder).epoch(ahead).bind().unwrap();
+    assert!(Publisher::bind(&address).is_err(), "somebody listens there");
+    let worker = worker_at(&address, "w");
+    assert!(first.wait_for_workers(1, MODEL, LONG).unwrap());
+    let (receipt, _) = published(&first, &[&worker], b"first", &PublishOptions::default());
+    assert_eq!(receipt.unwrap().epoch, ahead);
+    drop(first);
+    let second = Publisher::builder(&address).state(&folder).timing(PING, 20 * PING).bind().unwrap();
+    assert_eq!(second.epoch(), ahead + 1);
+    assert!(second.wait_for_workers(1, MODEL, LONG).unwrap());
+    let (receipt, updates) = published(&second, &[&worker], b"second", &PublishOptions::default());
+    assert_eq!((updates[0].epoch, receipt.unwrap().version), (ahead + 1, 1));
+    drop((second, worker));
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A folder of a test's own, empty.
+fn folder(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("weightbus-{}-{}", name, std::process::id()));
+    let _ = fs::remove_dir_all(&path);
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+#[test]
+fn what_is_no_socket_stays_where_it_is() {
+    let folder = folder("files");
+    let (file, link, free) = (folder.join("file"), folder.join("link"), folder.join("free"));
+    fs::write(&file, "notes").unwrap();
+    symlink(&file, &link).unwrap();
+    for path in [&file, &link, &folder] {
+        let address = format!("ipc://{}", path.display());
+        let as_data = Publisher::builder(&format!("ipc://{}", free.display())).data(&address).bind();
+        for result in [Publisher::bind(&address), as_data] {
+            let text = result.unwrap_err().to_string();
+            assert!(text.contains(&address) && text.contains("which is no socket"), "{}", text);
+        }
+    }
+    assert_eq!(fs::read_to_string(&link).unwrap(), "notes");
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_socket_that_was_left_behind_is_replaced() {
+    let folder = folder("left");
+    let path = folder.join("bus");
+    for left in ["bus", "bus.data"] {
+        drop(UnixListener::bind(folder.join(left)).unwrap());
+    }
+    let publisher = Publisher::bind(&format!("ipc://{}", path.display())).unwrap();
+    let worker = worker(&publisher, "w");
+    assert!(publisher.wait_for_workers(1, MODEL, LONG).unwrap());
+    drop((publisher, worker));
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_listener_that_takes_nobody_is_not_waited_for() {
+    let folder = folder("full");
+    let path = folder.join("bus");
+    let listener = UnixListener::bind(&path).unwrap();
+    // SAFETY: the socket is open; this makes its queue as short as can be.
+    assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+    let _waiting = UnixStream::connect(&path).unwrap(); // and full
+    let (sender, bound) = channel();
+    let address = format!("ipc://{}", path.display());
+    thread::spawn(move || sender.send(Publisher::bind(&address).map(drop)));
+    let text = bound.recv_timeout(LONG).expect("it waits").unwrap_err().to_string();
+    assert!(text.contains("another process listens there"), "{}", text);
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_listener_may_close_its_publisher() {
+    let (sender, closed) = channel();
+    let place = Arc::new(Mutex::new(None::<Arc<Publisher>>));
+    let its = place.clone();
+    let builder = Publisher::builder("tcp://127.0.0.1:0").on_worker(move |_| {
+        its.lock().unwrap().as_ref().unwrap().close();
+        let _ = sender.send(());
+    });
+    let mut there = place.lock().unwrap();
+    let publisher = Arc::new(builder.bind().unwrap());
+    *there = Some(publisher.clone());
+    drop(there);
+    let _worker = worker(&publisher, "w");
+    closed.recv_timeout(LONG).expect("it waits for itself");
+    publisher.close(); // which waits for the thread
+    assert!(closed.recv().is_err(), "the listener is gone with it");
+}
+
+#[test]
+fn a_listener_may_close_its_worker() {
+    let publisher = publisher();
+    let (sender, closed) = channel();
+    let place = Arc::new(Mutex::new(None::<Arc<Worker>>));
+    let its = place.clone();
+    let builder = Worker::builder(publisher.address()).snapshots(MODEL).on_event(move |_| {
+        its.lock().unwrap().as_ref().unwrap().close();
+        let _ = sender.send(());
+    });
+    let mut there = place.lock().unwrap();
+    let worker = Arc::new(builder.connect().unwrap());
+    *there = Some(worker.clone());
+    drop(there);
+    closed.recv_timeout(LONG).expect("it waits for itself");
+    worker.close();
+    assert!(closed.recv().is_err(), "the listener is gone with it");
+}
+
+#[test]
+fn an_epoch_is_not_spent_on_an_address_that_is_taken() {
+    let folder = folder("spent");
+    let other = publisher();
+    let builder = |address: &str| Publisher::builder(address).state(&folder).epoch(1 << 42);
+    assert!(builder(other.address()).bind().is_err());
+    assert!(builder("tcp://127.0.0.1:0").data(other.data_address()).bind().is_err());
+    assert_eq!(builder("tcp://127.0.0.1:0").bind().unwrap().epoch(), 1 << 42);
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn the_trainer_of_the_examples_is_followed() {
+    let program = std::env::current_exe().unwrap().parent().unwrap().with_file_name("examples/trainer");
+    let folder = std::env::temp_dir().join(format!("weightbus-trainer-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let address = format!("ipc://{}/bus", folder.display());
+    let worker = Worker::builder(&address).snapshots("line").connect().unwrap();
+    let trainer = std::process::Command::new(&program)
+        .args([&address[..], "--steps", "5"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{}: {}; cargo build --example trainer", program.display(), error));
+    let mut last = worker.receive(LONG).unwrap().unwrap();
+    while last.version < 5 {
+        last = worker.receive(LONG).unwrap().unwrap();
+    }
+    let slope = last.snapshot.unwrap();
+    assert!((slope.get::<f32>("slope").unwrap()[2] - 3.0).abs() < 1.5);
+    let told = String::from_utf8(trainer.wait_with_output().unwrap().stdout).unwrap();
+    assert!(told.lines().last().unwrap().contains("line version 5") && told.contains("applied"), "{}", told);
+    std::fs::remove_dir_all(folder).unwrap();
+}
