@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"runtime/debug"
 
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 // decide has the user's functions decide on a version, and waits for that for as long as the context
@@ -47,7 +47,7 @@ func (w *Worker) applyIfWanted(v *wbp.Version) {
 	w.loop.taken(v)
 	m := w.models[v.Model]
 	if before := w.options.BeforeApply; before != nil {
-		next := Update{Model: v.Model, Epoch: v.Key.Epoch, Version: v.Key.Version, Bytes: v.Layout.Bytes, Digest: v.Digest}
+		next := updateOf(v)
 		if err := w.call(m, "BeforeApply", func(ctx context.Context) error { return before(ctx, next) }); err != nil {
 			w.turnedDown(v, err, true)
 			return

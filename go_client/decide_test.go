@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 // deciding makes a worker whose Apply is fn: of registered memory, and of none.

@@ -1,6 +1,6 @@
 // Package weightbus receives a model's weights from a trainer, version by version, and applies
-// them in place: whole, verified and acknowledged. It speaks WBP/1 (docs/PROTOCOL.md) over ZMTP 3,
-// with nothing but the standard library.
+// them in place: whole, verified and acknowledged. It speaks WBP/1 (docs/PROTOCOL.md) over ZMTP 3 by
+// itself, and encrypted where there are Keys.
 //
 //	w := make([]float32, 12)
 //	worker, err := weightbus.Dial(ctx, "tcp://localhost:5555", weightbus.Options{

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 // ErrClosed says that the worker was closed.
@@ -26,6 +26,10 @@ const (
 	CodeNameTaken       = wbp.CodeNameTaken       // another living worker has the name
 	CodeStaleEpoch      = wbp.CodeStaleEpoch      // weights of a later publisher run here
 	CodeLimit           = wbp.CodeLimit           // the publisher has no room for another worker
+	CodeKeys            = wbp.CodeKeys            // the handshake fails for want of the right key; the text has the likely cause
+	CodeWrongName       = wbp.CodeWrongName       // the worker's key is for another name
+	CodeRevoked         = wbp.CodeRevoked         // the publisher does not allow its key any more
+	CodeNotAllowed      = wbp.CodeNotAllowed      // its key is an observer's
 )
 
 // Codes of an ApplyError.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync"
 
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 const errorsMax = 64 // errors that wait for somebody to receive them; the oldest go first

@@ -358,6 +358,51 @@ func TestANameThatIsTaken(t *testing.T) {
 	}
 }
 
+// What has changed is sent, unless the worker wants all of it, and joins without.
+func TestPatches(t *testing.T) {
+	const size = 200_000
+	for _, keyed := range []bool{false, true} {
+		options, with := object{"shared_memory": false, "chunk_bytes": 1 << 16}, Options{NetworkOnly: true}
+		if keyed {
+			folder := keygen(t, "*")
+			keys, err := ReadKeys(folder, "w")
+			if err != nil {
+				t.Fatal(err)
+			}
+			options["keys"], with.Keys = folder, keys
+		}
+		p := publish(t, options)
+		workers, memory := map[string]<-chan Update{}, map[string][]float32{}
+		for _, name := range []string{"patched", "whole"} {
+			memory[name] = make([]float32, 7)
+			with.Name, with.NoPatches = name, name == "whole"
+			with.Models = map[string]Tensors{"m": {"w": F16(make([]uint16, size), size), "b": F32(memory[name], 7)}}
+			w, err := New(p.address, with)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { w.Close() })
+			workers[name] = applies(t, w)
+		}
+		p.do(object{"wait_for_workers": 2})
+		for v := 1; v <= 4; v++ {
+			answer := p.do(object{"model": "m", "how": object{"encoding": "delta", "timeout": 30}, "weights": object{
+				"w": []interface{}{"float16", []int{size}, 1}, "b": []interface{}{"float32", []int{7}, v}}})
+			for name, updates := range workers {
+				want := "raw"
+				if v > 1 && name == "patched" {
+					want = "delta-1"
+				}
+				update, came := next(t, updates), answer["encodings"].(map[string]interface{})[name]
+				if update.Encoding != want || came != want || memory[name][6] != float32(v) {
+					t.Fatalf("%s: version %d came as %s (the publisher says %v), not %s", name, v, update.Encoding, came, want)
+				}
+			}
+		}
+		p.kill()
+	}
+}
+
 // 256 MiB, over the network and over shared memory.
 func TestALargeVersion(t *testing.T) {
 	if testing.Short() {

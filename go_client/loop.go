@@ -1,10 +1,11 @@
 package weightbus
 
 import (
+	"fmt"
 	"sync"
 	"time"
 
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 const (
@@ -23,11 +24,13 @@ type loop struct {
 	address   string
 	name      string
 	renamed   func(model string, key wbp.Key)
+	door      door
 	started   time.Time
 	events    chan Event
 	stats     Stats // but for what the machine counts
 	stop      chan struct{}
 	stopped   sync.WaitGroup
+	decoding  sync.WaitGroup
 	closed    bool
 }
 
@@ -56,6 +59,9 @@ func (l *loop) tick() {
 			if l.transport.tick(now) {
 				l.perform(l.machine.Connected(false, l.now()))
 			}
+			if l.transport.wantsTicket() {
+				l.perform(l.machine.WithoutTicket(l.now()))
+			}
 			l.perform(l.machine.Tick(l.now()))
 			l.Unlock()
 		}
@@ -72,11 +78,15 @@ func (l *loop) close() {
 	l.Unlock()
 	l.transport.close()
 	l.handoff.close()
+	l.decoding.Wait()
 }
 
 // What the transport says.
 
-func (l *loop) connected() { l.perform(l.machine.Connected(true, l.now())) }
+func (l *loop) connected() {
+	l.door.opened()
+	l.perform(l.machine.Connected(true, l.now()))
+}
 
 func (l *loop) place(header []byte, size int) *wbp.Lease { return l.machine.Place(header, size) }
 
@@ -89,6 +99,16 @@ func (l *loop) published(frames [][]byte, lease *wbp.Lease) {
 }
 
 func (l *loop) broke(err error) { l.tell(Event{Kind: Disconnected, Text: err.Error()}) }
+
+func (l *loop) turnedAway(err error) {
+	l.Lock()
+	defer l.Unlock()
+	if why := l.door.why(err, l.now()); why != "" {
+		l.perform(l.machine.ShutOut(why))
+	} else {
+		l.broke(err)
+	}
+}
 
 // What users say of a version.
 
@@ -140,9 +160,15 @@ func (l *loop) perform(effects []wbp.Effect) {
 		case wbp.Subscribe:
 			l.transport.subscribe(effect.Topic, effect.On)
 		case wbp.Connect:
-			l.listen(effect.Endpoint)
+			l.listen(effect.Endpoint, effect.Ticket)
 		case wbp.Redial:
 			l.transport.redial()
+		case wbp.DecodePatch:
+			l.decoding.Add(1)
+			go l.decode(effect.Job)
+		case wbp.Unpatched:
+			l.tell(Event{Kind: Unpatched, Text: fmt.Sprintf("version %d of %s is fetched as a whole, not patched: %s",
+				effect.Key.Version, effect.Model, effect.Why)})
 		case wbp.Ready:
 			if older := l.handoff.put(effect.Version); older != nil {
 				l.perform(l.machine.Dropped(older, l.now()))
@@ -168,15 +194,24 @@ func (l *loop) perform(effects []wbp.Effect) {
 	}
 }
 
+// decode decodes a patch on a goroutine of its own: pings are answered meanwhile. (D5)
+func (l *loop) decode(job *wbp.Patching) {
+	defer l.decoding.Done()
+	fault := job.Run()
+	l.Lock()
+	defer l.Unlock()
+	l.perform(l.machine.Decoded(job, fault, l.now()))
+}
+
 // listen takes published messages from where the publisher says. If that is nowhere, everything
 // can still be fetched.
-func (l *loop) listen(data string) {
+func (l *loop) listen(data, ticket string) {
 	end, err := dataEndpoint(data, l.address)
 	if err != nil {
 		l.tell(Event{Kind: Disconnected, Text: "no pushed data: " + err.Error()})
 		return
 	}
-	l.transport.listen(end)
+	l.transport.listen(end, ticket)
 }
 
 // say leaves word of what the user's functions did, as long as there are events.

@@ -1,6 +1,7 @@
 package weightbus
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -10,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 // A stage is a worker on a transport in the hands of a test: no sockets, no publisher.
@@ -24,6 +25,8 @@ type stage struct {
 	data      endpoint
 	topics    map[string]bool
 	redialled int
+	keep      bool             // what is announced is to be kept for patches,
+	patches   []wbp.PatchOffer // and offered by these
 }
 
 func (s *stage) send(header []byte) {
@@ -35,7 +38,8 @@ func (s *stage) send(header []byte) {
 		_ = json.Unmarshal(header, s.failure)
 	}
 }
-func (s *stage) listen(data endpoint)            { s.data = data }
+func (s *stage) listen(data endpoint, _ string)  { s.data = data }
+func (s *stage) wantsTicket() bool               { return false }
 func (s *stage) redial()                         { s.redialled++ }
 func (s *stage) subscribe(topic string, on bool) { s.topics[topic] = on }
 func (s *stage) tick(time.Time) (connected bool) { return false }
@@ -87,6 +91,13 @@ func (s *stage) version(number int64, data []byte) { s.versionIn(number, data, n
 
 // versionIn lets a version arrive that lies in shared memory, too.
 func (s *stage) versionIn(number int64, data []byte, shared *wbp.Shared) {
+	layout := s.announceIn(number, data, shared)
+	s.control(&wbp.Chunk{Model: "m", Epoch: s.epoch, Version: number, CRC: wbp.CRC32C(data)}, data)
+	s.control(&wbp.End{Model: "m", Epoch: s.epoch, Version: number, Digest: wbp.DigestOf(layout, data, 100)})
+}
+
+// announceIn announces it, and returns the id of its layout.
+func (s *stage) announceIn(number int64, data []byte, shared *wbp.Shared) string {
 	text := fmt.Sprintf(`{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}`, len(data), len(data))
 	layout := append(make([]byte, 8), text...)
 	binary.LittleEndian.PutUint64(layout, uint64(len(text)))
@@ -95,9 +106,9 @@ func (s *stage) versionIn(number int64, data []byte, shared *wbp.Shared) {
 		s.t.Fatal(err)
 	}
 	s.control(&wbp.Announce{Model: "m", Epoch: s.epoch, Version: number, Layout: parsed.ID, LayoutBytes: int64(len(layout)),
-		Bytes: int64(len(data)), ChunkBytes: 100, Commit: "auto", Acknowledge: "applied", Encoding: "raw", Shared: shared}, layout)
-	s.control(&wbp.Chunk{Model: "m", Epoch: s.epoch, Version: number, CRC: wbp.CRC32C(data)}, data)
-	s.control(&wbp.End{Model: "m", Epoch: s.epoch, Version: number, Digest: wbp.DigestOf(parsed.ID, data, 100)})
+		Bytes: int64(len(data)), ChunkBytes: 100, Commit: "auto", Acknowledge: "applied", Encoding: "raw", Shared: shared,
+		Keep: s.keep, Patches: s.patches}, layout)
+	return parsed.ID
 }
 
 func TestAnotherTransport(t *testing.T) {
@@ -268,6 +279,36 @@ func TestATornCopy(t *testing.T) {
 	s.versionIn(2, []byte{2, 2}, shared)
 	if update, err := s.worker.Receive(within(t, 10*time.Second)); err != nil || update.Version != 2 || memory[0] != 2 {
 		t.Fatalf("%+v %v %v", update, err, memory)
+	}
+}
+
+// A patch that is of no use is told, and pings are answered while one is decoded.
+func TestAPatchOfNoUse(t *testing.T) {
+	s := perform(t, map[string]Tensors{"m": nil})
+	s.keep = true
+	data := bytes.Repeat([]byte{1}, 100)
+	s.version(1, data)
+	update, err := s.worker.Receive(within(t, 10*time.Second))
+	if err != nil || update.Encoding != "raw" {
+		t.Fatalf("%+v %v", update, err)
+	}
+	id := wbp.PatchID{Encoding: wbp.Delta, Epoch: 7, Version: 1}
+	s.patches = []wbp.PatchOffer{{PatchID: id, Digest: update.Digest, Bytes: 4}}
+	s.announceIn(2, data, nil)
+	s.control(&wbp.Chunk{Model: "m", Epoch: 7, Version: 2, CRC: wbp.CRC32C(data[:4]), Patch: &id}, data[:4])
+	s.control(&wbp.End{Model: "m", Epoch: 7, Version: 2, Digest: update.Digest, Patch: &id})
+	s.control(&wbp.Ping{Token: 9})
+	for event := range s.worker.Events() {
+		if event.Kind == Unpatched {
+			break
+		}
+	}
+	s.version(2, data)
+	if update, err := s.worker.Receive(within(t, 10*time.Second)); err != nil || update.Version != 2 || update.Encoding != "raw" {
+		t.Fatalf("%+v %v", update, err)
+	}
+	if s.counted("pong") != 1 {
+		t.Fatal(s.sent)
 	}
 }
 

@@ -3,7 +3,7 @@ package weightbus
 import (
 	"sync/atomic"
 
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 // A model is where the versions of one model go: into memory that the user registered, or into

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"unsafe"
 
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 // Tensors is the memory of a model: by name, where each tensor is written.

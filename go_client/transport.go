@@ -4,20 +4,22 @@ import (
 	"sync"
 	"time"
 
-	"weightbus/internal/wbp"
-	"weightbus/internal/zmtp"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/zmtp"
 )
 
 const linger = 200 * time.Millisecond // what is on its way when we close (a goodbye) gets this
 
 // A transport carries frames between a worker and its publisher. The one below speaks ZMTP by
-// itself; another one (libzmq by cgo, say, for CURVE) has these methods and makes the calls of a
-// carried. All but close are called with the carried's lock held, and must not wait.
+// itself; another one (libzmq by cgo, say) has these methods and makes the calls of a carried. All but close are called with the carried's lock held, and must not wait.
 type transport interface {
 	// send sends a message to the publisher; it is lost while nobody is there.
 	send(header []byte)
-	// listen takes published messages from this endpoint, in place of any before.
-	listen(data endpoint)
+	// listen takes published messages from this endpoint, in place of any before. With a ticket, which the
+	// next connection shows first, each needs one.
+	listen(data endpoint, ticket string)
+	// wantsTicket tells whether there is no data connection for want of one.
+	wantsTicket() bool
 	// redial makes both connections anew, and at once; what waits to be sent on the old ones is lost.
 	redial()
 	// subscribe asks for a topic, or no longer; asking twice is asking once.
@@ -39,8 +41,10 @@ type carried interface {
 	received(frames [][]byte, lease *wbp.Lease)
 	// published takes a published message: topic, header, payload.
 	published(frames [][]byte, lease *wbp.Lease)
-	// broke takes note of a connection that broke, or could not be made. Without the lock.
+	// broke takes note of a data connection that broke, or could not be made. Without the lock.
 	broke(err error)
+	// turnedAway does of one to the publisher.
+	turnedAway(err error)
 }
 
 var limits = zmtp.Limits{Header: wbp.HeaderBytesMax, Payload: wbp.MessageBytesMax}
@@ -55,23 +59,37 @@ type sockets struct {
 	topics  map[string]bool
 }
 
-// newSockets begins to reach for the publisher.
-func newSockets(control endpoint, c carried) *sockets {
+// newSockets begins to reach for the publisher; without keys if they are nil.
+func newSockets(control endpoint, keys *zmtp.Keys, c carried) *sockets {
 	s := &sockets{carried: c, topics: map[string]bool{}}
-	s.control = zmtp.Dial(control.network, control.address, zmtp.Dealer, limits, zmtp.Owner{
+	dealer := zmtp.Dealer
+	dealer.Keys = keys // K1
+	s.control = zmtp.Dial(control.network, control.address, dealer, limits, zmtp.Owner{
 		Lock:     c,
 		Opened:   c.connected,
 		Place:    s.placing(0),
 		Received: func(m zmtp.Message) { c.received(m.Frames, leaseOf(m)) },
-		Closed:   c.broke,
+		Closed:   c.turnedAway,
 	})
 	return s
 }
 
-func (s *sockets) listen(data endpoint) {
-	if data == s.dataEnd {
-		return
+func (s *sockets) listen(data endpoint, ticket string) {
+	if data != s.dataEnd {
+		s.dial(data)
 	}
+	var first []byte
+	if ticket != "" {
+		first = append([]byte{3}, ticket...) // K7
+	}
+	s.data.Show(first)
+}
+
+func (s *sockets) wantsTicket() bool { return s.data != nil && s.data.Barred() }
+
+// dial begins to reach for published messages. The lock is held, so that nothing is dialled before it is
+// known what there is to show.
+func (s *sockets) dial(data endpoint) {
 	if s.data != nil {
 		s.end(s.data)
 	}

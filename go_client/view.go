@@ -1,6 +1,6 @@
 package weightbus
 
-import "weightbus/internal/wbp"
+import "github.com/weightbus/weightbus/go_client/internal/wbp"
 
 // A View is a version of a model. Inside Worker.Read and Options.Apply it is the memory of the model
 // itself, and valid until the function returns; a Snapshot's is a copy of its own.

@@ -8,12 +8,13 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 	"unsafe"
 
-	"weightbus/internal/segment"
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/segment"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 const client = "weightbus-go/0.1.0"
@@ -26,13 +27,20 @@ type Options struct {
 	// Tensors takes versions of any layout, in memory of the worker's own.
 	Models map[string]Tensors
 	// Name is what the worker is called, unique among the publisher's workers: 1 to 128 of
-	// A-Z a-z 0-9 . _ -. Default: host, process and four random digits.
+	// A-Z a-z 0-9 . _ -. Default: that of its keys, or host, process and four random digits.
 	Name string
 	// BytesMax is the largest version to accept. Default: 64 GiB.
 	BytesMax int64
+	// Keys are those of this worker, and of its publisher (ReadKeys): with them it speaks to that publisher
+	// alone, and never in the clear. Default: those of the file, or the folder, that the environment names
+	// as WEIGHTBUS_KEYS; none if there is no such variable, or if this is an empty Keys.
+	Keys *Keys
 	// NetworkOnly keeps off the shared road, even if the publisher is a process of this user on
 	// this host.
 	NetworkOnly bool
+	// NoPatches has every version come as a whole. Else the bytes of what runs are kept, where the publisher says that
+	// patches may come: a copy of the model more.
+	NoPatches bool
 	// Ping is the interval of pings, and LostAfter the silence after which the publisher counts as
 	// lost, at least twice that. Default: 1 s and 5 s.
 	Ping, LostAfter time.Duration
@@ -63,6 +71,7 @@ type Update struct {
 	Epoch, Version int64
 	Bytes          int64         // of its tensors
 	Digest         string        // of its bytes; empty if they were read from shared memory and nobody asked for it
+	Encoding       string        // how they came: "raw" as they are, "delta-1" by a patch; empty: from shared memory
 	Elapsed        time.Duration // what the copy into the model took
 }
 
@@ -83,6 +92,7 @@ const (
 	Lost         EventKind = "lost"         // the publisher is silent; the worker goes on asking
 	Refused      EventKind = "refused"      // the publisher refuses this worker; it goes on asking
 	Unheard      EventKind = "unheard"      // nothing that is published reaches the worker; everything is fetched
+	Unpatched    EventKind = "unpatched"    // a patch was of no use, and all of its version is fetched
 	Disconnected EventKind = "disconnected" // a connection broke, or could not be made; it is made again
 	Panicked     EventKind = "panicked"     // BeforeApply or Apply, with the stack; the version has failed
 	Late         EventKind = "late"         // BeforeApply or Apply has returned after ApplyTimeout
@@ -120,11 +130,15 @@ func New(address string, options Options) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
+	keys, err := options.findKeys()
+	if err != nil {
+		return nil, err
+	}
 	var opens wbp.Opens
 	if !options.NetworkOnly {
 		opens = segment.NewCache().Open
 	}
-	return newWorker(address, options, opens, func(c carried) transport { return newSockets(control, c) })
+	return newWorker(address, options, opens, func(c carried) transport { return newSockets(control, keys, c) })
 }
 
 // newWorker makes a worker on a transport; opens is nil where the shared road is not to be taken.
@@ -144,11 +158,13 @@ func newWorker(address string, options Options, opens wbp.Opens, connect func(ca
 	if len(host) > wbp.LabelMax {
 		host = host[:wbp.LabelMax]
 	}
-	id := wbp.Identity{Name: w.name, Instance: random(16), Client: client, Host: host, PID: int64(os.Getpid())}
+	id := wbp.Identity{Name: w.name, Instance: random(16), Client: client, Host: host, PID: int64(os.Getpid()),
+		Keyed: options.Keys != nil, Patches: !options.NoPatches}
 	w.loop = &loop{
 		machine: wbp.NewMachine(id, expected, options.BytesMax, wbp.TimingOf(options.Ping, options.LostAfter), opens),
 		handoff: newHandoff(options.decides()), address: address, name: w.name, started: time.Now(),
 		events: make(chan Event, eventsMax), stop: make(chan struct{}), renamed: w.renamed,
+		door: door{keyed: options.Keys != nil, patience: options.LostAfter},
 	}
 	w.loop.run(connect)
 	return w, nil
@@ -157,7 +173,7 @@ func newWorker(address string, options Options, opens wbp.Opens, connect func(ca
 // check fills in the defaults, and says what makes no sense.
 func (o *Options) check() error {
 	if o.Name == "" {
-		o.Name = defaultName()
+		o.Name = defaultName(o.Keys)
 	}
 	if o.BytesMax == 0 {
 		o.BytesMax = wbp.BytesMaxDefault
@@ -304,7 +320,15 @@ func (w *Worker) copy(v *wbp.Version, to *memory) (Update, error) {
 		w.loop.stale(v)
 		return Update{}, errNotApplied
 	}
-	return Update{v.Model, v.Key.Epoch, v.Key.Version, v.Layout.Bytes, digest, time.Since(begun)}, nil
+	update := updateOf(v)
+	update.Digest, update.Elapsed = digest, time.Since(begun)
+	return update, nil
+}
+
+// updateOf says what is known of a version before it is applied.
+func updateOf(v *wbp.Version) Update {
+	return Update{Model: v.Model, Epoch: v.Key.Epoch, Version: v.Key.Version, Bytes: v.Layout.Bytes, Digest: v.Digest,
+		Encoding: v.Encoding()}
 }
 
 // runs takes note that a version was applied.
@@ -407,10 +431,15 @@ func random(bytes int) string {
 
 var notInNames = regexp.MustCompile(`[^A-Za-z0-9._-]`)
 
-func defaultName() string {
+// defaultName is a name that fits the keys, if there are any.
+func defaultName(keys *Keys) string {
 	host, _ := os.Hostname()
 	if host = notInNames.ReplaceAllString(host, "-"); len(host) > 80 {
 		host = host[:80]
 	}
-	return fmt.Sprintf("%s-%d-%s", host, os.Getpid(), random(2))
+	own := fmt.Sprintf("%s-%d-%s", host, os.Getpid(), random(2))
+	if keys == nil {
+		return own
+	}
+	return strings.Replace(keys.Name, "*", own, 1)
 }

@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"weightbus"
+	weightbus "github.com/weightbus/weightbus/go_client"
 )
 
 func main() {

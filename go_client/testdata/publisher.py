@@ -16,6 +16,8 @@ def tensors(spec: dict) -> dict:
 def main() -> None:
     options = json.loads(sys.argv[1])
     address = options.pop("address", "tcp://127.0.0.1:0")
+    if "timing" in options:
+        options["timing"] = weightbus.Timing(**options["timing"])
     with weightbus.Publisher(address, **options) as publisher:
         print(json.dumps({"address": publisher.address, "epoch": publisher.epoch}), flush=True)
         for line in sys.stdin:
@@ -28,8 +30,11 @@ def main() -> None:
                 pending = publisher.publish_async(
                     command.pop("model"), weights, **command.pop("how")
                 )
-                receipt = pending.result(60) if command.pop("wait", True) else None
-                answer = {"version": receipt.version if receipt else 0}
+                answer = {"version": 0}
+                if command.pop("wait", True):
+                    receipt = pending.result(60)
+                    came = {name: worker.encoding for name, worker in receipt.workers.items()}
+                    answer = {"version": receipt.version, "encodings": came}
             print(json.dumps(answer), flush=True)
 
 

@@ -8,8 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"weightbus/internal/segment"
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/segment"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 func segments(t table) error {

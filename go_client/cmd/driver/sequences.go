@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 const tick = 100 * time.Millisecond
@@ -73,7 +73,7 @@ func newPlayer(c sequence) *player {
 			return wbp.Difference(layout, target, wbp.Lenience{})
 		}}
 	}
-	id := wbp.Identity{Name: "w", Instance: "00000000000000000000000000000000"}
+	id := wbp.Identity{Name: "w", Instance: "00000000000000000000000000000000", Patches: true}
 	timing := wbp.TimingOf(time.Second, 5*time.Second)
 	machine := wbp.NewMachine(id, models, c.BytesMax, timing, nil)
 	return &player{machine: machine, runs: map[string]int64{}, applies: c.Applies}
@@ -127,6 +127,8 @@ func (p *player) perform(effects []wbp.Effect) {
 			p.sent = append(p.sent, wbp.Encode(effect.Message))
 		case wbp.Ready:
 			p.perform(p.apply(effect.Version))
+		case wbp.DecodePatch:
+			p.perform(p.machine.Decoded(effect.Job, effect.Job.Run(), p.now))
 		case wbp.Renamed:
 			p.runs[effect.Model] = effect.Key.Version
 		}

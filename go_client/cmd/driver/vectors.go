@@ -9,12 +9,12 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 // vectors says what becomes of every case of every table.
 func vectors(folder string, say func(object)) error {
-	for _, one := range []struct {
+	all := []struct {
 		file, list string
 		run        func(t table) error
 	}{
@@ -25,9 +25,17 @@ func vectors(folder string, say func(object)) error {
 		{"mapping.json", "cases", messages},
 		{"applying.json", "messages", messages}, {"applying.json", "sequences", sequences},
 		{"renaming.json", "messages", messages}, {"renaming.json", "sequences", sequences},
-		{"casts.json", "cases", casts},
-	} {
-		if err := one.run(table{folder, one.file, one.list, say}); err != nil {
+		{"casts.json", "cases", casts}, {"deltas.json", "cases", deltas}, {"patching.json", "headers", messages},
+		{"sealing.json", "keys", groupKeys}, {"sealing.json", "versions", versionKeys},
+		{"sealing.json", "payloads", payloads}, {"sealing.json", "messages", counted},
+		{"sealing.json", "headers", messages},
+	}
+	lists := map[string]int{}
+	for _, one := range all {
+		lists[one.file]++
+	}
+	for _, one := range all {
+		if err := one.run(table{folder, one.file, one.list, lists[one.file] > 1, say}); err != nil {
 			return err
 		}
 	}
@@ -37,6 +45,7 @@ func vectors(folder string, say func(object)) error {
 // A table is one list of cases in a file.
 type table struct {
 	folder, file, list string
+	several            bool // lists are in the file
 	say                func(object)
 }
 
@@ -58,7 +67,7 @@ func (t table) tell(name string, index int, result object) {
 	if name == "" {
 		name = strconv.Itoa(index)
 	}
-	if t.list != "cases" {
+	if t.several {
 		name = t.list + "/" + name
 	}
 	result["file"], result["case"] = t.file, name
@@ -131,6 +140,11 @@ func decoded(frames [][]byte) object {
 	if errors.As(err, &broken) {
 		return object{"error": string(broken.Code)}
 	}
+	return object{"ok": plain(message), "payloads": len(frames) - 1}
+}
+
+// plain returns the fields of a message.
+func plain(message wbp.Message) object {
 	fields := object{}
 	text, _ := json.Marshal(message)
 	_ = json.Unmarshal(text, &fields)
@@ -138,7 +152,7 @@ func decoded(frames [][]byte) object {
 		fields[name] = rawField(text, name)
 	}
 	fields["type"] = message.Kind()
-	return object{"ok": fields, "payloads": len(frames) - 1}
+	return fields
 }
 
 func rawField(text []byte, name string) json.RawMessage {

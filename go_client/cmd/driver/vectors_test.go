@@ -54,11 +54,11 @@ func read(t *testing.T, file string) map[string]interface{} {
 
 // cases calls check with every case of a list and what the driver says of it.
 func cases(t *testing.T, file, list string, check func(t *testing.T, c map[string]interface{}, got object)) {
-	found, prefix := results(t), ""
-	if list != "cases" {
+	found, prefix, lists := results(t), "", read(t, file)
+	if len(lists) > 2 { // format is one
 		prefix = list + "/"
 	}
-	all := read(t, file)[list].([]interface{})
+	all := lists[list].([]interface{})
 	if len(all) == 0 {
 		t.Fatal("no cases")
 	}
@@ -99,6 +99,8 @@ func TestMessages(t *testing.T) {
 	cases(t, "applying.json", "messages", checkMessage)
 	cases(t, "renaming.json", "messages", checkMessage)
 	cases(t, "mapping.json", "cases", checkMessage)
+	cases(t, "sealing.json", "headers", checkMessage)
+	cases(t, "patching.json", "headers", checkMessage)
 }
 
 func checkMessage(t *testing.T, c map[string]interface{}, got object) {
@@ -150,6 +152,7 @@ func sortTensors(layout map[string]interface{}) {
 
 func TestChunks(t *testing.T)   { cases(t, "chunks.json", "cases", expected) }
 func TestSegments(t *testing.T) { cases(t, "segments.json", "cases", expected) }
+func TestDeltas(t *testing.T)   { cases(t, "deltas.json", "cases", expected) }
 
 func TestChecksums(t *testing.T) {
 	for list, field := range map[string]string{"crc32c": "crc", "digests": "digest"} {
@@ -159,6 +162,27 @@ func TestChecksums(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestSealing(t *testing.T) {
+	for _, list := range []string{"keys", "versions", "payloads"} {
+		cases(t, "sealing.json", list, expected)
+	}
+	cases(t, "sealing.json", "messages", func(t *testing.T, c map[string]interface{}, got object) {
+		counts := got["counts"].([]interface{})
+		for i, said := range list(c["messages"]) {
+			want, counted := said.(map[string]interface{})["counts"].(map[string]interface{})
+			inside, is := counts[i].(map[string]interface{})
+			if is != counted {
+				t.Fatalf("message %d: got %v, want %v", i, counts[i], want)
+			}
+			for field, value := range want {
+				if field != "wbp" && !reflect.DeepEqual(inside[field], value) {
+					t.Fatalf("message %d, %s: got %v, want %v", i, field, inside[field], value)
+				}
+			}
+		}
+	})
 }
 
 func TestPhases(t *testing.T) {

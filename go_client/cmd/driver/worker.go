@@ -14,8 +14,8 @@ import (
 	"syscall"
 	"time"
 
-	"weightbus"
-	"weightbus/internal/wbp"
+	weightbus "github.com/weightbus/weightbus/go_client"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 // A spec is what --in-place gives of a tensor.
@@ -93,6 +93,7 @@ func worker(address string, arguments []string) error {
 	flags.Var(s.breaks, "break", "versions at which the user fails after bytes have changed")
 	flags.Var(&s.slow, "apply-seconds", "what the user's apply takes")
 	applyTimeout := flags.Float64("apply-timeout", 0, "and what it may take")
+	keys := flags.String("keys", "", "the worker's file of weightbus keygen")
 	partial := flags.Bool("partial", false, "versions may have tensors that are not registered")
 	flags.BoolVar(&s.cast, "cast", false, "versions may have other dtypes than are registered")
 	if err := flags.Parse(arguments); err != nil {
@@ -118,6 +119,11 @@ func worker(address string, arguments []string) error {
 	defer stop()
 	options := weightbus.Options{Name: *name, Models: memory, BytesMax: *bytesMax, NetworkOnly: *network,
 		Partial: *partial, Cast: s.cast, ApplyTimeout: inSeconds(*applyTimeout)}
+	if *keys != "" {
+		if options.Keys, err = weightbus.ReadKeys(*keys, *name); err != nil {
+			return err
+		}
+	}
 	if len(s.turnDown) > 0 {
 		options.BeforeApply = s.beforeApply
 	}

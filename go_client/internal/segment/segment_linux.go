@@ -23,7 +23,7 @@ import (
 	"sync"
 	"syscall"
 
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 const (

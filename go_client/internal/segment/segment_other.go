@@ -3,7 +3,7 @@
 // Package segment reads the publisher's memory on the same host. There is no such thing here.
 package segment
 
-import "weightbus/internal/wbp"
+import "github.com/weightbus/weightbus/go_client/internal/wbp"
 
 // A Cache keeps no segments on this system.
 type Cache struct{}

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"weightbus/internal/wbp"
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
 
 const token = "00112233445566778899aabbccddeeff"

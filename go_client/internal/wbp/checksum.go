@@ -31,9 +31,17 @@ func Digest(layoutID string, chunkBytes int64, crcs []uint32) string {
 
 // DigestOf returns the digest of a data section.
 func DigestOf(layoutID string, data []byte, chunkBytes int64) string {
+	return DigestWhile(layoutID, data, chunkBytes, func() bool { return true })
+}
+
+// DigestWhile returns the same; once it is wanted no longer, soon one that is of nothing.
+func DigestWhile(layoutID string, data []byte, chunkBytes int64, wanted func() bool) string {
 	plan := Plan{int64(len(data)), chunkBytes}
 	crcs := make([]uint32, plan.Count())
 	for i := range crcs {
+		if !wanted() {
+			return ""
+		}
 		begin, end := plan.Span(int64(i))
 		crcs[i] = CRC32C(data[begin:end])
 	}

@@ -14,9 +14,17 @@ const (
 	CodeNameTaken       Code = "name-taken"
 	CodeStaleEpoch      Code = "stale-epoch"
 	CodeLimit           Code = "limit"
+	CodeWrongName       Code = "wrong-name"
+	CodeRevoked         Code = "revoked"
+	CodeNotAllowed      Code = "not-allowed"
 	CodeGone            Code = "gone"
 	CodeRange           Code = "range"
+	CodeNoPatch         Code = "no-patch"
 )
+
+// CodeKeys is the worker's own word for a handshake that has failed for want of the right key: a refusal of
+// that carries none.
+const CodeKeys Code = "keys"
 
 // Codes of a version that a worker does not take.
 const (

@@ -120,6 +120,7 @@ func FuzzLayout(f *testing.F) {
 // payload up to the next.
 func FuzzMachine(f *testing.F) {
 	var all []byte
+	f.Add(patchedStory())
 	for _, file := range []string{"sequences.json", "messages.json"} {
 		seeds(f, file, func(frames [][]byte) {
 			if len(frames) == 0 || len(frames[0]) > 2000 {
@@ -134,19 +135,29 @@ func FuzzMachine(f *testing.F) {
 		})
 	}
 	f.Fuzz(func(t *testing.T, in []byte) {
-		m := fuzzedMachine()
-		for now := time.Duration(0); len(in) > 4 && now < 200*time.Second; now += 50 * time.Millisecond {
-			var how byte
-			var frames [][]byte
-			how, frames, in = unpack(in)
-			feed(t, m, how, frames, now)
-		}
-		h := &m.slots["m"].holds
-		if used := len(h.all(arriving, staged, ready, applying)); used != h.buffers.taken || used > BuffersMax {
-			t.Fatalf("%d versions are in memory, %d buffers in use", used, h.buffers.taken)
-		}
-		m.Free()
+		fuzzMachine(t, in, fuzzedMachine(false), nil)
+		v, keyed := newVault(1), fuzzedMachine(true)
+		keyed.keyring.Begin(v.told(), time.Hour)
+		fuzzMachine(t, in, keyed, v)
 	})
+}
+
+// fuzzMachine feeds a machine; what is published is sealed, if there is something that does.
+func fuzzMachine(t *testing.T, in []byte, m *Machine, v *vault) {
+	for now := time.Duration(0); len(in) > 4 && now < 200*time.Second; now += 50 * time.Millisecond {
+		var how byte
+		var frames [][]byte
+		how, frames, in = unpack(in)
+		if v != nil && how&1 != 0 && how&32 == 0 && len(frames[0]) < HeaderBytesMax/2 {
+			frames[0] = Encode(v.message(frames[0]))
+		}
+		feed(t, m, how, frames, now)
+	}
+	h := &m.slots["m"].holds
+	if used := len(h.all(arriving, staged, ready, applying)); used != h.buffers.taken || used > BuffersMax {
+		t.Fatalf("%d versions are in memory, %d buffers in use", used, h.buffers.taken)
+	}
+	m.Free()
 }
 
 func pack(frames [][]byte) []byte {
@@ -180,8 +191,8 @@ func unpack(in []byte) (how byte, frames [][]byte, rest []byte) {
 	return how, frames, in
 }
 
-func fuzzedMachine() *Machine {
-	id := Identity{Name: "w", Instance: "00000000000000000000000000000000"}
+func fuzzedMachine(keyed bool) *Machine {
+	id := Identity{Name: "w", Instance: "00000000000000000000000000000000", Keyed: keyed, Patches: true}
 	models := map[string]Model{"m": {Accepts: func(*Layout) string { return "" }}}
 	m := NewMachine(id, models, 1<<16, TimingOf(time.Second, 5*time.Second), nil)
 	m.Receive([][]byte{[]byte(`{"wbp":1,"type":"welcome","epoch":7,"data":"tcp://*:9","ping_ms":1,"lost_ms":2,"models":{}}`)}, nil, 0)
@@ -230,6 +241,8 @@ func feed(t *testing.T, m *Machine, how byte, frames [][]byte, now time.Duration
 			case 2:
 				effects = append(effects, m.Dropped(v, now)...)
 			}
+		case DecodePatch:
+			effects = append(effects, m.Decoded(effect.Job, effect.Job.Run(), now)...)
 		}
 	}
 }

@@ -1,7 +1,9 @@
 package wbp
 
 import (
+	"encoding/base64"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -45,8 +47,10 @@ func Decode(header []byte, payloads int) (Message, error) {
 func checkPayloads(m Message, payloads int) error {
 	low, high := 0, 0
 	switch m := m.(type) {
-	case *Chunk:
+	case *Chunk, *SealedChunk:
 		low, high = 1, 1
+	case *SealedMessage:
+		high = 1
 	case *Announce:
 		high = 1
 		if m.Whole != nil {
@@ -72,9 +76,10 @@ var fromPublisher = map[string]func(*fields) Message{
 			Epoch: f.count("epoch", required), Data: f.text("data", TextMax),
 			PingMS: f.integer("ping_ms", 1, 3_600_000, required), LostMS: f.integer("lost_ms", 2, 36_000_000, required),
 			Models: f.versions("models", required), Shared: f.shared(), AgeMS: f.count("age_ms", optional),
-			Features: f.names("features"),
+			Features: f.names("features"), Keys: f.keys("keys", optional),
 		}
 	},
+	"rekey": func(f *fields) Message { return &Rekey{f.count("epoch", required), f.keys("keys", required)} },
 	"announce": func(f *fields) Message {
 		return &Announce{
 			Model: f.name("model"), Epoch: f.count("epoch", required), Version: f.version(),
@@ -82,17 +87,27 @@ var fromPublisher = map[string]func(*fields) Message{
 			Bytes: f.count("nbytes", required), ChunkBytes: f.integer("chunk_bytes", 1, ChunkBytesMax, required),
 			Commit: f.oneOf("commit", "auto", "together"), Acknowledge: f.oneOf("acknowledge", "applied", "staged"),
 			Encoding: f.name("encoding"), Encryption: f.optionalName("encryption"),
-			Shared: f.shared(), Hash: f.boolean("hash"), Whole: f.whole(),
+			Key: f.optionalHex("key", 16), Tag: f.optionalHex("tag", 32),
+			Shared: f.shared(), Hash: f.boolean("hash"), Whole: f.whole(), Keep: f.boolean("keep"), Patches: f.patches(),
 		}
 	},
 	"chunk": func(f *fields) Message {
 		return &Chunk{
 			Model: f.name("model"), Epoch: f.count("epoch", required), Version: f.version(),
-			Index: f.integer("index", 0, ChunksMax-1, required), CRC: f.crc("crc"),
+			Index: f.integer("index", 0, ChunksMax-1, required), CRC: f.crc("crc"), Patch: f.patch(),
 		}
 	},
+	"sealed_chunk": func(f *fields) Message {
+		return &SealedChunk{
+			Model: f.name("model"), Epoch: f.count("epoch", required), Version: f.version(),
+			Index: f.integer("index", 0, ChunksMax-1, required), Key: f.hex("key", 16), Tag: f.hex("tag", 32), Patch: f.patch(),
+		}
+	},
+	"sealed_message": func(f *fields) Message {
+		return &SealedMessage{f.hex("key", 16), f.integer("count", 1, IntegerMax, required), f.base64("sealed", HeaderBytesMax)}
+	},
 	"end": func(f *fields) Message {
-		return &End{f.name("model"), f.count("epoch", required), f.version(), f.hex("digest", 64)}
+		return &End{f.name("model"), f.count("epoch", required), f.version(), f.hex("digest", 64), f.patch()}
 	},
 	"commit": func(f *fields) Message {
 		return &Commit{f.name("model"), f.count("epoch", required), f.version(), f.hex("digest", 64)}
@@ -276,6 +291,24 @@ func (f *fields) hex(key string, digits int) string {
 	return text
 }
 
+func (f *fields) optionalHex(key string, digits int) *string {
+	if f.null(key) {
+		return nil
+	}
+	text := f.hex(key, digits)
+	return &text
+}
+
+// base64 returns at most so many bytes.
+func (f *fields) base64(key string, most int) []byte {
+	text := f.text(key, HeaderBytesMax)
+	bytes, err := base64.StdEncoding.DecodeString(text)
+	if err != nil || strings.ContainsAny(text, "\r\n") || len(bytes) > most { // it would pass over ends of lines
+		f.failf("%s must be base64 of at most %d bytes", key, most)
+	}
+	return bytes
+}
+
 // object reads an object inside the header, and returns nil where it is null.
 func (f *fields) object(key string) *fields {
 	if f.null(key) {
@@ -310,6 +343,46 @@ func (f *fields) whole() *Whole {
 		f.failf("whole: %w", inner.err)
 	}
 	return whole
+}
+
+func (f *fields) patch() *PatchID {
+	inner := f.object("patch")
+	if inner == nil {
+		return nil
+	}
+	id := inner.patchID()
+	if inner.err != nil {
+		f.failf("patch: %w", inner.err)
+	}
+	return &id
+}
+
+func (f *fields) patchID() PatchID {
+	return PatchID{f.name("encoding"), f.count("epoch", required), f.version()}
+}
+
+// patches returns an array of patches that there are.
+func (f *fields) patches() (offers []PatchOffer) {
+	raw, ok := f.raw["patches"]
+	if !ok {
+		return nil
+	}
+	s := scanner{text: raw}
+	err := s.array(func() error {
+		if len(offers) >= PatchesMax {
+			return fmt.Errorf("there are more than %d", PatchesMax)
+		}
+		inner := &fields{raw: map[string][]byte{}}
+		if err := inner.readObject(&s); err != nil {
+			return err
+		}
+		offers = append(offers, PatchOffer{inner.patchID(), inner.hex("digest", 64), inner.integer("nbytes", 1, IntegerMax, required)})
+		return inner.err
+	})
+	if err != nil {
+		f.failf("patches: %w", err)
+	}
+	return offers
 }
 
 // running returns a version that runs at a worker; its digest may be empty.
@@ -352,24 +425,33 @@ func (f *fields) versions(key string, needed bool) map[string]int64 {
 }
 
 func (f *fields) names(key string) []string {
-	names := []string{}
+	return f.texts(key, optional, FeaturesMax, "names", IsName)
+}
+
+func (f *fields) keys(key string, needed bool) []string {
+	return f.texts(key, needed, GroupKeysMax, "times 64 of 0-9 a-f", func(text string) bool { return isHex(text, 64) })
+}
+
+// texts returns an array of at most so many strings that are of some kind.
+func (f *fields) texts(key string, needed bool, most int, kind string, is func(string) bool) []string {
+	texts := []string{}
 	raw, ok := f.raw[key]
-	if !ok {
-		return names
+	if !ok && !needed {
+		return texts
 	}
 	s := scanner{text: raw}
 	err := s.array(func() error {
-		name, err := s.string()
-		if err == nil && (!IsName(name) || len(names) >= FeaturesMax) {
-			err = fmt.Errorf("entries must be at most %d names", FeaturesMax)
+		text, err := s.string()
+		if err == nil && (!is(text) || len(texts) >= most) {
+			err = fmt.Errorf("entries must be at most %d %s", most, kind)
 		}
-		names = append(names, name)
+		texts = append(texts, text)
 		return err
 	})
 	if err != nil {
 		f.failf("%s: %w", key, err)
 	}
-	return names
+	return texts
 }
 
 // IsName tells whether a text may name a worker, a model, a code or an encoding.

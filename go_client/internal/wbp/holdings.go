@@ -18,9 +18,18 @@ type held struct {
 	running  *Running  // while it runs
 }
 
+// A base is the bytes of what runs here, which patches build on, in the buffer that they were staged in. (D3)
+type base struct {
+	running Running
+	layout  *Layout
+	data    []byte
+	users   int // patches that arrive for it, or are being decoded
+}
+
 // holdings are the versions of one model, and the memory that they take.
 type holdings struct {
 	buffers buffers
+	base    *base // nil: no patch can be taken
 	// Could not be taken; not tried again. An older one still may be: what was rejected may have been
 	// aborted, or meant for few, and the latest for all be one that was missed.
 	rejected []Key
@@ -133,11 +142,51 @@ func (h *holdings) giveBack(v *held) {
 		v.segment.Release()
 		v.segment = nil
 	}
-	if v.buffer != nil {
-		v.transfer.revokeAll()
-		h.buffers.giveBack(v.buffer)
-		v.buffer = nil
+	if v.buffer == nil {
+		return
 	}
+	if job := v.transfer.job; job != nil {
+		job.unwanted.Store(true) // and who decodes lets go of both
+	} else {
+		h.letGo(v.transfer)
+		h.buffers.giveBack(v.buffer)
+	}
+	v.buffer = nil
+}
+
+// letGo ends a transfer: nothing of it will be written any more, nor is needed that a patch builds on or came into.
+func (h *holdings) letGo(t *Transfer) {
+	t.revokeAll()
+	b := t.base
+	if b == nil {
+		return
+	}
+	release(t.Buffer)
+	t.Buffer, t.base = nil, nil
+	b.users--
+	if runs := h.at(running); b == h.base && (runs == nil || *runs.running != b.running) {
+		h.rebase(nil)
+	}
+}
+
+// rebase keeps the bytes of what begins to run, in place of those of the version before; of nil, none. But what a
+// patch still needs stays until the next version runs: then it returns false.
+func (h *holdings) rebase(v *held) bool {
+	old := h.base
+	if old != nil && old.users > 0 {
+		return false
+	}
+	if h.base = nil; v != nil {
+		h.base = &base{*v.running, v.version.Layout, v.buffer, 0}
+		v.buffer = nil
+		h.buffers.taken--
+	}
+	if old != nil && v != nil {
+		h.buffers.free = append(h.buffers.free, old.data)
+	} else if old != nil {
+		release(old.data) // it was needed for patches alone
+	}
+	return true
 }
 
 // free gives all memory back to the system. Nobody may use a version afterwards.
@@ -145,5 +194,6 @@ func (h *holdings) free() {
 	for _, v := range h.all(arriving, staged, ready, applying) {
 		h.move(v, newer)
 	}
+	h.rebase(nil)
 	h.buffers.close()
 }

@@ -9,6 +9,7 @@ const layoutsKept = 4 // layouts remembered, so that a model that alternates sen
 type acceptance struct {
 	accepts  func(layout *Layout) string // says why a layout cannot be applied here; "" if it can
 	bytesMax int64                       // the largest version to take
+	sealed   bool                        // it must be sealed, or must not be
 	layouts  []*Layout
 	accepted map[string]bool // ids of layouts among them that can be applied here
 }
@@ -51,8 +52,10 @@ func (c *acceptance) fault(a *Announce) (code Code, text string) {
 	switch { // W6
 	case a.Encoding != "raw":
 		return CodeUnsupported, fmt.Sprintf("encoding %q; this worker takes \"raw\"", a.Encoding)
-	case a.Encryption != nil:
-		return CodeUnsupported, fmt.Sprintf("encryption %q; this worker knows none", *a.Encryption)
+	case c.sealed && (a.Encryption == nil || *a.Encryption != AES256GCM): // E1
+		return CodeUnsupported, fmt.Sprintf("encryption %s; this worker has keys, and takes %q alone", orNull(a.Encryption), AES256GCM)
+	case !c.sealed && a.Encryption != nil:
+		return CodeUnsupported, fmt.Sprintf("encryption %q; this worker has no keys, and takes none", *a.Encryption)
 	case a.Bytes > c.bytesMax:
 		return CodeTooLarge, fmt.Sprintf("%d bytes; this worker takes at most %d: raise its BytesMax if that is "+
 			"meant", a.Bytes, c.bytesMax)
@@ -71,4 +74,11 @@ func (c *acceptance) fault(a *Announce) (code Code, text string) {
 	}
 	c.accepted[layout.ID] = true
 	return "", ""
+}
+
+func orNull(text *string) string {
+	if text == nil {
+		return "null"
+	}
+	return fmt.Sprintf("%q", *text)
 }

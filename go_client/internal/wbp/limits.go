@@ -13,6 +13,7 @@ const (
 	TextMax         = 4096            // characters of a reason, an address, a path
 	LabelMax        = 256             // characters of a client's description or a host
 	FeaturesMax     = 64              // features that one side can name
+	GroupKeysMax    = 2               // group keys of a session: one, and the one before while it changes
 	ModelsMax       = 64              // models of one worker, so that a hello fits a header
 	ChunkBytesMax   = 1 << 26         // one chunk is one message, held whole by either side
 	ChunksMax       = 1 << 20         // chunks of a version: a worker keeps a few bytes for each
@@ -26,6 +27,8 @@ const (
 	BytesMaxDefault = 1 << 36         // bytes of one version that a worker takes unless told otherwise
 	EpochsKept      = 8               // epochs of which the publisher's age is remembered
 	BuffersMax      = 2               // staging buffers of a model: one complete, one arriving
+	PatchesMax      = 8               // patches that lead to a version: one to each that workers may run
+	PatchTries      = 5               // times that a patch is asked for again while nothing comes, until all of the version is: half a minute
 )
 
 // Timing is how long a worker waits (section 11 of the protocol).

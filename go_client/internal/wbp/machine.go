@@ -2,6 +2,7 @@ package wbp
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -12,6 +13,8 @@ type Identity struct {
 	Client   string // program and version, for operators
 	Host     string
 	PID      int64
+	Keyed    bool // it has a key pair of its own: it takes nothing that is not sealed
+	Patches  bool // it takes patches, for which it keeps the bytes of what runs
 }
 
 // A Model is what a machine must know of a model.
@@ -35,6 +38,7 @@ type Machine struct {
 	slots           map[string]*slot
 	models          map[string]Model
 	opens           Opens
+	keyring         *Keyring // nil: everything comes in the clear
 	session         State
 	epoch           int64
 	ages            ages
@@ -59,8 +63,13 @@ func NewMachine(id Identity, models map[string]Model, bytesMax int64, timing Tim
 		identity: id, models: models, timing: timing, slots: map[string]*slot{}, opens: opens, ages: ages{}, session: outside,
 		saidHelloAt: never, unansweredSince: never, unheardSince: never, pingedAt: never, pingEvery: timing.Ping,
 	}
+	if id.Keyed {
+		m.keyring = NewKeyring()
+	}
 	for name, model := range models {
-		m.slots[name] = newSlot(name, model.Accepts, bytesMax, &m.timing, m.opens)
+		s := newSlot(name, model.Accepts, bytesMax, &m.timing, m.opens)
+		s.keyring, s.acceptance.sealed, s.patches = m.keyring, id.Keyed, id.Patches
+		m.slots[name] = s
 	}
 	return m
 }
@@ -101,10 +110,17 @@ func (m *Machine) Place(header []byte, size int) *Lease {
 	if err != nil || !m.inside() {
 		return nil
 	}
+	if m.keyring != nil {
+		message = m.keyring.Published(message, 1, false)
+	}
 	switch message := message.(type) {
 	case *Chunk:
 		if s := m.slots[message.Model]; s != nil && message.Epoch == m.epoch {
-			return s.place(message, size)
+			return s.place(pieceOf(message), size)
+		}
+	case *SealedChunk:
+		if s := m.slots[message.Model]; s != nil && message.Epoch == m.epoch && m.keyring != nil {
+			return s.place(sealedPieceOf(message), size)
 		}
 	case *Announce:
 		expected := message.LayoutBytes
@@ -118,12 +134,13 @@ func (m *Machine) Place(header []byte, size int) *Lease {
 	return nil
 }
 
-// lend returns memory for the payload of an announcement, which is done with once that is received.
+// lend returns memory for the payload of an announcement, which is done with once that is received, and
+// room for its tag.
 func (m *Machine) lend(size int) *Lease {
 	memory := m.spare
 	m.spare = nil
-	if cap(memory) < size {
-		memory = make([]byte, size)
+	if cap(memory) < size+TagBytes {
+		memory = make([]byte, size+TagBytes)
 	}
 	return &Lease{view: memory[:size]}
 }
@@ -151,8 +168,14 @@ func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, push
 		m.Malformed++
 		return nil
 	}
+	if pushed && m.keyring != nil {
+		message = m.keyring.Published(message, len(frames)-1, true)
+	}
 	if !pushed {
 		m.answeredAt, m.unansweredSince = now, never
+	}
+	if m.ignores(message, pushed) {
+		return nil
 	}
 	switch message := message.(type) {
 	case *Welcome:
@@ -175,13 +198,58 @@ func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, push
 		return m.helloIfDue(now)
 	}
 	m.heardAt = now
-	if pong, ok := message.(*Pong); ok {
-		return m.hearOf(pong.Models, now)
+	switch message := message.(type) {
+	case *Pong:
+		return m.hearOf(message.Models, now)
+	case *Rekey:
+		m.keyring.add(message.Keys, now+m.timing.LostAfter) // E6
+		return nil
 	}
 	if s := m.slots[model]; s != nil {
-		return s.receive(message, frames[1:], lease, now, pushed || m.whole(message))
+		payloads, sound := m.opened(message, frames[1:])
+		if !sound {
+			return nil // it is asked for again in due time (E4)
+		}
+		return s.receive(message, payloads, lease, now, pushed || m.whole(message))
 	}
 	return nil
+}
+
+// ignores tells whether a message is not for a worker with keys, or not for one without; nil has no effect
+// on any. (E1) The header of a chunk that is pushed is anybody's word, but for what is arriving. (E4)
+func (m *Machine) ignores(message Message, pushed bool) bool {
+	switch message := message.(type) {
+	case nil, *SealedMessage: // what is in it is taken in its place
+		return true
+	case *Chunk:
+		return m.keyring != nil
+	case *SealedChunk:
+		return m.keyring == nil || pushed && !m.arrives(message)
+	case *Rekey:
+		return m.keyring == nil
+	}
+	return false
+}
+
+func (m *Machine) arrives(chunk *SealedChunk) bool {
+	s := m.slots[chunk.Model]
+	return s != nil && s.holds.given(Key{chunk.Epoch, chunk.Version}, arriving) != nil
+}
+
+// opened opens what came with an announcement, if it is sealed.
+func (m *Machine) opened(message Message, payloads [][]byte) (opened [][]byte, sound bool) {
+	a, ok := message.(*Announce)
+	if !ok || m.keyring == nil || len(payloads) == 0 {
+		return payloads, true
+	}
+	if a.Encryption == nil || *a.Encryption != AES256GCM { // which is turned down
+		if a.Whole == nil {
+			return nil, true
+		}
+		return [][]byte{nil}, true
+	}
+	plain, sound := m.keyring.payload(a, payloads[0])
+	return [][]byte{plain}, sound
 }
 
 // whole tells whether a message is to be treated as published, whatever channel it came by.
@@ -199,6 +267,10 @@ func subject(message Message) (epoch int64, model string) {
 		return message.Epoch, message.Model
 	case *Chunk:
 		return message.Epoch, message.Model
+	case *SealedChunk:
+		return message.Epoch, message.Model
+	case *Rekey:
+		return message.Epoch, ""
 	case *End:
 		return message.Epoch, message.Model
 	case *Commit:
@@ -230,7 +302,9 @@ func (s *slot) receive(message Message, payloads [][]byte, lease *Lease, now tim
 		}
 		return s.announced(message, layout, pushed && !s.shared, now)
 	case *Chunk:
-		return s.chunk(message, payloads[0], lease, now, pushed)
+		return s.chunk(pieceOf(message), payloads[0], lease, now, pushed)
+	case *SealedChunk:
+		return s.chunk(sealedPieceOf(message), payloads[0], lease, now, pushed)
 	case *End:
 		return s.end(message, now)
 	case *Commit:
@@ -267,8 +341,13 @@ func (m *Machine) refused(r *Refuse, now time.Duration) []Effect {
 			return m.slots[*r.Model].gone(r.Epoch, r.Version, now)
 		}
 		return nil
-	case CodeNameTaken, CodeStaleEpoch, CodeLimit, CodeProtocolVersion:
-		m.turn(refused) // W20
+	case CodeNoPatch:
+		if m.inside() && r.Model != nil && m.slots[*r.Model] != nil {
+			return m.slots[*r.Model].noPatch(Key{r.Epoch, r.Version}, now)
+		}
+		return nil
+	case CodeNameTaken, CodeStaleEpoch, CodeLimit, CodeProtocolVersion, CodeWrongName, CodeRevoked, CodeNotAllowed:
+		m.turn(refused) // W20, K8
 	}
 	return []Effect{Refused{r.Code, r.Text}}
 }
@@ -298,9 +377,12 @@ func (m *Machine) helloIfDue(now time.Duration) []Effect {
 	for name, s := range m.slots {
 		models[name] = s.running()
 	}
-	id, features := m.identity, []string{"renaming"} // W25; not W34
+	id, features := m.identity, []string{"renaming"} // W25; neither W34 nor W35
 	if m.opens != nil {
 		features = append(features, "mapping") // S11
+	}
+	if id.Patches {
+		features = append(features, Delta) // D4
 	}
 	return []Effect{Send{&Hello{Name: id.Name, Instance: id.Instance, Models: models, Epoch: m.appliedEpoch(),
 		AgeMS: m.ages.of(m.appliedEpoch(), now), Features: features, Client: id.Client, Host: id.Host, PID: id.PID}}}
@@ -314,7 +396,14 @@ func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
 	m.ages.heard(w.Epoch, w.AgeMS, m.appliedEpoch(), now)
 	if m.inside() && w.Epoch == m.epoch { // the answer to a second hello: W29
 		m.heardAt = now
-		return m.hearOf(w.Models, now)
+		var effects []Effect
+		if m.keyring != nil {
+			m.keyring.add(w.Keys, now+m.timing.LostAfter)
+		}
+		if ticket := ticketOf(w); ticket != "" {
+			effects = append(effects, Connect{m.data, ticket})
+		}
+		return append(effects, m.hearOf(w.Models, now)...)
 	}
 	m.turn(welcomed) // W28
 	m.epoch, m.heardAt, m.subscribed, m.unheardSince = w.Epoch, now, false, now
@@ -322,11 +411,14 @@ func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
 	if asked := time.Duration(w.PingMS) * time.Millisecond; asked < m.pingEvery {
 		m.pingEvery = asked
 	}
+	if m.keyring != nil {
+		m.keyring.Begin(w.Keys, now+m.timing.LostAfter)
+	}
 	effects := []Effect{Joined{w.Epoch}}
-	m.shared = m.probe(w.Shared) // S2
-	if w.Data != m.data {
+	m.shared = m.probe(w.Shared)                                 // S2
+	if ticket := ticketOf(w); ticket != "" || w.Data != m.data { // K7
 		m.data = w.Data
-		effects = append(effects, Connect{w.Data})
+		effects = append(effects, Connect{w.Data, ticket})
 	}
 	if m.shared { // before anything is pushed or hashed for us
 		effects = append(effects, Send{&Ping{Shared: true}})
@@ -334,11 +426,36 @@ func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
 	for name, s := range m.slots {
 		s.shared = m.shared
 		effects = append(effects, Subscribe{ControlTopic(name), true},
-			Subscribe{DataTopic(name), s.mode == following && !m.shared}) // W26, S8
+			Subscribe{s.topic(), s.mode == following && !m.shared}) // W26, S8
 		s.expect(m.models[name].Bytes)
 		effects = append(effects, s.reconnected(Key{w.Epoch, w.Models[name]}, now)...)
 	}
 	return effects
+}
+
+// ticketOf returns what the next data connection is to show first; "" if it needs none.
+func ticketOf(w *Welcome) string {
+	const prefix = "ticket."
+	for _, feature := range w.Features {
+		if digits := strings.TrimPrefix(feature, prefix); digits != feature && isHex(digits, 32) {
+			return digits
+		}
+	}
+	return ""
+}
+
+// WithoutTicket says that there is no data connection for want of a ticket, of which a hello brings another.
+func (m *Machine) WithoutTicket(now time.Duration) []Effect {
+	if !m.inside() {
+		return nil
+	}
+	return m.helloIfDue(now) // K7
+}
+
+// ShutOut says that a handshake of the control channel has failed for want of the right key, most likely.
+func (m *Machine) ShutOut(why string) []Effect {
+	m.turn(refused) // K5
+	return []Effect{Refused{CodeKeys, why}}
 }
 
 // probe tells whether the publisher's memory can be read.
@@ -376,10 +493,16 @@ func (m *Machine) callAgain(now time.Duration) []Effect {
 	return []Effect{Redial{}}
 }
 
-// Close says goodbye, even from outside: our hello may have been heard, its answer not yet.
-func (m *Machine) Close() []Effect { return []Effect{Send{&Bye{}}} } // W22
+// Close says goodbye, even from outside: our hello may have been heard, its answer not yet. What arrives is of no
+// use any more: whoever decodes it ends soon.
+func (m *Machine) Close() []Effect {
+	for _, s := range m.slots {
+		s.holds.move(s.holds.at(arriving), newer)
+	}
+	return []Effect{Send{&Bye{}}} // W22
+}
 
-// Free gives the staging memory back. No version may be in use, and nothing else be called after it.
+// Free gives the staging memory back. No version may be in use, no patch be decoded, and nothing else be called after it.
 func (m *Machine) Free() {
 	for _, s := range m.slots {
 		s.holds.free()
@@ -428,6 +551,9 @@ func (m *Machine) unheard(now time.Duration) []Effect {
 
 // Tick does what is due.
 func (m *Machine) Tick(now time.Duration) []Effect {
+	if m.keyring != nil {
+		m.keyring.expire(now)
+	}
 	if !m.inside() {
 		return m.callAgain(now)
 	}
@@ -439,6 +565,9 @@ func (m *Machine) Tick(now time.Duration) []Effect {
 		return []Effect{Lost{}, Redial{}}
 	}
 	effects := m.unheard(now)
+	if m.keyring != nil && m.keyring.lacking {
+		effects = append(effects, m.helloIfDue(now)...) // which is answered with the key (E6)
+	}
 	for _, s := range m.slots {
 		effects = append(effects, s.tick(now)...)
 	}

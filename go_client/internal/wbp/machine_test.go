@@ -9,7 +9,7 @@ import (
 
 // Announcements that arrive on two connections at once are received into memory of their own.
 func TestAnnouncementsShareNoMemory(t *testing.T) {
-	m := fuzzedMachine()
+	m := fuzzedMachine(false)
 	header := Encode(&Announce{Model: "m", Epoch: 7, Version: 1, Layout: strings.Repeat("0", 64), LayoutBytes: 10, Bytes: 1,
 		ChunkBytes: 1, Commit: "auto", Acknowledge: "applied", Encoding: "raw"})
 	for round := 0; round < 3; round++ {
@@ -29,7 +29,7 @@ func TestAnnouncementsShareNoMemory(t *testing.T) {
 
 // A publisher that is silent is lost, and whoever gets no answer calls again on new connections.
 func TestWhoeverGetsNoAnswerCallsAgainOnNewConnections(t *testing.T) {
-	m := fuzzedMachine()
+	m := fuzzedMachine(false)
 	tick := func(at time.Duration, expected ...Effect) {
 		t.Helper()
 		if got := m.Tick(at * time.Millisecond); fmt.Sprintf("%#v", got) != fmt.Sprintf("%#v", expected) {
@@ -51,7 +51,7 @@ func TestWhoeverGetsNoAnswerCallsAgainOnNewConnections(t *testing.T) {
 // Who hears nothing published is told so, once in a session.
 func TestNothingPublished(t *testing.T) {
 	for _, heard := range []bool{false, true} {
-		m, told := fuzzedMachine(), 0
+		m, told := fuzzedMachine(false), 0
 		if heard {
 			m.ReceivePublished([][]byte{nil, Encode(&Beacon{"m", 7, 0})}, nil, 0)
 		}
@@ -135,7 +135,7 @@ func TestTheSharedRoad(t *testing.T) {
 	if !asks(m.Stale(announced(2), time.Second)) {
 		t.Fatal("the newest was not asked for")
 	}
-	if !asks(m.ReceivePublished([][]byte{nil, Encode(&Chunk{"m", 7, 3, 0, 0}), {1}}, nil, 2*time.Second)) {
+	if !asks(m.ReceivePublished([][]byte{nil, Encode(&Chunk{Model: "m", Epoch: 7, Version: 3}), {1}}, nil, 2*time.Second)) {
 		t.Fatal("what is stale is waited for")
 	}
 	if !asks(m.ReceivePublished([][]byte{nil, Encode(&Beacon{"m", 7, 2})}, nil, 3*time.Second)) {
@@ -145,10 +145,10 @@ func TestTheSharedRoad(t *testing.T) {
 
 // Nothing that a peer announces is allocated before it is checked.
 func TestPlacesAreBounded(t *testing.T) {
-	m := fuzzedMachine()
+	m := fuzzedMachine(false)
 	for _, header := range []string{
 		`{"wbp":1,"type":"announce"}`, `{"wbp":1,"type":"ping"}`, `{`, "",
-		string(Encode(&Chunk{"m", 7, 1, 0, 0})), string(Encode(&Chunk{"m", 8, 1, 0, 0})), string(Encode(&Chunk{"x", 7, 1, 0, 0})),
+		string(Encode(&Chunk{Model: "m", Epoch: 7, Version: 1})), string(Encode(&Chunk{Model: "m", Epoch: 8, Version: 1})), string(Encode(&Chunk{Model: "x", Epoch: 7, Version: 1})),
 	} {
 		if lease := m.Place([]byte(header), 1<<26); lease != nil {
 			t.Errorf("%s was given a place", header)

@@ -9,26 +9,30 @@ import (
 
 const populateMax = 1 << 30 // beyond, to have the kernel touch all pages at once takes too long
 
-// allocate returns memory of this size from the system, beside the garbage collector's: it must
-// not count for the pace of collections, and is given back when it is no longer used. With
-// touched, the kernel gives all of it now, which is several times cheaper than page by page.
+// allocate returns memory of this size from the system, with room for a tag behind it, beside the garbage
+// collector's: it must not count for the pace of collections, and is given back when it is no longer
+// used. With touched, the kernel gives all of it now, which is several times cheaper than page by page.
 func allocate(size int64, touched bool) ([]byte, error) {
 	if size == 0 {
 		return []byte{}, nil
 	}
-	if int64(int(size)) != size {
+	if int64(int(size+TagBytes)) != size+TagBytes {
 		return nil, fmt.Errorf("%d bytes are more than this machine can address", size)
 	}
 	flags := syscall.MAP_PRIVATE | syscall.MAP_ANON
 	if touched && size <= populateMax {
 		flags |= syscall.MAP_POPULATE
 	}
-	return syscall.Mmap(-1, 0, int(size), syscall.PROT_READ|syscall.PROT_WRITE, flags)
+	memory, err := syscall.Mmap(-1, 0, int(size+TagBytes), syscall.PROT_READ|syscall.PROT_WRITE, flags)
+	if err != nil {
+		return nil, err
+	}
+	return memory[:size], nil
 }
 
 // release gives memory of allocate back.
 func release(buffer []byte) {
 	if len(buffer) > 0 {
-		_ = syscall.Munmap(buffer)
+		_ = syscall.Munmap(buffer[:cap(buffer)])
 	}
 }

@@ -4,13 +4,13 @@ package wbp
 
 import "fmt"
 
-// allocate returns memory of this size. A size that the system refuses ends the process: set
+// allocate returns memory of this size, with room for a tag behind it. A size that the system refuses ends the process: set
 // BytesMax to what there is.
 func allocate(size int64, _ bool) ([]byte, error) {
-	if int64(int(size)) != size {
+	if int64(int(size+TagBytes)) != size+TagBytes {
 		return nil, fmt.Errorf("%d bytes are more than this machine can address", size)
 	}
-	return make([]byte, size), nil
+	return make([]byte, size, size+TagBytes), nil
 }
 
 // release gives memory of allocate back.

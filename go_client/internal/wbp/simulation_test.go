@@ -18,29 +18,39 @@ func TestSimulation(t *testing.T) {
 	if testing.Short() {
 		seeds = 50
 	}
+	ran, patched, unpatched := 0, 0, 0
 	for seed := 0; seed < seeds; seed++ {
 		seed := seed
-		t.Run(fmt.Sprintf("seed%d", seed), func(t *testing.T) { newWorld(t, int64(seed)).run() })
+		t.Run(fmt.Sprintf("seed%d", seed), func(t *testing.T) {
+			w := newWorld(t, int64(seed))
+			w.run()
+			ran, patched, unpatched = ran+1, patched+w.patched, unpatched+w.unpatched
+		})
+	}
+	if ran == seeds && (patched < seeds/4 || unpatched < seeds/10) {
+		t.Errorf("%d versions came by patches, and %d patches were of no use: that is too few", patched, unpatched)
 	}
 }
 
 const publishedMax = 12 // versions of a run
 
 // A world is a machine, a publisher, and a network between them that loses, damages, delays and
-// doubles what is sent, under a clock of its own.
+// doubles what is sent, under a clock of its own. Both have keys where the seed is odd.
 type world struct {
-	t        *testing.T
-	rng      *rand.Rand
-	now      time.Duration
-	events   eventHeap
-	machine  *Machine
-	loss     float64
-	damage   float64
-	delay    time.Duration
-	splits   bool // payloads arrive in two parts
-	topics   map[string]bool
-	runs     Key
-	applying []*Version
+	t                  *testing.T
+	rng                *rand.Rand
+	now                time.Duration
+	events             eventHeap
+	machine            *Machine
+	loss               float64
+	damage             float64
+	delay              time.Duration
+	splits             bool // payloads arrive in two parts
+	topics             map[string]bool
+	runs               Key
+	applying           []*Version
+	jobs               int // patches that are being decoded
+	patched, unpatched int
 
 	// The publisher.
 	epoch      int64
@@ -50,6 +60,7 @@ type world struct {
 	known      bool   // the worker said hello on this connection
 	subscribed bool
 	count      int
+	vault      *vault // what seals; nil: nothing is sealed
 }
 
 // published is one version.
@@ -58,7 +69,21 @@ type published struct {
 	layout   []byte
 	data     []byte
 	digest   string
-	decided  bool // it is auto, or was committed
+	decided  bool     // it is auto, or was committed
+	patches  [][]byte // of which announce tells
+}
+
+// bytes are those of a patch, or of the version itself.
+func (p *published) bytes(by *PatchID) []byte {
+	if by == nil {
+		return p.data
+	}
+	for i, offer := range p.announce.Patches {
+		if offer.PatchID == *by {
+			return p.patches[i]
+		}
+	}
+	return nil
 }
 
 type event struct {
@@ -84,7 +109,10 @@ func newWorld(t *testing.T, seed int64) *world {
 	w.damage = []float64{0, 0.05, 0.2}[w.rng.Intn(3)]
 	w.delay = time.Duration(1+w.rng.Intn(300)) * time.Millisecond
 	w.splits = w.rng.Intn(2) == 0
-	id := Identity{Name: "w", Instance: "00000000000000000000000000000000"}
+	id := Identity{Name: "w", Instance: "00000000000000000000000000000000", Keyed: seed%2 == 1, Patches: seed%5 > 0}
+	if id.Keyed {
+		w.vault = newVault(0)
+	}
 	accepts := func(*Layout) string { return "" }
 	w.machine = NewMachine(id, map[string]Model{"m": {Accepts: accepts}}, 1<<20, TimingOf(time.Second, 5*time.Second), nil)
 	return w
@@ -131,12 +159,25 @@ func (w *world) tick() {
 // check makes sure that memory is neither lost nor given out twice.
 func (w *world) check() {
 	h := &w.machine.slots["m"].holds
-	used, waiting := len(h.all(arriving, staged, ready, applying)), len(h.all(ready))
-	if used != h.buffers.taken || used > BuffersMax || waiting != len(w.applying) {
+	used, waiting, dropped := len(h.all(arriving, staged, ready, applying)), len(h.all(ready)), w.jobs
+	v := h.at(arriving)
+	if v != nil && v.transfer.job != nil {
+		dropped--
+	}
+	if b := h.base; b != nil {
+		original, needs := w.kept[Key{b.running.Epoch, b.running.Version}], w.jobs
+		if v != nil && v.transfer.base == b && v.transfer.job == nil {
+			needs++
+		}
+		if !bytes.Equal(b.data, original.data) || b.users > needs || b.users == 0 && b.running != *w.machine.slots["m"].running() {
+			w.t.Fatalf("%v is kept for %d patches, and %d arrive", b.running, b.users, needs)
+		}
+	}
+	if used += dropped; used != h.buffers.taken || used > BuffersMax || waiting != len(w.applying) {
 		w.t.Fatalf("%d buffers are taken, %d used, %d for %d versions that are ready", h.buffers.taken, used, waiting,
 			len(w.applying))
 	}
-	if v := h.at(arriving); v != nil && v.transfer.asked > WindowChunks {
+	if v != nil && v.transfer.asked > WindowChunks {
 		w.t.Fatalf("%d chunks are outstanding", v.transfer.asked)
 	}
 }
@@ -170,6 +211,9 @@ func (w *world) apply() {
 		w.perform(w.machine.Failed(v, "the user's code failed half-way", false, w.now))
 		return
 	}
+	if v.Patch != nil {
+		w.patched++
+	}
 	w.runs = v.Key
 	w.perform(w.machine.Applied(v, digest, w.now))
 }
@@ -198,8 +242,16 @@ func (w *world) perform(effects []Effect) {
 				w.applying = w.applying[1:]
 			}
 			w.applying = append(w.applying, effect.Version)
+		case DecodePatch:
+			w.jobs++
+			w.after(time.Duration(w.rng.Intn(500))*time.Millisecond, func() {
+				w.jobs--
+				w.perform(w.machine.Decoded(effect.Job, effect.Job.Run(), w.now))
+			})
+		case Unpatched:
+			w.unpatched++
 		case Rejected:
-			if effect.Code != CodeApply && effect.Code != CodeDigestMismatch && effect.Code != CodeLayoutInvalid {
+			if !w.mayFail(effect.Code) {
 				w.t.Fatalf("rejected: %v", effect)
 			}
 		}
@@ -230,6 +282,12 @@ func (w *world) publish() {
 	if w.chance(0.15) { // it is restarted
 		w.epoch++
 		w.known, w.subscribed, w.latest, w.lastLayout = false, false, nil, ""
+		if w.vault != nil {
+			w.vault = newVault(byte(w.epoch))
+		}
+	}
+	if w.vault != nil && w.chance(0.2) {
+		w.vault.rekey()
 	}
 	number := int64(1)
 	if w.latest != nil {
@@ -237,6 +295,9 @@ func (w *world) publish() {
 		w.latest.decided = true
 	}
 	p := w.version(number)
+	if w.chance(0.6) {
+		p = w.trained(number)
+	}
 	w.latest = p
 	w.kept[Key{w.epoch, number}] = p
 	w.push(p)
@@ -276,6 +337,27 @@ func (w *world) version(number int64) *published {
 	}
 }
 
+// trained returns a version that is like the one before, but for a few bytes, and is offered by patches; some are of no use.
+func (w *world) trained(number int64) *published {
+	p := patchedVersion(number, byte(w.rng.Intn(256)))
+	p.announce.Epoch, p.announce.Keep = w.epoch, w.chance(0.9)
+	p.announce.Commit, p.decided = "together", false
+	if p.announce.Acknowledge = "staged"; w.chance(0.7) {
+		p.announce.Commit, p.decided = "auto", true
+	}
+	for back := int64(1); back <= 3; back++ {
+		base := w.kept[Key{w.epoch, number - back}]
+		if base == nil || base.announce.Layout != p.announce.Layout || w.chance(0.2) {
+			continue
+		}
+		p.offer(base)
+		if last := p.patches[len(p.patches)-1]; w.chance(0.1) {
+			last[w.rng.Intn(len(last))] ^= 1
+		}
+	}
+	return p
+}
+
 // announcement returns what is said of a version now.
 func (p *published) announcement() *Announce {
 	a := p.announce
@@ -299,21 +381,39 @@ func (w *world) push(p *published) {
 	}
 	w.lastLayout = p.announce.Layout
 	w.publishOn("m/ctl", p.announcement(), layout)
-	plan := Plan{p.announce.Bytes, p.announce.ChunkBytes}
-	for i := int64(0); i < plan.Count() && i < 40; i++ {
+	if len(p.patches) > 0 {
+		by := &p.announce.Patches[0].PatchID
+		for i := int64(0); i < p.plan(by).Count(); i++ {
+			w.publishOn("m/dlt", p.chunkOf(by, i), p.piece(by, i))
+		}
+		w.publishOn("m/dlt", &End{"m", p.announce.Epoch, p.announce.Version, p.digest, by}, nil)
+		if w.chance(0.5) { // all workers run its base
+			return
+		}
+	}
+	for i := int64(0); i < p.plan(nil).Count() && i < 40; i++ {
 		w.publishOn("m/dat", p.chunk(i), p.payload(i))
 	}
-	w.publishOn("m/ctl", &End{"m", p.announce.Epoch, p.announce.Version, p.digest}, nil)
+	w.publishOn("m/ctl", &End{"m", p.announce.Epoch, p.announce.Version, p.digest, nil}, nil)
 }
 
-func (p *published) payload(index int64) []byte {
-	begin, end := Plan{p.announce.Bytes, p.announce.ChunkBytes}.Span(index)
-	return p.data[begin:end]
+func (p *published) plan(by *PatchID) Plan {
+	return Plan{int64(len(p.bytes(by))), p.announce.ChunkBytes}
 }
 
-func (p *published) chunk(index int64) *Chunk {
-	return &Chunk{"m", p.announce.Epoch, p.announce.Version, index, CRC32C(p.payload(index))}
+// piece is a chunk of a patch, or of the version itself.
+func (p *published) piece(by *PatchID, index int64) []byte {
+	begin, end := p.plan(by).Span(index)
+	return p.bytes(by)[begin:end]
 }
+
+func (p *published) chunkOf(by *PatchID, index int64) *Chunk {
+	return &Chunk{"m", p.announce.Epoch, p.announce.Version, index, CRC32C(p.piece(by, index)), by}
+}
+
+func (p *published) payload(index int64) []byte { return p.piece(nil, index) }
+
+func (p *published) chunk(index int64) *Chunk { return p.chunkOf(nil, index) }
 
 func (w *world) beacon() {
 	b := &Beacon{Model: "m", Epoch: w.epoch}
@@ -324,6 +424,9 @@ func (w *world) beacon() {
 }
 
 func (w *world) publishOn(topic string, m Message, payload []byte) {
+	if w.vault != nil {
+		m, payload = w.vault.published(m, payload, w.announcementOf(m))
+	}
 	w.travel(Encode(m), payload, func(header, payload []byte) {
 		if w.topics[topic] {
 			w.deliver(header, payload, w.machine.ReceivePublished, [][]byte{[]byte(topic)})
@@ -331,7 +434,18 @@ func (w *world) publishOn(topic string, m Message, payload []byte) {
 	})
 }
 
+// announcementOf returns that of a chunk's version.
+func (w *world) announcementOf(m Message) *Announce {
+	if chunk, ok := m.(*Chunk); ok {
+		return &w.kept[Key{chunk.Epoch, chunk.Version}].announce
+	}
+	return nil
+}
+
 func (w *world) answer(m Message, payload []byte) {
+	if w.vault != nil {
+		m, payload = w.vault.answered(m, payload, w.announcementOf(m))
+	}
 	w.travel(Encode(m), payload, func(header, payload []byte) { w.deliver(header, payload, w.machine.Receive, nil) })
 }
 
@@ -343,6 +457,7 @@ func (w *world) deliver(header, payload []byte, take func([][]byte, *Lease, time
 		w.perform(take(frames, nil, w.now))
 		return
 	}
+	payload = append([]byte{}, payload...) // it is opened where it lies
 	lease := w.machine.Place(header, len(payload))
 	if lease == nil || len(payload) == 0 || !w.splits {
 		if lease != nil {
@@ -377,6 +492,7 @@ func (w *world) heard(header []byte) {
 		Digest  string
 		Token   int64
 		Code    Code
+		Patch   *PatchID
 	}
 	if err := json.Unmarshal(header, &m); err != nil {
 		w.t.Fatal(err)
@@ -385,13 +501,20 @@ func (w *world) heard(header []byte) {
 	switch {
 	case m.Type == "hello":
 		w.known = true
-		w.answer(&Welcome{Epoch: w.epoch, Data: "tcp://*:1", PingMS: 1000, LostMS: 5000, Models: w.versions(), Features: []string{}}, nil)
+		welcome := &Welcome{Epoch: w.epoch, Data: "tcp://*:1", PingMS: 1000, LostMS: 5000, Models: w.versions(), Features: []string{}}
+		if w.vault != nil {
+			welcome.Keys = w.vault.told()
+		}
+		w.answer(welcome, nil)
 	case !w.known:
 		w.answer(&Refuse{Code: CodeUnknownWorker, Text: "who are you?"}, nil)
 	case m.Type == "ping":
 		w.answer(&Pong{m.Token, w.epoch, w.versions()}, nil)
+		if w.vault != nil {
+			w.answer(&Rekey{w.epoch, w.vault.told()}, nil)
+		}
 	case m.Type == "fetch":
-		w.fetched(key, m.First, m.Count, m.Layout)
+		w.fetched(key, m.First, m.Count, m.Layout, m.Patch)
 	case m.Type == "staged" && w.kept[key] != nil && m.Epoch == w.epoch:
 		if m.Digest != w.kept[key].digest {
 			w.t.Fatalf("staged %v with another digest", key)
@@ -404,9 +527,15 @@ func (w *world) heard(header []byte) {
 		}
 	case m.Type == "applied" && (w.kept[key] == nil || w.kept[key].digest != m.Digest):
 		w.t.Fatalf("applied %v with digest %q", key, m.Digest)
-	case m.Type == "failed" && m.Code != CodeApply && m.Code != CodeDigestMismatch && m.Code != CodeLayoutInvalid:
+	case m.Type == "failed" && !w.mayFail(m.Code):
 		w.t.Fatalf("failed: %s", header)
 	}
+}
+
+// mayFail tells whether a version may fail so: what is sealed and was damaged counts for nothing (E4).
+func (w *world) mayFail(code Code) bool {
+	damaged := code == CodeDigestMismatch || code == CodeLayoutInvalid
+	return code == CodeApply || damaged && w.vault == nil
 }
 
 func (w *world) versions() map[string]int64 {
@@ -416,7 +545,7 @@ func (w *world) versions() map[string]int64 {
 	return map[string]int64{"m": w.latest.announce.Version}
 }
 
-func (w *world) fetched(key Key, first, count int64, layout bool) {
+func (w *world) fetched(key Key, first, count int64, layout bool, by *PatchID) {
 	p := w.kept[key]
 	if key.Version == 0 && w.latest != nil && w.latest.decided {
 		p = w.latest
@@ -427,15 +556,22 @@ func (w *world) fetched(key Key, first, count int64, layout bool) {
 		w.answer(&Refuse{Code: CodeGone, Text: "gone", Model: &model, Epoch: key.Epoch, Version: key.Version}, nil)
 		return
 	}
-	for i := first; i < first+count; i++ {
-		w.answer(p.chunk(i), p.payload(i))
+	if by != nil && (p.bytes(by) == nil || w.chance(0.1)) {
+		model := "m"
+		w.answer(&Refuse{Code: CodeNoPatch, Text: "no such patch", Model: &model, Epoch: key.Epoch, Version: key.Version}, nil)
+		return
 	}
-	if count == 0 {
+	for i := first; i < first+count; i++ {
+		w.answer(p.chunkOf(by, i), p.piece(by, i))
+	}
+	if count == 0 && by == nil {
 		var payload []byte
 		if layout {
 			payload = p.layout
 		}
 		w.answer(p.announcement(), payload)
-		w.answer(&End{"m", p.announce.Epoch, p.announce.Version, p.digest}, nil)
+	}
+	if count == 0 {
+		w.answer(&End{"m", p.announce.Epoch, p.announce.Version, p.digest, by}, nil)
 	}
 }

@@ -18,9 +18,12 @@ type slot struct {
 	model      string
 	timing     *Timing
 	opens      Opens
+	keyring    *Keyring // nil: versions come in the clear
 	acceptance acceptance
 	holds      holdings
 	mode       State
+	patches    bool          // they are taken
+	listens    bool          // to chunks of patches, in place of those of versions
 	shared     bool          // versions are read from shared memory: nothing needs to be pushed
 	torn       int           // applies in a row that failed half-way: while there is one, nothing runs
 	epoch      int64         // the greatest of which bytes were written into the model
@@ -116,11 +119,9 @@ func sameBytes(a, b *Announce) bool {
 
 // announcedWhole takes announcement, chunk and end in one.
 func (s *slot) announcedWhole(a *Announce, payload []byte, now time.Duration) []Effect {
-	bare := *a
-	bare.Whole = nil
-	chunk := &Chunk{Model: a.Model, Epoch: a.Epoch, Version: a.Version, CRC: a.Whole.CRC}
+	chunk := piece{Key: Key{a.Epoch, a.Version}, proof: checksum(a.Whole.CRC)}
 	end := &End{Model: a.Model, Epoch: a.Epoch, Version: a.Version, Digest: a.Whole.Digest}
-	effects := s.announced(&bare, nil, true, now)
+	effects := s.announced(a, nil, true, now)
 	effects = append(effects, s.chunk(chunk, payload, nil, now, true)...)
 	return append(effects, s.end(end, now)...)
 }
@@ -167,6 +168,12 @@ func (s *slot) begin(v *held, now time.Duration) []Effect {
 		effects = s.turn(replaced, now)
 	}
 	enough, err := s.holds.takeMemory(v)
+	if err != nil && s.holds.base != nil { // the next version matters more
+		if !s.holds.rebase(nil) {
+			return effects // decoded begins it
+		}
+		enough, err = s.holds.takeMemory(v)
+	}
 	if err != nil {
 		text := fmt.Sprintf("there is no memory for %d bytes (%v): lower BytesMax, or make room", a.Bytes, err)
 		return append(effects, s.decline(v, CodeNoMemory, text)...)
@@ -174,14 +181,17 @@ func (s *slot) begin(v *held, now time.Duration) []Effect {
 	if !enough {
 		return effects // resume begins when one is given back
 	}
-	v.transfer = newTransfer(a, layout, v.buffer, now, s.timing)
+	v.transfer = s.begins(v, layout, segment == nil && a.Whole == nil, now)
 	s.moveOn(v, begun)
 	if segment != nil {
 		if v.shared = segment.Copy(s.model, v.Key, v.transfer.read) == nil; !v.shared { // S6
 			v.transfer.unread()
 		}
 	}
-	return effects
+	if a.Whole != nil {
+		return effects
+	}
+	return append(effects, s.listen(v, now)...)
 }
 
 // segment opens the shared memory that holds a version; nil if it must come over the network.
@@ -221,7 +231,7 @@ func (s *slot) turn(event Event, now time.Duration) []Effect {
 		return nil
 	}
 	s.mode = mode
-	effects := []Effect{Subscribe{DataTopic(s.model), mode == following && !s.shared}}
+	effects := []Effect{Subscribe{s.topic(), mode == following && !s.shared}}
 	if mode == following {
 		effects = append(effects, s.askLatest(s.holds.newest().Epoch, now)...)
 	}
@@ -239,33 +249,63 @@ func (s *slot) decline(v *held, code Code, text string) []Effect {
 }
 
 func (s *slot) fail(key Key, code Code, text string) []Effect {
-	if runes := []rune(text); len(runes) > TextMax {
-		text = string(runes[:TextMax])
-	}
+	text = atMost(text, TextMax)
 	s.failure = &Failed{Model: s.model, Epoch: key.Epoch, Version: key.Version, Code: code, Text: text}
 	return []Effect{s.sayFailed(), Rejected{s.model, key, code, text}}
 }
 
 // What arrives of it.
 
+// A piece is a chunk as it came: with a checksum, or sealed.
+type piece struct {
+	Key
+	index  int64
+	proof  proof
+	sealed *SealedChunk
+	patch  *PatchID // of which it is a piece; nil: of the version
+}
+
+func pieceOf(c *Chunk) piece {
+	return piece{Key{c.Epoch, c.Version}, c.Index, checksum(c.CRC), nil, c.Patch}
+}
+
+func sealedPieceOf(c *SealedChunk) piece {
+	return piece{Key{c.Epoch, c.Version}, c.Index, nil, c, c.Patch}
+}
+
 // place says where the payload of a chunk belongs that is about to be received; nil: nowhere.
-func (s *slot) place(chunk *Chunk, size int) *Lease {
-	v := s.holds.given(Key{chunk.Epoch, chunk.Version}, arriving)
-	if v == nil {
+func (s *slot) place(chunk piece, size int) *Lease {
+	v := s.holds.given(chunk.Key, arriving)
+	if v == nil || !v.transfer.speaks(chunk.patch) || !v.transfer.fits(chunk.index, size) {
 		return nil
 	}
-	return v.transfer.lend(chunk.Index, size)
+	var seal *Opening
+	if chunk.sealed != nil {
+		if seal = s.keyring.chunk(subjectOf(v.announce, v.transfer.patch), chunk.sealed, size); seal == nil {
+			return nil
+		}
+	}
+	return v.transfer.lend(chunk.index, size, seal)
 }
 
 // chunk takes a piece of a version.
-func (s *slot) chunk(chunk *Chunk, payload []byte, lease *Lease, now time.Duration, pushed bool) []Effect {
-	key := Key{chunk.Epoch, chunk.Version}
-	v := s.holds.given(key, arriving)
+func (s *slot) chunk(chunk piece, payload []byte, lease *Lease, now time.Duration, pushed bool) []Effect {
+	v := s.holds.given(chunk.Key, arriving)
 	if v == nil {
-		return s.stray(key, now)
+		return s.stray(chunk.Key, now)
 	}
 	t := v.transfer
-	fresh := t.add(chunk, payload, lease, now, pushed)
+	if !t.speaks(chunk.patch) {
+		return nil
+	}
+	if chunk.sealed != nil && lease == nil {
+		opening := s.keyring.chunk(subjectOf(v.announce, t.patch), chunk.sealed, len(payload))
+		if opening == nil { // a hello brings its key (E6), and patience the chunk
+			return nil
+		}
+		chunk.proof = opening
+	}
+	fresh := t.add(chunk.index, chunk.proof, payload, lease, now, pushed)
 	effects := s.pull(v, now)
 	slow := now-t.reportedAt >= s.timing.Report // W23
 	if fresh && pushed && (slow || t.Here%ProgressChunks == 0) {
@@ -281,6 +321,9 @@ func (s *slot) end(end *End, now time.Duration) []Effect {
 	v := s.holds.given(key, arriving)
 	if v == nil {
 		return s.stray(key, now)
+	}
+	if !v.transfer.speaks(end.Patch) || v.transfer.job != nil {
+		return nil
 	}
 	v.transfer.end(end.Digest)
 	return append(s.pull(v, now), s.completed(v, now)...)
@@ -308,6 +351,8 @@ func (s *slot) completed(v *held, now time.Duration) []Effect {
 	switch { // W13
 	case !t.complete():
 		return nil
+	case t.patch != nil:
+		return s.decode(v)
 	case t.verify():
 		return s.arrived(v, now)
 	case t.Restarts < restartsMax:
@@ -320,7 +365,7 @@ func (s *slot) completed(v *held, now time.Duration) []Effect {
 func (s *slot) arrived(v *held, now time.Duration) []Effect {
 	together := v.announce.Commit == "together" // W14
 	v.version = &Version{Model: s.model, Key: v.Key, Layout: v.transfer.Layout, Digest: v.transfer.Digest,
-		Shared: v.shared, data: v.buffer, sayStaged: together || v.announce.Acknowledge == "staged"}
+		Shared: v.shared, Patch: v.transfer.by(), data: v.buffer, sayStaged: together || v.announce.Acknowledge == "staged"}
 	s.holds.move(s.holds.at(staged), newer)
 	s.holds.move(v, whole)
 	effects := s.sayStaged(v)
@@ -420,6 +465,12 @@ func (s *slot) applied(key Key, digest string, now time.Duration) []Effect {
 	if v == nil {
 		return nil
 	}
+	v.running = &Running{v.Epoch, v.Version, digest}
+	if s.patches && v.announce.Keep && !v.version.Shared { // D3
+		s.holds.rebase(v)
+	} else {
+		s.holds.rebase(nil)
+	}
 	s.holds.move(v, applied)
 	s.holds.move(older, newer)
 	s.torn = 0
@@ -431,7 +482,11 @@ func (s *slot) applied(key Key, digest string, now time.Duration) []Effect {
 
 // runs takes note of what runs, and says it.
 func (s *slot) runs(v *held, digest string) []Effect {
+	was := v.running
 	v.running = &Running{v.Epoch, v.Version, digest}
+	if b := s.holds.base; b != nil && b.running == *was { // it has another name
+		b.running = *v.running
+	}
 	if v.Epoch > s.epoch {
 		s.epoch = v.Epoch
 	}
@@ -446,6 +501,7 @@ func (s *slot) failed(key Key, text string, intact bool, now time.Duration) []Ef
 	}
 	if !intact { // it holds parts of two versions; what is tried next comes verified
 		s.holds.move(s.holds.at(running), torn)
+		s.holds.rebase(nil)
 		s.stale = key
 		if key.Epoch > s.epoch {
 			s.epoch = key.Epoch
@@ -493,6 +549,9 @@ func (s *slot) resume(now time.Duration) []Effect {
 // tick fetches what is due.
 func (s *slot) tick(now time.Duration) []Effect {
 	if v := s.holds.at(arriving); v != nil {
+		if v.transfer.hopeless() {
+			return s.giveUp(v, "nothing more of it comes", now)
+		}
 		return append(s.pull(v, now), s.completed(v, now)...)
 	}
 	if now-s.askedAt >= s.timing.Patience { // W7
@@ -526,25 +585,25 @@ func (s *slot) repeat() []Effect { // W17
 func (s *slot) sayProgress(v *held) Effect {
 	switch v.phase {
 	case arriving:
-		return Send{&Progress{s.model, v.Epoch, v.Version, v.transfer.Here, "receiving"}}
+		return Send{&Progress{s.model, v.Epoch, v.Version, v.transfer.Here, "receiving", v.transfer.by()}}
 	case applying:
-		return Send{&Progress{s.model, v.Epoch, v.Version, 0, "applying"}}
+		return Send{&Progress{s.model, v.Epoch, v.Version, 0, "applying", nil}}
 	}
-	return Send{&Progress{s.model, v.Epoch, v.Version, 0, "staged"}}
+	return Send{&Progress{s.model, v.Epoch, v.Version, 0, "staged", nil}}
 }
 
 func (s *slot) sayStaged(some ...*held) []Effect {
 	var effects []Effect
 	for _, v := range some {
 		if v.version.sayStaged {
-			effects = append(effects, Send{&Staged{s.model, v.Epoch, v.Version, v.version.Digest}})
+			effects = append(effects, Send{&Staged{s.model, v.Epoch, v.Version, v.version.Digest, v.version.Patch}})
 		}
 	}
 	return effects
 }
 
 func (s *slot) sayApplied(v *held) Effect {
-	return Send{&Applied{s.model, v.Epoch, v.Version, v.running.Digest}}
+	return Send{&Applied{s.model, v.Epoch, v.Version, v.running.Digest, v.version.Patch}} // D11
 }
 
 func (s *slot) sayFailed() Effect {
@@ -556,5 +615,8 @@ func (s *slot) sayFailed() Effect {
 // ControlTopic carries announcements, ends and beacons of a model.
 func ControlTopic(model string) string { return model + "/ctl" }
 
-// DataTopic carries the chunks of a model.
+// DataTopic carries the chunks of versions of a model.
 func DataTopic(model string) string { return model + "/dat" }
+
+// PatchTopic carries chunks and ends of patches.
+func PatchTopic(model string) string { return model + "/dlt" }

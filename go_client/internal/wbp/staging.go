@@ -33,13 +33,25 @@ type Version struct {
 	Model  string
 	Key    Key
 	Layout *Layout
-	Digest string // what its bytes hash to; empty on the shared road, where nothing hashes them
-	Shared bool   // it came on the shared road, straight or by a buffer
+	Digest string   // what its bytes hash to; empty on the shared road, where nothing hashes them
+	Shared bool     // it came on the shared road, straight or by a buffer
+	Patch  *PatchID // by which it came; nil: as it is
 
 	data      []byte
 	segment   Segment
 	sayStaged bool  // the publisher wants to know that it is staged, before it is applied
 	hash      int64 // on the shared road: hash the bytes, in chunks of this size; 0: do not
+}
+
+// Encoding is how it came over the network; empty if it did not.
+func (v *Version) Encoding() string {
+	switch {
+	case v.Shared:
+		return ""
+	case v.Patch != nil:
+		return v.Patch.Encoding
+	}
+	return "raw"
 }
 
 // Copy calls copy with the data section, and returns the digest of its bytes. The error is

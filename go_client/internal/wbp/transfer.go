@@ -29,6 +29,7 @@ type Lease struct {
 	view  []byte
 	count int       // bytes that are here
 	crc   uint32    // of these, computed while they are in the cache
+	seal  *Opening  // what opens the bytes in their place, once all are here; nil: they come in the clear
 	owner *Transfer // nil: the memory belongs to the lease alone
 	index int64     // of the chunk
 	seen  int       // how much was here when the transfer looked last
@@ -45,7 +46,7 @@ func (l *Lease) Room() []byte {
 
 // Received takes note of so many bytes in Room().
 func (l *Lease) Received(n int) {
-	if l.owner != nil {
+	if l.owner != nil && l.seal == nil {
 		l.crc = crc32.Update(l.crc, castagnoli, l.view[l.count:l.count+n])
 	}
 	l.count += n
@@ -59,6 +60,33 @@ func (l *Lease) Payload() []byte {
 	return l.view
 }
 
+// take finds out whether all is here, and sound; the bytes are in their place then.
+func (l *Lease) take(p proof) (crc uint32, sound bool) {
+	if l.count != len(l.view) {
+		return 0, false
+	}
+	if l.seal != nil {
+		return l.seal.Open(l.view, l.view)
+	}
+	return l.crc, p == checksum(l.crc)
+}
+
+// A proof tells whether a payload is a chunk's, and puts it into its place.
+type proof interface {
+	take(to, payload []byte) (crc uint32, sound bool)
+}
+
+// A checksum is that of a chunk in the clear.
+type checksum uint32
+
+func (c checksum) take(to, payload []byte) (crc uint32, sound bool) {
+	if CRC32C(payload) != uint32(c) {
+		return 0, false
+	}
+	copy(to, payload)
+	return uint32(c), true
+}
+
 // Cancel says that the rest will never come.
 func (l *Lease) Cancel() {
 	if l.owner != nil {
@@ -66,7 +94,8 @@ func (l *Lease) Cancel() {
 	}
 }
 
-// A Transfer is one version on its way into a staging buffer, pushed and fetched in any order.
+// A Transfer is one version on its way into a staging buffer, pushed and fetched in any order. What arrives may be a
+// patch instead, into memory of its own: then the version is decoded from that.
 //
 // Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
 // fetched at once. What lies above may still be pushed: it is fetched after the end, or when
@@ -81,6 +110,12 @@ type Transfer struct {
 	Here     int64  // chunks that have arrived
 	Restarts int    // times the whole did not match its digest
 	Digest   string // from the end; empty: not known yet
+
+	patch *PatchOffer // what arrives in place of the version, if that is not nil
+	base  *base       // what it builds on, for as long as that is needed
+	job   *Patching   // all of it is here, and is being decoded
+	why   string      // no patch arrives, though there are some
+	tries int         // times that nothing came for too long, though the connection is the same
 
 	reportedAt time.Duration // when the publisher was told last how far this is
 
@@ -100,9 +135,9 @@ type Transfer struct {
 	pulling  bool // nothing more will be pushed, as far as we can tell
 }
 
-// newTransfer begins to receive a version into a buffer of announce.Bytes bytes.
+// newTransfer begins to receive a version, or a patch to it, into a buffer of its size.
 func newTransfer(announce *Announce, layout *Layout, buffer []byte, now time.Duration, timing *Timing) *Transfer {
-	plan := Plan{announce.Bytes, announce.ChunkBytes}
+	plan := Plan{int64(len(buffer)), announce.ChunkBytes}
 	return &Transfer{
 		Announce: announce, Layout: layout, Buffer: buffer, Key: Key{announce.Epoch, announce.Version},
 		plan: plan, states: make([]byte, plan.Count()), crcs: make([]uint32, plan.Count()),
@@ -112,47 +147,68 @@ func newTransfer(announce *Announce, layout *Layout, buffer []byte, now time.Dur
 
 func (t *Transfer) count() int { return len(t.states) }
 
+// by names the patch that arrives; nil: it is the version.
+func (t *Transfer) by() *PatchID {
+	if t.patch == nil {
+		return nil
+	}
+	return &t.patch.PatchID
+}
+
+// speaks tells whether what names this patch, or none, speaks of what arrives. (D9)
+func (t *Transfer) speaks(patch *PatchID) bool {
+	if t.patch == nil || patch == nil {
+		return t.patch == nil && patch == nil
+	}
+	return t.patch.PatchID == *patch
+}
+
+// hopeless tells whether nothing of a patch comes, though it was asked for again and again.
+func (t *Transfer) hopeless() bool { return t.patch != nil && t.job == nil && t.tries >= PatchTries }
+
 func (t *Transfer) complete() bool { return t.Here == int64(t.count()) && t.Digest != "" }
 
 // add takes a chunk and returns whether it is new and sound. A chunk that is neither is ignored.
 // lease is the one that its payload was received into, if there was one.
-func (t *Transfer) add(chunk *Chunk, payload []byte, lease *Lease, now time.Duration, pushed bool) bool {
-	if chunk.Index >= int64(t.count()) {
+func (t *Transfer) add(number int64, p proof, payload []byte, lease *Lease, now time.Duration, pushed bool) bool {
+	if number >= int64(t.count()) {
 		return false
 	}
-	index := int(chunk.Index)
+	index, crc, sound := int(number), uint32(0), false
 	if pushed && index >= t.pushed { // W10
 		t.pushed = index + 1
 	}
-	if lease != nil && lease.owner == t && !lease.over && lease.index == chunk.Index {
+	if lease != nil && lease.owner == t && !lease.over && lease.index == number {
 		t.revoke(lease)
-		if lease.count != len(lease.view) || lease.crc != chunk.CRC {
+		if crc, sound = lease.take(p); !sound {
 			t.reject(index)
 			return false
 		}
-	} else if !t.copy(index, chunk.CRC, payload) { // W9
+	} else if crc, sound = t.copy(index, p, payload); !sound { // W9
 		return false
 	}
 	t.states[index] = here
-	t.crcs[index] = chunk.CRC
+	t.crcs[index] = crc
 	t.Here++
 	t.hear(now)
 	return true
 }
 
 // copy takes a payload that was received elsewhere.
-func (t *Transfer) copy(index int, crc uint32, payload []byte) bool {
+func (t *Transfer) copy(index int, p proof, payload []byte) (crc uint32, sound bool) {
 	if state := t.states[index]; state == here || state == lent || len(payload) == 0 {
-		return false
+		return 0, false
 	}
 	begin, end := t.plan.Span(int64(index))
-	if int64(len(payload)) != end-begin || CRC32C(payload) != crc {
-		t.reject(index)
-		return false
+	if int64(len(payload)) == end-begin {
+		crc, sound = p.take(t.Buffer[begin:end], payload)
 	}
-	copy(t.Buffer[begin:end], payload)
+	if !sound {
+		t.reject(index)
+		return 0, false
+	}
 	t.take(index)
-	return true
+	return crc, true
 }
 
 // take makes room in the window if the chunk was asked for.
@@ -162,18 +218,24 @@ func (t *Transfer) take(index int) {
 	}
 }
 
-// lend returns the place of a chunk of this size, to receive it there; nil if it has none.
-func (t *Transfer) lend(index int64, size int) *Lease {
-	if index >= int64(t.count()) || t.states[index] == here || t.states[index] == lent {
-		return nil
+// fits tells whether a chunk has this place, and this size.
+func (t *Transfer) fits(index int64, size int) bool {
+	if index >= int64(t.count()) {
+		return false
 	}
 	begin, end := t.plan.Span(index)
-	if int64(size) != end-begin {
+	return int64(size) == end-begin
+}
+
+// lend returns the place of a chunk of this size, to receive it there; nil if it has none. seal opens it.
+func (t *Transfer) lend(index int64, size int, seal *Opening) *Lease {
+	if !t.fits(index, size) || t.states[index] == here || t.states[index] == lent {
 		return nil
 	}
 	t.take(int(index))
 	t.states[index] = lent
-	lease := &Lease{view: t.Buffer[begin:end:end], owner: t, index: index}
+	begin, end := t.plan.Span(index)
+	lease := &Lease{view: t.Buffer[begin:end], seal: seal, owner: t, index: index} // what lies behind stays as it is
 	t.leases = append(t.leases, lease)
 	return lease
 }
@@ -218,6 +280,7 @@ func (t *Transfer) reject(index int) {
 
 // hear is patient in proportion to how long something took to arrive, for slow links.
 func (t *Transfer) hear(now time.Duration) {
+	t.tries = 0
 	t.gap = longer(now-t.heardAt, t.gap*7/8)
 	t.patience = longer(t.timing.Patience, 4*t.gap) // W32
 	if t.patience > t.timing.PatienceMax {
@@ -255,6 +318,9 @@ func (t *Transfer) unread() { t.Here, t.states, t.cursor = 0, make([]byte, t.cou
 
 // wants returns what to fetch now; a Fetch of no chunks asks for announcement and end.
 func (t *Transfer) wants(now time.Duration) []Message {
+	if t.job != nil {
+		return nil
+	}
 	for _, lease := range t.leases {
 		if lease.count > lease.seen {
 			lease.seen, t.heardAt = lease.count, now
@@ -265,6 +331,7 @@ func (t *Transfer) wants(now time.Duration) []Message {
 		t.pulling = true
 	}
 	if silent >= t.patience { // W12, W32
+		t.tries++
 		t.askAgain(now)
 		t.patience *= 2
 		if t.patience > t.timing.PatienceMax {
@@ -283,8 +350,12 @@ func (t *Transfer) wants(now time.Duration) []Message {
 }
 
 func (t *Transfer) fetch(first, count int) Message {
-	return &Fetch{Model: t.Announce.Model, Epoch: t.Key.Epoch, Version: t.Key.Version,
-		First: int64(first), Count: int64(count)}
+	f := &Fetch{Model: t.Announce.Model, Epoch: t.Key.Epoch, Version: t.Key.Version,
+		First: int64(first), Count: int64(count), Patch: t.by()}
+	if count == 0 {
+		f.Unpatched = t.why // D10
+	}
+	return f
 }
 
 // ranges asks for missing chunks until the window is full.

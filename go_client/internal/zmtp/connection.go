@@ -2,6 +2,7 @@ package zmtp
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"time"
@@ -28,6 +29,16 @@ type Owner struct {
 	Closed   func(err error)                       // it broke by itself, or could not be made; called without the lock
 }
 
+// A HungUpError says that the other side has hung up in the handshake, without a word.
+type HungUpError struct{ Err error }
+
+func (e *HungUpError) Error() string {
+	return "the other side hangs up in the handshake: " + e.Err.Error()
+}
+
+// Unwrap returns what the network says.
+func (e *HungUpError) Unwrap() error { return e.Err }
+
 // A Connection reaches for an endpoint until it is closed: it dials, reads, and after a failure
 // dials again, with a pause that doubles up to a second.
 type Connection struct {
@@ -40,6 +51,10 @@ type Connection struct {
 	stream  *Stream
 	conn    net.Conn // nil while there is none
 	topics  map[string]bool
+	ticket  []byte // what the next connection says first
+	shows   bool   // whether each must say such a thing,
+	barred  bool   // and there is none for want of it
+	shown   chan struct{}
 	heardAt time.Time
 	pinged  time.Time
 	since   time.Time
@@ -55,7 +70,7 @@ func Dial(network, address string, kind Kind, limits Limits, owner Owner) *Conne
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Connection{
 		owner: owner, kind: kind, limits: limits, network: network, address: address,
-		topics: map[string]bool{}, kick: make(chan struct{}, 1), cancel: cancel, hangUp: func() {},
+		topics: map[string]bool{}, kick: make(chan struct{}, 1), shown: make(chan struct{}, 1), cancel: cancel, hangUp: func() {},
 		done: make(chan struct{}),
 	}
 	go c.run(ctx)
@@ -84,6 +99,19 @@ func (c *Connection) Subscribe(topic string, on bool) {
 		c.flush()
 	}
 }
+
+// Show gives the next connection something to say before all else, which counts once: from now on there
+// is none without. nil: they need none.
+func (c *Connection) Show(ticket []byte) {
+	c.ticket, c.shows = ticket, ticket != nil
+	select {
+	case c.shown <- struct{}{}:
+	default:
+	}
+}
+
+// Barred tells whether there is no connection since there is nothing to show.
+func (c *Connection) Barred() bool { return c.barred }
 
 // Redial makes the connection anew, and at once: the one that there is may lead nowhere. What waits
 // to be sent is lost.
@@ -141,10 +169,17 @@ func (c *Connection) run(ctx context.Context) {
 	dialer := net.Dialer{Timeout: dialTimeout}
 	for pause := redialMin; ctx.Err() == nil; {
 		attempt := c.attempt(ctx)
+		if !c.admitted(attempt) {
+			continue
+		}
 		conn, err := dialer.DialContext(attempt, c.network, c.address)
 		opened := false
 		if err == nil {
 			opened, err = c.serve(attempt, conn)
+			var broken Error
+			if !opened && !errors.As(err, &broken) {
+				err = &HungUpError{err}
+			}
 		}
 		if opened {
 			pause = redialMin
@@ -173,6 +208,24 @@ func (c *Connection) attempt(ctx context.Context) context.Context {
 	return ctx
 }
 
+// admitted waits until there is something to show, if there must be; false: the attempt is over.
+func (c *Connection) admitted(attempt context.Context) bool {
+	for {
+		c.owner.Lock.Lock()
+		c.barred = c.shows && c.ticket == nil
+		barred := c.barred
+		c.owner.Lock.Unlock()
+		if !barred {
+			return true
+		}
+		select {
+		case <-attempt.Done():
+			return false
+		case <-c.shown:
+		}
+	}
+}
+
 // serve uses one connection until it breaks.
 func (c *Connection) serve(ctx context.Context, conn net.Conn) (opened bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -193,6 +246,7 @@ func (c *Connection) begin(conn net.Conn) {
 	c.owner.Lock.Lock()
 	defer c.owner.Lock.Unlock()
 	c.stream = NewStream(c.kind, c.limits, c.owner.Place)
+	c.stream.First, c.ticket = c.ticket, nil
 	for topic, on := range c.topics {
 		c.stream.Subscribe(topic, on)
 	}

@@ -3,6 +3,7 @@ package zmtp
 import (
 	"io"
 	"net"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -139,6 +140,40 @@ func TestAConnectionIsMadeAnewWhenAsked(t *testing.T) {
 	await(t, "opened", h.opened)
 	if len(h.closed) != 0 {
 		t.Fatalf("told as broken: %v", <-h.closed)
+	}
+}
+
+// What is to be shown comes first, and counts once: without another there is no other connection.
+func TestAConnectionShowsItsTicketFirst(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &heard{opened: make(chan struct{}, 9), closed: make(chan error, 99), place: wanted}
+	h.Lock()
+	c := Dial("tcp", listener.Addr().String(), Dealer, testLimits, h.owner())
+	t.Cleanup(func() { listener.Close(); c.Close(0); c.Wait() })
+	c.Subscribe("topic", true)
+	for _, ticket := range []string{"\x03one", "\x03two"} {
+		c.Show([]byte(ticket))
+		h.Unlock()
+		p := accept(t, listener)
+		_, first := p.frame()
+		if _, then := p.frame(); first != ticket || then != "\x01topic" {
+			t.Fatalf("%q, then %q", first, then)
+		}
+		_ = p.conn.Close()
+		await(t, "closed", h.closed)
+		for h.Lock(); !c.Barred(); h.Lock() {
+			h.Unlock()
+			runtime.Gosched()
+		}
+	}
+	c.Redial()
+	c.Show(nil)
+	h.Unlock()
+	if _, first := accept(t, listener).frame(); first != "\x01topic" {
+		t.Fatalf("%q", first)
 	}
 }
 

@@ -1,5 +1,5 @@
-// Package zmtp speaks the connecting side of ZMTP 3 (ZeroMQ RFC 23, NULL security) for the two
-// sockets of a worker: a DEALER and a SUB.
+// Package zmtp speaks the connecting side of ZMTP 3 (ZeroMQ RFC 23) for the two sockets of a worker: a
+// DEALER and a SUB, without security (NULL), or with that of RFC 26 (CURVE).
 //
 // A ZeroMQ library receives each message into memory of its own: fresh pages to touch, a
 // hand-over between threads, and a copy to where the bytes belong, which together cost more than
@@ -24,6 +24,7 @@ const (
 	scratchBytes = 8192 // read ahead; of a payload, at most so much is copied twice
 	framesMax    = 8    // of a message; a later protocol may have more than one payload
 	commandMax   = 4096 // bytes of a command: READY with its properties is the longest
+	roomBehind   = 16   // bytes of memory behind a payload, for the tag of whoever opens it
 )
 
 // A Kind is a type of socket.
@@ -31,12 +32,13 @@ type Kind struct {
 	Name    string // as READY says it
 	Payload int    // the index of a message's payload: before it stand topic and header, or the header
 	Peers   string // what may be at the other end
+	Keys    *Keys  // nil: there is no security
 }
 
 // Dealer and Sub are the sockets of a worker.
 var (
-	Dealer = Kind{"DEALER", 1, "ROUTER"}
-	Sub    = Kind{"SUB", 2, "PUB XPUB"}
+	Dealer = Kind{"DEALER", 1, "ROUTER", nil}
+	Sub    = Kind{"SUB", 2, "PUB XPUB", nil}
 )
 
 // Limits are the bytes that a frame may have, as ZMQ_MAXMSGSIZE bounds them.
@@ -65,7 +67,7 @@ type state int
 
 const (
 	greeting state = iota // nothing is known of the other side
-	ready                 // its greeting is here, its READY is not
+	ready                 // its greeting is here, its READY is not (of CURVE: nor what comes before that)
 	open
 )
 
@@ -77,14 +79,18 @@ const (
 //	a frame:  ┌───────┬──────────────┬──── ··· ────┐   flags: 1 more follow, 2 long size, 4 command
 //	          │ flags │ size, 1 or 8 │    body     │
 //	          └───────┴──────────────┴──── ··· ────┘
+//
+// With CURVE a frame carries a frame, whose flags are inside (curve.go).
 type Stream struct {
 	Outgoing []byte
-	Held     bool // a payload in the scratch waits until the messages before it are dealt with
+	Held     bool   // a payload in the scratch waits until the messages before it are dealt with
+	First    []byte // a message to say before all others
 
 	kind    Kind
 	limits  Limits
 	place   func(frames [][]byte, size int) Place
 	state   state
+	curve   *curve // nil: there is no security
 	scratch [scratchBytes]byte
 	have    int // bytes in the scratch
 	message Message
@@ -105,11 +111,20 @@ type body struct {
 // size, and says where it goes; nil: nowhere, the frame is then empty.
 func NewStream(kind Kind, limits Limits, place func(frames [][]byte, size int) Place) *Stream {
 	s := &Stream{kind: kind, limits: limits, place: place, topics: map[string]bool{}}
-	mechanism := make([]byte, 20)
-	copy(mechanism, "NULL")
+	if kind.Keys != nil {
+		s.curve = &curve{keys: kind.Keys}
+	}
+	// Signature and version; the rest once the other side's mechanism is known: libzmq hangs up on one that is
+	// not its own before it has told that.
 	s.Outgoing = append(s.Outgoing, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 0)
-	s.Outgoing = append(append(s.Outgoing, mechanism...), make([]byte, 32)...)
 	return s
+}
+
+func (s *Stream) mechanism() string {
+	if s.kind.Keys != nil {
+		return "CURVE"
+	}
+	return "NULL"
 }
 
 // Open tells whether messages can be sent.
@@ -118,7 +133,7 @@ func (s *Stream) Open() bool { return s.state == open }
 // Send sends a message of one frame. It is lost if the connection is not open.
 func (s *Stream) Send(frame []byte) {
 	if s.state == open {
-		s.frame(0, frame)
+		s.say(0, frame)
 	}
 }
 
@@ -126,7 +141,7 @@ func (s *Stream) Send(frame []byte) {
 // may give the connection up.
 func (s *Stream) Ping(ttl uint16) {
 	if s.state == open {
-		s.frame(flagCommand, []byte{4, 'P', 'I', 'N', 'G', byte(ttl >> 8), byte(ttl)})
+		s.say(flagCommand, []byte{4, 'P', 'I', 'N', 'G', byte(ttl >> 8), byte(ttl)})
 	}
 }
 
@@ -146,7 +161,16 @@ func (s *Stream) subscription(topic string, on bool) {
 	if on {
 		first = 1
 	}
-	s.frame(0, append([]byte{first}, topic...))
+	s.say(0, append([]byte{first}, topic...))
+}
+
+// say sends a frame of its own, once the connection is open.
+func (s *Stream) say(flags byte, body []byte) {
+	if s.curve == nil {
+		s.frame(flags, body)
+		return
+	}
+	s.frame(0, s.curve.message(flags, body))
 }
 
 func (s *Stream) frame(flags byte, body []byte) {
@@ -270,6 +294,9 @@ func (s *Stream) size(flags byte, digits []byte) (int, error) {
 	} else if s.isPayload(flags) {
 		most = s.limits.Payload
 	}
+	if s.encrypted() {
+		most += overheadBytes
+	}
 	if size > uint64(most) {
 		return 0, Error(fmt.Sprintf("a frame of %d bytes; at most %d are taken", size, most))
 	}
@@ -283,15 +310,44 @@ func (s *Stream) greet(in []byte) (int, error) {
 	if in[0] != 0xff || in[9] != 0x7f || in[10] < 3 {
 		return 0, Error("the other side does not speak ZMTP 3")
 	}
-	if mechanism := bytes.TrimRight(in[12:32], "\x00"); string(mechanism) != "NULL" {
-		return 0, Error(fmt.Sprintf("the other side asks for %q security; this worker has none", mechanism))
+	if err := s.agrees(string(bytes.TrimRight(in[12:32], "\x00"))); err != nil {
+		return 0, err
 	}
 	s.state = ready
-	body := append([]byte("\x05READY\x0bSocket-Type\x00\x00\x00"), byte(len(s.kind.Name)))
-	body = append(append(body, s.kind.Name...), "\x08Identity\x00\x00\x00\x00"...)
-	s.frame(flagCommand, body)
-	return 64, nil
+	mechanism := make([]byte, 20+32)
+	copy(mechanism, s.mechanism())
+	s.Outgoing = append(s.Outgoing, mechanism...)
+	if s.curve == nil {
+		s.frame(flagCommand, append([]byte("\x05READY"), s.metadata()...))
+		return 64, nil
+	}
+	hello, err := s.curve.hello()
+	if err == nil {
+		s.frame(flagCommand, hello)
+	}
+	return 64, err
 }
+
+// agrees holds the other side's mechanism against ours. There is no other way to connect. (K1)
+func (s *Stream) agrees(mechanism string) error {
+	switch {
+	case mechanism == s.mechanism():
+		return nil
+	case mechanism == "CURVE":
+		return NoKeysHere
+	case s.curve != nil && mechanism == "NULL":
+		return NoKeysThere
+	}
+	return Error(fmt.Sprintf("the other side asks for %q security; this one speaks %s", mechanism, s.mechanism()))
+}
+
+func (s *Stream) metadata() []byte {
+	out := append([]byte("\x0bSocket-Type\x00\x00\x00"), byte(len(s.kind.Name)))
+	return append(append(out, s.kind.Name...), "\x08Identity\x00\x00\x00\x00"...)
+}
+
+// encrypted tells whether frames are carried inside others.
+func (s *Stream) encrypted() bool { return s.curve != nil && s.state == open }
 
 func (s *Stream) isPayload(flags byte) bool {
 	return flags&flagCommand == 0 && len(s.message.Frames) >= s.kind.Payload
@@ -300,8 +356,8 @@ func (s *Stream) isPayload(flags byte) bool {
 // begin finds a place for a frame that the scratch does not hold, of which these bytes are here.
 func (s *Stream) begin(flags byte, size int, in []byte) {
 	b := &body{flags: flags, missing: size}
-	if !s.isPayload(flags) {
-		b.own = make([]byte, size)
+	if s.encrypted() || !s.isPayload(flags) {
+		b.own = make([]byte, size, size+roomBehind)
 	} else if len(s.message.Frames) == s.kind.Payload && s.state == open {
 		b.place = s.place(s.message.Frames, size)
 	}
@@ -318,6 +374,12 @@ func (s *Stream) begin(flags byte, size int, in []byte) {
 
 // take takes a frame that is complete.
 func (s *Stream) take(flags byte, frame []byte, place Place, messages []Message) ([]Message, error) {
+	if s.encrypted() {
+		var err error
+		if flags, frame, err = s.curve.carried(frame); err != nil {
+			return messages, err
+		}
+	}
 	if flags&flagCommand != 0 {
 		return messages, s.command(frame)
 	}
@@ -339,33 +401,68 @@ func (s *Stream) take(flags byte, frame []byte, place Place, messages []Message)
 }
 
 func (s *Stream) command(in []byte) error {
-	if len(in) == 0 || len(in) < 1+int(in[0]) {
+	name, rest, ok := named(in)
+	if !ok {
 		return Error("a command without a name")
 	}
-	name, rest := string(in[1:1+in[0]]), in[1+in[0]:]
 	switch {
-	case name == "READY" && s.state == ready:
-		if peer := property(rest, "Socket-Type"); !strings.Contains(s.kind.Peers, peer) {
-			return Error(fmt.Sprintf("a %.40s is at the other end, not a %s: is this the right port?", peer, s.kind.Peers))
-		}
-		s.state = open
-		for topic, on := range s.topics {
-			if on {
-				s.subscription(topic, true)
-			}
-		}
-	case name == "PING" && s.state == open && len(rest) >= 2 && len(rest) <= 2+16:
-		s.frame(flagCommand, append([]byte("\x04PONG"), rest[2:]...))
+	case name == "ERROR" && s.curve != nil && string(rest) == denied:
+		return NotAllowed
 	case name == "ERROR":
 		return Error(fmt.Sprintf("the other side says %.100q", rest))
+	case s.curve != nil && s.state == ready:
+		return s.handshake(name, rest)
+	case name == "READY" && s.state == ready:
+		return s.opens(rest)
+	case name == "PING" && s.state == open && len(rest) >= 2 && len(rest) <= 2+16:
+		s.say(flagCommand, append([]byte("\x04PONG"), rest[2:]...))
 	}
 	return nil // PONG, and what later versions may have
 }
 
+// handshake takes the server's commands of CURVE.
+func (s *Stream) handshake(name string, rest []byte) error {
+	switch name {
+	case "WELCOME":
+		initiate, err := s.curve.initiate(rest, s.metadata())
+		if err == nil {
+			s.frame(flagCommand, initiate)
+		}
+		return err
+	case "READY":
+		metadata, err := s.curve.ready(rest)
+		if err == nil {
+			err = s.opens(metadata)
+		}
+		return err
+	}
+	return Error(fmt.Sprintf("%.20q where CURVE has WELCOME and READY", name))
+}
+
+// opens takes the other side's metadata: from now on there are messages.
+func (s *Stream) opens(metadata []byte) error {
+	if peer := property(metadata, "Socket-Type"); !strings.Contains(s.kind.Peers, peer) {
+		return Error(fmt.Sprintf("a %.40s is at the other end, not a %s: is this the right port?", peer, s.kind.Peers))
+	}
+	s.state = open
+	if s.First != nil {
+		s.say(0, s.First)
+	}
+	for topic, on := range s.topics {
+		if on {
+			s.subscription(topic, true)
+		}
+	}
+	return nil
+}
+
 // property returns a value of READY's metadata, "" if it is not there.
 func property(in []byte, name string) string {
-	for len(in) > 0 && len(in) > int(in[0])+4 {
-		key, rest := string(in[1:1+in[0]]), in[1+in[0]:]
+	for {
+		key, rest, ok := named(in)
+		if !ok || len(rest) < 4 {
+			return ""
+		}
 		size := uint64(binary.BigEndian.Uint32(rest))
 		if size > uint64(len(rest)-4) {
 			return ""
@@ -375,7 +472,18 @@ func property(in []byte, name string) string {
 		}
 		in = rest[4+size:]
 	}
-	return ""
+}
+
+// named returns a name of at most 255 bytes, before which stands how many, and what follows it.
+func named(in []byte) (name string, rest []byte, ok bool) {
+	if len(in) == 0 {
+		return "", nil, false
+	}
+	end := 1 + int(in[0])
+	if end > len(in) {
+		return "", nil, false
+	}
+	return string(in[1:end]), in[end:], true
 }
 
 func (b *body) room() []byte {

@@ -224,6 +224,23 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// A name may have 255 bytes, which with the byte before it are more than a byte counts.
+func TestTheLongestNames(t *testing.T) {
+	name := "\xff" + strings.Repeat("n", 255)
+	for _, kind := range []Kind{Dealer, keyed(newServer().public)} {
+		s := NewStream(kind, testLimits, wanted)
+		in := append(greetingOf(s.mechanism()), frameOf(flagCommand, []byte(name))...)
+		if _, err := receive(s, in, all); (err != nil) != (kind.Keys != nil) {
+			t.Fatal(err)
+		}
+	}
+	ready := append([]byte("\x05READY"+name+"\x00\x00\x00\x01v"), readyOf("ROUTER")[2+6:]...)
+	s := NewStream(Dealer, testLimits, wanted)
+	if _, err := receive(s, append(greetingOf("NULL"), frameOf(flagCommand, ready)...), all); err != nil || !s.Open() {
+		t.Fatal(err)
+	}
+}
+
 func TestAPayloadThatIsCutOffIsCancelled(t *testing.T) {
 	place := &memory{bytes: make([]byte, 10000)}
 	s := opened(t, Dealer, func([][]byte, int) Place { return place })

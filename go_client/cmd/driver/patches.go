@@ -1,0 +1,116 @@
+package main
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/weightbus/weightbus/go_client/internal/wbp"
+)
+
+// A run is some bytes, and how often they are repeated.
+type run struct {
+	bytes []byte
+	times int
+}
+
+func (r *run) UnmarshalJSON(text []byte) error {
+	var digits string
+	if err := json.Unmarshal(text, &[]interface{}{&digits, &r.times}); err != nil {
+		return err
+	}
+	found, err := hex.DecodeString(digits)
+	r.bytes = found
+	return err
+}
+
+func deltas(t table) error {
+	var cases []struct {
+		Name          string
+		Layout, Patch source
+		Base          []run
+	}
+	if err := t.read(&cases); err != nil {
+		return err
+	}
+	for i, c := range cases {
+		header, err := t.bytes(c.Layout)
+		if err != nil {
+			return err
+		}
+		layout, err := wbp.ParseLayout(header)
+		if err != nil {
+			return err
+		}
+		text, err := t.bytes(c.Patch)
+		if err != nil {
+			return err
+		}
+		var base []byte
+		for _, r := range c.Base {
+			base = append(base, bytes.Repeat(r.bytes, r.times)...)
+		}
+		t.tell(c.Name, i, patched(c.Name, layout, base, text))
+	}
+	return nil
+}
+
+func patched(name string, layout *wbp.Layout, base, text []byte) object {
+	data := append([]byte{}, base...)
+	patch, err := wbp.ParsePatch(layout, text)
+	if err == nil {
+		err = patch.Apply(data, "")
+	}
+	switch {
+	case err == nil:
+		return object{"ok": object{"digest": wbp.DigestOf(layout.ID, data, 1<<12)}}
+	case bytes.Equal(data, base) || name == "another target": // which is found out last
+		return object{"error": "patch"}
+	}
+	return object{"error": err.Error() + ", but bytes have changed"}
+}
+
+// patching says how long a patch takes, for benchmarks/deltas.py: for the blocks alone, and with the digest
+// of the target, at best.
+func patching(folder string, rest []string) error {
+	if len(rest) != 1 {
+		return errors.New("usage: driver patching DIR ROUNDS")
+	}
+	rounds, err := strconv.Atoi(rest[0])
+	var files [3][]byte
+	for i, name := range []string{"layout", "base", "patch"} {
+		if err == nil {
+			files[i], err = os.ReadFile(filepath.Join(folder, name))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	layout, err := wbp.ParseLayout(files[0])
+	if err != nil {
+		return err
+	}
+	best := map[bool]float64{true: math.Inf(1), false: math.Inf(1)}
+	for round := 0; round < 2*rounds; round++ {
+		digest, data := round%2 > 0, append([]byte{}, files[1]...)
+		begun := time.Now()
+		patch, err := wbp.ParsePatch(layout, files[2])
+		if err == nil && digest {
+			err = patch.Apply(data, patch.Base)
+		} else if err == nil {
+			err = patch.Put(data)
+		}
+		if err != nil {
+			return err
+		}
+		best[digest] = math.Min(best[digest], time.Since(begun).Seconds())
+	}
+	print(object{"blocks": best[false], "digest": best[true]})
+	return nil
+}

@@ -1,0 +1,311 @@
+package wbp
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+)
+
+// Of a patch (encoding delta-1), of which docs/DELTA.md defines every byte.
+const (
+	patchMagic       = "WBDELTA1"
+	patchHeaderBytes = 120
+	blockElements    = 1 << 18
+	groupBlocks      = 16
+	entryBytesMax    = 4
+	patchKept        = 8       // changes are kept up to so small a part of the data section
+	wantedBytes      = 4 << 20 // are copied at most before the next look at whether the patch is wanted: a millisecond or so
+)
+
+var errUnwanted = errors.New("nobody wants it any more")
+
+// What is known of elements.
+type elementKind int
+
+const (
+	plainKind   elementKind = iota
+	integerKind             // they have 16 bits
+	bf16Kind                // and an exponent
+	f16Kind
+)
+
+var elementKinds = map[string]elementKind{"I16": integerKind, "U16": integerKind, "BF16": bf16Kind, "F16": f16Kind}
+
+type blockMode int
+
+const (
+	unchangedBlock blockMode = iota
+	steppedBlock
+	overwrittenBlock
+	rawBlock
+)
+
+// A block is so many elements of one dtype, end to end: bytes begin to end of the data section.
+type block struct {
+	begin, end int64
+	width      int64 // bytes of an element; 1 where it has fewer bits
+	kind       elementKind
+}
+
+func (b block) fail(err error) error { return fmt.Errorf("the block at byte %d: %w", b.begin, err) }
+
+// A patchPart is what a patch says of a block that changes.
+type patchPart struct {
+	block
+	mode  blockMode
+	body  []byte
+	table *stepTable // nil but for steps
+}
+
+// A Patch turns one version into another of the same layout, bit for bit.
+type Patch struct {
+	LayoutID     string
+	Bytes        int64 // of the data section
+	ChunkBytes   int64 // by which both digests are computed
+	Base, Target string
+	parts        []patchPart
+	wanted       func() bool // whether it is to be applied to the end still
+}
+
+// ParsePatch reads a patch, and checks whatever can be checked without the base.
+func ParsePatch(layout *Layout, data []byte) (*Patch, error) {
+	p, err := parsePatchHeader(data)
+	if err != nil {
+		return nil, err
+	}
+	if p.LayoutID != layout.ID || p.Bytes != layout.Bytes {
+		return nil, fmt.Errorf("a patch for the layout %.12s of %d bytes; here is %.12s of %d", p.LayoutID, p.Bytes,
+			layout.ID, layout.Bytes)
+	}
+	rest := data[patchHeaderBytes:]
+	for _, whole := range stretches(layout) {
+		for _, group := range whole.cut(groupBlocks * blockElements) {
+			if rest, err = p.parseGroup(group.cut(blockElements), rest); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if len(rest) > 0 {
+		return nil, fmt.Errorf("%d bytes follow behind the last block of a patch", len(rest))
+	}
+	return p, nil
+}
+
+func parsePatchHeader(data []byte) (*Patch, error) {
+	if len(data) < patchHeaderBytes || string(data[:8]) != patchMagic {
+		return nil, fmt.Errorf("%d bytes that begin with %.8q are no patch; one has at least %d that begin with %q",
+			len(data), data, patchHeaderBytes, patchMagic)
+	}
+	flags, chunk := binary.LittleEndian.Uint32(data[8:]), binary.LittleEndian.Uint32(data[12:])
+	size := binary.LittleEndian.Uint64(data[16:])
+	if flags != 0 {
+		return nil, fmt.Errorf("the patch has flags %#x; none are known here", flags)
+	}
+	if size > IntegerMax || chunk < 1 || chunk > ChunkBytesMax || (Plan{int64(size), int64(chunk)}).Count() > ChunksMax {
+		return nil, fmt.Errorf("digests of %d bytes by chunks of %d; 1 to %d are allowed, and %d chunks", size, chunk,
+			ChunkBytesMax, ChunksMax)
+	}
+	return &Patch{hex.EncodeToString(data[24:56]), int64(size), int64(chunk), hex.EncodeToString(data[56:88]),
+		hex.EncodeToString(data[88:120]), nil, func() bool { return true }}, nil
+}
+
+// stretches returns tensors of one dtype that lie next to each other as one block.
+func stretches(layout *Layout) []block {
+	var found []block
+	dtype := ""
+	for i := range layout.Tensors {
+		spec := &layout.Tensors[i]
+		if spec.Begin == spec.End {
+			continue
+		}
+		if spec.DType != dtype {
+			dtype = spec.DType
+			width := dtypeBits[dtype] / 8
+			if width == 0 {
+				width = 1
+			}
+			found = append(found, block{spec.Begin, spec.End, width, elementKinds[dtype]})
+		}
+		found[len(found)-1].end = spec.End
+	}
+	return found
+}
+
+// cut returns the parts of so many elements, the last of which has what is left.
+func (b block) cut(elements int64) []block {
+	var parts []block
+	for begin := b.begin; begin < b.end; begin += elements * b.width {
+		part := block{begin, begin + elements*b.width, b.width, b.kind}
+		if part.end > b.end {
+			part.end = b.end
+		}
+		parts = append(parts, part)
+	}
+	return parts
+}
+
+// parseGroup reads a group, and returns what is behind it.
+func (p *Patch) parseGroup(group []block, rest []byte) ([]byte, error) {
+	var table *stepTable
+	var modes [groupBlocks]blockMode
+	var sizes [groupBlocks]int64
+	stepped := false
+	for i, b := range group {
+		var err error
+		if modes[i], sizes[i], rest, err = b.parseEntry(rest); err != nil {
+			return nil, b.fail(err)
+		}
+		stepped = stepped || modes[i] == steppedBlock
+	}
+	if stepped {
+		var err error
+		if table, rest, err = parseStepTable(rest, group[0].kind); err != nil {
+			return nil, group[0].fail(err)
+		}
+	}
+	for i, b := range group {
+		if sizes[i] > int64(len(rest)) {
+			return nil, b.fail(fmt.Errorf("its body has %d bytes, of which %d are there", sizes[i], len(rest)))
+		}
+		if modes[i] != unchangedBlock {
+			p.parts = append(p.parts, patchPart{b, modes[i], rest[:sizes[i]], table})
+		}
+		rest = rest[sizes[i]:]
+	}
+	return rest, nil
+}
+
+// parseEntry reads the mode of a block and the bytes of its body, and returns what is behind them.
+func (b block) parseEntry(rest []byte) (blockMode, int64, []byte, error) {
+	value := 0
+	for i := 0; i < entryBytesMax; i++ {
+		if i >= len(rest) {
+			return 0, 0, nil, fmt.Errorf("the patch ends in its entry")
+		}
+		value |= int(rest[i]&127) << (7 * i)
+		if i > 0 && rest[i] == 0 {
+			return 0, 0, nil, fmt.Errorf("its entry is longer than it need be")
+		}
+		if rest[i] < 128 {
+			mode, size := blockMode(value&3), int64(value>>2)
+			return mode, size, rest[i+1:], b.check(mode, size)
+		}
+	}
+	return 0, 0, nil, fmt.Errorf("its entry has more than %d bytes", entryBytesMax)
+}
+
+func (b block) check(mode blockMode, size int64) error {
+	least, most := int64(1), b.end-b.begin-1
+	switch mode {
+	case unchangedBlock:
+		least, most = 0, 0
+	case steppedBlock:
+		if b.kind == plainKind {
+			return fmt.Errorf("it has steps, but not elements of 16 bits")
+		}
+	case rawBlock:
+		least, most = b.end-b.begin, b.end-b.begin
+	}
+	if size < least || size > most {
+		return fmt.Errorf("its body (mode %d) has %d bytes; %d to %d are allowed", mode, size, least, most)
+	}
+	return nil
+}
+
+// Apply turns the base into the target. Its digest may be known, else it is "". If this is not the base, or
+// a block is malformed, not a byte has changed; if the result is not the target, or nobody wants it any more, it is of
+// no use.
+func (p *Patch) Apply(data []byte, digest string) error {
+	if digest == "" {
+		digest = DigestWhile(p.LayoutID, data, p.ChunkBytes, p.wanted)
+	}
+	if !p.wanted() {
+		return errUnwanted
+	}
+	if digest != p.Base {
+		return fmt.Errorf("the patch is for the base %.12s, not %.12s", p.Base, digest)
+	}
+	if err := p.Put(data); err != nil {
+		return err
+	}
+	if made := DigestWhile(p.LayoutID, data, p.ChunkBytes, p.wanted); made != p.Target {
+		return fmt.Errorf("the patch leads to %.12s, and says %.12s", made, p.Target)
+	}
+	return nil
+}
+
+// Put changes all blocks, or none if one is malformed; some, if nobody wants it any more. It looks at no digest: Apply
+// does.
+func (p *Patch) Put(data []byte) error {
+	if int64(len(data)) != p.Bytes {
+		return fmt.Errorf("a patch for %d bytes, not for %d", p.Bytes, len(data))
+	}
+	var kept, again changes
+	var ends [][2]int // of the changes that are kept, those of the first parts
+	d := &stepDecoder{}
+	for i := range p.parts {
+		if !p.wanted() {
+			return errUnwanted
+		}
+		part, into := &p.parts[i], &kept
+		if kept.bytes() > len(data)/patchKept {
+			into = &again
+			again.clear()
+		}
+		if err := part.decode(data, d, into); err != nil {
+			return part.fail(err)
+		}
+		if into == &kept {
+			ends = append(ends, [2]int{len(kept.at), len(kept.values)})
+		}
+	}
+	begin := [2]int{}
+	for i := range p.parts {
+		if !p.wanted() {
+			return errUnwanted
+		}
+		part := &p.parts[i]
+		if i < len(ends) {
+			part.write(changes{kept.at[begin[0]:ends[i][0]], kept.values[begin[1]:ends[i][1]]}, data)
+			begin = ends[i]
+			continue
+		}
+		again.clear()
+		if err := part.decode(data, d, &again); err != nil {
+			return part.fail(err) // never: it was right before, and no other block is its base
+		}
+		part.write(again, data)
+	}
+	return nil
+}
+
+// decode appends what changes in the block.
+func (part *patchPart) decode(data []byte, d *stepDecoder, to *changes) error {
+	switch part.mode {
+	case steppedBlock:
+		return d.read(part.body, part.table, data[part.begin:part.end], part.kind, to)
+	case overwrittenBlock:
+		return readOverwritten(part.body, int(part.width), int((part.end-part.begin)/part.width), to)
+	}
+	return nil
+}
+
+// write puts what was decoded into the block.
+func (part *patchPart) write(c changes, data []byte) {
+	to := data[part.begin:part.end]
+	switch part.mode {
+	case rawBlock:
+		copy(to, part.body)
+	case steppedBlock:
+		for i, at := range c.at {
+			binary.LittleEndian.PutUint16(to[2*at:], c.values[i])
+		}
+	case overwrittenBlock:
+		width := int(part.width)
+		elements := part.body[len(part.body)-width*len(c.at):]
+		for i, at := range c.at {
+			copy(to[int(at)*width:], elements[i*width:(i+1)*width])
+		}
+	}
+}

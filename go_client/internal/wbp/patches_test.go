@@ -1,0 +1,604 @@
+package wbp
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+const patchChunk = 250 // bytes: a version has two chunks, and a patch one
+
+// patchedVersion returns one of 30 bytes, which change, and 300, which do not.
+func patchedVersion(number int64, value byte) *published {
+	text := `{"x":{"dtype":"U8","shape":[30],"data_offsets":[0,30]},"y":{"dtype":"I8","shape":[300],"data_offsets":[30,330]}}`
+	layout := append([]byte{byte(len(text)), 0, 0, 0, 0, 0, 0, 0}, text...)
+	parsed, _ := ParseLayout(layout)
+	data := append(bytes.Repeat([]byte{value}, 30), make([]byte, 300)...)
+	a := Announce{Model: "m", Epoch: 7, Version: number, Layout: parsed.ID, LayoutBytes: int64(len(layout)), Bytes: 330,
+		ChunkBytes: patchChunk, Commit: "auto", Acknowledge: "applied", Encoding: "raw", Keep: true}
+	return &published{announce: a, layout: layout, data: data, digest: DigestOf(parsed.ID, data, patchChunk)}
+}
+
+// rawPatch returns a patch of blocks that are unchanged or whole.
+func rawPatch(layout *Layout, base, target []byte, chunk int64) []byte {
+	out := append([]byte(patchMagic), 0, 0, 0, 0)
+	out = binary.LittleEndian.AppendUint32(out, uint32(chunk))
+	out = binary.LittleEndian.AppendUint64(out, uint64(layout.Bytes))
+	for _, id := range []string{layout.ID, DigestOf(layout.ID, base, chunk), DigestOf(layout.ID, target, chunk)} {
+		raw, _ := hex.DecodeString(id)
+		out = append(out, raw...)
+	}
+	for _, whole := range stretches(layout) {
+		for _, group := range whole.cut(groupBlocks * blockElements) {
+			var bodies []byte
+			for _, b := range group.cut(blockElements) {
+				body := target[b.begin:b.end]
+				if bytes.Equal(base[b.begin:b.end], body) {
+					out = append(out, byte(unchangedBlock))
+					continue
+				}
+				out = binary.AppendUvarint(out, uint64(rawBlock)|uint64(len(body))<<2)
+				bodies = append(bodies, body...)
+			}
+			out = append(out, bodies...)
+		}
+	}
+	return out
+}
+
+// offer has a version offered by a patch on another.
+func (p *published) offer(base *published) *PatchID {
+	layout, _ := ParseLayout(p.layout)
+	patch := rawPatch(layout, base.data, p.data, p.announce.ChunkBytes)
+	id := PatchID{Delta, base.announce.Epoch, base.announce.Version}
+	p.announce.Patches = append(p.announce.Patches, PatchOffer{id, base.digest, int64(len(patch))})
+	p.patches = append(p.patches, patch)
+	return &id
+}
+
+// offerOf returns the offer of a patch; nil if there is none.
+func offerOf(a *Announce, id *PatchID) *PatchOffer {
+	for i := range a.Patches {
+		if id != nil && a.Patches[i].PatchID == *id {
+			return &a.Patches[i]
+		}
+	}
+	return nil
+}
+
+// A taker is a worker that takes patches, in a session, and what it wants done.
+type taker struct {
+	*Machine
+	t         *testing.T
+	vault     *vault // what seals; nil: nothing is sealed
+	now       time.Duration
+	asked     []*Fetch
+	jobs      []*Patching
+	ready     []*Version
+	said      []Message // but for fetches
+	unpatched []string
+	topics    map[string]bool
+	withdrawn bool // the publisher has no patches any more
+}
+
+func newTaker(t *testing.T, sealed bool) *taker {
+	k := &taker{Machine: fuzzedMachine(sealed), t: t, topics: map[string]bool{"m/dat": true}}
+	if sealed {
+		k.vault = newVault(1)
+		k.keyring.Begin(k.vault.told(), time.Hour)
+	}
+	return k
+}
+
+func (k *taker) holds() *holdings { return &k.slots["m"].holds }
+
+func (k *taker) do(effects []Effect) {
+	for _, effect := range effects {
+		switch effect := effect.(type) {
+		case Send:
+			if fetch, ok := effect.Message.(*Fetch); ok {
+				k.asked = append(k.asked, fetch)
+			} else {
+				k.said = append(k.said, effect.Message)
+			}
+		case Subscribe:
+			k.topics[effect.Topic] = effect.On
+		case DecodePatch:
+			k.jobs = append(k.jobs, effect.Job)
+		case Ready:
+			k.ready = append(k.ready, effect.Version)
+		case Unpatched:
+			k.unpatched = append(k.unpatched, effect.Why)
+		case Rejected:
+			k.t.Fatalf("%+v", effect)
+		}
+	}
+}
+
+// control lets a message arrive that speaks of a version, or not.
+func (k *taker) control(p *published, m Message, payload []byte) {
+	if k.vault != nil && p != nil {
+		m, payload = k.vault.answered(m, payload, &p.announce)
+	}
+	k.do(k.Receive(framesOf(m, payload), nil, k.now))
+}
+
+func (k *taker) published(p *published, m Message, payload []byte) {
+	if k.vault != nil {
+		m, payload = k.vault.published(m, payload, &p.announce)
+	}
+	k.do(k.ReceivePublished(append([][]byte{nil}, framesOf(m, payload)...), nil, k.now))
+}
+
+// decode decodes what is to be, and apply applies what is ready.
+func (k *taker) decode() {
+	for len(k.jobs) > 0 {
+		job := k.jobs[0]
+		k.jobs = k.jobs[1:]
+		k.do(k.Decoded(job, job.Run(), k.now))
+	}
+}
+
+func (k *taker) apply(p *published) {
+	k.t.Helper()
+	if len(k.ready) != 1 {
+		k.t.Fatalf("%d versions are ready, not version %d", len(k.ready), p.announce.Version)
+	}
+	v := k.ready[0]
+	k.ready = nil
+	_, _ = v.Copy(func(data []byte) {
+		if v.Key.Version != p.announce.Version || !bytes.Equal(data, p.data) {
+			k.t.Fatalf("version %d is not what was published", v.Key.Version)
+		}
+	})
+	k.Taken(v)
+	k.do(k.Machine.Applied(v, v.Digest, k.now))
+}
+
+// serve answers what was asked of a version, until that is applied; it returns how it came.
+func (k *taker) serve(p *published) string {
+	k.t.Helper()
+	for len(k.asked)+len(k.jobs) > 0 {
+		asked := k.asked
+		k.asked = nil
+		for _, f := range asked {
+			k.answer(p, f)
+		}
+		k.decode()
+	}
+	k.apply(p)
+	applied := k.said[len(k.said)-1].(*Applied)
+	if applied.Digest != p.digest || applied.Version != p.announce.Version {
+		k.t.Fatalf("%+v", applied)
+	}
+	if applied.Patch == nil {
+		return "raw"
+	}
+	return fmt.Sprintf("%s on %d", applied.Patch.Encoding, applied.Patch.Version)
+}
+
+func (k *taker) answer(p *published, f *Fetch) {
+	if f.Patch != nil && k.withdrawn {
+		k.control(nil, &Refuse{Code: CodeNoPatch, Text: "gone", Model: &f.Model, Epoch: f.Epoch, Version: f.Version}, nil)
+		return
+	}
+	for i := f.First; i < f.First+f.Count; i++ {
+		k.control(p, p.chunkOf(f.Patch, i), p.piece(f.Patch, i))
+	}
+	if f.Count == 0 {
+		k.control(p, p.announcement(), nil)
+		k.control(p, &End{"m", 7, p.announce.Version, p.digest, f.Patch}, nil)
+	}
+}
+
+// push publishes a version as a patch, or as it is, and returns how it came.
+func (k *taker) push(p *published, by *PatchID) string {
+	k.t.Helper()
+	k.published(p, p.announcement(), nil)
+	for i := int64(0); i*patchChunk < int64(len(p.bytes(by))); i++ {
+		k.published(p, p.chunkOf(by, i), p.piece(by, i))
+	}
+	k.published(p, &End{"m", 7, p.announce.Version, p.digest, by}, nil)
+	return k.serve(p)
+}
+
+// first has the first version run, fetched as a whole.
+func (k *taker) first() *published {
+	k.t.Helper()
+	p := patchedVersion(1, 1)
+	k.control(p, p.announcement(), p.layout)
+	if came := k.serve(p); came != "raw" || k.holds().base == nil || !k.topics["m/dat"] {
+		k.t.Fatalf("%s, %+v", came, k.topics)
+	}
+	return p
+}
+
+func (k *taker) expect(got, want string) {
+	k.t.Helper()
+	if got != want {
+		k.t.Fatalf("it came as %s, not %s", got, want)
+	}
+}
+
+func TestPatchesAreTaken(t *testing.T) {
+	for _, sealed := range []bool{false, true} {
+		k := newTaker(t, sealed)
+		one, two, three, four, five := k.first(), patchedVersion(2, 2), patchedVersion(3, 3), patchedVersion(4, 4), patchedVersion(5, 5)
+		k.expect(k.push(two, two.offer(one)), "delta-1 on 1") // it did not listen, and fetches
+		if k.topics["m/dat"] || !k.topics["m/dlt"] {
+			t.Fatalf("%v", k.topics)
+		}
+		by := three.offer(two)
+		k.published(three, three.announcement(), nil)
+		if len(k.asked) != 0 {
+			t.Fatal("what will be pushed is fetched")
+		}
+		k.expect(k.push(three, by), "delta-1 on 2")
+		four.offer(one) // is the first of them, and pushed
+		four.offer(three)
+		k.published(four, four.announcement(), nil)
+		if len(k.asked) != 2 {
+			t.Fatal("a patch that is not pushed is waited for")
+		}
+		k.expect(k.serve(four), "delta-1 on 3")
+		five.announce.Keep = false
+		k.expect(k.push(five, nil), "raw")
+		if !k.topics["m/dat"] || k.topics["m/dlt"] || k.holds().base != nil || k.holds().buffers.taken != 0 || len(k.unpatched) > 0 {
+			t.Fatalf("%v, %v", k.topics, k.unpatched)
+		}
+		k.Free()
+	}
+}
+
+func TestWhyAVersionIsNotPatched(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(k *taker, two *published)
+		says   string
+	}{
+		"its bytes were not kept": {func(k *taker, _ *published) { k.holds().rebase(nil) }, "version 1 of epoch 7 runs here, and its bytes were not kept; there are patches on 1"},
+		"another digest":          {func(_ *taker, p *published) { p.announce.Patches[0].Digest = p.digest }, "runs here; there are patches on 1"},
+		"another version":         {func(_ *taker, p *published) { p.announce.Patches[0].Version = 9 }, "there are patches on 9"},
+		"another epoch":           {func(_ *taker, p *published) { p.announce.Patches[0].Epoch = 6 }, "there are patches on 1"},
+		"another encoding":        {func(_ *taker, p *published) { p.announce.Patches[0].Encoding = "delta-2" }, "there are patches on 1"},
+		"larger than the version": {func(_ *taker, p *published) { p.announce.Patches[0].Bytes = 331 }, "there are patches on 1"},
+		"another layout": {func(k *taker, _ *published) {
+			other := *k.holds().base.layout
+			other.ID = "x"
+			k.holds().base.layout = &other
+		}, "there are patches on 1"},
+		"nothing runs":          {func(k *taker, _ *published) { k.holds().move(k.holds().at(running), torn); k.holds().rebase(nil) }, "nothing runs here, and its bytes were not kept"},
+		"patches are not taken": {func(k *taker, _ *published) { k.slots["m"].patches = false }, ""},
+		"there are none":        {func(_ *taker, p *published) { p.announce.Patches = nil }, ""},
+		"it is in the announcement": {func(_ *taker, p *published) {
+			p.announce.Whole, p.announce.ChunkBytes = &Whole{CRC32C(p.data), p.digest}, 1000
+		}, ""},
+	} {
+		k := newTaker(t, false)
+		one, two := k.first(), patchedVersion(2, 2)
+		two.offer(one)
+		var payload []byte
+		if c.change(k, two); two.announce.Whole != nil {
+			payload = append([]byte{1}, two.data[1:]...) // damaged: it is fetched
+		}
+		k.control(two, two.announcement(), payload)
+		if len(k.asked) == 0 {
+			t.Errorf("%s: it is not fetched", name)
+		}
+		var why []string
+		for _, f := range k.asked {
+			if f.Patch != nil {
+				t.Errorf("%s: %+v", name, f)
+			}
+			if f.Count == 0 {
+				why = append(why, f.Unpatched)
+			}
+		}
+		if two.announce.Whole == nil && (len(why) != 1 || !strings.Contains(why[0], c.says) || c.says == "" && why[0] != "") {
+			t.Errorf("%s: %q", name, why)
+		}
+	}
+}
+
+// Whatever is wrong with a patch: all of the version is fetched, what runs runs on meanwhile, and the next patch is taken.
+func TestAPatchThatIsOfNoUse(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(k *taker, two *published)
+		says  string
+	}{
+		"the base has changed": {func(k *taker, _ *published) { k.holds().base.data[100] ^= 1 }, "for the base"},
+		"it leads elsewhere, and says so": {func(k *taker, p *published) {
+			layout, _ := ParseLayout(p.layout)
+			p.patches[0] = rawPatch(layout, k.holds().base.data, patchedVersion(2, 9).data, patchChunk)
+		}, "announced is"},
+		"it leads elsewhere": {func(_ *taker, p *published) { p.patches[0][len(p.patches[0])-2] ^= 1 }, "leads to"},
+		"it is none":         {func(_ *taker, p *published) { p.patches[0][0] = 'w' }, "are no patch"},
+		"it has a byte too little": {func(_ *taker, p *published) {
+			p.patches[0] = p.patches[0][:len(p.patches[0])-1]
+			p.announce.Patches[0].Bytes--
+		}, "ends in its entry"},
+		"it was withdrawn": {func(k *taker, _ *published) { k.withdrawn = true }, "no such patch"},
+		"nothing of it comes": {func(k *taker, p *published) {
+			k.published(p, p.announcement(), nil)
+			for tries := 0; len(k.unpatched) == 0; k.now += k.timing.Ping {
+				if k.do(k.Tick(k.now)); len(k.asked) > 0 && k.asked[0].Patch != nil {
+					tries++
+				}
+				if k.asked = nil; k.slots["m"].running().Version != 1 || tries > PatchTries+1 {
+					k.t.Fatalf("%d tries", tries)
+				}
+				k.control(nil, &Pong{Epoch: 7, Models: map[string]int64{}}, nil)
+			}
+			k.do(k.Tick(k.now)) // and what is fetched in its place is asked for again
+		}, "nothing more of it"},
+	} {
+		for _, sealed := range []bool{false, true} {
+			k := newTaker(t, sealed)
+			one, two, three := k.first(), patchedVersion(2, 2), patchedVersion(3, 3)
+			two.offer(one)
+			c.spoil(k, two)
+			if len(k.asked) == 0 {
+				k.control(two, two.announcement(), nil)
+			}
+			k.expect(k.serve(two), "raw")
+			if len(k.unpatched) != 1 || !strings.Contains(k.unpatched[0], c.says) {
+				t.Fatalf("%s: %q", name, k.unpatched)
+			}
+			k.withdrawn = false
+			three.offer(two)
+			k.control(three, three.announcement(), nil)
+			k.expect(k.serve(three), "delta-1 on 2")
+			if h := k.holds(); h.buffers.taken != 0 || h.base.users != 0 {
+				t.Fatalf("%s: %d buffers are taken, %d need the base", name, h.buffers.taken, h.base.users)
+			}
+			k.Free()
+		}
+	}
+}
+
+// As long as something of it comes, a patch is waited for.
+func TestAPatchThatComesSlowly(t *testing.T) {
+	timing := TimingOf(time.Second, 5*time.Second)
+	a := &Announce{Model: "m", Epoch: 7, Version: 2, Bytes: 100, ChunkBytes: 4}
+	transfer := newTransfer(a, nil, make([]byte, 8), 0, &timing)
+	transfer.patch = &PatchOffer{}
+	now := time.Duration(0)
+	for _, tries := range []int{PatchTries - 1, PatchTries} {
+		for i := 0; i < tries; i++ {
+			if transfer.hopeless() {
+				t.Fatalf("it is given up after %d tries", i)
+			}
+			now += timing.PatienceMax
+			transfer.wants(now)
+		}
+		if hopeless := transfer.hopeless(); hopeless != (tries == PatchTries) {
+			t.Fatalf("after %d tries: %v", tries, hopeless)
+		}
+		transfer.add(0, checksum(CRC32C(make([]byte, 4))), make([]byte, 4), nil, now, false)
+	}
+}
+
+// D12: the key of a patch is of its encoding and its base, and what is bound to its chunks is its own size.
+func TestWhatAPatchIsSealedUnder(t *testing.T) {
+	a := &Announce{Model: "m", Epoch: 7, Version: 3, Bytes: 330, ChunkBytes: 250, Encoding: "raw"}
+	offer := &PatchOffer{PatchID{Delta, 6, 2}, "", 155}
+	if of := subjectOf(a, offer); of != (Subject{"m", "delta-1", Key{7, 3}, Key{6, 2}, 155, 250}) {
+		t.Fatalf("%+v", of)
+	}
+	if of := subjectOf(a, nil); of != (Subject{"m", "raw", Key{7, 3}, Key{}, 330, 250}) {
+		t.Fatalf("%+v", of)
+	}
+}
+
+// What is given up is fetched at once, with the reason, into the buffer that it has.
+func TestWhyAPatchWasGivenUpIsSaid(t *testing.T) {
+	k := newTaker(t, false)
+	one, two := k.first(), patchedVersion(2, 2)
+	two.offer(one)
+	k.withdrawn = true
+	k.control(two, two.announcement(), nil)
+	v := k.holds().at(arriving)
+	asked := k.asked
+	k.asked = nil
+	k.answer(two, asked[0])
+	k.answer(two, asked[1]) // and the second refusal changes nothing
+	if k.holds().at(arriving) != v || len(k.asked) != 2 || k.asked[0].Unpatched == "" || k.asked[1].Count != 2 || k.asked[1].Patch != nil {
+		t.Fatalf("%+v", k.asked)
+	}
+	k.expect(k.serve(two), "raw")
+}
+
+// D9: what names another patch than the one that arrives, or none, has no effect, and neither what names one where none does.
+func TestPatchesAreToldApart(t *testing.T) {
+	k := newTaker(t, false)
+	one, two := k.first(), patchedVersion(2, 2)
+	by := two.offer(one)
+	other := &PatchID{Delta, 7, 9}
+	two.announce.Patches = append(two.announce.Patches, PatchOffer{*other, one.digest, 200})
+	two.patches = append(two.patches, two.patches[0])
+	k.control(two, two.announcement(), nil)
+	arrives := k.holds().at(arriving).transfer
+	for _, wrong := range []*PatchID{nil, other, {"raw", 7, 1}} {
+		chunk := two.chunkOf(by, 0)
+		chunk.Patch = wrong
+		if lease := k.Place(Encode(chunk), len(two.patches[0])); lease != nil {
+			t.Fatalf("%+v has a place", wrong)
+		}
+		k.control(two, chunk, two.piece(by, 0))
+		k.control(two, &End{"m", 7, 2, two.digest, wrong}, nil)
+		if arrives.Here != 0 || arrives.Digest != "" {
+			t.Fatalf("%+v has an effect", wrong)
+		}
+	}
+	k.control(two, two.chunkOf(by, 0), two.piece(by, 0))
+	k.control(two, &End{"m", 7, 2, two.digest, by}, nil)
+	if len(k.jobs) != 1 {
+		t.Fatal("it is not decoded")
+	}
+	k.control(two, &End{"m", 7, 2, one.digest, by}, nil) // it is too late for another digest
+	k.asked = nil
+	k.expect(k.serve(two), "delta-1 on 1")
+	three := patchedVersion(3, 3)
+	k.control(three, three.announcement(), nil)
+	chunk := three.chunkOf(nil, 0)
+	chunk.Patch = by
+	k.control(three, chunk, three.piece(nil, 0))
+	k.control(three, &End{"m", 7, 3, three.digest, by}, nil)
+	if arrives := k.holds().at(arriving).transfer; arrives.Here != 0 || arrives.Digest != "" {
+		t.Fatal("a patch that does not arrive has an effect")
+	}
+}
+
+// A newer version does not wait for a patch that is being decoded; nor are its buffer and its base written to meanwhile.
+func TestANewerVersionWhileAPatchIsDecoded(t *testing.T) {
+	k := newTaker(t, false)
+	one, two, three, four := k.first(), patchedVersion(2, 2), patchedVersion(3, 3), patchedVersion(4, 4)
+	two.offer(one)
+	k.control(two, two.announcement(), nil)
+	for _, f := range k.asked {
+		k.answer(two, f)
+	}
+	k.asked = nil
+	job, h := k.jobs[0], k.holds()
+	k.do(k.Tick(4 * time.Second))
+	if k.jobs = nil; len(k.asked) > 0 || len(k.said) == 0 {
+		t.Fatal("what is here is asked for")
+	}
+	k.control(three, three.announcement(), nil)
+	if v := h.at(arriving); v.Version != 3 || !job.unwanted.Load() || &v.buffer[0] == &job.buffer[0] || h.buffers.taken != 2 || h.base.users != 1 {
+		t.Fatalf("version %d arrives, %d buffers are taken", v.Version, h.buffers.taken)
+	}
+	k.expect(k.serve(three), "raw") // what ran before it is still read
+	if string(h.base.data) != string(one.data) {
+		t.Fatal("the base has changed")
+	}
+	if fault := job.Run(); fault == "" {
+		t.Fatal("it was decoded to the end")
+	} else {
+		k.do(k.Decoded(job, fault, k.now))
+	}
+	if h.buffers.taken != 0 || h.base != nil || len(k.unpatched) > 0 {
+		t.Fatalf("%d buffers are taken, %v", h.buffers.taken, k.unpatched)
+	}
+	k.control(four, four.announcement(), nil)
+	k.expect(k.serve(four), "raw")
+	if h.base == nil {
+		t.Fatal("nothing is kept any more")
+	}
+	k.Free()
+}
+
+// A patch on what ran a moment ago is as good: it leads to a newer version than what runs.
+func TestAnotherVersionRunsWhileAPatchIsDecoded(t *testing.T) {
+	k := newTaker(t, false)
+	one, two, three := k.first(), patchedVersion(2, 2), patchedVersion(3, 3)
+	k.control(two, two.announcement(), nil)
+	for len(k.ready) == 0 {
+		f := k.asked[0]
+		k.asked = k.asked[1:]
+		k.answer(two, f)
+	}
+	k.asked = nil
+	three.offer(one)
+	k.control(three, three.announcement(), nil)
+	k.apply(two)
+	if b := k.holds().base; b == nil || b.running.Version != 1 {
+		t.Fatalf("%+v is kept", b)
+	}
+	k.expect(k.serve(three), "delta-1 on 1")
+	if b := k.holds().base; b == nil || b.running.Version != 3 || k.holds().buffers.taken != 0 {
+		t.Fatalf("%+v is kept", b)
+	}
+	k.Free()
+}
+
+// What runs takes another name, and so does what patches build on.
+func TestARenamedBase(t *testing.T) {
+	k := newTaker(t, false)
+	one, three := k.first(), patchedVersion(3, 3)
+	k.control(nil, &Rename{"m", 7, 2, *k.slots["m"].running()}, nil)
+	two := *one
+	two.announce.Version = 2
+	three.offer(&two)
+	k.control(three, three.announcement(), nil)
+	k.expect(k.serve(three), "delta-1 on 2")
+}
+
+// After an apply that failed half-way nothing runs: nothing is kept, and the next version comes as a whole.
+func TestATornModelIsNoBase(t *testing.T) {
+	k := newTaker(t, false)
+	one, two, three := k.first(), patchedVersion(2, 2), patchedVersion(3, 3)
+	two.offer(one)
+	k.control(two, two.announcement(), nil)
+	for _, f := range k.asked {
+		k.answer(two, f)
+	}
+	k.asked = nil
+	k.decode()
+	v := k.ready[0]
+	k.ready = nil
+	k.Taken(v)
+	for _, effect := range k.Failed(v, "half-way", false, k.now) {
+		if _, rejected := effect.(Rejected); !rejected {
+			k.do([]Effect{effect})
+		}
+	}
+	three.offer(two)
+	three.offer(one)
+	if k.asked = nil; k.holds().base != nil {
+		t.Fatal("the bytes of what runs no more are kept")
+	}
+	k.control(three, three.announcement(), nil)
+	k.expect(k.serve(three), "raw")
+}
+
+// On the shared road nothing is kept, and nothing is patched.
+func TestPatchesAndTheSharedRoad(t *testing.T) {
+	k := newTaker(t, false)
+	one, two := patchedVersion(1, 1), patchedVersion(2, 2)
+	segment := &segmentOf{one.data}
+	k.slots["m"].opens = func(*Shared, int64) Segment { return segment }
+	k.slots["m"].shared = true
+	two.offer(one)
+	for _, p := range []*published{one, two} {
+		segment.data, p.announce.Shared = p.data, &Shared{"/proc/1/fd/1", strings.Repeat("0", 32)}
+		for _, acknowledge := range []string{"applied", "staged"} {
+			p.announce.Acknowledge, k.asked = acknowledge, nil
+			p.announce.Version++
+			if k.control(p, p.announcement(), p.layout); len(k.ready) == 0 {
+				k.control(p, &End{"m", 7, p.announce.Version, p.digest, nil}, nil)
+			}
+			if k.apply(p); k.holds().base != nil || k.topics["m/dlt"] {
+				t.Fatal("bytes are kept, or patches listened to")
+			}
+			if applied := k.said[len(k.said)-1].(*Applied); applied.Patch != nil {
+				t.Fatalf("%+v", applied)
+			}
+		}
+		two.announce.Version = 10
+	}
+}
+
+// segmentOf is one that holds what is asked for.
+type segmentOf struct{ data []byte }
+
+func (s *segmentOf) Copy(_ string, _ Key, copy func([]byte)) error { copy(s.data); return nil }
+func (*segmentOf) Warm()                                           {}
+func (*segmentOf) Release()                                        {}
+
+// patchedStory is a version and a patch to the next, as FuzzMachine reads them.
+func patchedStory() []byte {
+	one, two := patchedVersion(1, 1), patchedVersion(2, 2)
+	by := two.offer(one)
+	out := pack(framesOf(one.announcement(), one.layout))
+	for i := int64(0); i < 2; i++ {
+		out = append(out, pack(framesOf(one.chunkOf(nil, i), one.piece(nil, i)))...)
+	}
+	out = append(out, pack(framesOf(&End{"m", 7, 1, one.digest, nil}, nil))...)
+	out = append(out, pack(framesOf(two.announcement(), nil))...)
+	out = append(out, pack(framesOf(two.chunkOf(by, 0), two.piece(by, 0)))...)
+	return append(out, pack(framesOf(&End{"m", 7, 2, two.digest, by}, nil))...)
+}

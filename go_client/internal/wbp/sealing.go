@@ -1,0 +1,168 @@
+package wbp
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+)
+
+// AES256GCM is how an announcement says that its version is sealed (section 14.1 of the protocol).
+const AES256GCM = "aes-256-gcm"
+
+// TagBytes is the length of the tag that proves what was sealed.
+const TagBytes = 16
+
+// A Purpose is what is sealed, so that no nonce stands for two things.
+type Purpose uint32
+
+// Purposes.
+const (
+	PurposeChunk   Purpose = 1
+	PurposeLayout  Purpose = 2
+	PurposeMessage Purpose = 3
+)
+
+// A GroupKey is what all workers of a publisher have, and nobody else. (E2)
+//
+//	group key ──> id                              which group key it was
+//	          ├─> key of messages ──> nonce: PurposeMessage, count
+//	          └─> key of a version ─> nonce: PurposeChunk, index | PurposeLayout, 0
+type GroupKey struct {
+	ID       string // 16 hexadecimal digits, as headers name it
+	secret   []byte
+	messages cipher.AEAD
+}
+
+// NewGroupKey returns that of 32 bytes.
+func NewGroupKey(key []byte) *GroupKey {
+	k := &GroupKey{secret: mac([]byte("weightbus 1"), key)} // HKDF-Extract
+	k.ID = hex.EncodeToString(k.expand("id")[:8])
+	k.messages = gcm(k.OfMessages())
+	return k
+}
+
+// OfMessages is the key of what is published beside chunks.
+func (k *GroupKey) OfMessages() []byte { return k.expand("messages") }
+
+// OfVersion is the key of a version.
+func (k *GroupKey) OfVersion(s Subject) []byte { return k.expand("version" + string(s.Names())) }
+
+// expand is HKDF-Expand of RFC 5869, for one block of SHA-256, which is as long as a key is.
+func (k *GroupKey) expand(info string) []byte { return mac(k.secret, append([]byte(info), 1)) }
+
+func mac(key, text []byte) []byte {
+	hash := hmac.New(sha256.New, key)
+	hash.Write(text)
+	return hash.Sum(nil)
+}
+
+func gcm(key []byte) cipher.AEAD {
+	block, err := aes.NewCipher(key)
+	if err != nil { // it has 32 bytes
+		panic(err)
+	}
+	sealed, err := cipher.NewGCM(block)
+	if err != nil {
+		panic(err)
+	}
+	return sealed
+}
+
+// openMessage returns what was sealed as the message of this count; nil if it was not. (E5)
+func (k *GroupKey) openMessage(count int64, sealed []byte) []byte {
+	if len(sealed) < TagBytes {
+		return nil
+	}
+	size := int64(len(sealed) - TagBytes)
+	plain, err := k.messages.Open(nil, Nonce(PurposeMessage, count), sealed, numbers(PurposeMessage, count, size))
+	if err != nil {
+		return nil
+	}
+	return plain
+}
+
+// A Subject is a version in one encoding.
+type Subject struct {
+	Model, Encoding   string
+	Key               Key
+	Base              Key   // of the version that the encoding builds on; zeros: on none
+	Bytes, ChunkBytes int64 // of the data section, of a chunk
+}
+
+// subjectOf returns that of an announced version, or of a patch to it. (D12)
+func subjectOf(a *Announce, patch *PatchOffer) Subject {
+	s := Subject{Model: a.Model, Encoding: a.Encoding, Key: Key{a.Epoch, a.Version}, Bytes: a.Bytes, ChunkBytes: a.ChunkBytes}
+	if patch != nil {
+		s.Encoding, s.Base, s.Bytes = patch.Encoding, Key{patch.Epoch, patch.Version}, patch.Bytes
+	}
+	return s
+}
+
+// Names is what a key is derived from: the same bytes for the same version, always.
+func (s Subject) Names() []byte {
+	out := append([]byte{byte(len(s.Model))}, s.Model...)
+	out = append(append(out, byte(len(s.Encoding))), s.Encoding...)
+	return appendNumbers(out, s.Key.Epoch, s.Key.Version, s.Base.Epoch, s.Base.Version)
+}
+
+// Associated is what is bound to a payload of so many bytes. (E3)
+func (s Subject) Associated(purpose Purpose, index, size int64) []byte {
+	return append(s.Names(), numbers(purpose, index, size, s.Bytes, s.ChunkBytes)...)
+}
+
+// Nonce returns the 12 bytes that a key is used with once.
+func Nonce(purpose Purpose, index int64) []byte { return numbers(purpose, index) }
+
+func numbers(purpose Purpose, others ...int64) []byte {
+	out := make([]byte, 4, 44)
+	binary.LittleEndian.PutUint32(out, uint32(purpose))
+	return appendNumbers(out, others...)
+}
+
+func appendNumbers(to []byte, numbers ...int64) []byte {
+	for _, number := range numbers {
+		to = binary.LittleEndian.AppendUint64(to, uint64(number))
+	}
+	return to
+}
+
+// An Opening opens one sealed payload.
+type Opening struct {
+	sealed                 cipher.AEAD
+	nonce, associated, tag []byte
+}
+
+// NewOpening returns that of a payload of so many bytes, which were sealed under the key of a version.
+func NewOpening(key []byte, subject Subject, purpose Purpose, index, size int64, tag []byte) *Opening {
+	return newOpening(gcm(key), subject, purpose, index, size, tag)
+}
+
+func newOpening(sealed cipher.AEAD, subject Subject, purpose Purpose, index, size int64, tag []byte) *Opening {
+	return &Opening{sealed, Nonce(purpose, index), subject.Associated(purpose, index, size), tag}
+}
+
+// Open opens all of a payload into memory of its size, which may be the same, and returns the CRC-32C of
+// the plain bytes, while they are in the cache; false if they are not what was sealed, to is then
+// zeroed. (E4) The cipher wants the tag behind the payload: what stands there is put back.
+func (o *Opening) Open(to, payload []byte) (crc uint32, ok bool) {
+	size := len(payload)
+	if len(to) != size {
+		return 0, false
+	}
+	if cap(payload) >= size+TagBytes {
+		behind, kept := payload[size:size+TagBytes], [TagBytes]byte{}
+		copy(kept[:], behind)
+		defer copy(behind, kept[:])
+	}
+	plain, err := o.sealed.Open(to[:0], o.nonce, append(payload, o.tag...), o.associated)
+	if err != nil {
+		return 0, false
+	}
+	return CRC32C(plain), true
+}
+
+// take puts a payload into its place, if it is sound.
+func (o *Opening) take(to, payload []byte) (crc uint32, ok bool) { return o.Open(to, payload) }

@@ -1,0 +1,486 @@
+package wbp
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/bits"
+)
+
+const (
+	stepClasses   = 16
+	countBitsMax  = 19
+	riceMax       = 18
+	golombBitsMax = 16 // no step has a size of more
+	everyLarge    = 31 // in place of the bits of a count: each step has a size
+	peekedBits    = 57 // that are there wherever in a byte they begin
+	classWindow   = 64 // elements that are looked at at once
+	noClass       = 16 // of what is behind the last element
+	noRank        = 1 << 30
+)
+
+var (
+	errEarly  = errors.New("it ends early")
+	errSteps  = errors.New("it has more steps than elements, or than its bytes have room for")
+	errNames  = errors.New("it names more elements than there are, or than its bytes have room for")
+	errBeyond = errors.New("a gap leads past the end")
+)
+
+// A bitReader reads bits, the lowest of each byte first.
+type bitReader struct {
+	data []byte
+	at   int // in bits
+}
+
+func (r *bitReader) left() int { return 8*len(r.data) - r.at }
+
+// peek returns the next bits, zeros behind the end.
+func (r *bitReader) peek() uint64 {
+	rest := r.data[r.at/8:]
+	if len(rest) >= 8 {
+		return binary.LittleEndian.Uint64(rest) >> (r.at % 8)
+	}
+	return number(rest) >> (r.at % 8)
+}
+
+// number returns what some bytes are, the lowest first.
+func number(bytes []byte) uint64 {
+	value := uint64(0)
+	for i, b := range bytes {
+		value |= uint64(b) << (8 * i)
+	}
+	return value
+}
+
+// take returns the next bits, of which the caller knows that they are there.
+func (r *bitReader) take(width int) uint32 {
+	value := r.peek() & (1<<width - 1)
+	r.at += width
+	return uint32(value)
+}
+
+func (r *bitReader) number(width int) (int, error) {
+	if width > r.left() {
+		return 0, errEarly
+	}
+	return int(r.take(width)), nil
+}
+
+func (r *bitReader) unary(most uint32) (uint32, error) {
+	value := uint32(0)
+	for {
+		zeros := bits.TrailingZeros64(r.peek() | 1<<peekedBits)
+		if value += uint32(zeros); value > most {
+			return 0, errors.New("a code leads beyond what it may")
+		}
+		if zeros < peekedBits {
+			r.at += zeros + 1 // it lies before the end, behind which are zeros
+			return value, nil
+		}
+		if r.left() <= zeros {
+			return 0, errors.New("a unary code has no end")
+		}
+		r.at += zeros
+	}
+}
+
+// positions appends positions, told by Rice codes of the gaps between them; all are below most.
+func (r *bitReader) positions(to []uint32, count, k, most int) ([]uint32, error) {
+	begin := len(to)
+	for i := 0; i < count; i++ {
+		high, err := r.unary(uint32(most >> k))
+		if err != nil {
+			return to, err
+		}
+		to = append(to, high<<k)
+	}
+	if count*k > r.left() {
+		return to, errEarly
+	}
+	next := uint32(0)
+	for i := range to[begin:] {
+		next += to[begin+i] + r.take(k)
+		to[begin+i] = next
+		if next++; next > uint32(most) {
+			return to, errBeyond
+		}
+	}
+	return to, nil
+}
+
+// signs appends a 1 for each bit that is not set, and a -1 for each that is.
+func (r *bitReader) signs(to []int32, count int) ([]int32, error) {
+	if count > r.left() {
+		return to, errEarly
+	}
+	for end := r.at + count; r.at < end; r.at++ {
+		to = append(to, 1-2*int32(r.data[r.at/8]>>(r.at%8)&1))
+	}
+	return to, nil
+}
+
+// golomb returns numbers that were coded by Exp-Golomb, in the memory of to.
+func (r *bitReader) golomb(to []uint32, count, k int) ([]uint32, error) {
+	to, total := to[:0], 0
+	for i := 0; i < count; i++ {
+		width, err := r.unary(uint32(golombBitsMax - k))
+		if err != nil {
+			return to, err
+		}
+		to = append(to, width+uint32(k))
+		total += int(width) + k
+	}
+	if total > r.left() {
+		return to, errEarly
+	}
+	for i, width := range to {
+		to[i] = r.take(int(width)) + 1<<width - 1<<k
+	}
+	return to, nil
+}
+
+// filled checks that the bits that fill the last byte are zero, and returns what is behind it.
+func (r *bitReader) filled() ([]byte, error) {
+	rest := -r.at & 7
+	if r.peek()&(1<<rest-1) != 0 {
+		return nil, errors.New("the bits behind its codes are not zero")
+	}
+	return r.data[(r.at+rest)/8:], nil
+}
+
+// end checks that this is all there is.
+func (r *bitReader) end() error {
+	rest, err := r.filled()
+	if err == nil && len(rest) > 0 {
+		err = errors.New("something follows behind its codes")
+	}
+	return err
+}
+
+// A stepTable says how the steps of a group are coded: by one class, or all.
+type stepTable struct {
+	classes int
+	rows    []stepRow // of the classes that have steps
+}
+
+type stepRow struct{ class, count, gap, large, largeGap, size int }
+
+// parseStepTable reads a table, and returns what is behind it.
+func parseStepTable(data []byte, kind elementKind) (*stepTable, []byte, error) {
+	if len(data) == 0 || data[0] != 1 && (data[0] != stepClasses || kind != bf16Kind && kind != f16Kind) {
+		return nil, nil, errors.New("a table is for 1 class, or 16 of floats of 16 bits")
+	}
+	table, reader := &stepTable{classes: int(data[0])}, &bitReader{data: data[1:]}
+	for class := 0; class < table.classes; class++ {
+		row, err := parseStepRow(reader)
+		if err != nil {
+			return nil, nil, err
+		}
+		if row.class = class; row.count > 0 {
+			table.rows = append(table.rows, row)
+		}
+	}
+	rest, err := reader.filled()
+	return table, rest, err
+}
+
+func parseStepRow(reader *bitReader) (row stepRow, err error) {
+	field := func(width, most int) int {
+		value, early := reader.number(width)
+		if early != nil {
+			err = early
+		} else if value > most {
+			err = errors.New("a parameter of its table is larger than it may be")
+		}
+		return value
+	}
+	if row.count = field(5, countBitsMax); row.count == 0 {
+		return row, err
+	}
+	row.gap = field(5, riceMax)
+	row.large = field(5, everyLarge)
+	if row.large > countBitsMax && row.large < everyLarge {
+		return row, errors.New("a count in its table has too many bits")
+	}
+	if row.large > 0 && row.large < everyLarge {
+		row.largeGap = field(5, riceMax)
+	}
+	if row.large > 0 {
+		row.size = field(4, 15)
+	}
+	return row, err
+}
+
+// changes are the positions of elements in their blocks, and of steps what they lead to.
+type changes struct {
+	at     []uint32
+	values []uint16
+}
+
+func (c *changes) bytes() int { return 4*len(c.at) + 2*len(c.values) }
+func (c *changes) clear()     { c.at, c.values = c.at[:0], c.values[:0] }
+
+// A stepDecoder has memory for the steps of a block, of all classes.
+type stepDecoder struct {
+	ranks, which, sizes []uint32
+	steps               []int32
+}
+
+// A cursor is what is looked for of a class: steps next to end.
+type cursor struct {
+	class, next, end, large int
+	rank, seen              uint32 // of the next one; elements of the class
+}
+
+// read reads the body of a block of steps, and appends what changes.
+func (d *stepDecoder) read(body []byte, table *stepTable, base []byte, kind elementKind, to *changes) error {
+	reader, elements := &bitReader{data: body}, len(base)/2
+	cursors, err := counted(reader, table, elements)
+	if err != nil {
+		return err
+	}
+	d.ranks, d.steps = d.ranks[:0], d.steps[:0]
+	for i, c := range cursors {
+		if err := d.readClass(reader, &table.rows[i], c, elements); err != nil {
+			return err
+		}
+	}
+	if err := reader.end(); err != nil {
+		return err
+	}
+	if table.classes > 1 {
+		return d.find(base, kind, cursors, to)
+	}
+	for i, at := range d.ranks {
+		if err := to.put(base, at, d.steps[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// counted reads how many steps there are of each class. No more are said to be there than there is room for.
+func counted(reader *bitReader, table *stepTable, elements int) ([]cursor, error) {
+	cursors, total := make([]cursor, len(table.rows)), 0
+	for i, row := range table.rows {
+		count, err := reader.number(row.count)
+		large := 0
+		if err == nil && row.large > 0 && row.large < everyLarge {
+			large, err = reader.number(row.large)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if large > count {
+			return nil, errors.New("more of its steps are large than there are")
+		}
+		cursors[i] = cursor{class: row.class, next: total, end: total + count, large: large}
+		total += count
+	}
+	if total > elements || 2*total > reader.left() {
+		return nil, errSteps
+	}
+	return cursors, nil
+}
+
+// readClass reads the ranks of the elements that change among those of their class, and their steps.
+func (d *stepDecoder) readClass(reader *bitReader, row *stepRow, c cursor, elements int) (err error) {
+	count := c.end - c.next
+	if d.ranks, err = reader.positions(d.ranks, count, row.gap, elements); err != nil {
+		return err
+	}
+	if d.steps, err = reader.signs(d.steps, count); err != nil || row.large == 0 {
+		return err
+	}
+	steps := d.steps[c.next:]
+	if row.large == everyLarge {
+		d.sizes, err = reader.golomb(d.sizes, count, row.size)
+		for i := range steps {
+			if err == nil {
+				steps[i] *= int32(d.sizes[i]) + 1
+			}
+		}
+		return err
+	}
+	if d.which, err = reader.positions(d.which[:0], c.large, row.largeGap, count); err != nil {
+		return err
+	}
+	if d.sizes, err = reader.golomb(d.sizes, c.large, row.size); err != nil {
+		return err
+	}
+	for i, which := range d.which {
+		steps[which] *= int32(d.sizes[i]) + 2
+	}
+	return nil
+}
+
+// put appends what a step leads to.
+func (c *changes) put(base []byte, at uint32, step int32) error {
+	place := int32(binary.LittleEndian.Uint16(base[2*at:]))
+	if place&0x8000 != 0 {
+		place = 0xffff - place
+	} else {
+		place |= 0x8000
+	}
+	place += step
+	if place < 0 || place > 0xffff {
+		return errors.New("a step leads beyond 16 bits; is this the base?")
+	}
+	if place&0x8000 != 0 {
+		place &= 0x7fff
+	} else {
+		place = 0xffff - place
+	}
+	c.at, c.values = append(c.at, at), append(c.values, uint16(place))
+	return nil
+}
+
+// Of an element's bits from the seventh on: its class, and numbers whose byte of that class is 1.
+type classTable struct {
+	of   [512]uint8
+	ones [512]struct{ low, high uint64 }
+}
+
+var bf16Classes, f16Classes = classesBy(func(upper int) int {
+	switch exponent := upper & 255; {
+	case exponent < 96:
+		return 0
+	case exponent < 126:
+		return (exponent - 96) / 2
+	}
+	return stepClasses - 1
+}), classesBy(func(upper int) int { return upper >> 4 & 15 })
+
+func classesBy(class func(upper int) int) *classTable {
+	table := &classTable{}
+	for upper := range table.of {
+		c := class(upper)
+		table.of[upper] = uint8(c)
+		if c < 8 {
+			table.ones[upper].low = 1 << (8 * c)
+		} else {
+			table.ones[upper].high = 1 << (8 * (c - 8))
+		}
+	}
+	return table
+}
+
+// find finds the elements that change by their ranks within classes, 64 elements at a time: how many of each
+// class there are is counted in all bytes of two numbers at once, and only where a change falls among them
+// are they told apart.
+func (d *stepDecoder) find(base []byte, kind elementKind, all []cursor, to *changes) error {
+	classes := bf16Classes
+	if kind == f16Kind {
+		classes = f16Classes
+	}
+	cursors := all[:0]
+	for _, c := range all {
+		if c.next < c.end {
+			c.rank = d.ranks[c.next]
+			cursors = append(cursors, c)
+		}
+	}
+	var found [classWindow]uint8
+	for begin := 0; begin < len(base); begin += 2 * classWindow {
+		window := base[begin:]
+		if len(window) > 2*classWindow {
+			window = window[:2*classWindow]
+		}
+		counts, apart := classes.count(window), false
+		for i := range cursors {
+			c := &cursors[i]
+			past := c.seen + uint32(counts[c.class])
+			if c.rank < past {
+				if !apart {
+					apart = true
+					classes.tellApart(window, &found)
+				}
+				if err := d.findIn(base, begin/2, maskOf(&found, c.class), c, past, to); err != nil {
+					return err
+				}
+			}
+			c.seen = past
+		}
+	}
+	for i := range cursors {
+		if cursors[i].next < cursors[i].end {
+			return errors.New("a gap leads past the elements of a class; is this the base?")
+		}
+	}
+	return nil
+}
+
+// findIn puts the changes of a class among the elements of a window, one bit each.
+func (d *stepDecoder) findIn(base []byte, first int, mask uint64, c *cursor, past uint32, to *changes) error {
+	for seen := c.seen; c.rank < past; seen++ {
+		for ; seen < c.rank; seen++ {
+			mask &= mask - 1
+		}
+		if err := to.put(base, uint32(first+bits.TrailingZeros64(mask)), d.steps[c.next]); err != nil {
+			return err
+		}
+		mask &= mask - 1
+		if c.next++; c.next == c.end {
+			c.rank = noRank
+		} else {
+			c.rank = d.ranks[c.next]
+		}
+	}
+	return nil
+}
+
+func (t *classTable) count(window []byte) (counts [stepClasses]uint8) {
+	var low, high uint64
+	for ; len(window) >= 8; window = window[8:] {
+		four := binary.LittleEndian.Uint64(window)
+		a, b, c, d := &t.ones[four>>7&511], &t.ones[four>>23&511], &t.ones[four>>39&511], &t.ones[four>>55&511]
+		low += a.low + b.low + c.low + d.low
+		high += a.high + b.high + c.high + d.high
+	}
+	for ; len(window) > 0; window = window[2:] {
+		one := &t.ones[binary.LittleEndian.Uint16(window)>>7]
+		low, high = low+one.low, high+one.high
+	}
+	binary.LittleEndian.PutUint64(counts[:], low)
+	binary.LittleEndian.PutUint64(counts[8:], high)
+	return counts
+}
+
+func (t *classTable) tellApart(window []byte, found *[classWindow]uint8) {
+	for i := range found {
+		found[i] = noClass
+	}
+	for i := 0; 2*i < len(window); i++ {
+		found[i] = t.of[binary.LittleEndian.Uint16(window[2*i:])>>7]
+	}
+}
+
+// maskOf returns the elements of a class, one bit each.
+func maskOf(found *[classWindow]uint8, class int) uint64 {
+	const each = 0x0101010101010101
+	const together = 0x0102040810204080 // brings the lowest bits of all bytes to the highest byte
+	mask := uint64(0)
+	for i := 0; i < classWindow; i += 8 {
+		other := binary.LittleEndian.Uint64(found[i:]) ^ uint64(class)*each // 0 where it is that class, 31 at most
+		same := ^(other + 0x7f*each) >> 7 & each
+		mask |= same * together >> 56 << i
+	}
+	return mask
+}
+
+// readOverwritten reads which elements a body names that overwrites them; what they become ends the body.
+func readOverwritten(body []byte, width, elements int, to *changes) (err error) {
+	if len(body) < 3 {
+		return errNames
+	}
+	head := int(number(body[:3]))
+	count, k := head&(1<<19-1), head>>19
+	codes := len(body) - 3 - count*width
+	if count == 0 || count > elements || codes < 0 || count > 8*codes || k > riceMax {
+		return errNames
+	}
+	reader := &bitReader{data: body[3 : 3+codes]}
+	if to.at, err = reader.positions(to.at, count, k, elements); err != nil {
+		return err
+	}
+	return reader.end()
+}

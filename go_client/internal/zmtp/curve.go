@@ -1,0 +1,212 @@
+package zmtp
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/crypto/curve25519"
+	"golang.org/x/crypto/nacl/secretbox"
+	"golang.org/x/crypto/poly1305"
+	"golang.org/x/crypto/salsa20/salsa"
+)
+
+// Keys are those of the client's side of CURVE.
+type Keys struct {
+	Public, Secret [32]byte // our pair
+	Server         [32]byte // the public key of the only server that is spoken to
+}
+
+// Why a handshake has failed for want of the right key.
+const (
+	NotAllowed  = Error("the other side does not allow our key")
+	NoKeysThere = Error("the other side speaks without keys, and ours are not given up")
+	NoKeysHere  = Error("the other side asks for keys, and there are none here")
+)
+
+// Bytes of what the server says in the handshake, after the name of the command; and what a message
+// costs: name, count, proof, flags.
+const (
+	welcomeBytes  = 16 + secretbox.Overhead + 32 + cookieBytes
+	cookieBytes   = 96
+	overheadBytes = len(messageName) + 8 + secretbox.Overhead + 1
+)
+
+const (
+	messageName = "\x07MESSAGE"
+	denied      = "\x03400" // what ERROR says to whom ZAP does not let in
+)
+
+// Flags inside, as outside.
+var inner, outer = map[byte]byte{0: 0, flagMore: 1, flagCommand: 2}, [...]byte{0, flagMore, flagCommand}
+
+// A curve is the client's side of CURVE (ZeroMQ RFC 26) on one connection. A box is sealed from one key
+// pair to another; C and S are the sides' own keys, C' and S' those of this connection alone.
+//
+//	HELLO      C', proof that we know S (C'->S)
+//	WELCOME    S', cookie (S->C')
+//	INITIATE   cookie; C, a vouch for C' (C->S'), metadata (C'->S')
+//	READY      metadata (S'->C'), or ERROR
+//	MESSAGE    flags, a frame (C'->S' or S'->C')
+//
+// Each side counts what it says, so that nothing counts twice or late.
+type curve struct {
+	keys           *Keys
+	public, secret [32]byte // of this connection
+	shared         [32]byte // by both sides: C' and S, and from WELCOME on C' and S'
+	welcomed       bool
+	said, heard    uint64
+}
+
+// hello begins: what it returns is the first command.
+func (c *curve) hello() (command []byte, err error) {
+	if _, err = rand.Read(c.secret[:]); err != nil {
+		return nil, err
+	}
+	curve25519.ScalarBaseMult(&c.public, &c.secret)
+	if c.shared, err = agreed(&c.keys.Server, &c.secret); err != nil {
+		return nil, err
+	}
+	command = append([]byte("\x05HELLO\x01\x00"), make([]byte, 72)...)
+	command = append(command, c.public[:]...)
+	return c.seal(command, "CurveZMQHELLO---", make([]byte, 64)), nil
+}
+
+// initiate takes what follows the name in WELCOME, and returns the next command.
+func (c *curve) initiate(welcome, metadata []byte) (command []byte, err error) {
+	if c.welcomed || len(welcome) != welcomeBytes {
+		return nil, Error("a WELCOME that is none")
+	}
+	told, ok := secretbox.Open(nil, welcome[16:], longNonce("WELCOME-", welcome[:16]), &c.shared)
+	if !ok {
+		return nil, Error("a WELCOME that does not come from the owner of the pinned key")
+	}
+	var server [32]byte
+	copy(server[:], told)
+	vouch, err := c.vouch(&server)
+	if err == nil {
+		c.shared, err = agreed(&server, &c.secret)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.welcomed = true
+	plain := append(append(append([]byte{}, c.keys.Public[:]...), vouch...), metadata...)
+	return c.seal(append([]byte("\x08INITIATE"), told[32:]...), "CurveZMQINITIATE", plain), nil
+}
+
+// vouch proves that the owner of our keys has begun this connection.
+func (c *curve) vouch(server *[32]byte) ([]byte, error) {
+	shared, err := agreed(server, &c.keys.Secret)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]byte, 16)
+	if _, err := rand.Read(out); err != nil {
+		return nil, err
+	}
+	plain := append(append([]byte{}, c.public[:]...), c.keys.Server[:]...)
+	return secretbox.Seal(out, plain, longNonce("VOUCH---", out), &shared), nil
+}
+
+// ready takes what follows the name in READY, and returns the server's metadata.
+func (c *curve) ready(in []byte) ([]byte, error) {
+	if !c.welcomed {
+		return nil, Error("READY before WELCOME")
+	}
+	return c.open(in, "CurveZMQREADY---")
+}
+
+// message returns the frame that carries a frame of ours.
+func (c *curve) message(flags byte, body []byte) []byte {
+	return c.seal([]byte(messageName), "CurveZMQMESSAGEC", append([]byte{inner[flags]}, body...))
+}
+
+// carried opens a frame of the server's where it lies, and returns the frame that it carries.
+func (c *curve) carried(in []byte) (flags byte, body []byte, err error) {
+	if len(in) < overheadBytes || string(in[:len(messageName)]) != messageName {
+		return 0, nil, Error("a frame that is not encrypted, on a connection that is")
+	}
+	plain, err := c.open(in[len(messageName):], "CurveZMQMESSAGES")
+	if err != nil {
+		return 0, nil, err
+	}
+	if int(plain[0]) >= len(outer) {
+		return 0, nil, Error(fmt.Sprintf("an encrypted frame with flags %#x", plain[0]))
+	}
+	return outer[plain[0]], plain[1:], nil
+}
+
+// seal appends our count and a box.
+func (c *curve) seal(to []byte, prefix string, plain []byte) []byte {
+	c.said++
+	nonce := shortNonce(prefix, c.said)
+	return secretbox.Seal(append(to, nonce[16:]...), plain, nonce, &c.shared)
+}
+
+// open opens a box behind a count where it lies.
+func (c *curve) open(in []byte, prefix string) ([]byte, error) {
+	if len(in) < 8+secretbox.Overhead {
+		return nil, Error("a command that was cut short")
+	}
+	count := binary.BigEndian.Uint64(in)
+	if count <= c.heard {
+		return nil, Error(fmt.Sprintf("encrypted frame %d after %d: somebody repeats it", count, c.heard))
+	}
+	plain, ok := openInPlace(in[8:], shortNonce(prefix, count), &c.shared)
+	if !ok {
+		return nil, Error("an encrypted frame that was damaged or forged")
+	}
+	c.heard = count
+	return plain, nil
+}
+
+func shortNonce(prefix string, count uint64) *[24]byte {
+	var nonce [24]byte
+	copy(nonce[:], prefix)
+	binary.BigEndian.PutUint64(nonce[16:], count)
+	return &nonce
+}
+
+func longNonce(prefix string, random []byte) *[24]byte {
+	var nonce [24]byte
+	copy(nonce[copy(nonce[:], prefix):], random)
+	return &nonce
+}
+
+// agreed returns what NaCl's box derives from a public and a secret key: the other side gets the same.
+// (nacl/box itself has it too, and brings packages along that nothing else here needs.)
+func agreed(public, secret *[32]byte) (shared [32]byte, err error) {
+	point, err := curve25519.X25519(secret[:], public[:])
+	if err != nil {
+		return shared, Error("a public key that is none")
+	}
+	copy(shared[:], point)
+	salsa.HSalsa20(&shared, new([16]byte), &shared, &salsa.Sigma)
+	return shared, nil
+}
+
+// openInPlace is secretbox.Open where the box lies: that takes as much memory again, and a frame may
+// have 100 MB. Nothing is decrypted before the proof was found right.
+func openInPlace(box []byte, nonce *[24]byte, shared *[32]byte) ([]byte, bool) {
+	var key, once [32]byte
+	var half, counter, proof [16]byte
+	var first [64]byte // of the key stream: half is the proof's key
+	copy(half[:], nonce[:16])
+	copy(counter[:], nonce[16:])
+	salsa.HSalsa20(&key, &half, shared, &salsa.Sigma)
+	salsa.XORKeyStream(first[:], first[:], &counter, &key)
+	copy(once[:], first[:32])
+	body := box[copy(proof[:], box):]
+	if !poly1305.Verify(&proof, body, &once) {
+		return nil, false
+	}
+	for i := 0; i < 32 && i < len(body); i++ {
+		body[i] ^= first[32+i]
+	}
+	if len(body) > 32 {
+		counter[8] = 1
+		salsa.XORKeyStream(body[32:], body[32:], &counter, &key)
+	}
+	return body, true
+}

@@ -1,0 +1,197 @@
+package weightbus
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+
+	"golang.org/x/crypto/curve25519"
+
+	"github.com/weightbus/weightbus/go_client/internal/zmtp"
+)
+
+const (
+	keysVariable = "WEIGHTBUS_KEYS" // of the environment: a file or a folder of keys; empty: none
+	keysBytesMax = 4096             // of a file of keys
+	keysMax      = 10_000           // files in a folder of them
+)
+
+var keyName = regexp.MustCompile(`^[A-Za-z0-9._-]*\*?[A-Za-z0-9._-]*$`)
+
+// Keys are what `weightbus keygen` makes for a worker. Each key is written as 40 characters of Z85.
+type Keys struct {
+	Name      string `json:"name"`   // what the worker may be called; a * stands for any characters
+	Public    string `json:"public"` // its pair
+	Secret    string `json:"secret"`
+	Publisher string `json:"publisher"` // the public key of the only publisher that it speaks to
+}
+
+// String leaves out the secret.
+func (k Keys) String() string {
+	return fmt.Sprintf("keys of %q, public %s, of the publisher %s", k.Name, k.Public, k.Publisher)
+}
+
+// GoString leaves it out, too.
+func (k Keys) GoString() string { return k.String() }
+
+// ReadKeys reads a worker's file; or of a folder that `weightbus keygen` has made, the one for a worker of this
+// name, which may be "" where there is only one. A file that every user of this host can read is refused.
+func ReadKeys(path, name string) (*Keys, error) {
+	if strings.HasPrefix(strings.TrimSpace(path), "{") { // which may be a secret: it is not quoted
+		return nil, optionErrorf("keys: the path of a file is expected, not what stands in it (give that as Keys)")
+	}
+	if seen, err := os.Stat(path); err == nil && seen.IsDir() {
+		if path, err = keysIn(filepath.Join(path, "workers"), name); err != nil {
+			return nil, err
+		}
+	}
+	text, err := readSecret(path)
+	if err != nil {
+		return nil, err
+	}
+	keys := &Keys{}
+	if err := json.Unmarshal(text, keys); err != nil {
+		return nil, optionErrorf("%s is no file of keys: %v; see weightbus keygen --help", path, err)
+	}
+	if _, err := keys.pair(); err != nil {
+		return nil, optionErrorf("%s is no file of keys: %v; see weightbus keygen --help", path, err)
+	}
+	return keys, nil
+}
+
+func readSecret(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, optionErrorf("keys cannot be read: %v", err)
+	}
+	defer file.Close()
+	seen, err := file.Stat()
+	if err == nil && runtime.GOOS != "windows" && seen.Mode().Perm()&0o007 != 0 {
+		return nil, optionErrorf("%s is open to every user of this host: chmod 600 %s", path, path)
+	}
+	var text []byte
+	if err == nil {
+		text, err = io.ReadAll(io.LimitReader(file, keysBytesMax))
+	}
+	if err != nil {
+		return nil, optionErrorf("keys cannot be read: %v", err)
+	}
+	return text, nil
+}
+
+// keysIn returns the file in a folder that is for a worker of this name; without one, the only file.
+func keysIn(folder, name string) (string, error) {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return "", optionErrorf("keys cannot be read: %v", err)
+	}
+	var files []string
+	for _, entry := range entries {
+		if file := entry.Name(); strings.HasSuffix(file, ".json") && file != ".json" {
+			files = append(files, filepath.Join(folder, file))
+		}
+	}
+	if len(files) > keysMax {
+		return "", optionErrorf("%s has %d keys; at most %d are allowed", folder, len(files), keysMax)
+	}
+	var fit []string
+	for _, file := range files {
+		form := strings.ReplaceAll(strings.TrimSuffix(filepath.Base(file), ".json"), "+", "*")
+		if form == name {
+			return file, nil
+		}
+		if name == "" || fits(name, form) {
+			fit = append(fit, file)
+		}
+	}
+	if len(fit) != 1 {
+		who := name
+		if who == "" {
+			who = "a worker without a name"
+		}
+		return "", optionErrorf("%s has %d files for %s, of %d in all: name one file, or the worker that it is for; "+
+			"weightbus keygen makes more", folder, len(fit), who, len(files))
+	}
+	return fit[0], nil
+}
+
+// fits tells whether a worker may have a name whose key is for this one.
+func fits(name, form string) bool {
+	begin, end, star := strings.Cut(form, "*")
+	if !star {
+		return name == form
+	}
+	return len(name) >= len(begin)+len(end) && strings.HasPrefix(name, begin) && strings.HasSuffix(name, end)
+}
+
+// findKeys returns the keys that the options or the environment give; nil if there are none. The options say
+// which afterwards.
+func (o *Options) findKeys() (*zmtp.Keys, error) {
+	if path := os.Getenv(keysVariable); o.Keys == nil && path != "" {
+		found, err := ReadKeys(path, o.Name)
+		if err != nil {
+			return nil, err
+		}
+		o.Keys = found
+	}
+	if o.Keys == nil || *o.Keys == (Keys{}) {
+		o.Keys = nil
+		return nil, nil
+	}
+	keys, err := o.Keys.pair()
+	if err != nil {
+		return nil, optionErrorf("Keys: %v; see weightbus keygen --help", err)
+	}
+	return keys, nil
+}
+
+// pair returns the keys as CURVE has them.
+func (k *Keys) pair() (*zmtp.Keys, error) {
+	if !keyName.MatchString(k.Name) || len(k.Name) < 1 || len(k.Name) > 128 {
+		return nil, fmt.Errorf("%q: a name is 1 to 128 of A-Z a-z 0-9 . _ - and at most one *", k.Name)
+	}
+	keys := &zmtp.Keys{}
+	for _, one := range []struct {
+		what, text string
+		to         *[32]byte
+	}{{"public", k.Public, &keys.Public}, {"secret", k.Secret, &keys.Secret}, {"publisher", k.Publisher, &keys.Server}} {
+		if !fromZ85(one.to, one.text) {
+			return nil, fmt.Errorf("%s is no key of 40 characters of Z85", one.what)
+		}
+	}
+	var public [32]byte
+	if curve25519.ScalarBaseMult(&public, &keys.Secret); public != keys.Public {
+		return nil, fmt.Errorf("public and secret key do not belong together: make a new pair")
+	}
+	return keys, nil
+}
+
+const z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+
+// fromZ85 reads a key (ZeroMQ RFC 32): each five characters are four bytes.
+func fromZ85(key *[32]byte, text string) bool {
+	if len(text) != 40 {
+		return false
+	}
+	for i := 0; i < 8; i++ {
+		word := uint64(0)
+		for _, c := range []byte(text[5*i : 5*i+5]) {
+			digit := strings.IndexByte(z85, c)
+			if digit < 0 {
+				return false
+			}
+			word = word*85 + uint64(digit)
+		}
+		if word > 1<<32-1 {
+			return false
+		}
+		binary.BigEndian.PutUint32(key[4*i:], uint32(word))
+	}
+	return true
+}
