@@ -4,6 +4,8 @@ import type { Effect } from "../src/effects.js";
 import { STAGING_BYTES_MAX, timing } from "../src/limits.js";
 import { type Model, WorkerMachine } from "../src/machine.js";
 import { encode } from "../src/messages.js";
+import { patching } from "../src/patching.js";
+import { atOnce } from "../src/slices.js";
 import { RegisteredTarget, SnapshotTarget } from "../src/target.js";
 import { memory, type Spec } from "./memory.js";
 import type { Blob, Row } from "./vectors.js";
@@ -78,6 +80,10 @@ class Player {
     for (const effect of effects) {
       if (effect.do === "send") this.#sent.push(JSON.parse(encode(effect.message)));
       if (effect.do === "ready") this.#perform(this.#apply(effect.model));
+      if (effect.do === "decode") {
+        const fault = atOnce(patching(effect.job));
+        this.#perform(this.#machine.decoded(effect.job, fault, this.#now));
+      }
     }
   }
 

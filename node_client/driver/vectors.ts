@@ -3,12 +3,23 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { convert, elements } from "../src/casts.js";
-import { crc32c, digest } from "../src/checksum.js";
+import { crc32c, digest, digestOf } from "../src/checksum.js";
 import { ChunkPlan } from "../src/chunks.js";
 import { arrayType, type Dtype } from "../src/dtypes.js";
-import { LayoutError, ProtocolError } from "../src/errors.js";
+import { LayoutError, PatchError, ProtocolError } from "../src/errors.js";
+import { Keyring } from "../src/keyring.js";
 import { Layout } from "../src/layout.js";
 import { decode, encode, type Running, type WorkerMessage } from "../src/messages.js";
+import { Patch } from "../src/patch.js";
+import {
+  associatedOf,
+  GroupKey,
+  namesOf,
+  nonceOf,
+  Opening,
+  type Purpose,
+  type Subject,
+} from "../src/sealing.js";
 import { play, type Sequence } from "./sequences.js";
 import { TABLES } from "./tables.js";
 
@@ -33,8 +44,27 @@ interface Case extends Blob {
   from: Dtype;
   to: Dtype;
   in: string;
+  group: string;
+  version: Subject;
+  purpose: Purpose;
+  index: number;
+  sealed: string;
+  tag: string;
+  keys: string[];
+  messages: { header: string }[];
+  base: [hex: string, times: number][];
+  patch: Blob;
 }
 
+/** Fields that those who seal nothing and take no patches need not know, at their defaults. */
+const LEFT_OUT: ReadonlyMap<string, string> = new Map([
+  ["keys", "[]"],
+  ["key", "null"],
+  ["tag", "null"],
+  ["keep", "false"],
+  ["patches", "[]"],
+  ["patch", "null"],
+]);
 const SEGMENTS = "Node has no flock, so this client never takes the shared road";
 
 /** Yield a row for every case of every table in a folder, in their order. */
@@ -58,7 +88,14 @@ export function* vectors(folder: string): Generator<Row> {
     yield* rows(folder, file, "sequences", (c) => sequence(folder, c));
   }
   yield* rows(folder, "casts.json", "cases", (c) => ({ out: cast(c) }));
+  yield* rows(folder, "deltas.json", "cases", (c) => delta(folder, c));
   yield* rows(folder, "sequences.json", "cases", (c) => sequence(folder, c));
+  yield* rows(folder, "sealing.json", "keys", groupKey);
+  yield* rows(folder, "sealing.json", "versions", versionKey);
+  yield* rows(folder, "sealing.json", "payloads", payload);
+  yield* rows(folder, "sealing.json", "messages", published);
+  yield* rows(folder, "sealing.json", "headers", (c) => message(folder, c));
+  yield* rows(folder, "patching.json", "headers", (c) => message(folder, c));
 }
 
 function* rows(
@@ -68,10 +105,11 @@ function* rows(
   result: (c: Case) => Row | null,
 ): Generator<Row> {
   const table = JSON.parse(readFileSync(join(folder, file), "utf8")) as Record<string, Case[]>;
+  const several = Object.keys(table).length > 2; // lists, beside the format
   for (const [index, c] of (table[list] ?? []).entries()) {
     const name = c.name ?? String(index);
     const found = result(c);
-    if (found !== null) yield { file, case: list === "cases" ? name : `${list}/${name}`, ...found };
+    if (found !== null) yield { file, case: several ? `${list}/${name}` : name, ...found };
   }
 }
 
@@ -94,12 +132,50 @@ function message(folder: string, c: Case): Row | null {
   });
 }
 
-/** Return a message with objects in place of maps. */
+/** Return a message with objects in place of maps, and base64 in place of bytes. */
 function plain(fields: object): Row {
-  const entries = Object.entries(fields);
-  return Object.fromEntries(
-    entries.map(([key, value]) => [key, value instanceof Map ? Object.fromEntries(value) : value]),
-  );
+  const entries = Object.entries(fields).map(([key, value]) => [key, written(value)] as const);
+  const told = entries.filter(([key, value]) => LEFT_OUT.get(key) !== JSON.stringify(value));
+  return Object.fromEntries(told);
+}
+
+function written(value: unknown): unknown {
+  if (value instanceof Uint8Array) return Buffer.from(value).toString("base64");
+  return value instanceof Map ? Object.fromEntries(value) : value;
+}
+
+function groupKey({ group }: Case): Row {
+  const key = new GroupKey(group);
+  return { ok: { id: key.id, messages: key.ofMessages.toString("hex") } };
+}
+
+function versionKey({ group, version }: Case): Row {
+  const names = namesOf(version);
+  const key = new GroupKey(group).ofVersion(names);
+  return { ok: { names: names.toString("hex"), key: key.toString("hex") } };
+}
+
+function payload({ group, version, purpose, index, sealed, tag }: Case): Row {
+  const bytes = Buffer.from(sealed, "hex");
+  const nonce = nonceOf(purpose, index);
+  const associated = associatedOf(version, purpose, index, bytes.length);
+  const key = new GroupKey(group).ofVersion(namesOf(version));
+  const opening = new Opening(key, nonce, associated, Buffer.from(tag, "hex"));
+  const crc = opening.opens(bytes, bytes);
+  if (crc === null) return { error: "sealed" };
+  const [text, ...bound] = [bytes, nonce, associated].map((some) => some.toString("hex"));
+  return { ok: { plain: text, crc, nonce: bound[0], associated: bound[1] } };
+}
+
+/** Return what counts of some messages that were published to one who has the group keys. */
+function published({ keys, messages }: Case): Row {
+  const keyring = new Keyring();
+  keyring.begin(keys);
+  const counts = messages.map(({ header }) => {
+    const decoded = keyring.published(decode([Buffer.from(header)]));
+    return decoded && plain(decoded.message);
+  });
+  return { counts };
 }
 
 function sequence(folder: string, c: Case): Row {
@@ -129,6 +205,19 @@ function cast({ from, to, in: bytes }: Case): string {
   return Buffer.from(target.buffer).toString("hex");
 }
 
+function delta(folder: string, c: Case): Row {
+  const layout = Layout.parse(bytesOf(folder, c.layout as unknown as Blob));
+  const base = Buffer.from(c.base.map(([hex, times]) => hex.repeat(times)).join(""), "hex");
+  const data = Uint8Array.from(base);
+  const answer = tried(() => {
+    new Patch(layout, bytesOf(folder, c.patch)).apply(data);
+    return { ok: { digest: digestOf(layout.id, 2 ** 12, data) } };
+  });
+  const late = c.name === "another target"; // which is found out last
+  if ("error" in answer && !late && !base.equals(data)) return { error: "bytes have changed" };
+  return answer;
+}
+
 function version(folder: string, c: Case): Row {
   const bytes = bytesOf(folder, c);
   const head = bytes.subarray(0, c.layout_bytes);
@@ -149,6 +238,7 @@ function tried(result: () => Row): Row {
 function codeOf(error: unknown): string {
   if (error instanceof ProtocolError) return error.code;
   if (error instanceof LayoutError) return "layout-invalid";
+  if (error instanceof PatchError) return "patch";
   if (error instanceof RangeError) return "chunk-bytes";
   throw error;
 }

@@ -22,6 +22,7 @@ export interface Options {
   readonly applyTimeout: number | undefined; // seconds
   readonly partial: boolean;
   readonly cast: boolean;
+  readonly keys: string | undefined;
   readonly seconds: number;
 }
 
@@ -38,6 +39,7 @@ export async function worker(address: string, options: Options): Promise<void> {
     models: targets,
     strict: !options.partial,
     cast: options.cast,
+    keys: options.keys,
     bytesMax,
   });
   const stop = () => {

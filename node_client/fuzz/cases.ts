@@ -11,6 +11,9 @@ interface Case {
   readonly direction?: string;
   readonly frames?: readonly Blob[];
   readonly header?: Blob;
+  readonly layout?: Blob;
+  readonly base?: readonly [hex: string, times: number][];
+  readonly patch?: Blob;
   readonly steps?: readonly {
     readonly control?: Blob[];
     readonly data?: Blob[];
@@ -18,8 +21,8 @@ interface Case {
   }[];
 }
 
-function table(file: string): Case[] {
-  return JSON.parse(readFileSync(join(FOLDER, file), "utf8")).cases;
+function table(file: string, list = "cases"): Case[] {
+  return JSON.parse(readFileSync(join(FOLDER, file), "utf8"))[list];
 }
 
 function bytesOf({ text, hex, file }: Blob): Buffer {
@@ -32,13 +35,21 @@ function short(bytes: Uint8Array): boolean {
   return bytes.length < 5000;
 }
 
-export const headers = table("messages.json")
+const ofFeatures = ["sealing.json", "patching.json"].flatMap((file) => table(file, "headers"));
+export const headers = [...table("messages.json"), ...ofFeatures]
   .filter((c) => c.direction === "from_publisher")
   .map((c) => (c.frames ?? []).map(bytesOf))
   .flatMap(([header]) => (header !== undefined && short(header) ? [header] : []));
 export const layouts = table("layouts.json")
   .map((c) => bytesOf(c.header ?? {}))
   .filter(short);
+
+/** Patches, with what they are for. */
+export const patches = table("deltas.json").flatMap(({ layout = {}, base = [], patch = {} }) => {
+  const digits = base.map(([hex, times]) => hex.repeat(times)).join("");
+  const data = Buffer.from(digits, "hex");
+  return short(data) ? [{ layout: bytesOf(layout), base: data, patch: bytesOf(patch) }] : [];
+});
 
 /** One thing that happens to a worker. */
 export type Step =

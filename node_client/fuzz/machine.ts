@@ -6,6 +6,7 @@ import { crc32c, digest } from "../src/checksum.js";
 import { ChunkPlan } from "../src/chunks.js";
 import type { Effect } from "../src/effects.js";
 import { CHUNKS_MAX, HEADER_BYTES_MAX, WINDOW_CHUNKS } from "../src/limits.js";
+import type { WorkerMachine } from "../src/machine.js";
 import { decode, encode } from "../src/messages.js";
 import { newer, type StagedVersion } from "../src/staging.js";
 import { Bench } from "../tests/bench.js";
@@ -21,7 +22,7 @@ type User = "apply" | "keep" | "fail" | "tear";
 /** What the user does, beside what the network does. */
 type Act = Step | { readonly user: User };
 
-const versions = fc
+export const versions = fc
   .record({
     epoch: fc.constantFrom(7, 7, 7, 7, 8, 6),
     version: fc.integer({ min: 1, max: 5 }),
@@ -89,10 +90,13 @@ const scene = fc
   .map(([begin, more, at]) => [...begin.slice(0, at), ...more.flat(), ...begin.slice(at)] as Act[]);
 
 /** The machine, and what must hold of it after each act. */
-class Stage {
-  readonly bench = new Bench({ bytesMax: 10_000 });
-  readonly machine = this.bench.machine;
+export class Stage {
+  readonly machine: WorkerMachine;
   readonly #chunkBytes = new Set<number>(); // of versions that were announced
+
+  constructor(readonly bench = new Bench({ bytesMax: 10_000 })) {
+    this.machine = bench.machine;
+  }
 
   play(act: Act, piece: number): void {
     const before = this.machine.running("m");
@@ -155,6 +159,7 @@ class Stage {
   }
 
   check(effects: readonly Effect[]): void {
+    if (effects.some((effect) => effect.do === "decode")) this.check(this.bench.decode(effects));
     for (const effect of effects) {
       if (effect.do === "ready") assert.ok(this.bench.ready);
       if (effect.do !== "send") continue;

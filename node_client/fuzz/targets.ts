@@ -2,14 +2,16 @@
 
 import assert from "node:assert/strict";
 import fc from "fast-check";
-import { LayoutError, ProtocolError } from "../src/errors.js";
+import { LayoutError, PatchError, ProtocolError } from "../src/errors.js";
 import { Layout } from "../src/layout.js";
 import { decode } from "../src/messages.js";
+import { Patch } from "../src/patch.js";
 import { Lease } from "../src/transfer.js";
 import { Stream, ZmtpError } from "../src/zmtp.js";
 import { layoutOf } from "../tests/published.js";
 import { GREETING, message, READY } from "../tests/streams.js";
-import { damaged, headers, layouts } from "./cases.js";
+import { damaged, headers, layouts, patches } from "./cases.js";
+import { keyed } from "./keyed.js";
 import { machine } from "./machine.js";
 
 type Kind = abstract new (...args: never[]) => Error;
@@ -55,6 +57,22 @@ const layout = fc.property(damaged(layouts), fc.boolean(), (bytes, framed) => {
   assert.doesNotMatch(bare, /[-+.eE]/);
 });
 
+const patched = fc
+  .tuple(fc.constantFrom(...patches), fc.boolean())
+  .chain(([{ layout, base, patch }, whole]) => {
+    const [head, body] = [patch.subarray(0, 120), patch.subarray(120)]; // digests; few may change
+    const spoilt = whole ? damaged([patch]) : damaged([body]).map((b) => Buffer.concat([head, b]));
+    return spoilt.map((bytes) => ({ layout, base, bytes }));
+  });
+
+/** A patch is refused, and then not a byte has changed, or all of it can be read. */
+const patch = fc.property(patched, ({ layout, base, bytes }) => {
+  const parsed = allowed(PatchError, () => new Patch(Layout.parse(layout), bytes));
+  const data = Uint8Array.from(base);
+  const put = parsed && allowed(PatchError, () => parsed.put(data) ?? true);
+  if (put === undefined) assert.ok(base.equals(data));
+});
+
 /** Feed a stream in pieces; return what came of it: messages, and whether it broke. */
 function streamed(bytes: Uint8Array, pieces: Iterator<number>): unknown[] {
   const messages: unknown[] = [];
@@ -94,4 +112,4 @@ const stream = fc.property(damaged([dialogue]), sizes, (bytes, pieces) => {
   assert.deepEqual(streamed(bytes, pieces), streamed(bytes, [].values()));
 });
 
-export const targets = { header, layout, stream, machine };
+export const targets = { header, layout, patch, stream, machine, keyed };

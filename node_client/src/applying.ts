@@ -16,7 +16,7 @@ import { TornError } from "./errors.js";
 import { Gate } from "./gate.js";
 import { now } from "./loop.js";
 import type { WorkerMachine } from "./machine.js";
-import { inSlices } from "./slices.js";
+import { atOnce, inSlices } from "./slices.js";
 import type { StagedVersion } from "./staging.js";
 import { type Target, views, type Writing } from "./target.js";
 import type { Tensor } from "./tensor.js";
@@ -29,6 +29,8 @@ export interface Update {
   readonly version: number;
   /** What its bytes hash to, as the publisher is told. */
   readonly digest: string;
+  /** What came over the network: `raw`, all of it, or `delta-1`, a patch on the version before. */
+  readonly encoding: string;
   /** By name, aliases included: the registered memory, or the snapshot. */
   readonly tensors: ReadonlyMap<string, Tensor>;
   /** The texts that were published with it. */
@@ -117,7 +119,8 @@ export class Applier {
   }
 
   async #written(writing: Writing): Promise<void> {
-    const write = writing.large ? inSlices(writing.pieces) : atOnce(writing.pieces);
+    if (!writing.large) return atOnce(writing.pieces);
+    const write = inSlices(writing.pieces);
     this.#writes.add(write);
     try {
       await write;
@@ -186,13 +189,10 @@ export class Applier {
   }
 }
 
-async function atOnce(pieces: Iterable<void>): Promise<void> {
-  for (const _ of pieces);
-}
-
 function told(staged: StagedVersion, tensors: Update["tensors"]): Update {
-  const { model, epoch, version, digest, layout } = staged;
-  return { model, epoch, version, digest, tensors, metadata: layout.metadata };
+  const { model, epoch, version, digest, layout, patch } = staged;
+  const encoding = patch?.encoding ?? "raw";
+  return { model, epoch, version, digest, encoding, tensors, metadata: layout.metadata };
 }
 
 /** Return what somebody threw in words, whatever it is. */

@@ -2,6 +2,8 @@
 
 import { createHash } from "node:crypto";
 import { crc32c as native } from "@node-rs/crc32";
+import { ChunkPlan } from "./chunks.js";
+import { atOnce, pieces } from "./slices.js";
 
 /**
  * Return the CRC-32C of bytes, or go on from the `crc` of those before them.
@@ -27,4 +29,28 @@ export function digest(layout: string, chunkBytes: number, crcs: Iterable<number
   const tail = Buffer.alloc(4 * list.length);
   for (const [index, crc] of list.entries()) tail.writeUInt32LE(crc, 4 * index);
   return createHash("sha256").update(head).update(tail).digest("hex");
+}
+
+/** Return the digest of a data section, of which a piece is hashed at each step. */
+export function* digesting(
+  layout: string,
+  chunkBytes: number,
+  data: Uint8Array,
+): Generator<void, string> {
+  const plan = new ChunkPlan(data.length, chunkBytes);
+  const crcs = new Uint32Array(plan.count);
+  for (let index = 0; index < plan.count; index++) {
+    let crc = 0;
+    for (const [begin, end] of pieces(...plan.span(index))) {
+      crc = crc32c(data.subarray(begin, end), crc);
+      yield;
+    }
+    crcs[index] = crc;
+  }
+  return digest(layout, chunkBytes, crcs);
+}
+
+/** Return the digest of a data section. */
+export function digestOf(layout: string, chunkBytes: number, data: Uint8Array): string {
+  return atOnce(digesting(layout, chunkBytes, data));
 }

@@ -1,8 +1,11 @@
 /** The control channel: a DEALER of the `zeromq` package, connected to the publisher's ROUTER. */
 
-import { Dealer } from "zeromq";
-import { AddressError } from "./errors.js";
-import { MESSAGE_BYTES_MAX } from "./limits.js";
+import { setImmediate } from "node:timers/promises";
+import { capability, Dealer } from "zeromq";
+import { AddressError, KeysError } from "./errors.js";
+import { Handshakes } from "./handshakes.js";
+import type { WorkerKeys } from "./keys.js";
+import { MESSAGE_BYTES_MAX, SLICE_MS } from "./limits.js";
 
 const LINGER_MS = 200; // what is on its way at closing (a goodbye, an acknowledgement) gets this
 const CONNECT_MS = 3_000; // for one attempt: the kernel's own second comes after 1 s, its third 3 s
@@ -13,10 +16,21 @@ export interface ControlHandlers {
   readonly connected: () => void;
   /** Anything became of the connection: it was made or broke, an attempt at one began or failed. */
   readonly changed: () => void;
+  /** The publisher does not let us in, or we not it, for want of the right key. */
+  readonly shutOut: (why: string) => void;
 }
 
-/** After an error of ZMTP the last one comes, and then none any more. */
-const CHANGES = ["connect:delay", "connect:retry", "connect", "handshake", "disconnect"] as const;
+/** After an error of ZMTP the last ones come, and then none any more. */
+const CHANGES = [
+  "connect:delay",
+  "connect:retry",
+  "connect",
+  "handshake",
+  "handshake:error:auth",
+  "handshake:error:protocol",
+  "handshake:error:other",
+  "disconnect",
+] as const;
 
 export class Control {
   readonly #socket = new Dealer({
@@ -30,19 +44,55 @@ export class Control {
     reconnectMaxInterval: 1_000,
   });
 
+  /**
+   * @param keys - our own, and the publisher's public one; null: there are none.
+   * @param patience - milliseconds for which handshakes may fail without a word.
+   */
   constructor(
     readonly address: string,
+    keys: WorkerKeys | null,
+    patience: number,
     readonly handlers: ControlHandlers,
   ) {
     try {
+      if (keys !== null) this.#pin(keys);
       this.#socket.ipv6 = address.includes("[");
+      // Watched from before it connects: a first attempt may be over, for good, in an instant.
+      this.#watch(new Handshakes(keys !== null, patience));
       this.#socket.connect(address);
     } catch (error) {
       this.#socket.close();
+      if (error instanceof KeysError) throw error;
       throw new AddressError(`cannot connect to ${address}: ${(error as Error).message}`);
     }
-    for (const change of CHANGES) this.#socket.events.on(change, () => handlers.changed());
-    this.#socket.events.on("handshake", () => handlers.connected());
+  }
+
+  /** Speak to the owner of the publisher's key alone. */
+  #pin({ publisher, public: own, secret }: WorkerKeys): void {
+    if (!capability.curve) {
+      throw new KeysError(
+        "keys need CURVE, which this build of zeromq lacks: install the zeromq package with the " +
+          "binaries that come with it, or build it against a libzmq with libsodium",
+      );
+    }
+    this.#socket.curvePublicKey = own; // K1
+    this.#socket.curveSecretKey = secret;
+    this.#socket.curveServerKey = publisher;
+  }
+
+  #watch(handshakes: Handshakes): void {
+    const { events } = this.#socket;
+    for (const change of CHANGES) events.on(change, () => this.handlers.changed());
+    events.on("handshake", () => {
+      handshakes.succeeded();
+      this.handlers.connected();
+    });
+    const failed = (why: string) => {
+      if (why !== "") this.handlers.shutOut(why);
+    };
+    events.on("handshake:error:auth", () => failed(handshakes.refused()));
+    events.on("handshake:error:protocol", ({ error }) => failed(handshakes.mismatched(error.code)));
+    events.on("handshake:error:other", () => failed(handshakes.cutOff(performance.now())));
   }
 
   /** Whether a publisher is at the other end, as far as ZeroMQ knows. */
@@ -50,9 +100,15 @@ export class Control {
     return !this.#socket.closed && this.#socket.writable;
   }
 
-  /** Hand over messages until the channel is closed. */
+  /** Hand over messages until the channel is closed; the event loop turns in between. */
   async run(): Promise<void> {
-    for await (const frames of this.#socket) this.handlers.message(frames);
+    let since = performance.now();
+    for await (const frames of this.#socket) {
+      this.handlers.message(frames);
+      if (performance.now() - since < SLICE_MS) continue;
+      await setImmediate();
+      since = performance.now();
+    }
   }
 
   /** Send to the publisher; lost while nobody is there. */

@@ -1,18 +1,21 @@
 /** What a machine wants done. `loop.ts` does it; tests look at it. */
 
 import type { WorkerMessage } from "./messages.js";
+import type { Patching } from "./patching.js";
 
 export type Effect =
   /** Send a message to the publisher. */
   | { readonly do: "send"; readonly message: WorkerMessage }
-  /** Take published messages from this endpoint, in place of any before. */
-  | { readonly do: "connect"; readonly endpoint: string }
+  /** Take published messages from this endpoint, in place of any before, by this ticket if any. */
+  | { readonly do: "connect"; readonly endpoint: string; readonly ticket: string }
   /** Make both connections anew: those that there are may lead nowhere. */
   | { readonly do: "redial" }
   /** Ask for a topic, or no longer. */
   | { readonly do: "subscribe"; readonly topic: string; readonly on: boolean }
   /** Have the kernel find the pages of fresh memory while it is unused: the first version is faster. */
   | { readonly do: "touch"; readonly memory: Uint8Array; readonly unused: () => boolean }
+  /** Decode a patch that is here, and tell the machine what came of it. */
+  | { readonly do: "decode"; readonly job: Patching }
   /** A version of a model waits to be applied. */
   | { readonly do: "ready"; readonly model: string }
   /** A version cannot be taken; if `intact`, what ran before still runs, else nothing does. */

@@ -10,6 +10,9 @@ export class WeightbusError extends Error {
 /** An address that cannot be connected to. */
 export class AddressError extends WeightbusError {}
 
+/** Keys cannot be read or make no sense, or this machine has no use for them. */
+export class KeysError extends WeightbusError {}
+
 /** A version cannot be applied here. If `intact`, the one that ran before still runs, else none. */
 export class ApplyError extends WeightbusError {
   constructor(
@@ -60,3 +63,6 @@ export class ProtocolError extends WeightbusError {
 
 /** The bytes are no layout: which rule they break, and where. */
 export class LayoutError extends WeightbusError {}
+
+/** The bytes are no patch for the version that is here, and why. */
+export class PatchError extends WeightbusError {}

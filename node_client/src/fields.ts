@@ -5,7 +5,16 @@
  * undefined), so that tables of fields can be read as sentences: see `messages.ts`.
  */
 
-import { FEATURES_MAX, INTEGER_MAX, LABEL_MAX, MODELS_MAX, TEXT_MAX } from "./limits.js";
+import {
+  FEATURES_MAX,
+  GROUP_KEYS_MAX,
+  HEADER_BYTES_MAX,
+  INTEGER_MAX,
+  LABEL_MAX,
+  MODELS_MAX,
+  PATCHES_MAX,
+  TEXT_MAX,
+} from "./limits.js";
 
 export interface Field<T> {
   /** What the value must be, in words. */
@@ -21,13 +30,14 @@ export type Values<F extends Fields> = {
 };
 
 const NAME = /^[A-Za-z0-9._-]{1,128}$/;
+const BASE64 = /^[A-Za-z0-9+/]*={0,2}$/;
 
 /** Whether a text may name a model or a worker. */
 export function isName(text: string): boolean {
   return NAME.test(text);
 }
 
-function matching(must: string, pattern: RegExp): Field<string> {
+export function matching(must: string, pattern: RegExp): Field<string> {
   return { must, read: (v) => (typeof v === "string" && pattern.test(v) ? v : undefined) };
 }
 
@@ -35,6 +45,7 @@ export const name: Field<string> = {
   must: "1 to 128 of the characters A-Z a-z 0-9 . _ -",
   read: (v) => (typeof v === "string" && isName(v) ? v : undefined),
 };
+export const hex16 = matching("16 hex digits", /^[0-9a-f]{16}$/);
 export const hex32 = matching("32 hex digits", /^[0-9a-f]{32}$/);
 export const hex64 = matching("64 hex digits", /^[0-9a-f]{64}$/);
 export const boolean: Field<boolean> = {
@@ -79,12 +90,28 @@ export function optional<T>(field: Field<T>, absent: () => T): Field<T> {
   return { ...field, absent };
 }
 
-export const names: Field<readonly string[]> = {
-  must: `a list of at most ${FEATURES_MAX} names`,
-  read: (v) =>
-    Array.isArray(v) && v.length <= FEATURES_MAX && v.every((n) => name.read(n) !== undefined)
-      ? (v as string[])
-      : undefined,
+function list<T>(field: Field<T>, most: number, what: string): Field<readonly T[]> {
+  return {
+    must: `a list of at most ${most} ${what}`,
+    read: (v) => {
+      if (!Array.isArray(v) || v.length > most) return undefined;
+      const values = v.map((one) => field.read(one));
+      return values.some((value) => value === undefined) ? undefined : (values as T[]);
+    },
+  };
+}
+
+export const names = list(name, FEATURES_MAX, "names");
+export const groupKeys = list(hex64, GROUP_KEYS_MAX, "group keys of 64 hex digits");
+
+/** Bytes, in base64. */
+export const sealed: Field<Uint8Array> = {
+  must: `base64 of at most ${HEADER_BYTES_MAX} bytes`,
+  read: (v) => {
+    if (typeof v !== "string" || v.length % 4 !== 0 || !BASE64.test(v)) return undefined;
+    const bytes = Buffer.from(v, "base64");
+    return bytes.length <= HEADER_BYTES_MAX ? bytes : undefined;
+  },
 };
 
 /** An object whose keys are names, as a map: a name may be `__proto__`. */
@@ -142,3 +169,12 @@ export const digestOrEmpty = matching("64 hex digits or empty", /^([0-9a-f]{64})
 export const shared = object({ path: reason, token: hex32 });
 export const running = object({ epoch: count, version: positive, digest: digestOrEmpty });
 export const whole = object({ crc: integer(0, 2 ** 32 - 1), digest: hex64 });
+
+const ofPatch = { encoding: name, epoch: count, version: positive };
+/** Which patch of a version it is. */
+export const patchId = object(ofPatch);
+export const patches = list(
+  object({ ...ofPatch, digest: hex64, nbytes: positive }),
+  PATCHES_MAX,
+  "patches",
+);

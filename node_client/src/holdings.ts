@@ -1,8 +1,9 @@
 /** The versions of one model that are here, each in its phase, and the memory that they take. */
 
+import type { Layout } from "./layout.js";
 import type { Announce, Running } from "./messages.js";
 import { ARROWS, type Event, type Phase } from "./phases.js";
-import { Buffers, type Key, newer, type StagedVersion, sameKey } from "./staging.js";
+import { type Base, Buffers, type Key, newer, type StagedVersion, sameKey } from "./staging.js";
 import type { Transfer } from "./transfer.js";
 
 const REJECTED_KEPT = 8; // versions remembered that could not be taken here
@@ -17,6 +18,7 @@ export class Held implements Key {
   buffer: Uint8Array | null = null;
   /** Whether the user keeps the buffer, once the version runs. */
   kept = false;
+  layout!: Layout; // once it arrives
   transfer!: Transfer; // while it arrives
   staged!: StagedVersion; // once it is whole
   running!: Running; // while it runs
@@ -30,6 +32,8 @@ export class Held implements Key {
 /** The versions of one model. */
 export class Holdings {
   readonly buffers = new Buffers();
+  /** What patches may build on. */
+  base: Base | null = null;
   // Could not be taken; not tried again. An older one still may be: what was rejected may have
   // been aborted, or meant for few, and the latest for all be one that was missed.
   rejected: readonly Key[] = [];
@@ -66,16 +70,65 @@ export class Holdings {
   /**
    * Give a version a staging buffer; false if all are in use.
    *
-   * @throws RangeError - if there is no memory.
+   * @throws RangeError - if there is no memory, not even that of what patches build on.
    */
   takeMemory(held: Held): boolean {
-    held.buffer = this.buffers.take(held.announce.nbytes);
+    const { nbytes } = held.announce;
+    try {
+      held.buffer = this.buffers.take(nbytes);
+    } catch (error) {
+      if (!(error instanceof RangeError) || !this.drop(true)) throw error;
+      held.buffer = this.buffers.take(nbytes);
+    }
     return held.buffer !== null;
   }
 
   /** Have a version of another name in the place of one that runs. */
   rename(held: Held, { epoch, version }: Key): void {
-    if (this.move(held, "renamed")) Object.assign(held, { epoch, version });
+    if (!this.move(held, "renamed")) return;
+    Object.assign(held, { epoch, version });
+    const running = { epoch, version, digest: held.running.digest };
+    if (this.base?.running === held.running) this.base.running = running;
+    held.running = running;
+  }
+
+  // What patches build on.
+
+  /**
+   * What is about to run is what patches build on from now on, in place of what ran; unless one that
+   * is arriving still needs that.
+   */
+  keep(held: Held): void {
+    const own = !held.kept; // else the user has it, and we look at it
+    this.drop(own);
+    if (this.base !== null) return;
+    this.base = { running: held.running, layout: held.layout, data: held.staged.data, own };
+    if (!own) return;
+    this.buffers.forget();
+    held.buffer = null;
+  }
+
+  /**
+   * Have nothing for patches to build on, unless one that is arriving needs it. Its buffer serves
+   * other versions if it is of `use`: else it was needed for this alone.
+   *
+   * @returns whether there was something.
+   */
+  drop(use: boolean): boolean {
+    const { base } = this;
+    if (base === null || this.at("arriving")?.transfer.base === base) return false;
+    if (base.own && use) this.buffers.add(base.data);
+    this.base = null;
+    return true;
+  }
+
+  /** A patch no longer needs what it builds on: if that runs no more, nobody does. */
+  release(transfer: Transfer): void {
+    const { base } = transfer;
+    transfer.base = null;
+    const runs = this.at("running");
+    if (base === null || base.running === runs?.running) return;
+    this.drop(runs?.announce.keep ?? true);
   }
 
   /** Let something happen to a version; return whether it has an arrow for that. */
@@ -96,5 +149,6 @@ export class Holdings {
     if (held.transfer.revoke() || held.kept) this.buffers.forget();
     else this.buffers.giveBack(held.buffer);
     held.buffer = null;
+    this.release(held.transfer);
   }
 }

@@ -6,12 +6,14 @@ export {
   AddressError,
   ApplyError,
   ClosedError,
+  KeysError,
   RefusedError,
   TimeoutError,
   TornError,
   WeightbusError,
 } from "./errors.js";
 export { toFloat32 } from "./floats.js";
+export { readWorkerKeys, type WorkerKeys } from "./keys.js";
 export type { Running } from "./messages.js";
 export type { Registered } from "./target.js";
 export { type Tensor, tensor } from "./tensor.js";

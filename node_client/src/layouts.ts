@@ -22,6 +22,8 @@ export class Acceptance {
     readonly accepts: Accepts,
     /** The largest version to take, in bytes. */
     readonly bytesMax: number,
+    /** How versions are sealed; null: they are in the clear. */
+    readonly encryption: string | null = null,
   ) {}
 
   /** The layout of an announced version, if it is known. */
@@ -65,9 +67,9 @@ export class Acceptance {
   /** Why a version cannot be taken, as far as that is known yet. */
   fault(announce: Announce): Fault | null {
     const { encoding, encryption, nbytes, chunk_bytes } = announce; // W6
-    if (encoding !== "raw" || encryption !== null) {
-      const what = `encoding ${encoding}, encryption ${encryption ?? "none"}`;
-      return ["unsupported", `${what}; this worker takes raw without encryption`];
+    if (encoding !== "raw" || encryption !== this.encryption) {
+      const what = `encoding ${encoding}, encryption ${encryption ?? "none"}`; // E1
+      return ["unsupported", `${what}; this worker takes raw, ${this.encryption ?? "none"}`];
     }
     if (nbytes > this.bytesMax) {
       const text = `${nbytes} bytes; this worker takes at most ${this.bytesMax}`;

@@ -10,8 +10,10 @@ export const TEXT_MAX = 4096; // code points of a reason, an address, a path
 export const LABEL_MAX = 256; // code points of a client's description or a host
 export const FEATURES_MAX = 64;
 export const MODELS_MAX = 64;
+export const GROUP_KEYS_MAX = 2; // one, and the one before while it changes
 export const CHUNK_BYTES_MAX = 2 ** 26;
 export const CHUNKS_MAX = 2 ** 20;
+export const PATCHES_MAX = 8; // of one version: each is on another base, and most workers run one of two
 export const FETCH_CHUNKS_MAX = 64;
 export const LAYOUT_BYTES_MAX = 100_000_000; // the 8 bytes of its length come on top
 export const TENSORS_MAX = 1_000_000;
@@ -21,12 +23,13 @@ export const MESSAGE_BYTES_MAX = LAYOUT_BYTES_MAX + HEADER_BYTES_MAX; // ZMQ_MAX
 
 export const WINDOW_CHUNKS = 16; // asked for and not here yet, at most
 export const PROGRESS_CHUNKS = 16; // between two reports of progress
+export const PATCH_TRIES = 5; // times that nothing new of a patch comes: half a minute, for slow links
 export const APPLIES_MAX = 3; // in a row that fail half-way before a version is rejected
 export const EPOCHS_KEPT = 8; // of which the publisher's age is remembered
 export const APPLY_MS = 60_000; // for each call of a user's function, unless the user says otherwise
 export const APPLY_MS_MAX = 86_400_000; // what hangs for a day hangs for ever
 export const SLICE_MS = 2; // of work on much memory, between which the event loop turns
-export const BUFFERS_MAX = 2; // of a model: one version complete, one arriving
+export const BUFFERS_MAX = 2; // of a model: one version complete, one arriving; and what runs, for patches
 export const STAGING_BYTES_MAX = 2 ** 36; // of one version, unless the user says otherwise
 
 /** How long a worker waits, in milliseconds (section 11 of the protocol). */

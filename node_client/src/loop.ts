@@ -3,18 +3,24 @@
  * decide. It runs on the event loop of whoever made it.
  */
 
+import { setImmediate as turned } from "node:timers/promises";
 import { Control } from "./control.js";
 import type { Effect } from "./effects.js";
 import { dataDestination } from "./endpoints.js";
+import type { WorkerKeys } from "./keys.js";
 import type { WorkerMachine } from "./machine.js";
 import { encode } from "./messages.js";
+import { type Patching, patching } from "./patching.js";
 import { inSlices, touched } from "./slices.js";
 import { Subscription } from "./subscription.js";
 
 const TICK_MS = 100; // between two looks at the clock when nothing happens
 
 /** Effects that are not for the connections. */
-export type Told = Exclude<Effect, { do: "send" | "connect" | "redial" | "subscribe" | "touch" }>;
+export type Told = Exclude<
+  Effect,
+  { do: "send" | "connect" | "redial" | "subscribe" | "touch" | "decode" }
+>;
 
 export interface LoopHandlers {
   readonly told: (effect: Told) => void;
@@ -26,17 +32,20 @@ export class WorkerLoop {
   readonly #control: Control;
   readonly #subscription: Subscription;
   readonly #timer: NodeJS.Timeout;
+  readonly #patches: Patching[] = []; // to be decoded, the first of them now
   #closed = false;
 
   constructor(
     readonly address: string,
     readonly machine: WorkerMachine,
     readonly handlers: LoopHandlers,
+    keys: WorkerKeys | null = null,
   ) {
-    this.#control = new Control(address, {
+    this.#control = new Control(address, keys, machine.timing.lostAfter, {
       message: (frames) => this.#guarded(() => machine.receive(frames, now())),
       connected: () => this.#guarded(() => machine.connected(now())),
       changed: () => machine.changed(now()),
+      shutOut: (why) => this.#guarded(() => machine.shutOut(why, now())),
     });
     this.#subscription = new Subscription({
       place: (frames, size) => machine.place(frames, size),
@@ -57,7 +66,7 @@ export class WorkerLoop {
           this.#control.send(encode(effect.message));
           break;
         case "connect":
-          this.#connect(effect.endpoint);
+          this.#connect(effect.endpoint, effect.ticket);
           break;
         case "redial":
           this.#control.redial();
@@ -68,6 +77,9 @@ export class WorkerLoop {
           break;
         case "touch":
           void inSlices(touched(effect.memory, effect.unused));
+          break;
+        case "decode":
+          if (this.#patches.push(effect.job) === 1) this.#decode().catch((e) => this.#end(e));
           break;
         default:
           this.handlers.told(effect);
@@ -81,17 +93,29 @@ export class WorkerLoop {
     this.#stop();
   }
 
+  /** Decode patches, one after another: those of many models would add up to long turns. */
+  async #decode(): Promise<void> {
+    while (this.#patches.length > 0) {
+      await turned();
+      const job = this.#patches[0] as Patching;
+      const fault = await inSlices(patching(job));
+      this.#guarded(() => this.machine.decoded(job, fault, now()));
+      this.#patches.shift();
+    }
+  }
+
   #tick(): void {
     if (!this.#closed && !this.machine.inside && this.#control.connected) {
       this.#guarded(() => this.machine.connected(now()));
     }
+    if (this.#subscription.needsTicket) this.#guarded(() => this.machine.withoutTicket(now()));
     // After that, for a connection that this gives up takes messages for a moment, and loses them.
     this.#guarded(() => this.machine.tick(now()));
   }
 
-  #connect(endpoint: string): void {
+  #connect(endpoint: string, ticket: string): void {
     try {
-      this.#subscription.connect(dataDestination(endpoint, this.address));
+      this.#subscription.connect(dataDestination(endpoint, this.address), ticket);
     } catch (error) {
       this.#notice((error as Error).message); // everything can still be fetched
     }
@@ -120,6 +144,7 @@ export class WorkerLoop {
   #stop(): void {
     this.#closed = true;
     clearInterval(this.#timer);
+    for (const job of this.#patches) job.live = false;
     this.#subscription.close();
     this.#control.close();
   }

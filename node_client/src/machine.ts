@@ -12,20 +12,26 @@
 import { Ages } from "./ages.js";
 import { type Effect, send } from "./effects.js";
 import { ProtocolError } from "./errors.js";
+import type { Keyring } from "./keyring.js";
 import type { Layout } from "./layout.js";
 import type { Timing } from "./limits.js";
 import {
   type Announce,
+  type Chunk,
   controlTopic,
+  DELTA,
   type Decoded,
-  dataTopic,
   decode,
   type PublisherMessage,
   type Refuse,
   type Running,
+  type SealedChunk,
+  ticketOf,
   type Welcome,
 } from "./messages.js";
-import { type Change, SESSIONS, type Session } from "./phases.js";
+import type { Patching } from "./patching.js";
+import { type Change, SESSIONS, type Session, TURNED_AWAY } from "./phases.js";
+import { AES_256_GCM } from "./sealing.js";
 import { Slot } from "./slot.js";
 import type { StagedVersion } from "./staging.js";
 import { Lease } from "./transfer.js";
@@ -48,7 +54,8 @@ export interface Model {
   readonly nbytes: number;
 }
 
-const FEATURES = ["renaming"]; // W25; not W34
+const FEATURES = ["renaming"]; // W25; neither W34 nor W35
+const WITH_PATCHES = [...FEATURES, DELTA]; // D4
 
 type Frames = readonly Uint8Array[];
 const NO_BYTES = new Uint8Array(0);
@@ -70,17 +77,22 @@ export class WorkerMachine {
   #unansweredSince: number | null = null;
   #pingedAt = Number.NEGATIVE_INFINITY;
   #pingEvery: number;
+  #redialAt = Number.POSITIVE_INFINITY; // after a refusal for want of the right key
 
   constructor(
     readonly identity: Identity,
     readonly models: ReadonlyMap<string, Model>,
     readonly bytesMax: number,
     readonly timing: Timing,
+    /** What opens versions, where the control connection is encrypted, which brings the keys. */
+    readonly keyring: Keyring | null = null,
+    /** Whether versions may come as patches. */
+    readonly patches = true,
   ) {
     this.#pingEvery = timing.ping;
     const fault = (name: string, layout: Layout) => models.get(name)?.fault(layout) ?? "";
     for (const model of models.keys()) {
-      this.slots.set(model, new Slot(model, fault, bytesMax, timing));
+      this.slots.set(model, new Slot(model, fault, bytesMax, timing, keyring, patches));
     }
   }
 
@@ -96,7 +108,7 @@ export class WorkerMachine {
 
   /** Take a message of the control channel. What is malformed is dropped. */
   receive(frames: Frames, now: number): Effect[] {
-    return this.#receive(frames, now, false);
+    return this.#receive(this.#decode(frames, true), now, false);
   }
 
   /** Take a published message, its topic included. */
@@ -108,7 +120,8 @@ export class WorkerMachine {
       this.#unheardSince = null;
       effects.push(send({ type: "ping", subscribed: true }));
     }
-    return [...effects, ...this.#receive(frames.slice(1), now, true)];
+    const decoded = this.#decode(frames.slice(1), true);
+    return [...effects, ...this.#receive(decoded && this.#published(decoded), now, true)];
   }
 
   /**
@@ -117,11 +130,12 @@ export class WorkerMachine {
    * Null: nowhere; the message is then to be received with an empty payload.
    */
   place(frames: Frames, size: number): Lease | null {
-    const message = this.#decode([frames[1] ?? NO_BYTES, NO_BYTES], false)?.message;
-    if (!this.inside || (message?.type !== "announce" && message?.type !== "chunk")) return null;
+    const decoded = this.#decode([frames[1] ?? NO_BYTES, NO_BYTES], false);
+    const message = this.inside ? decoded && this.#published(decoded, false)?.message : undefined;
+    if (message?.type !== "announce" && !isChunk(message)) return null;
     const slot = message.epoch === this.epoch ? this.slots.get(message.model) : undefined;
     if (slot === undefined) return null;
-    if (message.type === "chunk") return slot.place(message, size);
+    if (message.type !== "announce") return slot.place(message, size);
     const bytes = message.whole === null ? message.layout_bytes : message.nbytes;
     return size === bytes && size <= this.bytesMax ? new Lease(new Uint8Array(size)) : null;
   }
@@ -136,8 +150,12 @@ export class WorkerMachine {
     }
   }
 
-  #receive(frames: Frames, now: number, pushed: boolean): Effect[] {
-    const decoded = this.#decode(frames, true);
+  /** Return what was published, if it is as it must be; unless it counts, it will come once more. */
+  #published(decoded: Decoded, counts = true): Decoded | null {
+    return this.keyring === null ? decoded : this.keyring.published(decoded, counts); // E1
+  }
+
+  #receive(decoded: Decoded | null, now: number, pushed: boolean): Effect[] {
     if (decoded === null) return [];
     if (!pushed) {
       this.#answeredAt = now;
@@ -147,13 +165,38 @@ export class WorkerMachine {
     if (message.type === "ping") return [send({ type: "pong", token: message.token })]; // W18
     if (message.type === "welcome") return pushed ? [] : this.#welcome(message, now);
     if (message.type === "refuse") return this.#refuse(message, now);
-    if (!this.inside) return [];
+    if (!this.inside || message.type === "sealed_message") return []; // nobody knows what it says
     // The publisher restarted, or our welcome was damaged: only hello settles who is right.
     if (message.epoch !== this.epoch) return this.hello(now); // W3
+    if (this.#isStray(message, pushed)) return []; // E4
     this.#heardAt = now;
     if (message.type === "pong") return this.#hearOf(message.models, now);
+    if (message.type === "rekey") {
+      this.keyring?.add(message.keys, now + this.timing.lostAfter); // E6
+      return [];
+    }
     const slot = this.slots.get(message.model);
-    return slot === undefined ? [] : speak(slot, decoded, now, pushed);
+    const said = slot && this.#opened(decoded);
+    return said ? speak(slot, said, now, pushed) : [];
+  }
+
+  /** Whether it is a pushed, sealed chunk of what does not arrive: anybody may have sent it. */
+  #isStray(message: PublisherMessage, pushed: boolean): boolean {
+    if (!pushed || message.type !== "sealed_chunk") return false;
+    return !this.slots.get(message.model)?.arriving(message);
+  }
+
+  /** Return what speaks of a model, opened if need be; null if nothing is to come of it. */
+  #opened(decoded: Decoded): Decoded | null {
+    const { message, payloads } = decoded;
+    if (isChunk(message)) {
+      return (message.type === "sealed_chunk") === (this.keyring !== null) ? decoded : null; // E1
+    }
+    const [sealed] = payloads;
+    if (this.keyring === null || message.type !== "announce" || !sealed) return decoded;
+    if (message.encryption !== AES_256_GCM) return { message, payloads: [] }; // it is declined
+    const payload = this.keyring.payload(message, sealed);
+    return payload && { message, payloads: [payload] }; // else it is asked for in due time
   }
 
   #hearOf(models: ReadonlyMap<string, number>, now: number): Effect[] {
@@ -175,14 +218,15 @@ export class WorkerMachine {
         const slot = this.inside && model !== null ? this.slots.get(model) : undefined;
         return slot?.gone(refuse, now) ?? [{ do: "notice", code, text }];
       }
-      case "name-taken":
-      case "stale-epoch":
-      case "limit":
-      case "protocol-version":
+      case "no-patch": {
+        // D8
+        const slot = this.inside && model !== null ? this.slots.get(model) : undefined;
+        return slot?.withoutPatch(refuse, now) ?? [{ do: "notice", code, text }];
+      }
+      default:
+        if (!TURNED_AWAY.has(code)) return [{ do: "notice", code, text }];
         this.#turn("refused"); // W20
         return [{ do: "refused", code, text }];
-      default:
-        return [{ do: "notice", code, text }];
     }
   }
 
@@ -197,12 +241,14 @@ export class WorkerMachine {
   hello(now: number): Effect[] {
     if (now - this.#helloAt < this.timing.helloRetry) return [];
     this.#helloAt = now; // W1
+    this.keyring?.asked();
     this.#unansweredSince ??= now;
     const models = new Map<string, Running | null>();
     for (const [model, slot] of this.slots) models.set(model, slot.running);
     const epoch = this.appliedEpoch;
     const age_ms = this.#ages.of(epoch, now);
-    return [send({ type: "hello", ...this.identity, models, epoch, age_ms, features: FEATURES })];
+    const features = this.patches ? WITH_PATCHES : FEATURES;
+    return [send({ type: "hello", ...this.identity, models, epoch, age_ms, features })];
   }
 
   #welcome(welcome: Welcome, now: number): Effect[] {
@@ -214,20 +260,29 @@ export class WorkerMachine {
     }
     this.#ages.heard(welcome.epoch, welcome.age_ms, this.appliedEpoch, now);
     this.#heardAt = now;
-    // The answer to a second hello (W29):
-    if (this.inside && welcome.epoch === this.epoch) return this.#hearOf(welcome.models, now);
+    const ticket = ticketOf(welcome);
+    if (this.inside && welcome.epoch === this.epoch) {
+      this.keyring?.add(welcome.keys, now + this.timing.lostAfter); // W29: of a second hello
+      return [...this.#dial(welcome, ticket), ...this.#hearOf(welcome.models, now)];
+    }
     this.#turn("welcomed"); // W28
     this.epoch = welcome.epoch;
+    this.keyring?.begin(welcome.keys, now + this.timing.lostAfter);
+    this.#redialAt = Number.POSITIVE_INFINITY;
     this.#unheardSince = now;
     this.#subscribed = false;
     this.#pingEvery = Math.min(this.timing.ping, welcome.ping_ms);
     const effects: Effect[] = [{ do: "joined", epoch: welcome.epoch }];
-    if (welcome.data !== this.#data) {
-      this.#data = welcome.data;
-      effects.push({ do: "connect", endpoint: welcome.data });
-    }
+    effects.push(...this.#dial(welcome, ticket));
     for (const slot of this.slots.values()) effects.push(...this.#enter(slot, welcome, now));
     return effects;
+  }
+
+  /** Take published messages from where a welcome says, by the ticket that it brings. */
+  #dial({ data }: Welcome, ticket: string): Effect[] {
+    if (ticket === "" && data === this.#data) return []; // K7
+    this.#data = data;
+    return [{ do: "connect", endpoint: data, ticket }];
   }
 
   #enter(slot: Slot, welcome: Welcome, now: number): Effect[] {
@@ -236,7 +291,7 @@ export class WorkerMachine {
     const version = welcome.models.get(model) ?? 0;
     return [
       { do: "subscribe", topic: controlTopic(model), on: true },
-      { do: "subscribe", topic: dataTopic(model), on: slot.mode === "following" },
+      slot.subscription,
       ...slot.reconnected({ epoch: welcome.epoch, version }, now),
       ...expected,
     ];
@@ -272,7 +327,21 @@ export class WorkerMachine {
     const lost: Effect[] = this.inside ? [{ do: "lost" }] : [];
     this.#turn("silent"); // W19
     this.#unansweredSince = null;
+    this.#redialAt = Number.POSITIVE_INFINITY;
     return [...lost, { do: "redial" }];
+  }
+
+  /** A handshake failed for want of the right key: ZeroMQ may give up, so dial again, and again. */
+  shutOut(why: string, now: number): Effect[] {
+    if (this.#redialAt < Number.POSITIVE_INFINITY) return []; // K5
+    this.#redialAt = now + this.timing.ping;
+    this.#turn("refused");
+    return [{ do: "refused", code: "keys", text: why }];
+  }
+
+  /** The data connection is gone, and its ticket with it: a hello brings another. */
+  withoutTicket(now: number): Effect[] {
+    return this.inside ? this.hello(now) : []; // K7
   }
 
   /** The control connection was made or broke, or an attempt at one began or failed. */
@@ -320,14 +389,21 @@ export class WorkerMachine {
     return this.slots.get(model)?.failed(text, now, intact, kept) ?? [];
   }
 
+  /** A patch was decoded: its version is whole, or there is a fault, and it is of no use. */
+  decoded(job: Patching, fault: string, now: number): Effect[] {
+    return this.slots.get(job.model)?.decoded(job, fault, now) ?? [];
+  }
+
   // Time.
 
   /** Do what is due. */
   tick(now: number): Effect[] {
-    if (this.#silent(now)) return this.#callAgain();
+    const lacking = this.keyring?.lacks(now) ?? false; // outside a session a key ends, too
+    if (this.#silent(now) || now >= this.#redialAt) return this.#callAgain();
     if (!this.inside) return [];
     const slots = [...this.slots.values()];
     const effects = [...slots.flatMap((slot) => slot.tick(now)), ...this.#unheard(now)];
+    if (lacking) effects.push(...this.hello(now)); // E6: the answer brings the key
     if (now - this.#pingedAt < this.#pingEvery) return effects;
     this.#pingedAt = now; // W17, W18
     effects.push(send({ type: "ping", subscribed: this.#subscribed }));
@@ -335,7 +411,14 @@ export class WorkerMachine {
   }
 }
 
-type OfModel = Exclude<PublisherMessage, { type: "ping" | "pong" | "welcome" | "refuse" }>;
+type OfModel = Exclude<
+  PublisherMessage,
+  { type: "ping" | "pong" | "welcome" | "refuse" | "rekey" | "sealed_message" }
+>;
+
+function isChunk(message?: PublisherMessage | null): message is Chunk | SealedChunk {
+  return message?.type === "chunk" || message?.type === "sealed_chunk";
+}
 
 /** Tell a slot what the publisher said of its model. */
 function speak(slot: Slot, { message, payloads }: Decoded, now: number, pushed: boolean): Effect[] {
@@ -346,6 +429,7 @@ function speak(slot: Slot, { message, payloads }: Decoded, now: number, pushed: 
         ? slot.announced(said, payloads[0], now, pushed)
         : speakWhole(slot, said, payloads[0] ?? NO_BYTES, now);
     case "chunk":
+    case "sealed_chunk":
       return slot.chunk(said, payloads[0] ?? NO_BYTES, now, pushed);
     case "end":
       return slot.end(said, now);
@@ -365,9 +449,10 @@ function speakWhole(slot: Slot, said: Announce, payload: Uint8Array, now: number
   const { model, epoch, version, whole } = said;
   if (whole === null) return [];
   const { crc, digest } = whole;
+  const of = { model, epoch, version, patch: null };
   return [
-    ...slot.announced({ ...said, whole: null }, undefined, now, true),
-    ...slot.chunk({ type: "chunk", model, epoch, version, index: 0, crc }, payload, now, true),
-    ...slot.end({ type: "end", model, epoch, version, digest }, now),
+    ...slot.announced({ ...said, patches: [] }, undefined, now, true), // it is here as it is
+    ...slot.chunk({ type: "chunk", ...of, index: 0, crc }, payload, now, true),
+    ...slot.end({ type: "end", ...of, digest }, now),
   ];
 }

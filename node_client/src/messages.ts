@@ -17,9 +17,13 @@ import {
 } from "./limits.js";
 
 const WBP = 1;
+/** The feature, and the encoding, of patches. */
+export const DELTA = "delta-1";
+const TICKET = /^ticket\.([0-9a-f]{32})$/; // the feature that brings one
 
 const OF_VERSION = { model: f.name, epoch: f.count, version: f.positive };
 const WITH_DIGEST = { ...OF_VERSION, digest: f.hex64 };
+const BY_PATCH = { patch: f.optional(f.nullable(f.patchId), () => null) };
 const off = () => false;
 const zero = () => 0;
 const empty = () => "";
@@ -36,7 +40,9 @@ const FROM_PUBLISHER = {
     shared: f.optional(f.nullable(f.shared), nothing),
     age_ms: f.optional(f.count, zero),
     features: f.optional(f.names, () => []),
+    keys: f.optional(f.groupKeys, () => []),
   },
+  rekey: { epoch: f.count, keys: f.groupKeys },
   announce: {
     ...OF_VERSION,
     layout: f.hex64,
@@ -47,12 +53,29 @@ const FROM_PUBLISHER = {
     acknowledge: f.oneOf("applied", "staged"),
     encoding: f.name,
     encryption: f.optional(f.nullable(f.name), nothing),
+    key: f.optional(f.nullable(f.hex16), nothing),
+    tag: f.optional(f.nullable(f.hex32), nothing),
     shared: f.optional(f.nullable(f.shared), nothing),
     hash: f.optional(f.boolean, off),
     whole: f.optional(f.nullable(f.whole), nothing),
+    keep: f.optional(f.boolean, off),
+    patches: f.optional(f.patches, () => []),
   },
-  chunk: { ...OF_VERSION, index: f.integer(0, CHUNKS_MAX - 1), crc: f.integer(0, 2 ** 32 - 1) },
-  end: WITH_DIGEST,
+  chunk: {
+    ...OF_VERSION,
+    index: f.integer(0, CHUNKS_MAX - 1),
+    crc: f.integer(0, 2 ** 32 - 1),
+    ...BY_PATCH,
+  },
+  sealed_chunk: {
+    ...OF_VERSION,
+    index: f.integer(0, CHUNKS_MAX - 1),
+    key: f.hex16,
+    tag: f.hex32,
+    ...BY_PATCH,
+  },
+  sealed_message: { key: f.hex16, count: f.positive, sealed: f.sealed },
+  end: { ...WITH_DIGEST, ...BY_PATCH },
   commit: WITH_DIGEST,
   abort: { ...OF_VERSION, text: f.optional(f.reason, empty) },
   rename: { ...OF_VERSION, was: f.running },
@@ -84,10 +107,15 @@ export type PublisherMessage = { [K in PublisherType]: MessageOf<K> }[PublisherT
 export type Welcome = MessageOf<"welcome">;
 export type Announce = MessageOf<"announce">;
 export type Chunk = MessageOf<"chunk">;
+export type SealedChunk = MessageOf<"sealed_chunk">;
+export type SealedMessage = MessageOf<"sealed_message">;
 export type End = MessageOf<"end">;
 export type Commit = MessageOf<"commit">;
 export type Rename = MessageOf<"rename">;
 export type Refuse = MessageOf<"refuse">;
+/** A patch that there is, and which patch one is. */
+export type Patch = Announce["patches"][number];
+export type PatchId = Pick<Patch, "encoding" | "epoch" | "version">;
 
 /** A version that a worker runs, and what its bytes hash to. */
 export interface Running {
@@ -100,6 +128,11 @@ interface OfVersion {
   readonly model: string;
   readonly epoch: number;
   readonly version: number;
+}
+
+interface ByPatch extends OfVersion {
+  readonly digest: string;
+  readonly patch?: PatchId | undefined;
 }
 
 /** What a worker sends. A field at its default may be left out. */
@@ -121,10 +154,17 @@ export type WorkerMessage =
       readonly first?: number;
       readonly count?: number;
       readonly layout?: boolean;
+      readonly patch?: PatchId | undefined;
+      readonly unpatched?: string | undefined;
     })
-  | (OfVersion & { readonly type: "progress"; readonly chunks: number; readonly phase?: string })
-  | (OfVersion & { readonly type: "staged"; readonly digest: string })
-  | (OfVersion & { readonly type: "applied"; readonly digest: string })
+  | (OfVersion & {
+      readonly type: "progress";
+      readonly chunks: number;
+      readonly phase?: string;
+      readonly patch?: PatchId | undefined;
+    })
+  | (ByPatch & { readonly type: "staged" })
+  | (ByPatch & { readonly type: "applied" })
   | (OfVersion & {
       readonly type: "failed";
       readonly code: string;
@@ -212,8 +252,10 @@ function read(type: PublisherType, header: Readonly<Record<string, unknown>>): P
 }
 
 function checkPayloads(message: PublisherMessage, payloads: number): void {
-  const most = message.type === "announce" || message.type === "chunk" ? 1 : 0;
-  const least = message.type === "announce" && message.whole === null ? 0 : most;
+  const chunk = message.type === "chunk" || message.type === "sealed_chunk";
+  const may = chunk || message.type === "announce" || message.type === "sealed_message";
+  const must = chunk || (message.type === "announce" && message.whole !== null);
+  const [least, most] = [Number(must), Number(may)];
   if (payloads < least || payloads > most) {
     throw new ProtocolError(
       `${message.type} with ${payloads} payload frames; ${least} to ${most} are allowed`,
@@ -225,12 +267,21 @@ function show(value: unknown): string {
   return value === undefined ? "missing" : (JSON.stringify(value) ?? "?").slice(0, 60);
 }
 
+/** Return the ticket that a welcome brings; empty if it brings none. */
+export function ticketOf({ features }: Welcome): string {
+  return features.map((feature) => TICKET.exec(feature)?.[1] ?? "").find(Boolean) ?? "";
+}
+
 export function controlTopic(model: string): string {
   return `${model}/ctl`;
 }
 
 export function dataTopic(model: string): string {
   return `${model}/dat`;
+}
+
+export function patchTopic(model: string): string {
+  return `${model}/dlt`;
 }
 
 /**

@@ -111,3 +111,9 @@ export const SESSIONS: Table<Session, Change> = {
     silent: "outside",
   },
 };
+
+// Refusals that end a session, and that users are told of: the reason may pass. (W20)
+export const TURNED_AWAY: ReadonlySet<string> = new Set([
+  ...["name-taken", "stale-epoch", "limit", "protocol-version"],
+  ...["wrong-name", "not-allowed", "revoked"], // K3, K4, K8
+]);

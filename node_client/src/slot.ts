@@ -7,6 +7,7 @@
 
 import { type Effect, send } from "./effects.js";
 import { type Held, Holdings } from "./holdings.js";
+import type { Keyring } from "./keyring.js";
 import { Acceptance, type Accepts } from "./layouts.js";
 import { APPLIES_MAX, PROGRESS_CHUNKS, type Timing } from "./limits.js";
 import {
@@ -14,15 +15,19 @@ import {
   asText,
   type Chunk,
   type Commit,
-  dataTopic,
   type End,
   type Failed,
+  type Refuse,
   type Rename,
   type Running,
+  type SealedChunk,
 } from "./messages.js";
+import { Patches } from "./patches.js";
+import type { Patching } from "./patching.js";
 import { MODES, type Mode, type Turn } from "./phases.js";
+import { AES_256_GCM } from "./sealing.js";
 import { type Key, newer, type StagedVersion, sameKey } from "./staging.js";
-import { type Lease, Transfer } from "./transfer.js";
+import type { Lease } from "./transfer.js";
 
 const RESTARTS_MAX = 3; // transfers of one version whose digest did not match, before it is given up
 // What may be otherwise next time, since bytes were damaged or memory was short: the next beacon
@@ -37,14 +42,24 @@ export class Slot {
   #failure: Failed | null = null; // the last one, until another version is begun
   #askedAt = Number.NEGATIVE_INFINITY; // when the latest announcement was asked for
   readonly #acceptance: Acceptance;
+  readonly #patches: Patches;
 
   constructor(
     readonly model: string,
     accepts: Accepts,
     bytesMax: number,
     readonly timing: Timing,
+    keyring: Keyring | null,
+    /** Whether patches are taken. */
+    patches: boolean,
   ) {
-    this.#acceptance = new Acceptance(model, accepts, bytesMax);
+    this.#acceptance = new Acceptance(model, accepts, bytesMax, keyring && AES_256_GCM);
+    this.#patches = new Patches(model, this.holds, timing, keyring, patches);
+  }
+
+  /** Whether pushed chunks are listened to, and on which topic. */
+  get subscription(): Effect {
+    return { do: "subscribe", topic: this.#patches.topic, on: this.mode === "following" };
   }
 
   /** Whether an apply failed half-way: the model holds no version. */
@@ -117,7 +132,6 @@ export class Slot {
       this.holds.move(older, "newer");
     }
     this.holds.rename(held, key);
-    held.running = { ...key, digest: was.digest };
     this.epoch = Math.max(this.epoch, epoch);
     this.#failure = null;
     return [this.#sayApplied(held), ...this.#turn("completed", now)];
@@ -133,6 +147,7 @@ export class Slot {
       this.#askedAt = now; // W7
       return [send({ type: "fetch", model: this.model, epoch, version, layout: true })];
     }
+    held.layout = layout;
     const replaced = this.holds.move(this.holds.at("arriving"), "newer"); // W8
     const effects = replaced ? this.#turn("replaced", now) : [];
     try {
@@ -142,10 +157,13 @@ export class Slot {
       const text = `there is no memory for ${announce.nbytes} bytes: lower bytesMax, or make room`;
       return [...effects, ...this.#decline(held, "no-memory", text)];
     }
-    held.transfer = new Transfer(announce, layout, held.buffer as Uint8Array, now, this.timing);
+    held.transfer = this.#patches.transfer(held, now);
     this.holds.move(held, "begun");
     if (!this.torn) this.#failure = null; // that nothing runs is said on (W17)
-    return effects;
+    if (announce.whole !== null) return effects; // it came along, however others come
+    const listening = this.#patches.listen(held.transfer, this.mode === "following");
+    if (listening.length > 0) held.transfer.pull(); // D7
+    return [...effects, ...listening, ...this.#pull(held, now)];
   }
 
   /** Take pushed chunks again, and look for what came meanwhile; or no longer. */
@@ -153,9 +171,9 @@ export class Slot {
     const mode = MODES[this.mode][turn]; // W26
     if (mode === undefined) return [];
     this.mode = mode;
-    const on = mode === "following";
-    const subscribe: Effect = { do: "subscribe", topic: dataTopic(this.model), on };
-    return [subscribe, ...(on ? this.#askLatest(this.holds.newest.epoch, now) : [])];
+    const following = mode === "following";
+    const asks = following ? this.#askLatest(this.holds.newest.epoch, now) : [];
+    return [this.subscription, ...asks];
   }
 
   #decline(held: Held, code: string, text: string): Effect[] {
@@ -173,22 +191,28 @@ export class Slot {
 
   // What arrives of it.
 
-  #arriving(key: Key): Held | null {
+  /** Return the version of this key, if it is on its way. */
+  arriving(key: Key): Held | null {
     const held = this.holds.at("arriving");
     return sameKey(held, key) ? held : null;
   }
 
   /** Say where a chunk's payload belongs that is about to be received; null: nowhere. */
-  place(chunk: Chunk, size: number): Lease | null {
-    return this.#arriving(chunk)?.transfer.lend(chunk.index, size) ?? null;
+  place(chunk: Chunk | SealedChunk, size: number): Lease | null {
+    const sealed = chunk.type === "chunk" ? null : chunk;
+    const transfer = this.arriving(chunk)?.transfer;
+    if (!transfer?.isNamed(chunk.patch)) return null;
+    return transfer.lend(chunk.index, size, sealed);
   }
 
   /** A piece of a version. */
-  chunk(chunk: Chunk, payload: Uint8Array, now: number, pushed: boolean): Effect[] {
-    const held = this.#arriving(chunk);
+  chunk(chunk: Chunk | SealedChunk, payload: Uint8Array, now: number, pushed: boolean): Effect[] {
+    const held = this.arriving(chunk);
     if (held === null) return this.#stray(chunk, now);
     const { transfer } = held;
-    const fresh = transfer.add(chunk.index, chunk.crc, payload, now, pushed);
+    if (!transfer.isNamed(chunk.patch)) return []; // D9
+    const proof = chunk.type === "chunk" ? chunk.crc : chunk;
+    const fresh = transfer.add(chunk.index, proof, payload, now, pushed);
     const effects = this.#pull(held, now);
     const slow = now - transfer.reportedAt >= this.timing.report; // W23
     if (fresh && pushed && (slow || transfer.here % PROGRESS_CHUNKS === 0)) {
@@ -200,8 +224,9 @@ export class Slot {
 
   /** All chunks of a version are out. */
   end(end: End, now: number): Effect[] {
-    const held = this.#arriving(end);
+    const held = this.arriving(end);
     if (held === null) return this.#stray(end, now);
+    if (!held.transfer.isNamed(end.patch)) return []; // D9
     held.transfer.end(end.digest);
     return [...this.#pull(held, now), ...this.#completed(held, now)];
   }
@@ -212,30 +237,54 @@ export class Slot {
 
   #pull({ epoch, version, transfer }: Held, now: number): Effect[] {
     const { model } = this;
-    return transfer
-      .wants(now)
-      .map((range) => send({ type: "fetch", model, epoch, version, ...range }));
+    const { patch, unpatched } = transfer;
+    return transfer.wants(now).map((range) => {
+      const why = (range.count === 0 && unpatched) || undefined; // D10
+      const of = { model, epoch, version, ...range, patch: patch ?? undefined };
+      return send({ type: "fetch", ...of, unpatched: why });
+    });
   }
 
   /** If the version is whole: verify it, then stage it. */
   #completed(held: Held, now: number): Effect[] {
     const { transfer } = held; // W13
     if (!transfer.complete) return [];
-    if (transfer.verify()) return this.#arrived(held, now);
+    if (transfer.patch !== null) return this.#patches.decode(held);
+    if (transfer.verify()) return this.#arrived(held, transfer.digest ?? "", now);
     if (transfer.restarts < RESTARTS_MAX) return []; // the next tick fetches it anew
     const text = `the whole did not match its digest, ${transfer.restarts} times`;
     return this.#decline(held, "digest-mismatch", text);
   }
 
+  /** A patch was decoded, and its version is whole; or, if there is a fault, all of it is fetched. */
+  decoded(job: Patching, fault: string, now: number): Effect[] {
+    const held = this.holds.at("arriving");
+    if (!job.live || held === null) return []; // something newer took its place, or it was aborted
+    if (fault) return this.#fetchWhole(held, fault, now);
+    held.transfer.decoded();
+    this.holds.release(held.transfer);
+    return this.#arrived(held, job.digest, now);
+  }
+
+  /** The publisher has no patch (any more) that was asked for. */
+  withoutPatch(refuse: Refuse, now: number): Effect[] {
+    const held = this.arriving(refuse); // D8
+    if (!held?.transfer.awaitsPatch) return [];
+    return this.#fetchWhole(held, "the publisher has no such patch (any more)", now);
+  }
+
+  #fetchWhole(held: Held, why: string, now: number): Effect[] {
+    return [...this.#patches.giveUp(held, why, now), ...this.#pull(held, now)];
+  }
+
   /** A version is whole and sound: stage it, and commit it unless that waits for others. */
-  #arrived(held: Held, now: number): Effect[] {
-    const { announce, epoch, version, transfer } = held;
-    const { layout, buffer: data } = transfer;
+  #arrived(held: Held, digest: string, now: number): Effect[] {
+    const { announce, epoch, version, layout, transfer } = held;
     const together = announce.commit === "together"; // W14
     const sayStaged = together || announce.acknowledge === "staged";
-    const digest = transfer.digest ?? "";
+    const said = { model: this.model, epoch, version, digest, sayStaged, patch: transfer.patch };
     this.holds.move(this.holds.at("staged"), "newer");
-    held.staged = { model: this.model, epoch, version, layout, data, digest, sayStaged };
+    held.staged = { ...said, layout, data: held.buffer as Uint8Array };
     this.holds.move(held, "whole");
     const effects = this.#sayStaged([held]);
     if (!together) effects.push(...this.#commit(held, now));
@@ -317,9 +366,12 @@ export class Slot {
     if (held === null) return [];
     const { epoch, version } = held;
     held.kept = kept;
+    held.running = { epoch, version, digest: held.staged.digest };
+    if (held.announce.keep && this.#patches.taken)
+      this.holds.keep(held); // D3
+    else this.holds.drop(false);
     this.holds.move(this.holds.at("running"), "newer");
     this.holds.move(held, "applied");
-    held.running = { epoch, version, digest: held.staged.digest };
     this.#torn = 0;
     this.epoch = Math.max(this.epoch, epoch);
     if (this.#failure !== null && !newer(this.#failure, held)) this.#failure = null; // W17
@@ -336,6 +388,7 @@ export class Slot {
     held.kept = kept;
     if (!intact) {
       this.holds.move(this.holds.at("running"), "torn");
+      this.holds.drop(true);
       this.#torn += 1;
       this.epoch = Math.max(this.epoch, held.epoch);
     }
@@ -358,6 +411,9 @@ export class Slot {
   /** Fetch what is due. */
   tick(now: number): Effect[] {
     const arriving = this.holds.at("arriving");
+    if (arriving?.transfer.hopeless) {
+      return this.#fetchWhole(arriving, "nothing more of it comes", now);
+    }
     if (arriving !== null) return [...this.#pull(arriving, now), ...this.#completed(arriving, now)];
     const waiting = this.holds.at("announced");
     if (waiting === null || now - this.#askedAt < this.timing.patience) return []; // W7
@@ -379,21 +435,23 @@ export class Slot {
   }
 
   #sayProgress({ epoch, version, phase: at, transfer }: Held): Effect {
-    const phase = at === "arriving" ? "receiving" : at === "applying" ? at : "staged";
-    const chunks = at === "arriving" ? transfer.here : 0;
-    return send({ type: "progress", model: this.model, epoch, version, chunks, phase });
+    const arriving = at === "arriving" ? transfer : null;
+    const phase = arriving ? "receiving" : at === "applying" ? at : "staged";
+    const [chunks, patch] = [arriving?.here ?? 0, arriving?.patch ?? undefined];
+    return send({ type: "progress", model: this.model, epoch, version, chunks, phase, patch });
   }
 
   #sayStaged(some: readonly Held[]): Effect[] {
     const { model } = this;
     const due = some.map(({ staged }) => staged).filter(({ sayStaged }) => sayStaged);
-    return due.map(({ epoch, version, digest }) =>
-      send({ type: "staged", model, epoch, version, digest }),
+    return due.map(({ epoch, version, digest, patch }) =>
+      send({ type: "staged", model, epoch, version, digest, patch: patch ?? undefined }),
     );
   }
 
-  #sayApplied({ running }: Held): Effect {
-    return send({ type: "applied", model: this.model, ...running });
+  #sayApplied({ running, staged }: Held): Effect {
+    const patch = staged.patch ?? undefined; // D11
+    return send({ type: "applied", model: this.model, ...running, patch });
   }
 
   #sayFailed(failure: Failed): Effect {

@@ -3,11 +3,13 @@
  *
  * There are at most two. One holds a version that is complete and waits to be applied, the other
  * the version that is arriving. They are kept and used again: fresh memory costs more than the
- * network, since the kernel has to find and clear each page of it.
+ * network, since the kernel has to find and clear each page of it. Where patches may come, a third
+ * holds what runs. (D3)
  */
 
 import type { Layout } from "./layout.js";
 import { BUFFERS_MAX } from "./limits.js";
+import type { PatchId, Running } from "./messages.js";
 
 /** The order of versions: by epoch, then by number. */
 export interface Key {
@@ -32,6 +34,18 @@ export interface StagedVersion extends Key {
   readonly digest: string;
   /** The publisher wants to know that it is staged, before it is applied. */
   readonly sayStaged: boolean;
+  /** By which patch it came; null: as it is. */
+  readonly patch: PatchId | null;
+}
+
+/** The bytes of what runs here, which patches build on. */
+export interface Base {
+  running: Running;
+  readonly layout: Layout;
+  /** They; a user who has them as a snapshot may change them, so they are held against the digest. */
+  readonly data: Uint8Array;
+  /** Whether they lie in a staging buffer, which is kept for this. */
+  readonly own: boolean;
 }
 
 /** The staging buffers of one model. */
@@ -80,7 +94,12 @@ export class Buffers {
     this.#free.push(buffer);
   }
 
-  /** A buffer stays with whoever has it: the user of a snapshot, or a read that is under way. */
+  /** Nothing builds on what ran any more: its buffer serves versions that come. */
+  add(buffer: Uint8Array): void {
+    this.#free.push(buffer);
+  }
+
+  /** A buffer stays with whoever has it: a user, a read that is under way, or what patches build on. */
   forget(): void {
     this.#taken -= 1;
   }

@@ -1,6 +1,7 @@
 /** The worker's data connection. One that breaks or falls silent is dialled again. */
 
 import { connect, type Socket } from "node:net";
+import { isDeepStrictEqual } from "node:util";
 import type { Destination } from "./endpoints.js";
 import type { Lease } from "./transfer.js";
 import { Stream } from "./zmtp.js";
@@ -22,6 +23,8 @@ export interface SubscriptionHandlers {
 export class Subscription {
   readonly #topics = new Set<string>();
   #destination: Destination | null = null;
+  #ticket = ""; // for the next connection
+  #ticketed = false; // each connection needs one
   #socket: Socket | null = null;
   #stream: Stream | null = null;
   #timer: NodeJS.Timeout | undefined; // until it is dialled again, or must be open
@@ -30,10 +33,22 @@ export class Subscription {
 
   constructor(readonly handlers: SubscriptionHandlers) {}
 
-  /** Take messages from there, in place of anywhere else. */
-  connect(destination: Destination): void {
+  /**
+   * Take messages from there, in place of anywhere else.
+   *
+   * With a ticket, each connection needs one, which is spent with it: one that there is stays.
+   */
+  connect(destination: Destination, ticket = ""): void {
+    const same = isDeepStrictEqual(destination, this.#destination);
+    this.#ticket = ticket;
+    this.#ticketed = ticket !== "";
     this.#destination = destination;
-    this.redial();
+    if (!same || this.#socket === null || !this.#ticketed) this.redial();
+  }
+
+  /** Whether there is no connection for want of a ticket. */
+  get needsTicket(): boolean {
+    return this.#ticketed && this.#ticket === "" && this.#socket === null;
   }
 
   /** Connect anew, and at once. */
@@ -66,6 +81,7 @@ export class Subscription {
   }
 
   #dial(destination: Destination): void {
+    if (this.needsTicket) return; // it is dialled once there is one
     const stream = new Stream({ ...this.handlers, send: (bytes) => socket.write(bytes) });
     const socket: Socket = connect({
       ...destination,
@@ -84,7 +100,8 @@ export class Subscription {
     socket.on("connect", () => {
       socket.setTimeout(SILENCE_MS);
       this.#timer = setTimeout(silent, DIAL_MS); // bytes alone are no sign of life in a handshake
-      stream.greet();
+      stream.greet(this.#ticket);
+      this.#ticket = ""; // K7
     });
     socket.on("timeout", silent);
     socket.on("error", (error) => {

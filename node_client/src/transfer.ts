@@ -15,16 +15,23 @@
  * fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing
  * has arrived for a while. At most a window of chunks is ASKED; an answer that does not come in
  * time turns all ASKED back to MISSING, and the patience doubles until something arrives.
+ *
+ * What arrives may be a patch instead, into memory of its own: then the version is decoded from that.
  */
 
+import { isDeepStrictEqual } from "node:util";
 import { crc32c, digest } from "./checksum.js";
 import { ChunkPlan } from "./chunks.js";
-import type { Layout } from "./layout.js";
-import { type Timing, WINDOW_CHUNKS } from "./limits.js";
-import type { Announce } from "./messages.js";
+import type { Keyring } from "./keyring.js";
+import { PATCH_TRIES, type Timing, WINDOW_CHUNKS } from "./limits.js";
+import type { Announce, Patch, PatchId, SealedChunk } from "./messages.js";
+import { Patching } from "./patching.js";
+import type { Opening, Subject } from "./sealing.js";
+import type { Base } from "./staging.js";
 
 const [MISSING, ASKED, HERE, LENT] = [0, 1, 2, 3];
 const DAMAGED_MAX = 16; // damaged chunks asked for again at once, before patience decides
+const NOTHING = new Uint8Array(0);
 
 /** Memory into which a payload is being received, piece by piece. */
 export class Lease {
@@ -37,6 +44,8 @@ export class Lease {
     readonly bytes: Uint8Array,
     /** Called when the payload will never be complete. */
     readonly cancel: () => void = () => {},
+    /** What opens the payload, which is sealed, in its place. */
+    readonly opening: Opening | null = null,
   ) {}
 
   /** Return where the next bytes go. */
@@ -46,8 +55,16 @@ export class Lease {
 
   /** Take note of so many bytes in `room()`, while they are in the processor's cache. */
   received(count: number): void {
-    this.crc = crc32c(this.room(count), this.crc);
+    const piece = this.room(count);
+    this.opening?.take(piece, piece);
+    this.crc = crc32c(piece, this.crc);
     this.count += count;
+  }
+
+  /** Whether all of it is here, with this CRC-32C, or as it was sealed. */
+  isSound(proof: number | SealedChunk): boolean {
+    if (this.count !== this.bytes.length) return false;
+    return this.opening === null ? this.crc === proof : this.opening.proves();
   }
 }
 
@@ -57,8 +74,12 @@ export interface Range {
   readonly count: number;
 }
 
-/** A version on its way into a staging buffer of `announce.nbytes` bytes. */
+/** A version on its way into a staging buffer, or a patch to it into memory of its own. */
 export class Transfer {
+  /** Which patch it is; null: the version itself. */
+  readonly patch: PatchId | null;
+  /** What the patch builds on, for as long as that is needed. */
+  base: Base | null;
   /** Chunks that have arrived. */
   here = 0;
   /** Times the whole did not match its digest. */
@@ -68,6 +89,7 @@ export class Transfer {
   /** When the publisher was told last how far this is. */
   reportedAt: number;
   readonly #plan: ChunkPlan;
+  readonly #subject: Subject;
   readonly #states: Uint8Array;
   readonly #crcs: Uint32Array;
   #asked = 0;
@@ -82,15 +104,26 @@ export class Transfer {
   #lease: Lease | null = null; // of the chunk that is LENT
   #lent = 0; // which chunk that is,
   #lentHere = 0; // and how much of it was here when we looked last
+  #tries = 0; // times that nothing came for too long, though the connection is the same
+  #patching: Patching | null = null; // then all of the patch is here
 
   constructor(
     readonly announce: Announce,
-    readonly layout: Layout,
-    readonly buffer: Uint8Array,
+    /** As large as what arrives. */
+    public buffer: Uint8Array,
     now: number,
     readonly timing: Timing,
+    /** What opens its chunks; null: they come in the clear. */
+    readonly keyring: Keyring | null = null,
+    /** What arrives in place of the version, and what that builds on. */
+    by: { readonly patch: Patch; readonly base: Base } | null = null,
+    /** Why no patch arrives, though there are some. */
+    readonly unpatched = "",
   ) {
-    this.#plan = new ChunkPlan(announce.nbytes, announce.chunk_bytes);
+    this.patch = by && idOf(by.patch);
+    this.base = by?.base ?? null;
+    this.#subject = by === null ? announce : subjectOf(announce, by.patch);
+    this.#plan = new ChunkPlan(this.#subject.nbytes, announce.chunk_bytes);
     this.#states = new Uint8Array(this.#plan.count);
     this.#crcs = new Uint32Array(this.#plan.count);
     this.reportedAt = this.#heardAt = now;
@@ -102,11 +135,37 @@ export class Transfer {
     return this.here === this.#plan.count && this.digest !== null;
   }
 
-  /** Take a chunk; return whether it is new and sound. A chunk that is neither is ignored. */
-  add(index: number, crc: number, payload: Uint8Array, now: number, pushed: boolean): boolean {
+  /** Whether chunks of a patch are yet to come, or what closes it. */
+  get awaitsPatch(): boolean {
+    return this.patch !== null && this.#patching === null;
+  }
+
+  /** Whether nothing of a patch comes, though it was asked for again and again. (D5) */
+  get hopeless(): boolean {
+    return this.awaitsPatch && this.#tries >= PATCH_TRIES;
+  }
+
+  /** Whether a message speaks of what arrives: of the version, or of this patch to it. (D9) */
+  isNamed(patch: PatchId | null): boolean {
+    return isDeepStrictEqual(patch, this.patch);
+  }
+
+  /**
+   * Take a chunk; return whether it is new and sound. A chunk that is neither is ignored.
+   *
+   * @param proof - its CRC-32C, or what it was sealed with.
+   */
+  add(
+    index: number,
+    proof: number | SealedChunk,
+    payload: Uint8Array,
+    now: number,
+    pushed: boolean,
+  ): boolean {
     if (index >= this.#plan.count) return false;
     if (pushed) this.#pushed = Math.max(this.#pushed, index + 1); // W10
-    if (!this.#put(index, crc, payload)) return false; // W9
+    const crc = this.#put(index, proof, payload); // W9
+    if (crc === null) return false;
     this.#states[index] = HERE;
     this.#crcs[index] = crc;
     this.here += 1;
@@ -114,65 +173,96 @@ export class Transfer {
     return true;
   }
 
-  #put(index: number, crc: number, payload: Uint8Array): boolean {
+  /** Have a chunk in its place, if it is wanted and sound; return its CRC-32C. */
+  #put(index: number, proof: number | SealedChunk, payload: Uint8Array): number | null {
     const lease = this.#lease;
     if (lease !== null && payload === lease.bytes && index === this.#lent) {
       this.revoke();
-      return (lease.count === lease.bytes.length && lease.crc === crc) || this.#reject(index);
+      return lease.isSound(proof) ? lease.crc : this.#reject(index);
     }
     const state = this.#states[index];
-    if (state === HERE || state === LENT) return false;
-    const [begin, end] = this.#plan.span(index);
-    if (payload.length !== end - begin || crc32c(payload) !== crc) return this.#reject(index);
-    this.buffer.set(payload, begin);
+    if (state === HERE || state === LENT) return null;
+    const place = this.buffer.subarray(...this.#plan.span(index));
+    const crc = payload.length === place.length ? this.#copy(proof, payload, place) : null;
+    if (crc === null) return this.#reject(index);
     if (state === ASKED) this.#asked -= 1;
-    return true;
+    return crc;
+  }
+
+  /** Put a chunk that is sound into its place; return its CRC-32C. */
+  #copy(proof: number | SealedChunk, payload: Uint8Array, place: Uint8Array): number | null {
+    if (typeof proof !== "number") {
+      const opening = this.keyring?.opening(this.#subject, proof, payload.length);
+      return opening?.opens(payload, place) ?? null; // E4
+    }
+    if (crc32c(payload) !== proof) return null;
+    place.set(payload);
+    return proof;
   }
 
   /** A chunk came damaged: fetch it (again), at once for the first few, else in due time. */
-  #reject(index: number): false {
+  #reject(index: number): null {
     this.#damaged += 1;
     if (this.#states[index] === ASKED && this.#damaged <= DAMAGED_MAX) {
       this.#asked -= 1;
       this.#states[index] = MISSING;
     }
     if (this.#states[index] === MISSING) this.#cursor = Math.min(this.#cursor, index);
-    return false;
+    return null;
   }
 
   /**
    * Return the place of a chunk of this size, to receive it there; null if it has none.
    *
-   * `add` takes it once it is complete, and must be given the lease's own bytes as payload.
+   * `add` takes it once it is complete, and must be given the lease's own bytes as payload. What is
+   * `sealed` is opened there.
    */
-  lend(index: number, size: number): Lease | null {
+  lend(index: number, size: number, sealed: SealedChunk | null = null): Lease | null {
     const state = this.#states[index];
     if (state === undefined || state === HERE || state === LENT) return null;
     const [begin, end] = this.#plan.span(index);
     if (size !== end - begin) return null;
+    const opening = sealed && (this.keyring?.opening(this.#subject, sealed, size) ?? null);
+    if (sealed !== null && opening === null) return null;
     this.revoke();
     if (state === ASKED) this.#asked -= 1;
     this.#states[index] = LENT;
     this.#lent = index;
     this.#lentHere = 0;
-    const lease = new Lease(this.buffer.subarray(begin, end), () => {
+    const cancel = () => {
       if (this.#lease === lease) this.revoke();
-    });
+    };
+    const lease: Lease = new Lease(this.buffer.subarray(begin, end), cancel, opening);
     this.#lease = lease;
     return lease;
   }
 
   /**
-   * Let nobody write into the buffer any more; return whether somebody was about to. (The kernel
-   * may have been told where the next bytes go, and still write there.)
+   * Let nobody write into the version's memory any more; return whether somebody was about to. (The
+   * kernel may have been told where the next bytes go, and still write there.)
    */
   revoke(): boolean {
+    if (this.#patching !== null) this.#patching.live = false; // it ends before its next step
     if (this.#lease === null) return false;
     this.#lease.live = false;
     this.#lease = null;
     this.#states[this.#lent] = MISSING;
     this.#cursor = Math.min(this.#cursor, this.#lent);
-    return true;
+    return this.patch === null; // else it was about to write into the patch
+  }
+
+  /** Have a patch that is here, whole, decoded into a buffer; null: somebody does. */
+  decode(buffer: Uint8Array): Patching | null {
+    if (this.#patching !== null || this.base === null || this.digest === null) return null;
+    const { model } = this.announce;
+    this.#patching = new Patching(model, this.base, this.buffer, buffer, this.digest);
+    return this.#patching;
+  }
+
+  /** The patch is decoded: neither it nor what it builds on is needed any more. */
+  decoded(): void {
+    this.#patching = null;
+    this.buffer = NOTHING;
   }
 
   /** Take the digest of the whole: no more chunks will be pushed. */
@@ -188,6 +278,7 @@ export class Transfer {
 
   /** Return what to fetch now. */
   wants(now: number): Range[] {
+    if (this.#patching !== null) return [];
     if (this.#lease !== null && this.#lease.count > this.#lentHere) {
       this.#lentHere = this.#lease.count;
       this.#heardAt = now;
@@ -195,6 +286,7 @@ export class Transfer {
     const silent = now - this.#heardAt;
     if (silent >= this.timing.quiet) this.#pulling = true; // W30
     if (silent >= this.#patience) {
+      this.#tries += 1;
       this.#askAgain(now); // W12, W32
       this.#patience = Math.min(2 * this.#patience, this.timing.patienceMax);
     }
@@ -247,6 +339,7 @@ export class Transfer {
 
   /** Something arrived: be patient in proportion to how long it took, for slow links. */
   #hear(now: number): void {
+    this.#tries = 0;
     this.#gap = Math.max(now - this.#heardAt, (this.#gap * 7) / 8);
     const patience = Math.max(this.timing.patience, 4 * this.#gap); // W32
     this.#patience = Math.min(patience, this.timing.patienceMax);
@@ -261,4 +354,15 @@ export class Transfer {
     this.#endAsked = false;
     this.#heardAt = now;
   }
+}
+
+function idOf({ encoding, epoch, version }: Patch): PatchId {
+  return { encoding, epoch, version };
+}
+
+/** Return what a patch is sealed as. (D12) */
+function subjectOf({ model, epoch, version, chunk_bytes }: Announce, patch: Patch): Subject {
+  const { encoding, nbytes } = patch;
+  const base = [patch.epoch, patch.version] as const;
+  return { model, epoch, version, nbytes, chunk_bytes, encoding, base };
 }

@@ -6,6 +6,8 @@ import { endianness, hostname } from "node:os";
 import { Applier, type Hook, type Update } from "./applying.js";
 import { checkAddress } from "./endpoints.js";
 import { ApplyError, ClosedError, RefusedError, TimeoutError } from "./errors.js";
+import { Keyring } from "./keyring.js";
+import { type WorkerKeys, workerKeys } from "./keys.js";
 import {
   APPLY_MS,
   APPLY_MS_MAX,
@@ -49,8 +51,19 @@ export interface WorkerOptions {
   readonly cast?: boolean | undefined;
   /** What the worker is called, unique among the publisher's; by default host, process, chance. */
   readonly name?: string | undefined;
+  /**
+   * A file of `weightbus keygen`, its folder (then `name` says whose file), or what is in it: the
+   * worker speaks to that publisher alone. If it is left out, what the environment's WEIGHTBUS_KEYS
+   * says, else there are none; `""` has none in spite of that.
+   */
+  readonly keys?: WorkerKeys | string | undefined;
   /** The largest version to take, in bytes. */
   readonly bytesMax?: number | undefined;
+  /**
+   * If false, every version comes as a whole. Else a publisher may send what has changed since the
+   * version that runs, whose bytes are kept for that: one copy more of registered memory.
+   */
+  readonly patches?: boolean | undefined;
   /** Milliseconds between pings (1000). */
   readonly ping?: number | undefined;
   /** Milliseconds of silence after which the publisher is lost (5 times `ping`). */
@@ -117,7 +130,8 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   /**
    * Start a worker. It joins in the background, whenever the publisher is there.
    *
-   * @throws AddressError, RangeError, or TypeError, for an address, a name, or memory of no use.
+   * @throws AddressError, KeysError, RangeError, or TypeError, for an address, keys, a name, or
+   * memory of no use.
    */
   constructor(
     readonly address: string,
@@ -125,7 +139,8 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
   ) {
     super();
     if (endianness() !== "LE") throw new TypeError("weightbus needs a little-endian machine");
-    this.name = checkName(options.name ?? defaultName(), "worker");
+    const keys = workerKeys(options.keys, options.name);
+    this.name = checkName(options.name ?? defaultName(keys?.name), "worker");
     this.#targets = targetsOf(options);
     const identity = {
       name: this.name,
@@ -136,11 +151,14 @@ export class Worker extends EventEmitter<WorkerEvents> implements AsyncDisposabl
     };
     const bytesMax = options.bytesMax ?? STAGING_BYTES_MAX;
     const time = timing(options.ping, options.lostAfter);
-    this.#machine = new WorkerMachine(identity, this.#targets, bytesMax, time);
-    this.#loop = new WorkerLoop(checkAddress(address), this.#machine, {
-      told: (effect) => this.#told(effect),
-      ended: (reason) => this.#end(reason),
-    });
+    const keyring = keys && new Keyring();
+    const { patches } = options;
+    this.#machine = new WorkerMachine(identity, this.#targets, bytesMax, time, keyring, patches);
+    const handlers = {
+      told: (effect: Told) => this.#told(effect),
+      ended: (reason: unknown) => this.#end(reason),
+    };
+    this.#loop = new WorkerLoop(checkAddress(address), this.#machine, handlers, keys);
     const { apply, beforeApply } = options;
     const hooks = { apply, beforeApply, timeout: checkTimeout(options.applyTimeout) };
     this.#applier = new Applier(this.#machine, this.#targets, hooks, {
@@ -372,9 +390,11 @@ function targetsOf({ models, strict = true, cast = false }: WorkerOptions): Map<
   return targets;
 }
 
-function defaultName(): string {
+/** Return a name of the form that a key is for, all of which is drawn where there is none. */
+function defaultName(form = "*"): string {
   const host = hostname()
     .replace(/[^A-Za-z0-9._-]/g, "-")
     .slice(0, 80);
-  return `${host}-${process.pid}-${randomBytes(3).toString("hex")}`;
+  const drawn = `${host}-${process.pid}-${randomBytes(3).toString("hex")}`;
+  return form.replace("*", drawn);
 }

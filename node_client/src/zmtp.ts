@@ -18,6 +18,7 @@ import { HEADER_BYTES_MAX, MESSAGE_BYTES_MAX } from "./limits.js";
 import type { Lease } from "./transfer.js";
 
 const [MORE, LONG, COMMAND] = [1, 2, 4] as const;
+const TICKET = "\x03"; // begins a message that shows one
 const GREETING_BYTES = 64;
 const HEAD_BYTES_MAX = 9; // of a frame: flags and a long size
 const PAYLOAD = 2; // the index of a message's payload, after topic and header
@@ -61,6 +62,7 @@ interface Body {
 export class Stream {
   state: "greeting" | "ready" | "open" = "greeting";
   readonly #topics = new Set<string>();
+  #ticket = "";
   readonly #head = Buffer.alloc(GREETING_BYTES); // a greeting or a frame's head, in pieces
   #have = 0; // bytes of it that are here
   #frames: Uint8Array[] = []; // of the message that is arriving
@@ -71,8 +73,9 @@ export class Stream {
 
   constructor(readonly handlers: Handlers) {}
 
-  /** The connection is there: say what we speak. */
-  greet(): void {
+  /** The connection is there: say what we speak. A ticket, if there is one, is shown first of all. */
+  greet(ticket = ""): void {
+    this.#ticket = ticket;
     this.handlers.send(greeting());
   }
 
@@ -205,6 +208,7 @@ export class Stream {
     const name = body.toString("latin1", 1, end);
     if (name === "READY" && this.state === "ready") {
       this.state = "open";
+      if (this.#ticket !== "") this.#send(Buffer.from(TICKET + this.#ticket, "latin1")); // K7
       for (const topic of this.#topics) this.#sendTopic(topic, true);
     } else if (name === "PING") {
       // After a time to live of two bytes comes a context of at most 16, which we send back.

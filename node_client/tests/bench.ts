@@ -2,10 +2,13 @@
 
 import "../driver/tables.js"; // an arrow of which may lead elsewhere
 import type { Effect } from "../src/effects.js";
+import type { Keyring } from "../src/keyring.js";
 import type { Layout } from "../src/layout.js";
 import { timing } from "../src/limits.js";
 import { WorkerMachine } from "../src/machine.js";
 import type { WorkerMessage } from "../src/messages.js";
+import { patching } from "../src/patching.js";
+import { atOnce } from "../src/slices.js";
 import type { StagedVersion } from "../src/staging.js";
 import { type Frames, type Published, welcome } from "./published.js";
 
@@ -16,10 +19,16 @@ export class Bench {
   now = 100_000;
   readonly machine: WorkerMachine;
 
-  constructor({ bytesMax = 1000, fault = (_: Layout) => "", inside = true } = {}) {
+  constructor({
+    bytesMax = 1000,
+    fault = (_: Layout) => "",
+    inside = true,
+    keyring = null as Keyring | null,
+    patches = true,
+  } = {}) {
     const identity = { name: "w", instance: "a".repeat(32), client: "c", host: "h", pid: 5 };
     const models = new Map([["m", { fault, nbytes: 0 }]]);
-    this.machine = new WorkerMachine(identity, models, bytesMax, timing());
+    this.machine = new WorkerMachine(identity, models, bytesMax, timing(), keyring, patches);
     if (!inside) return;
     this.machine.connected(this.now);
     this.control(welcome(7));
@@ -40,6 +49,14 @@ export class Bench {
     return [...effects, ...this.publish(version.say("end"))];
   }
 
+  /** Decode what is to be decoded, at once; a fuzzer may have something newer come before. */
+  decode(effects: readonly Effect[]): Effect[] {
+    return effects.flatMap((effect) => {
+      if (effect.do !== "decode") return [];
+      return this.machine.decoded(effect.job, atOnce(patching(effect.job)), this.now);
+    });
+  }
+
   wait(milliseconds: number): Effect[] {
     const effects: Effect[] = [];
     for (const until = this.now + milliseconds; this.now < until; ) {
@@ -54,9 +71,10 @@ export class Bench {
     return this.machine.slots.get("m")?.holds.at("ready")?.staged ?? null;
   }
 
-  apply(): Effect[] {
+  /** Apply it; `kept`: as a snapshot, which stays with the user. */
+  apply(kept = false): Effect[] {
     this.machine.taken("m");
-    return this.machine.applied("m", this.now);
+    return this.machine.applied("m", this.now, kept);
   }
 }
 

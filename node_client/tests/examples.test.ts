@@ -41,11 +41,11 @@ test("the README's example compiles, runs, and ends", live, async () => {
   const lines = linesOf(child);
   await publisher.workers(1);
   for (let version = 1; version <= 3; version++) {
-    const shapes = { w: [2, 3] };
-    await publisher.ask({ do: "publish", model: "policy", shapes, value: version / 2, how: {} });
+    const shapes = { slope: [3], offset: [] };
+    await publisher.ask({ do: "publish", model: "line", shapes, value: version / 2, how: {} });
     assert.match(
       (await lines.next()).value,
-      new RegExp(`^policy ${version} [0-9a-f]{64} ${version / 2}$`),
+      new RegExp(`^line ${version} [0-9a-f]{64} ${version / 2}$`),
     );
   }
   assert.deepEqual(await ended, [0, null]);

@@ -2,6 +2,8 @@
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { test } from "node:test";
 import {
   ApplyError,
@@ -135,6 +137,44 @@ test("together means all or none, and some means some", live, async () => {
   await Promise.all([one.close(), two.close()]);
   await Promise.all(loops);
 });
+
+for (const sealed of [false, true]) {
+  test(`what has changed is sent alone${sealed ? ", sealed" : ""}`, live, async () => {
+    const home = mkdtempSync(`${tmpdir()}/patched-`);
+    const keys = sealed ? { keys: `${home}/keys`, names: ["w", "s", "o"] } : {};
+    const own = (name: string) => (sealed ? { keys: `${home}/keys/workers/${name}.json` } : {});
+    await using publisher = await Publisher.start(undefined, { ...keys, chunk_bytes: 2048 });
+    const data = new Uint16Array(300_000);
+    const more = { ping: 200, lostAfter: 2000 };
+    const m = { w: tensor(data, [300_000], "F16") };
+    const to = (name: string, models: WorkerOptions["models"], how = {}) =>
+      Worker.connect(publisher.address, { models, name, ...more, ...how, ...own(name) });
+    await using inPlace = await to("w", { m });
+    await using snapshots = await to("s", ["m"]);
+    await using whole = await to("o", ["m"], { patches: false });
+    const workers = [inPlace, snapshots, whole];
+    const step = async (steps: number, w: string, s: string) => {
+      const published = publisher.publishTrained(steps);
+      const updates = await Promise.all(workers.map((worker) => worker.receive(SOON)));
+      const encodings = updates.map((update) => update?.encoding);
+      assert.deepEqual(encodings, [w, s, "raw"]);
+      assert.deepEqual((await published).encodings, { w, s, o: "raw" });
+      const seen = updates[1]?.tensors.get("w")?.data as Uint16Array;
+      assert.deepEqual(seen, data);
+      assert.deepEqual([data[0], data[99]], [steps > 0 ? 0x3c01 : 0x3c00, 0x3c00]);
+      return seen;
+    };
+    await step(0, "raw", "raw");
+    await step(1, "delta-1", "delta-1"); // it is fetched, and those after it are pushed
+    const snapshot = await step(2, "delta-1", "delta-1");
+    snapshot[5] = 99; // by its user, whose it is
+    const told = once(snapshots, "notice", { signal: AbortSignal.timeout(60_000) });
+    await step(3, "delta-1", "raw");
+    assert.match(String(await told), /^unpatched,version 4 .* is for the base/);
+    await step(4, "delta-1", "delta-1");
+    rmSync(home, { recursive: true });
+  });
+}
 
 test("a name is refused to a second worker, in words", live, async () => {
   await using publisher = await Publisher.start();

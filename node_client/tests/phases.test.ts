@@ -3,7 +3,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { type Held, Holdings } from "../src/holdings.js";
-import { Layout } from "../src/layout.js";
 import { timing } from "../src/limits.js";
 import { type Announce, decode } from "../src/messages.js";
 import { ARROWS, type Event, type Phase } from "../src/phases.js";
@@ -32,7 +31,7 @@ function at(holds: Holdings, phase: Phase): Held {
     if (event === "begun") {
       assert.ok(holds.takeMemory(held));
       const buffer = held.buffer as Uint8Array;
-      held.transfer = new Transfer(announce, Layout.parse(one.layout), buffer, 0, timing());
+      held.transfer = new Transfer(announce, buffer, 0, timing());
     }
     assert.ok(holds.move(held, event));
   }

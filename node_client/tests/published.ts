@@ -3,6 +3,7 @@
 import { crc32c, digest } from "../src/checksum.js";
 import { ChunkPlan } from "../src/chunks.js";
 import { Layout } from "../src/layout.js";
+import { DELTA, type Patch, type PatchId } from "../src/messages.js";
 
 export type Frames = Uint8Array[];
 
@@ -94,6 +95,75 @@ export class Published {
     const digest = type === "end" || type === "commit" ? { digest: this.digest } : {};
     return [header(type, { ...this.#named, ...digest })];
   }
+}
+
+/** A patch between two versions, which overwrites what differs (`docs/DELTA.md` at the root). */
+export class PublishedPatch {
+  readonly plan: ChunkPlan;
+  readonly crcs: number[];
+
+  constructor(
+    readonly base: Published,
+    readonly target: Published,
+    readonly data = patchBytes(base, target),
+  ) {
+    this.plan = new ChunkPlan(data.length, target.plan.chunkBytes);
+    this.crcs = Array.from({ length: this.plan.count }, (_, i) => crc32c(this.bytes(i)));
+  }
+
+  get id(): PatchId {
+    return { encoding: DELTA, epoch: this.base.epoch, version: this.base.version };
+  }
+
+  get offered(): Patch {
+    return { ...this.id, digest: this.base.digest, nbytes: this.data.length };
+  }
+
+  bytes(index: number): Uint8Array {
+    return this.data.subarray(...this.plan.span(index));
+  }
+
+  get #named() {
+    const { epoch, version } = this.target;
+    return { model: "m", epoch, version, patch: this.id };
+  }
+
+  chunk(index: number, bytes = this.bytes(index)): Frames {
+    return [header("chunk", { ...this.#named, index, crc: this.crcs[index] ?? 0 }), bytes];
+  }
+
+  end(digest = this.target.digest): Frames {
+    return [header("end", { ...this.#named, digest })];
+  }
+}
+
+/** Return what a patch says of itself. */
+export function patchHead(base: Published, target: Published): Buffer {
+  const head = Buffer.alloc(120);
+  head.write("WBDELTA1");
+  head.writeUInt32LE(target.plan.chunkBytes, 12);
+  head.writeBigUInt64LE(BigInt(target.data.length), 16);
+  head.write(target.id + base.digest + target.digest, 24, "hex");
+  return head;
+}
+
+/** Return a patch for a version of less than 2^18 bytes, of which few differ: one group, one block. */
+function patchBytes(base: Published, target: Published): Buffer {
+  const head = patchHead(base, target);
+  const places = [...target.data.keys()].filter((at) => target.data[at] !== base.data[at]);
+  if (places.length === 0) return Buffer.concat([head, Buffer.from([0])]);
+  const gaps = places.map((at, index) => at - (places[index - 1] ?? -1) - 1);
+  const bits = gaps.map((gap) => `${"0".repeat(gap)}1`).join(""); // Rice codes of parameter 0
+  const codes = (bits.match(/.{1,8}/g) ?? []).map((byte) => Number.parseInt(reversed(byte), 2));
+  const values = places.map((at) => target.data[at] ?? 0);
+  const body = [...[0, 8, 16].map((by) => (places.length >> by) & 255), ...codes, ...values];
+  const entry = 4 * body.length + 2;
+  const coded = entry < 128 ? [entry] : [(entry & 127) | 128, entry >> 7];
+  return Buffer.concat([head, Buffer.from([...coded, ...body])]);
+}
+
+function reversed(digits: string): string {
+  return [...digits].reverse().join("");
 }
 
 /** Return bytes that differ from version to version. */

@@ -2,23 +2,31 @@
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 
 import weightbus
+from weightbus.bus.trust.keys import generate
 
 
 def weights(command: dict[str, object]) -> dict[str, np.ndarray]:
-    """Return tensors whose every element is the same."""
-    shapes, value = command["shapes"], command["value"]
-    return {name: np.full(shape, value, np.float32) for name, shape in shapes.items()}
+    """Return tensors whose every element is the same, but for those that steps have changed."""
+    shapes, value, dtype = command["shapes"], command["value"], command.get("dtype", "float32")
+    made = {name: np.full(shape, value, dtype) for name, shape in shapes.items()}
+    for step in range(command.get("steps", 0)):  # one element in a hundred changes, by one place
+        for array in made.values():
+            array.view(np.uint16)[step::100] ^= 1
+    return made
 
 
 def main() -> None:
     """Serve until the input ends."""
     timing = weightbus.Timing(ping=0.2, lost_after=2.0)
-    epoch = int(sys.argv[2]) if len(sys.argv) > 2 else None
-    with weightbus.Publisher(sys.argv[1], timing=timing, epoch=epoch) as publisher:
+    options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    if names := options.pop("names", []):
+        generate(Path(options["keys"]), dict.fromkeys(names, "worker"))
+    with weightbus.Publisher(sys.argv[1], timing=timing, **options) as publisher:
         print(json.dumps({"address": publisher.address, "epoch": publisher.epoch}), flush=True)
         for line in sys.stdin:
             command = json.loads(line)
@@ -36,7 +44,9 @@ def done(publisher: weightbus.Publisher, command: dict[str, object]) -> dict[str
     if command["do"] == "workers":
         return {name: status.state for name, status in publisher.workers().items()}
     receipt = publisher.publish(command["model"], weights(command), **command["how"])
-    return {"version": receipt.version, "workers": {n: w.state for n, w in receipt.workers.items()}}
+    states = {name: worker.state for name, worker in receipt.workers.items()}
+    encodings = {name: worker.encoding for name, worker in receipt.workers.items()}
+    return {"version": receipt.version, "workers": states, "encodings": encodings}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ function layout(rows: Rows, metadata?: object): Layout {
 }
 
 function staged(of: Layout, data = bytesOf(of.nbytes, 3)) {
-  return { model: "m", epoch: 1, version: 1, layout: of, data, digest: "", sayStaged: false };
+  const key = { model: "m", epoch: 1, version: 1, digest: "" };
+  return { ...key, layout: of, data, sayStaged: false, patch: null };
 }
 
 /** Write all of a version, and return what a user sees of it. */

@@ -3,7 +3,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import fc from "fast-check";
-import { Layout } from "../src/layout.js";
 import { timing, WINDOW_CHUNKS } from "../src/limits.js";
 import { type Announce, decode } from "../src/messages.js";
 import { Transfer } from "../src/transfer.js";
@@ -19,9 +18,8 @@ class Line {
   constructor(chunks: number) {
     this.version = new Published(7, 1, bytesOf(4 * chunks, 1));
     const announce = decode(this.version.announce()).message as Announce;
-    const layout = Layout.parse(this.version.layout);
     const buffer = new Uint8Array(this.version.data.length);
-    this.transfer = new Transfer(announce, layout, buffer, this.now, TIMING);
+    this.transfer = new Transfer(announce, buffer, this.now, TIMING);
   }
 
   add(index: number, pushed = true, bytes = this.version.bytes(index)): boolean {

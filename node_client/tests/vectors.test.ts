@@ -28,7 +28,7 @@ for (const row of vectors(FOLDER)) results.set(`${row.file} ${row.case}`, row);
 function* cases(file: string, list = "cases"): Generator<[name: string, c: Case, result: Row]> {
   const table = JSON.parse(readFileSync(`${FOLDER}${file}`, "utf8"));
   for (const [index, c] of (table[list] as Case[]).entries()) {
-    const name = `${list === "cases" ? "" : `${list}/`}${c.name ?? index}`;
+    const name = `${Object.keys(table).length > 2 ? `${list}/` : ""}${c.name ?? index}`;
     yield [name, c, results.get(`${file} ${name}`) ?? {}];
   }
 }
@@ -45,6 +45,7 @@ function agree(name: string, expected: Expect, result: Row): void {
 /** The cases of all lists of messages, or of sequences. */
 function* all(list: "messages" | "sequences"): ReturnType<typeof cases> {
   yield* cases(`${list}.json`);
+  if (list === "messages") yield* cases("patching.json", "headers");
   yield* cases("applying.json", list);
   yield* cases("renaming.json", list);
 }
@@ -67,7 +68,7 @@ test("messages of a worker", () => {
   }
 });
 
-for (const file of ["layouts.json", "chunks.json"]) {
+for (const file of ["layouts.json", "chunks.json", "deltas.json"]) {
   test(file, () => {
     for (const [name, c, result] of cases(file)) agree(name, c.expect, result);
   });
@@ -99,6 +100,26 @@ test("checksums, digests, and whole versions", () => {
     assert.equal(row.digest, c.digest, name);
   }
   for (const [name, c, row] of cases("versions.json")) assert.equal(row.digest, c.digest, name);
+});
+
+test("sealing.json", () => {
+  for (const list of ["keys", "versions", "payloads", "headers"]) {
+    for (const [name, c, result] of cases("sealing.json", list)) {
+      agree(name, c.expect, result);
+      if (list === "headers" && "ok" in result) assert.equal(result.payloads, c.expect.payloads);
+    }
+  }
+  for (const [name, c, { counts }] of cases("sealing.json", "messages")) {
+    const expected = (c.messages as { counts: Row | null }[]).map(({ counts: row }) => {
+      const { wbp: _, ...fields } = row ?? {};
+      return row && fields;
+    });
+    for (const [index, fields] of expected.entries()) {
+      const found = (counts as (Row | null)[])[index];
+      if (fields === null) assert.equal(found, null, name);
+      else assert.ok(found && has(found, fields), `${name}: ${JSON.stringify(found)}`);
+    }
+  }
 });
 
 function has(message: Row, fields: Row): boolean {

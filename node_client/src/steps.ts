@@ -1,0 +1,269 @@
+/** The bodies of blocks of a patch: which elements change, and to what. */
+
+import { BitReader } from "./bits.js";
+import { PatchError } from "./errors.js";
+
+export const BLOCK_ELEMENTS = 2 ** 18;
+export const CLASSES = 16;
+const COUNT_BITS_MAX = 19;
+const RICE_MAX = 18;
+const EVERY = 31; // in place of the bits of a count: each step has a size
+const NEVER = 2 ** 30; // a rank that no element has
+const HEAD_BYTES = 3; // of a body that overwrites
+const LOOKED_AT = 2 ** 16; // elements in one step
+
+/** What is known of elements: nothing, that they have 16 bits, or an exponent, too. */
+export type Kind = "plain" | "integer" | "BF16" | "F16";
+
+/** How the steps of a class are coded. */
+interface Row {
+  readonly class: number;
+  readonly count: number;
+  readonly gap: number;
+  readonly large: number;
+  readonly largeGap: number;
+  readonly size: number;
+}
+
+/** How the steps of a group are coded: by one class or all, of which some have no steps. */
+export interface Table {
+  readonly classes: number;
+  readonly rows: readonly Row[];
+  /** Bytes of the table. */
+  readonly nbytes: number;
+}
+
+/** Read the table of a group, with which these bytes begin. */
+export function readTable(bytes: Uint8Array, kind: Kind): Table {
+  const classes = bytes[0];
+  if (classes !== 1 && (classes !== CLASSES || (kind !== "BF16" && kind !== "F16"))) {
+    throw new PatchError(`a table of ${classes} classes; 1, or 16 of floats of 16 bits, may be`);
+  }
+  const reader = new BitReader(bytes.subarray(1, 64)); // more than any has
+  const rows = Array.from({ length: classes }, (_, number) => readRow(reader, number));
+  return { classes, rows: rows.filter(({ count }) => count > 0), nbytes: 1 + reader.filled() };
+}
+
+function readRow(reader: BitReader, number: number): Row {
+  const field = (width: number, most: number): number => {
+    const value = reader.number(width);
+    if (value <= most) return value;
+    throw new PatchError(`a parameter of ${value} in its table; at most ${most} is allowed`);
+  };
+  const count = field(5, COUNT_BITS_MAX);
+  const gap = count > 0 ? field(5, RICE_MAX) : 0;
+  const large = count > 0 ? field(5, EVERY) : 0;
+  const some = large > 0 && large < EVERY;
+  if (some && large > COUNT_BITS_MAX) throw new PatchError(`a count of ${large} bits in its table`);
+  const largeGap = some ? field(5, RICE_MAX) : 0;
+  return { class: number, count, gap, large, largeGap, size: large > 0 ? field(4, 15) : 0 };
+}
+
+/** What changes: positions of elements in their blocks, and of steps what they lead to. */
+export class Changes {
+  count = 0;
+  at: Uint32Array;
+  values: Uint16Array;
+
+  constructor(room = 1024) {
+    this.at = new Uint32Array(room);
+    this.values = new Uint16Array(room);
+  }
+
+  /** Make room for so many more. */
+  reserve(more: number): void {
+    const needed = this.count + more;
+    if (needed <= this.at.length) return;
+    const size = Math.max(needed, 2 * this.at.length);
+    const [at, values] = [new Uint32Array(size), new Uint16Array(size)];
+    at.set(this.at.subarray(0, this.count));
+    values.set(this.values.subarray(0, this.count));
+    this.at = at;
+    this.values = values;
+  }
+
+  get nbytes(): number {
+    return 6 * this.count;
+  }
+
+  /** Return the same in memory that is no larger. */
+  copy(): Changes {
+    const copied = new Changes(this.count);
+    copied.at.set(this.at.subarray(0, this.count));
+    copied.values.set(this.values.subarray(0, this.count));
+    copied.count = this.count;
+    return copied;
+  }
+
+  /** Add what a step leads to; there is room. */
+  put(block: Uint8Array, at: number, step: number): void {
+    const place = placeOf((block[2 * at] as number) | ((block[2 * at + 1] as number) << 8)) + step;
+    if (place < 0 || place > 0xffff) {
+      throw new PatchError("a step leads beyond 16 bits; is this the base?");
+    }
+    this.at[this.count] = at;
+    this.values[this.count] = place & 0x8000 ? place & 0x7fff : 0xffff - place;
+    this.count += 1;
+  }
+}
+
+/** Return the place of an element in the order of all numbers. */
+function placeOf(element: number): number {
+  return element & 0x8000 ? 0xffff - element : element | 0x8000;
+}
+
+/** How many steps of a class there are, and how many of them are large. */
+interface Counts {
+  readonly count: number;
+  readonly large: number;
+}
+
+/** Read how many steps there are. No more are said to be there than there is room for. */
+function readCounts(reader: BitReader, { rows }: Table, elements: number): Counts[] {
+  let total = 0;
+  const counts = rows.map((row) => {
+    const count = reader.number(row.count);
+    const large = row.large > 0 && row.large < EVERY ? reader.number(row.large) : 0;
+    if (large > count) throw new PatchError(`${large} of ${count} steps are said to be large`);
+    total += count;
+    return { count, large };
+  });
+  if (total > elements || 2 * total > reader.left) {
+    throw new PatchError(`${total} steps of ${elements} elements in ${reader.left} bits`);
+  }
+  return counts;
+}
+
+/** Reads blocks of steps, with memory for those of one. */
+export class StepReader {
+  // Those of a class stand together, and behind them a rank that no element has.
+  readonly #ranks = new Uint32Array(BLOCK_ELEMENTS + CLASSES);
+  readonly #steps = new Int32Array(BLOCK_ELEMENTS + CLASSES);
+  readonly #which = new Uint32Array(BLOCK_ELEMENTS); // of a class, those of a size above 1
+  readonly #sizes = new Uint32Array(BLOCK_ELEMENTS);
+  // Of each class, elements before its next step, and which step that is.
+  readonly #left = new Int32Array(CLASSES);
+  readonly #next = new Int32Array(CLASSES);
+
+  /** Read a body, one kind of code of a class at each step; `block` is what is there in the base. */
+  *read(
+    body: Uint8Array,
+    table: Table,
+    block: Uint8Array,
+    kind: Kind,
+    changes: Changes,
+  ): Generator<void> {
+    const reader = new BitReader(body);
+    const elements = block.length >> 1;
+    const counts = readCounts(reader, table, elements);
+    let begin = 0;
+    for (const [index, row] of table.rows.entries()) {
+      const { count, large } = counts[index] as Counts;
+      reader.positions(this.#ranks, begin, count, row.gap, elements);
+      yield;
+      reader.signs(this.#steps, begin, count);
+      this.#readSizes(reader, row, begin, count, large);
+      begin += count;
+      this.#ranks[begin] = NEVER;
+      begin += 1;
+      yield;
+    }
+    reader.end();
+    changes.reserve(begin);
+    if (table.classes === 1) this.#place(block, begin - 1, changes);
+    else yield* this.#find(block, kind, table, counts, changes);
+  }
+
+  #readSizes(reader: BitReader, row: Row, begin: number, count: number, large: number): void {
+    const steps = this.#steps.subarray(begin, begin + count);
+    const sizes = this.#sizes;
+    if (row.large === EVERY) {
+      reader.golomb(sizes, count, row.size);
+      for (let i = 0; i < count; i++) steps[i] = (steps[i] as number) * ((sizes[i] as number) + 1);
+    } else if (row.large > 0) {
+      reader.positions(this.#which, 0, large, row.largeGap, count);
+      reader.golomb(sizes, large, row.size);
+      for (let i = 0; i < large; i++) {
+        const which = this.#which[i] as number;
+        steps[which] = (steps[which] as number) * ((sizes[i] as number) + 2);
+      }
+    }
+  }
+
+  /** Put the changes of a block without classes. */
+  #place(block: Uint8Array, count: number, changes: Changes): void {
+    for (let i = 0; i < count; i++) {
+      changes.put(block, this.#ranks[i] as number, this.#steps[i] as number);
+    }
+  }
+
+  /** Find the elements that change by their ranks within classes, which are counted down. */
+  *#find(
+    block: Uint8Array,
+    kind: Kind,
+    { rows }: Table,
+    counts: readonly Counts[],
+    changes: Changes,
+  ): Generator<void> {
+    this.#left.fill(NEVER);
+    let begin = 0;
+    for (const [index, row] of rows.entries()) {
+      this.#next[row.class] = begin;
+      this.#left[row.class] = this.#ranks[begin] as number;
+      begin += (counts[index] as Counts).count + 1;
+    }
+    const wanted = changes.count + begin - rows.length;
+    const classes = kind === "F16" ? F16 : BF16;
+    const elements = block.length >> 1;
+    for (let at = 0; at < elements; at += LOOKED_AT) {
+      this.#look(block, at, Math.min(at + LOOKED_AT, elements), classes, changes);
+      yield;
+    }
+    if (changes.count < wanted) {
+      throw new PatchError("a gap leads past the elements of a class; is this the base?");
+    }
+  }
+
+  /** Look for elements that change among some of a block, behind those before. */
+  #look(block: Uint8Array, from: number, to: number, classes: Uint8Array, changes: Changes): void {
+    const [ranks, steps, left, next] = [this.#ranks, this.#steps, this.#left, this.#next];
+    for (let at = from; at < to; at++) {
+      const upper = ((block[2 * at] as number) >> 7) | ((block[2 * at + 1] as number) << 1);
+      const number = classes[upper] as number;
+      const before = left[number] as number;
+      left[number] = before - 1;
+      if (before > 0) continue;
+      const step = next[number] as number;
+      changes.put(block, at, steps[step] as number);
+      next[number] = step + 1;
+      left[number] = (ranks[step + 1] as number) - (ranks[step] as number) - 1;
+    }
+  }
+}
+
+/** By the bits of an element from the seventh on: its class. */
+const BF16 = Uint8Array.from({ length: 512 }, (_, upper) => {
+  return Math.min(Math.max((upper & 255) - 96, 0) >> 1, CLASSES - 1);
+});
+const F16 = Uint8Array.from({ length: 512 }, (_, upper) => (upper >> 4) & 15);
+
+/** Read which elements a body names that overwrites them; what they become ends the body. */
+export function readOverwritten(
+  body: Uint8Array,
+  width: number,
+  elements: number,
+  changes: Changes,
+): void {
+  const [low = 0, middle = 0, high = 0] = body;
+  const head = low | (middle << 8) | (high << 16);
+  const [count, k] = [head & (2 ** 19 - 1), head >> 19];
+  const codes = body.length - HEAD_BYTES - count * width;
+  if (count === 0 || count > elements || codes < 0 || count > 8 * codes || k > RICE_MAX) {
+    throw new PatchError(`${count} elements of ${width} bytes in a body of ${body.length}`);
+  }
+  const reader = new BitReader(body.subarray(HEAD_BYTES, HEAD_BYTES + codes));
+  changes.reserve(count);
+  reader.positions(changes.at, changes.count, count, k, elements);
+  reader.end();
+  changes.count += count;
+}
