@@ -40,6 +40,7 @@ def main() -> None:
     rng, end = np.random.default_rng(), time.monotonic() + options.seconds
     made = weightbus.Publisher(options.address, keys=options.keys, insecure=options.insecure)
     with made as publisher:
+        print(f"publishing at {publisher.address}", file=sys.stderr, flush=True)  # of port 0, too
         publisher.wait_for_workers(options.workers, timeout=60)
         while time.monotonic() < end:
             loss = min(step(weights, rng) for _ in range(5))

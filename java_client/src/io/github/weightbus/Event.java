@@ -1,0 +1,11 @@
+package io.github.weightbus;
+
+/**
+ * Something that happened to a worker, for logs and screens.
+ *
+ * @param kind "joined", "lost", "refused", "rejected" or "notice"; others may come
+ * @param model "" unless it is about a version; then the numbers are 0 as well
+ * @param code of the protocol, such as "layout-mismatch", or ""
+ */
+public record Event(String kind, String model, long epoch, long version, String code, String text) {
+}

@@ -1,0 +1,50 @@
+package io.github.weightbus;
+
+import com.sun.jna.Pointer;
+
+/** A model that stays as it is until this is closed, in the thread that asked for it. */
+public final class Reading implements AutoCloseable {
+  private final Model model; // whose memory is there meanwhile
+  private final Thread thread = Thread.currentThread();
+  private final long epoch;
+  private final long version;
+  private Pointer raw;
+
+  Reading(Pointer raw, Model model, long epoch, long version) {
+    this.raw = raw;
+    this.model = model;
+    this.epoch = epoch;
+    this.version = version;
+  }
+
+  public Model model() {
+    return model;
+  }
+
+  /** Returns the epoch of what the model holds; 0 before the first version. */
+  public long epoch() {
+    return epoch;
+  }
+
+  /** Returns the number of the version that the model holds; 0 before the first. */
+  public long version() {
+    return version;
+  }
+
+  /**
+   * Lets versions come again. To do so twice does nothing.
+   *
+   * @throws WeightbusException this is another thread ("invalid")
+   */
+  @Override
+  public void close() {
+    if (Thread.currentThread() != thread) {
+      throw new WeightbusException(
+          "invalid", "a reading is closed by the thread that asked for it");
+    }
+    if (raw != null) {
+      Lib.LIB.wb_read_end(raw);
+      raw = null;
+    }
+  }
+}

@@ -1,0 +1,33 @@
+package io.github.weightbus;
+
+/**
+ * How a worker stands, and one of its models: what runs is of now, the rest of a moment ago.
+ *
+ * @param epoch of the session; 0 outside one
+ * @param malformed messages dropped because they broke the protocol
+ * @param shared versions are copied out of the publisher's memory
+ * @param torn an apply has failed half-way, and no version runs
+ * @param running what runs, or null
+ * @param arriving what arrives, or null
+ * @param chunksHere how many chunks of it are here
+ * @param chunks of how many
+ * @param staged what waits for a commit, or null
+ * @param ready what waits for {@link Worker#receive} or is being applied, or null
+ */
+public record State(long epoch, long malformed, boolean shared, boolean torn, Version running,
+    Version arriving, long chunksHere, long chunks, Version staged, Version ready) {
+  /** A version of a model. */
+  public record Version(long epoch, long version) {
+    private static Version of(long epoch, long version) {
+      return version == 0 ? null : new Version(epoch, version);
+    }
+  }
+
+  static State of(Lib.RawState told) {
+    return new State(told.epoch, told.malformed, told.shared != 0, told.torn != 0,
+        Version.of(told.running_epoch, told.running_version),
+        Version.of(told.arriving_epoch, told.arriving_version), told.chunks_here, told.chunks,
+        Version.of(told.staged_epoch, told.staged_version),
+        Version.of(told.ready_epoch, told.ready_version));
+  }
+}

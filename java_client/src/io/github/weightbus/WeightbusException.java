@@ -1,0 +1,76 @@
+package io.github.weightbus;
+
+import com.sun.jna.Pointer;
+import com.sun.jna.ptr.PointerByReference;
+
+/** Why a call fails: a code for programs, and the library's words for people. */
+public final class WeightbusException extends RuntimeException {
+  private static final long serialVersionUID = 1;
+  private static final String[] CODES = {"ok", "timeout", "rejected", "refused", "closed", "torn",
+      "invalid", "not-found", "system", "panic"};
+
+  private final String code;
+  private final String model;
+  private final long epoch;
+  private final long version;
+
+  WeightbusException(String code, String text) {
+    this(code, text, "", 0, 0);
+  }
+
+  private WeightbusException(String code, String text, String model, long epoch, long version) {
+    super(text);
+    this.code = code;
+    this.model = model;
+    this.epoch = epoch;
+    this.version = version;
+  }
+
+  /** Throws what the last call in this thread says, unless all is well. */
+  static void check(int status) {
+    if (status != Lib.OK) {
+      throw new WeightbusException(nameOf(status), Lib.LIB.wb_error());
+    }
+  }
+
+  /** Returns a handle that a call has made. */
+  static Pointer made(int status, PointerByReference place) {
+    check(status);
+    return place.getValue();
+  }
+
+  /** Of a version that cannot be taken, or a worker that is not let in. */
+  static WeightbusException of(int status, Lib.RawUpdate told) {
+    String code = Lib.RawUpdate.text(told.code);
+    return new WeightbusException(code.isEmpty() ? nameOf(status) : code, Lib.LIB.wb_error(),
+        Lib.RawUpdate.text(told.model), told.epoch, told.version);
+  }
+
+  private static String nameOf(int status) {
+    return status < CODES.length ? CODES[status] : "unknown";
+  }
+
+  /**
+   * Returns the protocol's code (its section 13: "layout-mismatch", "name-taken", "apply", ...) or,
+   * for what goes wrong on this side alone, "invalid", "torn", "closed", "timeout", "not-found",
+   * "system" or "panic".
+   */
+  public String code() {
+    return code;
+  }
+
+  /** Returns the model of a version that was not taken, else "". */
+  public String model() {
+    return model;
+  }
+
+  /** Returns the epoch of a version that was not taken, else 0. */
+  public long epoch() {
+    return epoch;
+  }
+
+  /** Returns the number of a version that was not taken, else 0. */
+  public long version() {
+    return version;
+  }
+}
