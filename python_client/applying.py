@@ -16,7 +16,9 @@ from ..bus.staged import OverwrittenError, StagedVersion, StaleError
 from ..bus.worker.events import Happening, Outcome, Report, Wanted
 from ..codecs.apply import as_arrays
 from ..codecs.checksum import digest_of
+from ..codecs.layout import Layout
 from .calls import Calls, LateError
+from .observing.traces import on_apply
 from .reading import InUseError, ReadingLock
 from .targets import Target
 
@@ -44,7 +46,7 @@ class Update:
 
 
 class Offer:
-    """A version that is about to be applied, for `before_apply`.
+    """A version that is about to be applied, for `before_apply`: what is `staged`.
 
     Attributes:
         model, epoch, version: Its name and number.
@@ -86,6 +88,7 @@ class Applier:
     ) -> None:
         self._targets, self._handoff, self._runs, self._tell = targets, handoff, runs, tell
         self._calls, self._before_apply, self._on_commit = calls, before_apply, on_commit
+        self._layouts: dict[str, Layout] = {}  # by model, of what runs
         self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
         self.lock = ReadingLock()
 
@@ -128,25 +131,40 @@ class Applier:
             if over:
                 return self._runs[model] if self._running(model) == key else update
 
+    def runs(self, model: str, key: tuple[int, int]) -> Layout | None:
+        """Return the layout of a version, if it is the one that runs; stay in `lock` meanwhile."""
+        return self._layouts[model] if self._running(model) == key else None
+
     def _running(self, model: str) -> tuple[int, int] | None:
         running = self._runs.get(model)
         return None if running is None else (running.epoch, running.version)
 
     def _attempt(self, staged: StagedVersion, deadline: float) -> tuple[bool, Update | None]:
         """Apply a version that is ready; return whether that was all there was time for."""
+        waits = False
         try:
             self._approve(staged)
+            waits = True
+            self._targets[staged.model].ahead(staged)
             with self._writing(staged, max(0.0, deadline - time.monotonic())):
+                waits = False
                 update = self._apply(staged)
         except InUseError:  # somebody is reading and does not leave: later, then
-            self._say(staged, "put-back")
-            if not self._handoff.put_back(staged):  # a newer one has come meanwhile
-                self._say(staged, "newer")
+            self._put_back(staged)
             return True, None
         except StaleError:  # a newer version took its place in shared memory: wait for that
             self._say(staged, "stale")
             return False, None
+        except BaseException:
+            if waits:  # Ctrl-C while readers were waited for, for instance
+                self._put_back(staged)
+            raise
         return update is not None, update
+
+    def _put_back(self, staged: StagedVersion) -> None:
+        self._say(staged, "put-back")
+        if not self._handoff.put_back(staged):  # a newer one has come meanwhile
+            self._say(staged, "newer")
 
     def at_once(self, staged: StagedVersion) -> bool:
         """Apply a version unless somebody is reading; return whether that is done with."""
@@ -159,8 +177,8 @@ class Applier:
             self._say(staged, "stale")
         return True
 
-    def _say(self, staged: StagedVersion, what: Outcome, digest: str = "") -> None:
-        self._tell(Report(staged.model, staged.key, what, digest=digest))
+    def _say(self, staged: StagedVersion, what: Outcome) -> None:
+        self._tell(Report(staged.model, staged.key, what))
 
     def _approve(self, staged: StagedVersion) -> None:
         """Let the user look at a version, once, while readers go on with the one before."""
@@ -202,6 +220,7 @@ class Applier:
                 undo = partial(_undone, target, torn=mended)
                 late = partial(self._late, staged, "on_commit", undo, writes=True)
                 self._calls.make(partial(self._on_commit, update), late)
+            lies_in = target.lies_in(staged)
             target.settle()
         except LateError as late:
             self._returned(staged, late)
@@ -211,9 +230,11 @@ class Applier:
             self._failed(staged, error, intact=_undone(target, torn=mended))
         # Here first, then at the publisher: whoever waits for its receipt must find it here.
         with self._handoff.changed:
-            self._runs[staged.model] = update
+            self._runs[staged.model], self._layouts[staged.model] = update, staged.layout
             self._handoff.changed.notify_all()
-        self._say(staged, "applied", digest=update.digest)
+        digest = update.digest
+        self._tell(Report(staged.model, staged.key, "applied", digest=digest, bytes=lies_in))
+        on_apply(update)
         return update
 
     def _copy(self, staged: StagedVersion, target: Target) -> Update:
@@ -244,7 +265,7 @@ class Applier:
         told = self._fail(staged, error, intact=undo(), still=True)
         log.error("%s", told)
         if writes:
-            self.lock.despair(told)
+            self.lock.despair(staged.model, told)
         return told
 
     def _returned(self, staged: StagedVersion, late: LateError) -> NoReturn:
@@ -255,9 +276,10 @@ class Applier:
     def _failed(self, staged: StagedVersion, error: BaseException, *, intact: bool) -> NoReturn:
         """Tell everybody that a version could not be applied, and what runs then."""
         told = self._fail(staged, error, intact=intact)
-        if not isinstance(error, Exception):
-            raise error
-        raise told
+        try:
+            raise told if isinstance(error, Exception) else error
+        finally:  # they refer to this frame, and so to the version's memory, as it does to them
+            del told, error
 
     def _fail(
         self, staged: StagedVersion, error: BaseException, *, intact: bool, still: bool = False

@@ -6,12 +6,30 @@ Each function returns the value or raises a ValueError that says what was given 
 import inspect
 import math
 import numbers
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from ..bus.messages import NAME_PATTERN
 
 T = TypeVar("T")
 
 SECONDS_MAX = 1_000_000  # eleven days: more than anybody waits, less than what timers can count
+_NAME = re.compile(NAME_PATTERN)
+
+
+def check_name(name: str, what: str) -> str:
+    """Return the name of a model or worker if it may be one.
+
+    Raises:
+        ValueError: It may not.
+    """
+    if not isinstance(name, str) or _NAME.match(name) is None:  # pyright: ignore
+        raise ValueError(
+            f"{what} {name!r}: a name is 1 to 128 of the characters A-Z a-z 0-9 . _ - so that it "
+            "fits topics, files and addresses in every language"
+        )
+    return name
 
 
 def seconds(

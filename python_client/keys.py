@@ -59,7 +59,8 @@ def _path(given: object) -> str:
     if given is None:
         return os.environ.get(KEYS, "")
     if not isinstance(given, str | Path):
-        raise KeysError(f"keys={given!r}: give a path of weightbus keygen, or what is in it")
+        what = type(given).__name__  # and no more: it may hold a secret
+        raise KeysError(f"keys= is a {what}: give a path, or keys that were read")
     return str(given)
 
 

@@ -4,10 +4,11 @@ import ctypes
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..bus.memory.pages import address_of
 from ..bus.staged import StagedVersion
@@ -31,8 +32,12 @@ class UnchangedError(WeightBusError):
     """
 
 
+class UnreadableError(WeightBusError):
+    """What a target holds cannot be read back."""
+
+
 class Pairs:
-    """The tensors of a version, for a target that is a function, until it returns.
+    """The tensors of a `staged` version, for a target that is a function, until it returns.
 
     Iterating gives (name, torch tensor) pairs, `arrays()` the same with numpy arrays; aliases are
     given by each of their names. All of them are views of the bus's memory, without a copy. They
@@ -107,6 +112,22 @@ class FunctionTarget:
         """Nobody knows."""
         return Expected()
 
+    def summing(
+        self, layout: Layout, names: Iterable[str], sums: list[int | None]
+    ) -> Iterator[int]:
+        """Nobody but the function knows where they went.
+
+        Raises:
+            UnreadableError: Always.
+        """
+        del layout, names, sums
+        raise UnreadableError(
+            "a function loads its versions, and nobody else can read back what it has loaded"
+        )
+
+    def ahead(self, staged: StagedVersion) -> None:
+        """The function has it all."""
+
     def apply(self, staged: StagedVersion) -> None:
         """Have the function load a version."""
         pairs, self._unchanged = Pairs(staged), False
@@ -131,6 +152,10 @@ class FunctionTarget:
 
     def settle(self) -> None:
         """Nothing is kept."""
+
+    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
+        """They lie where the function has read them."""
+        return staged.data if staged.shared is None else None
 
 
 def _check_done(returned: object) -> None:

@@ -1,20 +1,229 @@
-"""What a publisher keeps of each model: its memory, and the form and layout that it had last."""
+"""What a publisher keeps of each model: memory, form and layout, and what patches build on."""
 
 import contextlib
+import logging
+import math
 import threading
-from collections.abc import Callable, Generator
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Generator
 
 from ..bus.deadline import Deadline
-from ..bus.limits import CHUNKS_MAX
+from ..bus.errors import DeadlineError
+from ..bus.limits import CHUNKS_MAX, WHOLE_BYTES_MAX
 from ..bus.memory.snapshots import NEVER, MakeRoom, Pool, nobody
-from ..bus.messages import Shared
-from ..bus.publisher.version import Version
-from ..codecs.errors import StateError
+from ..bus.messages import DELTA, Running, Shared
+from ..bus.publisher.offers import hash_chunk
+from ..bus.publisher.roster import Taker
+from ..bus.publisher.version import Version, VersionPatch
+from ..codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
+from ..codecs.delta.encoding import encode
+from ..codecs.delta.kernels import Bytes
+from ..codecs.delta.patch import Patch
+from ..codecs.delta.worth import Way, chosen, estimate, may_pay, sample
+from ..codecs.errors import PatchError, StateError
 from ..codecs.layout import Layout
 from ..codecs.precision import Precision, precision_of
 from ..codecs.state import Form, State, state_of
-from .options import Dtype
-from .state_folder import Saved
+from .options import Dtype, Encoding
+from .state_folder import Saved, StateFolder, StateFolderError, StoredVersion
+
+log = logging.getLogger("weightbus.publisher")
+
+BASES = 2  # versions that patches may build on: what most workers run, and what those who missed it
+ENCODE_PACE = 1e-8  # seconds a byte, until something was encoded here, or decoded
+PACE_SHARE = 0.5  # of what was measured last in what is believed
+PACE_EVERY = 32  # decisions, of which the first measures on a sample: what is believed may be wrong
+OFFER_SHARE = 0.5  # of the time that is left, for patches: the version itself takes some, too
+
+
+class Bases:
+    """The versions of one model that patches may build on. Whoever calls anything has its lock.
+
+    Args:
+        model: Its name.
+        count: How many versions are kept.
+        check: Whether each patch is decoded, and compared, before it is offered.
+    """
+
+    def __init__(self, model: str, count: int = BASES, *, check: bool = True) -> None:
+        self._model, self._count, self._check = model, count, check
+        self._kept: deque[tuple[Version, Bytes]] = deque()  # the newest last
+        # Seconds that a byte takes, as of late, of patches without classes and with them.
+        self._encode, self._decode = [ENCODE_PACE] * 2, [ENCODE_PACE] * 2
+        self._decisions = 0  # on whether a patch pays
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def offer(
+        self,
+        version: Version,
+        encoding: Encoding,
+        takers: Collection[Taker],
+        deadline: Deadline = NEVER,
+        *,
+        to_all: bool = True,
+    ) -> None:
+        """Have a version offered by patches too, and keep it for patches to come. (D1, D2)
+
+        Args:
+            version: What was copied a moment ago, and nobody has been told of.
+            encoding: Whether that is wanted.
+            takers: Who takes patches.
+            deadline: When it must be there, with patches or without: these may take a part of that.
+            to_all: It is for all workers: where it is not patched, nothing is kept for anybody.
+        """
+        whole = version.plan.count <= 1 and version.layout.nbytes <= WHOLE_BYTES_MAX
+        if encoding == "raw" or whole or not takers:
+            if to_all:
+                self.forget()
+            return
+        for index in version.unhashed():
+            hash_chunk(version, index)
+        data = version.snapshot.keep()
+        if data is None:
+            return
+        try:
+            while to_all and self._kept and not _alike(self._kept[0][0], version):
+                self._let_go()
+            self._patch(version, data, encoding, takers, _part_of(deadline))
+            version.keep = True
+            self._kept.append((version, data))
+        finally:  # an interrupt comes at any time
+            if not any(base is version for base, _ in self._kept):
+                version.snapshot.let_go()
+        while len(self._kept) > self._count:
+            self._let_go()
+
+    def _patch(
+        self,
+        version: Version,
+        data: Bytes,
+        encoding: Encoding,
+        takers: Collection[Taker],
+        deadline: Deadline,
+    ) -> None:
+        """Make the patches: first that on what most of those run who take them."""
+        bases = {base.digest: old for base, old in self._kept if _alike(base, version)}
+        runs = Counter(taker.running for taker in takers if taker.running is not None)
+        found = [(r, bases[r.digest]) for r, _ in runs.most_common() if r.digest in bases]
+        for running, old in found[: self._count]:
+            on = [taker for taker in takers if taker.running == running]
+            delta = encoding == "delta"
+            way = Way(classes=True) if delta else self.chosen(version.layout, old, data, on)
+            made = None if way is None else self._made(way, running, old, version, data, deadline)
+            version.patches += () if made is None else (made,)
+
+    def forget(self) -> None:
+        """Keep nothing for patches to build on."""
+        while self._kept:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        version, _ = self._kept.popleft()
+        version.snapshot.let_go()
+
+    def _made(
+        self,
+        way: Way,
+        running: Running,
+        old: Bytes,
+        version: Version,
+        new: Bytes,
+        deadline: Deadline,
+    ) -> VersionPatch | None:
+        """Return the patch from one version to another, if it is smaller than that.
+
+        Whatever goes wrong, the version can still be sent as it is.
+        """
+        layout, begun = version.layout, time.perf_counter()
+        try:
+            deadline.check()
+            data = encode(
+                layout,
+                old,
+                new,
+                digests=(running.digest, version.digest),
+                chunk_bytes=version.plan.chunk_bytes,
+                classes=way.classes,
+                check=self._check,
+                step=deadline.check,
+            )
+        except (PatchError, MemoryError, DeadlineError) as error:
+            log.warning("%s: no patch on version %d: %s", self._model, running.version, error)
+            return None
+        work = way.work * layout.nbytes
+        if work:
+            taken = (time.perf_counter() - begun) / work
+            self._encode[way.classes] += PACE_SHARE * (taken - self._encode[way.classes])
+        if len(data) >= layout.nbytes:
+            return None
+        return VersionPatch(version, DELTA, running, data, classes=way.classes, work=work)
+
+    def chosen(
+        self, layout: Layout, old: Bytes, new: Bytes, takers: Collection[Taker]
+    ) -> Way | None:
+        """Return what patch is to be made; None: the version is there sooner without.
+
+        There is one patch on a base, for all that run it. So it is the one that is best for the
+        slowest of them that gains by any: it is the last that the publish waits for. Of whom no
+        rate is known, it is fast enough; who has not decoded any yet does so as this does.
+        """
+        slow = sorted((t for t in takers if not math.isinf(t.rate)), key=lambda t: t.rate)
+        if not slow:
+            return None
+        if self._decisions % PACE_EVERY == 0:
+            self._measure(layout, old, new)
+        self._decisions += 1
+        links = [
+            (
+                taker.rate,
+                self._encode,
+                [taker.decode.get(c, self._decode[c]) for c in (False, True)],
+            )
+            for taker in slow
+        ]
+        links = [link for link in links if may_pay(*link)]
+        if not links:
+            return None
+        would = estimate(layout, old, new)
+        ways = (chosen(layout.nbytes, would, *link) for link in links)
+        return next((way for way in ways if way is not None), None)
+
+    def _measure(self, layout: Layout, old: Bytes, new: Bytes) -> None:
+        """Take the time that a sample takes; else nobody would know if none pays."""
+        some, where = sample(layout)
+        before, after = old[where], new[where]
+        work = estimate(some, before, after).work * some.nbytes
+        first, last = (digest_of(some.id, d, CHUNK_BYTES_DEFAULT) for d in (before, after))
+        for classes in (False, True):
+            begun = time.perf_counter()
+            try:
+                digests = first, last
+                made = encode(
+                    some, before, after, digests=digests, classes=classes, check=self._check
+                )
+                encoded = time.perf_counter()
+                Patch(some, made).apply(before)
+            except (PatchError, MemoryError):
+                return
+            self._encode[classes] = (encoded - begun) / work
+            self._decode[classes] = (time.perf_counter() - encoded) / work
+
+
+def _alike(one: Version, other: Version) -> bool:
+    """Return whether there may be a patch from one to the other: its digests need one size."""
+    return (one.layout.id, one.plan.chunk_bytes) == (other.layout.id, other.plan.chunk_bytes)
+
+
+def _part_of(deadline: Deadline) -> Deadline:
+    """Return when patches must be made: all of the version must still be sent in time."""
+    text = (
+        f"it was not made in {OFFER_SHARE:.0%} of what was left of the timeout, so workers take "
+        "all of the version: give a longer timeout, or publish it raw"
+    )
+    return Deadline(time.monotonic() + OFFER_SHARE * deadline.left(), text)
 
 
 class PublishedModel:
@@ -24,10 +233,15 @@ class PublishedModel:
         name: Its name.
         chunk_bytes: Bytes of a chunk.
         share: Whether workers on this host may read it.
+        bases: How many versions are kept for patches to build on.
+        check: Whether each patch is decoded, and compared, before it is offered.
     """
 
-    def __init__(self, name: str, chunk_bytes: int, *, share: bool) -> None:
+    def __init__(
+        self, name: str, chunk_bytes: int, *, share: bool, bases: int = BASES, check: bool = True
+    ) -> None:
         self.name, self.lock = name, threading.Lock()
+        self.bases = Bases(name, bases, check=check)
         self.pool = Pool(name, share=share)
         self._chunk_bytes = chunk_bytes
         self._form: Form | None = None
@@ -47,6 +261,26 @@ class PublishedModel:
             yield
         finally:
             self.lock.release()
+
+    def offer(
+        self,
+        version: Version,
+        encoding: Encoding,
+        takers: Callable[[], Collection[Taker]],
+        deadline: Deadline,
+        *,
+        to_all: bool,
+    ) -> None:
+        """Have a version offered by patches too: see `Bases`. What ends this ends the version."""
+        try:
+            some = () if encoding == "raw" else takers()
+            before = len(self.bases)
+            self.bases.offer(version, encoding, some, deadline, to_all=to_all)
+            if before and not len(self.bases):
+                self.pool.shrink()
+        except BaseException:
+            version.snapshot.release()
+            raise
 
     def describe(self, weights: object, precision: Precision | None = None) -> tuple[State, Layout]:
         """Return the state of some weights and its layout, the ones before if nothing changed.
@@ -128,6 +362,23 @@ class PublishedModel:
             snapshot.release()
             raise
         return version
+
+
+def restore(
+    folder: StateFolder, epoch: int, model_of: Callable[[str], PublishedModel]
+) -> list[Version]:
+    """Read the latest version of each model back, and record what is offered in this epoch."""
+    found: dict[StoredVersion, Version] = {}
+    for model in folder.models():
+        stored = folder.versions(model)[0]
+        try:
+            kept, saved = model_of(model), folder.open(stored)
+            found[stored] = kept.snapshot(saved, replaces_latest=True)
+            log.info("%s %s is offered again in epoch %d", model, stored.key, epoch)
+        except StateFolderError as error:
+            log.warning("version %s of %r is not offered: %s", stored.key, model, error)
+    folder.begin(epoch, found)
+    return list(found.values())
 
 
 def _check_chunks(nbytes: int, chunk_bytes: int) -> None:

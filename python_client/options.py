@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from ..bus.limits import WORKERS_MAX
-from ..bus.messages import check_name
 from ..bus.publisher.publication import CommitMode, Publication, Wait
 from ..bus.publisher.version import Version
 from ..codecs.precision import Precision, precision_of
 from . import checks
+from .checks import check_name
 
 Require = Literal["all"] | int  # all workers, or this many
+Encoding = Literal["raw", "delta", "auto"]
 Dtype = str | Mapping[str, str] | None  # of all parameters, or by patterns of names; as they are
 
 TIMEOUT = 60.0  # seconds that a publish gets unless it is told otherwise
@@ -29,6 +30,7 @@ class PublishOptions(TypedDict, total=False):
     grace: float | None
     expect: int | None
     dtype: Dtype
+    encoding: Encoding
 
 
 @dataclass(slots=True)
@@ -42,6 +44,7 @@ class Request:
         timeout, grace: Seconds.
         expect: How many all are at least.
         precision: What is converted while it is copied; None: nothing.
+        encoding: How it goes to workers that take patches.
     """
 
     workers: tuple[str, ...] | None
@@ -54,6 +57,7 @@ class Request:
     grace: float
     expect: int
     precision: Precision | None
+    encoding: Encoding
 
     @property
     def deadline(self) -> float:
@@ -110,6 +114,8 @@ def request(options: PublishOptions, started: float, *, expect: int, grace: floa
     wait, commit = options.get("wait", "applied"), options.get("commit", "auto")
     checks.choice(wait, "wait", ("applied", "staged", "none"))
     checks.choice(commit, "commit", ("auto", "together"))
+    encoding = options.get("encoding", "raw")
+    checks.choice(encoding, "encoding", ("raw", "delta", "auto"))
     asked, dtype = options.get("grace"), options.get("dtype")
     return Request(
         workers=names,
@@ -122,6 +128,7 @@ def request(options: PublishOptions, started: float, *, expect: int, grace: floa
         grace=checks.seconds(grace if asked is None else asked, "grace"),
         expect=_expected(options.get("expect"), expect, names, needed),
         precision=None if dtype is None else precision_of(dtype),
+        encoding=encoding,
     )
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import logging
 import os
 import secrets
 import time
@@ -18,21 +17,21 @@ from typing import Unpack
 from ..bus.chunks import ChunkPlan
 from ..bus.deadline import ANSWER_SECONDS, Deadline, result_of
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
-from ..bus.limits import WORKERS_MAX, Timing
+from ..bus.limits import PATCHES_MAX, WORKERS_MAX, Timing
 from ..bus.memory.segment import probe
-from ..bus.messages import TOKEN_BYTES, check_name
+from ..bus.messages import TOKEN_BYTES
 from ..bus.net import endpoints
 from ..bus.net.control import PUB_QUEUE, PublisherSockets
 from ..bus.net.listeners import Listener, WorkerEvent
 from ..bus.net.publisher_loop import PublisherLoop
 from ..bus.publisher.machine import PublisherMachine
 from ..bus.publisher.status import WorkerStatus
-from ..bus.publisher.version import Version
 from ..bus.receipt import Receipt
 from ..bus.trust.grants import Grants
 from ..bus.trust.keys import PublisherKeys
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT
 from . import checks
+from .checks import check_name
 from .dropped import end_with
 from .keeper import Keeper
 from .keys import (
@@ -44,13 +43,12 @@ from .keys import (
     retire,
     watch_keys,
 )
-from .models import PublishedModel
+from .models import BASES, PublishedModel, restore
 from .observing.access import Http
 from .observing.shown import Shown
+from .observing.traces import settle
 from .options import TIMEOUT, Dtype, PublishOptions, request
 from .state_folder import StateFolder, StateFolderError, StoredVersion, age_from_now, new_epoch
-
-log = logging.getLogger("weightbus.publisher")
 
 CLOSE_SECONDS = 10.0  # that closing gives the disk for the last versions
 QUEUE_MAX = 2**20  # messages that may wait for one slow worker, each of which is a chunk or less
@@ -85,6 +83,9 @@ class Publisher:
             in it get in. None: what WEIGHTBUS_KEYS says, else there are none.
         rekey: With keys, seconds after which another group key takes the place of one.
         insecure: Without keys, listen where other hosts can connect all the same.
+        bases: With `encoding` in `publish`, how many versions are kept in memory for patches to
+            build on: what workers run, and what those run that have missed one.
+        check_patches: Whether each patch is decoded, and compared, before it is offered.
         dashboard, metrics: Where a page for people, and metrics for Prometheus, are served
             (`docs/guides/operating.md`): `HOST:PORT`, or an `Http` that says who else may look.
 
@@ -114,6 +115,8 @@ class Publisher:
         keys: PublisherKeys | str | Path | None = None,
         rekey: float = REKEY_SECONDS,
         insecure: bool = False,
+        bases: int = BASES,
+        check_patches: bool = True,
         dashboard: str | Http | None = None,
         metrics: str | Http | None = None,
     ) -> None:
@@ -126,7 +129,8 @@ class Publisher:
         checks.seconds(rekey, "rekey", positive=True)
         checks.instance(timing, "timing", Timing)
         told = None if advertise is None else endpoints.check(advertise)
-        self._chunk_bytes = chunk_bytes
+        checks.whole(bases, "bases", 1, PATCHES_MAX)
+        self._chunk_bytes, self._patching = chunk_bytes, (bases, check_patches)
         self._models: dict[str, PublishedModel] = {}
         self._ids = itertools.count(1)
         self._pid = os.getpid()
@@ -138,7 +142,7 @@ class Publisher:
             if self._folder is not None:
                 undo.enter_context(self._folder)
             epoch = new_epoch(epoch, self._folder)
-            restored = [] if self._folder is None else self._restored(self._folder, epoch)
+            restored = restore(self._folder, epoch, self._model) if self._folder else []
             grants = None if keys is None else Grants(keys.grants)
             own = PublisherSockets(address, data, queue, keys.secret if keys else "", grants)
             sockets = undo.enter_context(contextlib.closing(own))
@@ -147,8 +151,9 @@ class Publisher:
             told = told or endpoints.advertised(self.address, self.data_address)
             sealer = None if keys is None else new_sealer(rekey)
             draw = partial(secrets.token_hex, TOKEN_BYTES // 2)
+            trust = group_keys(sealer), grants
             self._machine = PublisherMachine(
-                epoch, told, timing, shared, age, draw, keys=group_keys(sealer), grants=grants
+                epoch, told, timing, shared, age, draw, *trust, clock=time.time
             )
             if self._folder is not None:
                 self._keeper = Keeper(self._folder, _busy(self._machine))
@@ -200,8 +205,9 @@ class Publisher:
             weights: An `nn.Module`, a `TensorDict`, or a mapping of names to torch tensors or numpy
                 arrays. It is copied before this waits for anybody.
             workers: Names of the workers it is for; None: all that want the model. Workers that
-                join later get the latest version that was meant for all.
-            require: How many of them must get there: "all", or a number (0: no matter how many).
+                join later get the latest version that was meant for all. (This and what follows
+                are keywords, `options`.)
+            require: How many of them must get there: "all", or a number (0: no matter).
             wait: What "there" is: "applied"; "staged" (there, whole and verified, to be applied at
                 the worker's next safe point); or "none", which returns at once.
             commit: "auto": each worker applies as soon as it can. "together": none applies before
@@ -218,6 +224,10 @@ class Publisher:
                 of patterns of names to these, such as {"*.bias": "f32", "encoder.*": "bf16"}: the
                 first that matches counts, for buffers, too. They are converted while they are
                 copied. A worker of another dtype needs `cast=True`. None: as they are.
+            encoding: How it goes over the network to workers that take patches: "raw", as it is;
+                "delta", as what has changed since the version that they run; "auto", as that where
+                it is likely to be there sooner, with classes or without (docs/guides/deltas.md).
+                It is encoded before this waits for anybody.
 
         Returns:
             What each worker did, and when. With no worker there, and none expected, `workers` in
@@ -265,8 +275,11 @@ class Publisher:
                 make_room=partial(self._loop.make_room, model),
                 deadline=until,
             )
+            shared = version.shared is not None
+            takers = partial(self._machine.roster.takers, model, asked.workers, shared=shared)
+            kept.offer(version, asked.encoding, takers, until, to_all=not asked.workers)
             future = self._loop.submit(asked.publication(next(self._ids), version))
-        return self.shown.count(future)
+        return self.shown.count(future, started)
 
     async def publish_awaitable(
         self, model: str, weights: object, **options: Unpack[PublishOptions]
@@ -299,7 +312,7 @@ class Publisher:
         return self.publish(model, folder.open(folder.find(model, to)), **options)
 
     def history(self, model: str) -> list[StoredVersion]:
-        """Return the versions of a model that are on disk, the newest first.
+        """Return the versions of a `model` that are on disk, the newest first.
 
         A version is there a moment after it was published, once it is written; the latest is
         followed by at most `history` older ones.
@@ -312,10 +325,10 @@ class Publisher:
         return {w.name: w for w in result_of(self._loop.status(), ANSWER_SECONDS)}
 
     def wait_for_workers(self, count: int, timeout: float, model: str | None = None) -> None:
-        """Wait until so many workers are there (that want the model, if one is given).
+        """Wait until `count` workers are there (that want the `model`, if one is given).
 
         Raises:
-            WorkersMissingError: They did not come in time; it says who did.
+            WorkersMissingError: They did not come within `timeout` seconds; it says who did.
         """
         self._check_usable()
         checks.whole(count, "count", 0, WORKERS_MAX)
@@ -379,6 +392,7 @@ class Publisher:
         deadline = time.monotonic() + timeout
         self.shown.close()
         self._loop.close()
+        settle()
         if self._keeper is not None:
             self._keeper.close(max(0.0, deadline - time.monotonic()))
 
@@ -397,22 +411,9 @@ class Publisher:
         check_name(name, "model")
         if name in self._models:
             return self._models[name]
-        made = PublishedModel(name, self._chunk_bytes, share=self._probe is not None)
+        share, (bases, check) = self._probe is not None, self._patching
+        made = PublishedModel(name, self._chunk_bytes, share=share, bases=bases, check=check)
         return self._models.setdefault(name, made)
-
-    def _restored(self, folder: StateFolder, epoch: int) -> list[Version]:
-        """Read the latest version of each model back, and record what is offered in this epoch."""
-        found: dict[StoredVersion, Version] = {}
-        for model in folder.models():
-            stored = folder.versions(model)[0]
-            try:
-                kept, saved = self._model(model), folder.open(stored)
-                found[stored] = kept.snapshot(saved, replaces_latest=True)
-                log.info("%s %s is offered again in epoch %d", model, stored.key, epoch)
-            except StateFolderError as error:
-                log.warning("version %s of %r is not offered: %s", stored.key, model, error)
-        folder.begin(epoch, found)
-        return list(found.values())
 
     def _need_folder(self) -> StateFolder:
         self._check_usable()

@@ -42,11 +42,18 @@ class ReadingLock:
         self._writer: dict[int, _Holder] = {}  # the same, one at most
         self._waiting_writers = 0
         self._torn: dict[str, Exception] = {}  # by model, what has left it without a version
-        self._late: Exception | None = None  # the writer has no time left, and goes on all the same
+        # The writer of this model has no time left, and goes on all the same.
+        self._late: tuple[str, Exception] | None = None
 
     @contextmanager
-    def reading(self, timeout: float = READING_SECONDS) -> Generator[None]:
+    def reading(
+        self, timeout: float = READING_SECONDS, model: str | None = None
+    ) -> Generator[None]:
         """Read: nothing is written meanwhile.
+
+        Args:
+            timeout: Seconds to wait for a writer.
+            model: What alone is read: that another holds no version is no matter. None: all.
 
         Raises:
             TimeoutError: A writer was at it for longer than `timeout` seconds; it says who.
@@ -69,8 +76,9 @@ class ReadingLock:
                     f"weights were being applied for more than {timeout} s: {_all(others)}"
                 )
             late = None if me in self._readers or me in self._writer else self._late
-            for error in (*self._torn.values(), *([late] if late else [])):
-                raise error.with_traceback(None)
+            for torn, error in (*self._torn.items(), *([late] if late else [])):
+                if model in (None, torn):
+                    raise error.with_traceback(None)
             self._readers.setdefault(me, _Holder("reading (`reading()`)")).depth += 1
         try:
             yield
@@ -129,10 +137,10 @@ class ReadingLock:
         """A model holds no version: have readers told, from now on. (For the writer.)"""
         self._torn[model] = error
 
-    def despair(self, error: Exception) -> None:
+    def despair(self, model: str, error: Exception) -> None:
         """Who writes has no time left: have readers told, and not wait any more until it is out."""
         with self._lock:
-            self._late = error
+            self._late = model, error
             self._changed.notify_all()
 
     def mend(self, model: str) -> bool:

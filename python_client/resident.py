@@ -7,7 +7,7 @@ so applying can be undone.
 """
 
 import logging
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
@@ -250,6 +250,15 @@ class ResidentTarget:
         """Say what is known of versions that fit."""
         return self._copying.expected()
 
+    def summing(
+        self, layout: Layout, names: Iterable[str], sums: list[int | None]
+    ) -> Iterator[int]:
+        """Sum the tensors."""
+        return self._copying.summing(layout, names, sums)
+
+    def ahead(self, staged: StagedVersion) -> None:
+        """Pages are exchanged as quickly as it is."""
+
     def apply(self, staged: StagedVersion) -> None:
         """Exchange pages with staging memory; copy from a segment, which is others', too."""
         self._before = None
@@ -263,6 +272,12 @@ class ResidentTarget:
                 self._before = staged.data
                 return
         self._copying.apply(staged)
+
+    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
+        """The model's memory, where pages were exchanged: the others hold the version before."""
+        if self._before is not None and self._residence is not None:
+            return self._residence.memory
+        return self._copying.lies_in(staged)
 
     def undo(self) -> bool:
         """Have the old bytes in place again; say whether they are."""

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from traceback import clear_frames
 from types import TracebackType
 from typing import TypeVar
 
@@ -24,24 +25,28 @@ from ..bus.limits import (
     STAGING_BYTES_MAX,
     Timing,
 )
-from ..bus.messages import MAPPING, RENAMING, UPSTREAM, check_name
+from ..bus.messages import DELTA, MAPPING, RENAMING, UPSTREAM
 from ..bus.net.control import WorkerSockets
 from ..bus.net.handoff import Handoff
 from ..bus.net.worker_loop import WorkerLoop
+from ..bus.observed import CHECKING
 from ..bus.staged import StagedVersion
 from ..bus.trust.keys import WorkerKeys
 from ..bus.worker.keyring import Keyring
-from ..bus.worker.machine import Identity, WorkerMachine
+from ..bus.worker.machine import WorkerMachine
+from ..bus.worker.reports import Identity
 from ..codecs.errors import WeightBusError
-from ..codecs.layout import Layout
 from . import checks
 from .applying import Applier, Offer, Update
 from .calls import Calls
+from .checks import check_name
 from .dropped import end_with
 from .keys import worker_keys
+from .observing.checking import Checker
+from .observing.traces import settle
 from .reading import READING_SECONDS
 from .resident import ResidentTarget
-from .targets import Target, targets_of
+from .targets import fault_of, targets_of
 
 log = logging.getLogger("weightbus.subscriber")
 
@@ -87,6 +92,8 @@ class Subscriber:
             all at once, and the old bytes can be put back; but whoever reads the weights outside
             of `reading()` while one is applied may see zeros. What cannot move is copied to; a
             warning says why.
+        sole_writer: Nobody else writes to models in memory, not even in `reading()`. Of a patched
+            version only what differs is then written while readers wait: see the guide on patches.
         shared_memory: Read versions from the publisher's memory where it is on this host. They are
             then neither sent nor hashed, and staged nowhere: the copy into the model is the only
             one. A generation stamp and a lock see to it that a version is never torn.
@@ -121,6 +128,7 @@ class Subscriber:
         apply_timeout: float = APPLY_SECONDS,
         bytes_max: int = STAGING_BYTES_MAX,
         resident: bool = False,
+        sole_writer: bool = False,
         shared_memory: bool = True,
         timing: Timing | None = None,
         keys: WorkerKeys | str | Path | None = None,
@@ -141,6 +149,7 @@ class Subscriber:
             {check_name(model, "model"): target for model, target in models.items()},
             strict=strict,
             cast=cast,
+            sole_writer=sole_writer,
             keep=ResidentTarget if resident else None,
         )
         self.address, self._handoff = address, Handoff()
@@ -154,7 +163,7 @@ class Subscriber:
         like = {model: target.expected() for model, target in self._targets.items()}
         # What the thread holds must not hold us: see `dropped`.
         ring = None if keys is None else Keyring()
-        fault = partial(_fault, self._targets)
+        fault = partial(fault_of, self._targets)
         machine = WorkerMachine(who, self._targets, fault, bytes_max, timing, like, keyring=ring)
         with ExitStack() as undo:
             sockets = undo.enter_context(closing(WorkerSockets(address, machine.place, keys)))
@@ -166,15 +175,10 @@ class Subscriber:
                 partial(_rename, self._running, self._applied),
                 shared_memory=shared_memory,
             )
-            self._applier = Applier(
-                self._targets,
-                self._handoff,
-                self._running,
-                self._loop.tell,
-                self._calls,
-                before_apply,
-                on_commit,
-            )
+            tell = self._loop.tell
+            about = self._targets, self._handoff, self._running, tell, self._calls
+            self._applier = Applier(*about, before_apply, on_commit)
+            self._loop.examine_by(Checker(self._targets, self._applier, tell).ask)
             end_with(self, self._loop)
             undo.pop_all()
         self._loop.start()
@@ -292,15 +296,15 @@ class Subscriber:
                 self._note(error)
                 if self._handoff.wait_closed(1.0):
                     return
-            except (
-                BaseException
-            ) as error:  # a hook may call sys.exit(), which would end this thread
+            except BaseException as error:  # a hook may call sys.exit(), which would end this
                 self._note(error)
 
     def _note(self, error: BaseException) -> None:
         known = error if isinstance(error, WeightBusError) else WeightBusError(repr(error))
         cause = known.__cause__ if isinstance(known, ApplyError) and known.code == "apply" else None
         log.error("%s: %s", self.name, known, exc_info=cause)
+        for each in (known, known.__cause__):  # they are kept, but not what was in those frames
+            clear_frames(each.__traceback__ if each is not None else None)
         with self._applied:
             self._error = known
             self._applied.notify_all()
@@ -321,7 +325,7 @@ class Subscriber:
     def wait_for_version(
         self, model: str, version: int = 1, *, epoch: int = 0, timeout: float
     ) -> Update | None:
-        """Wait until a model runs this version or a newer one; None when the time is over.
+        """Wait until a model runs this version or a newer one; None after `timeout` seconds.
 
         A publisher that restarts counts from 1 again, in a later epoch: with `epoch` (that of a
         receipt, say) versions of earlier ones do not count.
@@ -356,18 +360,18 @@ class Subscriber:
         return self._error if failure is None else ClosedError.of("subscriber", failure)
 
     def update(self, model: str) -> Update | None:
-        """Return what a model runs; None before its first version, or if one failed half-way."""
+        """Return what a `model` runs; None before its first version, or if one failed half-way."""
         self._targets[model]
         with self._applied:
             return self._running.get(model)
 
     def version(self, model: str) -> int:
-        """Return the version that a model runs; 0 if it runs none."""
+        """Return the version that a `model` runs; 0 if it runs none."""
         update = self.update(model)
         return update.version if update is not None else 0
 
     def wait_joined(self, timeout: float) -> bool:
-        """Wait until the publisher has let this worker in; return whether it has.
+        """Wait until the publisher has let this worker in; return whether it did in `timeout` s.
 
         Raises:
             RefusedError: The publisher refuses this worker.
@@ -383,6 +387,7 @@ class Subscriber:
         if os.getpid() != self._pid:
             return
         self._loop.close()
+        settle()
         background = self._background
         if background is None or background is threading.current_thread():
             return
@@ -421,16 +426,8 @@ def _identity(name: str, *, shared_memory: bool) -> Identity:
         client=CLIENT,
         host=socket.gethostname(),
         pid=os.getpid(),
-        features=(RENAMING, UPSTREAM, *([MAPPING] if shared_memory else [])),
+        features=(CHECKING, RENAMING, UPSTREAM, DELTA, *([MAPPING] if shared_memory else [])),
     )
-
-
-def _fault(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
-    """Say why a layout cannot be applied. (Called by the background thread.)"""
-    try:
-        return targets[model].fault(layout)
-    except Exception as error:
-        return f"the target could not be examined: {error!r}"
 
 
 def _rename(

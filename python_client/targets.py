@@ -10,23 +10,30 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..bus.staged import StagedVersion
 from ..bus.worker.layouts import Expected
-from ..codecs.apply import Reader, calls_users, check
+from ..codecs.apply import STEP_BYTES, Reader, calls_users, check, summing
+from ..codecs.copies import Differences
 from ..codecs.errors import StateError
-from ..codecs.layout import Layout, Strict, trimmed
+from ..codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout, Strict, trimmed
+from ..codecs.native import crc32c
 from ..codecs.state import is_module, state_of
 from . import checks
 from .loading import FunctionTarget
 
 # Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
 LAYOUT_SLACK_BYTES = 2**20
-READERS_MAX = 4  # readers kept: two staging buffers, or the blocks of a publisher on this host
+Names = Iterable[str]
+Sums = list[int | None]
+READERS_MAX = 4  # readers kept, of the last applies: two staging buffers, or a publisher's blocks
 
 
 class Target(Protocol):
@@ -39,6 +46,10 @@ class Target(Protocol):
 
     def fault(self, layout: Layout) -> str:
         """Say why a layout cannot be applied here; nothing if it can. Changes nothing."""
+        ...
+
+    def ahead(self, staged: StagedVersion) -> None:
+        """Do what can be done for an `apply` that follows, while readers go on; change nothing."""
         ...
 
     def apply(self, staged: StagedVersion) -> None:
@@ -60,6 +71,14 @@ class Target(Protocol):
         """Say what is known of versions that fit."""
         ...
 
+    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
+        """Return where the bytes of what was just applied lie from now on, in one piece."""
+        ...
+
+    def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
+        """Sum what is there by now, a little at a time: see `codecs.apply.summing`."""
+        ...
+
 
 class MemoryTarget:
     """A module, TensorDict or mapping whose tensors are overwritten in place.
@@ -69,10 +88,17 @@ class MemoryTarget:
         strict: Whether both sides must have the same names; else a version may have more of them,
             but none less, or nothing might be applied and reported as if it were.
         cast: Whether values may be converted to the target's dtype.
+        sole_writer: Whether nobody else writes there while a version is applied, or just before.
     """
 
-    def __init__(self, target: object, *, strict: bool, cast: bool) -> None:
-        self._target, self._cast = target, cast
+    def __init__(
+        self, target: object, *, strict: bool, cast: bool, sole_writer: bool = False
+    ) -> None:
+        self._target, self._cast, self._sole_writer = target, cast, sole_writer
+        # What differs from a version that comes next, and how many writes there had been when that
+        # was looked for. Each counts twice, so that nobody who looks in the middle is believed.
+        self._differ: tuple[StagedVersion, int, Differences] | None = None
+        self._writes = 0
         self._strict: Strict = strict or "target"
         self._readers: list[tuple[StagedVersion, Reader]] = []  # of the buffers used lately
         self._begun = False  # the last apply may have changed something
@@ -94,13 +120,33 @@ class MemoryTarget:
         longest = 2 * len(layout.header) + LAYOUT_SLACK_BYTES
         return Expected(layout.nbytes, min(longest, Expected().layout_bytes))
 
+    def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
+        """Sum the tensors."""
+        return summing(layout, self._target, names, sums)
+
+    def ahead(self, staged: StagedVersion) -> None:
+        """Find what differs, where few elements can and nobody else writes."""
+        self._differ = None
+        reader = self._known_reader(staged)
+        if not self._sole_writer or staged.patch is None or reader is None:
+            return
+        writes = self._writes
+        with suppress(Exception):  # what is wrong with the target is for `apply` to say
+            found = reader.differences(self._target, strict=self._strict, cast=self._cast)
+            self._differ = None if found is None else (staged, writes, found)
+
     def apply(self, staged: StagedVersion) -> None:
-        """Copy every tensor to its place."""
-        self._begun = False
+        """Copy every tensor to its place; or what differs, if that is known."""
+        differ, self._differ = self._differ, None
+        only = differ[2] if differ and differ[:2] == (staged, self._writes) else None
+        self._begun, self._writes = False, self._writes + 1
         reader = self._reader(staged)
         reader.begun = False
         try:
-            self._copy(reader)
+            if only is None:
+                self._copy(reader)
+            else:
+                reader.copy_into(self._target, strict=self._strict, cast=self._cast, only=only)
         finally:
             self._begun = reader.begun
 
@@ -109,21 +155,32 @@ class MemoryTarget:
 
     def undo(self) -> bool:
         """Say whether nothing was changed: nobody keeps the bytes of the version before."""
+        self._writes += 1
         return not self._begun
 
     def settle(self) -> None:
         """Nothing is kept."""
+        self._writes += 1
+
+    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
+        """They lie where they were copied from."""
+        return staged.data if staged.shared is None else None
 
     def _reader(self, staged: StagedVersion) -> Reader:
         """Return a reader of this layout in this buffer, the one used before if there is one."""
-        for known, reader in self._readers:
-            if known.data is staged.data and known.layout is staged.layout:
-                return reader
-        reader = Reader(staged.layout, staged.data)
+        reader = self._known_reader(staged) or Reader(staged.layout, staged.data)
         if reader.section.aligned():  # else its views are copies, of this version alone
             alike = [each for each in self._readers if each[0].layout is staged.layout]
             self._readers = [*alike[1 - READERS_MAX :], (staged, reader)]  # others hold old memory
         return reader
+
+    def _known_reader(self, staged: StagedVersion) -> Reader | None:
+        known = (
+            reader
+            for each, reader in self._readers
+            if each.data is staged.data and each.layout is staged.layout
+        )
+        return next(known, None)
 
 
 class FileTarget:
@@ -155,6 +212,26 @@ class FileTarget:
         """Nobody knows."""
         return Expected()
 
+    def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
+        """Sum what the file holds, which somebody else may have written."""
+        with self._path.open("rb") as file:
+            head = file.read(PREFIX_BYTES)
+            head += file.read(min(int.from_bytes(head, "little"), HEADER_BYTES_MAX))
+            there = Layout.parse(head)
+            for name in names:
+                total: int | None = None
+                if there.signatures.get(name) == layout.signatures[name]:
+                    spec, total = there.by_name(name), 0
+                    for begin in range(spec.begin, spec.end, STEP_BYTES):
+                        count = min(STEP_BYTES, spec.end - begin)
+                        piece = os.pread(file.fileno(), count, len(head) + begin)
+                        total = crc32c(piece, total)
+                        yield count
+                sums.append(total)
+
+    def ahead(self, staged: StagedVersion) -> None:
+        """Files have readers of their own."""
+
     def apply(self, staged: StagedVersion) -> None:
         """Write the version beside the file, then rename it over the file."""
         self.settle()
@@ -185,6 +262,10 @@ class FileTarget:
         if self._before is not None:
             self._before.close()
         self._before, self._kept, self._replaced = None, None, False
+
+    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
+        """They lie where they were copied from."""
+        return staged.data if staged.shared is None else None
 
     def _other_name(self, before: BinaryIO) -> Path | None:
         """Give a file another name, under its lock, to be put back at once: a copy takes long."""
@@ -245,6 +326,14 @@ def _locked(handle: int) -> bool:
     return True
 
 
+def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
+    """Say why a layout cannot be applied. (Called by the background thread.)"""
+    try:
+        return targets[model].fault(layout)
+    except Exception as error:
+        return f"the target could not be examined: {error!r}"
+
+
 def is_function(named: object) -> bool:
     """Return whether a target is a function. (A module can be called, too.)"""
     return callable(named) and not (is_module(named) or isinstance(named, Mapping))
@@ -255,6 +344,7 @@ def targets_of(
     *,
     strict: bool,
     cast: bool,
+    sole_writer: bool = False,
     keep: Callable[[object, Target], Target] | None = None,
 ) -> dict[str, Target]:
     """Return the target of each model that a user named; one that is a target already is taken.
@@ -270,7 +360,7 @@ def targets_of(
             return FunctionTarget(load)
         if isinstance(named, str | Path):
             return FileTarget(Path(named))
-        copying = MemoryTarget(named, strict=strict, cast=cast)
+        copying = MemoryTarget(named, strict=strict, cast=cast, sole_writer=sole_writer)
         return copying if keep is None else keep(named, copying)
 
     return {model: target_of(named) for model, named in models.items()}

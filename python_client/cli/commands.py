@@ -3,7 +3,7 @@
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -11,6 +11,8 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from ...bus.limits import Timing
 from ...codecs import native
 from .. import checks
+from ..options import Encoding
+from .doctor import doctor as run_doctor
 from .inspect import inspect as run_inspect
 from .keygen import keygen as run_keygen
 from .outcome import conclude
@@ -22,6 +24,7 @@ from .subscribe import Request
 from .subscribe import subscribe as run_subscribe
 from .top import SORTS, Choice
 from .top import top as run_top
+from .verify import verify as run_verify
 
 
 class _Command(TyperCommand):
@@ -39,6 +42,14 @@ class _Commands(TyperGroup):
         """Return the option."""
         return _without_value(super().get_help_option(ctx))
 
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
+        """Return the options; those that install completion take no value either."""
+        found = super().get_params(ctx)
+        for option in found:
+            if isinstance(option, TyperOption) and option.is_flag:
+                _without_value(option)
+        return found
+
 
 def _without_value(option: TyperOption | None) -> TyperOption | None:
     if option is not None:
@@ -51,7 +62,6 @@ app = typer.Typer(
     cls=_Commands,
     help="Publish a model's weights once; every worker applies them, verified.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -93,6 +103,10 @@ Patience = Annotated[
 ]
 
 
+Encoded = Annotated[
+    Encoding,
+    typer.Option(metavar="HOW", help="To workers that take patches: raw, delta or auto."),
+]
 Dashboard = Annotated[
     str | None, typer.Option(metavar="ADDR", help="Serve a page for people: HOST:PORT.")
 ]
@@ -144,11 +158,20 @@ def demo(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw what happened into a .png file.")
     ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What learns: cartpole, or llm, a language model.",
+            autocompletion=lambda: ["cartpole", "llm"],
+        ),
+    ] = "cartpole",
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of what is random.")] = 0,
 ) -> None:
     """Watch a policy learn here while worker processes run its newest weights."""
     from ..demo.course import run_demo  # it brings its own screen, and says which extra it lacks
 
-    course = partial(run_demo, workers, seconds, plot, as_json)
+    course = partial(run_demo, workers, seconds, plot, as_json, model, seed)
     raise typer.Exit(conclude(Screen(as_json), course))
 
 
@@ -204,6 +227,7 @@ def publish(
             help="Convert floats to bf16, f16, f32 or f64; PATTERN=DTYPE, repeated, does by name.",
         ),
     ] = None,
+    encoding: Encoded = "raw",
     keys: Keys = None,
     insecure: Annotated[
         bool,
@@ -218,7 +242,7 @@ def publish(
     """Publish a checkpoint, and show what every worker did with it."""
     screen = Screen(as_json)
     pages = Pages(dashboard, metrics, token, insecure_http)
-    how = (dtype or (), keys, insecure, pages)
+    how = (dtype or (), keys, insecure, pages, encoding)
     order = Order(path, model, bind, expect, watch, timeout, state, grace, *how)
     raise typer.Exit(conclude(screen, partial(run_publish, screen, order)))
 
@@ -265,7 +289,10 @@ def top(
         bool, typer.Option("--once", metavar="", help="Show it once, and end.")
     ] = False,
     sort: Annotated[
-        str, typer.Option(metavar="BY", help=f"By what: {', '.join(SORTS)}.")
+        str,
+        typer.Option(
+            metavar="BY", help=f"By what: {', '.join(SORTS)}.", autocompletion=lambda: list(SORTS)
+        ),
     ] = "trouble",
     only: Annotated[
         str, typer.Option("--filter", metavar="TEXT", help="Only rows with this in them.")
@@ -295,6 +322,39 @@ def status(
     """Tell whether everybody runs the newest versions: 0 yes, 1 no, 2 nobody answers."""
     screen = Screen(as_json)
     raise typer.Exit(conclude(screen, partial(run_status, screen, address, expect, timeout, keys)))
+
+
+@app.command(cls=_Command)
+def verify(
+    address: Address,
+    worker: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this worker. [default: all]")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only this model. [default: all]")
+    ] = None,
+    timeout: Patience = 60.0,
+    keys: Keys = None,
+    as_json: Json = False,
+) -> None:
+    """Hold workers' weights against what was published: 0 same, 1 not, 2 nobody, 3 unknown."""
+    screen = Screen(as_json)
+    ask = partial(run_verify, screen, address, worker, model, timeout, keys)
+    raise typer.Exit(conclude(screen, ask))
+
+
+@app.command(cls=_Command)
+def doctor(
+    address: Annotated[
+        str | None, typer.Argument(metavar="[ADDR]", help="A publisher's, if there is one.")
+    ] = None,
+    timeout: Patience = 5.0,
+    keys: Keys = None,
+    as_json: Json = False,
+) -> None:
+    """Say what stands in the way, here and there: 0 nothing, 1 something, 2 nobody answers."""
+    screen = Screen(as_json)
+    raise typer.Exit(conclude(screen, partial(run_doctor, screen, address, timeout, keys)))
 
 
 @app.command(cls=_Command)

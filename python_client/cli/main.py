@@ -10,8 +10,8 @@ EXTRA = {"typer", "click", "rich"}  # what the extra `cli` brings
 
 
 def main() -> None:
-    """Run the command line; ends the process with one of the exit codes in `cli_outcome`."""
-    # Until a command deals with signals (`cli_outcome`), and after it: no traceback, from wherever.
+    """Run the command line; ends the process with one of the exit codes in `outcome`."""
+    # Until a command deals with signals (`outcome`), and after it: no traceback, from wherever.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         with contextlib.suppress(ValueError):  # only the main thread may say what signals do
             signal.signal(signal.SIGINT, _leave)

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...bus.errors import AddressError, ClosedError, PublishError, WorkersMissingError
-from ...bus.messages import check_name
 from ...bus.net import endpoints
 from ...bus.publisher.status import WorkerStatus
 from ...bus.receipt import Receipt
 from ...codecs.precision import precision_of
 from ..checkpoints.checkpoint import Checkpoint, Progress, open_checkpoint, stamp_of
 from ..checkpoints.watch import Watch
+from ..checks import check_name
 from ..observing.access import Http
+from ..options import Encoding
 from ..publisher import Publisher
 from .outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
 from .screen import DIM, STATE_STYLES, Bars, Screen, counted, plain, size, table
@@ -61,6 +62,7 @@ class Order:
     keys: Path | None = None
     insecure: bool = False
     pages: Pages = Pages()
+    encoding: Encoding = "raw"
 
     def check(self) -> None:
         """Refuse what can never work.
@@ -230,6 +232,7 @@ def _send(
             timeout=timeout,
             grace=order.grace,
             dtype=order.dtype,
+            encoding=order.encoding,
             expect=0 if order.watch else order.expect,  # with --watch, whoever is there
         )
         give_up = time.monotonic() + timeout + GRACE_SECONDS
@@ -281,7 +284,9 @@ def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
         for worker in sorted(receipt.workers.values(), key=lambda worker: worker.name):
             style = STATE_STYLES[worker.state]
             after = "" if worker.seconds is None else f"{worker.seconds:.2f} s"
-            rows.add_row(worker.name, f"[{style}]{worker.state}[/]", after, plain(worker.detail))
+            came = f"{size(worker.nbytes)} as {worker.encoding}" if worker.patched else ""
+            note = plain(worker.detail or came)
+            rows.add_row(worker.name, f"[{style}]{worker.state}[/]", after, note)
         screen.show(rows)
     screen.say(f"digest {receipt.digest}" if receipt.digest else "no digest was needed", DIM)
     if shortfall:
@@ -320,6 +325,8 @@ def _fields(receipt: Receipt) -> dict[str, object]:
                 "state": worker.state,
                 "seconds": None if worker.seconds is None else round(worker.seconds, 6),
                 "detail": worker.detail,
+                "encoding": worker.encoding,
+                "nbytes": worker.nbytes,
             }
             for worker in receipt.workers.values()
         },

@@ -20,6 +20,7 @@ from .outcome import DONE, NOT_ACHIEVED, UsageError
 from .screen import BAD, DIM, GOOD, Screen, counted, plain, size, table
 
 UNREACHABLE = 2
+ROWS_SHOWN = 200  # of a table, each of which takes milliseconds; more than a person reads
 STYLES = {"current": GOOD, "behind": "yellow", "stuck": BAD, "failed": BAD, "lost": BAD}
 
 
@@ -83,9 +84,11 @@ def shortfall(view: View, standings: list[Standing], expect: int) -> str:
 
 
 def show(screen: Screen, standings: list[Standing]) -> None:
-    """Show a table of who stands how."""
+    """Show a table of who stands how, the first of them: a table of all would take its time."""
     if standings:
-        screen.show(rows_of(standings))
+        screen.show(rows_of(standings[:ROWS_SHOWN]))
+    if len(standings) > ROWS_SHOWN:
+        screen.say(f"{len(standings) - ROWS_SHOWN:,} more rows: --json has all of them", DIM)
 
 
 def rows_of(standings: list[Standing]) -> Table:

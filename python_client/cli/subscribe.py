@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...bus.errors import AddressError, ApplyError
-from ...bus.messages import check_name
 from ...bus.net import endpoints
 from ...codecs.errors import WeightBusError
 from ..applying import Update
+from ..checks import check_name
 from ..subscriber import Subscriber
 from .outcome import DONE, Stopped, UsageError
 from .screen import DIM, Screen, counted, size

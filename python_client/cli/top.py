@@ -22,7 +22,7 @@ from ..observing.observer import Observer
 from ..observing.view import VERDICTS, Standing
 from .outcome import DONE, NOT_ACHIEVED
 from .screen import DIM, Screen, counted, plain
-from .status import fields, observer_of, rows_of, unread
+from .status import fields, observer_of, rows_of, show, unread
 
 LOOK_SECONDS = 0.5  # between two questions
 CHROME_LINES = 6  # that are no rows: titles, head and keys
@@ -116,7 +116,7 @@ def top(
 def _tell(screen: Screen, observer: Observer, choice: Choice) -> None:
     now = time.monotonic()
     standings = choice.of(observer.view.standings(now))
-    screen.show(rows_of(standings))
+    show(screen, standings)
     screen.say(_summary(observer, standings), DIM)
     models = {
         name: {"version": row.version, "nbytes": row.nbytes, "age_s": age and round(age, 3)}

@@ -1,7 +1,9 @@
-"""The course of the demo: a trainer learns CartPole while workers play with what it has learned.
+"""The course of the demo: a trainer learns while workers play with what it has learned.
 
     trainer ── weights, over the bus ──> workers
             <── episodes, as lines ─────
+
+What is learned is a `Subject`: CartPole, or a language model whose episodes are batches of answers.
 
 The trainer publishes after every update and does not wait: each receipt comes when it comes, and
 says how long every worker took. Midway a worker is killed and started again. At the end one last
@@ -16,7 +18,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -27,19 +28,16 @@ from ...codecs.errors import WeightBusError
 from ..cli.outcome import UsageError
 from ..publisher import Publisher
 from .accident import Accident
-from .episode import Episode
 from .fleet import Fleet, WorkerDied
+from .llm.subject import LANGUAGE
 from .policy import MODEL
 from .report import Report, report
 from .screen import Screen, View
+from .subject import CARTPOLE, Learner, Subject
 from .summary import summary
-from .tally import Tally
+from .tally import Played
 
-if TYPE_CHECKING:
-    from .learner import Learner
-
-UPDATE_STEPS = 300  # new ones, for the next update
-WINDOW_STEPS = 1_500  # the newest ones, which an update learns from; never more, however late it is
+SUBJECTS = {"cartpole": CARTPOLE, "llm": LANGUAGE}
 TAKE_SECONDS = 0.05  # to wait for episodes before the screen is looked after
 START_SECONDS = 90.0  # for processes to start on a busy machine
 PUBLISH_SECONDS = 10.0  # for a worker to apply a version
@@ -56,12 +54,20 @@ class Course:
     """One run, from the start of the workers to the report."""
 
     def __init__(
-        self, publisher: Publisher, fleet: Fleet, screen: Screen, workers: int, seconds: float
+        self,
+        publisher: Publisher,
+        fleet: Fleet,
+        screen: Screen,
+        subject: Subject,
+        *,
+        workers: int,
+        seconds: float,
+        seed: int,
     ) -> None:
         self._publisher, self._fleet, self._screen = publisher, fleet, screen
         self._names = [f"w{number}" for number in range(workers)]
-        self._seconds = seconds
-        self.tally = Tally(self._names)
+        self._subject, self._seconds, self._seed = subject, seconds, seed
+        self.tally = subject.tally(self._names)
         self.accident: Accident | None = None
         if workers > 1 and seconds >= ACCIDENT_SECONDS_MIN:
             self.accident = Accident(self._names[1], seconds * ACCIDENT_AT)
@@ -79,16 +85,14 @@ class Course:
         for name in self._names:
             self._fleet.start(name)
         self._screen.say(f"starting {len(self._names)} workers, and PyTorch in the trainer")
-        from .learner import Learner  # takes seconds, in which the workers start
-
-        learner = Learner()
+        learner = self._subject.learner(self._seed)
         self._wait_for_workers(START_SECONDS)
         self._settle(self._publisher.publish(MODEL, learner.policy, timeout=START_SECONDS))
         self._learn(learner, self._first_episodes())
         now = self._now()
         self._publish_the_last(learner)
         for future in self._open:
-            self.tally.published(future.result(2 * PUBLISH_SECONDS))
+            self.tally.published(future.result(2 * PUBLISH_SECONDS), now)
         status = self._publisher.workers()
         return report(self.tally, status, self._version, now, self.accident)
 
@@ -105,7 +109,7 @@ class Course:
                 if time.monotonic() >= deadline:
                     raise
 
-    def _first_episodes(self) -> list[Episode]:
+    def _first_episodes(self) -> list[Played]:
         """Wait for the first episodes; the clock of the run starts with them."""
         deadline = time.monotonic() + START_SECONDS
         while not (episodes := self._fleet.take(TAKE_SECONDS)):
@@ -117,13 +121,13 @@ class Course:
         self._started = time.monotonic()
         return episodes
 
-    def _learn(self, learner: "Learner", window: list[Episode]) -> None:
+    def _learn(self, learner: Learner, window: list[Played]) -> None:
         """Update and publish, update and publish, until the time is up and nobody is missing."""
         self._note(window)
         fresh = sum(episode.steps for episode in window)
         while not self._over():
-            if fresh >= UPDATE_STEPS:
-                window, fresh = _newest(window), 0
+            if fresh >= self._subject.update_steps:
+                window, fresh = _newest(window, self._subject.window_steps), 0
                 learner.improve(window, min(1.0, self._now() / self._seconds))
                 self._publish(learner)
             arrived = self._fleet.take(TAKE_SECONDS)
@@ -136,7 +140,7 @@ class Course:
         mending = self.accident is not None and self.accident.open
         return self._now() >= self._seconds + (MEND_SECONDS if mending else 0.0)
 
-    def _note(self, episodes: Sequence[Episode]) -> None:
+    def _note(self, episodes: Sequence[Played]) -> None:
         for episode in episodes:
             self.tally.played(episode, self._now())
 
@@ -144,23 +148,24 @@ class Course:
         """Take the receipts that have come, let the accident go on, and draw."""
         for future in [future for future in self._open if future.done()]:
             self._open.remove(future)
-            self.tally.published(future.result())
+            self.tally.published(future.result(), self._now())
         status, now = self._publisher.workers(), self._now()
         if self.accident is not None:
             event = self.accident.step(self._fleet, status, self._version, now)
             if event is not None:
                 self._screen.say(event, now)
         address = self._publisher.address
-        self._screen.show(View(now, self._seconds, self._version, address, self.tally, status))
+        view = View(self._subject, now, self._seconds, self._version, address, self.tally, status)
+        self._screen.show(view)
 
-    def _publish(self, learner: "Learner") -> None:
+    def _publish(self, learner: Learner) -> None:
         """Publish, and leave the receipt for later; a dead worker keeps nobody waiting."""
         self._open.append(
             self._publisher.publish_async(MODEL, learner.policy, require=0, timeout=PUBLISH_SECONDS)
         )
         self._version += 1
 
-    def _publish_the_last(self, learner: "Learner") -> None:
+    def _publish_the_last(self, learner: Learner) -> None:
         """Publish to everybody, and wait; whoever does not get there is for the report to name."""
         with contextlib.suppress(WorkersMissingError):
             self._wait_for_workers(PUBLISH_SECONDS)
@@ -172,14 +177,14 @@ class Course:
 
     def _settle(self, receipt: Receipt) -> None:
         self._version = receipt.version
-        self.tally.published(receipt)
+        self.tally.published(receipt, self._now() if self._started else 0.0)
 
 
-def _newest(episodes: Sequence[Episode]) -> list[Episode]:
-    """Return the newest episodes, WINDOW_STEPS of them or just over, oldest first."""
-    taken, steps = list[Episode](), 0
+def _newest(episodes: Sequence[Played], most: int) -> list[Played]:
+    """Return the newest episodes, of so many steps or just over, oldest first."""
+    taken, steps = list[Played](), 0
     for episode in reversed(episodes):
-        if steps >= WINDOW_STEPS:
+        if steps >= most:
             break
         taken.append(episode)
         steps += episode.steps
@@ -187,7 +192,12 @@ def _newest(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def run_demo(
-    workers: int = 3, seconds: float = 30, plot: Path | None = None, as_json: bool = False
+    workers: int = 3,
+    seconds: float = 30,
+    plot: Path | None = None,
+    as_json: bool = False,
+    model: str = "cartpole",
+    seed: int = 0,
 ) -> int:
     """Run the demo and return an exit code: 0 if the policy improved and every worker has it, or 1.
 
@@ -197,6 +207,8 @@ def run_demo(
         plot: Where a PNG file with the course of the run is written.
         as_json: Print the numbers as one JSON object, the last line of stdout; all else then goes
             to stderr.
+        model: What learns: "cartpole" or "llm".
+        seed: Of all that is random, but for what waits for what.
 
     Raises:
         UsageError: The arguments can never work.
@@ -204,20 +216,22 @@ def run_demo(
 
     However it ends, an interrupt included, no worker stays behind.
     """
-    _check(workers, seconds, plot)
+    subject = _check(model, workers, seconds, plot)
     console = Console(stderr=as_json)
     with (
         Publisher(timing=TIMING) as publisher,
-        Fleet(publisher.address) as fleet,
+        Fleet(publisher.address, subject, seed) as fleet,
         Screen(console) as screen,
     ):
-        course = Course(publisher, fleet, screen, workers, seconds)
+        course = Course(
+            publisher, fleet, screen, subject, workers=workers, seconds=seconds, seed=seed
+        )
         result = course.run()
     console.print(summary(result))
     if plot is not None:
         from .plot import save_plot  # takes a second, for which nobody should wait at the start
 
-        save_plot(plot, course.tally, course.accident)
+        save_plot(plot, subject, course.tally, course.accident)
         console.print(f"  the plot is in {plot}\n", highlight=False, markup=False, soft_wrap=True)
     if as_json:
         achieved = not result.faults
@@ -225,17 +239,20 @@ def run_demo(
     return 1 if result.faults else 0
 
 
-def _check(workers: int, seconds: float, plot: Path | None) -> None:
-    """Refuse at once what would fail after half a minute."""
+def _check(model: str, workers: int, seconds: float, plot: Path | None) -> Subject:
+    """Return what is to be learned; refuse at once what would fail after half a minute."""
+    if model not in SUBJECTS:
+        raise UsageError(f"model {model!r}: there is {' and '.join(SUBJECTS)}")
     if workers < 1:
         raise UsageError(f"{workers} workers: it takes at least 1")
     if seconds <= 0:
         raise UsageError(f"{seconds} seconds: give it more than 0")
     if plot is not None and not plot.absolute().parent.is_dir():
         raise UsageError(f"{plot}: there is no folder {plot.parent}; make it first")
-    needed = ("gymnasium", "torch", *(["matplotlib"] if plot is not None else []))
+    needed = (*SUBJECTS[model].needs, *(["matplotlib"] if plot is not None else []))
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise WeightBusError(
             f"{' and '.join(missing)} cannot be imported: pip install 'weightbus[demo]'"
         )
+    return SUBJECTS[model]

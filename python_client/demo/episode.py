@@ -32,8 +32,13 @@ class Episode(msgspec.Struct, frozen=True):
 
     @property
     def steps(self) -> int:
-        """How many steps it took, which is also its return."""
+        """How many steps it took."""
         return len(self.actions)
+
+    @property
+    def reward(self) -> float:
+        """Its return: 1 for every step."""
+        return float(self.steps)
 
     def seen(self) -> NDArray[np.float32]:
         """Return the observations, the last one included."""

@@ -4,17 +4,18 @@ import contextlib
 import os
 import queue
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from typing import IO
 
 from ...codecs.errors import WeightBusError
-from .episode import Episode, from_line
+from .subject import Subject
+from .tally import Played
 
 GOODBYE_SECONDS = 5.0  # for a worker to finish its episode and leave, before it is killed
 COMPLAINT_BYTES = 2_000  # how much of a dead worker's stderr is repeated
+SEEDS = 1_000  # of workers, for each of the demo's
 
 
 class WorkerDied(WeightBusError):  # noqa: N818 - it names what happened
@@ -22,17 +23,19 @@ class WorkerDied(WeightBusError):  # noqa: N818 - it names what happened
 
 
 class Fleet:
-    """Worker processes by name, and the episodes that they send.
+    """Worker processes by name, and what they play.
 
     Args:
         address: The publisher's address, for the workers.
+        subject: What they play, and by which programs.
+        seed: Of all that is random in them.
     """
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str, subject: Subject, seed: int) -> None:
+        self._address, self._subject, self._seed = address, subject, seed
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._complaints: dict[str, IO[bytes]] = {}
-        self._episodes: queue.SimpleQueue[Episode] = queue.SimpleQueue()
+        self._played: queue.SimpleQueue[Played] = queue.SimpleQueue()
         self._readers: list[threading.Thread] = []
         self._started = 0
 
@@ -40,9 +43,9 @@ class Fleet:
         """Start the worker of this name."""
         self._started += 1
         complaints = self._complaints[name] = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [sys.executable, "-m", f"{__package__}.worker", self._address]
-        process = subprocess.Popen(  # noqa: S603 - our own module, our own arguments
-            [*command, "--name", name, "--seed", str(self._started)],
+        seed = str(SEEDS * self._seed + self._started)
+        process = subprocess.Popen(  # noqa: S603 - our own program, our own arguments
+            [*self._subject.program(name), self._address, "--name", name, "--seed", seed],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=complaints,
@@ -59,7 +62,7 @@ class Fleet:
         with process.stdout as lines:
             for line in lines:
                 if line.endswith(b"\n"):  # a worker that is killed may leave half a line
-                    self._episodes.put(from_line(line))
+                    self._played.put(self._subject.read(line))
 
     def kill(self, name: str) -> None:
         """Kill a worker as the kernel would: at once, with no goodbye (SIGKILL)."""
@@ -68,19 +71,19 @@ class Fleet:
         process.wait(GOODBYE_SECONDS)
         self._forget(name, process)
 
-    def take(self, timeout: float) -> list[Episode]:
-        """Return the episodes that have arrived, waiting up to `timeout` seconds for the first.
+    def take(self, timeout: float) -> list[Played]:
+        """Return what has arrived, waiting up to `timeout` seconds for the first.
 
         Raises:
             WorkerDied: A worker ended by itself; it repeats the worker's last words.
         """
         self._check()
-        episodes: list[Episode] = []
+        played: list[Played] = []
         with contextlib.suppress(queue.Empty):
-            episodes.append(self._episodes.get(timeout=timeout))
+            played.append(self._played.get(timeout=timeout))
             while True:
-                episodes.append(self._episodes.get_nowait())
-        return episodes
+                played.append(self._played.get_nowait())
+        return played
 
     def _check(self) -> None:
         for name, process in self._processes.items():

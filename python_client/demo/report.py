@@ -55,6 +55,8 @@ class Report:
         episodes, steps: Played by all workers.
         workers: By name.
         accident: None if there was none.
+        agreed: By worker, versions that it was found to compute like another; empty if nobody
+            compared.
     """
 
     faults: list[str]
@@ -69,6 +71,7 @@ class Report:
     steps: int
     workers: dict[str, WorkerReport]
     accident: AccidentReport | None
+    agreed: dict[str, int]
 
 
 def report(
@@ -80,10 +83,11 @@ def report(
 ) -> Report:
     """Return the report of a run that ended at this version."""
     workers = {name: _worker(name, tally, status.get(name), version) for name in tally.workers}
-    returns = [steps for _, steps in tally.returns]
+    returns = [reward for _, reward in tally.returns]
     first = fmean(returns[:RECENT]) if returns else None
     last = fmean(returns[-RECENT:]) if returns else None
-    faults = [
+    faults = tally.faults()
+    faults += [
         f"{name} runs version {w.version}, not {version} ({w.state})"
         for name, w in workers.items()
         if w.version != version
@@ -92,8 +96,8 @@ def report(
         faults.append(
             "no episode was played"
             if first is None
-            else f"the policy did not improve: its mean return was {first:.1f} at first and "
-            f"{last:.1f} at last; give it more --seconds"
+            else f"the policy did not improve: its mean return was {first:.3g} at first and "
+            f"{last:.3g} at last; give it more --seconds"
         )
     return Report(
         faults=faults,
@@ -110,6 +114,7 @@ def report(
         accident=None
         if accident is None
         else AccidentReport(accident.victim, accident.noticed_s, accident.back_s, accident.missed),
+        agreed=tally.agreed(),
     )
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...bus.publisher.status import WorkerStatus
-from .policy import RETURN_MAX
+from .subject import Subject
 from .tally import Tally, version_of
 
 REFRESH_SECONDS = 0.125  # between two drawings on a terminal
@@ -29,6 +29,7 @@ class View:
     """What there is to show at one moment.
 
     Attributes:
+        subject: What is learned.
         now, seconds: How far the run is, and how long it will be.
         version: The newest.
         address: Of the publisher.
@@ -36,6 +37,7 @@ class View:
         status: Who is there, as the publisher sees it.
     """
 
+    subject: Subject
     now: float
     seconds: float
     version: int
@@ -114,7 +116,7 @@ class Screen:
 def _frame(view: View) -> RenderableType:
     title = Text.assemble(
         ("weightbus demo", "bold"),
-        (f"   CartPole, one trainer, publishing on {view.address}", "dim"),
+        (f"   {view.subject.title}, one trainer, publishing on {view.address}", "dim"),
     )
     bar = Table.grid(padding=(0, 2))
     progress = ProgressBar(view.seconds, min(view.now, view.seconds), width=WIDTH - 16)
@@ -130,11 +132,13 @@ def _overall(view: View) -> Table:
     grid.add_row(
         "return",
         Text.assemble(
-            (f"{curve[-1]:3.0f}" if curve else "  -", "bold"),
+            (f"{curve[-1]:4.3g}" if curve else "   -", "bold"),
             "  ",
-            (sparkline(curve, WIDTH - 20, RETURN_MAX), "blue"),
+            (sparkline(curve, WIDTH - 20, view.subject.highest), "blue"),
         ),
     )
+    if said := view.tally.says():
+        grid.add_row("says", said)
     grid.add_row(
         "publish",
         "-"
@@ -152,8 +156,9 @@ def _workers(view: View) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), width=WIDTH, header_style="dim")
     table.add_column("worker", width=8)
     table.add_column("state", width=6)
-    for title in ("version", "lag", "return", "episodes/s"):
-        table.add_column(title, justify="right", width=8 if title != "episodes/s" else 10)
+    rate = f"{view.subject.plural}/s"
+    for title in ("version", "lag", "return", rate):
+        table.add_column(title, justify="right", width=8 if title != rate else 10)
     table.add_column("", ratio=1)
     for name, seen in view.tally.workers.items():
         status = view.status.get(name)
@@ -167,10 +172,13 @@ def _workers(view: View) -> Table:
             Text(state, STATE_STYLES.get(state, "dim")),
             str(runs) if runs else "-",
             Text(str(lag), "" if lag <= 1 else "yellow" if lit else "red") if runs else "-",
-            f"{mean:.0f}" if seen.returns else "-",
+            f"{mean:.3g}" if seen.returns else "-",
             f"{seen.rate(view.now):.1f}",
             ProgressBar(
-                RETURN_MAX, mean, style="grey23", complete_style="blue" if lit else "grey42"
+                view.subject.highest,
+                mean,
+                style="grey23",
+                complete_style="blue" if lit else "grey42",
             ),
         )
     return table
@@ -179,7 +187,7 @@ def _workers(view: View) -> Table:
 def _line(view: View) -> str:
     curve, latency = view.tally.curve(), view.tally.latency()
     words = [f"{view.now:5.1f} s  version {view.version:3}"]
-    words.append(f"return {curve[-1][1]:5.1f}" if curve else "return     -")
+    words.append(f"return {curve[-1][1]:5.3g}" if curve else "return     -")
     if latency is not None:
         words.append(f"publish p50 {latency.p50:.1f} ms, p95 {latency.p95:.1f} ms")
     for name in view.tally.workers:

@@ -22,7 +22,7 @@ def _workers(report: Report) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("worker", style="bold")
     table.add_column("state")
-    for title in ("version", "lag", "applied", "skipped", "episodes", "mean return"):
+    for title in ("version", "lag", "applied", "skipped", "played", "mean return"):
         table.add_column(title, justify="right")
     for name, w in report.workers.items():
         table.add_row(
@@ -33,7 +33,7 @@ def _workers(report: Report) -> Table:
             str(w.applied),
             str(w.skipped),
             str(w.episodes),
-            "-" if w.mean_return is None else f"{w.mean_return:.1f}",
+            "-" if w.mean_return is None else f"{w.mean_return:.3g}",
         )
     return table
 
@@ -43,8 +43,11 @@ def _overall(report: Report) -> Table:
     grid.add_column(style="dim")
     if report.first_return is not None and report.last_return is not None:
         grid.add_row(
-            "mean return", f"{report.first_return:.1f} at first, {report.last_return:.1f} at last"
+            "mean return", f"{report.first_return:.3g} at first, {report.last_return:.3g} at last"
         )
+    if report.agreed:
+        told = ", ".join(f"{name} in {count}" for name, count in report.agreed.items())
+        grid.add_row("same answers", f"to the same questions, with the same version: {told}")
     grid.add_row(
         "published",
         f"{report.versions} versions of {report.nbytes / 1e3:.1f} kB in {report.seconds:.1f} s, "

@@ -3,16 +3,40 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from ...bus.publisher.status import WorkerStatus
 from ...bus.receipt import Receipt
-from .episode import Episode
 from .policy import MODEL
 
 RECENT = 20  # episodes that a mean return is over
 RATE_SECONDS = 3.0  # that a worker's episodes per second are over
+
+
+class Played(Protocol):
+    """What a worker has played with a version: an episode, or a batch of answers."""
+
+    @property
+    def worker(self) -> str:
+        """Who played it."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The version that it began with."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """How much there is in it to learn from."""
+        ...
+
+    @property
+    def reward(self) -> float:
+        """Its return."""
+        ...
 
 
 def version_of(status: WorkerStatus | None) -> int:
@@ -25,21 +49,21 @@ class WorkerTally:
     """What one worker did.
 
     Attributes:
-        episodes: How many it has played.
-        returns: Of its last episodes.
+        episodes: How many it has played (or batches).
+        returns: Of its last ones.
         applied, skipped: Of how many publishes it confirmed either.
     """
 
     episodes: int = 0
     applied: int = 0
     skipped: int = 0
-    returns: deque[int] = field(default_factory=lambda: deque[int](maxlen=RECENT))
+    returns: deque[float] = field(default_factory=lambda: deque[float](maxlen=RECENT))
     _arrivals: deque[float] = field(default_factory=lambda: deque[float](maxlen=1000))
 
-    def played(self, steps: int, now: float) -> None:
+    def played(self, reward: float, now: float) -> None:
         """Note an episode."""
         self.episodes += 1
-        self.returns.append(steps)
+        self.returns.append(reward)
         self._arrivals.append(now)
 
     def rate(self, now: float) -> float:
@@ -63,6 +87,7 @@ class Tally:
         workers: By name.
         returns: (version it began with, return) of every episode, in order of arrival.
         latencies: (version, milliseconds until the last worker had it), in order of version.
+        course: (seconds, newest version, bytes that workers have confirmed) at every receipt.
         nbytes: Bytes of a version.
         delivered: Bytes that workers have confirmed.
         steps: Of all episodes.
@@ -70,17 +95,30 @@ class Tally:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.workers = {name: WorkerTally() for name in names}
-        self.returns: list[tuple[int, int]] = []
+        self.returns: list[tuple[int, float]] = []
         self.latencies: list[tuple[int, float]] = []
+        self.course: list[tuple[float, int, int]] = []
         self.nbytes = self.delivered = self.steps = 0
 
-    def played(self, episode: Episode, now: float) -> None:
+    def played(self, played: Played, now: float) -> None:
         """Note an episode."""
-        self.workers[episode.worker].played(episode.steps, now)
-        self.returns.append((episode.version, episode.steps))
-        self.steps += episode.steps
+        self.workers[played.worker].played(played.reward, now)
+        self.returns.append((played.version, played.reward))
+        self.steps += played.steps
 
-    def published(self, receipt: Receipt) -> None:
+    def says(self) -> str:
+        """Return words of the newest version, if there is anything that can say some."""
+        return ""
+
+    def agreed(self) -> dict[str, int]:
+        """Return how many versions each worker was found to compute like another one."""
+        return {}
+
+    def faults(self) -> list[str]:
+        """Return what has gone wrong."""
+        return []
+
+    def published(self, receipt: Receipt, now: float) -> None:
         """Note what became of a publish."""
         self.nbytes = receipt.nbytes
         done: list[float] = []
@@ -91,6 +129,8 @@ class Tally:
             elif worker.state == "skipped":
                 self.workers[worker.name].skipped += 1
         self.delivered += receipt.nbytes * len(done)
+        newest = max(receipt.version, self.course[-1][1] if self.course else 0)
+        self.course.append((now, newest, self.delivered))
         if done:
             self.latencies.append((receipt.version, max(done)))
             self.latencies.sort()  # receipts resolve in almost this order already
@@ -98,7 +138,7 @@ class Tally:
     def curve(self) -> list[tuple[int, float]]:
         """Return (version, mean return of the RECENT episodes up to it), once there are so many."""
         ordered = sorted(self.returns, key=lambda played: played[0])
-        sums = np.cumsum([0, *(steps for _, steps in ordered)])
+        sums = np.cumsum([0.0, *(reward for _, reward in ordered)])
         means = (sums[RECENT:] - sums[:-RECENT]) / RECENT
         ends = [version for version, _ in ordered[RECENT - 1 :]]
         return list(dict(zip(ends, means.tolist(), strict=True)).items())

@@ -6,13 +6,7 @@ line each. The process ends when its stdin does, or when nobody reads its stdout
 of the trainer, no worker stays behind.
 """
 
-import argparse
-import contextlib
-import os
 import random
-import signal
-import sys
-import threading
 import time
 from typing import Any
 
@@ -22,6 +16,7 @@ import numpy as np
 from ..subscriber import Subscriber
 from .episode import Episode, to_line
 from .policy import MODEL, Weights, log_odds, log_probability, numpy_weights
+from .process import follow, started
 
 # What a step of the simulator takes beside CartPole's few microseconds. It makes the demo's world
 # about as fast as a small physics engine, so that learning can be watched and not only be over.
@@ -56,48 +51,12 @@ def play(
     )
 
 
-def _stdin_ended() -> threading.Event:
-    """Return an event that is set when stdin ends: the trainer closed it, or is gone."""
-    ended = threading.Event()
-
-    def watch() -> None:
-        while os.read(0, 1024):
-            pass
-        ended.set()
-
-    threading.Thread(target=watch, name="stdin", daemon=True).start()
-    return ended
-
-
 def run(address: str, name: str, seed: int) -> None:
     """Play until stdin ends."""
-    ended, luck, weights = _stdin_ended(), random.Random(seed), numpy_weights()  # noqa: S311
+    luck, weights = random.Random(seed), numpy_weights()  # noqa: S311
     env = gymnasium.make("CartPole-v1", disable_env_checker=True)
-    with (
-        contextlib.suppress(BrokenPipeError),
-        # Over TCP, as from another host: shared memory would have nothing to show here.
-        Subscriber(address, {MODEL: weights}, name=name, shared_memory=False).start() as bus,
-    ):
-        while not ended.is_set():
-            if bus.error is not None:
-                raise bus.error  # the trainer will repeat it to the user
-            if bus.wait_for_version(MODEL, timeout=0.1) is not None:
-                sys.stdout.buffer.write(to_line(play(env, weights, bus, luck)))
-                sys.stdout.buffer.flush()
-
-
-def main() -> None:
-    """Run one worker from the command line (the demo starts them itself)."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("address", help="the publisher's address")
-    parser.add_argument("--name", required=True, help="what this worker is called")
-    parser.add_argument("--seed", type=int, default=0, help="of its episodes and actions")
-    given = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends us
-    run(given.address, given.name, given.seed)
-    # Stdout may be a broken pipe; the interpreter would complain of it when it flushes.
-    os._exit(0)
+    follow(address, name, weights, lambda bus: to_line(play(env, weights, bus, luck)))
 
 
 if __name__ == "__main__":
-    main()
+    started(run, __doc__)

@@ -59,7 +59,7 @@ class Http:
         return host.strip("[]"), int(port)
 
     def knows(self, host: str) -> bool:
-        """Return whether somebody who asks by this `Host` has come by a name of this host."""
+        """Return whether somebody who asks for this `host` has come by a name of this one."""
         name = host.rpartition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
         own = ("localhost", self.host, socket.gethostname(), *self.hosts)
         return name.lower() in {each.lower() for each in own} or _address(name) is not None

@@ -3,22 +3,27 @@
 It asks, and puts the answers together (`view.py`). It is no worker: no version waits for it.
 """
 
-import contextlib
 import time
+from collections.abc import Iterator
 from types import TracebackType
+
+from msgspec.structs import replace
 
 from ...bus.allowance import Allowance, Rate
 from ...bus.errors import ProtocolError, RefusedError
+from ...bus.limits import DIFFERENCES_TOLD, PAGES_MAX
 from ...bus.messages import Refuse, encode
 from ...bus.net.control import Activity, WorkerSockets
-from ...bus.observed import printable, to_observer
+from ...bus.observed import Observe, Roster, Verified, Verify, printable, to_observer
 from ...bus.trust.keys import WorkerKeys
 from .view import View
 
 ASKS = Rate(12, 6)  # below what a publisher puts up with (TALK, at the price of a stranger)
 ANSWER_SECONDS = 1.0  # after which a question is asked again
+CHECK_SECONDS = 10.0  # the same, where a worker has to look
 LOOK_SECONDS = 0.25  # between two looks at the connection
 BROKEN_SECONDS = 2.0  # for which handshakes break off before that is a matter of keys
+TRIES = 5  # to verify a worker that goes from version to version meanwhile
 REDIAL_SECONDS = 5.0  # without an answer, after which the connection is made anew
 
 
@@ -31,6 +36,7 @@ class Observer:
 
     Attributes:
         view: What is known so far.
+        ahead: By how many seconds the publisher's clock is, give or take the way; None: not told.
 
     Raises:
         AddressError: The address makes no sense.
@@ -40,6 +46,7 @@ class Observer:
     def __init__(self, address: str, keys: WorkerKeys | None = None) -> None:
         self.view = View()
         self.heard_at: float | None = None  # when the publisher answered last
+        self.ahead: float | None = None
         self._sockets = WorkerSockets(address, lambda _frames, _size: None, keys)
         self._tried_at = time.monotonic()  # to connect, or heard
         self._allowance = Allowance(ASKS, self._tried_at)
@@ -67,21 +74,67 @@ class Observer:
         """
         until, goal = time.monotonic() + timeout, None
         self.view.whole = False
+        while self._ask(replace(self.view.question(), pages=PAGES_MAX), until):
+            if self._answer(min(until, time.monotonic() + ANSWER_SECONDS)):
+                goal = self.view.latest if goal is None else goal
+                if self.view.whole or self.view.has(goal):
+                    return True
+        return False
+
+    def verify(self, worker: str, model: str, timeout: float) -> Verified:
+        """Hold a worker's weights against what was published.
+
+        Returns:
+            What all the publisher's answers come to. Of code `silent` where there was none in time.
+
+        Raises:
+            RefusedError: The publisher wants no observer more, or not this one.
+        """
+        until, tries = time.monotonic() + timeout, 0
+        none = total = Verified(worker=worker, model=model)
+        asked = Verify(worker=worker, model=model)
+        while self._ask(asked, until):
+            answer = self._verified(asked, min(until, time.monotonic() + CHECK_SECONDS))
+            if answer is None or answer.code == "busy":
+                continue
+            changed = total.count and answer.version and _key(answer) != _key(total)
+            if tries < TRIES and (changed or answer.code in ("changed", "gone")):
+                tries, total, asked = tries + 1, none, replace(asked, first=0)
+                continue  # from the beginning, of what runs now
+            if changed:
+                text = f"it went on to another version {TRIES + 1} times while it was looked at"
+                named = {"epoch": answer.epoch, "version": answer.version, "names": answer.names}
+                return replace(none, **named, code="changed", text=text)
+            total = together(total, answer)
+            if answer.code is not None or total.count >= total.names or not answer.count:
+                return total
+            asked = replace(asked, first=total.count)
+        text = f"what it has could not be told within {timeout:g} s"
+        return replace(total, code="silent", text=text)
+
+    def _ask(self, question: Observe | Verify, until: float) -> bool:
+        """Send a question as soon as that may be; return whether there was time for it."""
         while (now := time.monotonic()) < until:
             if now - self._tried_at > REDIAL_SECONDS:
                 self._sockets.redial()
                 self._tried_at = now
             if not self._wait(until, writable=True).writable:
                 continue
-            if not self._allowance.take(1, now):
-                self._wait(min(until, now + 1 / ASKS.per_second))
-                continue
-            self._sockets.send(encode(self.view.question()))
-            if self._answer(min(until, now + ANSWER_SECONDS)):
-                goal = self.view.latest if goal is None else goal
-                if self.view.whole or self.view.has(goal):
-                    return True
+            if self._allowance.take(1, now):
+                self._sockets.send(encode(question))
+                return True
+            self._wait(min(until, now + 1 / ASKS.per_second))
         return False
+
+    def _verified(self, asked: Verify, until: float) -> Verified | None:
+        """Return the answer to a question, if it comes in time."""
+        while time.monotonic() < until:
+            for answer in self._answers(until):
+                if isinstance(answer, Verified) and asked == replace(
+                    asked, worker=answer.worker, model=answer.model, first=answer.first
+                ):
+                    return answer
+        return None
 
     def _wait(self, until: float, *, writable: bool = False) -> Activity:
         """Wait for an answer; with `writable`, for a publisher as well."""
@@ -93,16 +146,46 @@ class Observer:
 
     def _answer(self, until: float) -> bool:
         """Take an answer; return whether one came to what was asked last."""
-        while (now := time.monotonic()) < until:
-            self._wait(until)
-            while (frames := self._sockets.receive()) is not None:
-                with contextlib.suppress(ProtocolError):  # another's, or of a later protocol
-                    answer = to_observer(list(frames))
-                    if isinstance(answer, Refuse):
-                        raise RefusedError(
-                            f"observing is refused: {printable(answer.text)}", answer.code
-                        )
-                    self.heard_at = self._tried_at = now
-                    if self.view.take(answer, now):
-                        return True
+        while time.monotonic() < until:
+            for answer in self._answers(until):
+                if not isinstance(answer, Roster):
+                    continue
+                if self.view.take(answer, time.monotonic()) and not answer.follows:
+                    return True
         return False
+
+    def _answers(self, until: float) -> Iterator[Roster | Verified]:
+        """Wait for what the publisher says, and yield it.
+
+        Raises:
+            RefusedError: It wants no observer more, or not this one.
+        """
+        self._wait(until)
+        while (frames := self._sockets.receive()) is not None:
+            try:
+                answer = to_observer(list(frames))
+            except ProtocolError:  # another's, or of a later protocol
+                continue
+            if isinstance(answer, Refuse):
+                text = f"observing is refused: {printable(answer.text)}"
+                raise RefusedError(text, answer.code)
+            self.heard_at = self._tried_at = time.monotonic()
+            if isinstance(answer, Roster) and answer.time_ms:
+                self.ahead = answer.time_ms / 1000 - time.time()
+            yield answer
+
+
+def together(total: Verified, answer: Verified) -> Verified:
+    """Return what two answers about one version come to, of which the second goes on."""
+    return replace(
+        answer,
+        first=0,
+        count=total.count + answer.count,
+        unlike=total.unlike + answer.unlike,
+        differing=total.differing + answer.differing,
+        differences=[*total.differences, *answer.differences][:DIFFERENCES_TOLD],
+    )
+
+
+def _key(answer: Verified) -> tuple[int, int]:
+    return answer.epoch, answer.version

@@ -14,6 +14,7 @@ from ...bus.net.publisher_loop import PublisherLoop
 from ...bus.publisher.machine import PublisherMachine
 from ...bus.receipt import Receipt
 from .access import Http
+from .traces import on_publish
 from .view import View
 
 if TYPE_CHECKING:
@@ -59,10 +60,11 @@ class Shown:
                 "pip install 'weightbus[dashboard,metrics]'"
             ) from None
 
-    def count(self, publish: "Future[Receipt]") -> "Future[Receipt]":
-        """Count a call of publish once it is over, and return it."""
-        if self._count is not None:
-            publish.add_done_callback(self._count)
+    def count(self, publish: "Future[Receipt]", started: float) -> "Future[Receipt]":
+        """Count a call of publish once it is over, for metrics and traces, and return it."""
+        for told in (self._count, on_publish(started)):
+            if told is not None:
+                publish.add_done_callback(told)
         return publish
 
     def close(self) -> None:

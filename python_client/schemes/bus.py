@@ -159,7 +159,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
     def send(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
-        """Send weights; see `WeightSyncScheme.send`, or `send_async` if not `sync`."""
+        """Send weights, or `send_async` if not `sync`. Arguments are those of the base."""
         if self.sync:
             super().send(weights, worker_ids, timeout=timeout)
             return
@@ -207,7 +207,7 @@ class MultiProcessWeightSyncScheme(ZMQWeightSyncScheme):
 
 
 class MPTransport(WorkerTransport):
-    """The way to the worker that calls `init_on_worker(..., pipe=...)` with a pipe's other end."""
+    """The way, with a `timeout`, to whoever calls `init_on_worker` with the other end of `pipe`."""
 
     def __init__(self, pipe: Any, timeout: Any = TIMEOUT, *_: Any) -> None:
         if not hasattr(pipe, "send_bytes"):  # queues, as TorchRL's later ones take them
@@ -255,7 +255,7 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
         self.policy_weights: dict[str, Any] = dict(policy_weights or {})
 
     def register_shared_weights(self, model_id: str, weights: Any) -> None:
-        """Register the weights that are sent for a model if a send does not say.
+        """Register the weights that are sent for `model_id` if a send does not say.
 
         Raises:
             RuntimeError: The model has some.

@@ -161,7 +161,7 @@ Scheme = TypeVar("Scheme", bound=type)
 
 
 def register_weight_sync_backend(backend: str) -> Callable[[Scheme], Scheme]:
-    """Return a decorator that makes a class of schemes known to `from_backend`."""
+    """Return a decorator that makes a class of schemes known to `from_backend`, as `backend`."""
 
     def register(scheme: Scheme) -> Scheme:
         _registered[backend] = scheme

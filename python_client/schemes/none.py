@@ -80,7 +80,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         return _Nothing()
 
     def connect(self, *, worker_idx: int | None = None, **nothing: Any) -> None:
-        """Connect nothing. It may be called again.
+        """Connect nothing. It may be called again. Arguments are those of the base.
 
         Raises:
             RuntimeError: The worker's model is on the meta device, so that it has no weights, and
@@ -103,17 +103,17 @@ class NoWeightSyncScheme(WeightSyncScheme):
     def send(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
-        """Send nothing."""
+        """Send nothing. Arguments are those of the base."""
         del worker_ids, timeout
         self._prepared(weights)
 
     send_async = send
 
     def wait_async(self, timeout: float | None = None) -> None:
-        """Wait for nothing."""
+        """Wait for nothing. Arguments are those of the base."""
 
     def receive(self, timeout: float | None = None) -> None:
-        """Receive nothing: None, at once."""
+        """Receive nothing: None, at once. Arguments are those of the base."""
 
     def own_sending(self) -> Sending:
         """Return what senders of the older vintage send: nothing, in the order of any send."""
@@ -125,7 +125,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         return Weights(self.model_id or POLICY, {})
 
     def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
-        """Return a transport by which nothing goes."""
+        """Return a transport by which nothing goes. Arguments are those of the base."""
         del pipe_or_context, kwargs
         return _Nothing()
 

@@ -33,6 +33,11 @@ HOOK = "_init_weight_sync_scheme"  # by which TorchRL's ModuleTransform takes a 
 class RayWeightSyncScheme(WeightSyncScheme):
     """Sends weights to Ray actors of any class.
 
+    Args:
+        strategy: By which names weights travel: "tensordict" or "state_dict".
+        backend: Taken for compatibility; no process group is needed.
+        **kwargs: Those of every scheme: `timeout` (seconds), `strict`, `cast`, `background`.
+
     On the sender, `init_on_sender` takes the actors as `remote_collectors=[...]` (or `actors`, or
     `actor_refs`), or from a context with `remote_collectors`. Their places are the worker ids.
 
@@ -104,7 +109,7 @@ class RayModuleTransformReceiver(WeightReceiver):
 
 
 class RayModuleTransformScheme(RayWeightSyncScheme):
-    """Sends weights to the module of a Ray actor.
+    """Sends weights to the module of a Ray actor. Arguments are those of `RayWeightSyncScheme`.
 
     The sender takes it from the transform that was given this scheme, or as `ray_transform=...`,
     `actor_refs=[...]` or `actors=[...]` at `init_on_sender`. The receiver is the actor; its module

@@ -7,18 +7,19 @@ calls `fault()`, then `write()`, then `commit()`, and keeps readers away itself.
 
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ...bus.errors import ApplyError, TornError, not_applied
-from ...codecs.apply import Reader
+from ...codecs.apply import Reader, summing
 from ...codecs.layout import Layout, trimmed
 from ...codecs.numpy_tensors import Memory
 from ...codecs.state import is_module
 from ..applying import Update
 from ..reading import READING_SECONDS, ReadingLock
-from ..targets import MemoryTarget
+from ..targets import MemoryTarget, Names, Sums
 from .carrier import Receiver
 from .model import POLICY, Subject, log
 from .strategy import DestinationError, WeightStrategy
@@ -259,6 +260,9 @@ class BusTarget(MemoryTarget):
 
     def fault(self, layout: Layout) -> str:
         return self._destination.fault(layout)
+
+    def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
+        return summing(layout, self._destination.model(), names, sums)
 
     def _copy(self, reader: Reader) -> None:
         self._destination.write(reader)

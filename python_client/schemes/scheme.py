@@ -54,7 +54,7 @@ class WeightSyncScheme(Roles):
 
     @classmethod
     def from_backend(cls, backend: str, **kwargs: Any) -> "WeightSyncScheme":
-        """Return a scheme for a way of deployment: none, shared, process, rpc, ray, zmq, ...
+        """Return a scheme, with these `kwargs`, of a `backend`: none, shared, process, rpc, zmq ...
 
         Raises:
             ValueError: There is none of that name; the text lists them.
@@ -125,7 +125,7 @@ class WeightSyncScheme(Roles):
     def send_async(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
-        """Send weights, and return as soon as they may be changed here; see `wait_async`."""
+        """Start a `send`, and return once the weights may be changed. Arguments are the same."""
         self.start_sending("send_async", self._connected(), weights, worker_ids, timeout)
 
     def wait_async(self, timeout: float | None = None) -> None:
@@ -145,7 +145,7 @@ class WeightSyncScheme(Roles):
         worker_ids: WorkerIds,
         timeout: float | None,
     ) -> Sending:
-        """Prepare weights and start to send them: what all ways to send share."""
+        """Prepare weights and start to send them. Arguments are those of `send`, and its name."""
         sending.check_idle(call)
         prepared = self._prepared(weights)
         sending.start(prepared, worker_ids, self.timeout if timeout is None else timeout)
@@ -189,9 +189,9 @@ class WeightSyncScheme(Roles):
     def prepare_weights(
         self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None
     ) -> Any:
-        """Return what a send will carry, for whatever a user gave; see `send`.
+        """Return what a send will carry, for whatever weights a user gave; see `send`.
 
-        Models are looked up in the context, and taken apart by the strategy.
+        Models (`model_id`) are looked up in the context, and taken apart by the strategy.
 
         Returns:
             A TensorDict or a dict of tensors; None if there is nothing to send.
@@ -296,8 +296,8 @@ class WeightSyncScheme(Roles):
         """Take up work. Neither side waits for the other, but for a model on the meta device.
 
         On the sender, its weights (`weights`, or the model's) become the first version, which
-        every worker gets that has joined or joins later. A receiver whose model is on the meta
-        device waits for them, at most `timeout` seconds.
+        every worker gets that has joined or joins later. A receiver (of this `worker_idx`) whose
+        model is on the meta device waits for them, at most `timeout` seconds.
 
         Raises:
             RuntimeError: It is not initialised, or connected already, or got what is meant for the
@@ -404,7 +404,7 @@ class WeightSyncScheme(Roles):
         """Return the transport of one worker: of the one that `pipe_or_context` leads to.
 
         That is a pipe; over RPC `(collector_info, collector_rref, collector_class)`, a tuple or
-        keywords; over Ray an actor, also as `remote_actor`. Without it, `worker_idx` names a worker
+        `kwargs`; over Ray an actor, also as `remote_actor`. Without it, `worker_idx` names a worker
         of the initialised sender; on a receiver, the transport is the one that its weights come by.
         """
         if self.initialized_on_receiver:
@@ -423,7 +423,7 @@ class WeightSyncScheme(Roles):
         return WorkerTransport(*self.way_to(peer))
 
     def way_to(self, peer: Any) -> tuple[Carrier, int, Prepare, float]:
-        """Return what a transport to one worker is made of."""
+        """Return what a transport to one worker, `peer`, is made of."""
         return self._carrier_to(peer), 0, self._weights_of, self.timeout
 
     def _transport_to(self, worker: int) -> WorkerTransport:

@@ -66,7 +66,7 @@ class WeightStrategy:
         return hash(self.extract_as)
 
     def extract_weights(self, source: Any) -> Any:
-        """Return the weights of a model: a TensorDict or a dict, which share its memory."""
+        """Return a model's (`source`) weights: a TensorDict or a dict, which share its memory."""
         tensors = self.tensors_of(source)
         return tensors if self.extract_as == "state_dict" else nested(tensors)
 
@@ -102,7 +102,7 @@ class WeightStrategy:
     # What schemes use.
 
     def formed(self, weights: Any) -> Any:
-        """Return weights in the strategy's own form: for "tensordict", a dict as a TensorDict.
+        """Return `weights` in the strategy's own form: for "tensordict", a dict as a TensorDict.
 
         What no TensorDict can hold (arrays, names that are the beginning of others) stays as it is.
         """
@@ -118,7 +118,7 @@ class WeightStrategy:
         return given if arrays or not heads.isdisjoint(leaves) else nested(leaves)
 
     def tensors_of(self, source: object) -> dict[str, Leaf]:
-        """Return the tensors of a source by dotted name; they share its memory."""
+        """Return the tensors of a `source` by dotted name; they share its memory."""
         if is_module(source):
             from ...codecs.torch_modules import contents_of
 
@@ -133,7 +133,7 @@ class WeightStrategy:
         return leaves
 
     def tensors_as_td(self, model: object) -> Any:
-        """Return a model's parameters and buffers as a TensorDict, without extra state.
+        """Return the parameters and buffers of a `model` as a TensorDict, without extra state.
 
         TorchRL's collectors copy it into the parameters and buffers of theirs, name by name.
         """
@@ -144,7 +144,14 @@ class WeightStrategy:
         return nested(parts_by(model, "tensordict").tensors)
 
     def faults(self, layout: Layout, model: object, *, strict: bool, cast: bool) -> list[str]:
-        """Tell in lines why a layout cannot be applied to a model; no lines if it can."""
+        """Tell in lines why a layout cannot be applied to a model; no lines if it can.
+
+        Args:
+            layout: Of a version.
+            model: What it would be written to.
+            strict: Whether both sides must have the same names.
+            cast: Whether dtypes may be converted.
+        """
         if not is_module(model):
             return check(layout, _collection(model), strict=strict, cast=cast)
         from ...codecs.torch_modules import parts_by
@@ -156,6 +163,11 @@ class WeightStrategy:
         self, reader: Reader, model: object, *, strict: bool, cast: bool, inplace: bool = True
     ) -> None:
         """Copy a version into a model.
+
+        Args:
+            reader: Where it is.
+            model, strict, cast: As of `faults`.
+            inplace: Write into the tensors that are there; else a module is given new ones.
 
         Raises:
             DestinationError: It does not fit; the model was not touched.
@@ -185,7 +197,7 @@ class WeightStrategy:
         reader.copy_into(parts.tensors, strict=False, cast=cast)
 
     def on_meta(self, model: object) -> bool:
-        """Tell whether a model has tensors without memory, which its first version must fill."""
+        """Tell whether a `model` has tensors without memory, which its first version must fill."""
         if not is_module(model):
             return False
         return any(t.is_meta for t in (*model.parameters(), *model.buffers()))

@@ -36,6 +36,10 @@ _TIMED_OUT = "RPC ran for more than set timeout"  # how torch begins to say so
 class RPCWeightSyncScheme(WeightSyncScheme):
     """Sends weights to workers of a torch RPC group.
 
+    Args:
+        strategy: By which names weights travel: "tensordict" or "state_dict".
+        **settings: Those of every scheme: `timeout` (seconds), `strict`, `cast`, `background`.
+
     On the sender, `init_on_sender` takes the workers either as `workers=["worker1", ...]` (names,
     ids or `WorkerInfo`s; their places in this list are the worker ids), or from a context, or
     keywords, like TorchRL's: `collector_infos`, `collector_rrefs` and `collector_class`.

@@ -51,18 +51,18 @@ class WeightUpdaterBase(abc.ABC):
 
     @classmethod
     def from_policy(cls, policy: Any) -> "WeightUpdaterBase | None":
-        """Return an updater made for a policy, or None: use the constructor."""
+        """Return an updater made for a `policy`, or None: use the constructor."""
         del policy
         return None
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        """Take what a collector has to say before its first batch; here, nothing."""
+        """Take what a collector has to say before its first batch (`args`, `kwargs`): nothing."""
         del args, kwargs
 
     # The collector.
 
     def register_collector(self, collector: Any) -> None:
-        """Remember the collector, weakly. There can be one.
+        """Remember the `collector`, weakly. There can be one.
 
         Raises:
             RuntimeError: Another one is registered already.
@@ -108,6 +108,9 @@ class WeightUpdaterBase(abc.ABC):
     def register_post_hook(self, hook: Callable[[], Any]) -> None:
         """Have a function called, without arguments and in this process, after every push.
 
+        Args:
+            hook: The function.
+
         Raises:
             TypeError: It is `async`, so that a call of it does nothing.
         """
@@ -122,7 +125,11 @@ class WeightUpdaterBase(abc.ABC):
     def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
         """Push a module's, a TensorDict's or a dict's weights to workers, then call the hooks.
 
-        Without weights, those of the updater; without ids, to all workers. Where some workers were
+        Args:
+            policy_or_weights: What is pushed; None: the weights of the updater.
+            worker_ids: To whom; None: to all workers.
+
+        Where some workers were
         missed, the hooks are called before that is raised: the others do run new weights.
         """
         missed: PublishError | None = None

@@ -23,7 +23,7 @@ Prepare = Callable[[Any, str | None], Weights]
 class WeightSender:
     """Sends weights for one model to workers. Made by `scheme.get_sender()` or `create_sender()`.
 
-    It sends to the workers of its scheme; one of a scheme that is not initialised, to the workers
+    It sends to the workers of its `scheme`; one of a scheme that is not initialised, to the workers
     whose transports were registered with it.
     """
 
@@ -38,14 +38,16 @@ class WeightSender:
         return self._sending().receipt
 
     def register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
-        """Add a worker, given by what `scheme.create_transport` takes."""
+        """Add worker `worker_idx`, by the `pipe_or_context` that `create_transport` takes."""
         transport = self._scheme.create_transport(pipe_or_context)
         self._transports[worker_idx] = cast("WorkerTransport", transport)
 
     def send(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
-        """Send weights and wait until the workers have applied them; see `WeightSyncScheme.send`.
+        """Send weights and wait until the workers have applied them.
+
+        Arguments are those of `WeightSyncScheme.send`.
 
         Raises:
             RuntimeError: A `send_async` was not waited for.
@@ -57,6 +59,8 @@ class WeightSender:
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
         """Send weights and return as soon as they may be changed here. `wait_async` must follow.
+
+        Arguments are those of `WeightSyncScheme.send`.
 
         Raises:
             RuntimeError: A `send_async` was not waited for.
@@ -83,7 +87,7 @@ class WeightSender:
 
 
 class WeightReceiver:
-    """Receives weights for one model. Made by `scheme.get_receiver()` or `create_receiver()`."""
+    """Receives the weights of a `scheme`. Made by its `get_receiver()` or `create_receiver()`."""
 
     def __init__(self, scheme: "WeightSyncScheme") -> None:
         self._scheme = scheme
@@ -99,6 +103,10 @@ class WeightReceiver:
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
         """Apply weights that came by another way.
+
+        Args:
+            weights: A TensorDict, a dict of tensors, or a module.
+            inplace: Write into the model's own tensors; else it is given new ones.
 
         Raises:
             ValueError: There is no model.
@@ -126,7 +134,12 @@ class TransportBackend(Protocol):
         model: Any = None,
         strategy: Any = None,
     ) -> Any | None:
-        """Receive and apply weights; None if none came in time."""
+        """Receive and apply weights; None if none came in time.
+
+        Args:
+            timeout: Seconds; None: as many as the transport's own.
+            weights, model, strategy: What TorchRL's transports are given; ours know theirs.
+        """
 
 
 class WorkerTransport:
@@ -198,7 +211,12 @@ class InitialSyncTransport(Protocol):
     def setup_connection_and_weights_on_receiver(
         self, *, worker_idx: int, weights: Any = None, model: Any = None, strategy: Any = None
     ) -> Any:
-        """Connect, and return the first weights."""
+        """Connect, and return the first weights.
+
+        Args:
+            worker_idx: Which worker this is.
+            weights, model, strategy: As of `TransportBackend.receive_weights`.
+        """
 
 
 class SharedMemTransport:

@@ -1,0 +1,92 @@
+"""`weightbus doctor`: what stands in the way of a bus, here and at an address, and what to do."""
+
+import time
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from ...bus.errors import AddressError, KeysError, RefusedError
+from ...bus.net import endpoints
+from ...bus.trust.keys import WorkerKeys
+from ..keys import worker_keys
+from ..observing import diagnosis, host
+from ..observing.findings import Finding, State
+from ..observing.observer import Observer
+from ..observing.reaching import reach
+from .outcome import DONE, NOT_ACHIEVED, UsageError
+from .screen import BAD, DIM, GOOD, Screen, counted, plain, table
+from .status import UNREACHABLE, unread
+
+STYLES: dict[State, str] = {"well": GOOD, "note": "yellow", "problem": BAD}
+BY_REFUSAL = {
+    "keys": "an observer's key is needed: weightbus keygen DIR --observer NAME",
+    "not-allowed": "an observer's key is needed: weightbus keygen DIR --observer NAME",
+    "revoked": "ask whoever keeps the publisher's folder of keys for another one",
+    "limit": "close a page or a `top` somewhere",
+    "malformed": "the publisher is of an earlier version, which lets nobody look on: upgrade it",
+    "protocol-version": "the publisher speaks another protocol: have both of one version",
+}
+
+
+def doctor(screen: Screen, address: str | None, timeout: float, keys: Path | None) -> int:
+    """Look at this host, and at a publisher if one is given; show what was found."""
+    if address is not None:
+        try:
+            endpoints.check(address)
+        except AddressError as error:
+            raise UsageError(str(error)) from None
+    found, reached = host.examine(), True
+    if address is not None:
+        there, reached = _look(address, timeout, keys)
+        found += there
+    order: list[State] = ["problem", "note", "well"]
+    found.sort(key=lambda finding: order.index(finding.state))
+    screen.show(_rows(found))
+    counts = {state: sum(f.state == state for f in found) for state in order}
+    text = f"{counted(counts['problem'], 'problem')}, {counted(counts['note'], 'note')}"
+    screen.say(f"{text}; {counts['well']} well", DIM)
+    rows = [finding.fields() for finding in found]
+    screen.emit("doctor", achieved=not counts["problem"], reachable=reached, findings=rows)
+    return UNREACHABLE if not reached else NOT_ACHIEVED if counts["problem"] else DONE
+
+
+def _look(address: str, timeout: float, path: Path | None) -> tuple[list[Finding], bool]:
+    """Look at a publisher; return what was found, and whether it told how things stand."""
+    keys: WorkerKeys | None = None
+    found = list[Finding]()
+    try:
+        keys = worker_keys(path, None)
+    except KeysError as error:
+        advice = "weightbus keygen makes them; each file is for one name, and for its owner alone"
+        found.append(Finding("keys", "problem", str(error), advice))
+        return [*found, *reach(address, keyed=False, timeout=timeout)], False
+    found += reach(address, keyed=keys is not None, timeout=timeout)
+    if found[-1].state == "problem":
+        return found, False
+    with Observer(address, keys) as observer:
+        try:
+            if not observer.look(timeout):
+                advice = "is it a publisher of weightbus, and is its process running, not stopped?"
+                text = unread(observer, address, timeout)
+                return [*found, Finding("publisher", "problem", text, advice)], False
+        except RefusedError as error:
+            advice = BY_REFUSAL.get(error.code, "its own log may say more")
+            about = "keys" if error.code in ("keys", "not-allowed", "revoked") else "publisher"
+            return [*found, Finding(about, "problem", str(error), advice)], False
+        view, now = observer.view, time.monotonic()
+        models = [row for row, _ in view.models(now).values()]
+        text = f"epoch {view.epoch}, {counted(len(view.workers), 'worker')}, "
+        text += counted(len(models), "model")
+        found.append(Finding("publisher", "well", text))
+        room = [host.room_for(row.name, row.nbytes) for row in models]
+        found += [each for each in room if each is not None and each.state != "well"]
+        return [*found, *diagnosis.diagnose(view, now, observer.ahead)], True
+
+
+def _rows(found: list[Finding]) -> Table:
+    rows = table("", "about", "found", "what to do")
+    for each in found:
+        words = (plain(each.about), plain(each.text), plain(each.advice))
+        rows.add_row(Text(each.state, STYLES[each.state]), *words)
+    return rows

@@ -1,0 +1,145 @@
+"""`weightbus verify`: whether workers still have what was published, tensor by tensor."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from ...bus.errors import RefusedError
+from ...bus.observed import Verified
+from ..observing.observer import Observer
+from ..observing.view import Standing
+from .outcome import DONE, NOT_ACHIEVED
+from .screen import BAD, DIM, GOOD, Screen, counted, plain, table
+from .status import ROWS_SHOWN, UNREACHABLE, observer_of, unread
+
+UNKNOWN = 3
+NAMES_SHOWN = 5  # tensors in one row of the table; --json has more
+
+Verdict = Literal["same", "differs", "unknown"]
+STYLES: dict[Verdict, str] = {"same": GOOD, "unknown": "yellow", "differs": BAD}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found of a worker's weights."""
+
+    standing: Standing
+    told: Verified
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether they are what was published, as far as can be told."""
+        if self.told.differing:
+            return "differs"
+        some = self.told.unlike < self.told.count or not self.told.names  # a version may be empty
+        return "same" if some and self.told.code is None and not self._missing else "unknown"
+
+    @property
+    def _missing(self) -> int:
+        """How many tensors the worker has said nothing of."""
+        return self.told.names - self.told.count
+
+    @property
+    def why(self) -> str:
+        """What differs, or why it is not known."""
+        told = self.told
+        if told.differing:
+            names = [each.name for each in told.differences[:NAMES_SHOWN]]
+            more = told.differing - len(names)
+            return ", ".join(names) + (f" and {more:,} more" if more else "")
+        if told.code is not None:
+            return f"{told.code}: {told.text}"
+        if self._missing:
+            return f"it has summed {told.count:,} of {told.names:,} tensors, and stopped there"
+        if told.unlike:
+            return f"{told.unlike:,} of other dtypes or not in its model, which cannot be compared"
+        return ""
+
+
+def verify(
+    screen: Screen,
+    address: str,
+    worker: str | None,
+    model: str | None,
+    timeout: float,
+    keys: Path | None = None,
+) -> int:
+    """Have workers' weights held against what was published, and show what differs."""
+    found: list[Found] = []
+    with observer_of(address, keys) as observer:
+        try:
+            why = "" if observer.look(timeout) else unread(observer, address, timeout)
+            if not why:
+                found = _look(observer, worker, model, timeout)
+        except RefusedError as error:
+            earlier = (
+                " (it is of an earlier version: upgrade it)" if error.code == "malformed" else ""
+            )
+            why = f"{error}{earlier}"
+    if not why and not found:
+        named = " ".join(each for each in (worker, model) if each)
+        why = f"no worker {named} is there".replace("  ", " ")
+    if why:
+        screen.error(why)
+        screen.emit("verify", achieved=False, text=why, workers=[])
+        return UNREACHABLE
+    found.sort(key=lambda each: [*STYLES].index(each.verdict), reverse=True)
+    screen.show(_rows(found[:ROWS_SHOWN]))
+    verdicts = [each.verdict for each in found]
+    code = NOT_ACHIEVED if "differs" in verdicts else UNKNOWN if "unknown" in verdicts else DONE
+    counts = ((verdict, verdicts.count(verdict)) for verdict in STYLES)
+    text = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
+    screen.say(f"{counted(len(found), 'worker')} verified: {text}", DIM)
+    screen.emit("verify", achieved=not code, text=text, workers=[*map(_fields, found)])
+    return code
+
+
+def _look(observer: Observer, worker: str | None, model: str | None, timeout: float) -> list[Found]:
+    wanted = [
+        s
+        for s in sorted(observer.view.standings(0), key=lambda s: (s.worker, s.model))
+        if worker in (None, s.worker) and model in (None, s.model)
+    ]
+    return [Found(s, observer.verify(s.worker, s.model, timeout)) for s in wanted]
+
+
+def _rows(found: list[Found]) -> Table:
+    rows = table(
+        "worker", "model", "version", "weights", "tensors", "language", "",
+        right=("version", "tensors"),
+    )  # fmt: skip
+    for each in found:
+        s, told = each.standing, each.told
+        rows.add_row(
+            plain(s.worker),
+            plain(s.model),
+            str(told.version or s.version or "none"),
+            Text(each.verdict, STYLES[each.verdict]),
+            f"{told.count - told.unlike:,} of {told.names:,}" if told.names else "",
+            plain(s.language),
+            plain(each.why),
+        )
+    return rows
+
+
+def _fields(found: Found) -> dict[str, object]:
+    told = found.told
+    return {
+        "worker": found.standing.worker,
+        "model": found.standing.model,
+        "verdict": found.verdict,
+        "version": told.version or found.standing.version,
+        "tensors": told.names,
+        "compared": told.count - told.unlike,
+        "differing": told.differing,
+        "differences": [
+            {"name": d.name, "published": f"{d.published:08x}", "runs": f"{d.runs:08x}"}
+            for d in told.differences
+        ],
+        "code": told.code or "",
+        "text": told.text,
+        "language": found.standing.language,
+    }

@@ -1,0 +1,54 @@
+"""The process of a worker of the demo: how it begins, and that it ends with the trainer."""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from ..subscriber import Subscriber
+from .policy import MODEL, Weights
+
+
+def stdin_ended() -> threading.Event:
+    """Return an event that is set when stdin ends: the trainer closed it, or is gone."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        ended.set()
+
+    threading.Thread(target=watch, name="stdin", daemon=True).start()
+    return ended
+
+
+def follow(address: str, name: str, weights: Weights, line: Callable[[Subscriber], bytes]) -> None:
+    """Write lines, each made with the newest weights, until stdin ends or nobody reads stdout."""
+    ended = stdin_ended()
+    with (
+        contextlib.suppress(BrokenPipeError),
+        # Over TCP, as from another host: shared memory would have nothing to show here.
+        Subscriber(address, {MODEL: weights}, name=name, shared_memory=False).start() as bus,
+    ):
+        while not ended.is_set():
+            if bus.error is not None:
+                raise bus.error  # the trainer will repeat it to the user
+            if bus.wait_for_version(MODEL, timeout=0.1) is not None:
+                sys.stdout.buffer.write(line(bus))
+                sys.stdout.buffer.flush()
+
+
+def started(run: Callable[[str, str, int], None], description: str | None) -> None:
+    """Run one worker from the command line (the demo starts them itself)."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("address", help="the publisher's address")
+    parser.add_argument("--name", required=True, help="what this worker is called")
+    parser.add_argument("--seed", type=int, default=0, help="of its episodes and actions")
+    given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then ends us
+    run(given.address, given.name, given.seed)
+    # Stdout may be a broken pipe; the interpreter would complain of it when it flushes.
+    os._exit(0)

@@ -1,0 +1,53 @@
+"""Doing something aside, in a thread that is there while there is something to do."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+Job = Callable[[], None]
+
+
+class Aside:
+    """Does one thing after another, for threads that must not wait.
+
+    Args:
+        name: That of the thread.
+        most: Things that wait at most.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name, self._most = name, most
+        self._waiting: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._at_work = False
+
+    def put(self, job: Job) -> bool:
+        """Have this done soon, without raising; False: too much waits, or no thread is left."""
+        with self._changed:
+            if len(self._waiting) >= self._most:
+                return False
+            if not self._at_work:
+                try:
+                    threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                except (RuntimeError, MemoryError):  # of threads, or for one more
+                    return False
+            self._at_work = True
+            self._waiting.append(job)
+            return True
+
+    def settle(self, timeout: float) -> bool:
+        """Wait until all of it is done; return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._at_work, timeout)
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            job()
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            if self._waiting:
+                return self._waiting.popleft()
+            self._at_work = False
+            self._changed.notify_all()
+            return None

@@ -1,0 +1,89 @@
+"""What a worker's weights are by now: summed for whoever asks, between two applies. (W35)
+
+In a thread of its own, which is there while there is something to do. An apply waits for it no
+longer than for a step of some MiB; if another version runs then, the sums are of no use.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from ...bus.limits import CHECK_BYTES, CHECK_NAMES_MAX, CHECKS
+from ...bus.observed import Check, Checked, unchecked
+from ...bus.worker.events import Examined
+from ...codecs.errors import WeightBusError
+from ..applying import Applier
+from ..loading import UnreadableError
+from ..targets import Target
+from .aside import Aside
+
+log = logging.getLogger("weightbus.subscriber")
+
+BUSY_SECONDS = 1.0  # that an apply is waited for
+
+
+class Checker:
+    """Answers what the weights of some models are.
+
+    Args:
+        targets: By model, where they are.
+        applier: Knows what runs, and keeps it from changing meanwhile.
+        tell: Takes the answers.
+    """
+
+    def __init__(
+        self,
+        targets: Mapping[str, Target],
+        applier: Applier,
+        tell: Callable[[Examined], None],
+    ) -> None:
+        self._targets, self._applier, self._tell = targets, applier, tell
+        self._aside = Aside("weightbus-check", int(CHECKS.burst))  # no more come at once
+
+    def ask(self, check: Check) -> None:
+        """Answer this soon."""
+        if not self._aside.put(partial(self._examine, check)):
+            text = "it has no thread for that now: ask again in a moment"
+            self._tell(Examined(unchecked(check, "busy", text)))
+
+    def _examine(self, check: Check) -> None:
+        self._tell(Examined(self._answer(check)))
+
+    def _answer(self, check: Check) -> Checked:
+        try:
+            return self._look(check)
+        except TimeoutError as error:
+            return unchecked(check, "busy", str(error))
+        except UnreadableError as error:
+            return unchecked(check, "unsupported", str(error))
+        except (WeightBusError, OSError) as error:  # no version runs, or the file is no longer one
+            return unchecked(check, "unreadable", str(error))
+        except Exception as error:
+            log.exception("what %s is by now cannot be said", check.model)
+            return unchecked(check, "unreadable", repr(error))
+
+    def _look(self, check: Check) -> Checked:
+        key, sums, nbytes = (check.epoch, check.version), list[int | None](), 0
+        lock, runs = self._applier.lock, self._applier.runs
+        with lock.reading(BUSY_SECONDS, check.model):
+            layout = runs(check.model, key)
+        if layout is None:
+            return unchecked(check, "changed", f"it runs another version of {check.model} by now")
+        names = layout.sorted_names[check.first : check.first + CHECK_NAMES_MAX]
+        steps = self._targets[check.model].summing(layout, names, sums)
+        while nbytes < CHECK_BYTES or not sums:
+            with lock.reading(BUSY_SECONDS, check.model):
+                if runs(check.model, key) is None:
+                    text = f"another version of {check.model} was applied meanwhile"
+                    return unchecked(check, "changed", text)
+                step = next(steps, None)
+            if step is None:
+                break
+            nbytes += step
+        return Checked(
+            model=check.model,
+            epoch=check.epoch,
+            version=check.version,
+            first=check.first,
+            sums=sums,
+        )

@@ -1,0 +1,92 @@
+"""What a roster says of a bus: who cannot take versions, and what to do about it."""
+
+from collections.abc import Iterator
+
+from .findings import Finding, State
+from .view import Standing, View
+
+CLOCK_SECONDS = 2.0  # by which clocks may differ: epochs order publishers that start later
+EVENTS_SECONDS = 60.0  # for which a refusal is news
+WORKERS_TOLD = 20  # of a kind one by one: as many as a person reads
+
+BY_CODE = {
+    "layout-mismatch": (
+        "publisher and worker have different models: compare how they are made; strict=False lets "
+        "a worker have a part of one, cast=True other dtypes"
+    ),
+    "layout-invalid": "its bytes were damaged on their way, or its publisher is of another version",
+    "unsupported": "its client is older, or smaller, than what was asked of it: upgrade it",
+    "too-large": "it takes no versions so large: bytes_max= says how large ones it takes",
+    "too-many-chunks": "publish in larger chunks: chunk_bytes=",
+    "no-memory": "free memory there, or room on its disk; it tries again by itself",
+    "digest-mismatch": "bytes are damaged again and again: look at proxies and network cards",
+    "apply": "its own code has failed: the error is there, and its log has the traceback",
+}
+
+
+def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
+    """Say what is wrong with a bus, as far as its publisher tells.
+
+    Args:
+        view: What the publisher has told.
+        now: The time.
+        ahead: By how many seconds the publisher's clock is ahead of the one here; None: not told.
+    """
+    yield from _clock(ahead)
+    count = len(view.workers)
+    if not count:
+        text, advice = "no worker is there", "start one: weightbus subscribe, or a Subscriber"
+        yield Finding("workers", "note", text, advice)
+    bad = [s for s in view.standings(now) if s.verdict != "current"]
+    yield from (_of_worker(standing) for standing in bad[:WORKERS_TOLD])
+    if len(bad) > WORKERS_TOLD:
+        text = f"{len(bad) - WORKERS_TOLD} more workers are not up to date"
+        yield Finding("workers", "problem", text, "`weightbus top` shows all of them")
+    if count and not bad:
+        yield Finding("workers", "well", f"all {count} run the newest versions")
+    for event, at in view.events:
+        if event.kind == "refused" and now - at < EVENTS_SECONDS:
+            yield Finding("refused", "problem", event.text, "its own log says the same")
+
+
+def _clock(ahead: float | None) -> Iterator[Finding]:
+    if ahead is None:
+        return
+    if abs(ahead) <= CLOCK_SECONDS:
+        yield Finding("clock", "well", "the clocks here and at the publisher agree")
+        return
+    word = "ahead of" if ahead > 0 else "behind"
+    text = f"the publisher's clock is {abs(ahead):.0f} s {word} the one here"
+    advice = (
+        "one of them is off: let both follow a time server (timedatectl set-ntp true). A publisher "
+        "that is started where the clock is behind may be taken for an outdated one"
+    )
+    yield Finding("clock", "problem", text, advice)
+
+
+def _of_worker(s: Standing) -> Finding:
+    who = f"{s.worker} ({s.host or 'host unknown'}, process {s.pid}) is {s.verdict} with {s.model}"
+    runs = f"it runs {s.version or 'none'}, the newest is {s.newest}"
+    match s.verdict:
+        case "failed":
+            code = s.error.partition(":")[0]
+            return Finding("layout" if code.startswith("layout") else "worker", "problem",
+                           f"{who}: {s.error}", BY_CODE.get(code, "its log says more"))  # fmt: skip
+        case "lost":
+            text = f"{who}: nothing was heard of it for {s.silent_s:.0f} s"
+            advice = "is its process there, and its host? Stopped ones come back with SIGCONT"
+            return Finding("worker", "problem", text, advice)
+        case "stuck" if s.phase.startswith("applying"):
+            advice = (
+                "code of its user's does not return (on_commit, a loader): its stack says where"
+            )
+        case "stuck" | "behind" if s.phase.startswith("staged"):
+            advice = "the version is there: its user has to call receive(), or leave reading()"
+        case "stuck":
+            advice = (
+                "its chunks do not come: is the data port (by default the next one) let through?"
+            )
+        case _:
+            advice = "it is at it; `weightbus top` shows whether that moves"
+    state: State = "problem" if s.verdict == "stuck" else "note"
+    return Finding("worker", state, f"{who}: {runs}" + (f", {s.phase}" if s.phase else ""), advice)

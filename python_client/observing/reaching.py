@@ -1,0 +1,147 @@
+"""Who answers at an address, as its first bytes tell: before anybody speaks the bus's protocol."""
+
+import errno
+import socket
+import time
+
+from ...bus.errors import AddressError
+from ...bus.net import endpoints
+from ...bus.observed import printable
+from .findings import Finding
+
+GREETING_BYTES = 64
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # ZMTP 2 and later (ZeroMQ RFC 23)
+MAJOR, MECHANISM = 10, slice(12, 32)  # where a greeting has its version, and how it is secured
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+COMMAND = 4  # the flag of a frame
+SHOWN = 32  # bytes of what something else says
+OTHERS = {
+    b"HTTP": "a web server: the dashboard and the metrics have ports of their own",
+    b"SSH-": "an SSH server",
+    b"\x15\x03": "a server that speaks TLS",
+}
+
+
+def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
+    """Connect to a control socket, and say who is there; the last finding is a problem if not.
+
+    Args:
+        address: That of the control socket.
+        keyed: Whether whoever asks has keys.
+        timeout: Seconds for all of it.
+    """
+    until = time.monotonic() + timeout
+    try:
+        connection = endpoints.dial(address, timeout)
+    except (OSError, AddressError) as error:
+        return [_unreachable(address, error, timeout)]
+    with connection:
+        connected = Finding("port", "well", f"{address} can be connected to")
+        try:
+            return [connected, *_greet(connection, address, until, keyed=keyed)]
+        except TimeoutError:
+            text = f"{address} takes connections, and says nothing within {timeout:g} s"
+            advice = "its process is stopped or very busy; or a proxy answers for one that is gone"
+            return [Finding("port", "problem", text, advice)]
+        except OSError as error:
+            text = f"{address} takes connections, and closes them at once: {error}"
+            advice = (
+                "too many newcomers from this host, or a proxy in between: try again in a minute"
+            )
+            return [Finding("port", "problem", text, advice)]
+
+
+def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
+    number = getattr(error, "errno", None)
+    text = f"{address} cannot be connected to: {error}"
+    if isinstance(error, socket.gaierror):
+        advice = "no such host is known here: check its name, and the name service of a container"
+    elif number == errno.ECONNREFUSED:
+        advice = (
+            "nobody listens there: is the publisher running, on that port, and on that address "
+        )
+        advice += "(127.0.0.1 is reached from its own host alone)?"
+    elif number == errno.ENOENT:
+        advice = "there is no such socket: the publisher does not run, or in another container"
+    elif number == errno.EACCES:
+        advice = "the socket belongs to another user: run this as that user"
+    elif isinstance(error, TimeoutError):
+        text = f"{address} has not answered a connection within {timeout:g} s"
+        advice = "a firewall drops it, or the host is down: both the port and the next one are "
+        advice += "needed, the latter for data"
+    else:
+        advice = "check the address, and the way there"
+    return Finding("port", "problem", text, advice)
+
+
+def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool) -> list[Finding]:
+    mechanism = b"CURVE" if keyed else b"NULL"
+    # Not more yet: whoever does not like our mechanism hangs up without a word of its own.
+    connection.sendall(SIGNATURE + b"\x03\x00")
+    heard = _receive(connection, GREETING_BYTES, until)
+    if not heard.startswith(SIGNATURE[:1]) or heard[9:10] != SIGNATURE[9:]:
+        return [_another(address, heard)]
+    if len(heard) < GREETING_BYTES or heard[MAJOR] < 3:
+        text = (
+            f"{address} speaks ZMTP {heard[MAJOR] if len(heard) > MAJOR else 1}, which is too old"
+        )
+        return [
+            Finding("protocol", "problem", text, "it is no publisher, or a proxy is in between")
+        ]
+    theirs = heard[MECHANISM].rstrip(b"\0").decode("ascii", "replace")
+    if theirs != mechanism.decode():
+        return [_keys(address, printable(theirs), keyed=keyed)]
+    if keyed:
+        return [Finding("keys", "well", "both sides have keys")]
+    rest = mechanism.ljust(20, b"\0") + bytes(32)
+    connection.sendall(rest + bytes([COMMAND, len(READY)]) + READY)
+    kind = _socket_type(connection, until)
+    if kind not in (b"ROUTER", b""):
+        shown = printable(kind.decode("ascii", "replace"))
+        text = f"{address} is no control socket, but a {shown}"
+        advice = "a publisher's data is one port above: give the address that it calls its own"
+        if kind not in (b"PUB", b"XPUB"):
+            advice = "something else speaks ZeroMQ there: give a publisher's address"
+        return [Finding("protocol", "problem", text, advice)]
+    return [Finding("protocol", "well", "ZeroMQ answers there, without keys")]
+
+
+def _another(address: str, heard: bytes) -> Finding:
+    who = next((name for head, name in OTHERS.items() if heard.startswith(head)), "")
+    said = printable(heard[:SHOWN].decode("utf-8", "replace")) or heard[:SHOWN].hex()
+    text = f"{address} speaks another protocol: " + (who or f"it says {said!r}")
+    if not heard:
+        text = f"{address} hangs up on whoever speaks ZeroMQ"
+    return Finding("protocol", "problem", text, "give the address of a publisher's control socket")
+
+
+def _keys(address: str, theirs: str, *, keyed: bool) -> Finding:
+    if keyed:
+        text = f"{address} speaks without keys ({theirs}), and there are keys here"
+        advice = "start the publisher with keys=; or leave --keys and WEIGHTBUS_KEYS away"
+    else:
+        text = f"{address} asks for keys ({theirs}), and there are none here"
+        advice = "--keys FILE, an observer's that `weightbus keygen DIR --observer NAME` has made"
+    return Finding("keys", "problem", text, advice)
+
+
+def _socket_type(connection: socket.socket, until: float) -> bytes:
+    """Return what kind of socket the other side says it has; empty: it does not say."""
+    head = _receive(connection, 2, until)
+    if len(head) < 2 or not head[0] & COMMAND:
+        return b""
+    ready = _receive(connection, head[1], until)
+    _, found, rest = ready.partition(b"\x0bSocket-Type")
+    return rest[4 : 4 + int.from_bytes(rest[:4], "big")] if found else b""
+
+
+def _receive(connection: socket.socket, count: int, until: float) -> bytes:
+    """Receive so many bytes, or fewer if the other side hangs up or says something else."""
+    heard = b""
+    while len(heard) < count and (not heard or heard[0] in (SIGNATURE[0], COMMAND, READY[0])):
+        connection.settimeout(max(0.01, until - time.monotonic()))
+        piece = connection.recv(count - len(heard))
+        if not piece:
+            break
+        heard += piece
+    return heard

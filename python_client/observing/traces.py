@@ -1,0 +1,165 @@
+"""Spans of OpenTelemetry, where the user's process has its SDK set up; else nothing at all.
+
+    weightbus.publish                 from the call to its receipt, a child of the caller's span
+        weightbus.stage, .apply       for each worker, from the call to its word that it has
+    weightbus.apply                   in the worker's process: the copy into its model
+
+Nothing is imported for this: whoever has set a provider has done so. Both sides name model, epoch
+and version, by which their spans are found together; no identity of a trace travels. Spans are made
+in a thread of their own: what processes and exports them is the user's, and may hang or fail.
+"""
+
+import atexit
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import cache, partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from ...bus.errors import PublishError
+from ...bus.receipt import Receipt, WorkerReceipt
+from .aside import Aside, Job
+
+if TYPE_CHECKING:
+    from ..applying import Update
+
+log = logging.getLogger("weightbus.traces")
+
+API, SDK = "opentelemetry.trace", "opentelemetry.sdk.trace"
+NAME = "weightbus"
+WORKERS_TRACED = 256  # of one publish, each by a span: what a person can look at
+WAITING_MAX = 256  # publishes and applies whose spans are not made yet; more are dropped
+SETTLE_SECONDS = 1.0  # that the end of a process, or of a side of the bus, waits for them
+SPANS = {"staged": "weightbus.stage", "applied": "weightbus.apply", "skipped": "weightbus.apply"}
+
+
+def tracer() -> Any:
+    """Return what makes spans; None: nobody has set up anything that takes them."""
+    api, sdk = sys.modules.get(API), sys.modules.get(SDK)
+    if api is None or sdk is None:
+        return None
+    provider = api.get_tracer_provider()
+    if not isinstance(provider, sdk.TracerProvider):
+        return None
+    return provider.get_tracer(NAME, _version())
+
+
+@cache
+def _version() -> str:
+    return version(NAME)
+
+
+def on_publish(started: float) -> "Callable[[Future[Receipt]], None] | None":
+    """Return what is to be told of a call of publish once it is over; None: nobody wants to know.
+
+    Args:
+        started: When it was called, on the monotonic clock.
+    """
+    if SDK not in sys.modules:
+        return None
+    makes = tracer()
+    if makes is None:
+        return None
+    context = sys.modules["opentelemetry.context"].get_current()
+    return partial(_published, makes, context, started)
+
+
+def on_apply(update: "Update") -> None:
+    """A worker has applied a version: say so, if anybody wants to know."""
+    makes = tracer() if SDK in sys.modules else None
+    if makes is not None:
+        context = sys.modules["opentelemetry.context"].get_current()
+        _later(partial(_applied, makes, context, update, time.time_ns()))
+
+
+def settle() -> None:
+    """Have all spans made, if that takes no longer than a moment."""
+    if SDK in sys.modules:
+        _aside(os.getpid()).settle(SETTLE_SECONDS)
+
+
+@cache
+def _aside(_process: int) -> Aside:
+    """Return what makes the spans of a process: of a thread nothing is left after a fork."""
+    atexit.register(settle)  # before the provider's, which was registered before
+    return Aside("weightbus-traces", WAITING_MAX)
+
+
+def _later(make: Job) -> None:
+    if not _aside(os.getpid()).put(partial(_guarded, make)):
+        _warn("spans are made more slowly than things happen, and some are dropped: export faster")
+
+
+def _guarded(make: Job) -> None:
+    try:
+        make()
+    except BaseException:
+        _warn("a span could not be made; what else fails of them is not told", exc_info=True)
+
+
+@cache  # once for each
+def _warn(text: str, *, exc_info: bool = False) -> None:
+    log.warning(text, exc_info=exc_info)
+
+
+def _applied(makes: Any, context: Any, update: "Update", end: int) -> None:
+    attributes = {**_named(update), "weightbus.bytes": update.nbytes}
+    begin = end - round(1e9 * update.seconds)
+    span = makes.start_span("weightbus.apply", context, attributes=attributes, start_time=begin)
+    span.end(end)
+
+
+def _published(makes: Any, context: Any, started: float, done: "Future[Receipt]") -> None:
+    error = None if done.cancelled() else done.exception()
+    if done.cancelled() or not (error is None or isinstance(error, PublishError)):
+        return
+    receipt = done.result() if error is None else error.receipt
+    begin = time.time_ns() - round(1e9 * (time.monotonic() - started))
+    _later(partial(_spans, makes, context, begin, receipt, error))
+
+
+def _spans(
+    makes: Any, context: Any, begin: int, receipt: Receipt, error: PublishError | None
+) -> None:
+    attributes = {
+        **_named(receipt),
+        "weightbus.bytes": receipt.nbytes,
+        "weightbus.workers": len(receipt.workers),
+    }
+    span = makes.start_span("weightbus.publish", context, attributes=attributes, start_time=begin)
+    api = sys.modules[API]
+    inside = api.set_span_in_context(span, context)
+    for worker in [*receipt.workers.values()][:WORKERS_TRACED]:
+        _of_worker(makes, inside, worker, receipt, begin)
+    if error is not None:
+        span.set_status(api.Status(api.StatusCode.ERROR, str(error)))
+    span.end(begin + round(1e9 * receipt.seconds))
+
+
+def _of_worker(
+    makes: Any, context: Any, worker: WorkerReceipt, receipt: Receipt, begin: int
+) -> None:
+    attributes = {
+        **_named(receipt),
+        "weightbus.worker": worker.name,
+        "weightbus.state": worker.state,
+    }
+    name = SPANS.get(worker.state, "weightbus.apply")
+    span = makes.start_span(name, context, attributes=attributes, start_time=begin)
+    if worker.state not in SPANS:
+        api = sys.modules[API]
+        span.set_status(api.Status(api.StatusCode.ERROR, worker.detail or worker.state))
+    seconds = receipt.seconds if worker.seconds is None else worker.seconds
+    span.end(begin + round(1e9 * seconds))
+
+
+def _named(what: "Receipt | Update") -> dict[str, Any]:
+    return {
+        "weightbus.model": what.model,
+        "weightbus.epoch": what.epoch,
+        "weightbus.version": what.version,
+    }
