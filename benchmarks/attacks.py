@@ -5,6 +5,7 @@ on it is dialled again. It ends when its standard input does.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -14,17 +15,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+import zmq
 
 from weightbus.bus.limits import HEADER_BYTES_MAX, MODELS_MAX
 from weightbus.bus.messages import Hello, Message, Ping, encode
 from weightbus.bus.net.endpoints import host_and_port
 from weightbus.bus.net.zmtp import COMMAND, GREETING, MORE, message_parts
+from weightbus.bus.trust.keys import PublisherKeys
+from weightbus.python_client.keys import KEYS
 
 LOWEST_PRIORITY = 19  # an attacker has a machine of its own: here it gets what others leave
 BLOCK_BYTES = 2**16  # about what is made at once to be sent
 READ_BYTES = 2**18
 REDIAL_SECONDS = 0.1  # before a connection that was hung up on is dialled again, as ZeroMQ does
+CURVE = GREETING.replace(b"NULL\0", b"CURVE")
+HELLO = b"\x05HELLO\1\0" + bytes(72)  # of CURVE: RFC 26
+HELLO_BYTES = 202  # with the head of its frame
 NAMES = [f"{i:0128d}" for i in range(MODELS_MAX)]  # the longest there are
 
 
@@ -39,6 +48,7 @@ class Attack:
         blocks: What each connection sends, given its number; it goes on as long as this does.
         reads: Whether answers are read.
         descriptors: The publisher's limit of descriptors meanwhile; 0: as it is.
+        keyed: It makes sense only where the publisher has keys: it speaks CURVE, and gets nowhere.
     """
 
     what: str
@@ -47,6 +57,7 @@ class Attack:
     blocks: Callable[[int], Iterator[bytes]]
     reads: bool = True
     descriptors: int = 0
+    keyed: bool = False
 
 
 def _frame(body: bytes, flags: int = 0) -> bytes:
@@ -133,6 +144,38 @@ def _endless(_start: int) -> Iterator[bytes]:
     yield from itertools.repeat(_frame(b"x" * 30_000, MORE) * 4)
 
 
+def _false_handshakes(_start: int) -> Iterator[bytes]:
+    yield _frame(HELLO + os.urandom(120), COMMAND)
+    yield from _nothing(_start)
+
+
+def _handshakes(_start: int) -> Iterator[bytes]:
+    yield _recorded_hello()
+    yield from _nothing(_start)
+
+
+@functools.cache
+def _recorded_hello() -> bytes:
+    """Return what somebody says first who knows the publisher's public key, and has one of its own.
+
+    Whoever overhears that can say it again, as often as it likes.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server, zmq.Context() as context:
+        sender = context.socket(zmq.DEALER)
+        sender.linger = 0
+        sender.curve_publickey, sender.curve_secretkey = zmq.curve_keypair()
+        folder = Path(os.environ[KEYS])
+        sender.curve_serverkey = zmq.curve_public(PublisherKeys.read(folder).secret.encode())
+        sender.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        overheard, _ = server.accept()
+        with overheard, overheard.makefile("rb") as said:
+            overheard.sendall(CURVE)
+            said.read(len(CURVE))
+            hello = said.read(HELLO_BYTES)
+        sender.close()
+    return hello
+
+
 def _nothing(_start: int) -> Iterator[bytes]:
     while True:
         yield b""
@@ -165,6 +208,8 @@ ATTACKS: dict[str, Attack] = {
     "idle-control": Attack("descriptors run out", "control", 200, _nothing, descriptors=128),
     "multipart": Attack("one message that never ends", "control", 1, _endless),
     "multiparts": Attack("messages that never end", "control", 64, _endless),
+    "false-handshakes": Attack("random for a box", "control", 200, _false_handshakes, keyed=True),
+    "handshakes": Attack("begun, never ended", "control", 200, _handshakes, keyed=True),
 }
 
 
@@ -177,7 +222,9 @@ class _Connection:
         self.socket.connect_ex(address)
         self._attack = attack
         self._blocks = attack.blocks(number)
-        self._left = memoryview(_ready(b"DEALER" if attack.channel == "control" else b"SUB"))
+        ready = _ready(b"DEALER" if attack.channel == "control" else b"SUB")
+        self._left = memoryview(CURVE if attack.keyed else ready)
+        self._welcome = GREETING[:1] if attack.keyed else b"READY"
         self._greeted = False  # libzmq hangs up on what comes before its own READY
         self.sent = 0
         self.watched = 0
@@ -190,7 +237,7 @@ class _Connection:
                     got = self.socket.recv(READ_BYTES)
                     if not got:
                         return 0
-                    self._greeted = self._greeted or b"READY" in got
+                    self._greeted = self._greeted or self._welcome in got
             return self._send()
         except OSError:
             return 0

@@ -42,6 +42,7 @@ class Bus:
         road: How the bytes are to travel.
         file: Shared memory in which one worker's tensors are to lie, if somebody watches them.
         state: The publisher's state folder, if it has one.
+        dashboard: Where its page is, if it has one.
         resident: Whose models are resident.
         arrays: Workers hold numpy arrays, and import no torch: many fit into a machine.
         timed: Workers note how long readers are shut out.
@@ -60,7 +61,9 @@ class Bus:
         *,
         arrays: bool = False,
         timed: bool = False,
+        dashboard: str | None = None,
     ) -> None:
+        self._dashboard = dashboard
         self.title, self._module, self._road = title, module, road
         self._state, self._resident = state, resident
         self._told = {
@@ -78,7 +81,9 @@ class Bus:
         self._model, self._workers = model, workers
         self._tensors = model.moved_in() if self._resident == "both" else model.tensors
         self.resident_before = memory.resident()
-        self.publisher = Publisher(shared_memory=self._road == "shared", state=self._state)
+        self.publisher = Publisher(
+            shared_memory=self._road == "shared", state=self._state, dashboard=self._dashboard
+        )
         told = {"address": self.publisher.address}
         self.fleet = Fleet(self._module, workers, model.shape, told | self._told)
         self.fleet.wait_ready()

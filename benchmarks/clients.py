@@ -7,6 +7,8 @@ time of the worker's process, in ratio to the Python worker's in the same round:
 checkout, if one is given. Every version proves which road it took: what came over the network was
 hashed, what was read from shared memory was not. How late event loops are is seen afterwards, in
 workers of their own: the timers that tell it take time, too.
+
+All have keys where WEIGHTBUS_KEYS names a folder of `weightbus keygen DIR '*'`.
 """
 
 import argparse

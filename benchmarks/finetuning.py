@@ -1,4 +1,4 @@
-"""Versions as they come from a few steps of fine-tuning, for the benchmark of patches.
+"""Versions as they come from steps of fine-tuning, for the benchmark of patches, and a long test.
 
 A small sentence encoder learns from noisy rewards for words that it fills in, as in reinforcement
 learning: float32 masters, Adam, published as bfloat16. What it learns does not matter, how its
@@ -48,11 +48,11 @@ def versions(chain: Chain, folder: Path) -> tuple[Layout, dict[int, Bytes]]:
     paths = {step: folder / f"{chain.name.replace(' ', '-')}-{step}.bf16" for step in wanted}
     shapes = folder / "shapes.json"
     if not all(path.is_file() for path in (*paths.values(), shapes)):
-        model, tokens = _encoder()
+        model, tokens = encoder()
         names = sorted(dict(model.named_parameters()))
         parameters = dict(model.named_parameters())
         shapes.write_text(json.dumps([[name, list(parameters[name].shape)] for name in names]))
-        for step in _steps(chain, model, tokens):
+        for step in steps(chain, model, tokens, wanted[-1]):
             if step in paths:
                 parts = [parameters[name].detach().reshape(-1).bfloat16() for name in names]
                 paths[step].write_bytes(torch.cat(parts).view(torch.int16).numpy().tobytes())
@@ -60,7 +60,7 @@ def versions(chain: Chain, folder: Path) -> tuple[Layout, dict[int, Bytes]]:
     return Layout.plan(entries), {s: np.fromfile(path, np.uint8) for s, path in paths.items()}
 
 
-def _encoder() -> tuple[Any, Any]:
+def encoder() -> tuple[Any, Any]:
     """Return a sentence encoder, and the text as its tokens."""
     from tokenizers import Tokenizer
     from transformers import AutoModel  # which the package with the checkpoint brings
@@ -82,15 +82,15 @@ def _encoder() -> tuple[Any, Any]:
     return model.train(False), torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def _steps(chain: Chain, model: Any, tokens: Any) -> Iterator[int]:
-    """Take one step after another, up to the last that is wanted; yield the number of each."""
+def steps(chain: Chain, model: Any, tokens: Any, count: int) -> Iterator[int]:
+    """Take so many steps, one after another; yield the number of each."""
     parameters = list(model.parameters())
     if chain.from_bf16:
         with torch.no_grad():
             for parameter in parameters:
                 parameter.copy_(parameter.bfloat16().float())
     optimiser = torch.optim.Adam(parameters, lr=chain.rate)
-    for step in range(1, max(max(pair) for pair in chain.pairs) + 1):
+    for step in range(1, count + 1):
         optimiser.param_groups[0]["lr"] = chain.rate * min(1.0, step / WARM_UP)
         optimiser.zero_grad(set_to_none=True)
         _loss(model, tokens).backward()

@@ -3,6 +3,7 @@
 Before each flood the bus is calm for a while; then come the flood, and a time in which it is over.
 Memory is held against what it was before, and the honest workers' publishes against all calm times
 of the run. Choose floods with `--only hellos,topics`. A broken bound ends with status 1.
+With `--keys` the publisher and its workers have keys, and whoever floods has none.
 """
 
 import argparse
@@ -10,9 +11,11 @@ import os
 import resource
 import statistics
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +26,8 @@ from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.memory import PrivatePeak, private
 from weightbus.benchmarks.process import Process
 from weightbus.benchmarks.report import print_machine
+from weightbus.bus.trust.keys import generate
+from weightbus.python_client.keys import KEYS
 
 MIB = 2**20
 PEAK_MIB = 64.0  # over what it was before
@@ -121,9 +126,10 @@ def misses(outcome: Outcome, base: list[float]) -> list[str]:
     return found
 
 
-def table_of(outcomes: list[Outcome], base: list[float]) -> Table:
+def table_of(outcomes: list[Outcome], base: list[float], how: str) -> Table:
     """Return the table for a person."""
-    table = Table(title=f"floods, {SHAPE}, {WORKERS} honest workers", title_justify="left")
+    title = f"floods, {SHAPE}, {WORKERS} honest workers, {how} keys"
+    table = Table(title=title, title_justify="left")
     table.add_column("flood")
     table.add_column("")
     for heading in ("peak MiB", "10 s later", "p50 ms", "p99 ms", "p99/calm", "cores", "MB sent"):
@@ -153,10 +159,15 @@ def table_of(outcomes: list[Outcome], base: list[float]) -> Table:
 def parse(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", type=_floods, default=list(ATTACKS), help="else all")
+    parser.add_argument("--only", type=_floods, default=[], help="else all")
+    parser.add_argument("--keys", action="store_true", help="have keys, against who has none")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each flood")
     parser.add_argument("--calm", type=float, default=4.0, help="seconds before each")
-    return parser.parse_args(words)
+    found = parser.parse_args(words)
+    alone = [name for name in found.only if ATTACKS[name].keyed]
+    if alone and not found.keys:
+        parser.error(f"{', '.join(alone)}: give --keys, these are floods of publishers with keys")
+    return found
 
 
 def _floods(text: str) -> list[str]:
@@ -174,16 +185,21 @@ def main(words: list[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     print_machine(describe(), console)
     outcomes: list[Outcome] = []
+    chosen = arguments.only or [n for n, a in ATTACKS.items() if arguments.keys or not a.keyed]
     with ExitStack() as stack:
+        if arguments.keys:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            generate(Path(folder), {"*": "worker"})
+            os.environ[KEYS] = folder  # for the processes that this one starts
         status = stack.enter_context(console.status(""))
         process = stack.enter_context(Process("publisher", "flooded", SHAPE, str(WORKERS)))
         target = Target(process)
         target.after(arguments.calm)  # the first versions touch fresh memory
-        for name in arguments.only:
+        for name in chosen:
             status.update(f"{name}: {ATTACKS[name].what}")
             outcomes.append(target.flood(name, arguments.calm, arguments.seconds))
     base = [seconds for outcome in outcomes for seconds in outcome.calm]
-    console.print(table_of(outcomes, base))
+    console.print(table_of(outcomes, base, "with" if arguments.keys else "without"))
     return 1 if any(misses(o, base) for o in outcomes) else 0
 
 

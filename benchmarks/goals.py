@@ -19,7 +19,7 @@ PEERS_TCP = (
     "zmq_pickle",
     "zmq_torch_save",
 )
-PEERS_SHARED = ("ray_put", "torchrl_process", "torchrl_shared")
+PEERS_SHARED = ("ray_put", "torch_rpc_local", "torchrl_process", "torchrl_shared")
 
 
 @dataclass(frozen=True, slots=True)

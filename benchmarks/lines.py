@@ -21,11 +21,12 @@ CLIENTS = {
     "cpp_client": "C++",
     "rust_client": "Rust",
     "go_client": "Go",
+    "java_client": "Java",
     "node_client": "TypeScript",
 }
-CORE = ("C", "C++", "Rust")  # one implementation of the protocol, and what lies over it
-SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".rs", ".go", ".ts"}
-BESIDE = {"tests", "examples", "driver", "conformance", "fuzz", "testdata"}  # folders
+CORE = ("C", "C++", "Java", "Rust")  # one implementation of the protocol, and what lies over it
+SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".rs", ".go", ".java", ".ts"}
+BESIDE = {"tests", "examples", "driver", "conformance", "fuzz", "testdata", "vendor"}  # folders
 UNIT_TESTS = b"#[cfg(test)]\nmod tests {"  # the end of a file in Rust
 GENERATED = {"c_client/include/weightbus.h"}  # by cbindgen
 

@@ -1,8 +1,10 @@
 """torch.distributed.rpc: one asynchronous call to each worker, with the tensors as its argument.
 
 TensorPipe moves tensors apart from the pickled call, each to memory that it allocates at the
-receiver, and between processes of one host it chooses something faster than TCP by itself. Each
-worker gets the model in a call of its own.
+receiver. Between processes of one host the receiver would read the sender's memory by itself
+(`process_vm_readv`), which is no measure of TCP: so here it has the channels alone that it has
+between hosts. `torch_rpc_local.py` leaves it the choice. Each worker gets the model in a call of
+its own.
 """
 
 import os
@@ -28,17 +30,25 @@ _here: list[Worker] = []  # the worker of this process: a remote call has no oth
 
 
 class TorchRpc:
-    """The publisher's side."""
+    """The publisher's side.
 
-    title = "TCP: torch.distributed.rpc"
+    Args:
+        title: What it is called in tables.
+        local: Whether it may use that all are on one host.
+    """
+
     kind: Kind = "peer"
+
+    def __init__(self, title: str, *, local: bool) -> None:
+        self.title, self._local = title, local
 
     def start(self, workers: int, model: Model) -> None:
         os.environ.update(ENVIRONMENT)
         self._model = model
         self._names = [_name(index) for index in range(workers)]
         with tempfile.TemporaryDirectory() as folder:
-            told = {"meet": str(Path(folder, "meet")), "ranks": 1 + workers}
+            meet = str(Path(folder, "meet"))
+            told = {"meet": meet, "ranks": 1 + workers, "local": self._local}
             self._fleet = Fleet("torch_rpc", workers, model.shape, told, ENVIRONMENT)
             _join("publisher", 0, told)
             self._fleet.wait_ready()
@@ -68,7 +78,7 @@ class TorchRpc:
 
 def create() -> TorchRpc:
     """Return the publisher's side."""
-    return TorchRpc()
+    return TorchRpc("TCP: torch.distributed.rpc", local=False)
 
 
 def _name(index: int) -> str:
@@ -81,7 +91,10 @@ def _join(name: str, rank: int, told: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     options = rpc.TensorPipeRpcBackendOptions(
-        init_method=f"file://{told['meet']}", rpc_timeout=CALL_SECONDS
+        init_method=f"file://{told['meet']}",
+        rpc_timeout=CALL_SECONDS,
+        _transports=None if told["local"] else ["uv"],  # nothing public chooses
+        _channels=None if told["local"] else ["mpt_uv", "basic"],
     )
     with warnings.catch_warnings(action="ignore"):  # of its own use of deprecated calls
         rpc.init_rpc(name, rank=rank, world_size=told["ranks"], rpc_backend_options=options)

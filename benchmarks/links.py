@@ -1,0 +1,367 @@
+"""Measure what patches save over links of some rates: `python benchmarks/links.py`.
+
+Publisher and worker are processes in network namespaces of their own, with a link between them that
+is shaped by `tc`; that needs root, and leaves nothing behind. What is measured is the time from
+`publish` until the version is applied, in turns: all of it (raw), patches without classes (flat)
+and with them (class), and what `auto` chooses, which joins anew on each link and learns that by
+itself. Then how long readers wait, over a plain copy of as many bytes, and memory, in models. Rows
+come as they are measured; one that breaks its bound says so and ends it with status 1. Run it on a
+quiet machine: ten minutes. `--quick` tries everything in one, and judges nothing.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Collection, Generator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from weightbus import Publisher
+from weightbus.benchmarks import memory
+from weightbus.benchmarks.linked import FAR, MODEL, WIDE, own_network, run, tensors
+from weightbus.benchmarks.machine import describe
+from weightbus.benchmarks.patching import versions
+from weightbus.benchmarks.process import Process
+from weightbus.benchmarks.report import print_machine
+from weightbus.bus.publisher.roster import Taker
+from weightbus.codecs.delta.worth import Way
+from weightbus.codecs.layout import Layout
+from weightbus.codecs.native import crc32c
+from weightbus.python_client.models import Bases
+from weightbus.python_client.options import Encoding
+
+NEAR, HERE, THERE = "wb0", "10.77.0.1", "10.77.0.2"
+PATTERN = 2**22  # elements that are drawn; the model repeats them
+ASK_SECONDS, PUBLISH_SECONDS = 120.0, 300.0
+WAYS: dict[str, tuple[Encoding, bool | None]] = {  # and whether patches have classes
+    "raw": ("raw", None),
+    "flat": ("auto", False),
+    "class": ("delta", None),
+    "auto": ("auto", None),
+}
+PATCHED = ("flat", "class", "auto")
+LINKS = {"loopback": 0, "1 Gb/s": 10**9, "100 Mb/s": 10**8, "10 Mb/s": 10**7}
+ROUNDS = {"loopback": 10, "1 Gb/s": 6, "100 Mb/s": 2, "10 Mb/s": 2}  # even: there and back
+DENSITIES = (0.001, 0.01, 0.1, 1.0)
+SPEEDUP_AT = 0.01
+SPEEDUP = {"1 Gb/s": (3, 7), "100 Mb/s": (25, 48), "10 Mb/s": (95, 155)}  # must, reach
+GRID = ("loopback", "1 Gb/s", "100 Mb/s")
+AUTO, AUTO_WIDE = (1.10, 1.03), (1.03, 1.01)
+PAUSES = {"copying": None, "sole-writer": (0.5, 0.3), "resident": (0.1, 0.05)}
+PAUSE_ROUNDS, MEMORY_ROUNDS = 9, 4
+BASES = 2
+Bytes = NDArray[np.uint8]
+MEMORY = {"publisher": float(BASES), "worker": 1.0}
+MEMORY_SLACK = 0.15  # of a model: the patch itself, and what it decodes to
+
+
+@dataclass
+class Rows:
+    """What is shown as it comes, and which bounds were broken."""
+
+    console: Console
+    judged: bool
+    missed: list[str] = field(default_factory=list[str])
+
+    def say(self, name: str, text: str) -> None:
+        """Show a row."""
+        self.console.print(f"{name:38}{text}", highlight=False)
+
+    def judge(self, name: str, value: float, bounds: tuple[float, float], *, least: bool) -> str:
+        """Return a value with its bounds, and note it if it breaks the first."""
+        broken = value < bounds[0] if least else value > bounds[0]
+        if broken:
+            self.missed.append(name)
+        sign, verdict = (">=" if least else "<="), "MISSED" if broken else "kept"
+        return f"{value:.3g} (must {sign} {bounds[0]:g}, reach {bounds[1]:g}: {verdict})"
+
+
+class Choosing(Bases):
+    """The versions that patches build on, where it is noted which kind was chosen last.
+
+    Args:
+        classes: Which kind it always is; None: what `auto` chooses.
+    """
+
+    def __init__(self, classes: bool | None) -> None:
+        super().__init__(MODEL, BASES)
+        self._always, self.took = classes, "raw"
+
+    def chosen(
+        self, layout: Layout, old: Bytes, new: Bytes, takers: Collection[Taker]
+    ) -> Way | None:
+        always = None if self._always is None else Way(self._always)
+        found = always or super().chosen(layout, old, new, takers)
+        self.took = "raw" if found is None else "class" if found.classes else "flat"
+        return found
+
+
+class Trainer:
+    """A publisher that goes one way.
+
+    Args:
+        name: Which.
+        host: Where it binds.
+    """
+
+    def __init__(self, name: str, host: str) -> None:
+        self.encoding: Encoding
+        self.encoding, classes = WAYS[name]
+        self.name = name
+        self.publisher = Publisher(
+            f"tcp://{host}:0", shared_memory=False, insecure=True, bases=BASES
+        )
+        self.bases = Choosing(classes)
+        self.publisher._model(MODEL).bases = self.bases  # noqa: SLF001 # pyright: ignore
+
+    def publish(self, weights: dict[str, Any], model: str = MODEL) -> float:
+        """Return the seconds until a version is applied."""
+        self.bases.took, begun = "raw", time.perf_counter()
+        receipt = self.publisher.publish(
+            model, weights, encoding=self.encoding, timeout=PUBLISH_SECONDS, expect=1
+        )
+        seconds = time.perf_counter() - begun
+        self.came = receipt.workers[self.name].encoding
+        return seconds
+
+
+class Weights:
+    """A model of so many elements, and what it becomes when some of them change."""
+
+    def __init__(self, elements: int, densities: Sequence[float]) -> None:
+        repeats = elements // PATTERN
+        drawn = {density: versions(PATTERN, density)[1:] for density in densities}
+        self.base = np.tile(drawn[densities[0]][0], repeats)
+        self.changed = {d: np.tile(target, repeats) for d, (_, target) in drawn.items()}
+        rng = np.random.default_rng(1)
+        wide = [rng.standard_normal(elements // 2, np.float32).view(np.uint8) for _ in range(2)]
+        self.wide = [tensors(each, wide=True) for each in wide]
+
+    def pair(self, density: float) -> list[tuple[Bytes, dict[str, Any]]]:
+        """Return what to publish in turns, after the base: all of that differ by so much."""
+        return [(each, tensors(each)) for each in (self.changed[density], self.base)]
+
+
+class Link:
+    """The link, and both of its ends."""
+
+    def __init__(self, elements: int) -> None:
+        run("ip", "link", "add", NEAR, "type", "veth", "peer", "name", FAR)
+        run("ip", "address", "add", f"{HERE}/24", "dev", NEAR)
+        run("ip", "link", "set", NEAR, "up")
+        self._shaped = False
+        self.trainers = {name: Trainer(name, HERE) for name in WAYS}
+        wide = ("raw", "auto")
+        self.worker = worker(
+            {n: (t.publisher.address, {}, n in wide) for n, t in self.trainers.items()},
+            elements,
+            THERE,
+        )
+        self.worker.ask("ready", ASK_SECONDS)  # it has a network of its own by now
+        run("ip", "link", "set", FAR, "netns", str(self.worker.pid))
+        for question in ("link", "join"):
+            self.worker.ask(question, ASK_SECONDS)
+
+    def shape(self, rate: int) -> None:
+        """Have the link carry so many bits a second; 0: as many as it can."""
+        if self._shaped:
+            run("tc", "qdisc", "delete", "dev", NEAR, "root")
+        self._shaped = bool(rate)
+        if not rate:
+            return
+        burst, queue = max(5000, rate // 8000), max(30_000, rate // 160)  # 1 ms, 50 ms
+        about = f"rate {rate}bit burst {burst} limit {queue}"
+        run("tc", "qdisc", "add", "dev", NEAR, "root", "tbf", *about.split())
+
+    def close(self) -> None:
+        """End everybody."""
+        self.worker.stop()
+        for trainer in self.trainers.values():
+            trainer.publisher.close()
+
+
+def worker(ways: dict[str, Any], elements: int, address: str = "") -> Process:
+    """Start the worker's process; with an address, in a network of its own."""
+    told = {"ways": ways, "elements": elements, "address": address}
+    return Process("the worker", "linked", json.dumps(told))
+
+
+def cell(link: Link, weights: Weights, density: float, rounds: int) -> dict[str, float]:
+    """Return the median seconds of each way, in turns, and check what was applied."""
+    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    pair = weights.pair(density)
+    for number in range(rounds):
+        data, version = pair[number % 2]
+        for name, trainer in link.trainers.items():
+            seconds[name].append(trainer.publish(version))
+            wanted = "raw" if trainer.bases.took == "raw" and name != "class" else "delta-1"
+            if trainer.came != wanted:
+                raise RuntimeError(f"{name}: a version came as {trainer.came!r}, not {wanted!r}")
+        if number >= rounds - 2:
+            check(link, data)
+    return {name: statistics.median(each) for name, each in seconds.items()}
+
+
+def check(link: Link, data: Bytes) -> None:
+    """Check that the worker runs these bytes, whichever way they came."""
+    wanted = crc32c(data)
+    for name in WAYS:
+        if link.worker.ask(f"digest {name}", ASK_SECONDS)["crc"] != wanted:
+            raise RuntimeError(f"{name}: other bytes were applied than published")
+
+
+def over_links(
+    link: Link, weights: Weights, links: Sequence[str], rounds: dict[str, int], rows: Rows
+) -> None:
+    """Show each way on each link, the fastest first."""
+    for trainer in link.trainers.values():
+        for _ in range(2):  # memory is taken, and all that is done once
+            for _, version in weights.pair(SPEEDUP_AT):
+                trainer.publish(version)
+    for where in links:
+        link.shape(0)  # what it runs it fetches when it joins, which is not what is measured
+        link.worker.ask("rejoin auto", ASK_SECONDS)
+        link.shape(LINKS[where])
+        for _ in range(2):  # first all of a version, pushed: so the link is learned
+            for _, version in weights.pair(SPEEDUP_AT):
+                link.trainers["auto"].publish(version)
+        densities = weights.changed if where in GRID else (SPEEDUP_AT,)
+        for density in densities:
+            found = cell(link, weights, density, rounds[where])
+            show(where, density, found, link.trainers["auto"].bases.took, rows)
+        if where in GRID:
+            all_changed(link, weights, where, rounds[where], rows)
+
+
+def show(where: str, density: float, found: dict[str, float], took: str, rows: Rows) -> None:
+    """Show one link and density, and judge what has bounds."""
+    name = f"{where}, {density:.1%} changed"
+    times = ", ".join(f"{way} {1e3 * seconds:.1f}" for way, seconds in found.items())
+    rows.say(name, f"ms: {times} (took {took})")
+    gains = {way: found["raw"] / found[way] for way in PATCHED}
+    if density == SPEEDUP_AT and where in SPEEDUP:
+        best = max(gains["flat"], gains["class"])
+        judged = rows.judge(f"{name}: speedup", best, SPEEDUP[where], least=True)
+        each = ", ".join(f"{way} {gain:.1f}" for way, gain in gains.items())
+        rows.say("", f"raw over patched: {each}; the better {judged}")
+    if where in GRID:
+        best = min(seconds for way, seconds in found.items() if way != "auto")
+        judged = rows.judge(f"{name}: auto", found["auto"] / best, AUTO, least=False)
+        rows.say("", f"auto over the best: {judged}")
+
+
+def all_changed(link: Link, weights: Weights, where: str, rounds: int, rows: Rows) -> None:
+    """Show what `auto` costs where all of a model in 32 bits has changed."""
+    ratios: list[float] = []
+    for number in range(-2, rounds):
+        raw, auto = (
+            link.trainers[w].publish(weights.wide[number % 2], WIDE) for w in ("raw", "auto")
+        )
+        if number >= 0:
+            ratios.append(auto / raw)
+    name = f"{where}, float32, all changed"
+    ratio = statistics.median(ratios)
+    rows.say(name, f"auto over raw: {rows.judge(name, ratio, AUTO_WIDE, least=False)}")
+
+
+@contextmanager
+def beside(elements: int) -> Generator[tuple[dict[str, Trainer], Process]]:
+    """Run a worker on this host, whose models are applied in all ways that there are."""
+    options = {"copying": {}, "sole-writer": {"sole_writer": True}, "resident": {"resident": True}}
+    with ExitStack() as stack:
+        trainers: dict[str, Trainer] = {}
+        for name in options:
+            trainers[name] = trainer = Trainer("class", "127.0.0.1")
+            trainer.name = name
+            stack.enter_context(closing(trainer.publisher))
+        ways = {n: (t.publisher.address, options[n], False) for n, t in trainers.items()}
+        asked = stack.enter_context(worker(ways, elements))
+        asked.ask("join", ASK_SECONDS)
+        yield trainers, asked
+
+
+def pauses(weights: Weights, elements: int, rows: Rows) -> None:
+    """Show how long readers wait for a patched version, over a plain copy; and memory."""
+    pair = [version for _, version in weights.pair(SPEEDUP_AT)]
+    with beside(elements) as (trainers, asked):
+        remember(trainers["copying"], asked, pair, rows)
+        for trainer in trainers.values():
+            trainer.publish(tensors(weights.base))
+        ratios: dict[str, list[float]] = {name: [] for name in trainers}
+        for number in range(-4, PAUSE_ROUNDS):
+            for trainer in trainers.values():
+                trainer.publish(pair[number % 2])
+            found = asked.ask("pauses", ASK_SECONDS)
+            for name, each in ratios.items():
+                if number >= 0:
+                    each.append(found[name] / found["memcpy"])
+        for name, each in ratios.items():
+            value, bounds = statistics.median(each), PAUSES[name]
+            judged = (
+                f"{value:.3g}" if bounds is None else rows.judge(name, value, bounds, least=False)
+            )
+            rows.say(f"readers wait, {name}", f"over a memcpy: {judged}")
+
+
+def remember(trainer: Trainer, asked: Process, pair: Sequence[dict[str, Any]], rows: Rows) -> None:
+    """Show what memory patches take beyond what versions as such do."""
+    nbytes = sum(tensor.nbytes for tensor in pair[0].values())
+    peaks: dict[str, list[int]] = {"publisher": [], "worker": []}
+    encodings: tuple[Encoding, ...] = ("raw", "delta")
+    for encoding in encodings:
+        trainer.encoding = encoding
+        for number in range(2 * MEMORY_ROUNDS):
+            if number == MEMORY_ROUNDS:
+                asked.ask("memory", ASK_SECONDS)
+                memory.reset_peak()
+            trainer.publish(pair[number % 2])
+        peaks["worker"].append(asked.ask("memory", ASK_SECONDS)["peak"])
+        peaks["publisher"].append(memory.peak())
+    for who, (without, with_) in peaks.items():
+        most = MEMORY[who]
+        bounds = most + MEMORY_SLACK, most
+        value = (with_ - without) / nbytes
+        judged = rows.judge(f"{who}: memory", value, bounds, least=False)
+        rows.say(f"memory, {who}", f"models beyond raw: {judged}")
+
+
+def main(words: list[str]) -> int:
+    """Measure, show, judge."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=64, help="of the model, a multiple of 8")
+    parser.add_argument("--quick", action="store_true", help="a small model, and few rounds")
+    told = parser.parse_args(words)
+    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    if os.geteuid() or missing:
+        print(f"needs root, and ip and tc of iproute2; missing: {', '.join(missing) or 'root'}")
+        return 2
+    own_network()
+    console = Console(width=160)
+    print_machine(describe(), console)
+    rows = Rows(console, judged=not told.quick)
+    mib, densities = (8, (0.01, 1.0)) if told.quick else (told.mib, DENSITIES)
+    links = [name for name in LINKS if not told.quick or name != "10 Mb/s"]
+    rounds = dict.fromkeys(LINKS, 2) if told.quick else ROUNDS
+    elements, begun = mib * 2**19, time.monotonic()
+    weights = Weights(elements, densities)
+    pauses(weights, elements, rows)
+    with closing(Link(elements)) as link:
+        over_links(link, weights, links, rounds, rows)
+    seconds = time.monotonic() - begun
+    console.print(
+        f"{mib} MiB in bfloat16, {seconds:.0f} s; missed: {', '.join(rows.missed) or 'none'}"
+    )
+    return int(bool(rows.missed) and rows.judged)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
