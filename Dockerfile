@@ -1,11 +1,12 @@
-# The Python trainer and worker: numpy alone, no torch.
-FROM python:3.11-slim
+# The Python trainer and worker: numpy alone, no torch. /keys is for a volume of keys: who makes them here is nobody.
+FROM python:3.11.14-slim-bookworm
 WORKDIR /weightbus
 COPY LICENSE README.md __init__.py __main__.py constraints.txt py.typed pyproject.toml ./
 COPY bus bus
 COPY codecs codecs
 COPY python_client python_client
-RUN pip install --no-cache-dir -c constraints.txt .
+RUN pip install --no-cache-dir -c constraints.txt '.[cli,keys]' \
+ && install -d -o nobody -m 700 /keys /keys/workers
 COPY examples examples
 RUN ln -s /weightbus/examples/pulse /usr/local/bin/pulse
 USER nobody

@@ -3,17 +3,31 @@
 PYTHON ?= python3
 SEEDS ?= 1000
 RUNS ?= 100000
-CLIENTS := c_client cpp_client go_client node_client rust_client
+ROUNDS ?= 100
+SMALL ?= 200000
+LARGE ?= 2000
+VERSIONS ?= 2000
+CLIENTS := c_client cpp_client go_client java_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test twins sanitize aarch64 training operators check wheel bench targets must performance floods keeping sim fuzz explore build $(CLIENTS) clients conformance compose-test bench-clients clean
+.PHONY: demo demo-llm recording test twins sanitize aarch64 training operators pictures looking examples check site version release packages wheel bench targets must performance floods keeping sim fuzz explore chaos soak finetune build $(CLIENTS) clients conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
 
+# A tiny language model learns by reinforcement; one of its three workers is in TypeScript.
+demo-llm: $(STAMP)
+	$(MAKE) -C node_client worker
+	$(BIN)/weightbus demo --model llm --seconds 150 --plot demo-llm.png
+
+# What the README shows of a real run of the demo.
+recording: $(STAMP)
+	$(BIN)/python docs/recording.py docs/demo.svg
+
+# Two at a time: most wait for processes of their own, and each of those wants a core, too.
 test: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 # The tests of what touches bytes once more, without the helper in C.
 twins: $(STAMP)
@@ -37,11 +51,43 @@ training: $(STAMP)
 operators: $(STAMP)
 	$(BIN)/pytest tests/operators
 
+# Pictures of what operators see, for docs/guides/operating.md, of a bus in which not all is well.
+pictures: $(STAMP)
+	$(BIN)/python tests/operators/pictures.py
+
+# What observers, the page and traces cost a publish: ten minutes, on a quiet machine.
+looking: $(STAMP)
+	$(BIN)/python benchmarks/looking.py
+
+# Examples in other languages, each beside a publisher: ONNX Runtime in Node, Eigen, a sidecar in Go, plain Rust.
+examples: $(STAMP)
+	$(BIN)/pytest tests/languages
+
 check: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pyright
+
+# The documentation as pages, of which none has a link that leads nowhere; and what a forge reads of ours.
+site: $(STAMP)
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet --jobs 2 --conf-dir docs --doctree-dir build/doctrees . build/site
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+
+# The version that pyproject.toml says, wherever else it stands.
+version:
+	$(PYTHON) .ci/versions.py
+
+# Every package, in dist/, and what would be uploaded where. Nothing is.
+release: $(STAMP)
+	$(BIN)/pip install --quiet -c constraints.txt 'build>=1' 'twine>=6'
+	$(BIN)/python .ci/release.py
+
+# Each of these packages in a clean folder, with nothing of this checkout, where its README's example runs.
+packages: release
+	$(BIN)/python tests/packages.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py
@@ -60,9 +106,10 @@ performance: $(STAMP)
 	-$(BIN)/python benchmarks/targets.py --bench .performance/bench.json --json .performance/targets.json
 	$(BIN)/python benchmarks/page.py .performance/bench.json .performance/targets.json
 
-# What floods of every kind cost a publisher and its honest workers: six minutes, on a quiet machine.
+# What floods of every kind cost a publisher and its honest workers: twice six minutes, on a quiet machine.
 floods: $(STAMP)
 	$(BIN)/python benchmarks/floods.py
+	$(BIN)/python benchmarks/floods.py --keys
 
 # What a state folder costs a publish: eight minutes, on a quiet machine.
 keeping: $(STAMP)
@@ -79,6 +126,18 @@ explore: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/pip install --quiet 'atheris>=3'
 	$(BIN)/python tests/fuzz.py --runs $(RUNS)
+
+# Real processes of all languages, killed, stopped, cut off and starved; with keys in every second round.
+chaos: $(STAMP)
+	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS)
+
+# A publisher with keys that publishes again and again, while workers come and go: half an hour.
+soak: $(STAMP)
+	$(BIN)/python tests/chaos/soak.py --small $(SMALL) --large $(LARGE)
+
+# A real run of fine-tuning, published as patches to workers of all languages that come and go.
+finetune: $(STAMP)
+	$(BIN)/python tests/finetune.py --versions $(VERSIONS)
 
 # What other targets build when they need it, side by side: make -j2 build
 build: $(STAMP) $(CLIENTS)
@@ -107,7 +166,7 @@ bench-clients: $(STAMP)
 	$(BIN)/python benchmarks/clients.py $(if $(AGAINST),--against $(AGAINST))
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo.png
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo.png demo-llm.png
 
 $(STAMP): pyproject.toml constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 	$(PYTHON) -m venv .venv

@@ -23,6 +23,7 @@ OPTIONS = (
     "epoch",
     "shared_memory",
     "state",
+    "keys",
 )  # of a publisher, passed on as they are
 
 
@@ -54,7 +55,8 @@ def work(told: dict[str, Any]) -> None:
     """Be a worker until the standard input ends or the parent kills us."""
     weights = {name: np.zeros_like(array) for name, array in model(told["nbytes"], 0).items()}
     timing = Timing(ping=told.get("ping", 1.0), lost_after=told.get("lost_after", 5.0))
-    with Subscriber(told["address"], {"m": weights}, name=told["name"], timing=timing) as worker:
+    options: Any = {"name": told["name"], "timing": timing, "keys": told.get("keys", "")}
+    with Subscriber(told["address"], {"m": weights}, **options) as worker:
         tell("ready", pid=os.getpid(), memory=memory_peak())
         while True:
             try:

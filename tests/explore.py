@@ -35,6 +35,7 @@ SMALL: dict[str, Rules] = {  # a few seconds each
     "decision": Rules((TOGETHER, AUTO), workers=1, faults=1, restarts=0),
     "memory": Rules(workers=1, faults=0, restarts=1, memory=True),
     "failure": Rules((AUTO, AUTO), workers=1, faults=0, restarts=0, failures=2),
+    "patch": Rules((AUTO, AUTO), workers=1, faults=0, restarts=0, failures=1, patched=True),
 }
 WORLDS: dict[str, Rules] = SMALL | {  # minutes, each
     "losses": Rules(workers=1, faults=2, restarts=0),
@@ -46,6 +47,12 @@ WORLDS: dict[str, Rules] = SMALL | {  # minutes, each
     "free": Rules((AUTO,), workers=1, faults=0, restarts=0, free=True),
     "pair restarts": Rules(workers=2, faults=0, restarts=1),
     "pair decides": Rules((TOGETHER, AUTO), workers=2, faults=0, restarts=0),
+    "patches": Rules((AUTO, AUTO, AUTO), workers=1, faults=0, restarts=0, failures=1, patched=True),
+    "patches lost": Rules(workers=1, faults=2, restarts=0, patched=True),
+    "patches fail": Rules(workers=1, faults=1, restarts=0, failures=2, patched=True),
+    "patches restart": Rules(workers=1, faults=0, restarts=1, memory=True, patched=True),
+    "patches decide": Rules((AUTO, TOGETHER), workers=1, faults=1, restarts=0, patched=True),
+    "pair of patches": Rules(workers=2, faults=0, restarts=0, patched=True),
 }
 LARGE: dict[str, Rules] = {  # only if they are named: millions of states, and GiB for them
     "free versions": Rules(workers=1, faults=0, restarts=0, free=True),

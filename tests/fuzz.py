@@ -23,11 +23,12 @@ from typing import Any
 SECONDS, MIB = 10, 2048  # that a case may take
 BYTES = 4096  # of a case
 SHARES = {  # of a hundred cases: more of those that cost little
-    "messages": 25,
+    "messages": 23,
     "zmtp": 20,
     "layouts": 16,
     "patches": 14,
-    "worker": 8,
+    "worker": 6,
+    "patched_worker": 4,
     "publisher": 4,
     "checkpoints": 4,
     "indexes": 3,

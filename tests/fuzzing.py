@@ -15,28 +15,41 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from weightbus.bus.effects import Decode, Effect, Ready
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.limits import STAGING_BYTES_MAX
 from weightbus.bus.memory.segment import HEADER_BYTES, Views
 from weightbus.bus.messages import (
+    DELTA,
     Announce,
+    Applied,
     Chunk,
     Commit,
     End,
+    Fetch,
     Hello,
     Ping,
+    Progress,
+    Running,
     Shared,
     Welcome,
     encode,
     from_publisher,
     from_worker,
 )
+from weightbus.bus.net.copier import decoded
 from weightbus.bus.net.zmtp import Stream, ZmtpError
 from weightbus.bus.publisher.machine import PublisherMachine
+from weightbus.bus.publisher.offers import announcement, chunk_of, end_of
 from weightbus.bus.publisher.publication import Publication
-from weightbus.bus.staged import StaleError
-from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.bus.publisher.version import Chunked, Version, VersionPatch
+from weightbus.bus.staged import StagedVersion, StaleError
+from weightbus.bus.worker.events import Report
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
+from weightbus.codecs.delta.encoding import encode as encode_patch
 from weightbus.codecs.delta.patch import Patch
 from weightbus.codecs.errors import LayoutError, PatchError
 from weightbus.codecs.layout import Layout
@@ -45,7 +58,7 @@ from weightbus.python_client.checkpoints.shards import CheckpointError
 from weightbus.python_client.state_folder import TABLE, StateFolder
 from weightbus.tests.conformance.python_vectors import blob
 from weightbus.tests.performing import done
-from weightbus.tests.virtual_shell import perform, version_of
+from weightbus.tests.virtual_shell import PlainSnapshot, hash_all, perform, version_of
 
 VECTORS = Path(__file__).with_name("vectors")
 MEMORY = Path("/dev/shm")  # noqa: S108 - where files are that are read again at once
@@ -195,16 +208,33 @@ class _Clock:
         return True
 
 
-def worker(case: Case) -> None:
-    """A worker's machine in a session; a frame of two bytes says where the next come from."""
-    machine = WorkerMachine(
-        Identity("w0", "0" * 32), ["policy"], lambda _m, _l: "", min(NBYTES_MAX, STAGING_BYTES_MAX)
-    )
+def _machine(*features: str) -> WorkerMachine:
+    """A worker's machine that is about to be in a session."""
+    nbytes = min(NBYTES_MAX, STAGING_BYTES_MAX)
+    identity = Identity("w0", "0" * 32, features=features)
+    return WorkerMachine(identity, ["policy"], lambda _m, _l: "", nbytes)
+
+
+def _done(machine: WorkerMachine, effects: list[Effect], now: float) -> list[StagedVersion]:
+    """Do what a worker's shell does, and decode patches; return what is ready to be applied."""
+    ready: list[StagedVersion] = []
+    for effect in done(machine, effects, now):
+        match effect:
+            case Decode(job):
+                ready += _done(machine, machine.happened(decoded(job), now), now)
+            case Ready(staged):
+                ready.append(staged)
+            case _:
+                pass
+    return ready
+
+
+def _told(machine: WorkerMachine, frames: list[bytes]) -> None:
+    """Tell a worker's machine; a frame of two bytes says where the next come from."""
     clock, pushed, count = _Clock(), False, 1
-    effects = machine.receive([encode(_WELCOME)], clock.now)
-    frames = frames_of(case)
+    effects: list[Effect] = []
     while frames:
-        done(machine, effects, clock.now)
+        _done(machine, effects, clock.now)
         frame = frames.pop(0)
         if clock.move(frame):
             effects = machine.tick(clock.now) + machine.connected(clock.now)
@@ -217,14 +247,38 @@ def worker(case: Case) -> None:
                 effects = machine.receive_published([b"policy/ctl", *parts], clock.now)
             else:
                 effects = machine.receive(parts, clock.now)
-        slot = machine.slots["policy"]
-        assert slot.running is None, "it runs what its user has never applied"
+
+
+def worker(case: Case) -> None:
+    """A worker's machine in a session."""
+    machine = _machine()
+    _done(machine, machine.receive([encode(_WELCOME)], 0.0), 0.0)
+    _told(machine, frames_of(case))
+    assert machine.slots["policy"].running is None, "it runs what its user has never applied"
+
+
+def patched_worker(case: Case) -> None:
+    """A worker's machine that runs a version, on which patches come."""
+    machine, version = _machine(DELTA), _version(1)
+    _done(machine, machine.receive([encode(_WELCOME)], 0.0), 0.0)
+    for number, frames in enumerate(_messages(version, version)):
+        for staged in _done(machine, machine.receive(frames, 0.0), 0.0):
+            for what in ("taken", "applied"):
+                report = Report("policy", staged.key, what, bytes=staged.own)
+                _done(machine, machine.happened(report, 0.0), 0.0)
+        assert number or not machine.slots["policy"].running
+    slot, running = machine.slots["policy"], Running(7, 1, version.digest)
+    assert slot.running == running
+    _told(machine, frames_of(case))
+    assert slot.running == running, "it runs what its user has never applied"
+    base = slot.holds.base
+    assert base is None or base.data.tobytes() == _weights(1).tobytes(), "it writes to its base"
 
 
 def publisher(case: Case) -> None:
-    """A publisher's machine with a worker and a version; odd frames come from a stranger."""
+    """A publisher's machine with a worker and a version, and a patch; odd frames: a stranger's."""
     machine, clock = PublisherMachine(7, "tcp://p:1"), _Clock()
-    version = version_of(1, np.arange(10, dtype=np.uint8), 4, 7)
+    version, _ = _patched(1, Running(6, 9, _version(9).digest))
     effects = machine.receive(b"w", [encode(_HELLO)], clock.now)
     call = Publication(1, version, None, None, "applied", "auto", 0.0, 60.0)
     effects += machine.publish(call, clock.now)
@@ -236,18 +290,58 @@ def publisher(case: Case) -> None:
             effects = machine.receive(b"ws"[index % 2 : index % 2 + 1], [frame], clock.now)
     assert len(list(machine.roster)) <= 2 + FRAMES_MAX
     for peer in machine.roster:
-        running = peer.running.get("a")
+        running = peer.running.get("policy")
         assert running is None or running.epoch != 7 or running.digest in ("", version.digest)
 
 
-_HELLO = Hello(name="w0", instance="0" * 32, models={"a": None})
+def _weights(number: int) -> NDArray[np.uint8]:
+    """Return the bytes of a version, of which a patch is smaller: few differ from the next."""
+    data = np.resize(np.arange(251, dtype=np.uint8), _LAYOUT.nbytes).copy()
+    data[: 20 * number : 20] ^= 1
+    return data
+
+
+def _version(number: int) -> Version:
+    version = Version("policy", _LAYOUT, 64, PlainSnapshot(_weights(number)))
+    version.epoch, version.version, version.keep = 7, number, True
+    hash_all(version)
+    return version
+
+
+def _patched(number: int, base: Running) -> tuple[Version, VersionPatch]:
+    """Return a version, and the patch that leads to it from what somebody runs."""
+    version = _version(number)
+    digests = base.digest, version.digest
+    pair = _weights(base.version), _weights(number)
+    data = encode_patch(_LAYOUT, *pair, digests=digests, chunk_bytes=64)
+    patch = VersionPatch(version, DELTA, base, data)
+    version.patches = (patch,)
+    return version, patch
+
+
+def _messages(version: Version, by: Chunked) -> list[list[bytes]]:
+    """Return what a publisher says of a version that is sent in this way."""
+    messages = [[encode(announcement(version, None)), version.layout.header]]
+    for index in range(by.plan.count):
+        chunk, payload = chunk_of(by, index)
+        messages.append([encode(chunk), bytes(payload)])
+    return [*messages, [encode(end_of(by))]]
+
+
+_LAYOUT = Layout.plan([("w", "BF16", (200,))])
+_HELLO = Hello(
+    name="w0",
+    instance="0" * 32,
+    models={"policy": Running(6, 9, _version(9).digest)},
+    features=[DELTA],
+)
 _WELCOME = Welcome(epoch=7, data="tcp://p:1", ping_ms=1000, lost_ms=5000, models={})
 
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
         *(messages, layouts, zmtp, patches, checkpoints, indexes, state_folders, segments),
-        *(worker, publisher),
+        *(worker, patched_worker, publisher),
     )
 }
 
@@ -289,6 +383,25 @@ def _exchanges() -> tuple[Case, Case]:
     return joined(*told), joined(*said)
 
 
+def _patch_exchanges() -> tuple[Case, Case, Case]:
+    """What a worker is told of patches: fetched; pushed. And what a publisher is told of one."""
+    version, patch = _patched(2, Running(7, 1, _version(1).digest))
+    fetched: list[bytes] = []
+    pushed = [b"\x01\x01"]
+    for frames in _messages(version, patch):
+        fetched += [b"\x00" + bytes([len(frames) - 1]), *frames]
+        pushed += [b"\x01" + bytes([len(frames) - 1]), *frames]
+    _, other = _patched(1, Running(6, 9, _version(9).digest))
+    of: dict[str, Any] = {"model": "policy", "epoch": 7, "version": 1, "patch": other.id}
+    said = [
+        *(Fetch(**of, count=1), Fetch(**of), Progress(**of, chunks=1)),
+        Applied(**of, digest=_version(1).digest),
+        Fetch(model="policy", epoch=7, version=1, unpatched="no memory"),
+    ]
+    words = [frame for message in said for frame in (encode(message), encode(Ping()))]
+    return joined(*fetched), joined(*pushed), joined(*words)
+
+
 def seeds(name: str) -> list[Case]:
     """Return where a target begins."""
     headers = [[blob(frame, VECTORS) for frame in case["frames"]] for case in _cases("messages")]
@@ -313,8 +426,10 @@ def seeds(name: str) -> list[Case]:
             return [blob(case, VECTORS) for case in _cases("segments")]
         case "worker":
             return [told, *(joined(*frames) for frames in headers)]
+        case "patched_worker":
+            return [told, *_patch_exchanges()[:2]]
         case "publisher":
-            return [said, *(joined(*frames) for frames in headers)]
+            return [said, _patch_exchanges()[2], *(joined(*frames) for frames in headers)]
         case _:
             greeting = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL" + bytes(48)
             ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"

@@ -102,6 +102,8 @@ class Invariants:
         for held in [h for slot in slots for h in slot.holds.all("arriving") if h.transfer]:
             transfer = held.transfer
             assert transfer is not None
+            if transfer.patch is not None:
+                continue  # it is of use only if it leads to what was published
             data = self.published[held.announce.model, *held.key].data
             for index, state in enumerate(transfer._states):  # noqa: SLF001 # pyright: ignore
                 begin, end = transfer.plan.span(index)
@@ -209,6 +211,20 @@ class Invariants:
             else:
                 key = (slot.model, runs.epoch, runs.version)
                 assert found == self.published[key].data, f"{name} has other bytes than {key}"
+
+    def on_bases(self, name: str, slots: Iterable[Slot]) -> None:
+        """Time passes at a worker: what patches build on is what it says it runs."""
+        for slot in slots:
+            base = slot.holds.base
+            if base is None:
+                continue
+            runs = base.running
+            found = self.published[slot.model, runs.epoch, runs.version]
+            assert base.data.tobytes() == found.data, f"{name} has other bytes than {runs}"
+            assert runs.digest == found.digest
+            assert base.users or runs == slot.running, f"{name} keeps {runs} for nothing"
+            arriving = [h.transfer for h in slot.holds.all("arriving") if h.transfer]
+            assert base.users >= sum(t.base is base for t in arriving)
 
     def on_slots(self, name: str, slots: Iterable[Slot]) -> None:
         """Time passes at a worker."""

@@ -9,7 +9,8 @@ apply late or fail to, before or after bytes of the model have changed, some ref
 fit them, two processes want one name, and the trainer publishes in every way there is. Workers on
 the publisher's host copy from its memory, and are stopped in the middle of it with their locks
 held, while the trainer fills other segments, or that one if it can. A third of the runs is sealed,
-under group keys that change. Clocks are wrong; in some runs
+under group keys that change. In a fifth little changes from version to version, which goes to most
+workers as patches. Clocks are wrong; in some runs
 a second publisher takes over while the first lives on, and workers wander between the two. Then the
 network heals, all go to the publisher that started last, and everybody must end up with its latest
 version. `invariants.py` says what must hold all along.
@@ -25,7 +26,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 from unittest.mock import patch
@@ -36,6 +37,7 @@ from numpy.typing import NDArray
 from weightbus.bus.effects import (
     Connect,
     Copy,
+    Decode,
     Effect,
     Notice,
     Ready,
@@ -50,8 +52,9 @@ from weightbus.bus.lease import Lease
 from weightbus.bus.limits import APPLIES_MAX, SNAPSHOTS_MAX, STAGING_BYTES_MAX, Timing
 from weightbus.bus.memory import snapshots
 from weightbus.bus.memory.snapshots import MakeRoom, Pool, Snapshot, nobody
-from weightbus.bus.memory.staging import copying
+from weightbus.bus.memory.staging import copying, patching
 from weightbus.bus.messages import (
+    DELTA,
     PAYLOAD,
     RENAMING,
     TOKEN_BYTES,
@@ -76,14 +79,17 @@ from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.sealer import Sealer
-from weightbus.bus.staged import Copying, OverwrittenError, StagedVersion, StaleError
-from weightbus.bus.worker.events import Copied, Outcome, Report, Wanted
+from weightbus.bus.staged import Copying, OverwrittenError, Patching, StagedVersion, StaleError
+from weightbus.bus.worker.events import Copied, Decoded, Outcome, Report, Wanted
 from weightbus.bus.worker.keyring import Keyring
-from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.sealing import KEY_BYTES
+from weightbus.python_client.models import BASES, Bases
+from weightbus.python_client.options import Encoding
 from weightbus.tests import pooling
 from weightbus.tests.invariants import Invariants
 from weightbus.tests.performing import done
@@ -100,6 +106,7 @@ BLOCK = 20  # seeds that one process takes at a time
 EVENTS_MAX = 100_000  # in one run; a sound one takes a few thousand
 CHUNK = 16  # bytes
 SIZES = (0, 1, 40, 40, 640, 640, 1600)  # bytes of a model
+PATCHED = (*[640] * 12, 1600, 16)  # where there are patches: of one layout, mostly
 
 T = TypeVar("T")
 
@@ -169,6 +176,7 @@ class Worker:
         self.at = sim.publishers[0]  # where its address leads to
         self.rate = sim.rng.choice(sim.faults.rates)
         self.local = sim.rng.random() < 0.5  # on the publisher's host
+        self.local &= not sim.patched or sim.changes.random() < 0.3
         self.picky = sim.rng.random() < 0.15
         self.bytes_max = sim.rng.choice([STAGING_BYTES_MAX] * 6 + [SIZES[-1] - 1])
 
@@ -176,7 +184,8 @@ class Worker:
         self.incarnation += 1
         self.alive, self.cut_until = True, 0.0
         instance = f"{self.sim.rng.getrandbits(128):032x}"
-        features = (RENAMING, UPSTREAM) if self.name != "w1" else ()
+        features: tuple[str, ...] = (RENAMING, UPSTREAM) if self.name != "w1" else ()
+        features += (DELTA,) if self.sim.patched and self.name != "w2" else ()
         identity = Identity(self.name, instance, features=features)
         models = ["a", "b"] if self.name == "w0" else ["a"]
         keyring = Keyring() if self.sim.sealed else None
@@ -253,10 +262,16 @@ class Worker:
         if self.sim.faults.damage == 0:
             self.sim.invariants.on_arriving(self.name, self.machine.slots.values())
 
+    def decoded(self, job: Patching, fault: str) -> None:
+        """A patch was decoded, or is of no use."""
+        self.sim.met.add("overtaken patch" if not job.live else "bad patch" if fault else "patched")
+        self.perform(self.machine.happened(Decoded(job, fault, 0.25), self.sim.now))
+
     def report(
         self, staged: StagedVersion, what: Outcome, digest: str = "", *, still: bool = False
     ) -> list[Effect]:
-        report = Report(staged.model, staged.key, what, "no", digest, still)
+        kept = staged.own if what == "applied" else None
+        report = Report(staged.model, staged.key, what, "no", digest, still, kept)
         return self.machine.happened(report, self.sim.now)
 
     def fail(self, staged: StagedVersion, *, still: bool) -> list[Effect]:
@@ -280,6 +295,7 @@ class Worker:
         self.perform(self.machine.connected(self.sim.now))
         self.sim.invariants.on_slots(self.process, self.machine.slots.values())
         self.sim.invariants.on_contents(self.process, self.machine.slots.values(), self.contents)
+        self.sim.invariants.on_bases(self.process, self.machine.slots.values())
 
     def perform(self, effects: Sequence[Effect]) -> None:
         for effect in done(self.machine, list(effects), self.sim.now, self.open):
@@ -287,6 +303,11 @@ class Worker:
                 case Copy(copy):
                     then = partial(self.copied, copy)
                     self.sim.later(0.0, self.go_on, copying(copy), then, self.incarnation)
+                case Decode(job):
+                    ended = partial(self.decoded, job)
+                    self.sim.later(0.0, self.go_on, patching(job), ended, self.incarnation)
+                case Notice("unpatched"):
+                    self.sim.met.add("unpatched")
                 case Send():
                     self.sim.invariants.on_report(self.name, effect.message)
                     self.sim.invariants.on_claim(self.name, effect.message, self.contents)
@@ -461,6 +482,8 @@ class Publisher:
         )
         self.told: dict[str, str] = {}  # what a listener knows of workers
         self.pools: dict[str, Pool] = {}
+        self.bases: dict[str, Bases] = {}  # by model
+        self.before: dict[str, bytes] = {}  # by model, what its trainer published last
         self.copying: set[str] = set()  # models of which the trainer makes a snapshot
         self.open = {}
         self.peers: dict[bytes, tuple[Worker, int]] = {}
@@ -494,7 +517,7 @@ class Publisher:
         pool = self.pools.setdefault(model, Pool(model, patience=0.0, share=True))
         with patch.object(snapshots, "Segment", self.segment):
             snapshot = pool.take(nbytes, make_room, replaces_latest=replaces_latest)
-        assert len(pool) <= SNAPSHOTS_MAX
+        assert len(pool) <= SNAPSHOTS_MAX + (BASES if self.sim.patched else 0)
         snapshot.data[: nbytes // 2] = 255
         return snapshot
 
@@ -607,6 +630,8 @@ class Publisher:
         elif rng.random() < 0.1:
             workers = ("nobody",)
         layout = Layout.plan([("w", "U8", (size,))])
+        if sim.patched:
+            layout = Layout.plan([("w", "BF16", (size // 2,))])
         if model in self.copying:
             return False
         everybody = workers is None and not together
@@ -639,6 +664,34 @@ class Publisher:
             self.submit(publication, snapshot, self.incarnation)
         return True
 
+    def trained(self, model: str, data: bytes) -> bytes:
+        """Return what is published: random bytes; or, where there are patches, few other ones."""
+        before, rng = self.before.get(model, b""), self.sim.changes
+        if self.sim.patched and len(before) == len(data) and rng.random() < 0.9:
+            changed = bytearray(before)
+            for _ in range(rng.choice([0, 3, 30])):
+                changed[rng.randrange(len(changed))] ^= rng.choice([1, 3, 255])
+            data = bytes(changed)
+        self.before[model] = data
+        return data
+
+    def offer_patches(self, publication: Publication) -> None:
+        """Make patches, as the publisher does in the thread that copies."""
+        version = publication.version
+        if not self.sim.patched:
+            return
+        shared = version.shared is not None
+        takers = self.machine.roster.takers(version.model, publication.workers, shared=shared)
+        encoding: Encoding = "delta" if self.sim.changes.random() < 0.9 else "raw"
+        bases = self.bases.setdefault(version.model, Bases(version.model))
+        bases.offer(version, encoding, takers)
+        self.sim.met |= {f"{len(version.patches)} patches"}
+
+    def withdraw_patches(self) -> None:
+        """Have no patches any more, of whatever is given out."""
+        for version in (v for versions in self.machine.store for v in versions):
+            version.patches = ()
+
     def make_room(
         self, model: str, among: Collection[Snapshot], replaces_latest: bool, _left: float
     ) -> bool:
@@ -652,11 +705,12 @@ class Publisher:
             return
         model = publication.version.model
         self.copying.discard(model)
-        data = self.sim.rng.randbytes(snapshot.data.nbytes)
+        data = self.trained(model, self.sim.rng.randbytes(snapshot.data.nbytes))
         snapshot.data[:] = np.frombuffer(data, np.uint8)
         if self.sim.chaotic and self.sim.rng.random() < 0.05:  # it fails half-way
             snapshot.release()
             return
+        self.offer_patches(publication)
         self.open[publication.id] = publication
         try:
             effects = self.machine.publish(publication, self.sim.now)
@@ -683,6 +737,10 @@ class Simulation:
         self.invariants = Invariants()
         self.sealed = seed % 3 == 0
         self.keys = random.Random(f"group keys of {seed}")
+        self.patched = seed % 5 == 2
+        self.changes = random.Random(f"changes of {seed}")
+        if self.patched:
+            self.faults = replace(self.faults, sizes=PATCHED)
         self.spoiled: set[tuple[str, str, int, int]] = set()  # users failed to apply these
         self.ids = itertools.count()
         self.segments: dict[str, VirtualSegment] = {}  # by token
@@ -932,6 +990,8 @@ class Simulation:
                 self.later(rng.choice([0.0, 1.0, 7.0]), self._restart, publisher)
             if publisher.alive and self.keys.random() < REKEYS * step:
                 publisher.rekey()
+            if publisher.alive and self.patched and self.changes.random() < step:
+                publisher.withdraw_patches()
             if publisher.alive and rng.random() < faults.hurry:
                 publisher.publish()
         self.later(step, self.chaos)
@@ -1003,9 +1063,11 @@ class Simulation:
         for worker in self.workers:
             worker.cut_until, worker.at = 0.0, self.publisher
         self.run_until(CHAOS + 1.0)
-        while not self.publisher.publish():
-            self.run_until(self.now + TICK)
-            assert self.now < CHAOS + HEALING, "there is never memory for another version"
+        for _ in range(4 if self.patched else 1):
+            while not self.publisher.publish():
+                self.run_until(self.now + TICK)
+                assert self.now < CHAOS + HEALING, "there is never memory for another version"
+            self.run_until(self.now + self.changes.choice([0.1, 1.0]) * self.patched)
         self.run_until(self.now + SETTLED)
         self.run_until(CHAOS + HEALING, lambda: not self.publisher.open and not self.behind())
         assert not self.behind(), "; ".join(self.behind())

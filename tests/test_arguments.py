@@ -4,6 +4,7 @@ One row for each parameter of each public call: what it is called with, and what
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -138,12 +139,19 @@ def _ends() -> Iterator[Ends]:
     ends.publisher.close()
 
 
-@pytest.mark.parametrize(("name", "bad"), CASES, ids=lambda value: str(value)[:40])
+def _id_of(value: object) -> str:
+    """Return what tells it from others; without an address, which is another in each process."""
+    return re.sub(" at 0x.*", "", str(value))[:40]
+
+
+@pytest.mark.parametrize(("name", "bad"), CASES, ids=_id_of)
 def test_a_bad_value_is_refused(ends: Ends, name: str, bad: object) -> None:
     with pytest.raises((ValueError, AddressError)) as caught:
         ROWS[name][0](ends, bad)
     given = next(iter(bad)) if isinstance(bad, list | dict) and len(bad) == 1 else bad
-    assert repr(given)[:10] in str(caught.value), "it says what was given"
+    secret = name.endswith("keys")  # perhaps: its type is enough
+    shown = type(given).__name__ if secret else repr(given)[:10]
+    assert shown in str(caught.value), "it says what was given"
     assert not ends.publisher._models, "nothing was begun"  # noqa: SLF001 # pyright: ignore
 
 
@@ -181,8 +189,11 @@ async def _awaited(_told: object, _more: int = 0) -> None:
     """Nobody would wait for this."""
 
 
+HOOKS = [_awaited, partial(_awaited, _more=1), _Awaited()]
+
+
 @pytest.mark.parametrize("name", ["before_apply", "on_commit"])
-@pytest.mark.parametrize("hook", [_awaited, partial(_awaited, _more=1), _Awaited()], ids=repr)
+@pytest.mark.parametrize("hook", HOOKS, ids=["function", "partial", "object"])
 def test_a_coroutine_function_is_no_hook(name: str, hook: Any) -> None:
     """It would be called, never run, and the version would count as applied."""
     with pytest.raises(TypeError, match=rf"{name}=.* give a plain function"):

@@ -116,6 +116,12 @@ def result_of(result: Result) -> dict[str, Any]:
     return [json.loads(line) for line in result.stdout.splitlines()][-1]
 
 
+def test_encodings_are_told(small: Path) -> None:
+    refused = run("publish", small, "--model", "m", "--encoding", "zip")
+    assert refused.exit_code == 2
+    assert all(word in refused.output for word in ("raw", "delta", "auto"))
+
+
 # The main job.
 
 
@@ -129,6 +135,7 @@ def test_a_real_checkpoint_reaches_two_processes(commands: Commands, tmp_path: P
     code, receipt = publisher.end()
     assert (code, receipt["kind"], receipt["achieved"]) == (0, "receipt", True)
     assert {n: w["state"] for n, w in receipt["workers"].items()} == dict.fromkeys("ab", "applied")
+    assert {w["encoding"] for w in receipt["workers"].values()} <= {"", "raw"}
     source = load_file(encoder() / "model.safetensors")
     assert len(source) > 100
     for worker, out in zip(workers, outs, strict=True):
@@ -382,6 +389,24 @@ def test_help_says_what_takes_a_value(command: list[str]) -> None:
     shown = run(*command, "--help").stdout
     assert "--help" in shown
     assert "bool" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("weightbus pu", ["publish"]),
+        ("weightbus publish x --dt", ["--dtype"]),
+        ("weightbus top tcp://h:1 --sort la", ["lag"]),
+    ],
+)
+def test_a_shell_completes(words: str, expected: list[str]) -> None:
+    asked = {
+        "_WEIGHTBUS_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    told = CliRunner().invoke(app, [], prog_name="weightbus", env=asked)
+    assert told.stdout.split() == expected
 
 
 def test_options_that_do_not_exist() -> None:

@@ -27,10 +27,12 @@ source = {
     for name, row in DTYPES.items() if row.numpy
 }
 source["nested"] = {"x": source["F32"]}
+imported = set(sys.modules)
 state = state_of(source)
 layout = Layout.parse(state.layout().header)
 data = np.zeros(layout.nbytes, np.uint8)
 write_into(state, layout, data)
+assert set(sys.modules) == imported  # nor when it publishes first, perhaps without descriptors
 target = {k: np.zeros_like(v) for k, v in source.items() if k != "nested"}
 target["nested"] = {"x": np.zeros((2, 3), np.float32)}
 assert check(layout, target) == []

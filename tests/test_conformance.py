@@ -1,22 +1,29 @@
 """The conformance suite examines the Python client, and finds out whoever lies to it."""
 
+import random
 import re
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weightbus.benchmarks import lines
 from weightbus.benchmarks.bus import ROADS
 from weightbus.benchmarks.lines import counted, is_source
-from weightbus.tests.conformance import run, vectors
-from weightbus.tests.conformance.languages import LANGUAGES, Language, chosen
+from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.conformance import elsewhere, run, vectors
+from weightbus.tests.conformance.driver import Fault
+from weightbus.tests.conformance.languages import CORE_LACKS, LANGUAGES, Language, chosen
 from weightbus.tests.conformance.liar import BROKEN, LIES
 from weightbus.tests.conformance.matrix import Cell, Matrix
 from weightbus.tests.conformance.rules import Passing, Which
-from weightbus.tests.conformance.scenarios import SCENARIOS, play
+from weightbus.tests.conformance.scenarios import SCENARIOS, Scenario, play
+from weightbus.tests.conformance.stage import Stage
 
 FOLDER = Path(__file__).parent / "conformance"
 PYTHON = chosen("python")[0]
@@ -37,12 +44,20 @@ SOME = (
     "together-aborted",
     "malformed-messages",
     "shared-road",
+    "patched",
+    "patched-lossy",
+    "patched-wrongly",
 )
-ON_VECTORS = ("reader-of-anything", "forgetful", "repetitive", "in-floats", "silent-sender")
+ON_VECTORS = (
+    *("reader-of-anything", "forgetful", "repetitive", "evasive", "in-floats", "silent-sender"),
+)
 CAUGHT_IN = {  # and where that shows
     **dict.fromkeys(LIES.keys() - set(ON_VECTORS), "late-join"),
     "blind": "damaged-chunks",
     "obedient": "commit-of-another-digest",
+    "old": "patched",
+    "credulous": "patched-wrongly",
+    "mute": "patched-another-base",
     "stubborn": "join-and-push",
     "dying": "join-and-push",
 }
@@ -99,8 +114,9 @@ def test_a_declaration_that_does_not_hold_is_red() -> None:
 def test_a_table_that_a_driver_leaves_out_must_be_declared() -> None:
     nothing = [sys.executable, "-c", ""]
     assert all(c.faults for c in vectors.judge(nothing).values())
-    counts = vectors.judge(nothing, dict.fromkeys(VECTORS, "it can do nothing"))
-    assert not any(c.faults for c in counts.values())
+    for modest in (nothing, liar("evasive")):
+        counts = vectors.judge(modest, dict.fromkeys(VECTORS, "it can do nothing"))
+        assert not any(c.faults for c in counts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +169,7 @@ def matrix() -> Matrix:
     made.add("scenarios", "play", "B", Cell("wrong", faults=tuple("abcdefg")))
     made.add("scenarios", "play", "C", Cell("unsupported", reason="cannot"))
     made.add("scenarios", "more", "C", Cell("unsupported", reason="will not"))
+    made.add("core", "play", "A", Cell("right"))
     return made
 
 
@@ -162,6 +179,8 @@ def test_the_page_shows_every_verdict() -> None:
     assert "| plays (`play`) | yes | **NO** | no<sup>1</sup> |" in page
     assert "| not run | not run | no<sup>2</sup> |" in page
     assert "\n1. cannot\n2. will not\n" in page
+    assert "published by the Rust core" in page
+    assert "| plays (`play`) | yes | not run | not run |" in page
     assert page == matrix().page()
 
 
@@ -180,6 +199,12 @@ def test_every_language_has_a_row_of_its_own() -> None:
     assert len({language.key for language in LANGUAGES}) == len(LANGUAGES)
     for language in LANGUAGES:
         assert language.unsupported.keys() <= BY_NAME.keys() | VECTORS.keys()
+
+
+def test_what_the_core_lacks_as_a_publisher_is_said_of_scenarios_that_there_are() -> None:
+    assert CORE_LACKS.keys() < BY_NAME.keys()
+    cell = run.scenario_cell(BY_NAME["shared-road"], PYTHON, SEED, "rust")
+    assert cell == Cell("unsupported", reason="it has no shared road")
 
 
 def test_every_scenario_says_what_a_worker_does() -> None:
@@ -212,8 +237,11 @@ def test_the_clients_are_measured() -> None:
         ("go_client/internal/wbp/slot.go", True),
         ("rust_client/src/raw/crc.rs", True),
         ("cpp_client/include/weightbus/weightbus.hpp", True),
+        ("java_client/src/io/github/weightbus/Worker.java", True),
+        ("java_client/conformance/Driver.java", False),
         ("go_client/internal/wbp/machine_test.go", False),
         ("go_client/cmd/driver/main.go", False),
+        ("go_client/vendor/golang.org/x/crypto/poly1305/poly1305_compat.go", False),
         ("node_client/tests/live.test.ts", False),
         ("node_client/package.json", False),
         ("c_client/include/weightbus.h", False),
@@ -238,3 +266,67 @@ def test_chance_comes_from_the_seed_alone() -> None:
 
     assert picked() == picked()
     assert 0 < sum(picked()) < 50
+
+
+STUBBORN = """
+import json, signal
+told = {"address": "ipc://nowhere", "data_address": "ipc://nowhere", "epoch": 1}
+print(json.dumps({"event": "bound"} | told), flush=True)
+signal.pause()
+"""
+MUTE = "import signal; signal.pause()"
+
+
+def publisher_that(code: str) -> list[str]:
+    return [sys.executable, "-S", "-c", code]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
+    """The publishers that are started, of which nothing is waited for long."""
+    found: list[subprocess.Popen[str]] = []
+
+    class Seen(subprocess.Popen[str]):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            found.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Seen)
+    monkeypatch.setattr(elsewhere, "CLOSE_SECONDS", 0.05)
+    return found
+
+
+def test_a_publisher_that_does_not_listen_is_not_left_behind(
+    started: list[subprocess.Popen[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere, "WAIT_SECONDS", 0.05)
+    with (
+        Stage([], random.Random(1), tmp_path, publisher=publisher_that(MUTE)) as stage,
+        pytest.raises(Fault, match="does not say where it listens"),
+    ):
+        stage.open()
+    assert [each.returncode for each in started] == [-signal.SIGKILL]
+
+
+def test_what_follows_a_publisher_that_does_not_end_is_closed(
+    started: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    stage = Stage([], random.Random(1), tmp_path, publisher=publisher_that(STUBBORN))
+    threads = threading.active_count()
+    for _ in range(2):
+        stage.open()
+    with pytest.raises(Fault, match="did not end"):
+        stage.close()
+    assert [each.returncode for each in started] == [-signal.SIGKILL] * 2
+    wait_for(lambda: threading.active_count() < threads, "the end of the proxy", PATIENCE)
+
+
+def test_a_publisher_that_does_not_end_does_not_hide_what_went_wrong_before(
+    started: list[subprocess.Popen[str]],
+) -> None:
+    def strange(stage: Stage) -> None:
+        stage.open()
+        raise Fault("something is strange")
+
+    fault = play(Scenario(strange), [], SEED, PATIENCE, publisher_that(STUBBORN))
+    assert (fault, len(started)) == ("something is strange", 1)

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from queue import Queue
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ import pytest
 from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.net.copier import Copier
 from weightbus.bus.staged import Copying, StaleError
-from weightbus.bus.worker.events import Copied
 from weightbus.codecs.native import crc32c
 
 SECONDS = 30.0  # far more than anything here takes
@@ -52,7 +52,7 @@ class Bench:
     """A copier, and what it has done."""
 
     def __init__(self) -> None:
-        self.done: Queue[Copied] = Queue()
+        self.done: Queue[Any] = Queue()
         self.copier = Copier(self.done.put)
 
     def copy(self, memory: Memory) -> Copying:

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import pytest
@@ -37,11 +38,14 @@ from weightbus import (
 from weightbus.bus.messages import Hello, encode
 from weightbus.python_client.options import PublishOptions
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.sealed_bus import keys_in
 
+T = TypeVar("T")
 DEADLINE = 0.4
 SECONDS = 60.0  # far more than it takes until things are as a test wants them
 SCRIPT = Path(__file__).with_name("bus_process.py")
 PEERS = ("absent", "stopped", "black hole")
+KINDS = [(f"{p}, keys {keyed}", p, keyed) for p in PEERS for keyed in (False, True)]
 NBYTES = 64
 WEIGHTS = {"a": np.zeros(NBYTES // 2, np.uint8), "b": np.zeros(NBYTES // 2, np.uint8)}
 LASTING = Timing(ping=1.0, lost_after=30.0)  # nobody is lost meanwhile, which would end calls early
@@ -161,6 +165,13 @@ def late(call: Callable[[], object]) -> float:
     return took - 1.1 * slept[0] - 0.25
 
 
+def all_late(callees: Mapping[str, T], call: Callable[[T], object]) -> dict[str, float]:
+    """Call all of them at once; return by how many seconds which of them were late."""
+    with ThreadPoolExecutor(len(callees)) as pool:
+        found = pool.map(lambda callee: late(lambda: call(callee)), callees.values())
+        return {kind: over for kind, over in zip(callees, found, strict=True) if over > 0}
+
+
 def test_what_is_late_is_found() -> None:
     assert late(lambda: threading.Event().wait(3 * DEADLINE + 0.25)) > 0
 
@@ -185,60 +196,81 @@ def stopped(undo: ExitStack, **facts: Any) -> tuple[Callable[[], None], dict[str
     return stop, told
 
 
-@pytest.fixture(name="publisher", scope="module", params=PEERS)
-def _publisher(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Publisher]:
-    """A publisher that keeps a version, and whose worker says nothing any more."""
+def publisher_of(undo: ExitStack, folder: Path, peer: str, *, keyed: bool) -> Publisher:
+    """Return a publisher that keeps a version, and whose worker says nothing any more."""
+    keys, own = keys_in(folder / "keys") if keyed else (None, None)
+    publisher = Publisher(state=folder, timing=LASTING, keys=keys or "")
+    undo.enter_context(publisher)
+    publisher.publish("m", WEIGHTS, wait="none")
+    wait_for(lambda: publisher.history("m"), "a version on disk", SECONDS)
+    if peer == "stopped":
+        told = {"role": "worker", "address": publisher.address, "name": "w0"}
+        stop, _ = stopped(undo, **told, keys=str(keys / "workers" / "+.json") if keys else "")
+        publisher.wait_for_workers(1, SECONDS)
+        stop()
+    if peer == "black hole":
+        context = undo.enter_context(zmq.Context[zmq.Socket[bytes]]())
+        silent = undo.enter_context(context.socket(zmq.DEALER))
+        silent.linger = 0
+        if own is not None:
+            silent.curve_publickey, silent.curve_secretkey = (
+                own.public.encode(),
+                own.secret.encode(),
+            )
+            silent.curve_serverkey = own.publisher.encode()
+        silent.connect(publisher.address)
+        silent.send(encode(Hello(name="w0", instance="0" * 32, models={"m": None})))
+        publisher.wait_for_workers(1, SECONDS)
+    return publisher
+
+
+@pytest.fixture(name="publishers", scope="module")
+def _publishers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Publisher]]:
     with ExitStack() as undo:
-        folder = tmp_path_factory.mktemp("state")
-        publisher = undo.enter_context(Publisher(state=folder, timing=LASTING))
-        publisher.publish("m", WEIGHTS, wait="none")
-        wait_for(lambda: publisher.history("m"), "a version on disk", SECONDS)
-        if request.param == "stopped":
-            stop, _ = stopped(undo, role="worker", address=publisher.address, name="w0")
-            publisher.wait_for_workers(1, SECONDS)
-            stop()
-        if request.param == "black hole":
-            hello = Hello(name="w0", instance="0" * 32, models={"m": None})
-            context = undo.enter_context(zmq.Context[zmq.Socket[bytes]]())
-            silent = undo.enter_context(context.socket(zmq.DEALER))
-            silent.linger = 0
-            silent.connect(publisher.address)
-            silent.send(encode(hello))
-            publisher.wait_for_workers(1, SECONDS)
-        yield publisher
+        yield {
+            kind: publisher_of(undo, tmp_path_factory.mktemp("state"), peer, keyed=keyed)
+            for kind, peer, keyed in KINDS
+        }
 
 
 @pytest.mark.parametrize("name", OF_PUBLISHER)
-def test_a_publishers_calls_are_back_in_time(publisher: Publisher, name: str) -> None:
-    assert late(lambda: OF_PUBLISHER[name](publisher)) <= 0
+def test_a_publishers_calls_are_back_in_time(publishers: dict[str, Publisher], name: str) -> None:
+    assert all_late(publishers, OF_PUBLISHER[name]) == {}
 
 
-@pytest.fixture(name="subscriber", scope="module", params=PEERS)
-def _subscriber(request: pytest.FixtureRequest) -> Iterator[Subscriber]:
-    """A worker whose publisher says nothing, or never has."""
+def subscriber_of(undo: ExitStack, folder: Path, peer: str, *, keyed: bool) -> Subscriber:
+    """Return a worker whose publisher says nothing, or never has."""
+    keys, own = keys_in(folder) if keyed else (None, None)
+    hole = undo.enter_context(socket.socket())
+    hole.bind(("127.0.0.1", 0))
+    address = f"tcp://127.0.0.1:{hole.getsockname()[1]}"  # nobody is there as yet
+    stop = None
+    if peer == "stopped":
+        stop, told = stopped(undo, role="publisher", keys=str(keys or ""))
+        address = told["address"]
+    if peer == "black hole":
+        hole.listen()  # the kernel takes connections, and nobody ever reads
+    models = {"m": {name: array.copy() for name, array in WEIGHTS.items()}}
+    subscriber = Subscriber(address, models, timing=LASTING, keys=own or "")
+    undo.enter_context(subscriber)
+    if stop is not None:
+        assert subscriber.wait_joined(SECONDS)
+        stop()
+    return subscriber
+
+
+@pytest.fixture(name="subscribers", scope="module")
+def _subscribers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Subscriber]]:
     with ExitStack() as undo:
-        hole = undo.enter_context(socket.socket())
-        hole.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{hole.getsockname()[1]}"  # nobody is there as yet
-        stop = None
-        if request.param == "stopped":
-            stop, told = stopped(undo, role="publisher")
-            address = told["address"]
-        if request.param == "black hole":
-            hole.listen()  # the kernel takes connections, and nobody ever reads
-        models = {"m": {name: array.copy() for name, array in WEIGHTS.items()}}
-        subscriber = undo.enter_context(Subscriber(address, models, timing=LASTING))
-        if stop is not None:
-            assert subscriber.wait_joined(SECONDS)
-            stop()
-        yield subscriber
+        yield {
+            kind: subscriber_of(undo, tmp_path_factory.mktemp("keys"), peer, keyed=keyed)
+            for kind, peer, keyed in KINDS
+        }
 
 
 @pytest.mark.parametrize("name", OF_SUBSCRIBER)
-def test_a_workers_calls_are_back_in_time(subscriber: Subscriber, name: str) -> None:
-    assert late(lambda: OF_SUBSCRIBER[name](subscriber)) <= 0
+def test_a_workers_calls_are_back_in_time(subscribers: dict[str, Subscriber], name: str) -> None:
+    assert all_late(subscribers, OF_SUBSCRIBER[name]) == {}
 
 
 @pytest.mark.parametrize("name", OF_SENDER)

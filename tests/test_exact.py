@@ -12,7 +12,7 @@ from weightbus.bus.messages import Applied, Failed, Fetch, Staged
 from weightbus.bus.worker.events import Report, Wanted
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.test_bus import SECONDS, Bus, arrays, both
-from weightbus.tests.test_slot import EPOCH, Bench, ready, sent, version
+from weightbus.tests.test_slot import EPOCH, Bench, commit, ready, sent, version
 
 QUICK = Timing(ping=0.05, lost_after=SECONDS)
 
@@ -72,6 +72,18 @@ def test_what_was_on_its_way_makes_room_for_it_and_what_is_ready_does_not_matter
     bench.report((EPOCH, 4), "newer")
     bench.report((EPOCH, 3), "taken")
     assert sent(bench.report((EPOCH, 3), "applied"), Applied)
+
+
+@pytest.mark.parametrize("told", ["commit", "announcement"])
+def test_a_newer_one_that_all_have_decided_on_ends_the_wait_however_that_is_told(told: str) -> None:
+    bench, newer = Bench(), version(3)
+    bench.deliver(newer, commit="together")
+    want(bench, 2)
+    effects = bench.slot.committed(commit(newer)) if told == "commit" else bench.announce(newer)
+    assert [s.key for s in ready(effects)] == [newer.key]
+    [(number, why)] = gone(effects)
+    assert number == 2
+    assert "all workers go on to a newer one" in why
 
 
 @pytest.mark.parametrize("after", ["gone", "gone while it arrives", "aborted", "fenced"])

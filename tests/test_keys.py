@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,18 +40,19 @@ from weightbus.bus.net.control import PublisherSockets, WorkerSockets
 from weightbus.bus.net.endpoints import host_and_port, is_local
 from weightbus.bus.net.pub import Distribution
 from weightbus.bus.net.zmtp import GREETING, ON, TICKET
-from weightbus.bus.observed import Observe
+from weightbus.bus.observed import Observe, Verified, Verify
 from weightbus.bus.observed import Roster as RosterOf
 from weightbus.bus.publisher.effects import Effect, HangUp, Screen
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.trust import curve
 from weightbus.bus.trust.grants import Grant, Grants
 from weightbus.bus.trust.keys import Allowed, PublisherKeys, WorkerKeys, file_name, generate
-from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
 from weightbus.python_client.cli.keygen import keygen
 from weightbus.python_client.cli.outcome import UsageError
 from weightbus.python_client.cli.screen import Screen as Terminal
-from weightbus.python_client.keys import KEYS
+from weightbus.python_client.keys import KEYS, publisher_keys, worker_keys
 from weightbus.python_client.observing.observer import Observer
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.test_distribution import READY, Bench
@@ -108,6 +110,8 @@ def test_what_makes_no_sense_is_an_error_that_names_the_file(folder: Path) -> No
         ({**good, "name": "a*b*"}, "no file of keys"),
         ({"name": "w"}, "no file of keys"),
         ([], "no file of keys"),
+        *(({**good, of: "#" * 40}, "no file of keys") for of in ("public", "secret", "publisher")),
+        ({**good, "publisher": "%nSc1" + good["publisher"][5:]}, "no file of keys"),  # 2^32
     ):
         file.write_text(json.dumps(bad))
         with pytest.raises(KeysError, match=why) as error:
@@ -127,6 +131,20 @@ def test_what_makes_no_sense_is_an_error_that_names_the_file(folder: Path) -> No
     assert WorkerKeys.read(folder, "gpu-3").name == "gpu-*"
     with pytest.raises(KeysError, match="weightbus keygen"):
         PublisherKeys.read(file)
+
+
+def test_no_error_quotes_a_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, str] = json.loads((folder / "workers" / "w.json").read_text())
+    text = json.dumps(given)
+    for keys in (given, f"\n {text}", Path(text), text * 99):
+        for read in (publisher_keys, partial(worker_keys, name=None)):
+            with pytest.raises(KeysError) as error:
+                read(keys)  # type: ignore[arg-type]
+            assert given["secret"] not in str(error.value)
+            assert isinstance(keys, dict) or "no path" in str(error.value)
+    monkeypatch.setenv(KEYS, json.dumps(given))
+    with pytest.raises(KeysError, match="no path, but JSON"):
+        weightbus.Publisher("tcp://127.0.0.1:0")
 
 
 def test_a_bad_file_among_those_that_are_allowed_allows_nothing_and_hides_no_other(
@@ -319,6 +337,10 @@ def test_an_observer_reads_how_things_stand_and_gets_nothing_else() -> None:
     assert isinstance(roster, RosterOf)
     assert code_of(sent(keyed.say("a", Observe()))[0]) == "not-allowed"
     assert code_of(sent(keyed.say("stranger", Observe()))[0]) == "revoked"
+    verify = Verify(worker="w", model="m")
+    assert code_of(sent(keyed.say("a", verify))[0]) == "not-allowed"
+    [verified] = sent(keyed.say("c", verify))
+    assert isinstance(verified, Verified)
     assert code_of(keyed.hello("c", "eye")) == "not-allowed"
     fetch = Fetch(model="m", epoch=7, version=0, layout=True)
     assert code_of(sent(keyed.say("c", fetch))[0]) == "unknown-worker"
@@ -398,6 +420,10 @@ def test_a_worker_dials_again_after_a_refusal_for_want_of_keys() -> None:
     assert machine.tick(5.05) == []
     assert [type(effect).__name__ for effect in machine.tick(5.1)] == ["Redial"]
     assert machine.shut_out("why", 5.2) != []
+    told = Welcome(epoch=7, data="tcp://h:1", ping_ms=100, lost_ms=1000, models={})
+    machine.receive([encode(told)], 5.25)
+    effects = [type(effect).__name__ for effect in machine.tick(5.3)]
+    assert "Redial" not in effects, "a connection that has become good is left alone"
 
 
 def test_handshakes_that_break_while_many_dial_at_once_say_nothing_of_keys() -> None:

@@ -43,6 +43,26 @@ def subscriber(publisher: Publisher, name: str) -> Subscriber:
     return made
 
 
+def test_what_happens_after_the_end_is_not_told() -> None:
+    told: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
+    busy, go_on = threading.Event(), threading.Event()
+
+    def slow(heard: WorkerEvent) -> None:
+        told.put(heard)
+        busy.set()
+        go_on.wait(SECONDS)
+
+    listener = Listener(slow)
+    listener.tell(event(1))
+    assert busy.wait(SECONDS)
+    listener.tell(event(2))
+    listener.end()
+    listener.tell(event(3))
+    go_on.set()
+    listener.join(SECONDS)
+    assert [told.get().worker for _ in range(told.qsize())] == ["w1", "w2"]
+
+
 def test_joining_and_leaving_are_heard_with_what_workers_shows() -> None:
     with Publisher() as publisher:
         first = subscriber(publisher, "w0")

@@ -1,6 +1,8 @@
 """Logs have one line for each thing that happens, no more than can be read, and say whose fault."""
 
 import logging
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -85,3 +87,24 @@ def test_what_nobody_wants_to_hear_costs_no_allowance(caplog: pytest.LogCaptureF
             told.tell(Notice("joined", "worker w joined", "w"), 0)
         told.tell(Notice("nobody", "a warning", warning=True), 0)
     assert [record.getMessage() for record in caplog.records] == ["a warning"]
+
+
+SILENT = "logging.getLogger('weightbus').addHandler(logging.NullHandler())"
+
+
+@pytest.mark.parametrize(("setup", "lines"), [("pass", 1), (SILENT, 0)])
+def test_who_has_set_up_nothing_is_told_warnings_and_may_say_not_to_be(
+    setup: str, lines: int
+) -> None:
+    code = (
+        "import logging, weightbus.bus.complaints as c\n"
+        "from weightbus.bus.effects import Notice\n"
+        f"{setup}\n"
+        "told = c.Told(logging.getLogger('weightbus.publisher'))\n"
+        "told.tell(Notice('joined', 'worker w joined', 'w'), 0)\n"
+        "told.tell(Notice('lost', 'worker w is lost', 'w', warning=True), 0)\n"
+    )
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True
+    )
+    assert (done.stdout, len(done.stderr.splitlines())) == ("", lines)

@@ -47,7 +47,8 @@ from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.worker.events import Outcome, Report
 from weightbus.bus.worker.holdings import IN_MEMORY
-from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c

@@ -20,7 +20,6 @@ from weightbus.bus.messages import (
     Ping,
     PublisherMessage,
     WorkerMessage,
-    check_name,
     control_topic,
     data_topic,
     encode,
@@ -28,6 +27,7 @@ from weightbus.bus.messages import (
     from_worker,
     model_of,
 )
+from weightbus.python_client.checks import check_name
 
 Decoder = Callable[[Sequence[bytes]], tuple[Message, Sequence[messages.Buffer]]]
 

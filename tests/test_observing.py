@@ -18,6 +18,7 @@ from weightbus.bus.limits import (
     MODELS_MAX,
     OBSERVER_SECONDS,
     OBSERVERS_MAX,
+    PAGES_MAX,
     ROWS,
     TEXT_MAX,
     VERSIONS_TOLD,
@@ -39,6 +40,7 @@ from weightbus.bus.observed import (
     ModelRow,
     Observe,
     Roster,
+    Verified,
     WorkerRow,
     printable,
     to_observer,
@@ -78,7 +80,9 @@ class Watched(Bench):
         frames = [encode(view.question())]
         (sent,) = self.machine.receive(who.encode(), frames, self.now)
         assert isinstance(sent, Send)
-        return to_observer([encode(sent.message)])
+        answer = to_observer([encode(sent.message)])
+        assert not isinstance(answer, Verified)
+        return answer
 
     def look(self, view: View) -> None:
         """Ask until there is no more to be told."""
@@ -183,6 +187,22 @@ def test_many_workers_are_told_in_pages_that_fit_and_at_a_bounded_rate() -> None
         view.take(answer, bench.now)
         bench.now += 0.15
     assert len(view.workers) == 6000
+
+
+def test_one_question_is_answered_by_several_pages_that_follow_one_another() -> None:
+    bench, view = Watched(), View()
+    for number in range(2000):
+        bench.say(f"w{number}", hello(f"w{number}", host="h" * 250))
+        bench.now += 0.005
+    asked = Observe(pages=PAGES_MAX + 1)
+    sent = bench.machine.receive(b"o", [encode(asked)], bench.now)
+    pages = [to_observer([encode(each.message)]) for each in sent if isinstance(each, Send)]
+    told = [page for page in pages if isinstance(page, Roster)]
+    assert [page.follows for page in told] == [True] * (PAGES_MAX - 1) + [False]
+    assert all(page.more and len(encode(page)) <= HEADER_BYTES_MAX for page in told)
+    assert all(view.take(page, bench.now) for page in told)
+    bench.look(view)
+    assert shown(view, bench.now) == truth(bench)
 
 
 def test_a_busy_roster_is_complete_though_there_is_always_more() -> None:
@@ -369,14 +389,14 @@ def test_an_observer_that_asks_too_often_is_hung_up_on() -> None:
 def test_a_revision_that_there_was_not_is_answered_from_the_beginning() -> None:
     bench = Watched("a")
     for asked in (Observe(epoch=7, since=2**50), Observe(epoch=6, since=1)):
-        page = bench.machine.observers.page(asked, bench.now)
+        page = bench.machine.observers.pages(asked, bench.now)[0]
         assert (page.since, len(page.rows)) == (0, 1)
 
 
 def test_a_page_is_what_its_decoder_takes() -> None:
     bench = Watched("a")
     bench.publish()
-    page = bench.machine.observers.page(Observe(), bench.now)
+    page = bench.machine.observers.pages(Observe(), bench.now)[0]
     assert to_observer([encode(page)]) == msgspec.structs.replace(page, wbp=1)
 
 
@@ -437,7 +457,7 @@ def test_an_address_that_is_none_is_refused() -> None:
 def test_one_observer_too_many_is_told(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weightbus.bus.publisher.status.OBSERVERS_MAX", 1)
+    monkeypatch.setattr("weightbus.bus.publisher.observing.observers.OBSERVERS_MAX", 1)
     with Observer(publisher.address) as first, Observer(publisher.address) as second:
         assert first.look(SECONDS)
         with pytest.raises(RefusedError, match="1 observers look on already"):

@@ -20,6 +20,8 @@ from weightbus.bus.memory import segment
 from weightbus.bus.messages import (
     PAYLOADS,
     Message,
+    Patch,
+    PatchId,
     Running,
     Shared,
     Whole,
@@ -43,8 +45,16 @@ OBSERVED = (
     observed.WorkerRow,
     observed.Doing,
     observed.Happened,
+    observed.Difference,
 )
-OBSERVERS: dict[type[Message], str] = {observed.Observe: "observer", observed.Roster: "publisher"}
+OBSERVERS: dict[type[Message], str] = {
+    observed.Observe: "observer",
+    observed.Roster: "publisher",
+    observed.Check: "publisher",
+    observed.Checked: "worker",
+    observed.Verify: "observer",
+    observed.Verified: "publisher",
+}
 TYPES = {str(t.__struct_config__.tag): t for t in (*WORKER, *PUBLISHER, *OBSERVERS)}
 
 Row = tuple[str, ...]
@@ -112,7 +122,9 @@ def described(kind: msgspec.inspect.Type) -> tuple[str, str]:
         case msgspec.inspect.StructType(cls=cls):
             return "object", cls.__name__.lower()
         case msgspec.inspect.ListType(item_type=item, max_length=longest):
-            return "array", f"at most {longest}: {described(item)[1]}"
+            json_type, bounds = described(item)
+            null = " or null" if json_type.endswith(" or null") else ""
+            return "array", f"at most {longest}: {bounds}{null}"
         case msgspec.inspect.DictType(key_type=key, value_type=value, max_length=longest):
             json_type, bounds = described(value)
             entry = bounds + (" or null" if json_type.endswith(" or null") else "")
@@ -153,7 +165,7 @@ def test_the_overview_lists_every_message_and_who_sends_it() -> None:
     assert all(
         row[2] == {"worker": "publisher", "publisher": "worker"}.get(row[1], row[2])
         for row in rows
-        if row[0] != "[`roster`](#roster)"
+        if row[0] not in ("[`roster`](#roster)", "[`verified`](#verified)")
     )
 
 
@@ -170,7 +182,7 @@ def test_the_table_of_a_message_is_what_the_code_checks(kind: str) -> None:
     assert [row[:4] for row in table(f"`{kind}`")] == fields
 
 
-@pytest.mark.parametrize("kind", [Running, Shared, Whole, *OBSERVED])
+@pytest.mark.parametrize("kind", [Running, Shared, Whole, PatchId, Patch, *OBSERVED])
 def test_the_table_of_an_object_is_what_the_code_checks(kind: type[msgspec.Struct]) -> None:
     title = f"The object `{kind.__name__.lower()}`"
     assert [row[:4] for row in table(title)] == fields_of(kind)
@@ -192,9 +204,11 @@ EXAMPLES = re.findall(r"^```json\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTAL
 def test_examples_are_valid(example: str) -> None:
     header = json.loads(example)
     kind = TYPES[header["type"]]
-    if kind is observed.Roster:
+    if OBSERVERS.get(kind) == "publisher" and kind is not observed.Check:
         message: Message = observed.to_observer([example.encode()])
-    elif kind is observed.Observe:
+    elif kind is observed.Check:
+        message, _ = observed.to_worker([example.encode()])
+    elif kind in OBSERVERS:
         message = observed.to_publisher([example.encode()])
     else:
         decode = from_worker if kind in WORKER else from_publisher
@@ -370,6 +384,21 @@ def test_the_codes_of_refuse_are_those_of_the_code() -> None:
     assert {unquoted(row[0]) for row in table("13. Codes", 0)} == codes
 
 
+def checked_codes() -> set[str]:
+    checks = ROOT / "bus" / "publisher" / "observing" / "checks.py"
+    checking = ROOT / "python_client" / "observing" / "checking.py"
+    found = constants([c.args[2] for c in calls("_unverified")])
+    found |= constants([c.args[1] for c in calls("unchecked")])
+    found |= set(re.findall(r'unchecked\(check, "([\w-]+)"', checking.read_text()))
+    return found | set(re.findall(r'return "([\w-]+)", f?"', checks.read_text()))
+
+
+def test_the_codes_of_verified_are_those_of_the_code() -> None:
+    codes = checked_codes()
+    assert len(codes) > 5
+    assert {unquoted(row[0]) for row in table("13. Codes", 2)} == codes
+
+
 def test_the_codes_of_failed_are_those_of_the_code() -> None:
     rows = table("13. Codes", 1)
     assert {unquoted(row[0]) for row in rows} == failed_codes()
@@ -388,7 +417,7 @@ def test_links_within_the_document_lead_somewhere() -> None:
 
 
 def test_rules_are_numbered_in_order_and_referred_to_rightly() -> None:
-    for letter in "WPLSEK":
+    for letter in "WPLSEKD":
         defined = re.findall(rf"^(?:- \*\*|\| )({letter}\d+)(?:\*\*| \|)", DOCUMENT, re.MULTILINE)
         assert defined == [f"{letter}{n + 1}" for n in range(len(defined))]
         assert defined
@@ -413,7 +442,7 @@ def rank(level: int | None) -> float:
 
 
 def test_every_rule_has_a_level() -> None:
-    rules = re.findall(r"^(?:- \*\*|\| )([WPLSEK]\d+)(?:\*\*| \|)", DOCUMENT, re.MULTILINE)
+    rules = re.findall(r"^(?:- \*\*|\| )([WPLSEKD]\d+)(?:\*\*| \|)", DOCUMENT, re.MULTILINE)
     assert set(levels.of_rules()) == {*rules}
 
 
@@ -426,6 +455,7 @@ def test_every_case_has_a_level_that_its_rules_allow() -> None:
 
 
 def test_every_rule_of_a_worker_has_a_case() -> None:
-    """What no message and no silence shows has none: how a bye is said, and on which connection."""
+    """What no message and no silence shows has none: how a bye is said, on which connection; what
+    the weights are by now."""
     cited = {rule for _, case in cases() for rule in case.get("rules", [])}
-    assert {r for r in levels.of_rules() if r[0] == "W"} - cited == {"W22", "W34"}
+    assert {r for r in levels.of_rules() if r[0] == "W"} - cited == {"W22", "W34", "W35"}

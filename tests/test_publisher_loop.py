@@ -14,7 +14,7 @@ from weightbus.bus.messages import Buffer, Fetch, Hello, Ping, data_topic, encod
 from weightbus.bus.net import publisher_loop
 from weightbus.bus.net.control import Activity, PublisherSockets
 from weightbus.bus.net.publisher_loop import PublisherLoop
-from weightbus.bus.publisher import roster
+from weightbus.bus.publisher import offers, roster
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.publisher.version import Version
@@ -126,7 +126,7 @@ def test_a_version_is_hashed_between_other_work(
 ) -> None:
     """Somebody asks for the whole of a large version: others are answered meanwhile."""
     (sockets, loop), chunks = road, 20
-    monkeypatch.setattr(publisher_loop, "HASH_BYTES", CHUNK)
+    monkeypatch.setattr(offers, "SLICE_BYTES", CHUNK)
     sockets.room = False
     made = publication(chunks)
     loop.submit(made)

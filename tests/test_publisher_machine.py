@@ -1226,6 +1226,21 @@ def test_a_version_that_workers_must_hash_is_lent_when_its_digest_is_known() -> 
     assert bench.machine.hashed(version, bench.now) == [Lend(version)]
 
 
+def test_a_digest_of_shared_memory_that_is_gone_unhashed_is_believed() -> None:
+    bench = Bench("w0")
+    bench.where = Shared("/proc/1/fd/3", "0" * 32)
+    bench.say("w0", Ping(subscribed=True, shared=True))
+    version, _ = bench.publish()
+    bench.publish()
+    assert version.gone
+    assert not version.digest
+    running = report(Applied, version, digest="f" * 64)
+    assert not notices(bench.say("w0", running), "wrong-digest"), "it hashed what it copied"
+    peer = bench.machine.roster.by_name("w0")
+    assert peer is not None
+    assert peer.runs("a") == version.key
+
+
 def test_who_is_lost_is_owed_nothing_when_a_digest_is_known() -> None:
     bench = Bench("w0", "w1", listening=False)
     version, _ = bench.publish(CHUNK * 100)

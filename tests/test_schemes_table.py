@@ -6,7 +6,6 @@ are made without it. (Collectors themselves: `test_schemes_torchrl*.py`, one cel
 
 import pickle  # as collectors do it with a scheme that they hand to a worker
 import re
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,11 +120,6 @@ def goes(scheme: Any, calls: Callable[..., list[Any]]) -> bool:
     return True
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"tcp://127.0.0.1:{server.getsockname()[1]}"
-
-
 CELLS = {
     (row, calls): cell.strip()
     for row, cells in ROW.findall(GUIDE.read_text())
@@ -139,13 +133,15 @@ def test_every_scheme_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(("row", "calls"), CELLS, ids=lambda part: getattr(part, "__name__", part))
-def test_a_scheme_goes_with_a_collector_as_the_guide_says(row: str, calls: Any) -> None:
+def test_a_scheme_goes_with_a_collector_as_the_guide_says(
+    row: str, calls: Any, tmp_path: Path
+) -> None:
     kind, cell = getattr(weightbus, row), CELLS[row, calls]
     if (row, calls) in ELSEWHERE:
         assert cell == "yes"
     elif cell == "with an address":
         assert not goes(kind(), calls)
-        assert goes(kind(address=free_address()), calls)
+        assert goes(kind(address=f"ipc://{tmp_path}/bus"), calls)
     elif cell == "with a `policy_factory`":
         assert not goes(kind(), calls), "its workers' policies are on the meta device"
     else:

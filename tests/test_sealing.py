@@ -19,8 +19,12 @@ from weightbus.bus.limits import Timing
 from weightbus.bus.messages import (
     Announce,
     Beacon,
+    Failed,
     Fetch,
     Hello,
+    Pong,
+    Refuse,
+    Rekey,
     SealedChunk,
     SealedMessage,
     Welcome,
@@ -38,8 +42,10 @@ from weightbus.bus.publisher.effects import (
 from weightbus.bus.publisher.offers import announcement, chunk_of, hash_chunk, worded
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.sealer import Sealer
+from weightbus.bus.sealer import subject_of as subject_of_announced
 from weightbus.bus.worker.keyring import Keyring
-from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
 from weightbus.bus.worker.transfer import Transfer
 from weightbus.codecs import sealing
 from weightbus.codecs.errors import SealError
@@ -282,6 +288,7 @@ def test_two_keys_are_held_for_a_change_and_the_older_one_not_for_long() -> None
     new = [beacon(by) for _ in range(4)]
     assert not opened(keyring, new[0])
     assert keyring.lacks(0.0), "it asks for the key"
+    assert keyring.lacks(0.0), "and again, where no hello could be said"
     keyring.add(by.keys, until=5.0)
     assert not keyring.lacks(1.0)
     assert opened(keyring, new[1])
@@ -294,6 +301,107 @@ def test_two_keys_are_held_for_a_change_and_the_older_one_not_for_long() -> None
     keyring.begin(by.keys)
     assert not opened(keyring, new[2]), "a new session is no way to play it again"
     assert opened(keyring, new[3])
+
+
+def test_a_key_that_is_told_before_one_that_is_here_is_older_and_does_not_come_back() -> None:
+    by, keyring = sealer(), Keyring()
+    [old] = by.keys
+    keyring.begin(by.keys)
+    before = beacon(by)
+    by.rekey(0.0)
+    both = [old, *by.keys]
+    keyring.add(both, until=5.0)
+    said = [beacon(by) for _ in range(3)]
+    assert opened(keyring, said[1])
+    for until in (50.0, 60.0):
+        keyring.lacks(until - 45.0)
+        keyring.add(both, until)
+        assert not opened(keyring, before)
+        assert not opened(keyring, said[1]), "a replay"
+    keyring.lacks(60.0)
+    assert opened(keyring, said[2])
+
+
+def test_of_two_keys_of_a_welcome_the_older_one_counts_for_a_while() -> None:
+    by, keyring = sealer(), Keyring()
+    old, before = by.keys, [beacon(by) for _ in range(2)]
+    by.rekey(0.0)
+    keyring.begin([*old, *by.keys], until=5.0)
+    assert opened(keyring, before[0])
+    keyring.lacks(5.0)
+    assert not opened(keyring, before[1])
+    assert opened(keyring, beacon(by))
+
+
+def joined(by: Sealer, keyring: Keyring | None, version: int = 0) -> WorkerMachine:
+    """Return a worker in a session, which was told the keys if it takes some."""
+    worker = WorkerMachine(Identity("w", "0" * 32), ["a"], lambda *_: "", keyring=keyring)
+    models = {"a": version} if version else {}
+    told = Welcome(
+        epoch=7, data="tcp://h:1", ping_ms=1000, lost_ms=5000, models=models, keys=by.keys
+    )
+    worker.receive([encode(told)], 0.0)
+    return worker
+
+
+def keyed_worker(by: Sealer, keyring: Keyring | None) -> WorkerMachine:
+    """Return a worker in a session that has subscribed."""
+    worker = joined(by, keyring)
+    worker.receive_published([b"a/ctl", encode(beacon(by, 0))], 0.0)  # it has subscribed
+    return worker
+
+
+def test_a_pushed_chunk_of_what_does_not_arrive_is_neither_news_nor_a_sign_of_life() -> None:
+    by = sealer()
+    worker = keyed_worker(by, Keyring())
+    lost_after = worker.timing.lost_after
+    worker.receive([encode(Pong(wbp=1, epoch=7, models={}))], 1.0)
+    forged = SealedChunk(
+        model="a", epoch=7, version=2**53 - 1, index=0, key=beacon(by).key, tag="0" * 32
+    )
+    for now in (1.5, lost_after + 0.9):
+        assert worker.receive_published([b"a/dat", encode(forged), bytes(40)], now) == []
+    assert worker.slots["a"].asking.heard == (7, 0)
+    assert worker.inside
+    worker.tick(lost_after + 1.0)
+    assert not worker.inside
+
+
+def test_a_chunk_of_the_wrong_kind_is_not_even_news() -> None:
+    by, version = sealer(), version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
+    plain, sealed = chunk_of(version, 0), by.chunk(version, 0)
+    for keyring, (wrong, data) in ((Keyring(), plain), (None, sealed)):
+        worker = keyed_worker(by, keyring)
+        assert worker.receive([encode(wrong), data], 0.5) == []
+        assert worker.receive_published([b"a/dat", encode(wrong), data], 0.5) == []
+    right, data = sealed
+    assert keyed_worker(by, Keyring()).receive([encode(right), data], 0.5), "on control it is news"
+
+
+def test_an_older_group_key_ends_outside_a_session_too_and_what_came_of_it() -> None:
+    by, keyring = sealer(), Keyring()
+    worker = keyed_worker(by, keyring)
+    version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
+    announce, layout = by.addressed(announcement(version, None), version.layout.header)
+    assert isinstance(announce, Announce)
+    assert layout is not None
+    assert keyring.payload(announce, layout) is not None
+    old = beacon(by)
+    secret = GroupKey(bytes.fromhex(by.keys[0])).of_version(subject_of_announced(announce))
+    assert secret in held_bytes(keyring)
+    by.rekey(0.0)
+    worker.receive([encode(Rekey(epoch=7, keys=by.keys))], 0.0)
+    worker.receive([encode(Refuse(code="revoked", text=""))], 0.1)
+    assert not worker.inside
+    worker.tick(worker.timing.lost_after)
+    assert keyring.published(old, []) is None
+    assert secret not in held_bytes(keyring)
+
+
+def held_bytes(keyring: Keyring) -> list[object]:
+    """Return the parts of all tuples that a keyring has."""
+    tuples = [each for each in vars(keyring).values() if isinstance(each, tuple)]
+    return [part for each in tuples for part in each]
 
 
 def test_an_announcement_whose_payload_is_not_sound_is_repaired_by_fetching() -> None:
@@ -328,12 +436,8 @@ def test_without_the_package_an_error_says_what_to_install(
 
 def test_a_layout_that_cannot_be_opened_is_not_asked_for_again_and_again() -> None:
     by, keyring, other = sealer(), Keyring(), sealer()
-    worker = WorkerMachine(Identity("w", "0" * 32), ["a"], lambda *_: "", keyring=keyring)
     other.rekey(0.0)
-    welcome = Welcome(
-        epoch=7, data="tcp://h:1", ping_ms=1000, lost_ms=5000, models={"a": 1}, keys=other.keys
-    )
-    worker.receive([encode(welcome)], 0.0)
+    worker = joined(other, keyring, version=1)
     version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
     announce, layout = by.addressed(announcement(version, None), version.layout.header)
     assert layout is not None
@@ -342,11 +446,21 @@ def test_a_layout_that_cannot_be_opened_is_not_asked_for_again_and_again() -> No
     assert any(isinstance(e, Send) and isinstance(e.message, Hello) for e in worker.tick(0.3))
 
 
+def test_what_is_announced_in_the_clear_is_not_supported_with_a_layout_neither() -> None:
+    by, keyring = sealer(), Keyring()
+    worker = joined(by, keyring)
+    version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
+    clear = announcement(version, None)
+    for encryption in (None, "aes-512"):
+        said = msgspec.structs.replace(clear, encryption=encryption)
+        effects = worker.receive([encode(said), version.layout.header], 0.0)
+        answers = [e.message for e in effects if isinstance(e, Send)]
+        assert [m.code for m in answers if isinstance(m, Failed)] == ["unsupported"]
+
+
 def test_an_announcement_counts_once_whether_there_is_a_place_for_its_payload_or_not() -> None:
     by, keyring = sealer(), Keyring()
-    worker = WorkerMachine(Identity("w", "0" * 32), ["a"], lambda *_: "", keyring=keyring)
-    told = Welcome(epoch=7, data="tcp://h:1", ping_ms=1000, lost_ms=5000, models={}, keys=by.keys)
-    worker.receive([encode(told)], 0.0)
+    worker = joined(by, keyring)
     version = version_of(1, np.arange(40, dtype=np.uint8), 64, 7)
     for fits in (True, False):
         [said] = worded([BroadcastWhole(version, announcement(version, None))], by)

@@ -1,6 +1,7 @@
 """Shared memory: proven to be of this host, never torn, gone with its last user."""
 
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import weightbus
+from weightbus import ApplyError, PublishError
 from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.memory.segment import HEADER_BYTES, Segment, View, Views
 from weightbus.bus.memory.snapshots import Pool
@@ -267,6 +269,38 @@ def test_memory_of_another_size_goes_at_once_on_both_sides(tmp_path: Path, targe
             counts.append(segments_open() - before)
     # The probe and one block, each twice, and as often for the worker.
     assert max(counts) <= 2 + 2 * SNAPSHOTS_MAX
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("started", [False, True])
+def test_a_version_that_fails_leaves_its_memory_though_the_error_is_kept(started: bool) -> None:
+    """Errors have tracebacks, and so all that was there where they were raised."""
+    before = segments_open()
+
+    def turn_down(_offer: weightbus.Offer) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    into = {"w": np.zeros(3)}
+    with (
+        weightbus.Publisher() as publisher,
+        weightbus.Subscriber(
+            publisher.address, {"policy": into}, strict=False, before_apply=turn_down
+        ) as worker,
+    ):
+        if started:
+            worker.start()
+        publisher.wait_for_workers(1, timeout=30)
+        counts: list[int] = []
+        for size in range(12):
+            content = {"w": np.ones(3), "more": np.ones(9_000 + size)}
+            future = publisher.publish_async("policy", content, timeout=30)
+            while not started and not future.done():
+                with contextlib.suppress(ApplyError):
+                    worker.receive(0.05)
+            with pytest.raises(PublishError):
+                future.result(30)
+            counts.append(segments_open() - before)
+    assert max(counts[4:]) <= 2 + 2 * SNAPSHOTS_MAX
 
 
 @pytest.mark.parametrize("call", ["fchmod", "posix_fallocate"])

@@ -9,6 +9,7 @@ from weightbus.tests import simulate
 SEEDS = 500
 RENAMING = range(1, 200, 2)  # of these, in some a worker takes a new name
 ROAD = range(25, SEEDS)  # in some of these, whatever can happen on the shared road does
+PATCHED = range(2, SEEDS, 5)  # in these there are patches
 BLOCK = 25  # seeds that one process takes at a time
 
 
@@ -37,6 +38,15 @@ def test_the_shared_road_is_walked_and_some_come_too_late_or_hang() -> None:
     for seed in ROAD:
         met |= simulate.Simulation(seed).run().met
         if met >= {"copied", "overtaken", "late", "stale", "hung", "wanted", "exact", "gone"}:
+            return
+    pytest.fail(f"only {met} happened")
+
+
+def test_patches_arrive_are_overtaken_and_given_up() -> None:
+    met = set[str]()
+    for seed in PATCHED:
+        met |= simulate.Simulation(seed).run().met
+        if met >= {"patched", "overtaken patch", "unpatched", "1 patches", "2 patches"}:
             return
     pytest.fail(f"only {met} happened")
 

@@ -25,6 +25,8 @@ from weightbus.bus.messages import (
     Rename,
     Shared,
     Staged,
+    encode,
+    from_worker,
 )
 from weightbus.bus.publisher.version import Version
 from weightbus.bus.staged import Copying, OverwrittenError, SharedMemory, StagedVersion, StaleError
@@ -250,6 +252,14 @@ def test_a_target_that_objects_is_quoted_in_so_many_words() -> None:
     assert len(failed.text) == TEXT_MAX
     assert not sent(bench.announce(v), Failed), "once; reports repeat it"
     assert sent(bench.slot.repeat(), Failed)
+
+
+def test_why_a_version_is_not_taken_is_said_whatever_letters_it_has() -> None:
+    bench = Bench(objection="there is no file of the name x\udcff")
+    [failed] = sent(bench.announce(version(1)), Failed)
+    read, _ = from_worker([encode(failed)])
+    assert isinstance(read, Failed)
+    assert read.text == r"there is no file of the name x\udcff"
 
 
 def test_no_memory_is_a_refusal_and_not_the_end() -> None:

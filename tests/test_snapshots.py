@@ -106,6 +106,33 @@ def test_a_version_that_is_kept_keeps_its_memory_and_nobody_waits_for_that() -> 
     assert len(bench.pool) == SNAPSHOTS_MAX + 1
 
 
+def test_what_was_kept_is_given_up_like_others_once_it_is_let_go() -> None:
+    bench = Bench()
+    kept = [bench.publish(20, "slow") for _ in range(2)]
+    assert all(version.snapshot.keep() is not None for version in kept)
+    for _ in range(SNAPSHOTS_MAX):
+        bench.publish(20, "slow")
+    assert len(bench.pool) == SNAPSHOTS_MAX + 2
+    for version in kept:
+        version.snapshot.let_go()
+    bench.publish(30)
+    assert len(bench.pool) == SNAPSHOTS_MAX, "of another size: none of them could be used again"
+
+
+def test_any_number_may_keep_a_version() -> None:
+    bench = Bench()
+    kept = bench.publish()
+    assert kept.snapshot.keep() is kept.snapshot.keep()
+    kept.snapshot.let_go()
+    bench.publish()
+    assert bench.versions.latest is not None
+    assert len(bench.pool) == 2, "somebody keeps it"
+    kept.snapshot.let_go()
+    for _ in range(3):
+        bench.publish()
+    assert len(bench.pool) == 2
+
+
 def test_a_version_that_is_being_received_keeps_its_memory() -> None:
     bench = Bench()
     old = bench.publish(20, "slow")

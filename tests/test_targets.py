@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from safetensors.numpy import load_file
 
 from weightbus.bus.staged import StagedVersion
 from weightbus.codecs.state import state_of, write_into
-from weightbus.python_client.targets import FileTarget
+from weightbus.python_client.targets import READERS_MAX, FileTarget, MemoryTarget
 
 LEFT = ".file.0123456789abcdef"
 
@@ -21,6 +22,18 @@ def staged() -> StagedVersion:
     data = np.empty(layout.nbytes, np.uint8)
     write_into(state, layout, data)
     return StagedVersion("m", 1, 1, layout, data, "")
+
+
+def test_a_buffer_from_which_nothing_is_applied_any_more_is_not_held_on_to() -> None:
+    target, layout = MemoryTarget({"w": np.zeros(5)}, strict=True, cast=False), staged().layout
+    one, other = (StagedVersion("m", 1, 1, layout, staged().data, "") for _ in range(2))
+    target.apply(one)
+    buffer = weakref.ref(one.data)
+    del one
+    assert buffer() is not None, "it may be used for the next version but one"
+    for _ in range(READERS_MAX):
+        target.apply(other)
+    assert buffer() is None
 
 
 def test_what_a_killed_subscriber_left_is_cleared_away(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ from weightbus.bus.net.zmtp import WORD, Stream, message_parts
 from weightbus.bus.publisher.effects import Effect, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
-from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.test_distribution import Bench
 from weightbus.tests.virtual_shell import perform, version_of

@@ -19,6 +19,7 @@ from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.errors import ProtocolError
 from weightbus.bus.memory.segment import Segment
 from weightbus.bus.messages import Buffer, Message, encode, from_publisher, from_worker
+from weightbus.bus.observed import to_publisher, to_worker
 from weightbus.codecs.apply import copy_into
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.dtypes import numpy_dtype, torch_dtype
@@ -28,12 +29,16 @@ from weightbus.codecs.native import crc32c
 from weightbus.codecs.state import state_of
 from weightbus.tests.conformance.python_vectors import blob, segment
 from weightbus.tests.conformance.vectors import cast_fault
-from weightbus.tests.vectors.parts import SEALING
+from weightbus.tests.vectors.parts import OF_FEATURES
 
 VECTORS = Path(__file__).parent / "vectors"
 Decoder = Callable[[Sequence[bytes]], tuple[Message, Sequence[Buffer]]]
 
 DECODERS: dict[str, Decoder] = {"from_worker": from_worker, "from_publisher": from_publisher}
+CHECKING: dict[str, Decoder] = {
+    "from_worker": lambda frames: (to_publisher(frames), []),
+    "from_publisher": to_worker,
+}
 
 Case = dict[str, Any]
 
@@ -51,7 +56,9 @@ def named(case: Case) -> str:
 def plain(message: Message) -> Case:
     """Return a message as the vectors write it: its type, and every field but `wbp`."""
     fields = {f: getattr(message, f) for f in message.__struct_fields__ if f != "wbp"}
-    fields = {f: value for f, value in fields.items() if f not in SEALING or value != SEALING[f]}
+    fields = {
+        f: value for f, value in fields.items() if f not in OF_FEATURES or value != OF_FEATURES[f]
+    }
     return {"type": message.__struct_config__.tag, **msgspec.to_builtins(fields)}
 
 
@@ -78,12 +85,23 @@ MESSAGES = [
     *table("applying.json", "messages"),
     *table("renaming.json", "messages"),
     *table("sealing.json", "headers"),
+    *table("patching.json", "headers"),
 ]
 
 
 @pytest.mark.parametrize("case", MESSAGES, ids=named)
 def test_messages(case: Case) -> None:
-    decode = DECODERS[case["direction"]]
+    judge(case, DECODERS[case["direction"]])
+
+
+@pytest.mark.parametrize("case", table("checking.json"), ids=named)
+def test_messages_of_those_who_can_be_verified(case: Case) -> None:
+    judge(case, CHECKING[case["direction"]])
+    others = refused(DECODERS[case["direction"]], [blob(f, VECTORS) for f in case["frames"]])
+    assert others == "malformed", "they do not know it"
+
+
+def judge(case: Case, decode: Decoder) -> None:
     frames = [blob(frame, VECTORS) for frame in case["frames"]]
     expect = case["expect"]
     if code := refused(decode, frames):

@@ -15,7 +15,8 @@ import pytest
 
 from weightbus import Publisher, PublishError, Subscriber, Timing
 from weightbus.bus.allowance import Rate
-from weightbus.python_client.cli.screen import plain, visible
+from weightbus.python_client.cli.screen import Screen, plain, visible
+from weightbus.python_client.cli.status import ROWS_SHOWN, show
 from weightbus.python_client.cli.top import SORTS, Choice
 from weightbus.python_client.observing.view import VERDICTS, Standing, Verdict
 from weightbus.tests.compose.waiting import wait_for
@@ -81,7 +82,7 @@ def test_nobody_there_is_two() -> None:
 def test_a_roster_that_cannot_be_read_in_time_is_not_said_to_be_of_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("weightbus.bus.publisher.status.ROWS", Rate(0, 0))
+    monkeypatch.setattr("weightbus.bus.publisher.observing.observers.ROWS", Rate(0, 0))
     with Publisher() as publisher:
         publisher.publish("m", arrays(), wait="none")
         done = run("status", publisher.address, "--timeout", 0.5, "--json")
@@ -91,6 +92,17 @@ def test_a_roster_that_cannot_be_read_in_time_is_not_said_to_be_of_nobody(
         once = run("top", publisher.address, "--once", "--timeout", 0.5)
         assert once.exit_code == 1
         assert "could not be read within 0.5 s" in once.stderr
+
+
+def test_of_many_rows_those_in_trouble_are_shown_and_the_rest_are_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    many = [standing("bad", "lost"), *(standing(f"w{n}", "current") for n in range(1000))]
+    show(Screen(as_json=False), many)
+    text = capsys.readouterr().out
+    assert "bad" in text
+    assert f"{len(many) - ROWS_SHOWN} more rows" in text
+    assert len(text.splitlines()) < ROWS_SHOWN + 5
 
 
 def test_an_unknown_order_is_refused(publisher: Publisher) -> None:

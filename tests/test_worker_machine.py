@@ -45,8 +45,9 @@ from weightbus.bus.messages import (
     encode,
 )
 from weightbus.bus.worker.events import Outcome, Report
-from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.phases import Event
+from weightbus.bus.worker.reports import Identity
 from weightbus.bus.worker.slot import Slot
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
@@ -522,7 +523,8 @@ import numpy as np
 from weightbus.bus.effects import Copy, Open, Ready, Reserve, Send
 from weightbus.bus.messages import Announce, Chunk, Commit, End, Shared, Welcome, encode
 from weightbus.bus.worker.events import Copied, Granted, Opened, Report
-from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.checksum import digest
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c

@@ -1,5 +1,6 @@
 """What a publisher's shell does for its machine, without threads: for tests that drive machines."""
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,6 +8,7 @@ from numpy.typing import NDArray
 
 from weightbus.bus.messages import Buffer
 from weightbus.bus.publisher.effects import (
+    Compare,
     Effect,
     Hash,
     Lend,
@@ -33,6 +35,9 @@ def perform(
             case Hash(version):
                 hash_all(version)
                 rest += perform(machine, machine.hashed(version, now), now, sealer)
+            case Compare(comparison):
+                deque(comparison.steps(), maxlen=0)
+                rest += perform(machine, machine.compared(comparison, now), now, sealer)
             case Lend(version):
                 version.snapshot.lend()
             case Release(version):

@@ -1,4 +1,4 @@
-"""Build the wheel, install it into a clean environment, import every module, and run the demo.
+"""Build the wheel, install it into a clean environment, import every module, run README and demo.
 
     make wheel
 
@@ -60,6 +60,9 @@ def main() -> None:
         run(python, "-W", "ignore", "-c", imports, cwd=clean)
         helper = "from weightbus.codecs import native; print(native.description())"
         run(python, "-c", helper, cwd=clean)
+        readme = (ROOT / "README.md").read_text()
+        (clean / "mine.py").write_text(readme.partition("```python\n")[2].partition("```")[0])
+        run(python, "mine.py", cwd=clean)
         weightbus = clean / "env" / "bin" / "weightbus"
         run(weightbus, "demo", "--seconds", str(DEMO_SECONDS), "--plot", "demo.png", cwd=clean)
     print(f"{wheel.name}: {len(names)} modules imported, and the demo ran")

@@ -17,10 +17,16 @@ from weightbus.tests.compose.engine import Engine
 ROOT = Path(__file__).resolve().parent.parent.parent
 SUITE = "bookworm"
 MIRROR = "http://deb.debian.org/debian"
-DEBIAN = f"debian:{SUITE}-slim"
 SECONDS = 600.0
 CERTIFICATES = "/etc/certificates-of-the-host.pem"
 
+
+def base(dockerfile: str) -> str:
+    """Return what a Dockerfile builds on first; versions stand there alone."""
+    return (ROOT / dockerfile).read_text().partition("\nFROM ")[2].split()[0]
+
+
+DEBIAN = base("go_client/Dockerfile")
 PYTHON = f"""
 FROM {DEBIAN}
 RUN apt-get update \\
@@ -42,19 +48,13 @@ def make_bases(engine: Engine) -> None:
     """Make every base image that the services are built on."""
     _make_debian(engine)
     build = ("docker", "build", "--quiet", "--network=host", "--tag")
-    engine.run(*build, "python:3.11-slim", "-", seconds=SECONDS, stdin=PYTHON)
+    engine.run(*build, base("Dockerfile"), "-", seconds=SECONDS, stdin=PYTHON)
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(_which("node"), Path(folder) / "node")
         npm = Path(_which("npm")).resolve().parent.parent  # from npm/bin/npm-cli.js
         shutil.copytree(npm, Path(folder) / "npm", symlinks=True)
         (Path(folder) / "Dockerfile").write_text(NODE)
-        engine.run(*build, _node_image(), folder, seconds=SECONDS)
-
-
-def _node_image() -> str:
-    """Return what the TypeScript client's image is built on; its version stands there alone."""
-    first = (ROOT / "node_client" / "Dockerfile").read_text().partition("\nFROM ")[2]
-    return first.split()[0]
+        engine.run(*build, base("node_client/Dockerfile"), folder, seconds=SECONDS)
 
 
 def _make_debian(engine: Engine) -> None:

@@ -1,6 +1,7 @@
 """The services of docker-compose.yml: built, brought up, looked at, broken and mended."""
 
 import json
+import os
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from weightbus.tests.compose.engine import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "weightbus-story"
+HOST = "127.77.0.1"  # where this run publishes its ports, lest another one has them
+KEYS = "keys"  # the service that makes them, and has ended by the time that the others begin
 BUILD_SECONDS = 1800.0  # most of it is packages: a slow mirror is no failure
 
 Row = dict[str, Any]
@@ -51,6 +54,11 @@ class Fleet:
         said = self.engine.run("docker", "inspect", "-f", form, self.containers[service]).split()
         return State(said[0], said[1], int(said[2]))
 
+    def new_key(self, name: str) -> str:
+        """Make a worker's key as docker-compose.yml says; return what is in its file."""
+        make = f"weightbus keygen /keys {name} >&2; cat /keys/workers/{name}.json"
+        return self.engine.run(*self.compose, "run", "--rm", "-T", KEYS, make)
+
     def crash(self, service: str) -> None:
         """Kill all programs in a container; its restart policy has to bring them back."""
         # The shell dies with the others, so that this command fails is a matter of course.
@@ -71,6 +79,7 @@ class Fleet:
 @contextmanager
 def fleet(engine: Engine) -> Generator[Fleet]:
     """Build all services and bring them up; take them down when the block ends."""
+    os.environ["WEIGHTBUS_HOST"] = HOST
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         files = ["--file", str(ROOT / "docker-compose.yml")]
         compose = (*_compose(engine), "--project-name", PROJECT)
@@ -83,7 +92,8 @@ def fleet(engine: Engine) -> Generator[Fleet]:
         engine.run(*compose, "build", "--parallel", seconds=BUILD_SECONDS)
         try:
             engine.run(*compose, "up", "--detach", seconds=120)
-            ids = {name: engine.run(*compose, "ps", "-q", name).strip() for name in services}
+            running = [name for name in services if name != KEYS]
+            ids = {name: engine.run(*compose, "ps", "-q", name).strip() for name in running}
             yield Fleet(engine, compose, ids)
         finally:
             engine.run(*compose, "down", "--timeout", "3", "--volumes", seconds=120)
@@ -99,4 +109,4 @@ def _compose(engine: Engine) -> tuple[str, ...]:
 
 
 def _with_the_hosts_network(services: list[str]) -> dict[str, Any]:
-    return {"version": "3.8", "services": {s: {"build": {"network": "host"}} for s in services}}
+    return {"services": {s: {"build": {"network": "host"}} for s in services}}

@@ -3,10 +3,15 @@
 Nothing here waits for time to pass: each step waits until the logs say that it has been taken.
 """
 
+import socket
+import tempfile
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from weightbus.tests.compose.fleet import Fleet
+import numpy as np
+
+import weightbus
+from weightbus.tests.compose.fleet import HOST, Fleet
 from weightbus.tests.compose.ledger import Key, Ledger, ledger
 from weightbus.tests.compose.waiting import wait_for
 
@@ -38,6 +43,7 @@ class Story:
         self._say("waiting for every worker to apply, and for the health checks")
         self._wait(lambda: self._common() >= ENOUGH, "the same versions at every worker")
         self._wait_for_health("healthy", [TRAINER, *self.workers])
+        self._a_guest_joins()
         self._workers_crash()
         self._workers_are_cut_off()
         self._trainer_crashes()
@@ -45,6 +51,21 @@ class Story:
         read = self._read()
         assert len(read.epochs()) == 2, f"one restart makes two epochs, not {read.epochs()}"
         return read
+
+    def _a_guest_joins(self) -> None:
+        """A worker in no container: over the published ports, with a key that was made just now."""
+        self._say("a worker of this host joins, and leaves")
+        line = {"slope": np.zeros(3, np.float32), "offset": np.zeros((), np.float32)}
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as keys:
+            keys.write(self._fleet.new_key("guest"))
+            keys.flush()
+            with weightbus.Subscriber(
+                f"tcp://{HOST}:5555", {"line": line}, keys=keys.name
+            ) as guest:
+                guest.start()
+                self._wait(lambda: self._published(guest.update("line")), "what was published")
+        with socket.create_connection((HOST, 5556), timeout=SECONDS) as data:
+            assert data.recv(1) == b"\xff", "what is pushed has a port of its own: ZMTP's greeting"
 
     def _workers_crash(self) -> None:
         self._say(f"killing {', '.join(self._others)}")
@@ -127,6 +148,9 @@ class Story:
         """Return how many versions of the newest epoch every worker has applied."""
         read = self._read()
         return len(read.by_all(read.epochs()[-1])) if read.published else 0
+
+    def _published(self, update: weightbus.Update | None) -> bool:
+        return update is not None and update.digest in self._read().published
 
     def _newest(self) -> Key:
         return max(self._read().published.values())

@@ -53,6 +53,7 @@ class Options:
     apply_timeout: float | None = None
     partial: bool = False
     cast: bool = False
+    keys: Path | None = None
 
     def words(self, folder: Path) -> list[str]:
         """Return the command line."""
@@ -70,6 +71,7 @@ class Options:
         for option, versions in (("--turn-down", self.turn_down), ("--break", self.breaks)):
             words += [option, ",".join(map(str, versions))] if versions else []
         words += ["--apply-seconds", self.apply_seconds] if self.apply_seconds else []
+        words += ["--keys", str(self.keys)] if self.keys is not None else []
         words += ["--partial"] * self.partial + ["--cast"] * self.cast
         return words + ["--no-tensors"] * (not self.tensors) + ["--network"] * (not self.shared)
 
@@ -205,6 +207,10 @@ class Driver:
     def status(self) -> int | None:
         """Return its exit status once it has ended."""
         return self._process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, if it is there."""
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         """End it at once, by force; calling it twice is fine."""

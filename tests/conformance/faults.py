@@ -104,7 +104,7 @@ def ends_and_announcements_lost(stage: Stage) -> None:
     """asks for ends and announcements, of which it is pushed none at all"""
     stage.open()
     stage.worker()
-    stage.proxy.rules = [lose(stage.which("end", "announce", channel="data"))]
+    stage.proxy.rules = [lose(stage.which("end", "announce", "sealed_message", channel="data"))]
     publish_some(stage)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from weightbus.tests.conformance.scenarios import SCENARIOS
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD_SECONDS = 900.0
 LAST_LINES = 15
@@ -76,10 +78,15 @@ class Language:
 
 
 NO_FLOCK = "Node has no flock, so this client never takes the shared road"
-SHARED_ROAD = ("shared-road", "shared-road-overtaken", "shared-road-overwritten")
+SHARED_ROAD = (
+    "segments.json",
+    "shared-road",
+    "shared-road-overtaken",
+    "shared-road-overwritten",
+    "patched-beside-the-shared-road",
+)
 NO_MAPPING = {"mapping.json": "without the feature `mapping`: memory is mapped by the first copy"}
-NO_PATCHES = {"deltas.json": "without patches, which are not on the wire yet"}
-NO_KEYS = {"sealing.json": "without keys"}
+NO_CHECKING = {"checking.json": "without the feature `checking`: it cannot be verified"}
 
 RUST_INSIDE = {
     table.name: "the Rust client inside, whose driver answers them"
@@ -94,12 +101,27 @@ LANGUAGES = (
         "TypeScript",
         "node_client",
         ("make", "node", "npm"),
-        dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_PATCHES | NO_KEYS,
+        dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_CHECKING,
     ),
-    Language("rust", "Rust", "rust_client", ("make", "cargo"), NO_MAPPING | NO_PATCHES | NO_KEYS),
+    Language(
+        "rust",
+        "Rust",
+        "rust_client",
+        ("make", "cargo"),
+        NO_MAPPING | NO_CHECKING,
+    ),
     Language("c", "C", "c_client", ("make", "cargo", "cc"), RUST_INSIDE),
-    Language("go", "Go", "go_client", ("make", "go"), NO_PATCHES | NO_KEYS),
+    Language("go", "Go", "go_client", ("make", "go"), NO_CHECKING),
+    Language("java", "Java", "java_client", ("make", "cargo", "javac"), RUST_INSIDE),
 )
+
+
+# Of scenarios, what the Rust core cannot do as a publisher.
+CORE_LACKS: Mapping[str, str] = {
+    **{s.name: "it publishes without keys" for s in SCENARIOS if s.keyed},
+    **{s.name: "it makes no patches" for s in SCENARIOS if s.name.startswith("patched")},
+    **dict.fromkeys(SHARED_ROAD[1:4], "it has no shared road"),
+}
 
 
 def chosen(keys: str | None) -> list[Language]:

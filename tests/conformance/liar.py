@@ -7,14 +7,18 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, TextIO, cast
 
 from weightbus.bus.effects import Effect
+from weightbus.bus.memory import staging
 from weightbus.bus.messages import Commit
-from weightbus.bus.worker import transfer
+from weightbus.bus.net import copier
+from weightbus.bus.staged import Patching
+from weightbus.bus.worker import patches, transfer
 from weightbus.bus.worker.slot import Slot
 from weightbus.codecs import native
+from weightbus.python_client import subscriber
 from weightbus.tests.conformance import python_driver
 
 Line = dict[str, Any]
@@ -117,6 +121,11 @@ def repetitive(line: Line) -> Iterator[Line]:
     yield {**line, "case": "another"}
 
 
+def evasive(line: Line) -> Iterator[Line]:
+    """Say that it cannot do what it does not declare."""
+    yield {"file": line.get("file"), "case": line.get("case"), "unsupported": "not today"}
+
+
 def in_floats(line: Line) -> Iterator[Line]:
     """Read every integer as a floating point number."""
     yield cast("Line", json.loads(json.dumps(line), parse_int=float))
@@ -145,6 +154,7 @@ LIES: dict[str, Callable[[Line], Iterator[Line]]] = {
         reader_of_anything,
         forgetful,
         repetitive,
+        evasive,
         in_floats,
         silent_sender,
     )
@@ -190,6 +200,26 @@ def obedient() -> None:
     Slot.committed = committed  # type: ignore[assignment, method-assign]
 
 
+def old() -> None:
+    """Be a client from before there were patches."""
+    subscriber.__dict__["DELTA"] = "none"
+
+
+def credulous() -> None:
+    """Be a client that takes whatever a patch leads to."""
+
+    def trusting(job: Patching) -> Generator[None, None, str]:
+        yield from staging.patching(job)
+        return ""
+
+    copier.__dict__["patching"] = trusting
+
+
+def mute() -> None:
+    """Be a client that does not say why it takes no patch."""
+    patches.__dict__["Transfer"] = lambda *facts, **_words: transfer.Transfer(*facts)
+
+
 def stubborn() -> None:
     """Be a client that does not end properly."""
     signal.__dict__["signal"] = lambda *_: None
@@ -200,7 +230,7 @@ def dying() -> None:
     os._exit(3)
 
 
-BROKEN = {f.__name__: f for f in (blind, obedient, stubborn, dying)}
+BROKEN = {f.__name__: f for f in (blind, obedient, old, credulous, mute, stubborn, dying)}
 
 
 def main(lie: str, *words: str) -> None:

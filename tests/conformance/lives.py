@@ -44,6 +44,7 @@ def worker_restart(stage: Stage) -> None:
     stage.open()
     first = stage.worker()
     stage.publish(noise(stage.chance, SMALL))
+    first.wait_applied("m", stage.publisher.epoch, 1)  # said later than it is reported
     stage.proxy.rules = [hold(stage.which("chunk"), 0.02)]
     stage.proxy.forget()
     stage.submit(noise(stage.chance, 3 * SMALL), require=0)

@@ -47,31 +47,41 @@ added, stands in [`tests/conformance/`](../tests/conformance/README.md).
 """
 
 
+CORE = """\
+## Scenarios, published by the Rust core
+
+The same, with the publisher of the [Rust client](../rust_client/README.md#publishing) in a process
+of its own, which C and C++ have, too.
+"""
+
+
 @dataclass
 class Matrix:
     """All cells, by section (`vectors`, `scenarios`), row and language.
 
     Attributes:
         languages: The titles, in order.
-        vectors, scenarios: What each language made of each row.
+        vectors, scenarios, core: What each language made of each row; `core` of scenarios in which
+            the Rust core publishes.
         titles: By scenario, what a worker does in it.
     """
 
     languages: Sequence[str]
     vectors: dict[str, dict[str, Cell]] = field(default_factory=dict[str, dict[str, Cell]])
     scenarios: dict[str, dict[str, Cell]] = field(default_factory=dict[str, dict[str, Cell]])
+    core: dict[str, dict[str, Cell]] = field(default_factory=dict[str, dict[str, Cell]])
     titles: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def add(self, section: str, row: str, language: str, cell: Cell) -> None:
         """Put a cell into the table."""
-        rows = self.vectors if section == "vectors" else self.scenarios
-        rows.setdefault(row, {})[language] = cell
+        sections = {"vectors": self.vectors, "scenarios": self.scenarios, "core": self.core}
+        sections[section].setdefault(row, {})[language] = cell
 
     def cells(self) -> list[tuple[str, str, Cell]]:
         """Return all cells, each with its row and language."""
         return [
             (row, language, cell)
-            for rows in (self.vectors, self.scenarios)
+            for rows in (self.vectors, self.scenarios, self.core)
             for row, by_language in rows.items()
             for language, cell in by_language.items()
         ]
@@ -88,7 +98,7 @@ class Matrix:
             return f"{PLAIN[cell.verdict]} {cell.text}".strip()
 
         lines: list[str] = []
-        for rows in (self.vectors, self.scenarios):
+        for rows in (self.vectors, self.scenarios, self.core):
             width = max(map(len, rows), default=0)
             columns = [
                 max([len(name), *(len(shown(r.get(name, NOT_RUN))) for r in rows.values())])
@@ -131,6 +141,9 @@ class Matrix:
         parts.append(self._table("file", self.vectors, lambda row: f"`{row}`", shown))
         parts.append("## Scenarios\n")
         parts.append(self._table("a worker", self.scenarios, self._title, shown))
+        if self.core:
+            parts.append(CORE)
+            parts.append(self._table("a worker", self.core, self._title, shown))
         parts += [f"{number}. {note}" for number, note in enumerate(notes, 1)]
         return "\n".join(parts).rstrip() + "\n"
 

@@ -115,6 +115,7 @@ class Proxy:
         reachable: The channels on which new connections are taken.
         spoils: What becomes of new connections: each takes the first of its channel.
         answers: What answers new control connections in the publisher's place, each once.
+        knocks: Connections that were asked for, with or without success.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Proxy:
         self.spoils: list[Spoil] = []
         self.answers: list[bytes] = []
         self._seen: list[Passing] = []
-        self._knocks = 0  # connections that were asked for, with or without success
+        self.knocks = 0
         self._changed = changed or threading.Condition()
         self._targets: dict[Channel, tuple[str, int]] = {}
         self._links: set[Link] = set()
@@ -218,8 +219,8 @@ class Proxy:
             Fault: They were not.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._knocks >= count, self._patience):
-                raise Fault(f"{self._knocks} of {count} connections within {self._patience:.0f} s")
+            if not self._changed.wait_for(lambda: self.knocks >= count, self._patience):
+                raise Fault(f"{self.knocks} of {count} connections within {self._patience:.0f} s")
 
     def story(self) -> str:
         """Say what came, for a fault."""
@@ -297,7 +298,7 @@ class Proxy:
         self.spoils = [spoil for spoil in self.spoils if spoil not in spoils]
         answer = self.answers.pop(0) if channel == "control" and self.answers else None
         with self._changed:
-            self._knocks += 1
+            self.knocks += 1
             self._changed.notify_all()
         if channel not in self.reachable or channel not in self._targets:
             return

@@ -117,6 +117,7 @@ class Driver:
             apply_timeout=options.apply_timeout,
             bytes_max=options.bytes_max,
             shared_memory=not options.network,
+            keys=options.keys,
         )
 
     def run(self) -> None:
@@ -223,6 +224,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     worker.add_argument("--apply-timeout", type=float, default=float(APPLY_SECONDS))
     worker.add_argument("--partial", action="store_true")
     worker.add_argument("--cast", action="store_true")
+    worker.add_argument("--keys", type=Path)
     return parser.parse_args(words)
 
 

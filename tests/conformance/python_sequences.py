@@ -9,7 +9,8 @@ from weightbus.bus.limits import STAGING_BYTES_MAX
 from weightbus.bus.messages import encode
 from weightbus.bus.staged import StagedVersion
 from weightbus.bus.worker.events import Outcome, Report
-from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.layout import Layout, difference
 from weightbus.tests.performing import done
 

@@ -19,10 +19,10 @@ from weightbus.bus.messages import (
     WBP,
     Message,
     Shared,
-    WorkerMessage,
     encode,
     from_publisher,
 )
+from weightbus.bus.observed import ToPublisher, to_worker
 from weightbus.bus.staged import StaleError
 from weightbus.bus.worker.keyring import Keyring
 from weightbus.bus.worker.phases import ARROWS, MODES, SESSIONS
@@ -36,7 +36,7 @@ from weightbus.codecs.native import crc32c
 from weightbus.codecs.sealing import GroupKey, Opening, Subject, nonce_of
 from weightbus.codecs.state import state_of
 from weightbus.tests.conformance.python_sequences import play
-from weightbus.tests.vectors.parts import SEALING
+from weightbus.tests.vectors.parts import OF_FEATURES
 
 Case = dict[str, Any]
 Result = dict[str, Any] | None  # none: the case is no concern of a worker
@@ -73,10 +73,10 @@ def _message(case: Case, folder: Path) -> Result:
         if "ok" not in expect:
             return None
         # As values of Python, the way a caller of the codec has them.
-        message = msgspec.convert({"wbp": WBP, **expect["ok"]}, cast("Any", WorkerMessage))
+        message = msgspec.convert({"wbp": WBP, **expect["ok"]}, cast("Any", ToPublisher))
         return {"header": encode(message).decode()}
     try:
-        message, payloads = from_publisher([blob(frame, folder) for frame in case["frames"]])
+        message, payloads = to_worker([blob(frame, folder) for frame in case["frames"]])
     except ProtocolError as error:
         return {"error": error.code}
     return {"ok": _plain(message), "payloads": len(payloads)}
@@ -84,7 +84,9 @@ def _message(case: Case, folder: Path) -> Result:
 
 def _plain(message: Message) -> Case:
     fields = {f: getattr(message, f) for f in message.__struct_fields__ if f != "wbp"}
-    fields = {f: value for f, value in fields.items() if f not in SEALING or value != SEALING[f]}
+    fields = {
+        f: value for f, value in fields.items() if f not in OF_FEATURES or value != OF_FEATURES[f]
+    }
     return {"type": message.__struct_config__.tag, **msgspec.to_builtins(fields)}
 
 
@@ -236,6 +238,7 @@ def _phase(case: Case, _folder: Path) -> Result:
 RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "messages.json cases": _message,
     "mapping.json cases": _message,
+    "checking.json cases": _message,
     "renaming.json messages": _message,
     "renaming.json sequences": _sequence,
     "layouts.json cases": _layout,
@@ -253,6 +256,7 @@ RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "sealing.json payloads": _sealed,
     "sealing.json messages": _counted,
     "sealing.json headers": _message,
+    "patching.json headers": _message,
     "applying.json messages": _message,
     "applying.json sequences": _sequence,
 }

@@ -11,21 +11,36 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 from weightbus.tests.conformance import vectors
-from weightbus.tests.conformance.languages import LANGUAGES, Language, NotBuiltError, chosen
+from weightbus.tests.conformance.languages import (
+    CORE_LACKS,
+    LANGUAGES,
+    Language,
+    NotBuiltError,
+    chosen,
+)
 from weightbus.tests.conformance.matrix import Cell, Matrix
 from weightbus.tests.conformance.scenarios import SCENARIOS, Scenario, play
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "CONFORMANCE.md"
 AT_ONCE = 3  # scenarios of one language: they wait for timers more than for processors
 SKIPPED = "skipped on this machine: "
+SECTIONS = {"python": "scenarios", "rust": "core"}  # by who publishes
 
 Row = tuple[str, str, Cell]  # section, row, cell
 
 
-def examine(language: Language, names: Sequence[str], seed: int, *, on_vectors: bool) -> list[Row]:
+def examine(
+    language: Language,
+    names: Sequence[str],
+    seed: int,
+    *,
+    on_vectors: bool,
+    publishers: Sequence[str] = ("python",),
+) -> list[Row]:
     """Run one language; return its cells. (In a process of its own.)"""
     rows: list[Row] = []
     if on_vectors:
@@ -33,16 +48,23 @@ def examine(language: Language, names: Sequence[str], seed: int, *, on_vectors: 
             rows.append(("vectors", file, cell_of(count)))
     wanted = [s for s in SCENARIOS if s.name in names]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        cells = pool.map(lambda s: scenario_cell(s, language, seed), wanted)
-        rows += [("scenarios", s.name, cell) for s, cell in zip(wanted, cells, strict=True)]
+        for publisher in publishers:
+            play_one = partial(scenario_cell, language=language, seed=seed, publisher=publisher)
+            cells = pool.map(play_one, wanted)
+            section = SECTIONS[publisher]
+            rows += [(section, s.name, cell) for s, cell in zip(wanted, cells, strict=True)]
     return rows
 
 
-def scenario_cell(scenario: Scenario, language: Language, seed: int) -> Cell:
+def scenario_cell(
+    scenario: Scenario, language: Language, seed: int, publisher: str = "python"
+) -> Cell:
     """Play one scenario."""
-    if scenario.name in language.unsupported:
-        return Cell("unsupported", reason=language.unsupported[scenario.name])
-    fault = play(scenario, language.command, seed)
+    unsupported = {**language.unsupported, **(CORE_LACKS if publisher == "rust" else {})}
+    if scenario.name in unsupported:
+        return Cell("unsupported", reason=unsupported[scenario.name])
+    driver = chosen("rust")[0].command if publisher == "rust" else None
+    fault = play(scenario, language.command, seed, publisher=driver)
     return Cell("wrong", faults=(fault,)) if fault else Cell("right")
 
 
@@ -85,6 +107,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--scenarios", help="names or patterns, such as lost-chunks,'damaged*'; then no vectors"
     )
+    parser.add_argument(
+        "--publisher", choices=[*SECTIONS, "both"], help="of scenarios; else both where all is run"
+    )
     parser.add_argument("--seed", type=int, default=1, help="decides what the network does")
     parser.add_argument(
         "--keep-going", action="store_true", help="go on with other languages after a red one"
@@ -115,7 +140,12 @@ def examine_all(matrix: Matrix, languages: Sequence[Language], options: argparse
     with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
         futures: dict[Future[list[Row]], Language] = {
             pool.submit(
-                examine, language, names, options.seed, on_vectors=options.scenarios is None
+                examine,
+                language,
+                names,
+                options.seed,
+                on_vectors=options.scenarios is None,
+                publishers=publishers_of(options),
             ): language
             for language in languages
         }
@@ -131,11 +161,19 @@ def examine_all(matrix: Matrix, languages: Sequence[Language], options: argparse
                 pool.shutdown(wait=False, cancel_futures=True)
 
 
+def publishers_of(options: argparse.Namespace) -> list[str]:
+    """Return who is to publish: Python, the Rust core in its driver, or both in turn."""
+    both = options.publisher == "both" or (options.publisher is None and options.scenarios is None)
+    return list(SECTIONS) if both else [options.publisher or "python"]
+
+
 def in_order(matrix: Matrix) -> None:
     """Order rows as they are listed, whichever language came first."""
     matrix.vectors = dict(sorted(matrix.vectors.items()))
-    by_name = matrix.scenarios
-    matrix.scenarios = {s.name: by_name[s.name] for s in SCENARIOS if s.name in by_name}
+    for rows in (matrix.scenarios, matrix.core):
+        by_name = dict(rows)
+        rows.clear()
+        rows.update({s.name: by_name[s.name] for s in SCENARIOS if s.name in by_name})
 
 
 def complete(matrix: Matrix) -> bool:
@@ -160,8 +198,9 @@ def main(words: Sequence[str]) -> int:
     )
     examine_all(matrix, able, options)
     for title, cell in others.items():
-        for name in names:
-            matrix.add("scenarios", name, title, cell)
+        for section in map(SECTIONS.__getitem__, publishers_of(options)):
+            for name in names:
+                matrix.add(section, name, title, cell)
         for file in vectors.tables() if options.scenarios is None else ():
             matrix.add("vectors", file, title, cell)
     in_order(matrix)

@@ -5,19 +5,23 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from weightbus import Publisher, PublishError, Receipt, Timing, WeightBusError
 from weightbus.bus.publisher.status import WorkerStatus
+from weightbus.bus.trust.keys import WORKERS, file_name, generate
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Driver, Fault, Options
+from weightbus.tests.conformance.elsewhere import ProcessPublisher
 from weightbus.tests.conformance.ledger import Bytes, Ledger, Weights
 from weightbus.tests.conformance.proxy import Proxy
 from weightbus.tests.conformance.rules import Which
 
 PING, LOST_AFTER = 0.2, 4.0  # seconds: the publisher's timers
 CHUNK_BYTES = 4096
+ANYBODY = "*"  # whom a key is for, if a scenario does not say
 EPOCH = 1_000  # of the first publisher; each later one of a scenario takes the next
 
 
@@ -56,6 +60,9 @@ class Stage:
         chance: Decides everything that is left to chance.
         folder: Where files go.
         patience: Seconds for anything that must come.
+        keyed: Whether publishers and workers have keys. The proxy then sees nothing of the control
+            channel but that there is something.
+        publisher: The driver that publishes; None: the Python publisher, in this process.
     """
 
     def __init__(
@@ -64,8 +71,14 @@ class Stage:
         chance: random.Random,
         folder: Path,
         patience: float = WAIT_SECONDS,
+        *,
+        keyed: bool = False,
+        publisher: Sequence[str] | None = None,
     ) -> None:
-        self._patience = patience
+        self._patience, self._elsewhere = patience, publisher
+        self.keys = folder / "keys" if keyed else None
+        if self.keys is not None:
+            generate(self.keys, {ANYBODY: "worker"})
         self.chance, self.ledger = chance, Ledger()
         self._changed = threading.Condition()  # of the proxy and all drivers
         self.proxy = Proxy(patience, self._changed)
@@ -77,6 +90,11 @@ class Stage:
         self._told: list[Told] = []
         self._epoch = EPOCH
 
+    def key(self, name: str) -> Path:
+        """Return the file for the workers of a name, see `generate`."""
+        assert self.keys is not None, "a scenario without keys"
+        return self.keys / WORKERS / file_name(name)
+
     # Publishers.
 
     def open(self, *, epoch: int | None = None, **options: Any) -> Watched:
@@ -87,9 +105,15 @@ class Stage:
             "chunk_bytes": CHUNK_BYTES,
             "timing": Timing(ping=PING, lost_after=LOST_AFTER),
             "advertise": f"tcp://*:{self.proxy.data_port}",
+            "keys": self.keys,
             **options,
         }
-        made = Watched(epoch=self._epoch if epoch is None else epoch, **options)
+        options["epoch"] = self._epoch if epoch is None else epoch
+        if self._elsewhere is None:
+            made = Watched(**options)
+        else:  # it has what scenarios use
+            other = ProcessPublisher(self._elsewhere, folder=self.folder, **options)
+            made = cast("Watched", other)
         self._publishers.append(made)
         self.chunk_bytes: int = options["chunk_bytes"]
         if made.address.startswith("tcp:"):
@@ -157,6 +181,8 @@ class Stage:
         self, name: str = "w", *, address: str | None = None, join: bool = True, **options: Any
     ) -> Driver:
         """Start a worker; with `join`, wait until it is in and pushed messages reach it."""
+        if self.keys is not None:
+            options = {"keys": self.key(ANYBODY), **options}
         made = Driver(
             self._command,
             address or self.proxy.address,
@@ -175,7 +201,18 @@ class Stage:
 
     def wait_subscribed(self, name: str) -> None:
         """Wait until the publisher knows that pushed messages reach a worker."""
+        if self.keys is not None:
+            self.wait_status(name, lambda status: status.road != "pulled")
+            return
         self.proxy.wait_answered(lambda p: p.worker == name and p.header.get("subscribed") is True)
+
+    def wait_status(self, name: str, right: Callable[[WorkerStatus], bool]) -> None:
+        """Wait until the publisher's view of a worker is right."""
+
+        def wrong(known: Mapping[str, WorkerStatus]) -> str:
+            return "" if name in known and right(known[name]) else f"{name}: {known.get(name)}"
+
+        self.publisher.wait_until(wrong, self._patience)
 
     def wait_forgotten(self, name: str) -> None:
         """Wait until the publisher has heard a worker's goodbye."""
@@ -237,12 +274,15 @@ class Stage:
                 driver.stop()
 
     def close(self) -> None:
-        """Leave nothing behind."""
-        for driver in self.drivers:
-            driver.close()
-        for publisher in self._publishers:
-            publisher.close()
-        self.proxy.close()
+        """Leave nothing behind, whatever does not end as it should.
+
+        Raises:
+            Fault: A publisher did not.
+        """
+        with ExitStack() as undo:
+            undo.callback(self.proxy.close)
+            for close in [p.close for p in self._publishers] + [d.close for d in self.drivers]:
+                undo.callback(close)
 
     def __enter__(self) -> Self:
         return self

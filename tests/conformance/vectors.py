@@ -12,7 +12,7 @@ import numpy as np
 from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.tests.conformance.driver import Fault, vectors
 from weightbus.tests.conformance.sequences import fault_of_sequence
-from weightbus.tests.vectors.message_cases import DIRECTIONS, REQUIRED
+from weightbus.tests.vectors.message_cases import CHECKING, DIRECTIONS, REQUIRED
 
 FOLDER = Path(__file__).parent.parent / "vectors"
 SAME_CODES = ({"malformed", "protocol-version"},)  # which a worker need not tell apart
@@ -75,7 +75,8 @@ def _judge_table(file: str, cases: dict[str, Case], lines: list[Case], unsupport
     mine = [line for line in lines if line.get("file") == file]
     if unsupported:
         count.unsupported = [unsupported] * len(cases)
-        count.faults = ["it is declared as unsupported, and answered"] if mine else []
+        answered = any("unsupported" not in line for line in mine)
+        count.faults = ["it is declared as unsupported, and answered"] if answered else []
         return count
     answers: dict[str, Case] = {}
     for line in mine:
@@ -90,7 +91,7 @@ def _judge_table(file: str, cases: dict[str, Case], lines: list[Case], unsupport
         if answer is None:
             count.faults.append(f"{name}: no answer")
         elif "unsupported" in answer:
-            count.unsupported.append(str(answer["unsupported"]))
+            count.faults.append(f"{name}: {answer['unsupported']}, which is not declared")
         elif fault := _fault(file, name, case, answer):
             count.faults.append(f"{name}: {fault}")
         else:
@@ -107,7 +108,9 @@ def _fault(file: str, name: str, case: Case, answer: Case) -> str:
 
 def _judge_of(file: str, name: str, case: Case) -> Judge:
     match file:
-        case "messages.json" | "applying.json" if case.get("direction") == "from_worker":
+        case "messages.json" | "applying.json" | "patching.json" | "checking.json" if (
+            case.get("direction") == "from_worker"
+        ):
             return _header
         case "sequences.json" | "applying.json" | "renaming.json" if "steps" in case:
             return fault_of_sequence
@@ -196,7 +199,8 @@ def _header(case: Case, answer: Case) -> str:
     """What the client would send means what it should."""
     sent: Case = json.loads(answer["header"])
     wanted: Case = case["expect"]["ok"]
-    fields = DIRECTIONS["from_worker"][wanted["type"]]
+    known = DIRECTIONS["from_worker"] | {kind: fields for kind, (_, fields) in CHECKING.items()}
+    fields = known[wanted["type"]]
     defaults = {name: default for name, (_, default) in fields.items() if default is not REQUIRED}
     if not same(sent.pop("wbp", None), 1):
         return f"without the number of the protocol: {answer['header'][:200]}"

@@ -23,6 +23,17 @@ def noise(chance: random.Random, nbytes: int, tensors: int = 3) -> Weights:
     }
 
 
+def stepped(chance: random.Random, weights: Weights, share: float) -> Weights:
+    """Return what a step of training makes of a model: the last bits of some elements differ."""
+    generator = np.random.default_rng(chance.getrandbits(32))
+    after: Weights = {}
+    for name, array in weights.items():
+        after[name] = array.copy()
+        elements = after[name].reshape(-1).view(np.uint8).reshape(-1, array.itemsize)
+        elements[generator.random(len(elements)) < share, 0] ^= 1
+    return after
+
+
 def uniform(spec: Spec, byte: int) -> Weights:
     """Return tensors of which every byte is the same."""
     weights: Weights = {}

@@ -20,15 +20,17 @@ from weightbus.bus.chunks import ChunkPlan
 from weightbus.bus.epochs import Ages
 from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.sessions import Introduction
+from weightbus.bus.publisher.version import VersionPatch
+from weightbus.bus.staged import Patching
 from weightbus.bus.worker.holdings import Held, Holdings
 from weightbus.bus.worker.layouts import Expected
-from weightbus.bus.worker.machine import Identity
+from weightbus.bus.worker.reports import Identity
 from weightbus.bus.worker.transfer import HERE, Transfer
 from weightbus.codecs.layout import Layout
 
 # What never changes once it is made.
 FIXED = (
-    *(type(None), bool, int, float, str, bytes, type, FunctionType),
+    *(type(None), bool, int, float, str, bytes, memoryview, type, FunctionType),
     *(msgspec.Struct, Layout, Timing, ChunkPlan, Introduction, Expected, Identity),
 )
 # Moments in the past, and how many seconds of their age matter: as many as the longest timer that
@@ -62,6 +64,9 @@ TOLD: dict[str, object] = {
     "_unheard_at": math.inf,
     "detail": "",
     "revision": 0,  # for observers, of whom there are none
+    "rate": math.inf,  # for who publishes by `auto`
+    "work": 0.0,  # as well
+    "_checks": None,  # as well
 }
 WHOLE = ("staged", "ready", "applying", "running")
 
@@ -201,6 +206,7 @@ class _Forming:
                 begin, end = given.plan.span(index)
                 if state != HERE:
                     given.buffer[begin:end] = 0
+            given.tries *= given.patch is not None  # it is counted for patches alone
         elif isinstance(given, Holdings):
             for buffer in given._free:  # noqa: SLF001 # pyright: ignore
                 buffer[:] = 0
@@ -208,6 +214,13 @@ class _Forming:
             given._since = {}  # noqa: SLF001 # pyright: ignore
         elif isinstance(given, Held) and given.phase in WHOLE:  # how it came is over
             given.transfer, given.pushed = None, False
+        elif isinstance(given, Held) and given.transfer and given.transfer.patch is not None:
+            assert given.buffer is not None
+            given.buffer[:] = 0  # the patch arrives elsewhere, and is decoded all at once
+        elif isinstance(given, Patching):
+            given.buffer[:] = 0
+        elif isinstance(given, VersionPatch):
+            given._given = {}  # noqa: SLF001 # pyright: ignore
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,19 @@
 """The two kinds of processes of a small world: a machine, and whoever uses it.
 
 Each is told of one event at a time, and says what it does: words for the network, and what its
-invariants and the world's are about. Bytes of a version are its label, four times over.
+invariants and the world's are about. Bytes of a version are its label, four times over; of one that
+may come as a patch, which must be smaller than all of it, its label and zeros, two times over.
 """
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from weightbus.bus.effects import (
     Connect,
+    Decode,
     Effect,
     Ready,
     Redial,
@@ -21,23 +24,29 @@ from weightbus.bus.effects import (
     Subscribe,
 )
 from weightbus.bus.limits import BUFFERS_MAX, Timing
-from weightbus.bus.messages import RENAMING, Applied, Hello, encode
+from weightbus.bus.messages import DELTA, RENAMING, Applied, Hello, encode
+from weightbus.bus.net.copier import decoded
 from weightbus.bus.publisher.effects import Broadcast, HangUp, Hash, Resolve, Settled
 from weightbus.bus.publisher.effects import Effect as PublisherEffect
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
-from weightbus.bus.publisher.version import Version
-from weightbus.bus.staged import StagedVersion
-from weightbus.bus.worker.events import Report
+from weightbus.bus.publisher.version import Version, VersionPatch
+from weightbus.bus.staged import Patching, StagedVersion
+from weightbus.bus.worker.events import Decoded, Report
 from weightbus.bus.worker.holdings import IN_MEMORY
-from weightbus.bus.worker.machine import Identity, WorkerMachine
+from weightbus.bus.worker.machine import WorkerMachine
+from weightbus.bus.worker.reports import Identity
+from weightbus.codecs.delta.encoding import encode as encode_patch
 from weightbus.codecs.layout import Layout
+from weightbus.python_client.models import BASES
 from weightbus.tests.performing import done
 from weightbus.tests.virtual_shell import PlainSnapshot, hash_all, perform
 
 MODEL = "a"
 NBYTES = 4  # of a version: one chunk
+PATCHED_CHUNK = 256  # bytes of each of the two chunks of a version that may come as a patch, of one
 LAYOUT = Layout.plan([("w", "U8", (NBYTES,))])
+PATCHED_LAYOUT = Layout.plan([("w", "U8", (2 * PATCHED_CHUNK,))])
 TORN = -1  # the label of a model that holds parts of two versions
 NOTHING = 0  # that of one in which no version is yet
 
@@ -82,21 +91,39 @@ def takes_all(_model: str, _layout: Layout) -> str:
 
 def label_of(data: Any) -> int:
     """Return the label of a version's bytes; TORN if they are of two."""
-    found = {int(byte) for byte in data}
-    return found.pop() if len(found) == 1 else TORN
+    step = 1 if len(data) == NBYTES else PATCHED_CHUNK
+    found = {int(byte) for byte in data[::step]}
+    alone = np.count_nonzero(data[::step]) == np.count_nonzero(data)
+    return found.pop() if len(found) == 1 and alone else TORN
+
+
+@cache
+def bytes_of(label: int, *, patched: bool) -> bytes:
+    """Return the bytes of a version."""
+    return bytes([label, *bytes(PATCHED_CHUNK - 1)]) * 2 if patched else bytes([label]) * NBYTES
+
+
+@cache
+def patch_of(base: int, label: int) -> bytes:
+    """Return the patch from one version to another."""
+    old, new = (bytes_of(each, patched=True) for each in (base, label))
+    patch = encode_patch(PATCHED_LAYOUT, old, new, chunk_bytes=PATCHED_CHUNK)
+    assert len(patch) <= PATCHED_CHUNK, "a patch of more than one chunk"
+    return patch
 
 
 class WorkerSide:
     """A worker and its user, who may apply a version or fail to."""
 
-    def __init__(self, name: str, incarnation: int, *, renaming: bool) -> None:
-        features = (RENAMING,) if renaming else ()
+    def __init__(self, name: str, incarnation: int, *, renaming: bool, patched: bool) -> None:
+        features = (RENAMING,) * renaming + (DELTA,) * patched
         identity = Identity(name, f"{incarnation:032x}", features=features)
         self.machine = WorkerMachine(identity, [MODEL], takes_all, timing=TIMING)
         self.machine._whole = bytearray()  # noqa: SLF001 # pyright: ignore - for leases alone
         self.label = NOTHING  # of what lies in the model
         self.ready: StagedVersion | None = None
         self.applying: StagedVersion | None = None
+        self.patches: list[Patching] = []  # that are being decoded
         self.topics: frozenset[bytes] = frozenset()
         self.refusal = ""
 
@@ -129,6 +156,11 @@ class WorkerSide:
                 self.do(self.report(self.applying, "taken", now), did, now)
             case ("apply", outcome):
                 self.apply(outcome, did, now)
+            case ("decode", fault):
+                job = self.patches.pop(0)
+                found = decoded(job).fault  # in no time
+                assert not (job.live and found), f"a sound patch: {found}"
+                self.do(self.machine.happened(Decoded(job, fault or found), now), did, now)
             case _:
                 raise AssertionError(event)
         return did
@@ -146,7 +178,8 @@ class WorkerSide:
 
     def report(self, staged: StagedVersion | None, what: Any, now: float) -> list[Effect]:
         assert staged is not None
-        return self.machine.happened(Report(MODEL, staged.key, what, "no"), now)
+        kept = staged.own if what == "applied" else None
+        return self.machine.happened(Report(MODEL, staged.key, what, "no", bytes=kept), now)
 
     def do(self, effects: list[Effect], did: list[Did], now: float) -> None:
         for effect in done(self.machine, effects, now, takes=lambda n: np.zeros(n, np.uint8)):
@@ -172,6 +205,8 @@ class WorkerSide:
                         self.do(self.report(older, "newer", now), did, now)
                 case Renamed(_, epoch, version):
                     did.append(("applied", (epoch, version), self.label))
+                case Decode(job):
+                    self.patches.append(job)
                 case Refused(code):
                     self.refusal = code
                 case Rejected(_, epoch, version, code):
@@ -185,7 +220,10 @@ class WorkerSide:
         held = [h for h in holds.all(*IN_MEMORY) if h.buffer is not None]
         free = holds._free  # noqa: SLF001
         assert len(held) <= BUFFERS_MAX, f"{len(held)} copies of a model are held"
-        assert len(held) + len(free) <= BUFFERS_MAX, f"{len(free)} buffers are kept for nobody"
+        self.check_base()
+        most = BUFFERS_MAX + (DELTA in self.machine.identity.features)
+        own = holds.base is not None and holds.base.own
+        assert len(held) + len(free) + own <= most, f"{len(free)} buffers are kept for nobody"
         whole = self.label > 0
         assert whole == (self.runs != (0, 0)), f"it runs {self.runs}, its label is {self.label}"
         for each in holds.all("staged", "ready", "applying"):
@@ -195,9 +233,26 @@ class WorkerSide:
         waiting = {h.key for h in holds.all("ready", "applying")}
         assert given == waiting, f"the user has {given}, the machine thinks {waiting}"
 
+    def check_base(self) -> None:
+        """What patches build on is what runs, or is needed for one that arrives."""
+        base = self.slot.holds.base
+        if base is not None and base.running == self.slot.running:
+            assert label_of(base.data) == self.label, "what patches build on is not what runs"
+        else:
+            assert base is None or base.users, f"{base.running} is kept for nothing"
+
+
+class Unasked:
+    """Nobody has a worker's weights verified."""
+
+    def tick(self, _now: float) -> list[Effect]:
+        return []
+
 
 class Unobserved:
     """Nobody looks on: nothing is kept for those who would."""
+
+    checks = Unasked()
 
     def heard(self, _peer: object, _message: object, _now: float) -> None:
         pass
@@ -209,7 +264,9 @@ class Unobserved:
 class PublisherSide:
     """A publisher and its trainer."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, *, patched: bool) -> None:
+        self._patched = patched
+        self._bases: tuple[int, ...] = ()  # labels of the versions that patches may build on
         self.machine = PublisherMachine(epoch, "tcp://p:1", TIMING)
         self.machine._patience = Tolerant()  # type: ignore[assignment]  # noqa: SLF001 # pyright: ignore
         self.machine.observers = Unobserved()  # type: ignore[assignment] # pyright: ignore
@@ -237,6 +294,9 @@ class PublisherSide:
                 for version in self.versions:
                     if version.lent and isinstance(version.snapshot, PlainSnapshot):
                         version.snapshot.release()
+            case ("withdraw",):
+                for version in self.versions:
+                    version.patches = ()
             case ("publish", label, commit, wait):
                 self.publish(label, commit, wait, did, now)
             case ("offer", label, key):
@@ -274,11 +334,39 @@ class PublisherSide:
         """Whether a version is being hashed."""
         return any(v.hashing for v in self.versions)
 
+    @property
+    def patches(self) -> bool:
+        """Whether there are any."""
+        return any(version.patches for version in self.versions)
+
     def version(self, label: int) -> Version:
-        return Version(MODEL, LAYOUT, NBYTES, PlainSnapshot(bytes([label]) * NBYTES))
+        layout, chunk_bytes = (PATCHED_LAYOUT, PATCHED_CHUNK) if self._patched else (LAYOUT, NBYTES)
+        snapshot = PlainSnapshot(bytes_of(label, patched=self._patched))
+        return Version(MODEL, layout, chunk_bytes, snapshot)
+
+    def patch(self, version: Version, label: int) -> None:
+        """Do as `python_client.models.Bases` does."""
+        takers = self.machine.roster.takers(MODEL, None, shared=False)
+        if not takers:
+            self._bases = ()
+            return
+        known = {hash_all(self.version(base)): base for base in self._bases}
+        hash_all(version)
+        runs = {
+            t.running: known[t.running.digest]
+            for t in takers
+            if t.running is not None and t.running.digest in known
+        }
+        version.patches = tuple(
+            VersionPatch(version, DELTA, running, patch_of(base, label))
+            for running, base in runs.items()
+        )
+        version.keep, self._bases = True, (*self._bases, label)[-BASES:]
 
     def publish(self, label: int, commit: Any, wait: Any, did: list[Did], now: float) -> None:
         version = self.version(label)
+        if self._patched:
+            self.patch(version, label)
         call = Publication(
             *(label, version, None, None, wait, commit), now, now + 2.0, grace=TIMING.lost_after
         )

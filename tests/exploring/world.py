@@ -39,9 +39,11 @@ class Rules:
         failures: Applies that fail, in all.
         memory: Whether a publisher that starts again offers what was the latest, and workers
             understand `rename`.
+        patched: Whether workers take patches, and publishers make them. What fails may be one, too.
         free: Whether clocks, users and trainers act while messages are on their way.
         talk: In a free world, messages of a worker on their way at which its clock stands still.
-        queue: Published messages on their way to a worker at which more are dropped.
+        queue: Published messages on their way to a worker at which more are dropped; and two more
+            where there are patches, since a version that is no patch has another chunk.
     """
 
     publishes: tuple[tuple[str, str], ...] = (("auto", "applied"), ("auto", "applied"))
@@ -50,6 +52,7 @@ class Rules:
     restarts: int = 1
     failures: int = 0
     memory: bool = False
+    patched: bool = False
     free: bool = False
     talk: int = 1
     queue: int = 3
@@ -154,6 +157,7 @@ class World:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
+        self._queue = rules.queue + 2 * rules.patched
         self.workers = Nodes[WorkerSide](WorkerSide.act, WorkerSide.check)
         self.publishers = Nodes[PublisherSide](PublisherSide.act, PublisherSide.check)
         self.places, self.facts = Table[Place](), Table[Facts]()
@@ -163,13 +167,14 @@ class World:
 
     def beginning(self) -> State:
         """Return the state in which nobody has said anything."""
-        publisher = self.publishers.of(PublisherSide(1))
+        publisher = self.publishers.of(PublisherSide(1, patched=self.rules.patched))
         indexes = range(self.rules.workers)
         places = tuple(self.places.of(Place(i, self._worker(i, 0))) for i in indexes)
         return State(publisher, places, self.facts.of(Facts()), Used())
 
     def _worker(self, index: int, incarnation: int) -> int:
-        side = WorkerSide(f"w{index}", incarnation, renaming=self.rules.memory)
+        renaming, patched = self.rules.memory, self.rules.patched
+        side = WorkerSide(f"w{index}", incarnation, renaming=renaming, patched=patched)
         return self.workers.of(side)
 
     # What can happen.
@@ -199,6 +204,9 @@ class World:
                 return
         if not down:
             yield from self._publishes(state)
+            if used.failures < self.rules.failures and self.publishers[state.publisher].patches:
+                after = state._replace(used=used._replace(failures=used.failures + 1))
+                yield "its patches are withdrawn", self._tell(after, ("withdraw",))
         for i in range(len(state.places)):
             yield from self._moved(state, i, "user")
             if used.failures < self.rules.failures:
@@ -213,7 +221,7 @@ class World:
             yield "clocks tick", self.tick(state)
             return
         places = [self.places[place] for place in state.places]
-        if all(len(place.data) < self.rules.queue for place in places):
+        if all(len(place.data) < self._queue for place in places):
             yield "the publisher's clock ticks", self._tell(state, ("tick",))
         kind = "tick" if state.publisher != DOWN else "lonely tick"
         for i, place in enumerate(places):
@@ -262,7 +270,8 @@ class World:
     def start(self, state: State) -> State:
         """Start a publisher where one was killed."""
         facts = self.facts[state.facts]
-        state = state._replace(publisher=self.publishers.of(PublisherSide(facts.epoch)))
+        side = PublisherSide(facts.epoch, patched=self.rules.patched)
+        state = state._replace(publisher=self.publishers.of(side))
         if self.rules.memory and facts.settled != NONE:
             label = dict(facts.labels)[facts.settled]
             state = self._tell(state, ("offer", label, facts.settled))
@@ -315,6 +324,9 @@ class World:
             case "user":
                 yield from self._user(place)
             case "failing user":
+                if self.workers[place.node].patches:
+                    text = f"{place.name} has no memory to decode a patch"
+                    yield self._told(place, ("decode", "there is no memory"), text)
                 if self.workers[place.node].applying is not None:
                     for outcome in ("declined", "torn"):
                         yield self._told(place, ("apply", outcome), f"{place.name}: {outcome}")
@@ -336,6 +348,8 @@ class World:
 
     def _user(self, place: Place) -> Iterator[Move]:
         side = self.workers[place.node]
+        if side.patches:
+            yield self._told(place, ("decode", ""), f"{place.name} decodes a patch")
         if side.applying is not None:
             yield self._told(place, ("apply", "applied"), f"{place.name}'s user applies")
         elif side.ready is not None:
@@ -431,7 +445,7 @@ class World:
                 case ("greet", topic, header):
                     place = place._replace(data=(*place.data, (topic, header)))
                 case (_, topic, frames):
-                    if topic in place.topics and len(place.data) < self.rules.queue:
+                    if topic in place.topics and len(place.data) < self._queue:
                         place = place._replace(data=(*place.data, frames))
                 case _:
                     raise AssertionError(did)
@@ -513,7 +527,7 @@ class World:
         if peer is None or peer.lost or peer.runs(MODEL) != worker.runs:
             return f"the roster does not know that {name} runs {worker.runs}"
         busy = worker.slot.holds.all("announced", "arriving", "staged", "ready", "applying")
-        return f"{name} is still at {busy}" if busy else ""
+        return f"{name} is still at {busy or worker.patches}" if busy or worker.patches else ""
 
 
 def _put(state: State, i: int, place: int) -> State:

@@ -1,25 +1,18 @@
 """The page in a real browser: make operators (Debian's chromium)."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from weightbus import Publisher, Subscriber
+from weightbus import Publisher
 from weightbus.bus.messages import Hello, Running, encode
 from weightbus.bus.net.control import WorkerSockets
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.operators.browser import Browser
+from weightbus.tests.operators.served import SECONDS, arrays
 
-SECONDS = 60.0
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
-
-
-def arrays(size: int) -> dict[str, np.ndarray[Any, Any]]:
-    return {"w": np.zeros(size, np.float32)}
 
 
 def evil_worker(publisher: Publisher) -> WorkerSockets:
@@ -35,20 +28,6 @@ def evil_worker(publisher: Publisher) -> WorkerSockets:
 
     wait_for(joined, "the evil one joins", SECONDS)
     return sockets
-
-
-@pytest.fixture(name="publisher")
-def _publisher() -> Iterator[Publisher]:
-    """Return a publisher with a worker that is well, and one whose model is another."""
-    with (
-        Publisher(dashboard="127.0.0.1:0") as publisher,
-        Subscriber(publisher.address, {"m": arrays(10)}, name="good") as good,
-        Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as narrow,
-    ):
-        good.start()
-        narrow.start()
-        publisher.wait_for_workers(2, SECONDS)
-        yield publisher
 
 
 @pytest.mark.parametrize(("width", "height"), [(1300, 800), (390, 844)])

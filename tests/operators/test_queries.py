@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from weightbus import Publisher, PublishError, Subscriber
+from weightbus import Publisher, PublishError
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.operators.served import SECONDS, arrays
 from weightbus.tests.test_metrics import ROOT, expressions, fetch
 
-SECONDS = 60.0
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 
 
@@ -30,28 +29,10 @@ def need(program: str | None) -> str:
     return program
 
 
-def arrays(size: int) -> dict[str, np.ndarray[Any, Any]]:
-    return {"w": np.zeros(size, np.float32)}
-
-
 def test_the_rules_are_valid() -> None:
     words = [need(PROMTOOL), "check", "rules", str(ROOT / "docs" / "alerts.yml")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)  # noqa: S603
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture(name="publisher")
-def _publisher() -> Iterator[Publisher]:
-    """Return a publisher one of whose workers runs what it publishes, and one does not."""
-    with (
-        Publisher(metrics="127.0.0.1:0") as publisher,
-        Subscriber(publisher.address, {"m": arrays(10)}, name="good") as good,
-        Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as narrow,
-    ):
-        good.start()
-        narrow.start()
-        publisher.wait_for_workers(2, SECONDS)
-        yield publisher
 
 
 def test_metrics_are_as_promtool_likes_them(publisher: Publisher) -> None:

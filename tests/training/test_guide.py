@@ -1,9 +1,12 @@
-"""The guide on training loops runs as it stands."""
+"""The guides that take long run as they stand."""
 
 from pathlib import Path
+
+import pytest
 
 from weightbus.tests.test_docs import TRAINING, run_python_of
 
 
-def test_the_guide_runs(tmp_path: Path) -> None:
-    run_python_of(TRAINING, tmp_path)
+@pytest.mark.parametrize("page", TRAINING, ids=lambda page: page.name)
+def test_a_guide_runs(page: Path, tmp_path: Path) -> None:
+    run_python_of(page, tmp_path)

@@ -1,0 +1,249 @@
+"""Who plays in a round: publishers one after another, and workers of all languages."""
+
+import contextlib
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from weightbus.bus.trust.grants import Role
+from weightbus.bus.trust.keys import WORKERS, file_name, generate
+from weightbus.tests.chaos.child import Child
+from weightbus.tests.chaos.content import MODELS, SPECS
+from weightbus.tests.chaos.schedule import Part, Plan
+from weightbus.tests.chaos.story import Story
+from weightbus.tests.chaos.trainer import Told
+from weightbus.tests.chaos.wire import Wire
+from weightbus.tests.conformance.driver import Driver, Fault, Options
+
+OBSERVER = "ops"
+CLOCK = Path(__file__).with_name("clock.c")
+DISK_BYTES = 48 * 2**20  # of the disk of a round: some versions of both models
+WORKER_SECONDS = 600
+MIB = 2**20
+
+
+class Cast:
+    """The processes of one round, and what they share.
+
+    Args:
+        plan: The round.
+        commands: By language, its driver.
+        folder: For logs.
+        disk: For what processes write, which may be full.
+        clock: What makes clocks jump, compiled.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        commands: Mapping[str, Sequence[str]],
+        folder: Path,
+        disk: Path,
+        clock: Path,
+        wire: Wire,
+        changed: threading.Condition,
+    ) -> None:
+        self.plan, self.story, self.wire = plan, Story(), wire
+        self.folder, self.disk = folder, disk
+        self._commands, self._changed = commands, changed
+        self.keys = folder / "keys" if plan.keyed else None
+        if self.keys is not None:
+            roles: dict[str, Role] = {part.name: "worker" for part in plan.parts}
+            generate(self.keys, {**roles, OBSERVER: "observer"})
+        self._ahead = folder / "clock"
+        self.set_clock(0)
+        self._environment = {"LD_PRELOAD": str(clock), "WEIGHTBUS_CHAOS_CLOCK": str(self._ahead)}
+        self.publishers: list[Child] = []
+        self.drivers: list[Driver] = []  # all that there ever were
+        self.workers: dict[str, Driver] = {}  # those of now
+        self.fillers: list[Path] = []
+        self.killed = set[str]()  # workers that were killed once
+        self._ended = set[Child | Driver]()  # those that we ended
+
+    # Publishers.
+
+    def publish(self, *, limits: tuple[str, ...] = (), at: str = "") -> Child:
+        """Start a publisher, to which new connections lead from now on."""
+        plan = self.plan
+        told = Told(
+            life=len(self.publishers),
+            kind=plan.kind,
+            pace=plan.pace,
+            together=plan.together,
+            shared=plan.shared,
+            queue=plan.queue,
+            keys=str(self.keys or ""),
+            # Of two at once, only one can have the folder.
+            state=str(self.disk / "state") if plan.state and not self._led else "",
+            advertise=f"tcp://*:{self.wire.data_port}",
+            watched=plan.watched,
+            at=at,
+        )
+        log = tempfile.TemporaryFile("w+", dir=self.folder)  # noqa: SIM115 - closed with the child
+        child = Child(told, self.story, log, self._environment, limits)
+        self.publishers.append(child)
+        try:
+            ready = child.wait("ready")
+        except Fault as fault:
+            if "StateFolderError" not in str(fault) or not self.free_disk():
+                raise
+            self.story.tell("there is no room for the epoch on disk: started again, with some")
+            self._ended.add(child)
+            return self.publish(limits=limits, at=at)
+        self.wire.lead_to(ready["address"], ready["data"])
+        self.publisher = child
+        return child
+
+    @property
+    def _led(self) -> bool:
+        return any(child.alive for child in self.publishers)
+
+    # Workers.
+
+    def work(self, part: Part) -> Driver:
+        """Start a worker."""
+        temporary = self.disk / part.name
+        temporary.mkdir(exist_ok=True)
+        variables = [f"{name}={value}" for name, value in self._environment.items()]
+        options = Options(
+            models=MODELS,
+            in_place=dict(SPECS) if part.in_place else None,
+            shared=part.shared,
+            seconds=WORKER_SECONDS,
+            keys=None if self.keys is None else self.keys / WORKERS / file_name(part.name),
+        )
+        command = ["env", *variables, f"TMPDIR={temporary}", *self._commands[part.language]]
+        made = Driver(
+            command,
+            self.wire.address,
+            part.name,
+            options,
+            self.folder,
+            changed=self._changed,
+        )
+        self.drivers.append(made)
+        self.workers[part.name] = made
+        return made
+
+    def part(self, who: int) -> Part:
+        """Return the worker of a number."""
+        return self.plan.parts[who]
+
+    @property
+    def living(self) -> list[Child | Driver]:
+        """Everybody who plays now."""
+        return [self.publisher, *self.workers.values()]
+
+    @property
+    def fallen(self) -> list[Child | Driver]:
+        """Everybody who has ended by itself."""
+        played: list[Child | Driver] = [*self.publishers, *self.drivers]
+        return [each for each in played if not each.alive and each not in self._ended]
+
+    def kill(self, whom: Child | Driver) -> None:
+        """End it by force, if it was not killed before.
+
+        Raises:
+            Fault: It has ended by itself, which nobody would see any more.
+        """
+        self.must_play(whom)
+        self._ended.add(whom)
+        whom.kill()
+
+    def must_play(self, whom: Child | Driver) -> None:
+        """See that nothing but us has ended it.
+
+        Raises:
+            Fault: It has ended by itself.
+        """
+        if whom in self.fallen:
+            raise Fault(f"{whom.name} has ended by itself: {whom.status()}, {whom.story()}")
+
+    # What they share.
+
+    def set_clock(self, seconds: int) -> None:
+        """Let all clocks be off by so much."""
+        with self._ahead.open("r+b" if self._ahead.exists() else "wb") as file:
+            file.write(struct.pack("q", seconds))
+
+    def fill_disk(self) -> Path:
+        """Leave no room on the disk; return what takes it."""
+        filler = self.disk / f"filler{len(self.fillers)}"
+        self.fillers.append(filler)
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(MIB))
+        return filler
+
+    def free_disk(self) -> bool:
+        """Make room; return whether there was none."""
+        taken = [filler for filler in self.fillers if filler.exists()]
+        for filler in taken:
+            filler.unlink()
+        return bool(taken)
+
+    # The end.
+
+    def end(self) -> None:
+        """Have everybody end as they should.
+
+        Raises:
+            Fault: Somebody does not.
+        """
+        for driver in self.workers.values():
+            driver.stop()
+            self._ended.add(driver)
+        self.publisher.end()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for driver in self.drivers:
+            driver.close()
+        for child in self.publishers:
+            child.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def send(worker: Driver, number: signal.Signals) -> None:
+    """Send a worker a signal, if it is there."""
+    if worker.alive:
+        os.kill(worker.pid, number)
+
+
+def clock(folder: Path) -> Path:
+    """Compile what makes clocks jump.
+
+    Raises:
+        Fault: There is no compiler.
+    """
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise Fault("clocks that jump need a compiler for C (cc)")
+    made = folder / "clock.so"
+    command = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", str(CLOCK), "-o", str(made)]
+    subprocess.run([*command, "-ldl"], check=True, timeout=60)  # noqa: S603 - as we wrote it
+    return made
+
+
+def small_disk(folder: Path, undo: ExitStack) -> Path:
+    """Return a folder on a disk of its own where that can be had (root), else in memory."""
+    made = folder / "disk"
+    made.mkdir()
+    size = f"size={DISK_BYTES},mode=700"
+    words = ["mount", "-t", "tmpfs", "-o", size, "weightbus-chaos", str(made)]
+    if os.geteuid() == 0 and subprocess.run(words, timeout=60, check=False).returncode == 0:  # noqa: S603
+        undo.callback(subprocess.run, ["umount", "--lazy", str(made)], check=True, timeout=60)
+    return made

@@ -1,0 +1,227 @@
+"""A publisher in a process of its own: `trainer.py '{"life": 1, ...}'`, see `Told`.
+
+It writes a JSON object to a line: what it publishes, before it does, and each receipt. A line of
+standard input is an order: `go` (publish again and again), `pause`, or `calm N` (publish once more,
+to N workers, and say who runs what). It ends with its standard input.
+
+Where it publishes patches it tells which workers were offered one in moments of calm, who took one,
+and why others did not.
+"""
+
+import json
+import logging
+import os
+import re
+import select
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from weightbus import AddressError, Publisher, PublishError, Receipt, Timing, WeightBusError
+from weightbus.bus.messages import DELTA
+from weightbus.python_client.options import Encoding
+from weightbus.tests.chaos.content import CHUNK_BYTES, LARGE, MODELS, Kind, weights
+
+PING, LOST_AFTER = 0.2, 1.5  # seconds
+CALM_SECONDS = 30.0  # for every worker to be on the newest version, once nothing fails any more
+PUBLISH_SECONDS = 4.0  # for what is published while things fail
+TOGETHER = 3  # every third version is applied by all or nobody, where that is wanted
+REKEY_SECONDS = 1.0
+LIFE = 1000  # serials of one life
+TAKES_ALL = re.compile(
+    r"worker (\S+) takes all of version (\d+) of (\S+), for which there was a patch: (.*)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a trainer is told.
+
+    Attributes:
+        life: How many there were before.
+        kind, pace, together, shared, queue: See `schedule.Plan`.
+        keys, state: Folders, or empty.
+        advertise: What workers are told to connect to.
+        watched: Serve a page and metrics.
+        at: An address at which somebody is; it must turn out to be in use.
+    """
+
+    life: int
+    kind: Kind
+    pace: float
+    together: bool
+    shared: bool
+    queue: int
+    keys: str
+    state: str
+    advertise: str
+    watched: bool
+    at: str = ""
+
+
+class Unpatched(logging.Handler):
+    """Tells which worker takes all of a version for which there was a patch, and why."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell it."""
+        if told := TAKES_ALL.match(record.getMessage()):
+            worker, version, model, why = told.groups()
+            self._tell("unpatched", worker=worker, model=model, version=int(version), why=why)
+
+
+class Trainer:
+    """Publishes, as it is ordered to."""
+
+    def __init__(self, told: Told) -> None:
+        self._told, self._serial = told, LIFE * told.life
+        self._lock = threading.Lock()
+        self._encoding: Encoding = "delta" if told.kind == "trained" else "raw"
+        if told.at:
+            self._find_taken(told.at)
+        logging.getLogger("weightbus.publisher").addHandler(Unpatched(self._tell))
+        self._publisher = self._open("tcp://127.0.0.1:0")
+
+    def _open(self, address: str) -> Publisher:
+        told, page = self._told, "127.0.0.1:0" if self._told.watched else None
+        return Publisher(
+            address,
+            advertise=told.advertise,
+            chunk_bytes=CHUNK_BYTES,
+            queue=told.queue,
+            shared_memory=told.shared,
+            timing=Timing(ping=PING, lost_after=LOST_AFTER),
+            state=told.state or None,
+            keys=told.keys,
+            rekey=REKEY_SECONDS,
+            dashboard=page,
+            metrics=page,
+        )
+
+    def _find_taken(self, address: str) -> None:
+        try:
+            self._open(address).close()
+        except AddressError as error:
+            self._tell("in-use", text=str(error))
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        with self._lock:
+            print(json.dumps({"event": event, **facts}), flush=True)
+
+    def run(self) -> None:
+        """Follow orders until there are no more."""
+        with self._publisher as publisher:
+            shown = publisher.shown
+            pages = {"dashboard": shown.dashboard, "metrics": shown.metrics}
+            addresses = {"address": publisher.address, "data": publisher.data_address}
+            self._tell("ready", epoch=publisher.epoch, **addresses, **pages)
+            going, orders = False, b""
+            while True:
+                if select.select([0], [], [], self._told.pace if going else None)[0]:
+                    more = os.read(0, 2**16)
+                    if not more:
+                        return
+                    *lines, orders = (orders + more).split(b"\n")
+                    for line in lines:
+                        going = self._obey(line.decode())
+                elif going:
+                    self._publish()
+
+    def _obey(self, order: str) -> bool:
+        """Do as it is told; return whether to go on publishing."""
+        match order.split():
+            case ["go"]:
+                return True
+            case ["calm", workers]:
+                for model in (*MODELS, LARGE):  # the second time nobody has missed a version
+                    self._settle(model, int(workers))
+                self._say_who_runs_what()
+            case _:
+                pass
+        return False
+
+    def _next(self, model: str) -> int:
+        self._serial += 1
+        self._tell("serial", model=model, serial=self._serial)
+        return self._serial
+
+    def _publish(self) -> None:
+        model = MODELS[self._serial % len(MODELS)]
+        together = self._told.together and self._serial % TOGETHER == 0
+        serial = self._next(model)
+        try:
+            future = self._publisher.publish_async(
+                model,
+                weights(model, serial, self._told.kind),
+                encoding=self._encoding,
+                timeout=PUBLISH_SECONDS,
+                commit="together" if together else "auto",
+                require="all" if together else 0,
+            )
+        except (WeightBusError, MemoryError) as error:  # no copy is left, say
+            self._tell("trouble", serial=serial, text=repr(error))
+            return
+        future.add_done_callback(partial(self._done, serial, together))
+
+    def _done(self, serial: int, together: bool, future: "Future[Receipt]") -> None:
+        error = future.exception()
+        if error is not None and not isinstance(error, PublishError):
+            self._tell("trouble", serial=serial, text=repr(error))
+            return
+        receipt = future.result() if error is None else error.receipt
+        self._receipt(receipt, serial, achieved=error is None, together=together)
+
+    def _receipt(self, receipt: Receipt, serial: int, **facts: Any) -> None:
+        states = {w.name: w.state for w in receipt.workers.values()}
+        ways = {w.name: w.encoding for w in receipt.workers.values()}
+        key = {"model": receipt.model, "epoch": receipt.epoch, "version": receipt.version}
+        facts |= {"digest": receipt.digest, "states": states, "ways": ways}
+        self._tell("receipt", serial=serial, **key, **facts)
+
+    def _settle(self, model: str, workers: int) -> None:
+        serial, achieved = self._next(model), True
+        content = weights(model, serial, self._told.kind)
+        ran = {w.name: w.running.get(model) for w in self._publisher.workers().values()}
+        try:
+            receipt = self._publisher.publish(
+                model,
+                content,
+                encoding=self._encoding,
+                timeout=CALM_SECONDS,
+                grace=CALM_SECONDS,
+                expect=workers,
+            )
+        except PublishError as error:
+            self._tell("trouble", serial=serial, text=str(error))
+            receipt, achieved = error.receipt, False
+        offered = self._offered(receipt, ran)
+        self._receipt(receipt, serial, achieved=achieved, together=False, offered=offered)
+
+    def _offered(self, receipt: Receipt, ran: Mapping[str, tuple[int, int] | None]) -> list[str]:
+        """Return the workers that were offered a patch on what they ran."""
+        machine = self._publisher._machine  # noqa: SLF001 # pyright: ignore
+        versions = machine.store.get(receipt.model)
+        version = versions.find(receipt.version) if versions is not None else None
+        bases = {(p.base.epoch, p.base.version) for p in version.patches} if version else set()
+        able = {p.name for p in machine.roster.everybody() if DELTA in p.hello.features}
+        return sorted(name for name, key in ran.items() if key in bases and name in able)
+
+    def _say_who_runs_what(self) -> None:
+        known = self._publisher.workers().values()
+        self._tell(
+            "calm",
+            running={w.name: w.running for w in known},
+            states={w.name: w.state for w in known},
+        )
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    Trainer(Told(**json.loads(sys.argv[1]))).run()
