@@ -183,4 +183,4 @@ def receive_for_ever(worker: Worker) -> None:
         while True:
             receiving.receive(FOREVER)
             if worker.approved:
-                worker.shut.append(time.perf_counter() - worker.approved)
+                worker.shut.put(time.perf_counter() - worker.approved)

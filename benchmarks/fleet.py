@@ -1,6 +1,7 @@
 """The worker processes of one contender: starting them, checking their bytes, ending them."""
 
 import json
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +43,7 @@ class Worker:
     inherited: Any = None
     pauses: list[float] = field(default_factory=list[float])
     approved: float = 0.0
-    shut: list[float] = field(default_factory=list[float])
+    shut: queue.SimpleQueue[float] = field(default_factory=queue.SimpleQueue[float])
     roads: set[str] = field(default_factory=set[str])
     latest_road: Callable[[], set[str]] | None = None
     resident_before: int = 0

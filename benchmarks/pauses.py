@@ -24,10 +24,9 @@ def measure(shape: Shape, rounds: int) -> dict[str, Any]:
             model.advance()
             bus.publish_once()
             (reads,) = bus.fleet.ask("read")
-            (noted,) = bus.fleet.ask("pauses")
+            (noted,) = bus.fleet.ask("shut")
             (copied,) = bus.fleet.ask("memcpy")
-            (shut,) = noted["shut"]
-            for name, seconds in {"shut": shut, **reads, "memcpy": copied["seconds"]}.items():
+            for name, seconds in {**noted, **reads, "memcpy": copied["seconds"]}.items():
                 found[name].append(seconds)
         bus.check()
     finally:

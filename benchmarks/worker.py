@@ -67,8 +67,14 @@ class Questions:
     def pauses(self) -> Answer:
         """Tell how long the applies took since this was asked last."""
         pauses, self._worker.pauses[:] = list(self._worker.pauses), []
-        shut, self._worker.shut[:] = list(self._worker.shut), []
-        return {"pauses": pauses, "shut": shut}
+        return {"pauses": pauses}
+
+    def shut(self) -> Answer:
+        """Tell how long readers were shut out of a version, of each in turn.
+
+        A version is acknowledged before its reader goes on, so this waits until that has noted it.
+        """
+        return {"shut": self._worker.shut.get(timeout=START_SECONDS)}
 
     def roads(self) -> Answer:
         """Tell which ways versions came by."""
@@ -107,6 +113,7 @@ def _questions(worker: Worker) -> dict[str, Callable[[], Answer]]:
         "memcpy": asked.memcpy,
         "read": asked.read,
         "pauses": asked.pauses,
+        "shut": asked.shut,
         "roads": asked.roads,
     }
 
