@@ -1,5 +1,6 @@
 //! The driver that the conformance suite runs: golden vectors, and a worker that says what happens.
 
+mod encoding;
 mod follow;
 mod memfd;
 mod opening;
@@ -13,7 +14,7 @@ use std::error::Error;
 use std::path::Path;
 use std::process::exit;
 
-const USAGE: &str = "usage: driver vectors DIR | driver patching DIR ROUNDS | driver worker ADDRESS --name NAME \
+const USAGE: &str = "usage: driver vectors DIR | driver patching DIR ROUNDS | driver encoding DIR ROUNDS | driver worker ADDRESS --name NAME \
 --models M1,M2 [--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S] [--turn-down N,...] \
 [--break N,...] [--apply-seconds S[:N,...]] [--apply-timeout S] [--partial] [--cast] \
 [--keys FILE] | driver opening BYTES | driver publisher ADDRESS [--data ADDRESS] [--advertise ADDRESS] [--epoch N] \
@@ -25,6 +26,9 @@ fn main() {
         Some((command, rest)) if command == "vectors" && rest.len() == 1 => run_vectors(Path::new(&rest[0])),
         Some((command, rest)) if command == "patching" && rest.len() == 2 => {
             patching::run(&rest[0], &rest[1])
+        }
+        Some((command, rest)) if command == "encoding" && rest.len() == 2 => {
+            encoding::run(&rest[0], &rest[1])
         }
         Some((command, rest)) if command == "opening" && rest.len() == 1 => run_opening(&rest[0]),
         Some((command, rest)) if command == "publisher" => publish::serve(rest, USAGE),

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 use weightbus::casting::cast;
 use weightbus::checksum::crc32c;
-use weightbus::delta::Patch;
+use weightbus::delta::{self, Patch, PatchError, Side};
 use weightbus::digest::{bytes_of_hex, digest, digest_of, hex};
 use weightbus::keyring::Keyring;
 use weightbus::layout::Layout;
@@ -278,6 +278,20 @@ fn casts(_folder: &Path, case: &Value) -> io::Result<Answer> {
     Ok(Some(json!({ "out": hex(&target) })))
 }
 
+/// Makes patches from one version to another, of which each must be right; returns the digest of that.
+fn made_again(layout: &Layout, base: &[u8], target: &[u8]) -> Result<String, PatchError> {
+    const CHUNK_BYTES: u64 = 1 << 12;
+    let [before, after] = [base, target].map(|data| digest_of(&layout.id, CHUNK_BYTES, data));
+    let (old, new) = (Side { data: base, digest: &before }, Side { data: target, digest: &after });
+    for classes in [false, true] {
+        let patch = delta::encode(layout, CHUNK_BYTES, old, new, classes, &|| true)?;
+        let patch = Patch::parse(layout, &patch)?;
+        patch.compare(base, target)?;
+        patch.apply(&mut base.to_vec(), None)?;
+    }
+    Ok(after)
+}
+
 fn delta(folder: &Path, case: &Value) -> io::Result<Answer> {
     let header = bytes(folder, &case["layout"])?;
     let layout = Layout::parse(&header).map_err(|error| broken(&error.to_string()))?;
@@ -288,7 +302,10 @@ fn delta(folder: &Path, case: &Value) -> io::Result<Answer> {
     }
     let (patch, before) = (bytes(folder, &case["patch"])?, data.clone());
     match Patch::parse(&layout, &patch).and_then(|patch| patch.apply(&mut data, None)) {
-        Ok(()) => Ok(Some(json!({ "ok": { "digest": digest_of(&layout.id, 1 << 12, &data) } }))),
+        Ok(()) => match made_again(&layout, &before, &data) {
+            Ok(digest) => Ok(Some(json!({ "ok": { "digest": digest } }))),
+            Err(fault) => Ok(Some(json!({ "error": format!("another patch between them: {}", fault) }))),
+        },
         Err(_) if data == before || case["name"] == "another target" => error("patch"),
         Err(refused) => Ok(Some(json!({ "error": format!("{}, but bytes have changed", refused) }))),
     }

@@ -1,8 +1,9 @@
 //! The parts of a patch: its header, its blocks, and the tables of its codes.
 
 use super::bits::{number, Reader};
+use super::write::Writer;
 use super::{Fault, PatchError};
-use crate::digest::hex;
+use crate::digest::{bytes_of_hex, hex};
 use crate::dtype::Dtype;
 use crate::layout::Layout;
 use crate::limits::{CHUNKS_MAX, CHUNK_BYTES_MAX};
@@ -16,6 +17,12 @@ pub const CLASSES: usize = 16;
 const WIDTH_MAX: u32 = 19; // of a count
 pub const RICE_MAX: u32 = 18;
 const EVERY: u32 = 31;
+// Of the fields of a row.
+const COUNT_BITS: u32 = 5;
+const GAP_BITS: u32 = 5;
+const LARGE_BITS: u32 = 5;
+const LARGE_GAP_BITS: u32 = 5;
+const SIZE_BITS: u32 = 4;
 
 /// What a patch says of itself.
 #[derive(Debug)]
@@ -54,6 +61,17 @@ impl Header {
         }
         let [layout_id, base, target] = [24, 56, 88].map(|at| hex(&head[at..at + 32]));
         Ok(Header { layout_id, nbytes, chunk_bytes, base, target })
+    }
+
+    /// Its bytes.
+    pub fn pack(&self) -> Vec<u8> {
+        let mut out = [MAGIC, &[0; 4]].concat();
+        out.extend_from_slice(&(self.chunk_bytes as u32).to_le_bytes());
+        out.extend_from_slice(&self.nbytes.to_le_bytes());
+        for id in [&self.layout_id, &self.base, &self.target] {
+            out.extend_from_slice(&bytes_of_hex(id));
+        }
+        out
     }
 }
 
@@ -151,6 +169,16 @@ pub fn entry(data: &[u8], at: &mut usize, block: &Block) -> Result<(Mode, usize)
     Err("its entry has no end")
 }
 
+/// Appends the entry of a block.
+pub fn pack_entry(mode: Mode, nbytes: usize, out: &mut Vec<u8>) {
+    let mut value = nbytes << 2 | mode as usize;
+    while value > 127 {
+        out.push((value & 127) as u8 | 128);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
 fn sized(mode: Mode, nbytes: usize, block: &Block) -> Result<(Mode, usize), Fault> {
     let right = match mode {
         Mode::Unchanged => nbytes == 0,
@@ -211,17 +239,45 @@ fn row(reader: &mut Reader, class: usize) -> Result<Option<Row>, Fault> {
         value if value <= most => Ok(value),
         _ => Err("a parameter of its table is larger than it may be"),
     };
-    let count = field(5, WIDTH_MAX)?;
+    let count = field(COUNT_BITS, WIDTH_MAX)?;
     if count == 0 {
         return Ok(None);
     }
-    let gap = field(5, RICE_MAX)?;
-    let large = match field(5, EVERY)? {
+    let gap = field(GAP_BITS, RICE_MAX)?;
+    let large = match field(LARGE_BITS, EVERY)? {
         0 => Large::None,
         EVERY => Large::Every,
-        width if width <= WIDTH_MAX => Large::Some(width, field(5, RICE_MAX)?),
+        width if width <= WIDTH_MAX => Large::Some(width, field(LARGE_GAP_BITS, RICE_MAX)?),
         _ => return Err("a count in its table has too many bits"),
     };
-    let size = if let Large::None = large { 0 } else { field(4, 15)? };
+    let size = if let Large::None = large { 0 } else { field(SIZE_BITS, 15)? };
     Ok(Some(Row { class, count, gap, large, size }))
+}
+
+/// The bytes of a table.
+pub fn pack_table(table: &Table) -> Vec<u8> {
+    let mut writer = Writer::default();
+    writer.number(table.classes as u32, 8);
+    let mut rows = table.rows.iter().peekable();
+    for class in 0..table.classes {
+        match rows.next_if(|row| row.class == class) {
+            Some(row) => pack_row(row, &mut writer),
+            None => writer.number(0, COUNT_BITS),
+        }
+    }
+    writer.end()
+}
+
+fn pack_row(row: &Row, writer: &mut Writer) {
+    writer.number(row.count, COUNT_BITS);
+    writer.number(row.gap, GAP_BITS);
+    match row.large {
+        Large::None => return writer.number(0, LARGE_BITS),
+        Large::Every => writer.number(EVERY, LARGE_BITS),
+        Large::Some(width, gap) => {
+            writer.number(width, LARGE_BITS);
+            writer.number(gap, LARGE_GAP_BITS);
+        }
+    }
+    writer.number(row.size, SIZE_BITS);
 }

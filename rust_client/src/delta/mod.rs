@@ -5,11 +5,16 @@
 //! writing as long as that is little; the rest is decoded again.
 
 mod bits;
+mod encode;
 mod format;
+mod scan;
 mod steps;
+mod tune;
+mod write;
 
 use crate::digest::digest_while;
 use crate::layout::Layout;
+pub use encode::{encode, Side};
 pub use format::Header;
 use format::{Block, Mode, Table};
 use std::fmt;
@@ -151,6 +156,34 @@ impl<'a> Patch<'a> {
                 self.decode(part, block, &mut scratch, &mut again)?;
                 part.write(&again.at, &again.values, block);
             }
+        }
+        Ok(())
+    }
+
+    /// Checks that it leads from one data section to another.
+    pub fn compare(&self, base: &[u8], target: &[u8]) -> Result<(), PatchError> {
+        let nbytes = self.header.nbytes;
+        if base.len() as u64 != nbytes || target.len() as u64 != nbytes {
+            let text = format!("a patch for {} bytes, not for {} and {}", nbytes, base.len(), target.len());
+            return Err(PatchError(text));
+        }
+        let (mut scratch, mut changes, mut made) = (Scratch::default(), Changes::default(), Vec::new());
+        let mut at = 0;
+        let same = |begin: usize, end: usize| base[begin..end] == target[begin..end];
+        for part in &self.parts {
+            let Block { begin, end, .. } = part.block;
+            changes.clear();
+            self.decode(part, &base[begin..end], &mut scratch, &mut changes)?;
+            made.clear();
+            made.extend_from_slice(&base[begin..end]);
+            part.write(&changes.at, &changes.values, &mut made);
+            if made != target[begin..end] || !same(at, begin) {
+                return Err(in_block(&part.block, "it, or one before, is not what it is in the target"));
+            }
+            at = end;
+        }
+        if !same(at, base.len()) {
+            return Err(PatchError(format!("from byte {} on it is not the target", at)));
         }
         Ok(())
     }

@@ -130,12 +130,14 @@ impl Scratch {
     }
 }
 
-fn element(bytes: &[u8]) -> u16 {
+#[inline]
+pub fn element(bytes: &[u8]) -> u16 {
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
 /// The place of an element in the order of all numbers.
-fn place_of(element: u16) -> i32 {
+#[inline]
+pub fn place_of(element: u16) -> i32 {
     i32::from(if element & 0x8000 == 0 { element | 0x8000 } else { !element })
 }
 
@@ -153,7 +155,7 @@ const fn class_of(upper: usize, f16: bool) -> usize {
 }
 
 /// By these bits: the class, and a number whose byte of that class is 1.
-struct Classes {
+pub struct Classes {
     of: [u8; 512],
     ones: [u128; 512],
 }
@@ -170,19 +172,27 @@ const fn classes(f16: bool) -> Classes {
     classes
 }
 
-static BF16: Classes = classes(false);
-static F16: Classes = classes(true);
+pub static BF16: Classes = classes(false);
+pub static F16: Classes = classes(true);
 
 impl Classes {
-    fn counts(&self, window: &[u8]) -> [u8; CLASSES] {
-        let ones = window.chunks_exact(2).map(|bytes| self.ones[usize::from(element(bytes) >> 7)]);
-        ones.fold(0, |sum: u128, one| sum.wrapping_add(one)).to_le_bytes()
+    /// How many of at most 255 elements are of each class: in a byte each, that of the first class is the lowest.
+    #[inline]
+    pub fn counted(&self, elements: &[u8]) -> u128 {
+        let ones = elements.chunks_exact(2).map(|bytes| self.ones[usize::from(element(bytes) >> 7)]);
+        ones.fold(0, |sum: u128, one| sum.wrapping_add(one))
+    }
+
+    /// The class of an element.
+    #[inline]
+    pub fn of(&self, element: u16) -> usize {
+        self.of[usize::from(element >> 7)].into()
     }
 
     fn told_apart(&self, window: &[u8]) -> [u8; WINDOW] {
         let mut found = [NO_CLASS; WINDOW];
         for (class, bytes) in found.iter_mut().zip(window.chunks_exact(2)) {
-            *class = self.of[usize::from(element(bytes) >> 7)];
+            *class = self.of(element(bytes)) as u8;
         }
         found
     }
@@ -228,7 +238,7 @@ fn find(
     let classes = if kind == Kind::F16 { &F16 } else { &BF16 };
     let rank = |cursor: &Cursor| if cursor.next < cursor.end { scratch.ranks[cursor.next] } else { NEVER };
     for (number, window) in block.chunks(2 * WINDOW).enumerate() {
-        let counts = classes.counts(window);
+        let counts = classes.counted(window).to_le_bytes();
         let mut found = None;
         for cursor in &mut cursors {
             let past = cursor.seen + u32::from(counts[cursor.class]);

@@ -1,0 +1,181 @@
+//! Makes a patch: what differs between two versions of one layout, in as few bytes as can be.
+//!
+//! Each block gets the mode that costs least. Steps are coded with one class or, where the exponent of an element is
+//! known, sixteen: the probability of a change halves from one exponent to the next, so the gaps between elements
+//! of a class that change are shorter than those between all that do. It makes the bytes that Python's makes.
+
+use super::format::{self, Block, Header, Kind, Mode};
+use super::scan::{self, Steps};
+use super::{tune, PatchError};
+use crate::layout::Layout;
+
+/// A data section, and its digest.
+#[derive(Clone, Copy)]
+pub struct Side<'a> {
+    pub data: &'a [u8],
+    pub digest: &'a str,
+}
+
+/// Returns the patch that leads from one data section to another, bit for bit.
+///
+/// Digests are by `chunk_bytes`. With `classes` steps may be coded by class: fewer bytes, and a receiver that decodes
+/// looks at every element of the base. It is an error where a data section is not of the layout, and once the patch
+/// is not `wanted` any more.
+pub fn encode(
+    layout: &Layout,
+    chunk_bytes: u64,
+    base: Side,
+    target: Side,
+    classes: bool,
+    wanted: &dyn Fn() -> bool,
+) -> Result<Vec<u8>, PatchError> {
+    for side in [base, target] {
+        if side.data.len() as u64 != layout.nbytes {
+            let text =
+                format!("a data section of {} bytes; the layout has {}", side.data.len(), layout.nbytes);
+            return Err(PatchError(text));
+        }
+    }
+    let (base_digest, target_digest) = (base.digest.to_owned(), target.digest.to_owned());
+    let header = Header {
+        layout_id: layout.id.clone(),
+        nbytes: layout.nbytes,
+        chunk_bytes,
+        base: base_digest,
+        target: target_digest,
+    };
+    let mut patch = header.pack();
+    for blocks in format::groups(layout) {
+        if !wanted() {
+            return Err(PatchError("it took too long to make".to_owned()));
+        }
+        patch.extend_from_slice(&group(&blocks, base.data, target.data, classes));
+    }
+    Ok(patch)
+}
+
+/// A block as it is coded.
+type Coded = (Mode, Vec<u8>);
+
+/// Returns a group, coded in the way that takes the fewest bytes.
+fn group(blocks: &[Block], base: &[u8], target: &[u8], classes: bool) -> Vec<u8> {
+    let pair = |block: &Block| (&base[block.begin..block.end], &target[block.begin..block.end]);
+    let mut group =
+        Group { blocks, pairs: blocks.iter().map(pair).collect(), others: vec![None; blocks.len()] };
+    let kind = blocks[0].kind;
+    let plain = if kind == Kind::Plain { Kind::Plain } else { Kind::Integer };
+    let coded = group.coded(plain);
+    if classes && matches!(kind, Kind::Bf16 | Kind::F16) {
+        let by_class = group.coded(kind);
+        if by_class.len() < coded.len() {
+            return by_class;
+        }
+    }
+    coded
+}
+
+/// Blocks that share a table.
+struct Group<'a> {
+    blocks: &'a [Block],
+    pairs: Vec<(&'a [u8], &'a [u8])>,
+    others: Vec<Option<Coded>>, // without steps, where that was asked for
+}
+
+/// A block whose steps are told, by its place in the group.
+type Stepped = (usize, Vec<Steps>);
+
+impl Group<'_> {
+    /// Returns entries, table and bodies: with steps of this kind, or none if that is plain.
+    fn coded(&mut self, kind: Kind) -> Vec<u8> {
+        let (table, bodies) = if kind == Kind::Plain { (Vec::new(), Vec::new()) } else { self.stepped(kind) };
+        let mut bodies = bodies.into_iter().peekable();
+        let mut coded = Vec::with_capacity(self.blocks.len());
+        for index in 0..self.blocks.len() {
+            coded.push(match bodies.next_if(|(stepped, _)| *stepped == index) {
+                Some((_, body)) => (Mode::Steps, body),
+                None => self.other(index).clone(),
+            });
+        }
+        let mut out = Vec::new();
+        for (mode, body) in &coded {
+            format::pack_entry(*mode, body.len(), &mut out);
+        }
+        out.extend_from_slice(&table);
+        coded.iter().for_each(|(_, body)| out.extend_from_slice(body));
+        out
+    }
+
+    /// Returns the table of the blocks for which steps are best, and their bodies.
+    ///
+    /// Those for which they are not, even with a table of their own, leave this one to the others.
+    fn stepped(&mut self, kind: Kind) -> (Vec<u8>, Vec<(usize, Vec<u8>)>) {
+        let steps =
+            |(index, &(base, target)): (usize, &(&[u8], &[u8]))| (index, scan::steps(base, target, kind));
+        let mut found: Vec<Stepped> = self.pairs.iter().enumerate().map(steps).collect();
+        found.retain(|(_, steps)| changes(steps) > 0);
+        while !found.is_empty() {
+            let (table, bodies) = self.written(&found);
+            if bodies.len() == found.len() {
+                return (table, bodies);
+            }
+            let best = |index: usize| bodies.iter().any(|&(other, _)| other == index);
+            let alone: Vec<bool> =
+                found.chunks(1).map(|one| best(one[0].0) || !self.written(one).1.is_empty()).collect();
+            let all = alone.iter().all(|&alone| alone);
+            let mut alone = alone.into_iter();
+            found.retain(|&(index, _)| alone.next() == Some(true) && (!all || best(index)));
+        }
+        (Vec::new(), Vec::new())
+    }
+
+    /// Returns the table of some blocks, and the bodies of those for which steps are best.
+    fn written(&mut self, found: &[Stepped]) -> (Vec<u8>, Vec<(usize, Vec<u8>)>) {
+        let table = tune::table(&found.iter().map(|(_, steps)| &steps[..]).collect::<Vec<_>>());
+        let mut bodies = Vec::with_capacity(found.len());
+        for (index, steps) in found {
+            let body = tune::body(steps, &table);
+            if self.is_best(*index, body.len(), changes(steps)) {
+                bodies.push((*index, body));
+            }
+        }
+        (format::pack_table(&table), bodies)
+    }
+
+    fn is_best(&mut self, index: usize, nbytes: usize, changes: usize) -> bool {
+        let block = self.blocks[index];
+        nbytes < block.nbytes()
+            && (nbytes <= overwrite_least(changes, block.width) || nbytes <= self.other(index).1.len())
+    }
+
+    /// How a block is coded without steps.
+    fn other(&mut self, index: usize) -> &Coded {
+        let (block, (base, target)) = (&self.blocks[index], self.pairs[index]);
+        self.others[index].get_or_insert_with(|| overwritten(block, base, target))
+    }
+}
+
+fn changes(steps: &[Steps]) -> usize {
+    steps.iter().map(|class| class.gaps.len()).sum()
+}
+
+/// The bytes that overwriting so many elements takes at least.
+fn overwrite_least(changes: usize, width: usize) -> usize {
+    3 + changes / 8 + changes * width
+}
+
+/// Codes a block by what differs, or by all of it if that is less.
+fn overwritten(block: &Block, base: &[u8], target: &[u8]) -> Coded {
+    let width = block.width;
+    let at = scan::changed(base, target, width);
+    if at.is_empty() {
+        return (Mode::Unchanged, Vec::new());
+    }
+    if overwrite_least(at.len(), width) < block.nbytes() {
+        let elements = at.iter().flat_map(|&at| &target[at as usize * width..][..width]).copied();
+        let body = tune::overwrite(&scan::gaps_of(&at), elements);
+        if body.len() < block.nbytes() {
+            return (Mode::Overwrite, body);
+        }
+    }
+    (Mode::Raw, target.to_owned())
+}

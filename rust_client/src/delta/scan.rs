@@ -1,0 +1,171 @@
+//! Compares two blocks: which elements change, and by which steps.
+//!
+//! They are looked at 64 elements at a time. Where none of these changes they are only counted, by class all at
+//! once, in the bytes of one number.
+
+use super::format::{Kind, CLASSES};
+use super::steps::{element, place_of, Classes, BF16, F16};
+use std::convert::TryInto;
+
+const WINDOW: usize = 64;
+const SIDE: usize = 2 * WINDOW; // bytes
+
+/// What changes of one class in a block.
+#[derive(Default)]
+pub struct Steps {
+    /// How many elements of the class stay as they are before each that changes.
+    pub gaps: Vec<u32>,
+    /// From the place of an element to that of the other.
+    pub steps: Vec<i32>,
+}
+
+/// Compares two blocks of elements of 16 bits; returns what changes by class, of which `Kind::Integer` has one.
+pub fn steps(base: &[u8], target: &[u8], kind: Kind) -> Vec<Steps> {
+    match kind {
+        Kind::Bf16 => by_class(base, target, &BF16),
+        Kind::F16 => by_class(base, target, &F16),
+        _ => vec![flat(base, target)],
+    }
+}
+
+fn flat(base: &[u8], target: &[u8]) -> Steps {
+    let (mut found, mut next) = (Steps::default(), 0);
+    for (number, (old, new)) in base.chunks(SIDE).zip(target.chunks(SIDE)).enumerate() {
+        let mut mask = differ(old, new);
+        while mask != 0 {
+            let place = mask.trailing_zeros();
+            let at = (number * WINDOW) as u32 + place;
+            found.gaps.push(at - next);
+            found.steps.push(step(old, new, place));
+            next = at + 1;
+            mask &= mask - 1;
+        }
+    }
+    found
+}
+
+fn by_class(base: &[u8], target: &[u8], classes: &Classes) -> Vec<Steps> {
+    let mut found: Vec<Steps> = (0..CLASSES).map(|_| Steps::default()).collect();
+    let (mut seen, mut next) = ([0u32; CLASSES], [0u32; CLASSES]); // elements of each class
+    for (old, new) in base.chunks(SIDE).zip(target.chunks(SIDE)) {
+        let (mut mask, mut counted, mut here) = (differ(old, new), 0, 0u128);
+        while mask != 0 {
+            let place = mask.trailing_zeros();
+            here += classes.counted(&old[2 * counted..2 * place as usize]);
+            counted = place as usize;
+            let class = classes.of(element(&old[2 * counted..]));
+            let rank = seen[class] + (here >> (8 * class) & 255) as u32;
+            found[class].gaps.push(rank - next[class]);
+            found[class].steps.push(step(old, new, place));
+            next[class] = rank + 1;
+            mask &= mask - 1;
+        }
+        here += classes.counted(&old[2 * counted..]);
+        for (seen, count) in seen.iter_mut().zip(here.to_le_bytes()) {
+            *seen += u32::from(count);
+        }
+    }
+    found
+}
+
+fn step(old: &[u8], new: &[u8], place: u32) -> i32 {
+    let at = 2 * place as usize;
+    place_of(element(&new[at..])) - place_of(element(&old[at..]))
+}
+
+/// The elements of a window that differ, one bit each.
+fn differ(old: &[u8], new: &[u8]) -> u64 {
+    if old == new {
+        return 0;
+    }
+    if let (Ok(old), Ok(new)) = (old.try_into(), new.try_into()) {
+        return differ_whole(old, new);
+    }
+    let (mut old_side, mut new_side) = ([0; SIDE], [0; SIDE]); // it is the last: zeros follow in both
+    old_side[..old.len()].copy_from_slice(old);
+    new_side[..new.len()].copy_from_slice(new);
+    differ_whole(&old_side, &new_side)
+}
+
+fn differ_whole(old: &[u8; SIDE], new: &[u8; SIDE]) -> u64 {
+    const LOW: u64 = 0x7fff_7fff_7fff_7fff;
+    const TOGETHER: u64 = 1 << 48 | 1 << 33 | 1 << 18 | 1 << 3; // brings the lowest bits of four elements side by side
+    let words = |side: &[u8; SIDE]| {
+        let mut words = [0; SIDE / 8];
+        for (word, bytes) in words.iter_mut().zip(side.chunks_exact(8)) {
+            *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        }
+        words
+    };
+    words(old).iter().zip(words(new)).rev().fold(0, |mask, (&old, new)| {
+        let other = old ^ new;
+        let highest = (((other & LOW) + LOW) | other) & !LOW; // of each element that differs
+        mask << 4 | (highest >> 15).wrapping_mul(TOGETHER) >> 48 & 15
+    })
+}
+
+/// The elements of so many bytes that differ.
+pub fn changed(base: &[u8], target: &[u8], width: usize) -> Vec<u32> {
+    match width {
+        1 => changed_of::<1>(base, target),
+        2 => changed_of::<2>(base, target),
+        4 => changed_of::<4>(base, target),
+        _ => changed_of::<8>(base, target),
+    }
+}
+
+fn changed_of<const WIDTH: usize>(base: &[u8], target: &[u8]) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut next = 0;
+    for (old, new) in base.chunks(WINDOW * WIDTH).zip(target.chunks(WINDOW * WIDTH)) {
+        if old != new {
+            let elements = old.chunks_exact(WIDTH).zip(new.chunks_exact(WIDTH)).zip(next..);
+            found.extend(elements.filter(|((old, new), _)| old != new).map(|(_, at)| at));
+        }
+        next += WINDOW as u32;
+    }
+    found
+}
+
+/// The gaps before positions that rise.
+pub fn gaps_of(at: &[u32]) -> Vec<u32> {
+    let mut next = 0;
+    let gap = |&at: &u32| at - std::mem::replace(&mut next, at + 1);
+    at.iter().map(gap).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_element_of_a_window_is_told_from_its_neighbours() {
+        for length in [1, 2, 63, 64] {
+            for at in 0..length {
+                for bit in 0..16 {
+                    let old: Vec<u8> = (0..2 * length as u8).collect();
+                    let mut new = old.clone();
+                    new[2 * at + bit / 8] ^= 1 << (bit % 8);
+                    assert_eq!(differ(&old, &new), 1 << at);
+                    assert_eq!(changed(&old, &new, 2), [at as u32]);
+                }
+            }
+        }
+        assert_eq!(differ(&[0; SIDE], &[255; SIDE]), u64::MAX);
+    }
+
+    #[test]
+    fn ranks_are_counted_within_classes_over_windows() {
+        let element = |class: u16| ((96 + 2 * class) << 7).to_le_bytes();
+        let base: Vec<u8> = (0..200).flat_map(|at| element(at % 3)).collect();
+        let mut target = base.clone();
+        for at in [0usize, 3, 100, 199] {
+            target[2 * at] += 1;
+        }
+        let found = steps(&base, &target, Kind::Bf16);
+        assert_eq!((&found[0].gaps[..], &found[0].steps[..]), (&[0, 0][..], &[1, 1][..]));
+        assert_eq!(found[1].gaps, [33, 32]); // of 33 before 100, and 66 before 199
+        assert!(found[2].gaps.is_empty());
+        assert_eq!(steps(&base, &target, Kind::Integer)[0].gaps, [0, 2, 96, 98]);
+    }
+}

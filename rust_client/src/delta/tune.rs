@@ -1,0 +1,136 @@
+//! Chooses the codes for the steps of a group, and writes the bodies of its blocks in them.
+
+use super::format::{Large, Row, Table};
+use super::scan::Steps;
+use super::write::{bit_length, Writer};
+
+const PARAMETERS: u32 = 16; // of Exp-Golomb codes
+const LENGTHS: usize = 17; // of sizes, 0 among them
+
+/// The steps of a class in one block of which the size is above 1.
+#[derive(Default)]
+struct Larges {
+    gaps: Vec<u32>,
+    sizes: Vec<u32>, // less 2
+}
+
+impl Larges {
+    /// Appends those of a block; returns how many there are.
+    fn extend(&mut self, steps: &[i32]) -> usize {
+        let (before, mut next) = (self.gaps.len(), 0);
+        for (at, step) in steps.iter().enumerate() {
+            let size = step.unsigned_abs();
+            if size > 1 {
+                self.gaps.push((at - next) as u32);
+                self.sizes.push(size - 2);
+                next = at + 1;
+            }
+        }
+        self.gaps.len() - before
+    }
+}
+
+/// Chooses the codes for some blocks, whose steps are given by class.
+pub fn table(blocks: &[&[Steps]]) -> Table {
+    let classes = blocks.first().map_or(0, |block| block.len());
+    let of = |class| row(class, &blocks.iter().map(|block| &block[class]).collect::<Vec<_>>());
+    Table { classes, rows: (0..classes).filter_map(of).collect() }
+}
+
+fn row(class: usize, blocks: &[&Steps]) -> Option<Row> {
+    let counts = || blocks.iter().map(|block| block.gaps.len());
+    let (count, most) = (counts().sum::<usize>(), counts().max()?);
+    if count == 0 {
+        return None;
+    }
+    let mut larges = Larges::default();
+    let large_most = blocks.iter().map(|block| larges.extend(&block.steps)).max()?;
+    let (gap, _) = best_rice(blocks.iter().flat_map(|block| block.gaps.iter().copied()), count);
+    let (large_gap, gaps_cost) = best_rice(larges.gaps.iter().copied(), larges.gaps.len());
+    let (size, sizes_cost) = best_golomb(&larges.sizes, 0, 0);
+    let (every, every_cost) = best_golomb(&larges.sizes, 1, count - larges.sizes.len());
+    let width = bit_length(large_most as u32);
+    let large_cost = gaps_cost + sizes_cost + blocks.len() as u64 * u64::from(width);
+    let (large, size) = match width {
+        _ if large_cost > every_cost => (Large::Every, every),
+        0 => (Large::None, 0),
+        _ => (Large::Some(width, large_gap), size),
+    };
+    Some(Row { class, count: bit_length(most as u32), gap, large, size })
+}
+
+/// Returns the parameter that costs least of the three next to the mean, and the bits that it takes.
+fn best_rice(values: impl Iterator<Item = u32> + Clone, count: usize) -> (u32, u64) {
+    if count == 0 {
+        return (0, 0);
+    }
+    let count = count as u64;
+    let sum: u64 = values.clone().map(u64::from).sum();
+    let middle = bit_length((sum * 11 / (16 * count)) as u32).saturating_sub(1); // below 2^18: they are gaps
+    let cost =
+        |k: u32| count * u64::from(1 + k) + values.clone().map(|value| u64::from(value >> k)).sum::<u64>();
+    let costs = (middle.saturating_sub(1)..middle + 2).map(|k| (cost(k), k));
+    costs.min().map_or((0, 0), |(cost, k)| (k, cost))
+}
+
+/// Returns a good parameter for sizes, and the bits that they take with it. Given are those above 1, less 2; `more`
+/// is added to each, and `ones` are so many others, of size 1.
+fn best_golomb(sizes: &[u32], more: u32, ones: usize) -> (u32, u64) {
+    let mut lengths = [0; LENGTHS];
+    lengths[0] = ones as u64;
+    sizes.iter().for_each(|size| lengths[bit_length(size + 1) as usize] += 1);
+    let guess = |k: u32| -> u64 {
+        let each = lengths.iter().zip(0u32..);
+        each.map(|(count, length)| count * u64::from(1 + k + 2 * length.saturating_sub(k))).sum()
+    };
+    let k = (0..PARAMETERS).min_by_key(|&k| guess(k)).unwrap_or(0); // the first of several
+    let cost = |size: &u32| u64::from(2 * bit_length(size + more + (1 << k)) - 1 - k);
+    (k, ones as u64 * u64::from(1 + k) + sizes.iter().map(cost).sum::<u64>())
+}
+
+/// Writes the body of a block whose steps are given by class.
+pub fn body(block: &[Steps], table: &Table) -> Vec<u8> {
+    let mut writer = Writer::default();
+    let larges = |row: &Row| {
+        let mut larges = Larges::default();
+        if let Large::Some(..) = row.large {
+            larges.extend(&block[row.class].steps);
+        }
+        larges
+    };
+    let larges: Vec<Larges> = table.rows.iter().map(larges).collect();
+    for (row, larges) in table.rows.iter().zip(&larges) {
+        writer.number(block[row.class].gaps.len() as u32, row.count);
+        if let Large::Some(width, _) = row.large {
+            writer.number(larges.gaps.len() as u32, width);
+        }
+    }
+    for (row, larges) in table.rows.iter().zip(&larges) {
+        let Steps { gaps, steps } = &block[row.class];
+        writer.rice(gaps, row.gap);
+        writer.signs(steps);
+        match row.large {
+            Large::None => {}
+            Large::Every => {
+                let sizes: Vec<u32> = steps.iter().map(|step| step.unsigned_abs() - 1).collect();
+                writer.golomb(&sizes, row.size);
+            }
+            Large::Some(_, gap) => {
+                writer.rice(&larges.gaps, gap);
+                writer.golomb(&larges.sizes, row.size);
+            }
+        }
+    }
+    writer.end()
+}
+
+/// Writes the body of a block whose elements at these positions are overwritten.
+pub fn overwrite(gaps: &[u32], elements: impl Iterator<Item = u8>) -> Vec<u8> {
+    let (k, _) = best_rice(gaps.iter().copied(), gaps.len());
+    let mut writer = Writer::default();
+    writer.number(gaps.len() as u32 | k << 19, 24);
+    writer.rice(gaps, k);
+    let mut body = writer.end();
+    body.extend(elements);
+    body
+}
