@@ -37,6 +37,15 @@
 // or nobody is waited for.
 #define WB_WAIT_NOBODY 2
 
+// A version goes as it is,
+#define WB_ENCODING_RAW 0
+
+// by what has changed since the one that a worker runs, in the fewest bytes, where the publisher still has that,
+#define WB_ENCODING_DELTA 1
+
+// or the same in more bytes, which take less time to make and to decode.
+#define WB_ENCODING_DELTA_FLAT 2
+
 // What came of a call.
 typedef enum {
   // It is done.
@@ -254,6 +263,10 @@ typedef struct {
   wb_on_event on_event;
   // Passed on to it; alive and usable in any thread until the publisher is freed.
   void *user;
+  // How many versions of each model are kept in memory for patches to build on, at most 8, and how many bytes those
+  // may take together; 0: 2, and of any size. Only what is published as patches is kept.
+  size_t bases;
+  uint64_t bases_bytes_max;
 } wb_publisher_options;
 
 // What is asked of one publish. Zeros are the defaults; everything here is borrowed for the call.
@@ -273,6 +286,8 @@ typedef struct {
   uint32_t timeout_ms;
   // How many "all" are at least: who is missing is waited for. 0: as many as the publisher was told.
   size_t expect;
+  // How it goes to workers that take patches: WB_ENCODING_RAW, WB_ENCODING_DELTA or WB_ENCODING_DELTA_FLAT.
+  uint32_t encoding;
 } wb_publish_options;
 
 // What became of one publish.
@@ -296,6 +311,11 @@ typedef struct {
   uint64_t nanoseconds;
   // For a person; empty where the outcome says it all.
   const char *detail;
+  // How the version came to it: "raw" (all of it) or "delta-1" (a patch on what ran there); empty where nobody can
+  // tell.
+  const char *encoding;
+  // Bytes of that, without headers; what was lost and sent again is not counted.
+  uint64_t nbytes;
 } wb_outcome;
 
 #ifdef __cplusplus

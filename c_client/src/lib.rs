@@ -247,6 +247,10 @@ pub struct wb_publisher_options {
     pub on_event: wb_on_event,
     /// Passed on to it; alive and usable in any thread until the publisher is freed.
     pub user: *mut c_void,
+    /// How many versions of each model are kept in memory for patches to build on, at most 8, and how many bytes those
+    /// may take together; 0: 2, and of any size. Only what is published as patches is kept.
+    pub bases: usize,
+    pub bases_bytes_max: u64,
 }
 
 /// When a worker counts as being there: it runs the version,
@@ -255,6 +259,13 @@ pub const WB_WAIT_APPLIED: u32 = 0;
 pub const WB_WAIT_STAGED: u32 = 1;
 /// or nobody is waited for.
 pub const WB_WAIT_NOBODY: u32 = 2;
+
+/// A version goes as it is,
+pub const WB_ENCODING_RAW: u32 = 0;
+/// by what has changed since the one that a worker runs, in the fewest bytes, where the publisher still has that,
+pub const WB_ENCODING_DELTA: u32 = 1;
+/// or the same in more bytes, which take less time to make and to decode.
+pub const WB_ENCODING_DELTA_FLAT: u32 = 2;
 
 /// What is asked of one publish. Zeros are the defaults; everything here is borrowed for the call.
 #[repr(C)]
@@ -275,6 +286,8 @@ pub struct wb_publish_options {
     pub timeout_ms: u32,
     /// How many "all" are at least: who is missing is waited for. 0: as many as the publisher was told.
     pub expect: usize,
+    /// How it goes to workers that take patches: WB_ENCODING_RAW, WB_ENCODING_DELTA or WB_ENCODING_DELTA_FLAT.
+    pub encoding: u32,
 }
 
 /// What one worker did with a version. It lives as long as its receipt.
@@ -288,6 +301,11 @@ pub struct wb_outcome {
     pub nanoseconds: u64,
     /// For a person; empty where the outcome says it all.
     pub detail: *const c_char,
+    /// How the version came to it: "raw" (all of it) or "delta-1" (a patch on what ran there); empty where nobody can
+    /// tell.
+    pub encoding: *const c_char,
+    /// Bytes of that, without headers; what was lost and sent again is not counted.
+    pub nbytes: u64,
 }
 
 /// What became of one publish.

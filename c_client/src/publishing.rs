@@ -3,7 +3,8 @@
 use crate::inner::{array, c_text, copied, described, invalid, out, put, text_of, Fault, User};
 use crate::{
     wb_code, wb_event, wb_outcome, wb_publish_options, wb_published, wb_publisher, wb_publisher_options,
-    wb_receipt, wb_tensor, WB_WAIT_APPLIED, WB_WAIT_NOBODY, WB_WAIT_STAGED,
+    wb_receipt, wb_tensor, WB_ENCODING_DELTA, WB_ENCODING_DELTA_FLAT, WB_ENCODING_RAW, WB_WAIT_APPLIED,
+    WB_WAIT_NOBODY, WB_WAIT_STAGED,
 };
 use std::ffi::CString;
 use std::mem::size_of;
@@ -12,8 +13,10 @@ use std::ptr;
 use std::slice;
 use std::time::Duration;
 use weightbus_core::{
-    Error, PublishOptions, Publisher, PublisherBuilder, Receipt, Require, TensorView, Wait, WorkerEvent,
+    Encoding, Error, PublishOptions, Publisher, PublisherBuilder, Receipt, Require, TensorView, Wait, WorkerEvent,
 };
+
+const BASES: usize = 2; // as the crate has it
 
 /// # Safety
 ///
@@ -46,6 +49,11 @@ pub unsafe fn builder_of(options: *const wb_publisher_options) -> Result<Publish
         let millis = |given: u32, otherwise| if given == 0 { otherwise } else { given.into() };
         let (ping, lost_after) = (millis(options.ping_ms, 1000), millis(options.lost_after_ms, 5000));
         builder = builder.timing(Duration::from_millis(ping), Duration::from_millis(lost_after));
+    }
+    if (options.bases, options.bases_bytes_max) != (0, 0) {
+        let versions = if options.bases == 0 { BASES } else { options.bases };
+        let bytes_max = if options.bases_bytes_max == 0 { u64::MAX } else { options.bases_bytes_max };
+        builder = builder.bases(versions, bytes_max);
     }
     if options.insecure {
         builder = builder.insecure();
@@ -112,6 +120,15 @@ pub unsafe fn options_of(options: *const wb_publish_options) -> Result<PublishOp
     if options.timeout_ms > 0 {
         asked.timeout = Duration::from_millis(options.timeout_ms.into());
     }
+    asked.encoding = match options.encoding {
+        WB_ENCODING_RAW => Encoding::Raw,
+        WB_ENCODING_DELTA => Encoding::Delta,
+        WB_ENCODING_DELTA_FLAT => Encoding::DeltaFlat,
+        other => {
+            let text = format!("encoding is {}: WB_ENCODING_RAW, _DELTA or _DELTA_FLAT", other);
+            return Err(invalid(&text));
+        }
+    };
     asked.expect = Some(options.expect).filter(|&expect| expect > 0);
     Ok(asked)
 }
@@ -148,7 +165,7 @@ impl<'a> Views<'a> {
 /// What each worker did, as C reads it.
 pub struct Outcomes {
     all: Vec<wb_outcome>, // point into the next
-    _texts: Vec<[CString; 2]>,
+    _texts: Vec<[CString; 3]>,
     words: CString,
     receipt: Receipt,
 }
@@ -160,14 +177,17 @@ unsafe impl Sync for Outcomes {}
 impl Outcomes {
     fn of(receipt: Receipt) -> Outcomes {
         let text = |(name, worker): (&String, &weightbus_core::WorkerReceipt)| {
-            [c_text(name), c_text(&worker.detail)]
+            [c_text(name), c_text(&worker.detail), c_text(worker.encoding)]
         };
         let texts: Vec<_> = receipt.workers.iter().map(text).collect();
-        let look = |(worker, [name, detail]): (&weightbus_core::WorkerReceipt, &[CString; 2])| wb_outcome {
+        type Texts = [CString; 3];
+        let look = |(worker, [name, detail, encoding]): (&weightbus_core::WorkerReceipt, &Texts)| wb_outcome {
             worker: name.as_ptr(),
             outcome: outcome_name(worker.outcome),
             nanoseconds: worker.after.map_or(0, |after| after.as_nanos() as u64),
             detail: detail.as_ptr(),
+            encoding: encoding.as_ptr(),
+            nbytes: worker.nbytes,
         };
         let all = receipt.workers.values().zip(&texts).map(look).collect();
         Outcomes { all, _texts: texts, words: c_text(&receipt.to_string()), receipt }

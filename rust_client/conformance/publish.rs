@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use weightbus::{
-    Outcome, PublishOptions, Publisher, PublisherBuilder, Publishing, Receipt, Require, Wait, WorkerEvent,
-    WorkerState,
+    Encoding, Outcome, PublishOptions, Publisher, PublisherBuilder, Publishing, Receipt, Require, Wait,
+    WorkerEvent, WorkerState,
 };
 
 type Fault = Box<dyn Error>;
@@ -100,6 +100,11 @@ fn publish(publisher: &Publisher, told: &Value) -> Result<Publishing, Fault> {
         timeout: seconds("timeout").unwrap_or(defaults.timeout),
         grace: seconds("grace"),
         expect: told["expect"].as_u64().map(|count| count as usize),
+        encoding: match told["encoding"].as_str() {
+            Some("delta") => Encoding::Delta,
+            Some("flat") => Encoding::DeltaFlat,
+            _ => Encoding::Raw,
+        },
     };
     let file = std::fs::read(told["file"].as_str().ok_or("no file")?)?;
     Ok(publisher.publish_safetensors(told["model"].as_str().ok_or("no model")?, &file, &options)?)
@@ -119,7 +124,14 @@ fn answer(id: &Value, result: Result<Receipt, weightbus::Error>) {
     let of = |(name, worker): (&String, &weightbus::WorkerReceipt)| {
         let seconds = worker.after.map(|after| after.as_secs_f64());
         let outcome: Outcome = worker.outcome;
-        (name.clone(), json!({"state": outcome.name(), "seconds": seconds, "detail": worker.detail}))
+        let its = json!({
+            "state": outcome.name(),
+            "seconds": seconds,
+            "detail": worker.detail,
+            "encoding": worker.encoding,
+            "nbytes": worker.nbytes,
+        });
+        (name.clone(), its)
     };
     let workers: serde_json::Map<String, Value> = receipt.workers.iter().map(of).collect();
     say(&json!({

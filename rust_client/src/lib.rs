@@ -44,8 +44,8 @@ pub use limits::Timing;
 pub use machine::State;
 pub use model::{Model, Tensor, Weights, WeightsGuard};
 pub use publisher::{
-    Outcome, PublishOptions, Publisher, PublisherBuilder, Publishing, Receipt, Require, TensorView, Wait,
-    WorkerEvent, WorkerEventKind, WorkerReceipt, WorkerState, WorkerStatus,
+    Encoding, Outcome, PublishOptions, Publisher, PublisherBuilder, Publishing, Receipt, Require, TensorView,
+    Wait, WorkerEvent, WorkerEventKind, WorkerReceipt, WorkerState, WorkerStatus,
 };
 pub use raw::cast::Plain;
 pub use run::Event;

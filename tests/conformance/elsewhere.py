@@ -195,7 +195,9 @@ class ProcessPublisher:
 
 def _resolve(future: "Future[Any]", told: dict[str, Any]) -> None:
     workers = {
-        name: WorkerReceipt(name, its["state"], its["seconds"], its["detail"])
+        name: WorkerReceipt(
+            name, its["state"], its["seconds"], its["detail"], its["encoding"], its["nbytes"]
+        )
         for name, its in told["workers"].items()
     }
     fields = ("model", "epoch", "version", "nbytes", "seconds", "digest")

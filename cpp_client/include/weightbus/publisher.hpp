@@ -14,6 +14,10 @@ struct Outcome {
   std::string outcome;
   std::chrono::nanoseconds after{0};  // from the call to that; 0 while it is behind
   std::string detail;                 // for a person; empty where the outcome says it all
+  // How the version came to it: "raw" (all of it) or "delta-1" (a patch on what ran there), and
+  // bytes of that; empty where nobody can tell.
+  std::string encoding;
+  std::uint64_t nbytes = 0;
 };
 
 // What became of one publish.
@@ -34,6 +38,9 @@ struct PublishOptions {
   bool together = false;  // none applies before so many as are required have staged
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   std::size_t expect = 0;  // how many "all" are at least; 0: as the publisher was told
+  // How it goes to workers that take patches: as it is, or by what has changed since the version
+  // that they run; `delta_flat` takes more bytes, and less time to make and to decode.
+  enum class Encoding { raw, delta, delta_flat } encoding = Encoding::raw;
 };
 
 struct PublisherOptions {
@@ -45,6 +52,10 @@ struct PublisherOptions {
   std::string state;       // a folder that outlives it, and keeps its epoch; none with versions
   std::size_t expect = 0;  // how many workers "all" are at least
   bool insecure = false;   // listen where other hosts can connect: there are no keys here
+  // How many versions of each model are kept in memory for patches to build on, at most 8, and how
+  // many bytes those may take together; 0: 2, and of any size.
+  std::size_t bases = 0;
+  std::uint64_t bases_bytes_max = 0;
 
   // Told what becomes of workers ("joined", "lost", "stuck", "back", "left", "refused", "failed",
   // "wrong-digest", "notice"; `model` is the worker), in the publisher's own thread: it must not
@@ -83,6 +94,8 @@ class Publisher {
     raw.insecure = options.insecure;
     if (*on_event) raw.on_event = &hear;
     raw.user = on_event.get();
+    raw.bases = options.bases;
+    raw.bases_bytes_max = options.bases_bytes_max;
     wb_publisher* made = nullptr;
     const wb_code code = wb_bind(&raw, &made);
     if (code != WB_OK) return detail::error_of(code);
@@ -163,6 +176,7 @@ class Publisher {
     raw.together = options.together;
     raw.timeout_ms = milliseconds(options.timeout);
     raw.expect = options.expect;
+    raw.encoding = static_cast<std::uint32_t>(options.encoding);
     wb_receipt* made = nullptr;
     const wb_code code = publish(raw, &made);
     const detail::Handle<wb_receipt, wb_receipt_free> receipt(made);
@@ -180,7 +194,8 @@ class Publisher {
     for (std::size_t at = 0; at < count; ++at) {
       told.workers[workers[at].worker] = {workers[at].outcome,
                                           std::chrono::nanoseconds(workers[at].nanoseconds),
-                                          workers[at].detail};
+                                          workers[at].detail, workers[at].encoding,
+                                          workers[at].nbytes};
     }
     return told;
   }

@@ -32,6 +32,13 @@ impl Calls {
         self.open.values().find(|c| c.key == key && c.model == model && c.decision != Decision::Commit)
     }
 
+    /// A version came to a worker in this way.
+    pub(super) fn carried(&mut self, name: &str, model: &str, key: Key, encoding: &'static str, nbytes: u64) {
+        for call in self.open.values_mut().filter(|call| call.key == key && call.model == model) {
+            call.carried(name, encoding, nbytes);
+        }
+    }
+
     pub(super) fn end_at(&mut self, now: Time) {
         for call in self.open.values_mut() {
             call.end_at(now);

@@ -26,15 +26,15 @@ pub struct TensorView<'a> {
     pub bytes: &'a [u8],
 }
 
-/// The bytes of a layout, and their id.
+/// The bytes of a layout, and what they say.
 pub struct Header {
     pub bytes: Vec<u8>,
-    pub id: String,
-    pub nbytes: u64,
+    pub layout: Layout,
 }
 
-/// A version's bytes, which never change.
+/// The bytes of a version, or of a patch that leads to it. They never change.
 pub struct Content {
+    /// Of the version, as is the digest.
     pub header: Arc<Header>,
     pub plan: ChunkPlan,
     pub crcs: Vec<u32>,
@@ -48,6 +48,19 @@ impl Content {
     pub fn chunk(&self, index: u64) -> &[u8] {
         let span = self.plan.span(index);
         &self.block[span.start as usize..span.end as usize]
+    }
+
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.block
+    }
+
+    /// The bytes of a patch that leads to a version, in chunks as large as those.
+    pub fn of_patch(version: &Content, bytes: Vec<u8>) -> Content {
+        let plan = ChunkPlan { nbytes: bytes.len() as u64, ..version.plan };
+        let crcs = bytes.chunks(plan.chunk_bytes as usize).map(crc32c).collect();
+        let (header, digest) = (version.header.clone(), version.digest.clone());
+        Content { header, plan, crcs, digest, block: bytes, pool: Arc::default() }
     }
 }
 
@@ -124,7 +137,7 @@ impl Copier {
                 layout.nbytes
             ));
         }
-        let header = Header { bytes: header.to_vec(), id: layout.id, nbytes: layout.nbytes };
+        let header = Header { bytes: header.to_vec(), layout };
         self.fill(Arc::new(header), &[data], chunk_bytes)
     }
 
@@ -147,7 +160,7 @@ impl Copier {
 
     /// Copies the parts one after another, and hashes each chunk while it is in the cache.
     fn fill(&self, header: Arc<Header>, parts: &[&[u8]], chunk_bytes: u64) -> Result<Content, String> {
-        let plan = ChunkPlan::new(header.nbytes, chunk_bytes).ok_or("no size of a chunk")?;
+        let plan = ChunkPlan::new(header.layout.nbytes, chunk_bytes).ok_or("no size of a chunk")?;
         if plan.count() > CHUNKS_MAX {
             return Err(format!(
                 "{} bytes in chunks of {} are {} chunks; {} are allowed: make chunks larger",
@@ -174,7 +187,7 @@ impl Copier {
             }
             crcs.push(crc32c(chunk));
         }
-        let digest = digest(&header.id, chunk_bytes, &crcs);
+        let digest = digest(&header.layout.id, chunk_bytes, &crcs);
         Ok(Content { header, plan, crcs, digest, block, pool: self.pool.clone() })
     }
 }
@@ -223,7 +236,7 @@ fn lay_out(tensors: &[TensorView]) -> Result<(Header, Vec<usize>), String> {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(json.as_bytes());
     let layout = Layout::parse(&bytes).map_err(|LayoutError(text)| text)?; // names, sizes, no key twice
-    Ok((Header { id: layout.id, nbytes: layout.nbytes, bytes }, order))
+    Ok((Header { bytes, layout }, order))
 }
 
 #[cfg(test)]
@@ -260,7 +273,7 @@ mod tests {
         let file = [&content.header.bytes[..], &data].concat();
         assert_eq!(content.header.bytes.len() % 8, 0);
         let again = copier.copy_file(&file, 5).unwrap();
-        assert_eq!((&again.digest, &again.header.id), (&content.digest, &content.header.id));
+        assert_eq!((&again.digest, &again.header.layout.id), (&content.digest, &content.header.layout.id));
         assert!(copier.copy_file(&file[..file.len() - 1], 5).is_err());
         assert!(copier.copy_file(&file[..9], 5).is_err());
         assert!(copier.copy_file(&[], 5).is_err());

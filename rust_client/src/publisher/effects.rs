@@ -46,7 +46,8 @@ pub enum WorkerEventKind {
     Failed,
     /// It reports bytes that were not published, and never counts as done.
     WrongDigest,
-    /// Of no worker: a version was published to nobody, or the epoch has changed.
+    /// Nothing became of a worker: a version was published to nobody, or came to one as a whole though there was a
+    /// patch, or the epoch has changed.
     Notice,
 }
 
@@ -71,7 +72,7 @@ impl WorkerEventKind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerEvent {
     pub kind: WorkerEventKind,
-    /// Its name; empty for a notice.
+    /// Its name; empty for a notice that is of none.
     pub worker: String,
     pub text: String,
 }

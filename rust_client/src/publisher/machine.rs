@@ -12,27 +12,28 @@
 //! silence ──> lost
 //! ```
 //!
-//! It is of levels 1 to 3, and says `applied` on the data connection to whoever can (P22). There is no shared
-//! road, there are no patches, and nobody looks on (P23): to `observe` it answers `malformed`.
+//! It is of levels 1 to 3, offers patches (`patched.rs`), and says `applied` on the data connection to whoever can
+//! (P22). There is no shared road, and nobody looks on (P23): to `observe` it answers `malformed`.
 
 use super::calls::Calls;
 use super::content::Content;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
+use super::offer::{Offer, VersionPatch};
 use super::patience::{cost_of, Patience};
 use super::publication::{Asked, Publication, Require, Wait};
-use super::push::{Push, Step};
+use super::push::{topic_of, Push, Step};
 use super::roster::{Peer, Roster};
 use super::sessions::Absent;
 use super::status::WorkerStatus;
-use super::store::Store;
+use super::store::{Kept, Store};
 use crate::limits::Timing;
 use crate::messages::*;
 use crate::transfer::Time;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-const WHOLE_BYTES_MAX: u64 = 1 << 18; // of a version that travels with its announcement, to all who hear that
+/// Of a version that travels with its announcement, to all who hear that.
+pub const WHOLE_BYTES_MAX: u64 = 1 << 18;
 const TOKEN_BYTES: usize = 32;
 
 /// Says for how long this publisher has been running, by a clock that never stops.
@@ -52,7 +53,7 @@ pub struct Machine {
     pub(super) roster: Roster,
     pub(super) store: Store,
     pub(super) calls: Calls,
-    pub(super) pushes: BTreeMap<String, Push>, // by model, what was published last
+    pub(super) pushes: BTreeMap<String, Push>, // by topic: of each model what was published last, and a patch to that
     pub(super) absent: Absent,
     pub(super) renewed_at: Option<Time>,
     patience: Patience,
@@ -130,8 +131,8 @@ impl Machine {
     fn finish(&mut self) -> Vec<Effect> {
         self.store.prune();
         let store = &self.store;
-        self.pushes.retain(|model, push| {
-            store.models.get(model).map_or(false, |versions| versions.get(push.number).is_some())
+        self.pushes.retain(|_, push| {
+            store.models.get(&push.model).map_or(false, |versions| versions.get(push.number).is_some())
         });
         std::mem::take(&mut self.out)
     }
@@ -239,15 +240,20 @@ impl Machine {
         &mut self,
         id: u64,
         model: &str,
-        content: Arc<Content>,
+        offer: impl Into<Offer>,
         asked: Asked,
         started: Time,
         now: Time,
     ) -> Result<Vec<Effect>, String> {
         let names = self.targets(model, &asked)?;
+        let offer = offer.into();
+        for fault in &offer.faults {
+            self.tell(WorkerEventKind::Notice, "", format!("{}: {}", model, fault));
+        }
+        let content = offer.content.clone();
         let versions = self.store.models.entry(model.to_owned()).or_default();
         let pending = versions.pending;
-        let number = versions.number(content.clone());
+        let number = versions.number(offer);
         if let Some(pending) = pending {
             self.give_up(model, pending, "superseded by a newer publish", now);
         }
@@ -275,7 +281,7 @@ impl Machine {
         } else {
             versions.settle(number, call.asked.workers.as_deref());
         }
-        self.announce(&call, number, &content, &names, now);
+        self.announce(&call, number, &names, now);
         self.calls.open(call);
         self.settle(id, now);
         Ok(self.finish())
@@ -300,20 +306,16 @@ impl Machine {
     }
 
     /// Says that a version is there: to all, or to each that would not hear that (P6).
-    fn announce(
-        &mut self,
-        call: &Publication,
-        number: u64,
-        content: &Arc<Content>,
-        names: &[String],
-        now: Time,
-    ) {
+    fn announce(&mut self, call: &Publication, number: u64, names: &[String], now: Time) {
         let model = &call.model;
-        let announce = self.announcement(model, number, content, Some(call));
+        let announce = match self.store.models.get(model).and_then(|versions| versions.get(number)) {
+            Some(version) => self.announcement(model, version, Some(call)),
+            None => return,
+        };
         let all = call.asked.workers.is_none();
         if all {
             self.perform(Effect::Withdraw { model: model.clone() });
-            self.broadcast(model, number, content, announce.clone(), now);
+            self.broadcast(model, number, announce.clone(), now);
         }
         for name in names {
             let hears = |peer: &Peer| peer.lost || (all && peer.subscribed);
@@ -325,31 +327,33 @@ impl Machine {
     }
 
     /// Announces a version to all; begins to push it, unless it is so small that it goes along, or nobody listens.
-    fn broadcast(
-        &mut self,
-        model: &str,
-        number: u64,
-        content: &Arc<Content>,
-        mut announce: Announce,
-        now: Time,
-    ) {
-        self.pushes.remove(model);
-        let listened = self.roster.iter().any(|p| !p.lost && p.subscribed && p.wants(model));
+    /// Those who listen for a patch are pushed the first (D6).
+    fn broadcast(&mut self, model: &str, number: u64, mut announce: Announce, now: Time) {
+        self.end_pushes(model);
         let versions = self.store.models.entry(model.to_owned()).or_default();
-        let known = versions.announced_layout == content.header.id;
-        versions.announced_layout = content.header.id.clone();
+        let (content, patches) = match versions.get(number) {
+            Some(version) => (version.content.clone(), version.patches.clone()),
+            None => return,
+        };
+        let layout_id = &content.header.layout.id;
+        let known = versions.announced_layout == *layout_id;
+        versions.announced_layout = layout_id.clone();
+        let listeners = self.listeners(model, &patches);
         let small = content.plan.count() == 1 && content.plan.nbytes <= WHOLE_BYTES_MAX;
         let mut payload = if known { Payload::None } else { Payload::Layout(content.clone()) };
-        if listened && known && small {
+        if listeners.whole && known && small {
             announce.whole = Some(Whole { crc: content.crcs[0], digest: content.digest.clone() });
             payload = Payload::Chunk(content.clone(), 0);
-        } else if listened {
-            self.pushes.insert(model.to_owned(), Push::new(content.clone(), number, now));
+        } else if listeners.whole {
+            self.begin_push(Push::new(model, number, content.clone(), None, now));
+        }
+        if let Some(first) = patches.first().filter(|_| listeners.first) {
+            self.begin_push(Push::new(model, number, first.content.clone(), Some(first.id.clone()), now));
         }
         let topic = control_topic(model);
         self.perform(Effect::Broadcast { topic, message: FromPublisher::Announce(announce), payload });
-        if !listened {
-            self.broadcast_end(model, number, content); // nothing is pushed: who hears it all the same fetches
+        if !listeners.any {
+            self.broadcast_end(model, number, &content); // nothing is pushed: who hears it all the same fetches
         }
     }
 
@@ -359,20 +363,15 @@ impl Machine {
     }
 
     /// The announcement of a version; a committed one is for everybody to apply at once.
-    pub(super) fn announcement(
-        &self,
-        model: &str,
-        number: u64,
-        content: &Content,
-        call: Option<&Publication>,
-    ) -> Announce {
+    pub(super) fn announcement(&self, model: &str, version: &Kept, call: Option<&Publication>) -> Announce {
+        let content = &version.content;
         let together = call.map_or(false, Publication::together);
         let staged = together || call.map_or(false, |call| call.asked.wait == Wait::Staged);
         Announce {
             model: model.to_owned(),
             epoch: self.epoch(),
-            version: number,
-            layout: content.header.id.clone(),
+            version: version.number,
+            layout: content.header.layout.id.clone(),
             layout_bytes: content.header.bytes.len() as u64,
             nbytes: content.plan.nbytes,
             chunk_bytes: content.plan.chunk_bytes,
@@ -385,8 +384,8 @@ impl Machine {
             shared: None,
             hash: false,
             whole: None,
-            keep: false,
-            patches: Vec::new(),
+            keep: version.keep,
+            patches: version.patches.iter().map(VersionPatch::offered).collect(),
         }
     }
 
@@ -400,48 +399,78 @@ impl Machine {
         }
     }
 
-    pub(super) fn chunk(&self, model: &str, number: u64, content: &Content, index: u64) -> FromPublisher {
+    pub(super) fn chunk(
+        &self,
+        (model, number, patch): (&str, u64, Option<PatchId>),
+        content: &Content,
+        index: u64,
+    ) -> FromPublisher {
         FromPublisher::Chunk(Chunk {
             model: model.to_owned(),
             epoch: self.epoch(),
             version: number,
             index,
             crc: content.crcs[index as usize],
-            patch: None,
+            patch,
         })
     }
 
     // Pushing.
 
-    /// The models of which `push` has something to send now.
-    pub fn pushing(&self) -> impl Iterator<Item = &String> {
-        self.pushes.iter().filter(|(_, push)| push.ready()).map(|(model, _)| model)
+    fn begin_push(&mut self, push: Push) {
+        self.pushes.insert(push.topic(), push);
     }
 
-    /// The next chunks to publish of a model.
-    pub fn push(&mut self, model: &str, now: Time) -> Vec<Effect> {
-        self.step(model, now);
+    /// Pushes no more of what was published of a model.
+    pub(super) fn end_pushes(&mut self, model: &str) {
+        self.pushes.retain(|_, push| push.model != model);
+    }
+
+    /// Some worker has so many chunks of what is pushed.
+    pub(super) fn report_push(&mut self, said: &Progress, now: Time) {
+        let push = self.pushes.get_mut(&topic_of(&said.model, said.patch.as_ref()));
+        if let Some(push) = push.filter(|push| push.number == said.version && push.patch == said.patch) {
+            push.report(said.chunks, now);
+        }
+    }
+
+    /// The topics on which `push` has something to send now.
+    pub fn pushing(&self) -> impl Iterator<Item = &String> {
+        self.pushes.iter().filter(|(_, push)| push.ready()).map(|(topic, _)| topic)
+    }
+
+    /// The next chunks to publish on a topic.
+    pub fn push(&mut self, topic: &str, now: Time) -> Vec<Effect> {
+        self.step(topic, now);
         self.finish()
     }
 
-    fn step(&mut self, model: &str, now: Time) {
+    fn step(&mut self, topic: &str, now: Time) {
         let quiet = self.timing.quiet;
-        let (step, content, number) = match self.pushes.get_mut(model) {
-            Some(push) => (push.step(now, quiet), push.content.clone(), push.number),
+        let push = match self.pushes.get_mut(topic) {
+            Some(push) => push,
             None => return,
         };
+        let step = push.step(now, quiet);
+        let (model, number, content, patch) =
+            (push.model.clone(), push.number, push.content.clone(), push.patch.clone());
         match step {
             Step::Nothing => {}
             Step::Chunks(indexes) => {
                 for index in indexes {
-                    let message = self.chunk(model, number, &content, index);
+                    let message = self.chunk((&model, number, patch.clone()), &content, index);
                     let payload = Payload::Chunk(content.clone(), index);
-                    self.perform(Effect::Broadcast { topic: data_topic(model), message, payload });
+                    self.perform(Effect::Broadcast { topic: topic.to_owned(), message, payload });
                 }
             }
             Step::End => {
-                self.pushes.remove(model);
-                self.broadcast_end(model, number, &content);
+                self.pushes.remove(topic);
+                if patch.is_none() {
+                    return self.broadcast_end(&model, number, &content);
+                }
+                let end = OfVersion { patch, ..self.of_version(&model, number, &content) }; // D7
+                let message = FromPublisher::End(end);
+                self.perform(Effect::Broadcast { topic: topic.to_owned(), message, payload: Payload::None });
             }
         }
     }
@@ -461,9 +490,9 @@ impl Machine {
                 self.perform(Effect::Broadcast { topic, message, payload: Payload::None });
             }
         }
-        let models: Vec<String> = self.pushes.keys().cloned().collect();
-        for model in models {
-            self.step(&model, now);
+        let topics: Vec<String> = self.pushes.keys().cloned().collect();
+        for topic in topics {
+            self.step(&topic, now);
         }
         self.settle_all(now);
         self.finish()

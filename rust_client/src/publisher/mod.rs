@@ -8,11 +8,14 @@ pub mod machine;
 pub mod publication;
 pub mod receipt;
 
+mod bases;
 mod calls;
 mod distribution;
 mod endpoints;
 mod left_behind;
+mod offer;
 mod outlet;
+mod patched;
 mod patience;
 mod push;
 mod reports;
@@ -24,6 +27,7 @@ mod state;
 mod status;
 mod store;
 
+pub use bases::Encoding;
 pub use content::TensorView;
 pub use effects::{WorkerEvent, WorkerEventKind};
 pub use publication::{Require, Wait};
@@ -32,10 +36,11 @@ pub use status::{WorkerState, WorkerStatus};
 
 use crate::error::Error;
 use crate::fields::is_name;
-use crate::limits::{Timing, CHUNK_BYTES_MAX, INTEGER_MAX};
-use crate::messages::CommitMode;
+use crate::limits::{Timing, CHUNK_BYTES_MAX, INTEGER_MAX, PATCHES_MAX};
+use crate::messages::{CommitMode, Running};
 use crate::raw::socket::running_clock;
 use crate::threads::join_handle;
+use bases::Bases;
 use content::{Content, Copier};
 use distribution::Distribution;
 use endpoints::{check_exposure, Place};
@@ -54,6 +59,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+const BASES: usize = 2; // versions that patches may build on: what most workers run, and what those who missed it
 const CHUNK_BYTES: u64 = 1 << 20; // larger ones gained nothing when measured
 const ANSWER: Duration = Duration::from_secs(10); // that the thread gets to answer beyond a deadline
 const DAY: Duration = Duration::from_secs(86_400);
@@ -84,12 +90,23 @@ pub struct PublishOptions {
     /// How many "all" are at least: those that are missing are waited for, until they join and get there. Nothing:
     /// as many as the publisher was told to expect.
     pub expect: Option<usize>,
+    /// How it goes to workers that take patches.
+    pub encoding: Encoding,
 }
 
 impl Default for PublishOptions {
     fn default() -> PublishOptions {
         let Asked { workers, require, wait, timeout, .. } = Asked::default();
-        PublishOptions { workers, require, wait, together: false, timeout, grace: None, expect: None }
+        PublishOptions {
+            workers,
+            require,
+            wait,
+            together: false,
+            timeout,
+            grace: None,
+            expect: None,
+            encoding: Encoding::Raw,
+        }
     }
 }
 
@@ -105,6 +122,7 @@ pub struct PublisherBuilder {
     state: Option<PathBuf>,
     expect: usize,
     insecure: bool,
+    bases: (usize, u64),
     listener: Option<Listener>,
 }
 
@@ -155,6 +173,14 @@ impl PublisherBuilder {
         self
     }
 
+    /// How many versions of each model are kept in memory for patches to build on, 1 to 8, and how many bytes those may
+    /// take together: workers that run one of them are sent what has changed since. 2 versions are, of any size. Only
+    /// what is published as `Encoding::Delta` or `DeltaFlat`, while somebody takes patches, is kept.
+    pub fn bases(mut self, versions: usize, bytes_max: u64) -> PublisherBuilder {
+        self.bases = (versions, bytes_max);
+        self
+    }
+
     /// Listens where other hosts can connect, though whoever does gets the weights: there are no keys here.
     pub fn insecure(mut self) -> PublisherBuilder {
         self.insecure = true;
@@ -182,6 +208,10 @@ impl PublisherBuilder {
         }
         if !(1..=CHUNK_BYTES_MAX).contains(&self.chunk_bytes) {
             let text = format!("chunks of {} bytes; 1 to {} are allowed", self.chunk_bytes, CHUNK_BYTES_MAX);
+            return Err(Error::Setup(text));
+        }
+        if !(1..=PATCHES_MAX).contains(&self.bases.0) {
+            let text = format!("patches on {} versions; 1 to {} are allowed", self.bases.0, PATCHES_MAX);
             return Err(Error::Setup(text));
         }
         let timing = timing_of(self.ping, self.lost_after)?;
@@ -216,7 +246,8 @@ impl PublisherBuilder {
             chunk_bytes: self.chunk_bytes,
             expect: self.expect,
             lost_after: self.lost_after,
-            copiers: Mutex::default(),
+            bases: self.bases,
+            models: Mutex::default(),
             shared,
             thread: Mutex::new(Some(thread.map_err(broken("no thread for a publisher"))?)),
         })
@@ -293,9 +324,16 @@ pub struct Publisher {
     chunk_bytes: u64,
     expect: usize,
     lost_after: Duration,
-    copiers: Mutex<HashMap<String, Arc<Mutex<Copier>>>>,
+    bases: (usize, u64),
+    models: Mutex<HashMap<String, Arc<Mutex<Published>>>>,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What is kept of a model between two versions.
+struct Published {
+    copier: Copier,
+    bases: Bases,
 }
 
 /// A publish that is under way.
@@ -345,6 +383,7 @@ impl Publisher {
             state: None,
             expect: 0,
             insecure: false,
+            bases: (BASES, u64::MAX),
             listener: None,
         }
     }
@@ -410,14 +449,31 @@ impl Publisher {
         let began = Instant::now();
         let asked = self.asked(model, options)?;
         let until = began + asked.timeout;
-        let copier = lock(&self.copiers).entry(model.to_owned()).or_default().clone();
-        let mut copier = lock(&copier); // versions are numbered in the order in which they were copied
-        let content = copy(&mut copier)
+        let fresh = || {
+            let (count, bytes_max) = self.bases;
+            Arc::new(Mutex::new(Published { copier: Copier::default(), bases: Bases::new(count, bytes_max) }))
+        };
+        let its = lock(&self.models).entry(model.to_owned()).or_insert_with(fresh).clone();
+        let mut its = lock(&its); // versions are numbered in the order in which they were copied
+        let content = copy(&mut its.copier)
             .map_err(|text| Error::Setup(format!("{} cannot be published: {}", model, text)))?;
+        let takers = match options.encoding {
+            Encoding::Raw => Vec::new(),
+            _ => self.takers(model, &asked)?,
+        };
+        let to_all = asked.workers.is_none();
+        let offer = its.bases.offer(Arc::new(content), options.encoding, &takers, to_all, until);
         let (sender, answer) = channel();
-        let (model, content) = (model.to_owned(), Arc::new(content));
-        self.shared.leave(Work::Publish { model, content, asked, began, answer: sender })?;
+        let model = model.to_owned();
+        self.shared.leave(Work::Publish { model, offer, asked, began, answer: sender })?;
         Ok(Publishing { answer, until, shared: self.shared.clone() })
+    }
+
+    /// What each worker runs, of those that take patches and that a version is for.
+    fn takers(&self, model: &str, asked: &Asked) -> Result<Vec<Option<Running>>, Error> {
+        let (sender, answer) = channel();
+        self.shared.leave(Work::Takers(model.to_owned(), asked.workers.clone(), sender))?;
+        answer.recv_timeout(ANSWER).map_err(|_| self.shared.closed())
     }
 
     fn asked(&self, model: &str, options: &PublishOptions) -> Result<Asked, Error> {

@@ -62,6 +62,8 @@ struct Target {
     at: Option<Time>,
     detail: String,
     away_until: Option<Time>, // lost, and waited for
+    encoding: &'static str,   // how it came
+    nbytes: u64,
 }
 
 /// A call that is open.
@@ -123,8 +125,14 @@ impl Publication {
     /// One more worker that it is for.
     pub fn aim(&mut self, name: &str) {
         if !self.targets.contains_key(name) {
-            let fresh =
-                Target { outcome: Outcome::Behind, at: None, detail: String::new(), away_until: None };
+            let fresh = Target {
+                outcome: Outcome::Behind,
+                at: None,
+                detail: String::new(),
+                away_until: None,
+                encoding: "",
+                nbytes: 0,
+            };
             self.targets.insert(name.to_owned(), fresh);
             self.counts[Outcome::Behind as usize] += 1;
         }
@@ -146,6 +154,7 @@ impl Publication {
                 self.counts[Outcome::Behind as usize] += 1;
                 (target.outcome, target.at) = (Outcome::Behind, None);
                 target.detail.clear();
+                (target.encoding, target.nbytes) = ("", 0);
             }
         }
     }
@@ -160,6 +169,13 @@ impl Publication {
             target.at = Some(now).filter(|_| outcome != Outcome::Behind);
             target.detail = detail.to_owned();
             target.away_until = Some(now.saturating_add(grace)).filter(|_| outcome == Outcome::Lost);
+        }
+    }
+
+    /// The version came to a worker in this way.
+    pub fn carried(&mut self, name: &str, encoding: &'static str, nbytes: u64) {
+        if let Some(target) = self.targets.get_mut(name) {
+            (target.encoding, target.nbytes) = (encoding, nbytes);
         }
     }
 
@@ -272,6 +288,8 @@ impl Publication {
             outcome: target.outcome,
             after: target.at.map(|at| at.saturating_sub(self.started)),
             detail: target.detail.clone(),
+            encoding: target.encoding,
+            nbytes: target.nbytes,
         };
         Receipt {
             model: self.model.clone(),

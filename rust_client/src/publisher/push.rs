@@ -1,4 +1,4 @@
-//! Pushing a version's chunks on the data channel, at the pace of the fastest worker (P7).
+//! Pushing the chunks of a version, or of a patch that leads to it, at the pace of the fastest worker (P7).
 //!
 //! What does not fit into a subscriber's queue is dropped. So a push runs at most a window ahead of what the
 //! fastest worker has reported: that worker loses nothing, workers as fast as it lose nothing either, and slower
@@ -6,6 +6,7 @@
 //! the push ends early: pulling always works.
 
 use super::content::Content;
+use crate::messages::{data_topic, patch_topic, PatchId};
 use crate::transfer::Time;
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,10 +22,18 @@ pub enum Step {
     End,
 }
 
-/// One version on its way out.
+/// Where chunks of a version go out, or those of a patch.
+pub fn topic_of(model: &str, patch: Option<&PatchId>) -> String {
+    patch.map_or_else(|| data_topic(model), |_| patch_topic(model))
+}
+
+/// One version, or a patch that leads to it, on its way out.
 pub struct Push {
-    pub content: Arc<Content>,
+    pub model: String,
     pub number: u64,
+    pub content: Arc<Content>,
+    /// Which patch it is.
+    pub patch: Option<PatchId>,
     next: u64,
     reported: u64,
     moved_at: Time,
@@ -32,8 +41,14 @@ pub struct Push {
 }
 
 impl Push {
-    pub fn new(content: Arc<Content>, number: u64, now: Time) -> Push {
-        Push { content, number, next: 0, reported: 0, moved_at: now, stalled: false }
+    pub fn new(model: &str, number: u64, content: Arc<Content>, patch: Option<PatchId>, now: Time) -> Push {
+        let model = model.to_owned();
+        Push { model, number, content, patch, next: 0, reported: 0, moved_at: now, stalled: false }
+    }
+
+    /// Where it goes out (D6).
+    pub fn topic(&self) -> String {
+        topic_of(&self.model, self.patch.as_ref())
     }
 
     /// Some worker has so many chunks.

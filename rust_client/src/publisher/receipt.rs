@@ -1,5 +1,6 @@
 //! What a publish returns: what every worker did with a version, and when.
 
+use crate::messages::DELTA;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -59,6 +60,18 @@ pub struct WorkerReceipt {
     pub after: Option<Duration>,
     /// For a person; empty where the outcome says it all.
     pub detail: String,
+    /// How the version came to it: `raw` (all of it) or `delta-1` (a patch on what ran there); empty where nobody can
+    /// tell.
+    pub encoding: &'static str,
+    /// Bytes of that, without headers; what was lost and sent again is not counted.
+    pub nbytes: u64,
+}
+
+impl WorkerReceipt {
+    /// Whether the version came as a patch.
+    pub fn patched(&self) -> bool {
+        self.encoding == DELTA
+    }
 }
 
 /// What became of one publish.
@@ -93,6 +106,9 @@ impl fmt::Display for Receipt {
             write!(f, "; {} {}", name, worker.outcome.name())?;
             if let Some(after) = worker.after {
                 write!(f, " after {:.3} s", after.as_secs_f64())?;
+            }
+            if worker.patched() {
+                write!(f, " by {} ({} bytes)", worker.encoding, worker.nbytes)?;
             }
             if !worker.detail.is_empty() {
                 write!(f, ": {}", worker.detail)?;

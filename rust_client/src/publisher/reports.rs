@@ -1,9 +1,11 @@
 //! What workers ask for, and what they say that they do with versions, and how far a publisher believes it.
 
+use super::content::Content;
 use super::effects::{Payload, WorkerEventKind};
 use super::machine::Machine;
 use crate::messages::*;
 use crate::transfer::Time;
+use std::sync::Arc;
 
 impl Machine {
     // Giving versions out.
@@ -20,6 +22,10 @@ impl Machine {
             (Some(number), Some(content)) => (number, content),
             _ => return self.gone(name, fetch),
         };
+        if let Some(patch) = &fetch.patch {
+            return self.fetched_patch(name, fetch, patch, number, now);
+        }
+        self.told_why(name, fetch, number);
         if fetch.count == 0 {
             return self.describe(name, &fetch.model, number, fetch.layout);
         }
@@ -34,6 +40,11 @@ impl Machine {
             );
             return self.refuse_fetch(name, fetch, "range", &text);
         }
+        self.give(name, fetch, number, &content, now);
+    }
+
+    /// Gives out chunks of a version, or of the patch that was asked for.
+    pub(super) fn give(&mut self, name: &str, fetch: &Fetch, number: u64, content: &Arc<Content>, now: Time) {
         if let Some(versions) = self.store.models.get_mut(&fetch.model) {
             versions.left(name, number);
             if let Some(version) = versions.get_mut(number) {
@@ -42,18 +53,19 @@ impl Machine {
         }
         if let Some(peer) = self.roster.get_mut(name) {
             peer.note(&fetch.model, number, Doing::Receiving, None, now);
+            peer.comes_by(&fetch.model, fetch.patch.as_ref());
         }
         for index in fetch.first..fetch.first + fetch.count {
-            let chunk = self.chunk(&fetch.model, number, &content, index);
+            let chunk = self.chunk((&fetch.model, number, fetch.patch.clone()), content, index);
             self.send(name, chunk, Payload::Chunk(content.clone(), index));
         }
     }
 
-    fn content(&self, model: &str, number: u64) -> Option<std::sync::Arc<super::content::Content>> {
+    fn content(&self, model: &str, number: u64) -> Option<Arc<Content>> {
         Some(self.store.models.get(model)?.get(number)?.content.clone())
     }
 
-    fn refuse_fetch(&mut self, name: &str, fetch: &Fetch, code: &str, text: &str) {
+    pub(super) fn refuse_fetch(&mut self, name: &str, fetch: &Fetch, code: &str, text: &str) {
         if let Some(to) = self.roster.get(name).map(|peer| peer.identity.clone()) {
             self.refuse(&to, code, text, Some(fetch));
         }
@@ -80,7 +92,10 @@ impl Machine {
             version.receivers.insert(name.to_owned());
         }
         let call = self.calls.undecided(model, self.store.key(number));
-        let announce = self.announcement(model, number, &content, call);
+        let announce = match self.store.models.get(model).and_then(|versions| versions.get(number)) {
+            Some(version) => self.announcement(model, version, call),
+            None => return,
+        };
         let payload = if layout { Payload::Layout(content.clone()) } else { Payload::None };
         self.send(name, FromPublisher::Announce(announce), payload);
         let end = self.of_version(model, number, &content);
@@ -91,18 +106,19 @@ impl Machine {
 
     /// A worker says how far it is with a version (P14).
     pub(super) fn progress(&mut self, name: &str, said: &Progress, now: Time) {
-        let versions = match self.store.of(&said.model, said.epoch) {
-            Some(versions) if versions.had(said.version) => versions,
-            _ => return,
-        };
-        if let Some(push) = self.pushes.get_mut(&said.model).filter(|push| push.number == said.version) {
-            push.report(said.chunks, now);
+        if !self.store.of(&said.model, said.epoch).map_or(false, |versions| versions.had(said.version)) {
+            return;
         }
+        self.report_push(said, now);
         let peer = match self.roster.get_mut(name) {
             Some(peer) if peer.runs(&said.model) < (said.epoch, said.version) => peer, // P19
             _ => return,
         };
         let receiving = said.phase == Doing::Receiving;
+        let versions = match self.store.models.get_mut(&said.model) {
+            Some(versions) => versions,
+            None => return,
+        };
         let here = versions.get(said.version).is_some();
         if receiving && !here {
             return; // what it applies may be gone by now, if that takes so long
@@ -138,6 +154,7 @@ impl Machine {
                 peer.note(&said.model, said.version, Doing::Staged, None, now);
             }
         }
+        self.carried(name, said);
         self.calls_staged(name, &said.model, (said.epoch, said.version), now);
         let versions = self.store.models.get(&said.model);
         let committed = versions.map_or(false, |versions| {
@@ -164,6 +181,9 @@ impl Machine {
             return;
         }
         let key = (said.epoch, said.version);
+        if self.roster.get(name).map_or(false, |peer| peer.runs(&said.model) < key) {
+            self.carried(name, &said);
+        }
         if let Some(versions) = self.store.of(&said.model, said.epoch) {
             versions.left(name, said.version + 1);
         }

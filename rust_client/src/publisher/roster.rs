@@ -4,7 +4,7 @@
 //! sign of life: if one comes, the second is refused; if none comes, or its connection is gone, the name passes on.
 
 use super::effects::Identity;
-use crate::messages::{Doing, Hello, Progress, Running};
+use crate::messages::{Doing, Hello, PatchId, Progress, Running};
 use crate::transfer::{Key, Time};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -18,6 +18,8 @@ pub struct Incoming {
     pub phase: Doing,
     pub chunks: u64,
     pub since: Time, // when it last made progress
+    /// By which it comes, if by one.
+    pub patch: Option<PatchId>,
 }
 
 /// One worker, as the publisher knows it.
@@ -78,7 +80,8 @@ impl Peer {
                 }
             }
             _ => {
-                let incoming = Incoming { version, phase, chunks: chunks.unwrap_or(0), since: now };
+                let incoming =
+                    Incoming { version, phase, chunks: chunks.unwrap_or(0), since: now, patch: None };
                 self.incoming.insert(model.to_owned(), incoming);
             }
         }
@@ -86,6 +89,14 @@ impl Peer {
 
     pub fn note_progress(&mut self, said: &Progress, now: Time) {
         self.note(&said.model, said.version, said.phase, Some(said.chunks), now);
+        self.comes_by(&said.model, said.patch.as_ref());
+    }
+
+    /// What arrives of a model comes by this patch, or as a whole.
+    pub fn comes_by(&mut self, model: &str, patch: Option<&PatchId>) {
+        if let Some(incoming) = self.incoming.get_mut(model) {
+            incoming.patch = patch.cloned();
+        }
     }
 
     /// Whether it says nothing, though it was told of a version: it may have been stopped.

@@ -2,10 +2,10 @@
 //!
 //! Any thread hands it work, and waits for the answer. If the thread ends, for whatever reason, whoever waits is told.
 
-use super::content::Content;
 use super::distribution::Distribution;
 use super::effects::{Effect, WorkerEvent};
 use super::machine::Machine;
+use super::offer::Offer;
 use super::outlet::Queued;
 use super::publication::Asked;
 use super::receipt::Receipt;
@@ -14,7 +14,7 @@ use super::state::StateFolder;
 use super::status::WorkerStatus;
 use crate::bell::Bell;
 use crate::error::Error;
-use crate::messages::{control_topic, data_topic, encode};
+use crate::messages::{control_topic, data_topic, encode, patch_topic, Running};
 use crate::transfer::Time;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -36,11 +36,13 @@ pub type Condition = Box<dyn Fn(&Roster) -> bool + Send>;
 pub enum Work {
     Publish {
         model: String,
-        content: Arc<Content>,
+        offer: Offer,
         asked: Asked,
         began: Instant,
         answer: Sender<Answer>,
     },
+    /// What those run of a model who take patches, of all or of these workers.
+    Takers(String, Option<Vec<String>>, Sender<Vec<Option<Running>>>),
     Status(Sender<Roster>),
     /// Until then, at most.
     Watch(Condition, Instant, Sender<()>),
@@ -189,8 +191,8 @@ impl Loop {
         let busy = !self.with_room().is_empty();
         let wait = if busy { Duration::ZERO } else { next_tick.saturating_sub(self.now()) };
         self.take(wait)?;
-        for model in self.with_room() {
-            let effects = self.machine.push(&model, self.now());
+        for topic in self.with_room() {
+            let effects = self.machine.push(&topic, self.now());
             self.perform(effects);
         }
         if self.now() >= *next_tick {
@@ -203,9 +205,9 @@ impl Loop {
         Ok(())
     }
 
-    /// The models that are being pushed for which somebody's connection has room.
+    /// The topics of what is being pushed for which somebody's connection has room.
     fn with_room(&self) -> Vec<String> {
-        let room = |model: &&String| self.data.keeps_up(&data_topic(model));
+        let room = |topic: &&String| self.data.keeps_up(topic);
         self.machine.pushing().filter(room).cloned().collect()
     }
 
@@ -284,24 +286,20 @@ impl Loop {
                     self.watchers.push((condition, until, answer));
                     self.look();
                 }
-                Some(Work::Publish { model, content, asked, began, answer }) => {
-                    self.publish(&model, content, asked, began, answer);
+                Some(Work::Takers(model, workers, answer)) => {
+                    drop(answer.send(self.machine.takers(&model, workers.as_deref())));
+                }
+                Some(Work::Publish { model, offer, asked, began, answer }) => {
+                    self.publish(&model, offer, asked, began, answer);
                 }
             }
         }
     }
 
-    fn publish(
-        &mut self,
-        model: &str,
-        content: Arc<Content>,
-        asked: Asked,
-        began: Instant,
-        answer: Sender<Answer>,
-    ) {
+    fn publish(&mut self, model: &str, offer: Offer, asked: Asked, began: Instant, answer: Sender<Answer>) {
         self.ids += 1;
         let started = began.saturating_duration_since(self.begun);
-        match self.machine.publish(self.ids, model, content, asked, started, self.now()) {
+        match self.machine.publish(self.ids, model, offer, asked, started, self.now()) {
             Ok(effects) => {
                 self.open.insert(self.ids, answer);
                 self.perform(effects);
@@ -326,7 +324,7 @@ impl Loop {
                     self.data.send(message, now);
                 }
                 Effect::Withdraw { model } => {
-                    self.data.withdraw(&[control_topic(&model), data_topic(&model)]);
+                    self.data.withdraw(&[control_topic(&model), data_topic(&model), patch_topic(&model)]);
                 }
                 Effect::Resolve { id, receipt, achieved, missing } => {
                     self.resolve(id, receipt, achieved, missing)

@@ -230,7 +230,7 @@ impl Machine {
             if let Some(versions) = self.store.models.get_mut(model) {
                 versions.renew();
             }
-            self.pushes.remove(model);
+            self.end_pushes(model);
         }
         let before = std::mem::replace(&mut self.store.epoch, epoch);
         self.renewed_at = Some(now);

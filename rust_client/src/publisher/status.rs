@@ -75,7 +75,7 @@ pub(super) fn phase_of(
         Doing::Staged => format!("staged version {}", version),
         Doing::Receiving => {
             let kept = store.models.get(model).and_then(|versions| versions.get(version));
-            let count = kept.map_or(incoming.chunks, |kept| kept.content.plan.count());
+            let count = kept.map_or(incoming.chunks, |kept| kept.chunks_of(incoming.patch.as_ref()));
             format!("receiving version {}, {} of {} chunks here", version, incoming.chunks, count)
         }
     };

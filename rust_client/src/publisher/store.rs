@@ -5,6 +5,8 @@
 //! of versions, whatever workers do.
 
 use super::content::Content;
+use super::offer::{Offer, VersionPatch};
+use crate::messages::PatchId;
 use crate::transfer::Key;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,9 +19,23 @@ const DIGESTS_KEPT: usize = 1000; // versions that are gone but whose late ackno
 /// A version that is there.
 pub struct Kept {
     pub content: Arc<Content>,
+    /// Patches on it may come.
+    pub keep: bool,
+    /// That lead to it.
+    pub patches: Vec<VersionPatch>,
+    /// Names of the workers of which it was told why they take none of these.
+    pub unpatched: BTreeSet<String>,
     pub number: u64,
     /// Names of the workers that are still at it.
     pub receivers: BTreeSet<String>,
+}
+
+impl Kept {
+    /// How many chunks there are of it, or of one of its patches.
+    pub fn chunks_of(&self, patch: Option<&PatchId>) -> u64 {
+        let patch = self.patches.iter().find(|its| Some(&its.id) == patch);
+        patch.map_or(&self.content, |patch| &patch.content).plan.count()
+    }
 }
 
 /// The versions of one model.
@@ -52,16 +68,19 @@ impl Default for Versions {
 
 impl Versions {
     /// Takes a version in; returns its number.
-    pub fn number(&mut self, content: Arc<Content>) -> u64 {
+    pub fn number(&mut self, offer: impl Into<Offer>) -> u64 {
+        let Offer { content, keep, patches, .. } = offer.into();
         self.count += 1; // P1
-        self.kept.insert(self.count, Kept { content, number: self.count, receivers: BTreeSet::new() });
-        self.count
+        let (unpatched, number, receivers) = (BTreeSet::new(), self.count, BTreeSet::new());
+        self.kept.insert(number, Kept { content, keep, patches, unpatched, number, receivers });
+        number
     }
 
     /// Another epoch begins: nobody has anything of that yet.
     pub fn renew(&mut self) {
         for version in self.kept.values_mut() {
             version.receivers.clear();
+            version.patches.clear(); // of names that are no more (D2)
         }
         self.prune();
         self.digests.clear();
