@@ -197,10 +197,12 @@ func (l *loop) perform(effects []wbp.Effect) {
 // decode decodes a patch on a goroutine of its own: pings are answered meanwhile. (D5)
 func (l *loop) decode(job *wbp.Patching) {
 	defer l.decoding.Done()
+	begun := l.now()
 	fault := job.Run()
+	took := l.now() - begun
 	l.Lock()
 	defer l.Unlock()
-	l.perform(l.machine.Decoded(job, fault, l.now()))
+	l.perform(l.machine.Decoded(job, fault, took, l.now()))
 }
 
 // listen takes published messages from where the publisher says. If that is nowhere, everything

@@ -82,7 +82,7 @@ class Player {
       if (effect.do === "ready") this.#perform(this.#apply(effect.model));
       if (effect.do === "decode") {
         const fault = atOnce(patching(effect.job));
-        this.#perform(this.#machine.decoded(effect.job, fault, this.#now));
+        this.#perform(this.#machine.decoded(effect.job, fault, 0, this.#now));
       }
     }
   }

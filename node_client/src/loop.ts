@@ -98,8 +98,10 @@ export class WorkerLoop {
     while (this.#patches.length > 0) {
       await turned();
       const job = this.#patches[0] as Patching;
+      const begun = now();
       const fault = await inSlices(patching(job));
-      this.#guarded(() => this.machine.decoded(job, fault, now()));
+      const took = now() - begun;
+      this.#guarded(() => this.machine.decoded(job, fault, took, now()));
       this.#patches.shift();
     }
   }

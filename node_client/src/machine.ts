@@ -389,9 +389,9 @@ export class WorkerMachine {
     return this.slots.get(model)?.failed(text, now, intact, kept) ?? [];
   }
 
-  /** A patch was decoded: its version is whole, or there is a fault, and it is of no use. */
-  decoded(job: Patching, fault: string, now: number): Effect[] {
-    return this.slots.get(job.model)?.decoded(job, fault, now) ?? [];
+  /** A patch was decoded in so many milliseconds; or there is a fault, and it is of no use. */
+  decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
+    return this.slots.get(job.model)?.decoded(job, fault, took, now) ?? [];
   }
 
   // Time.

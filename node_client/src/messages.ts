@@ -164,7 +164,7 @@ export type WorkerMessage =
       readonly patch?: PatchId | undefined;
     })
   | (ByPatch & { readonly type: "staged" })
-  | (ByPatch & { readonly type: "applied" })
+  | (ByPatch & { readonly type: "applied"; readonly decode_us?: number | undefined })
   | (OfVersion & {
       readonly type: "failed";
       readonly code: string;

@@ -257,11 +257,11 @@ export class Slot {
   }
 
   /** A patch was decoded, and its version is whole; or, if there is a fault, all of it is fetched. */
-  decoded(job: Patching, fault: string, now: number): Effect[] {
+  decoded(job: Patching, fault: string, took: number, now: number): Effect[] {
     const held = this.holds.at("arriving");
     if (!job.live || held === null) return []; // something newer took its place, or it was aborted
     if (fault) return this.#fetchWhole(held, fault, now);
-    held.transfer.decoded();
+    held.transfer.decoded(took);
     this.holds.release(held.transfer);
     return this.#arrived(held, job.digest, now);
   }
@@ -282,7 +282,8 @@ export class Slot {
     const { announce, epoch, version, layout, transfer } = held;
     const together = announce.commit === "together"; // W14
     const sayStaged = together || announce.acknowledge === "staged";
-    const said = { model: this.model, epoch, version, digest, sayStaged, patch: transfer.patch };
+    const { patch, decodeUs } = transfer;
+    const said = { model: this.model, epoch, version, digest, sayStaged, patch, decodeUs };
     this.holds.move(this.holds.at("staged"), "newer");
     held.staged = { ...said, layout, data: held.buffer as Uint8Array };
     this.holds.move(held, "whole");
@@ -451,7 +452,8 @@ export class Slot {
 
   #sayApplied({ running, staged }: Held): Effect {
     const patch = staged.patch ?? undefined; // D11
-    return send({ type: "applied", model: this.model, ...running, patch });
+    const decode_us = staged.decodeUs || undefined;
+    return send({ type: "applied", model: this.model, ...running, patch, decode_us });
   }
 
   #sayFailed(failure: Failed): Effect {

@@ -36,6 +36,8 @@ export interface StagedVersion extends Key {
   readonly sayStaged: boolean;
   /** By which patch it came; null: as it is. */
   readonly patch: PatchId | null;
+  /** Microseconds that decoding it took; 0 where there was none. */
+  readonly decodeUs: number;
 }
 
 /** The bytes of what runs here, which patches build on. */

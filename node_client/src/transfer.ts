@@ -84,6 +84,8 @@ export class Transfer {
   here = 0;
   /** Times the whole did not match its digest. */
   restarts = 0;
+  /** Microseconds that decoding the patch took, once it is decoded. */
+  decodeUs = 0;
   /** From `end`. */
   digest: string | null = null;
   /** When the publisher was told last how far this is. */
@@ -259,8 +261,9 @@ export class Transfer {
     return this.#patching;
   }
 
-  /** The patch is decoded: neither it nor what it builds on is needed any more. */
-  decoded(): void {
+  /** The patch is decoded, in so many milliseconds: neither it nor its base is needed any more. */
+  decoded(took: number): void {
+    this.decodeUs = Math.round(took * 1000);
     this.#patching = null;
     this.buffer = NOTHING;
   }

@@ -14,6 +14,7 @@ import { type Frames, type Published, welcome } from "./published.js";
 
 type Fetch = Extract<WorkerMessage, { type: "fetch" }>;
 const TOPIC = Buffer.from("m/ctl");
+export const DECODE_MS = 5; // that the decoding of each patch is said to take
 
 export class Bench {
   now = 100_000;
@@ -53,7 +54,7 @@ export class Bench {
   decode(effects: readonly Effect[]): Effect[] {
     return effects.flatMap((effect) => {
       if (effect.do !== "decode") return [];
-      return this.machine.decoded(effect.job, atOnce(patching(effect.job)), this.now);
+      return this.machine.decoded(effect.job, atOnce(patching(effect.job)), DECODE_MS, this.now);
     });
   }
 

@@ -8,7 +8,7 @@ import { Keyring } from "../src/keyring.js";
 import { BUFFERS_MAX } from "../src/limits.js";
 import type { Patch } from "../src/messages.js";
 import { type Patching, patching } from "../src/patching.js";
-import { asked, Bench, kinds, sent } from "./bench.js";
+import { asked, Bench, DECODE_MS, kinds, sent } from "./bench.js";
 import { bytesOf, type Frames, header, Published, PublishedPatch, welcome } from "./published.js";
 import { Sealer } from "./sealed.js";
 
@@ -133,6 +133,7 @@ test("a patch leads to the version, and says so", () => {
   assert.deepEqual(bench.ready?.data, TWO.data);
   const [applied] = sent(bench.apply(), "applied");
   assert.deepEqual([applied?.digest, applied?.patch], [TWO.digest, patch.id]);
+  assert.equal(applied?.decode_us, DECODE_MS * 1000);
   assert.deepEqual(sent(bench.wait(1000), "applied")[0], applied, "it is said again");
 });
 
@@ -231,7 +232,7 @@ test("a snapshot that was given to another thread is nothing to build on", () =>
     let step = steps.next();
     while (!step.done) step = steps.next();
     assert.notEqual(step.value, "");
-    bench.machine.decoded(job, step.value, bench.now);
+    bench.machine.decoded(job, step.value, DECODE_MS, bench.now);
     bench.comesWhole(TWO);
   }
 });
@@ -365,7 +366,7 @@ test("a newer version overtakes one that is being decoded", () => {
   bench.tell(THREE, [patch.offered]);
   const last = steps.next();
   assert.ok(last.done && last.value !== "", "it ends before it writes another byte");
-  assert.deepEqual(bench.machine.decoded(job, last.value, bench.now), []);
+  assert.deepEqual(bench.machine.decoded(job, last.value, DECODE_MS, bench.now), []);
   bench.decode(bench.feed(patch));
   assert.deepEqual(bench.ready?.data, THREE.data);
 });

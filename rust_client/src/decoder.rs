@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 /// What decodes one patch after another, from the first on.
 pub struct Decoder {
@@ -51,7 +52,7 @@ fn run(shared: &Shared, jobs: &Receiver<Decoding>, stop: &AtomicBool) {
     }
 }
 
-fn tell(shared: &Shared, job: Decoding, done: Result<(), String>) {
+fn tell(shared: &Shared, job: Decoding, done: Result<Duration, String>) {
     let (model, key) = (job.model.clone(), job.key);
     shared.tell(&model, key, Outcome::Decoded(Box::new(job), done));
 }

@@ -23,6 +23,8 @@ pub struct Held {
     pub local: bool,
     /// By which patch it came.
     pub patch: Option<PatchId>,
+    /// Microseconds that this patch took to be decoded.
+    pub decode_us: u64,
     /// While it runs, if patches may build on it.
     pub base: Option<Base>,
     phase: Phase,
@@ -81,6 +83,7 @@ impl Holdings {
             digest: String::new(),
             local: false,
             patch: None,
+            decode_us: 0,
             base: None,
             phase: Phase::Announced,
         });

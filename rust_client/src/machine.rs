@@ -571,8 +571,8 @@ impl Machine {
         self.with(model, |slot| slot.dropped(key, now))
     }
 
-    /// A patch was decoded; or is of no use, and why.
-    pub fn decoded(&mut self, decoding: Decoding, done: Result<(), String>, now: Time) -> Vec<Effect> {
+    /// A patch was decoded, and how long that took; or it is of no use, and why.
+    pub fn decoded(&mut self, decoding: Decoding, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
         self.with(&decoding.model.clone(), |slot| slot.decoded(decoding, done, now))
     }
 

@@ -210,6 +210,7 @@ messages! {
     }
 
     /// A version, its digest, and the patch by which it comes: `staged`, `applied`, `end`, and `commit` without one.
+    #[derive(Default)]
     OfVersion {
         model: String = Fields::name,
         epoch: u64 = Fields::count,
@@ -217,6 +218,9 @@ messages! {
         digest: String = Fields::digest_or_empty, // in `applied` alone
         #[serde(skip_serializing_if = "Option::is_none")]
         patch: Option<PatchId> = patch_id,
+        /// Microseconds that decoding this patch took, which `applied` alone says; 0: that is not said.
+        #[serde(skip_serializing_if = "is_zero")]
+        decode_us: u64 = or(0, Fields::count),
     }
 
     Failed {
@@ -364,6 +368,10 @@ fn crc(fields: &Fields, field: &str) -> Result<u32, Fault> {
     fields.within(field, 0..=u64::from(u32::MAX)).map(|crc| crc as u32)
 }
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 fn patch_id(fields: &Fields, field: &str) -> Result<Option<PatchId>, Fault> {
     fields.nullable(field, |fields, field| PatchId::read(&fields.object(field)?))
 }
@@ -474,20 +482,19 @@ fn read_from_worker(fields: &Fields) -> Result<FromWorker, Fault> {
     })
 }
 
-/// A version whose digest is known.
+/// A version whose digest is known, and its patch.
 fn read_hashed(fields: &Fields) -> Result<OfVersion, Fault> {
-    fields.hex("digest", 64)?;
-    OfVersion::read(fields)
+    Ok(OfVersion { patch: patch_id(fields, "patch")?, ..read_commit(fields)? })
 }
 
-/// The same of a message that has no patch: such a field means nothing in it.
+/// The same of a message that has no patch: other fields mean nothing in it.
 fn read_commit(fields: &Fields) -> Result<OfVersion, Fault> {
     Ok(OfVersion {
         model: fields.name("model")?,
         epoch: fields.count("epoch")?,
         version: fields.positive("version")?,
         digest: fields.hex("digest", 64)?,
-        patch: None,
+        ..OfVersion::default()
     })
 }
 

@@ -74,8 +74,9 @@ impl fmt::Debug for Decoding {
 }
 
 impl Decoding {
-    /// Decodes it, unless that is stopped in the middle; says why it is of no use, if it is of none.
-    pub fn run(&mut self, stopped: &dyn Fn() -> bool) -> Result<(), String> {
+    /// Decodes it, unless that is stopped in the middle; says how long that took, or why it is of no use.
+    pub fn run(&mut self, stopped: &dyn Fn() -> bool) -> Result<Duration, String> {
+        let begun = Instant::now();
         let wanted = || self.wanted.strong_count() > 0 && !stopped();
         let patch = Patch::parse(&self.base.layout, &self.patch).map_err(|error| error.to_string())?;
         if patch.header.target != self.digest {
@@ -84,6 +85,7 @@ impl Decoding {
         if !self.base.copy_to(&mut self.version, &wanted) {
             return Err("what it builds on was being overwritten".to_owned());
         }
-        patch.apply_while(&mut self.version, None, &wanted).map_err(|error| error.to_string())
+        patch.apply_while(&mut self.version, None, &wanted).map_err(|error| error.to_string())?;
+        Ok(begun.elapsed())
     }
 }

@@ -45,8 +45,8 @@ pub enum Outcome {
     Dropped,
     /// The user's function has returned after its time was over, which was reported then.
     Late,
-    /// A patch was decoded; or is of no use, and why.
-    Decoded(Box<Decoding>, Result<(), String>),
+    /// A patch was decoded, and how long that took; or it is of no use, and why.
+    Decoded(Box<Decoding>, Result<Duration, String>),
 }
 
 /// Something that happened to a worker, for logs and screens.

@@ -17,6 +17,7 @@ use crate::segment::{Segment, Stamp};
 use crate::staging::{Buffer, Buffers};
 use crate::transfer::{Key, Payload, Piece, Proof, Time, Transfer, Want};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What may be otherwise next time, since bytes were damaged or memory was short: the next beacon
 /// tries again.
@@ -189,8 +190,8 @@ impl Slot {
         now: Time,
     ) -> Vec<Effect> {
         let (epoch, version) = (announce.epoch, announce.version);
-        let (model, patch) = (announce.model.clone(), None);
-        let end = OfVersion { model, epoch, version, digest: whole.digest, patch };
+        let (model, digest) = (announce.model.clone(), whole.digest);
+        let end = OfVersion { model, epoch, version, digest, ..OfVersion::default() };
         let mut effects = self.announced(announce, None, now, true);
         let piece = Piece { key: (epoch, version), patch: None, index: 0 };
         effects.extend(self.chunk(piece, Proof::Crc(whole.crc), Payload::Bytes(payload), now, true));
@@ -388,11 +389,12 @@ impl Slot {
     }
 
     /// A patch was decoded, and its version is whole; or all of it is to be fetched.
-    pub fn decoded(&mut self, job: Decoding, done: Result<(), String>, now: Time) -> Vec<Effect> {
+    pub fn decoded(&mut self, job: Decoding, done: Result<Duration, String>, now: Time) -> Vec<Effect> {
         self.decoding -= 1;
         let transfer = self.holds.arriving(job.key).filter(|transfer| transfer.waits_for(&job));
         match (transfer, done) {
-            (Some(transfer), Ok(())) => {
+            (Some(transfer), Ok(took)) => {
+                transfer.decode_us = took.as_micros() as u64;
                 transfer.buffer = job.version;
                 transfer.digest = Some(job.digest);
                 self.stage(now)
@@ -573,6 +575,7 @@ impl Slot {
             together = held.announce.commit == CommitMode::Together;
             if let Some(transfer) = held.transfer.take() {
                 held.patch = transfer.patch();
+                held.decode_us = transfer.decode_us;
                 let Transfer { layout, buffer, digest, .. } = transfer;
                 held.digest = digest.unwrap_or_default();
                 held.staged = Some(Staged {
@@ -818,12 +821,13 @@ impl Slot {
 
     fn say_applied(&self) -> Option<Effect> {
         let held = self.holds.at(Phase::Running)?;
-        Some(Effect::Send(FromWorker::Applied(self.of_version(held))))
+        let said = OfVersion { decode_us: held.decode_us, ..self.of_version(held) }; // D11
+        Some(Effect::Send(FromWorker::Applied(said)))
     }
 
     fn of_version(&self, held: &Held) -> OfVersion {
         let (epoch, version) = held.key;
         let (model, digest, patch) = (self.model.clone(), held.digest.clone(), held.patch.clone());
-        OfVersion { model, epoch, version, digest, patch }
+        OfVersion { model, epoch, version, digest, patch, decode_us: 0 }
     }
 }

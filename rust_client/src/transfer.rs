@@ -136,6 +136,8 @@ pub struct Transfer {
     pub digest: Option<String>,
     /// Why no patch arrives, though there are some.
     pub why: String,
+    /// Microseconds that decoding the patch took, once it is decoded.
+    pub decode_us: u64,
     patched: Option<Patched>,
     tries: u32, // times that nothing came for too long, since something did
     plan: ChunkPlan,
@@ -199,6 +201,7 @@ impl Transfer {
             reported_at: now,
             digest: None,
             why: String::new(),
+            decode_us: 0,
             patched: None,
             tries: 0,
             plan,

@@ -16,6 +16,7 @@ use weightbus::sealing::AVAILABLE;
 use weightbus::{Model, Tensor};
 
 const TICK: Duration = Duration::from_millis(100);
+const TOOK: Duration = Duration::from_micros(1234); // decoding each patch, as the worker is told
 
 struct AnyLayout;
 
@@ -144,7 +145,7 @@ impl World {
             let effects = self.machine.tick(self.now);
             self.perform(effects);
             for mut job in std::mem::take(&mut self.jobs) {
-                let done = job.run(&|| false);
+                let done = job.run(&|| false).map(|_| TOOK);
                 let effects = self.machine.decoded(job, done, self.now);
                 self.perform(effects);
             }
@@ -190,7 +191,10 @@ impl World {
     /// The patch that a version came by, as it was told.
     fn applied(&self, number: u64) -> Option<PatchId> {
         let applied = self.publisher.applied.iter().rfind(|applied| applied.version == number);
-        applied.expect("it was applied").patch.clone()
+        let applied = applied.expect("it was applied");
+        let took = if applied.patch.is_some() { TOOK } else { Duration::ZERO };
+        assert_eq!(Duration::from_micros(applied.decode_us), took);
+        applied.patch.clone()
     }
 
     fn topic(&self) -> &str {
@@ -406,7 +410,7 @@ fn a_newer_version_takes_the_place_of_one_that_is_being_decoded() {
     let three = Version { number: 3, ..after(&first()) };
     world.announce(&three);
     assert!(job.run(&|| false).is_err(), "nobody wants it any more");
-    let effects = world.machine.decoded(job, Ok(()), world.now);
+    let effects = world.machine.decoded(job, Ok(TOOK), world.now);
     world.perform(effects);
     assert!(world.ready.is_empty(), "it is of no use to anybody");
     world.wait(5 * TICK);

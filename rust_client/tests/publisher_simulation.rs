@@ -561,7 +561,8 @@ fn who_reports_other_bytes_never_counts() {
     publisher.publish(1, MODEL, content, Asked::default(), now, now).unwrap();
     let mut say = |digest: &str, epoch: u64| {
         let (model, digest) = (MODEL.to_owned(), digest.to_owned());
-        let applied = FromWorker::Applied(OfVersion { model, epoch, version: 1, digest, patch: None });
+        let said = OfVersion { model, epoch, version: 1, digest, ..OfVersion::default() };
+        let applied = FromWorker::Applied(said);
         let told = publisher.receive(b"w", &encode(&applied), 0, now);
         let wrong = |effect: &Effect| matches!(effect, Effect::Tell(e) if e.kind == weightbus::WorkerEventKind::WrongDigest);
         let resolved = |effect: &Effect| matches!(effect, Effect::Resolve { achieved: true, .. });

@@ -3,6 +3,7 @@
 Whatever is wrong with a patch, the worker gets all of the version, and says why it had to.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ SMALL_CHUNKS = 512  # bytes, where a patch is to have several
 PUSHES = 20  # patches, of which one is pushed at the latest
 SMALLER = 3  # times, at least, that a patch of little is smaller than the version
 ELEMENTS = 60_000
+DECODE_US_LEAST = 10  # nobody hashes two times 120 kB faster: the unit is none that is larger
 
 PLACE = spec(w=("F16", [ELEMENTS]), b=("F32", [77]))
 
@@ -136,6 +138,36 @@ def patched(stage: Stage) -> None:
     training.weights = {**training.weights, "more": np.zeros(9, np.int64)}
     training.publish("raw")  # another layout
     training.publish("delta-1")
+
+
+def patched_decode_time(stage: Stage) -> None:
+    """says with every report how long the patch took to be decoded by which a version came"""
+    stage.open()
+    stage.worker()
+    training = Training(stage)
+    training.publish("raw")
+    for version in (2, 3):
+        begun = time.monotonic()
+        training.publish("delta-1")
+        most = 1e6 * (time.monotonic() - begun)
+        took = decode_us(stage, version)
+        expect(
+            len(took) == 1 and DECODE_US_LEAST <= min(took) <= most,
+            f"version {version} was there after {most:.0f} us, and decoded in {took}",
+        )
+    check_came(stage.publish(training.step()), "raw")
+    took = decode_us(stage, 4)
+    expect(took == {0}, f"what came as a whole was decoded in {took} us")
+
+
+def decode_us(stage: Stage, version: int) -> set[int]:
+    """Return what is said of how long a version took to be decoded, once that was repeated."""
+
+    def of_it(passing: Passing) -> bool:
+        return bool(passing.header["version"] == version)
+
+    stage.proxy.wait_seen("applied", of_it, count=2)
+    return {p.header.get("decode_us", 0) for p in stage.proxy.seen("applied", of_it)}
 
 
 def patched_late_join(stage: Stage) -> None:

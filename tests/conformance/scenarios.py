@@ -86,6 +86,7 @@ PLAYS: tuple[tuple[Play, tuple[bool, ...]], ...] = (
     (publishing.shared_road_overtaken, BOTH),
     (overwriting.shared_road_overwritten, PLAIN),
     (patching.patched, BOTH),
+    (patching.patched_decode_time, PLAIN),
     (patching.patched_late_join, BOTH),
     (patching.patched_missed_versions, BOTH),
     (patching.patched_models, PLAIN),

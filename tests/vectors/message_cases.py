@@ -140,7 +140,7 @@ PATCHING: dict[tuple[str, str], dict[str, Field]] = {
     ("from_worker", "fetch"): {**OF_PATCH, "unpatched": ("label", "")},
     ("from_worker", "progress"): OF_PATCH,
     ("from_worker", "staged"): OF_PATCH,
-    ("from_worker", "applied"): OF_PATCH,
+    ("from_worker", "applied"): {**OF_PATCH, "decode_us": ("count", 0)},
     ("from_publisher", "announce"): {"keep": ("boolean", False), "patches": ("patches", [])},
     ("from_publisher", "chunk"): OF_PATCH,
     ("from_publisher", "sealed_chunk"): OF_PATCH,
@@ -324,6 +324,19 @@ def sample(kind: str) -> object:
     return INTEGERS[kind][0] + 3 if kind in INTEGERS else copy.deepcopy(SAMPLES[kind])
 
 
+def extremes(kind: str) -> dict[str, object]:
+    """Return what values of a kind may just be, and what each is called."""
+    return {str(i): i for i in INTEGERS.get(kind, ())} | EXTREMES.get(kind, {})
+
+
+def bad_values(kind: str) -> list[object]:
+    """Return values that are none of a kind."""
+    if kind not in INTEGERS:
+        return BAD_VALUES.get(kind, [])
+    least, greatest = INTEGERS[kind]
+    return [least - 1, greatest + 1, least + 0.5, str(least), True, None]
+
+
 def payload_of(kind: str, *, optional: bool) -> list[bytes]:
     """Return the payload frames of a message: those it must have, or those it may have as well."""
     if kind in ("chunk", "sealed_chunk"):
@@ -406,7 +419,7 @@ def patching_cases() -> Iterator[Json]:
         header = message(kind, known, full=False)
         payloads = payload_of(kind, optional=False)
         for field, (value_kind, default) in fields.items():
-            values = {"given": sample(value_kind)} | EXTREMES.get(value_kind, {})
+            values = {"given": sample(value_kind)} | extremes(value_kind)
             for shown, value in values.items():
                 if value == default:
                     continue
@@ -414,7 +427,7 @@ def patching_cases() -> Iterator[Json]:
                 expect = ok(changed, {**known, field: (value_kind, REQUIRED)}, len(payloads))
                 name = f"{direction} {kind} {field} {shown}"
                 yield case(name, direction, [text_of(changed), *payloads], expect)
-            for number, value in enumerate(BAD_VALUES[value_kind]):
+            for number, value in enumerate(bad_values(value_kind)):
                 frames = [text_of({**header, field: value}), *payloads]
                 name = f"{direction} {kind} bad {field} {number}"
                 yield case(name, direction, frames, MALFORMED)
@@ -457,7 +470,7 @@ def _valid(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Json
     header = message(kind, fields, full=False)
     payloads = payload_of(kind, optional=False)
     for field, (value_kind, _) in fields.items():
-        values = {str(i): i for i in INTEGERS.get(value_kind, ())} | EXTREMES.get(value_kind, {})
+        values = extremes(value_kind)
         for shown, value in values.items():
             changed = {**header, field: value}
             expect = ok(changed, fields, len(payloads))
@@ -473,12 +486,8 @@ def _broken(direction: str, kind: str, fields: dict[str, Field]) -> Iterator[Jso
             less = {n: v for n, v in header.items() if n != field}
             frames = [text_of(less), *payloads]
             yield case(f"{direction} {kind} without {field}", direction, frames, MALFORMED)
-        bad = list(BAD_VALUES.get(value_kind, ()))
-        if value_kind in INTEGERS:
-            least, greatest = INTEGERS[value_kind]
-            bad = [least - 1, greatest + 1, least + 0.5, str(least), True, None]
         frames_after = [LAYOUT] if value_kind == "whole" else payloads
-        for number, value in enumerate(bad):
+        for number, value in enumerate(bad_values(value_kind)):
             frames = [text_of({**header, field: value}), *frames_after]
             name = f"{direction} {kind} bad {field} {number}"
             yield case(name, direction, frames, MALFORMED)

@@ -128,7 +128,7 @@ func (p *player) perform(effects []wbp.Effect) {
 		case wbp.Ready:
 			p.perform(p.apply(effect.Version))
 		case wbp.DecodePatch:
-			p.perform(p.machine.Decoded(effect.Job, effect.Job.Run(), p.now))
+			p.perform(p.machine.Decoded(effect.Job, effect.Job.Run(), 0, p.now))
 		case wbp.Renamed:
 			p.runs[effect.Model] = effect.Key.Version
 		}

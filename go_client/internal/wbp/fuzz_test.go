@@ -242,7 +242,7 @@ func feed(t *testing.T, m *Machine, how byte, frames [][]byte, now time.Duration
 				effects = append(effects, m.Dropped(v, now)...)
 			}
 		case DecodePatch:
-			effects = append(effects, m.Decoded(effect.Job, effect.Job.Run(), now)...)
+			effects = append(effects, m.Decoded(effect.Job, effect.Job.Run(), 0, now)...)
 		}
 	}
 }

@@ -87,6 +87,8 @@ type (
 		Version int64    `json:"version"`
 		Digest  string   `json:"digest"`
 		Patch   *PatchID `json:"patch,omitempty"`
+		// DecodeUS is how many microseconds decoding this patch took; 0: that is not said.
+		DecodeUS int64 `json:"decode_us,omitempty"`
 	}
 	// Failed says that the worker will not run a version, and why.
 	Failed struct {

@@ -43,9 +43,9 @@ func (j *Patching) Run() (fault string) {
 	return ""
 }
 
-// Decoded takes the word that a patch was decoded; or that it is of no use, and why.
-func (m *Machine) Decoded(job *Patching, fault string, now time.Duration) []Effect {
-	return m.slots[job.Model].decoded(job, fault, now)
+// Decoded takes the word that a patch was decoded, and how long that took; or that it is of no use, and why.
+func (m *Machine) Decoded(job *Patching, fault string, took, now time.Duration) []Effect {
+	return m.slots[job.Model].decoded(job, fault, took, now)
 }
 
 // begins returns what a version arrives by: a patch on what runs here, else itself. (D4)
@@ -133,7 +133,7 @@ func (s *slot) decode(v *held) []Effect {
 }
 
 // decoded takes note that a version is whole; or that all of it is to be fetched.
-func (s *slot) decoded(job *Patching, fault string, now time.Duration) []Effect {
+func (s *slot) decoded(job *Patching, fault string, took, now time.Duration) []Effect {
 	t, v := job.transfer, s.holds.at(arriving)
 	t.job = nil
 	if job.unwanted.Load() { // something newer took its place, or it was aborted
@@ -145,6 +145,7 @@ func (s *slot) decoded(job *Patching, fault string, now time.Duration) []Effect 
 		return s.giveUp(v, fault, now)
 	}
 	s.holds.letGo(t)
+	t.took = took
 	return s.arrived(v, now)
 }
 

@@ -10,7 +10,10 @@ import (
 	"time"
 )
 
-const patchChunk = 250 // bytes: a version has two chunks, and a patch one
+const (
+	patchChunk = 250 // bytes: a version has two chunks, and a patch one
+	decodeTime = 1234 * time.Microsecond
+)
 
 // patchedVersion returns one of 30 bytes, which change, and 300, which do not.
 func patchedVersion(number int64, value byte) *published {
@@ -139,7 +142,7 @@ func (k *taker) decode() {
 	for len(k.jobs) > 0 {
 		job := k.jobs[0]
 		k.jobs = k.jobs[1:]
-		k.do(k.Decoded(job, job.Run(), k.now))
+		k.do(k.Decoded(job, job.Run(), decodeTime, k.now))
 	}
 }
 
@@ -174,6 +177,9 @@ func (k *taker) serve(p *published) string {
 	applied := k.said[len(k.said)-1].(*Applied)
 	if applied.Digest != p.digest || applied.Version != p.announce.Version {
 		k.t.Fatalf("%+v", applied)
+	}
+	if took := time.Duration(applied.DecodeUS) * time.Microsecond; took != 0 && took != decodeTime || (took == 0) != (applied.Patch == nil) {
+		k.t.Fatalf("%+v was decoded in %v", applied.Patch, took)
 	}
 	if applied.Patch == nil {
 		return "raw"
@@ -478,7 +484,7 @@ func TestANewerVersionWhileAPatchIsDecoded(t *testing.T) {
 	if fault := job.Run(); fault == "" {
 		t.Fatal("it was decoded to the end")
 	} else {
-		k.do(k.Decoded(job, fault, k.now))
+		k.do(k.Decoded(job, fault, decodeTime, k.now))
 	}
 	if h.buffers.taken != 0 || h.base != nil || len(k.unpatched) > 0 {
 		t.Fatalf("%d buffers are taken, %v", h.buffers.taken, k.unpatched)

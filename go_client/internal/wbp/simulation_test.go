@@ -246,7 +246,7 @@ func (w *world) perform(effects []Effect) {
 			w.jobs++
 			w.after(time.Duration(w.rng.Intn(500))*time.Millisecond, func() {
 				w.jobs--
-				w.perform(w.machine.Decoded(effect.Job, effect.Job.Run(), w.now))
+				w.perform(w.machine.Decoded(effect.Job, effect.Job.Run(), 0, w.now))
 			})
 		case Unpatched:
 			w.unpatched++

@@ -365,7 +365,8 @@ func (s *slot) completed(v *held, now time.Duration) []Effect {
 func (s *slot) arrived(v *held, now time.Duration) []Effect {
 	together := v.announce.Commit == "together" // W14
 	v.version = &Version{Model: s.model, Key: v.Key, Layout: v.transfer.Layout, Digest: v.transfer.Digest,
-		Shared: v.shared, Patch: v.transfer.by(), data: v.buffer, sayStaged: together || v.announce.Acknowledge == "staged"}
+		Shared: v.shared, Patch: v.transfer.by(), data: v.buffer, took: v.transfer.took,
+		sayStaged: together || v.announce.Acknowledge == "staged"}
 	s.holds.move(s.holds.at(staged), newer)
 	s.holds.move(v, whole)
 	effects := s.sayStaged(v)
@@ -603,7 +604,8 @@ func (s *slot) sayStaged(some ...*held) []Effect {
 }
 
 func (s *slot) sayApplied(v *held) Effect {
-	return Send{&Applied{s.model, v.Epoch, v.Version, v.running.Digest, v.version.Patch}} // D11
+	by := v.version // D11
+	return Send{&Applied{s.model, v.Epoch, v.Version, v.running.Digest, by.Patch, by.took.Microseconds()}}
 }
 
 func (s *slot) sayFailed() Effect {

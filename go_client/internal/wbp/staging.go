@@ -1,6 +1,9 @@
 package wbp
 
-import "errors"
+import (
+	"errors"
+	"time"
+)
 
 // ErrStale says that shared memory holds another version by now, or is being filled.
 var ErrStale = errors.New("the segment holds another version by now")
@@ -39,8 +42,9 @@ type Version struct {
 
 	data      []byte
 	segment   Segment
-	sayStaged bool  // the publisher wants to know that it is staged, before it is applied
-	hash      int64 // on the shared road: hash the bytes, in chunks of this size; 0: do not
+	took      time.Duration // decoding the patch
+	sayStaged bool          // the publisher wants to know that it is staged, before it is applied
+	hash      int64         // on the shared road: hash the bytes, in chunks of this size; 0: do not
 }
 
 // Encoding is how it came over the network; empty if it did not.

@@ -111,11 +111,12 @@ type Transfer struct {
 	Restarts int    // times the whole did not match its digest
 	Digest   string // from the end; empty: not known yet
 
-	patch *PatchOffer // what arrives in place of the version, if that is not nil
-	base  *base       // what it builds on, for as long as that is needed
-	job   *Patching   // all of it is here, and is being decoded
-	why   string      // no patch arrives, though there are some
-	tries int         // times that nothing came for too long, though the connection is the same
+	patch *PatchOffer   // what arrives in place of the version, if that is not nil
+	base  *base         // what it builds on, for as long as that is needed
+	job   *Patching     // all of it is here, and is being decoded
+	took  time.Duration // decoding it, once that is done
+	why   string        // no patch arrives, though there are some
+	tries int           // times that nothing came for too long, though the connection is the same
 
 	reportedAt time.Duration // when the publisher was told last how far this is
 

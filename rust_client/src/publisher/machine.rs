@@ -395,7 +395,7 @@ impl Machine {
             epoch: self.epoch(),
             version: number,
             digest: content.digest.clone(),
-            patch: None,
+            ..OfVersion::default()
         }
     }
 

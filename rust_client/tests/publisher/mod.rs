@@ -134,7 +134,7 @@ impl Version {
 
     fn of_version(&self, epoch: u64) -> OfVersion {
         let (model, digest) = (MODEL.to_owned(), self.digest());
-        OfVersion { model, epoch, version: self.number, digest, patch: None }
+        OfVersion { model, epoch, version: self.number, digest, ..OfVersion::default() }
     }
 
     pub fn end(&self, epoch: u64) -> Message {
