@@ -34,6 +34,7 @@ BASES = 2  # versions that patches may build on: what most workers run, and what
 ENCODE_PACE = 1e-8  # seconds a byte, until something was encoded here, or decoded
 PACE_SHARE = 0.5  # of what was measured last in what is believed
 PACE_EVERY = 32  # decisions, of which the first measures on a sample: what is believed may be wrong
+BOTH = False, True  # patches without classes, and with them
 OFFER_SHARE = 0.5  # of the time that is left, for patches: the version itself takes some, too
 
 
@@ -168,19 +169,22 @@ class Bases:
 
         There is one patch on a base, for all that run it. So it is the one that is best for the
         slowest of them that gains by any: it is the last that the publish waits for. Of whom no
-        rate is known, it is fast enough; who has not decoded any yet does so as this does.
+        rate is known, it is fast enough; who has not decoded any yet does so as this does. So do
+        all where it was measured anew: what a worker took once for a kind of patch that it was not
+        sent again would be believed for ever.
         """
         slow = sorted((t for t in takers if not math.isinf(t.rate)), key=lambda t: t.rate)
         if not slow:
             return None
-        if self._decisions % PACE_EVERY == 0:
+        anew = self._decisions % PACE_EVERY == 0
+        if anew:
             self._measure(layout, old, new)
         self._decisions += 1
         links = [
             (
                 taker.rate,
                 self._encode,
-                [taker.decode.get(c, self._decode[c]) for c in (False, True)],
+                self._decode if anew else [taker.decode.get(c, self._decode[c]) for c in BOTH],
             )
             for taker in slow
         ]
@@ -197,7 +201,7 @@ class Bases:
         before, after = old[where], new[where]
         work = estimate(some, before, after).work * some.nbytes
         first, last = (digest_of(some.id, d, CHUNK_BYTES_DEFAULT) for d in (before, after))
-        for classes in (False, True):
+        for classes in BOTH:
             begun = time.perf_counter()
             try:
                 digests = first, last

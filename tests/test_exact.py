@@ -74,6 +74,23 @@ def test_what_was_on_its_way_makes_room_for_it_and_what_is_ready_does_not_matter
     assert sent(bench.report((EPOCH, 3), "applied"), Applied)
 
 
+def test_an_older_one_is_let_go_once_it_is_wanted_no_more() -> None:
+    """What is ready meanwhile is newer, and will be applied: seed 7962."""
+    bench = Bench()
+    for number in (1, 2):
+        bench.announce(version(number))
+    bench.feed(version(2))
+    assert ready(bench.end(version(2)))
+    want(bench, 1)
+    bench.announce(version(1))
+    assert bench.slot.holds.at("arriving") is not None
+    want(bench, None)
+    bench.report((EPOCH, 2), "taken")
+    assert ready(bench.feed(version(1)) + bench.end(version(1))) == []
+    bench.announce(version(3))
+    assert [s.key for s in ready(bench.feed(version(3)) + bench.end(version(3)))] == [(EPOCH, 3)]
+
+
 @pytest.mark.parametrize("told", ["commit", "announcement"])
 def test_a_newer_one_that_all_have_decided_on_ends_the_wait_however_that_is_told(told: str) -> None:
     bench, newer = Bench(), version(3)

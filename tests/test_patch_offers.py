@@ -280,11 +280,15 @@ def test_how_fast_a_worker_decodes_is_learned_from_what_it_says_once() -> None:
     one, _ = bench.publish()
     bench.applied("p0", one, decode_us=5000)
     assert not bench.machine.roster.everybody()[0].decode, "no patch was decoded"
+    first, _ = bench.publish()
+    first.patches[0].work = 10.0
+    bench.applied("p0", first, on(one), decode_us=5000)
+    assert not bench.machine.roster.everybody()[0].decode, "its memory was new"
     two, _ = bench.publish()
     two.patches[0].classes = False
     two.patches[0].work = 10.0
     for _ in range(3):  # it says so with every ping
-        bench.applied("p0", two, on(one), decode_us=4000)
+        bench.applied("p0", two, on(first), decode_us=4000)
     three, _ = bench.publish()
     three.patches[0].work = 20.0
     bench.applied("p0", three, on(two), decode_us=8000)
@@ -556,13 +560,14 @@ def test_classes_are_for_slow_links_and_nothing_is_for_fast_ones(
     assert way([Taker(None, rate)], monkeypatch) is classes
 
 
-def way(takers: list[Taker], monkeypatch: pytest.MonkeyPatch) -> bool | None:
-    """Return what is chosen for workers that decode as fast as the publisher."""
+def way(takers: list[Taker], monkeypatch: pytest.MonkeyPatch, *, anew: bool = False) -> bool | None:
+    """Return what is chosen for workers that decode as fast as the publisher, unless they say."""
     monkeypatch.setattr(models, "estimate", lambda *_: WOULD)
     bases = Bases("a")
     monkeypatch.setattr(bases, "_measure", lambda *_: None)
     bases._encode[:] = 1e-10, 2e-10  # noqa: SLF001 # pyright: ignore
     bases._decode[:] = 1e-10, 2e-10  # noqa: SLF001 # pyright: ignore
+    bases._decisions = 0 if anew else 1  # noqa: SLF001 # pyright: ignore
     layout = Layout.plan([("w", "BF16", (500_000,))])
     found = bases.chosen(layout, weights(0), weights(1), takers)
     return None if found is None else found.classes
@@ -579,6 +584,14 @@ def test_one_patch_is_for_the_slowest_that_gains_by_any(monkeypatch: pytest.Monk
         ([Taker(None, 1e6, {True: 1e-7})], False),
     ):
         assert way(takers, monkeypatch) is classes, takers
+
+
+def test_a_kind_of_patch_that_once_took_long_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taker = Taker(None, 1e8, {False: 1e-8})
+    assert way([taker], monkeypatch) is True
+    assert way([taker], monkeypatch, anew=True) is False
 
 
 def test_a_patch_is_made_as_it_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ import pytest
 import zmq
 
 from weightbus.bus.allowance import Rate
+from weightbus.bus.effects import Send
 from weightbus.bus.limits import ROSTER_MODELS_MAX, STRANGERS, TALK, Timing
-from weightbus.bus.messages import Applied, Hello, Message, Ping, Progress, encode
+from weightbus.bus.messages import Applied, Fetch, Hello, Message, Ping, Progress, encode
 from weightbus.bus.net import listening
 from weightbus.bus.net.control import PublisherSockets, WorkerSockets
 from weightbus.bus.net.endpoints import host_and_port, ipc_path
@@ -82,6 +83,18 @@ def test_a_worker_is_never_taken_for_a_flood() -> None:
         reports = itertools.repeat(Progress(model=MODEL, epoch=7, version=1, chunks=1), 1000)
         assert not any(HangUp() in bench.say(b"w", report) for report in reports)
         bench.now += Timing().ping
+
+
+def test_what_a_worker_still_says_to_another_publisher_is_no_flood() -> None:
+    """It had much to fetch, and hears only now that it is not known any more: seed 3728."""
+    bench = Bench()
+    fetches = itertools.chain(
+        (Fetch(model=MODEL, epoch=6, version=9, first=3 * n, count=1) for n in range(40)),
+        (Ping(), Progress(model=MODEL, epoch=6, version=9, chunks=40)),
+    )
+    told = [bench.say(b"w", fetch) for fetch in fetches]
+    assert all(isinstance(effect, Send) for [effect] in told), "it is told with each"
+    assert not bench.floods(b"w", lambda _: hello("w"), 1)
 
 
 def test_quick_timing_allows_quick_talk() -> None:

@@ -49,6 +49,8 @@ class Patience:
 
 def cost_of(message: Message, *, known: bool) -> int:
     """Return what a message costs its sender: nothing if it is work."""
-    if not known or isinstance(message, Hello | Observe | Verify):
+    if isinstance(message, Hello | Observe | Verify):
         return DEAR
-    return CHEAP if isinstance(message, Ping | Pong | Bye | Checked) else 0
+    # The work of others is talk of a stranger, which is told so with each of it. A worker that
+    # comes back after a restart says a good deal before it hears that it is not known.
+    return CHEAP if not known or isinstance(message, Ping | Pong | Bye | Checked) else 0

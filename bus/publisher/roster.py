@@ -78,6 +78,7 @@ class Peer:
     key: str = ""  # its public key, where the publisher has keys
     rate: float = math.inf  # bytes a second to it, as far as they are known
     decode: dict[bool, float] = field(default_factory=dict[bool, float])  # see `Taker`
+    warm: bool = False  # it has decoded a patch since it was let in, and has the memory for that
     rekeyed: bool = False  # there is another group key than it was told
     ticket: str = ""  # for a data connection, until it is shown; and when it was given
     ticket_at: float = 0.0
@@ -99,8 +100,12 @@ class Peer:
             self.rate = rate if self.rate == math.inf else (self.rate + rate) / 2
 
     def decoded(self, seconds: float, work: float, *, classes: bool) -> None:
-        """Learn how long it takes to decode a patch of so much work, if it says that. (D11)"""
-        if seconds > 0 and work > 0:
+        """Learn how long it takes to decode a patch of so much work, if it says that. (D11)
+
+        The first one takes longer by far, as its memory is new: nothing is learned from that.
+        """
+        warm, self.warm = self.warm, True
+        if warm and seconds > 0 and work > 0:
             pace = seconds / work
             self.decode[classes] = (self.decode.get(classes, pace) + pace) / 2
 

@@ -76,6 +76,9 @@ class Asking:
         """One version is wanted, and no other until further word; or the latest again."""
         self.only = key
         if key is None:
+            for late in self._holds.all("announced", "arriving"):
+                if self.outdated(late.key):  # it was wanted though a newer one is here
+                    self._holds.move(late, "newer")
             return self.hear_of(*self.heard, now)
         if key != self._wanted:
             self._wanted, self._gone, self._exact_at = key, False, -math.inf

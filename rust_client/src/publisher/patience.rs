@@ -86,9 +86,11 @@ impl Patience {
 /// What a message costs its sender: nothing if it is work. One that breaks the protocol is dear.
 pub fn cost_of(message: Option<&FromWorker>, known: bool) -> f64 {
     match message {
-        Some(FromWorker::Ping(_) | FromWorker::Pong(_) | FromWorker::Bye) if known => CHEAP,
         None | Some(FromWorker::Hello(_)) => DEAR,
-        Some(_) if !known => DEAR,
+        // The work of others is talk of a stranger. A worker that comes back after a restart says
+        // a good deal of it before it hears that it is not known.
+        Some(_) if !known => CHEAP,
+        Some(FromWorker::Ping(_) | FromWorker::Pong(_) | FromWorker::Bye) => CHEAP,
         Some(_) => 0.0,
     }
 }
