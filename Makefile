@@ -4,6 +4,7 @@ PYTHON ?= python3
 SEEDS ?= 1000
 RUNS ?= 100000
 ROUNDS ?= 100
+PUBLISHER ?= python
 SMALL ?= 200000
 LARGE ?= 2000
 VERSIONS ?= 2000
@@ -108,8 +109,8 @@ performance: $(STAMP)
 
 # What floods of every kind cost a publisher and its honest workers: twice six minutes, on a quiet machine.
 floods: $(STAMP)
-	$(BIN)/python benchmarks/floods.py
-	$(BIN)/python benchmarks/floods.py --keys
+	$(BIN)/python benchmarks/floods.py --publisher $(PUBLISHER)
+	$(BIN)/python benchmarks/floods.py --publisher $(PUBLISHER) --keys
 
 # What a state folder costs a publish: eight minutes, on a quiet machine.
 keeping: $(STAMP)
@@ -129,7 +130,7 @@ fuzz: $(STAMP)
 
 # Real processes of all languages, killed, stopped, cut off and starved; with keys in every second round.
 chaos: $(STAMP)
-	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS)
+	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS) --publisher $(PUBLISHER)
 
 # A publisher with keys that publishes again and again, while workers come and go: half an hour.
 soak: $(STAMP)

@@ -84,11 +84,15 @@ class Bus:
         self.publisher = Publisher(
             shared_memory=self._road == "shared", state=self._state, dashboard=self._dashboard
         )
-        told = {"address": self.publisher.address}
-        self.fleet = Fleet(self._module, workers, model.shape, told | self._told)
-        self.fleet.wait_ready()
+        self.employ(self.publisher.address)
         self.publisher.prepare(MODEL, self._tensors)
         self.publisher.wait_for_workers(workers, START_SECONDS, MODEL)
+
+    def employ(self, address: str) -> None:
+        """Start the workers of a publisher."""
+        told = {"address": address, **self._told}
+        self.fleet = Fleet(self._module, self._workers, self._model.shape, told)
+        self.fleet.wait_ready()
 
     def publish_once(self) -> float:
         before = time.perf_counter()

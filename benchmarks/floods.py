@@ -3,7 +3,8 @@
 Before each flood the bus is calm for a while; then come the flood, and a time in which it is over.
 Memory is held against what it was before, and the honest workers' publishes against all calm times
 of the run. Choose floods with `--only hellos,topics`. A broken bound ends with status 1.
-With `--keys` the publisher and its workers have keys, and whoever floods has none.
+With `--keys` the publisher and its workers have keys, and whoever floods has none. `--publisher
+rust` floods the core's publisher, whose driver is built before: `make -C rust_client driver`.
 """
 
 import argparse
@@ -66,6 +67,7 @@ class Target:
     def __init__(self, process: Process) -> None:
         self._process = process
         self.addresses = process.answer(START_SECONDS)
+        self._pid: int = self.addresses["pid"]
 
     def after(self, seconds: float) -> list[float]:
         """Let so much time pass; return how long publishes took meanwhile."""
@@ -76,7 +78,7 @@ class Target:
 
     def flood(self, name: str, calm_seconds: float, seconds: float) -> Outcome:
         """Measure one attack."""
-        attack, pid = ATTACKS[name], self._process.pid
+        attack, pid = ATTACKS[name], self._pid
         calm = self.after(calm_seconds)
         base = private(pid)
         with PrivatePeak(pid) as peak:
@@ -126,9 +128,9 @@ def misses(outcome: Outcome, base: list[float]) -> list[str]:
     return found
 
 
-def table_of(outcomes: list[Outcome], base: list[float], how: str) -> Table:
+def table_of(outcomes: list[Outcome], base: list[float], publisher: str) -> Table:
     """Return the table for a person."""
-    title = f"floods, {SHAPE}, {WORKERS} honest workers, {how} keys"
+    title = f"floods of a publisher in {publisher}, {SHAPE}, {WORKERS} honest workers"
     table = Table(title=title, title_justify="left")
     table.add_column("flood")
     table.add_column("")
@@ -161,6 +163,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=_floods, default=[], help="else all")
     parser.add_argument("--keys", action="store_true", help="have keys, against who has none")
+    parser.add_argument("--publisher", choices=("python", "rust"), default="python")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each flood")
     parser.add_argument("--calm", type=float, default=4.0, help="seconds before each")
     found = parser.parse_args(words)
@@ -192,14 +195,16 @@ def main(words: list[str]) -> int:
             generate(Path(folder), {"*": "worker"})
             os.environ[KEYS] = folder  # for the processes that this one starts
         status = stack.enter_context(console.status(""))
-        process = stack.enter_context(Process("publisher", "flooded", SHAPE, str(WORKERS)))
+        told = (SHAPE, str(WORKERS), arguments.publisher)
+        process = stack.enter_context(Process("publisher", "flooded", *told))
         target = Target(process)
         target.after(arguments.calm)  # the first versions touch fresh memory
         for name in chosen:
             status.update(f"{name}: {ATTACKS[name].what}")
             outcomes.append(target.flood(name, arguments.calm, arguments.seconds))
     base = [seconds for outcome in outcomes for seconds in outcome.calm]
-    console.print(table_of(outcomes, base, "with" if arguments.keys else "without"))
+    how = f"{arguments.publisher.title()} {'with' if arguments.keys else 'without'} keys"
+    console.print(table_of(outcomes, base, how))
     return 1 if any(misses(o, base) for o in outcomes) else 0
 
 

@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,9 +17,10 @@ import pytest
 
 from weightbus.codecs.delta.encoding import encode
 from weightbus.codecs.state import state_of
-from weightbus.tests.chaos import onlookers
+from weightbus.tests.chaos import onlookers, trainer
 from weightbus.tests.chaos import round as round_of
 from weightbus.tests.chaos.cast import Cast, clock
+from weightbus.tests.chaos.child import Child
 from weightbus.tests.chaos.content import (
     CHUNK_BYTES,
     LARGE,
@@ -31,8 +34,10 @@ from weightbus.tests.chaos.faults import FAULTS
 from weightbus.tests.chaos.judge import Judge
 from weightbus.tests.chaos.leaks import Held
 from weightbus.tests.chaos.run import too_often
-from weightbus.tests.chaos.schedule import KEYED, LASTING, Step, plan
+from weightbus.tests.chaos.schedule import KEYED, LASTING, SHARING, Step, plan
 from weightbus.tests.chaos.soak import growth
+from weightbus.tests.chaos.story import Story
+from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.conformance.driver import Fault
 from weightbus.tests.conformance.languages import LANGUAGES
 
@@ -49,6 +54,12 @@ def test_a_seed_is_one_plan_and_many_meet_everything() -> None:
     for some in (keyed, [each for each in plans if not each.keyed]):
         assert {part.language for each in some for part in each.parts} == set(ALL)
     assert not any(s.fault in KEYED for each in plans if not each.keyed for s in each.steps)
+
+
+def test_the_core_publishes_under_every_fault_that_it_can_have() -> None:
+    plans = [plan(seed, ALL, FAULTS, "rust") for seed in SEEDS]
+    assert {step.fault for each in plans for step in each.steps} == set(FAULTS) - KEYED - SHARING
+    assert not any(each.keyed or each.observed for each in plans)
 
 
 def test_every_fault_lasts_and_says_what_it_is() -> None:
@@ -147,7 +158,7 @@ def test_whoever_says_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -
     receipts = [{"model": SMALL, "version": 7, **states}, {"model": LARGE, "version": 8, **states}]
     for which in ("_roster", "_status", "_page", "_metrics", "of_workers"):
         monkeypatch.setattr(onlookers, which, lambda _: dict(truth))
-    cast: Any = type("Cast", (), {"plan": type("Plan", (), {"watched": True})})
+    cast: Any = type("Cast", (), {"plan": type("Plan", (), {"watched": True, "observed": True})})
     assert not [*onlookers.disagreements(cast, calm, receipts)]
     old: Callable[[Any], onlookers.Runs] = lambda _: truth | {("w0", SMALL): (1, 6)}  # noqa: E731
     monkeypatch.setattr(onlookers, "_metrics", old)
@@ -178,6 +189,59 @@ class Played:
 
     def story(self) -> str:
         return self._words
+
+
+PUBLISHES = """
+import json, sys
+told = {"address": "tcp://a", "data_address": "tcp://b", "epoch": 1}
+print(json.dumps({"event": "bound"} | told), flush=True)
+for line in sys.stdin:
+    if "large" in line:
+        sys.exit(line)
+"""
+
+
+def a_child(tmp_path: Path, code: str) -> Child:
+    told = trainer.Told(
+        life=0,
+        kind="mixed",
+        pace=0.01,
+        together=False,
+        shared=False,
+        queue=1,
+        keys="",
+        state="",
+        advertise="tcp://*:1",
+        watched=False,
+        publisher=[sys.executable, "-S", "-c", code],
+        folder=str(tmp_path),
+    )
+    return Child(told, Story(), tempfile.TemporaryFile("w+"), {})
+
+
+def test_a_publisher_in_another_process_is_the_one_that_is_killed(tmp_path: Path) -> None:
+    child = a_child(tmp_path, PUBLISHES)
+    try:
+        publisher = child.wait("ready")["pid"]
+        assert b"bound" in Path(f"/proc/{child.pid}/cmdline").read_bytes()
+        child.send(signal.SIGSTOP)
+        child.kill()
+        assert not child.alive
+        assert "status -9" in child.story()
+        assert not Path(f"/proc/{publisher}").exists()
+    finally:
+        child.close()
+
+
+def test_a_publisher_in_another_process_that_ends_is_missed(tmp_path: Path) -> None:
+    child = a_child(tmp_path, PUBLISHES)
+    try:
+        child.wait("ready")
+        child.order("go")
+        wait_for(lambda: not child.alive, "the end of the trainer", 60)
+        assert "ended with status 1" in child.story()
+    finally:
+        child.close()
 
 
 def a_cast(tmp_path: Path, *publishers: Played) -> Any:

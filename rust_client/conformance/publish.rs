@@ -4,7 +4,7 @@ use serde_json::{json, Value};
 use std::error::Error;
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use weightbus::{
     Encoding, Outcome, PublishOptions, Publisher, PublisherBuilder, Publishing, Receipt, Require, Wait,
@@ -22,9 +22,10 @@ pub fn serve(arguments: &[String], usage: &str) -> Result<(), Fault> {
         "data_address": publisher.data_address(),
         "epoch": publisher.epoch(),
     }));
-    let mut waiting = Vec::new();
+    let mut waiting: Vec<JoinHandle<()>> = Vec::new();
     for line in io::stdin().lock().lines() {
         let told: Value = serde_json::from_str(&line?)?;
+        waiting.retain(|thread| !thread.is_finished()); // each keeps its stack
         let id = told["id"].clone();
         match told["do"].as_str() {
             Some("publish") => match publish(&publisher, &told) {

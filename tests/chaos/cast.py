@@ -27,6 +27,7 @@ OBSERVER = "ops"
 CLOCK = Path(__file__).with_name("clock.c")
 DISK_BYTES = 48 * 2**20  # of the disk of a round: some versions of both models
 WORKER_SECONDS = 600
+NO_ROOM = "the epoch cannot be written"  # says a publisher whose disk is full
 MIB = 2**20
 
 
@@ -85,6 +86,8 @@ class Cast:
             state=str(self.disk / "state") if plan.state and not self._led else "",
             advertise=f"tcp://*:{self.wire.data_port}",
             watched=plan.watched,
+            publisher=[] if plan.publisher == "python" else self._commands[plan.publisher],
+            folder=str(self.folder),
             at=at,
         )
         log = tempfile.TemporaryFile("w+", dir=self.folder)  # noqa: SIM115 - closed with the child
@@ -93,7 +96,7 @@ class Cast:
         try:
             ready = child.wait("ready")
         except Fault as fault:
-            if "StateFolderError" not in str(fault) or not self.free_disk():
+            if NO_ROOM not in str(fault) or not self.free_disk():
                 raise
             self.story.tell("there is no room for the epoch on disk: started again, with some")
             self._ended.add(child)

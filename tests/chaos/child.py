@@ -46,6 +46,7 @@ class Child:
         limits: tuple[str, ...] = (),
     ) -> None:
         self.name, self.events = f"publisher {told.life}", list[Event]()
+        self._pid = 0  # of a publisher in a process of its own
         self._story, self._log = story, log
         self._changed = threading.Condition()
         command = [sys.executable, str(SCRIPT), json.dumps(asdict(told))]
@@ -62,8 +63,8 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
+        """The process that publishes: the trainer's, or one that ends the trainer with it."""
+        return self._pid or self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -78,6 +79,7 @@ class Child:
                 if event["event"] != "serial":
                     self._story.tell(f"{self.name}: {line.strip()[:400]}")
                 with self._changed:
+                    self._pid = event["pid"] if event["event"] == "ready" else self._pid
                     self.events.append(event)
                     self._changed.notify_all()
         with self._changed:
@@ -126,12 +128,18 @@ class Child:
 
     def send(self, number: signal.Signals) -> None:
         """Send it a signal, if it is there."""
-        self._process.send_signal(number)
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End it by force."""
-        self._process.kill()
-        self._process.wait()
+        self.send(signal.SIGKILL)
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._reader.join(END_SECONDS)
 
     def end(self) -> None:

@@ -112,9 +112,10 @@ def disagreements(cast: Cast, calm: Event, receipts: list[Event]) -> Iterator[st
     said = {
         "receipts": of_receipts(receipts),
         "workers()": of_calm(calm),
-        "an observer": _roster(cast),
     }
-    if cast.plan.watched:
+    if cast.plan.observed:
+        said["an observer"] = _roster(cast)
+    if cast.plan.observed and cast.plan.watched:
         said |= {"status": _status(cast), "the page": _page(cast), "the metrics": _metrics(cast)}
     truth = of_workers(cast)
     for who, runs in said.items():

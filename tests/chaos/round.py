@@ -129,17 +129,18 @@ class Round:
             driver.wait_event("joined")
         self._calm()
         before = leaks.all_held(cast)
-        self._watcher = watcher = Watcher(cast)
+        self._watcher = Watcher(cast) if cast.plan.observed else None
         try:
             for act in cast.plan.acts:
                 self._break(act)
                 self._heal()
                 self._calm()
         finally:
-            watcher.end()
+            if self._watcher is not None:
+                self._watcher.end()
         self._settled(lambda: next(leaks.grown(cast, before), ""))
         self._judge()
-        self._count(watcher)
+        self._count()
         cast.end()
 
     def _judge_so_far(self) -> None:
@@ -225,7 +226,7 @@ class Round:
         if faults:
             raise Fault("\n".join(faults[:10]))
 
-    def _count(self, watcher: Watcher) -> None:
+    def _count(self) -> None:
         cast, counts = self._cast, self._outcome.counts
         for child in cast.publishers:
             counts["published"] += len(child.those("serial"))
@@ -237,4 +238,5 @@ class Round:
             counts["applied"] += len(driver.those("applied"))
             counts.update(f"failed: {event['code']}" for event in driver.those("failed"))
         counts["messages touched"] += cast.wire.touched
-        counts["said to an observer"] += len(watcher.seen)
+        if self._watcher is not None:
+            counts["said to an observer"] += len(self._watcher.seen)

@@ -2,7 +2,7 @@
 
 Publishers and workers of all languages, as processes of their own, behind a proxy; every second
 round has keys. A round that fails is told in order, with the command that plays it again.
-Languages whose driver is not there are built first.
+Languages whose driver is not there are built first. `--publisher rust` has the core's publisher.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 from weightbus.tests.chaos.cast import clock
 from weightbus.tests.chaos.faults import FAULTS
 from weightbus.tests.chaos.round import CUT_SHORT, Outcome, play
-from weightbus.tests.chaos.schedule import plan
+from weightbus.tests.chaos.schedule import PUBLISHERS, plan
 from weightbus.tests.conformance.languages import LANGUAGES, Language, chosen
 from weightbus.tests.conformance.run import build
 
@@ -42,6 +42,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--jobs", type=int, default=AT_ONCE, help="rounds at a time")
     parser.add_argument("--languages", help="keys of tests/conformance/languages.py; else all")
+    parser.add_argument("--publisher", choices=PUBLISHERS, default="python")
     parser.add_argument("--faults", help=f"only these, of {', '.join(FAULTS)}")
     parser.add_argument("--no-build", action="store_true", help="take the drivers that are there")
     parser.add_argument("--story", action="store_true", help="tell what happened in any case")
@@ -58,11 +59,13 @@ def ready(languages: Sequence[Language]) -> list[Language]:
     return able
 
 
-def one(seed: int, languages: Sequence[str], faults: Sequence[str], clock: Path) -> Outcome:
+def one(
+    seed: int, languages: Sequence[str], faults: Sequence[str], publisher: str, clock: Path
+) -> Outcome:
     """Play the round of a seed. (In a process of its own.)"""
-    rows = [language for language in LANGUAGES if language.key in languages]
-    made = plan(seed, [row.key for row in rows], faults)
-    outcome = play(made, {row.key: row.command for row in rows}, clock)
+    ours = [row.key for row in LANGUAGES if row.key in languages]
+    made = plan(seed, ours, faults, publisher)
+    outcome = play(made, {row.key: row.command for row in LANGUAGES}, clock)
     outcome.story[:0] = made.lines
     outcome.counts["with keys" if made.keyed else "without keys"] += 1
     return outcome
@@ -72,7 +75,7 @@ def outcomes(options: argparse.Namespace, able: Sequence[str], clock: Path) -> I
     """Play rounds, some at a time."""
     faults = options.faults.split(",") if options.faults else [*FAULTS]
     if options.seed is not None:
-        yield one(options.seed, able, faults, clock)
+        yield one(options.seed, able, faults, options.publisher, clock)
         return
     seeds, over = iter(range(options.first, options.first + options.rounds)), time.monotonic()
     over += options.seconds
@@ -83,14 +86,14 @@ def outcomes(options: argparse.Namespace, able: Sequence[str], clock: Path) -> I
                 seed = next(seeds, None)
                 if seed is None:
                     break
-                playing.add(pool.submit(one, seed, able, faults, clock))
+                playing.add(pool.submit(one, seed, able, faults, options.publisher, clock))
             if not playing:
                 return
             done, playing = wait(playing, return_when=FIRST_COMPLETED)
             yield from (each.result() for each in done)
 
 
-def tell(outcome: Outcome, *, all_of_it: bool) -> None:
+def tell(outcome: Outcome, publisher: str, *, all_of_it: bool) -> None:
     """Print what became of a round."""
     languages = ", ".join(outcome.languages)
     verdict = "FAILED" if outcome.fault else f"well again after {outcome.seconds:.1f} s"
@@ -102,7 +105,8 @@ def tell(outcome: Outcome, *, all_of_it: bool) -> None:
         print("\n".join(outcome.story))
     if outcome.fault:
         print(f"FAILED: {outcome.fault}")
-        print(f"again: .venv/bin/python tests/chaos/run.py --seed {outcome.seed}", flush=True)
+        again = f"--seed {outcome.seed} --publisher {publisher}"
+        print(f"again: .venv/bin/python tests/chaos/run.py {again}", flush=True)
 
 
 def too_often(cut_short: int, rounds: int) -> bool:
@@ -126,10 +130,12 @@ def main(words: Sequence[str]) -> int:
     apart(words)
     languages = chosen(options.languages)
     able = [each.key for each in (languages if options.no_build else ready(languages))]
+    if not (options.no_build or options.publisher in able or ready(chosen(options.publisher))):
+        return 1  # nobody publishes
     counts, failed, slowest, played = Counter[str](), list[int](), 0.0, 0
     with tempfile.TemporaryDirectory() as folder:
         for outcome in outcomes(options, able, clock(Path(folder))):
-            tell(outcome, all_of_it=options.story)
+            tell(outcome, options.publisher, all_of_it=options.story)
             counts += outcome.counts
             played += 1
             failed += [outcome.seed] if outcome.fault else []

@@ -36,6 +36,8 @@ LASTING: dict[str, tuple[float, float]] = {
     "revoke": (0.3, 1.5),
 }
 KEYED = {"revoke"}  # only where there are keys
+SHARING = {"no-segments"}  # only where there is shared memory
+PUBLISHERS = ("python", "rust")
 FORGING = {"damage", "misspell"}
 CHANNELS = ("control", "data", "both")
 
@@ -87,7 +89,9 @@ class Plan:
         state: Whether the publisher has a state folder.
         together: Whether some versions are applied together or not at all.
         shared: Whether there is shared memory.
-        watched: Whether there are a page and metrics.
+        watched: Whether there are a page and metrics, and a moment of calm in between.
+        publisher: The language that publishes. Other than Python's have no keys, keep no versions,
+            share no memory, and answer nobody who looks on.
     """
 
     seed: int
@@ -101,6 +105,12 @@ class Plan:
     watched: bool
     parts: Sequence[Part]
     steps: Sequence[Step]
+    publisher: str = "python"
+
+    @property
+    def observed(self) -> bool:
+        """Whether somebody can look on."""
+        return self.publisher == "python"
 
     @property
     def acts(self) -> list[Sequence[Step]]:
@@ -120,16 +130,21 @@ class Plan:
     @property
     def lines(self) -> list[str]:
         """What is going to happen, for a person."""
-        facts = ("keyed", "kind", "queue", "pace", "state", "together", "shared", "watched")
+        plain = ("publisher", "keyed", "kind", "queue", "pace", "state")
+        facts = (*plain, "together", "shared", "watched")
         shown = ", ".join(f"{fact} {getattr(self, fact)}" for fact in facts)
         parts = [f"  {part}" for part in self.parts]
         return [f"seed {self.seed}: {shown}", *parts, *(f"  {s.at:4.1f} s {s}" for s in self.steps)]
 
 
-def plan(seed: int, languages: Sequence[str], faults: Collection[str]) -> Plan:
+def plan(
+    seed: int, languages: Sequence[str], faults: Collection[str], publisher: str = "python"
+) -> Plan:
     """Return the round of a seed: every second one has keys, and each language its turn."""
     chance = random.Random(seed)
-    keyed = seed % 2 == 1
+    in_python = publisher == "python"
+    keyed = seed % 2 == 1 and in_python
+    not_here = (set() if keyed else KEYED) | (set() if in_python else SHARING)
     able = list(languages)
     chance.shuffle(able)
     even = chance.random() < 0.5
@@ -150,7 +165,8 @@ def plan(seed: int, languages: Sequence[str], faults: Collection[str]) -> Plan:
         shared=chance.random() < 0.7,
         watched=chance.random() < 0.3,
         parts=parts,
-        steps=_steps(chance, sorted(set(faults) - (set() if keyed else KEYED))),
+        steps=_steps(chance, sorted(set(faults) - not_here)),
+        publisher=publisher,
     )
 
 

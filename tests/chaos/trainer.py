@@ -5,7 +5,8 @@ standard input is an order: `go` (publish again and again), `pause`, or `calm N`
 to N workers, and say who runs what). It ends with its standard input.
 
 Where it publishes patches it tells which workers were offered one in moments of calm, who took one,
-and why others did not.
+and why others did not. The publisher may be another process, in another language: that one is
+killed, stopped and starved, and this one ends when it does.
 """
 
 import json
@@ -15,16 +16,20 @@ import re
 import select
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from weightbus import AddressError, Publisher, PublishError, Receipt, Timing, WeightBusError
 from weightbus.bus.messages import DELTA
 from weightbus.python_client.options import Encoding
 from weightbus.tests.chaos.content import CHUNK_BYTES, LARGE, MODELS, Kind, weights
+from weightbus.tests.conformance.driver import Fault
+from weightbus.tests.conformance.elsewhere import ProcessPublisher
 
 PING, LOST_AFTER = 0.2, 1.5  # seconds
 CALM_SECONDS = 30.0  # for every worker to be on the newest version, once nothing fails any more
@@ -35,6 +40,7 @@ LIFE = 1000  # serials of one life
 TAKES_ALL = re.compile(
     r"worker (\S+) takes all of version (\d+) of (\S+), for which there was a patch: (.*)"
 )
+IN_USE = "another process listens there"  # in words, where an error is no exception of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class Told:
         keys, state: Folders, or empty.
         advertise: What workers are told to connect to.
         watched: Serve a page and metrics.
+        publisher: The driver that publishes, in another process; empty: Python's, in this one.
+        folder: Where what is published goes on its way to another process.
         at: An address at which somebody is; it must turn out to be in use.
     """
 
@@ -60,6 +68,8 @@ class Told:
     state: str
     advertise: str
     watched: bool
+    publisher: Sequence[str]
+    folder: str
     at: str = ""
 
 
@@ -89,15 +99,27 @@ class Trainer:
         logging.getLogger("weightbus.publisher").addHandler(Unpatched(self._tell))
         self._publisher = self._open("tcp://127.0.0.1:0")
 
-    def _open(self, address: str) -> Publisher:
+    def _open(self, address: str) -> Publisher | ProcessPublisher:
         told, page = self._told, "127.0.0.1:0" if self._told.watched else None
+        timing = Timing(ping=PING, lost_after=LOST_AFTER)
+        if told.publisher:
+            return ProcessPublisher(
+                told.publisher,
+                folder=Path(told.folder),
+                address=address,
+                advertise=told.advertise,
+                chunk_bytes=CHUNK_BYTES,
+                timing=timing,
+                state=told.state,
+                keys=Path(told.keys) if told.keys else None,
+            )
         return Publisher(
             address,
             advertise=told.advertise,
             chunk_bytes=CHUNK_BYTES,
             queue=told.queue,
             shared_memory=told.shared,
-            timing=Timing(ping=PING, lost_after=LOST_AFTER),
+            timing=timing,
             state=told.state or None,
             keys=told.keys,
             rekey=REKEY_SECONDS,
@@ -108,7 +130,9 @@ class Trainer:
     def _find_taken(self, address: str) -> None:
         try:
             self._open(address).close()
-        except AddressError as error:
+        except (AddressError, Fault) as error:
+            if isinstance(error, Fault) and IN_USE not in str(error):
+                raise
             self._tell("in-use", text=str(error))
 
     def _tell(self, event: str, **facts: Any) -> None:
@@ -117,15 +141,21 @@ class Trainer:
 
     def run(self) -> None:
         """Follow orders until there are no more."""
-        with self._publisher as publisher:
-            shown = publisher.shown
-            pages = {"dashboard": shown.dashboard, "metrics": shown.metrics}
-            addresses = {"address": publisher.address, "data": publisher.data_address}
-            self._tell("ready", epoch=publisher.epoch, **addresses, **pages)
+        with closing(self._publisher) as publisher:
+            facts: dict[str, Any] = {"pid": os.getpid(), "epoch": publisher.epoch}
+            ends = [0]  # of orders, or of a publisher's process
+            if isinstance(publisher, ProcessPublisher):
+                facts["pid"] = publisher.pid
+                ends.append(os.pidfd_open(publisher.pid))
+            else:
+                shown = publisher.shown
+                facts |= {"dashboard": shown.dashboard, "metrics": shown.metrics}
+            self._tell("ready", address=publisher.address, data=publisher.data_address, **facts)
             going, orders = False, b""
             while True:
-                if select.select([0], [], [], self._told.pace if going else None)[0]:
-                    more = os.read(0, 2**16)
+                ready = select.select(ends, [], [], self._told.pace if going else None)[0]
+                if ready:
+                    more = os.read(0, 2**16) if ready == [0] else b""
                     if not more:
                         return
                     *lines, orders = (orders + more).split(b"\n")
@@ -172,6 +202,8 @@ class Trainer:
 
     def _done(self, serial: int, together: bool, future: "Future[Receipt]") -> None:
         error = future.exception()
+        if isinstance(error, Fault):
+            return  # its process has ended: nobody knows
         if error is not None and not isinstance(error, PublishError):
             self._tell("trouble", serial=serial, text=repr(error))
             return
@@ -190,14 +222,14 @@ class Trainer:
         content = weights(model, serial, self._told.kind)
         ran = {w.name: w.running.get(model) for w in self._publisher.workers().values()}
         try:
-            receipt = self._publisher.publish(
+            receipt = self._publisher.publish_async(
                 model,
                 content,
                 encoding=self._encoding,
                 timeout=CALM_SECONDS,
                 grace=CALM_SECONDS,
                 expect=workers,
-            )
+            ).result()
         except PublishError as error:
             self._tell("trouble", serial=serial, text=str(error))
             receipt, achieved = error.receipt, False
@@ -206,6 +238,8 @@ class Trainer:
 
     def _offered(self, receipt: Receipt, ran: Mapping[str, tuple[int, int] | None]) -> list[str]:
         """Return the workers that were offered a patch on what they ran."""
+        if isinstance(self._publisher, ProcessPublisher):
+            return []  # it does not say
         machine = self._publisher._machine  # noqa: SLF001 # pyright: ignore
         versions = machine.store.get(receipt.model)
         version = versions.find(receipt.version) if versions is not None else None

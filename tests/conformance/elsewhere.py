@@ -36,27 +36,31 @@ class ProcessPublisher:
 
     Args:
         command: The driver.
-        epoch: Its incarnation.
+        epoch: Its incarnation; None: what it takes itself.
         address: Where it listens.
         folder: Where what is published goes on its way.
+        state: Its state folder, if it has one.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         *,
-        epoch: int,
+        epoch: int | None = None,
         folder: Path,
         address: str = "tcp://127.0.0.1:0",
         chunk_bytes: int,
         timing: Timing,
         advertise: str | None = None,
+        state: str = "",
         keys: Path | None = None,
     ) -> None:
         assert keys is None, "it has no keys: such scenarios are not for it"
-        words = ["publisher", address, "--epoch", str(epoch), "--chunk-bytes", str(chunk_bytes)]
+        words = ["publisher", address, "--chunk-bytes", str(chunk_bytes)]
         words += ["--ping", str(timing.ping), "--lost-after", str(timing.lost_after)]
+        words += ["--epoch", str(epoch)] if epoch is not None else []
         words += ["--advertise", advertise] if advertise is not None else []
+        words += ["--state", state] if state else []
         self._folder, self._ids = folder, itertools.count(1)
         self._open: dict[int, Future[Any]] = {}
         self._changed = threading.Condition()
@@ -129,13 +133,15 @@ class ProcessPublisher:
         """End it; what is open is answered. Calling it twice is fine.
 
         Raises:
-            Fault: It had to be killed.
+            Fault: It had to be killed, or did not end well.
         """
         assert self._process.stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-            self._process.wait(CLOSE_SECONDS)
+            status = self._process.wait(CLOSE_SECONDS)
+            if status and not self._stderr.closed:
+                raise Fault(f"the publisher ended with status {status}: {self._words()}")
         except subprocess.TimeoutExpired:
             raise Fault("the publisher did not end") from None
         finally:
