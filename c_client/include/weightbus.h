@@ -256,7 +256,7 @@ typedef struct {
   const char *state;
   // How many workers "all" are at least in a publish that does not say.
   size_t expect;
-  // Listen where other hosts can connect, though whoever does gets the weights: there are no keys here.
+  // Without keys, listen where other hosts can connect, though whoever does gets the weights.
   bool insecure;
   // Told what becomes of workers: its kind is "joined", "lost", "stuck", "back", "left", "refused", "failed",
   // "wrong-digest" or "notice", its `model` the name of the worker.
@@ -267,6 +267,12 @@ typedef struct {
   // may take together; 0: 2, and of any size. Only what is published as patches is kept.
   size_t bases;
   uint64_t bases_bytes_max;
+  // A folder that `weightbus keygen` has made: only workers with a key that it allows connect, and all that is
+  // published is sealed. It is looked at again and again. NULL: what the environment's WEIGHTBUS_KEYS says, else
+  // none; "": none.
+  const char *keys;
+  // With keys, after how long another group key takes the place of one; 0: a day.
+  uint32_t rekey_ms;
 } wb_publisher_options;
 
 // What is asked of one publish. Zeros are the defaults; everything here is borrowed for the call.

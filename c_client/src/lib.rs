@@ -240,7 +240,7 @@ pub struct wb_publisher_options {
     pub state: *const c_char,
     /// How many workers "all" are at least in a publish that does not say.
     pub expect: usize,
-    /// Listen where other hosts can connect, though whoever does gets the weights: there are no keys here.
+    /// Without keys, listen where other hosts can connect, though whoever does gets the weights.
     pub insecure: bool,
     /// Told what becomes of workers: its kind is "joined", "lost", "stuck", "back", "left", "refused", "failed",
     /// "wrong-digest" or "notice", its `model` the name of the worker.
@@ -251,6 +251,12 @@ pub struct wb_publisher_options {
     /// may take together; 0: 2, and of any size. Only what is published as patches is kept.
     pub bases: usize,
     pub bases_bytes_max: u64,
+    /// A folder that `weightbus keygen` has made: only workers with a key that it allows connect, and all that is
+    /// published is sealed. It is looked at again and again. NULL: what the environment's WEIGHTBUS_KEYS says, else
+    /// none; "": none.
+    pub keys: *const c_char,
+    /// With keys, after how long another group key takes the place of one; 0: a day.
+    pub rekey_ms: u32,
 }
 
 /// When a worker counts as being there: it runs the version,

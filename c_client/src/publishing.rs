@@ -13,7 +13,8 @@ use std::ptr;
 use std::slice;
 use std::time::Duration;
 use weightbus_core::{
-    Encoding, Error, PublishOptions, Publisher, PublisherBuilder, Receipt, Require, TensorView, Wait, WorkerEvent,
+    Encoding, Error, PublishOptions, Publisher, PublisherBuilder, Receipt, Require, TensorView, Wait,
+    WorkerEvent,
 };
 
 const BASES: usize = 2; // as the crate has it
@@ -54,6 +55,12 @@ pub unsafe fn builder_of(options: *const wb_publisher_options) -> Result<Publish
         let versions = if options.bases == 0 { BASES } else { options.bases };
         let bytes_max = if options.bases_bytes_max == 0 { u64::MAX } else { options.bases_bytes_max };
         builder = builder.bases(versions, bytes_max);
+    }
+    if let Some(folder) = text(options.keys, "keys")? {
+        builder = builder.keys(folder);
+    }
+    if options.rekey_ms > 0 {
+        builder = builder.rekey(Duration::from_millis(options.rekey_ms.into()));
     }
     if options.insecure {
         builder = builder.insecure();
@@ -181,14 +188,15 @@ impl Outcomes {
         };
         let texts: Vec<_> = receipt.workers.iter().map(text).collect();
         type Texts = [CString; 3];
-        let look = |(worker, [name, detail, encoding]): (&weightbus_core::WorkerReceipt, &Texts)| wb_outcome {
-            worker: name.as_ptr(),
-            outcome: outcome_name(worker.outcome),
-            nanoseconds: worker.after.map_or(0, |after| after.as_nanos() as u64),
-            detail: detail.as_ptr(),
-            encoding: encoding.as_ptr(),
-            nbytes: worker.nbytes,
-        };
+        let look =
+            |(worker, [name, detail, encoding]): (&weightbus_core::WorkerReceipt, &Texts)| wb_outcome {
+                worker: name.as_ptr(),
+                outcome: outcome_name(worker.outcome),
+                nanoseconds: worker.after.map_or(0, |after| after.as_nanos() as u64),
+                detail: detail.as_ptr(),
+                encoding: encoding.as_ptr(),
+                nbytes: worker.nbytes,
+            };
         let all = receipt.workers.values().zip(&texts).map(look).collect();
         Outcomes { all, _texts: texts, words: c_text(&receipt.to_string()), receipt }
     }

@@ -18,7 +18,7 @@ const USAGE: &str = "usage: driver vectors DIR | driver patching DIR ROUNDS | dr
 --models M1,M2 [--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S] [--turn-down N,...] \
 [--break N,...] [--apply-seconds S[:N,...]] [--apply-timeout S] [--partial] [--cast] \
 [--keys FILE] | driver opening BYTES | driver publisher ADDRESS [--data ADDRESS] [--advertise ADDRESS] [--epoch N] \
-[--chunk-bytes N] [--ping S --lost-after S] [--state FOLDER] [--insecure]";
+[--chunk-bytes N] [--ping S --lost-after S] [--state FOLDER] [--keys FOLDER] [--rekey S] [--insecure]";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -71,6 +71,8 @@ fn builder(arguments: &[String], usage: &str) -> Result<PublisherBuilder, Fault>
             "--epoch" => builder.epoch(value.parse()?),
             "--chunk-bytes" => builder.chunk_bytes(value.parse()?),
             "--state" => builder.state(value),
+            "--keys" => builder.keys(value),
+            "--rekey" => builder.rekey(Duration::from_secs_f64(value.parse()?)),
             "--ping" => {
                 ping = value.parse()?;
                 builder

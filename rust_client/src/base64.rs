@@ -1,5 +1,20 @@
 //! Base64 (RFC 4648), padded: how sealed bytes travel in a header.
 
+const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// Returns bytes as a text.
+pub fn encode(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity((bytes.len() + 2) / 3 * 4);
+    for three in bytes.chunks(3) {
+        let bits = three.iter().fold(0, |bits, &byte| bits << 8 | u32::from(byte)) << (24 - 8 * three.len());
+        for at in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * at) & 63) as usize];
+            text.push(if at <= three.len() { char::from(digit) } else { '=' });
+        }
+    }
+    text
+}
+
 /// Returns the bytes of a text; nothing if it is not base64.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let padding = text.bytes().rev().take_while(|&c| c == b'=').count();
@@ -31,15 +46,17 @@ fn value(digit: u8) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::decode;
+    use super::{decode, encode};
 
     #[test]
     fn texts_of_the_rfc_and_others_that_are_none() {
         for (text, bytes) in [("", ""), ("Zg==", "f"), ("Zm8=", "fo"), ("Zm9v", "foo"), ("Zm9vYmE=", "fooba")]
         {
             assert_eq!(decode(text).as_deref(), Some(bytes.as_bytes()), "{}", text);
+            assert_eq!(encode(bytes.as_bytes()), text);
         }
         assert_eq!(decode("+/+/"), Some(vec![0xfb, 0xff, 0xbf]));
+        assert_eq!(encode(&[0xfb, 0xff, 0xbf]), "+/+/");
         for text in ["Z", "Zg", "Zg=", "Zg===", "====", "Zm9v=", "Z=g=", "Zm-_", "Zm 9", "Zm9\n"] {
             assert_eq!(decode(text), None, "{:?}", text);
         }

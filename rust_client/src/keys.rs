@@ -1,4 +1,5 @@
-//! A worker's keys, as `weightbus keygen` writes them: one small file of JSON.
+//! A worker's keys, as `weightbus keygen` writes them: one small file of JSON. A publisher's are in
+//! `publisher/keys.rs`.
 
 use crate::error::Error;
 use crate::fields::{Fault, Fields};
@@ -32,20 +33,9 @@ impl WorkerKeys {
     pub fn read(path: impl AsRef<Path>, name: Option<&str>) -> Result<WorkerKeys, Error> {
         check_curve()?;
         let path = path.as_ref();
-        if path.to_string_lossy().trim_start().starts_with('{') {
-            let text = "keys: the path of a file is expected, not what stands in it (WorkerKeys::from_json takes that)";
-            return Err(Error::Keys(text.to_owned())); // which may be a secret: it is not quoted
-        }
+        check_path(path)?;
         let file = if path.is_dir() { file_of(&path.join("workers"), name)? } else { path.to_owned() };
-        let unreadable =
-            |error: io::Error| Error::Keys(format!("{} cannot be read: {}", file.display(), error));
-        let opened = fs::File::open(&file).map_err(unreadable)?;
-        if opened.metadata().map_err(unreadable)?.permissions().mode() & 0o007 != 0 {
-            let text = format!("{0} is open to every user of this host: chmod 600 {0}", file.display());
-            return Err(Error::Keys(text));
-        }
-        let mut json = Vec::new();
-        opened.take(TEXT_MAX as u64).read_to_end(&mut json).map_err(unreadable)?;
+        let json = read(&file, true).map_err(Unread::error)?;
         parse(&json, &file.display().to_string())
     }
 
@@ -62,36 +52,105 @@ impl WorkerKeys {
 }
 
 fn parse(json: &[u8], whose: &str) -> Result<WorkerKeys, Error> {
-    let odd = |text: &str| {
-        Error::Keys(format!("{} is no file of keys: {}; see weightbus keygen --help", whose, text))
-    };
-    let object = match serde_json::from_slice(json) {
-        Ok(Value::Object(object)) => object,
-        Ok(other) => return Err(odd(&format!("it is {}, not an object", other.kind()))),
-        Err(error) => return Err(odd(&error.to_string())),
-    };
-    let keys = fields_of(&Fields(&object)).map_err(|fault| odd(&fault))?;
-    if curve::public_of(&keys.secret).as_ref() != Some(&keys.public) {
-        let text = "public and secret key do not belong together; make a new pair";
-        return Err(Error::Keys(format!("{}: {}", whose, text)));
-    }
+    let keys = object_of(json, whose, |fields| {
+        Ok(WorkerKeys {
+            name: name_in(fields)?,
+            public: key_in(fields, "public")?,
+            secret: key_in(fields, "secret")?,
+            publisher: key_in(fields, "publisher")?,
+        })
+    })?;
+    check_pair(&keys.public, &keys.secret, whose)?;
     Ok(keys)
 }
 
-fn fields_of(fields: &Fields) -> Result<WorkerKeys, Fault> {
-    let name = fields.text("name", NAME_MAX)?;
-    if !is_form(&name) {
-        return Err("\"name\" is no name, in which one * may stand".to_owned());
+/// Whoever gives what stands in a file in place of its path is told so, but not by an error that quotes it.
+pub(crate) fn check_path(path: &Path) -> Result<(), Error> {
+    if path.to_string_lossy().trim_start().starts_with('{') {
+        let text =
+            "keys: the path of a file is expected, not what stands in it (WorkerKeys::from_json takes that)";
+        return Err(Error::Keys(text.to_owned()));
     }
-    let key = |field| {
-        let key = fields.text(field, TEXT_MAX)?;
-        if is_z85(&key) {
-            Ok(key)
+    Ok(())
+}
+
+/// Why a file says nothing.
+pub(crate) enum Unread {
+    /// There is none, or it makes no sense.
+    Odd(Error),
+    /// It is there, but cannot be read now: what it says is not known.
+    Unreadable(Error),
+}
+
+impl Unread {
+    pub(crate) fn error(self) -> Error {
+        match self {
+            Unread::Odd(error) | Unread::Unreadable(error) => error,
+        }
+    }
+}
+
+/// Returns what stands in a file, of which nobody else may know if it is secret.
+pub(crate) fn read(file: &Path, secret: bool) -> Result<Vec<u8>, Unread> {
+    let unread = |error: io::Error| {
+        let gone = error.kind() == io::ErrorKind::NotFound;
+        let error = Error::Keys(format!("{} cannot be read: {}", file.display(), error));
+        if gone {
+            Unread::Odd(error)
         } else {
-            Err(format!("{:?} must be 40 characters of Z85", field))
+            Unread::Unreadable(error)
         }
     };
-    Ok(WorkerKeys { name, public: key("public")?, secret: key("secret")?, publisher: key("publisher")? })
+    let opened = fs::File::open(file).map_err(unread)?;
+    if secret && opened.metadata().map_err(unread)?.permissions().mode() & 0o007 != 0 {
+        let text = format!("{0} is open to every user of this host: chmod 600 {0}", file.display());
+        return Err(Unread::Odd(Error::Keys(text)));
+    }
+    let mut json = Vec::new();
+    opened.take(TEXT_MAX as u64).read_to_end(&mut json).map_err(unread)?;
+    Ok(json)
+}
+
+/// Reads the object that stands in a file of keys.
+pub(crate) fn object_of<T>(
+    json: &[u8],
+    whose: &str,
+    fields_of: impl FnOnce(&Fields) -> Result<T, Fault>,
+) -> Result<T, Error> {
+    let odd = |text: &str| {
+        Error::Keys(format!("{} is no file of keys: {}; see weightbus keygen --help", whose, text))
+    };
+    match serde_json::from_slice(json) {
+        Ok(Value::Object(object)) => fields_of(&Fields(&object)).map_err(|fault| odd(&fault)),
+        Ok(other) => Err(odd(&format!("it is {}, not an object", other.kind()))),
+        Err(error) => Err(odd(&error.to_string())),
+    }
+}
+
+pub(crate) fn check_pair(public: &str, secret: &str, whose: &str) -> Result<(), Error> {
+    if curve::public_of(secret).as_deref() == Some(public) {
+        return Ok(());
+    }
+    let text = "public and secret key do not belong together; make a new pair";
+    Err(Error::Keys(format!("{}: {}", whose, text)))
+}
+
+pub(crate) fn name_in(fields: &Fields) -> Result<String, Fault> {
+    let name = fields.text("name", NAME_MAX)?;
+    if is_form(&name) {
+        Ok(name)
+    } else {
+        Err("\"name\" is no name, in which one * may stand".to_owned())
+    }
+}
+
+pub(crate) fn key_in(fields: &Fields, field: &str) -> Result<String, Fault> {
+    let key = fields.text(field, TEXT_MAX)?;
+    if is_z85(&key) {
+        Ok(key)
+    } else {
+        Err(format!("{:?} must be 40 characters of Z85", field))
+    }
 }
 
 const Z85: &str = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
@@ -111,7 +170,7 @@ fn is_form(text: &str) -> bool {
 }
 
 /// Whether somebody whose key is for names of this form may be called so.
-fn fits(form: &str, name: &str) -> bool {
+pub(crate) fn fits(form: &str, name: &str) -> bool {
     match form.split_once('*') {
         Some((begin, end)) => {
             name.len() >= begin.len() + end.len() && name.starts_with(begin) && name.ends_with(end)

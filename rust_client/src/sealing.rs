@@ -1,4 +1,5 @@
-//! Sealed payloads and messages: keys, nonces, and what is bound to them (protocol, 14.1).
+//! Sealed payloads and messages: keys, nonces, and what is bound to them (protocol, 14.1). What a publisher seals
+//! with them is in `publisher/sealer.rs`, and what a worker opens in `keyring.rs`.
 //!
 //! ```text
 //! group key ──> id                              which group key it was
@@ -9,7 +10,7 @@
 use crate::checksum::crc32c_append;
 use crate::digest::{bytes_of_hex, hex};
 use crate::messages::{Announce, Patch};
-pub use crate::raw::gcm::Gcm;
+pub use crate::raw::gcm::{seal, Gcm};
 use sha2::{Digest, Sha256};
 use std::convert::TryInto;
 use std::fmt;
@@ -72,16 +73,29 @@ impl GroupKey {
         expand(&self.secret, &[b"version", &subject.names()])
     }
 
+    /// Returns a message sealed, its tag behind it; nothing if nothing can be sealed here.
+    pub fn seal_message(&self, count: u64, plain: &[u8]) -> Option<Vec<u8>> {
+        let bound = bound_to_message(count, plain.len()); // E5
+        let mut sealed = Vec::with_capacity(plain.len() + TAG_BYTES);
+        sealed.resize(plain.len(), 0);
+        let tag = seal(&self.of_messages, &nonce_of(MESSAGE, count), &bound, plain, &mut sealed)?;
+        sealed.extend_from_slice(&tag);
+        Some(sealed)
+    }
+
     /// Returns what was sealed as the message of this count; nothing if it was not.
     pub fn open_message(&self, count: u64, sealed: &[u8]) -> Option<Vec<u8>> {
         let (sealed, tag) = sealed.split_at(sealed.len().checked_sub(TAG_BYTES)?); // E5
-        let size = sealed.len() as u64;
-        let bound = [&MESSAGE.to_le_bytes()[..], &count.to_le_bytes(), &size.to_le_bytes()].concat();
+        let bound = bound_to_message(count, sealed.len());
         let opening =
             Opening::new(&self.of_messages, &nonce_of(MESSAGE, count), &bound, tag.try_into().ok()?)?;
         let mut plain = vec![0; sealed.len()];
         opening.opens(sealed, &mut plain).map(|_| plain)
     }
+}
+
+fn bound_to_message(count: u64, size: usize) -> Vec<u8> {
+    [&MESSAGE.to_le_bytes()[..], &count.to_le_bytes(), &(size as u64).to_le_bytes()].concat()
 }
 
 /// A version in one encoding.

@@ -1,7 +1,8 @@
 //! A publisher's machine and those of some workers, on a network that loses, delays and doubles, under a virtual
 //! clock; workers are killed, stopped and cut off, and the publisher is restarted. Whatever is applied is what was
 //! published, whole, and never older than before; no receipt claims what did not happen; and once the network heals,
-//! the next publish is achieved by everybody.
+//! the next publish is achieved by everybody. With keys everything is sealed, group keys change, and workers are revoked:
+//! what is published meanwhile they cannot open, whatever reaches them.
 
 #[path = "publisher/dice.rs"]
 mod dice;
@@ -15,11 +16,14 @@ use weightbus::effects::{Effect as WorkerEffect, Host, Source, Staged};
 use weightbus::layout::Layout;
 use weightbus::limits::Timing;
 use weightbus::machine::{Identity, Machine as WorkerMachine, Wanted};
-use weightbus::messages::{encode, CommitMode, FromWorker, Hello, OfVersion};
+use weightbus::messages::{encode, CommitMode, FromPublisher, FromWorker, Hello, OfVersion};
 use weightbus::publisher::content::{Content, Copier};
 use weightbus::publisher::effects::{Effect, Payload};
+use weightbus::publisher::grants::{ByKey, Grant, Role};
 use weightbus::publisher::machine::Machine;
 use weightbus::publisher::publication::Asked;
+use weightbus::publisher::sealer::Sealer;
+use weightbus::sealing::AVAILABLE;
 use weightbus::zmtp::{Published, PublishedPayload};
 use weightbus::{Dtype, Outcome, Receipt, Require, TensorView, Wait};
 
@@ -55,6 +59,9 @@ enum Deed {
     Cut(usize),
     Stop(usize, u32),
     Leave(usize),
+    Rekey,
+    Revoke(usize),
+    Allow(usize),
 }
 
 #[derive(Clone, Debug)]
@@ -79,7 +86,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn new(at: usize, life: u32) -> Worker {
+    fn new(at: usize, life: u32, keyed: bool) -> Worker {
         let name = format!("w{}", at);
         let identity = Identity {
             name: name.clone(),
@@ -89,9 +96,14 @@ impl Worker {
             pid: 0,
         };
         let wanted = [Wanted { model: MODEL.to_owned(), nbytes: 0 }];
+        let mut machine =
+            WorkerMachine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default());
+        if keyed {
+            machine.take_sealed();
+        }
         Worker {
             name,
-            machine: WorkerMachine::new(identity, &wanted, Arc::new(AnyLayout), 1 << 20, Timing::default()),
+            machine,
             connection: life,
             subscribed: Vec::new(),
             control: VecDeque::new(),
@@ -109,6 +121,8 @@ impl Worker {
 
 struct World {
     publisher: Machine,
+    sealer: Option<Sealer>,             // of a publisher with keys
+    revoked: BTreeMap<usize, Vec<Key>>, // workers, and what was published since
     workers: Vec<Worker>,
     heard: VecDeque<(u32, Vec<u8>, Vec<u8>)>, // to the publisher
     history: BTreeMap<Key, (Vec<u8>, bool)>,  // what was published, and whether together
@@ -125,10 +139,12 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u64, weather: Weather, workers: usize) -> World {
-        World {
+    fn new(seed: u64, weather: Weather, workers: usize, keyed: bool) -> World {
+        let mut world = World {
             publisher: machine(1),
-            workers: (0..workers).map(|at| Worker::new(at, 0)).collect(),
+            sealer: None,
+            revoked: BTreeMap::new(),
+            workers: (0..workers).map(|at| Worker::new(at, 0, keyed)).collect(),
             heard: VecDeque::new(),
             history: BTreeMap::new(),
             ran: BTreeMap::new(),
@@ -141,6 +157,40 @@ impl World {
             step: 0,
             dice: Dice(seed),
             weather,
+        };
+        if keyed {
+            world.take_keys();
+        }
+        world
+    }
+
+    /// The publisher, which has just started, has keys.
+    fn take_keys(&mut self) {
+        let mut dice = Dice(self.dice.roll(u32::MAX).into());
+        let draw = Box::new(move || [(); 32].map(|()| dice.roll(256) as u8));
+        let sealer = Sealer::new(draw, None, self.now);
+        let without = std::mem::replace(&mut self.publisher, machine(1));
+        self.publisher = without.trust(self.allowed(), sealer.key());
+        self.sealer = Some(sealer);
+    }
+
+    /// Each worker's key is its name.
+    fn allowed(&self) -> ByKey {
+        let all = (0..self.workers.len()).filter(|at| !self.revoked.contains_key(at));
+        let row = |at| (format!("w{}", at), Grant { name: format!("w{}", at), role: Role::Worker });
+        all.map(row).collect()
+    }
+
+    fn grant(&mut self) {
+        let effects = self.publisher.grant(self.allowed(), self.now);
+        self.perform(effects);
+    }
+
+    fn rekey(&mut self) {
+        if let Some(sealer) = &mut self.sealer {
+            sealer.rekey(self.now);
+            let effects = self.publisher.rekeyed(sealer.key());
+            self.perform(effects);
         }
     }
 
@@ -173,6 +223,9 @@ impl World {
             }
             Deed::RestartPublisher => {
                 self.publisher = machine(self.publisher.epoch() + 1);
+                if self.sealer.is_some() {
+                    self.take_keys();
+                }
                 self.number = 0;
                 for worker in &mut self.workers {
                     worker.connection += 1;
@@ -196,13 +249,24 @@ impl World {
                 }
                 self.restart(at);
             }
+            Deed::Rekey => self.rekey(),
+            Deed::Revoke(at) => {
+                if self.sealer.is_some() {
+                    self.revoked.entry(at % self.workers.len()).or_default();
+                    self.grant();
+                }
+            }
+            Deed::Allow(at) => {
+                self.revoked.remove(&(at % self.workers.len()));
+                self.grant();
+            }
         }
     }
 
     fn restart(&mut self, at: usize) {
         self.lives += 1;
         let at = at % self.workers.len();
-        self.workers[at] = Worker::new(at, 1000 * self.lives);
+        self.workers[at] = Worker::new(at, 1000 * self.lives, self.sealer.is_some());
     }
 
     fn publish(&mut self, bytes: usize, chunk_bytes: u64, asked: Asked) -> u64 {
@@ -214,6 +278,8 @@ impl World {
         let published = self.publisher.publish(self.ids, MODEL, content, asked, self.now, self.now);
         if let Ok(effects) = published {
             self.number += 1;
+            let key = (self.publisher.epoch(), self.number);
+            self.revoked.values_mut().for_each(|since| since.push(key));
             self.history.insert((self.publisher.epoch(), self.number), (data, together));
             self.perform(effects);
         } // else nobody of that name was ever there
@@ -240,6 +306,10 @@ impl World {
                 Effect::Send { to, message, payload } => {
                     match self.workers.iter().position(|worker| worker.identity() == to) {
                         Some(at) => {
+                            let (message, payload) = match &mut self.sealer {
+                                Some(sealer) => sealer.addressed(message, payload).expect("memory"),
+                                None => (message, payload),
+                            };
                             for _ in 0..self.copies() {
                                 let due = self.due();
                                 let message = (encode(&message), payload.clone());
@@ -253,10 +323,12 @@ impl World {
                     }
                 }
                 Effect::Broadcast { topic, message, payload } => {
+                    let said = self.published(message, payload);
                     for at in 0..self.workers.len() {
-                        self.give(at, &topic, (encode(&message), payload.clone()));
+                        self.give(at, &topic, said.clone()); // whoever is revoked may listen in
                     }
                 }
+                Effect::Screen => self.rekey(),
                 Effect::Withdraw { .. } => {}
                 Effect::Resolve { id, receipt, achieved, .. } => self.resolved(id, receipt, achieved),
                 Effect::Tell(event) => {
@@ -265,6 +337,14 @@ impl World {
                 }
             }
         }
+    }
+
+    fn published(&mut self, message: FromPublisher, payload: Payload) -> Message {
+        let (message, payload) = match &mut self.sealer {
+            Some(sealer) => sealer.published(message, payload).expect("memory"),
+            None => (message, payload),
+        };
+        (encode(&message), payload)
     }
 
     fn give(&mut self, at: usize, topic: &str, message: Message) {
@@ -299,7 +379,11 @@ impl World {
         self.step += 1;
         self.now += STEP;
         while let Some((from, header)) = pop(&mut self.heard, self.step, |(_, from, header)| (from, header)) {
-            let effects = self.publisher.receive(&from, &header, 0, self.now);
+            let key = match &self.sealer {
+                Some(_) => from.iter().take_while(|&&c| c != b'/').map(|&c| char::from(c)).collect(),
+                None => String::new(),
+            };
+            let effects = self.publisher.receive_of(&from, &key, &header, 0, self.now);
             self.perform(effects);
         }
         let pushing: Vec<String> = self.publisher.pushing().cloned().collect();
@@ -362,7 +446,8 @@ impl World {
                     if on {
                         self.workers[at].subscribed.push(topic.clone());
                         if let Some(beacon) = self.publisher.subscribed(&topic) {
-                            self.give(at, &topic, (encode(&beacon), Payload::None));
+                            let said = self.published(beacon, Payload::None);
+                            self.give(at, &topic, said);
                         }
                     }
                 }
@@ -372,7 +457,11 @@ impl World {
                 }
                 WorkerEffect::Redial => self.workers[at].connection += 1,
                 WorkerEffect::Rejected { code, text, .. } => panic!("{}: {}", code, text),
-                WorkerEffect::Refused { code, .. } => assert_eq!(code, "name-taken"), // for a moment
+                WorkerEffect::Refused { code, .. } => match &code[..] {
+                    "name-taken" => {} // for a moment
+                    "revoked" => assert!(self.sealer.is_some()),
+                    other => panic!("{}", other),
+                },
                 _ => {}
             }
         }
@@ -386,6 +475,8 @@ impl World {
             return self.perform_worker(at, effects);
         }
         let (data, _) = self.history.get(&key).expect("nothing is applied that was not published");
+        let sealed_off = self.revoked.get(&at).map_or(false, |since| since.contains(&key));
+        assert!(!sealed_off, "what was published since it was revoked");
         match &staged.source {
             Source::Buffer(buffer) => assert!(buffer[..] == data[..], "other bytes than published"),
             Source::Segment { .. } => panic!("there is no shared road here"),
@@ -465,6 +556,9 @@ fn deed() -> impl Strategy<Value = Deed> {
         1 => who().prop_map(Deed::Cut),
         1 => who().prop_map(Deed::Leave),
         1 => (who(), 1..400u32).prop_map(|(at, steps)| Deed::Stop(at, steps)),
+        1 => Just(Deed::Rekey),
+        1 => who().prop_map(Deed::Revoke),
+        1 => who().prop_map(Deed::Allow),
     ]
 }
 
@@ -476,9 +570,11 @@ proptest! {
         seed: u64,
         weather in weather(),
         workers in 1..4usize,
+        keyed: bool,
         deeds in prop::collection::vec((deed(), 0..60u32), 1..12),
     ) {
-        let mut world = World::new(seed, weather, workers);
+        let keyed = keyed && AVAILABLE;
+        let mut world = World::new(seed, weather, workers, keyed);
         for (deed, steps) in deeds {
             world.act(deed);
             for _ in 0..steps {
@@ -486,6 +582,8 @@ proptest! {
             }
         }
         world.weather.loss = 0;
+        world.revoked.clear();
+        world.grant();
         let asked = Asked { expect: workers, timeout: STEP * SOON, grace: STEP * SOON, ..Asked::default() };
         let last = world.publish(100, 9, asked);
         let mut steps = 0;
@@ -511,7 +609,8 @@ proptest! {
 #[test]
 fn a_version_that_is_applied_together_is_applied_by_all_or_by_none() {
     for seed in 0..50 {
-        let mut world = World::new(seed, Weather { loss: 20, doubling: 10, delay_steps: 3 }, 3);
+        let weather = Weather { loss: 20, doubling: 10, delay_steps: 3 };
+        let mut world = World::new(seed, weather, 3, AVAILABLE && seed % 2 > 0);
         for _ in 0..300 {
             world.advance();
         }
@@ -584,4 +683,137 @@ fn a_later_epoch_is_taken_with_proof_alone() {
     publisher.receive(b"w", &hello(900, 90_000), 0, now);
     assert_eq!(publisher.epoch(), 900 + 90_000 - 10_010);
     assert_eq!(publisher.status(now).len(), 1);
+}
+
+/// A publisher with keys of `w`, of all names that begin with `gpu-`, and of an observer.
+fn keyed() -> Machine {
+    let row = |name: &str, role| (name.replace('*', ""), Grant { name: name.to_owned(), role });
+    let draw = Some(Box::new(|| Some("ab".repeat(16))) as weightbus::publisher::machine::Draw);
+    Machine::new(7, "tcp://*:1", Timing::default(), None, draw).trust(
+        vec![row("w", Role::Worker), row("gpu-*", Role::Worker), row("eye", Role::Observer)]
+            .into_iter()
+            .collect(),
+        "12".repeat(32),
+    )
+}
+
+/// What is said to a connection, each by the name of its message; of a refusal, its code.
+fn said(effects: &[Effect], to: &[u8]) -> Vec<String> {
+    let name = |effect: &Effect| match effect {
+        Effect::Send { to: its, message, .. } if its == to => Some(match message {
+            FromPublisher::Refuse(refuse) => refuse.code.clone(),
+            FromPublisher::Welcome(_) => "welcome".to_owned(),
+            FromPublisher::Rekey(rekey) => format!("rekey {}", &rekey.keys[0][..2]),
+            FromPublisher::Ping(_) => "ping".to_owned(),
+            FromPublisher::Pong(_) => "pong".to_owned(),
+            other => format!("{:?}", other),
+        }),
+        _ => None,
+    };
+    effects.iter().filter_map(name).collect()
+}
+
+const NOW: Duration = Duration::from_secs(1);
+
+fn ping() -> Vec<u8> {
+    encode(&FromWorker::Ping(Default::default()))
+}
+
+#[test]
+fn a_key_is_for_its_name_and_an_observers_for_none() {
+    let mut publisher = keyed();
+    let mut says_hello = |key: &str, name: &str| {
+        let header = String::from_utf8(hello(0, 0)).unwrap().replace("\"w\"", &format!("{:?}", name));
+        let effects = publisher.receive_of(name.as_bytes(), key, header.as_bytes(), 0, NOW);
+        said(&effects, name.as_bytes())
+    };
+    assert_eq!(says_hello("w", "w"), ["welcome"]);
+    assert_eq!(says_hello("w", "x"), ["wrong-name"]);
+    assert_eq!(says_hello("gpu-", "gpu-1"), ["welcome"]);
+    assert_eq!(says_hello("gpu-", "w2"), ["wrong-name"]);
+    assert_eq!(says_hello("eye", "eye"), ["not-allowed"]);
+    assert_eq!(says_hello("other", "y"), ["revoked"]);
+    assert_eq!(says_hello("", "z"), ["revoked"]);
+    assert_eq!(publisher.status(NOW).len(), 2);
+}
+
+#[test]
+fn the_same_instance_with_another_key_is_another_worker() {
+    let mut publisher = keyed();
+    let mut by_key: ByKey = ["w", "v"].iter().map(|key| (String::from(*key), grant_of("w"))).collect();
+    publisher.grant(by_key.clone(), NOW);
+    publisher.receive_of(b"1", "w", &hello(0, 0), 0, NOW);
+    let contested = publisher.receive_of(b"2", "v", &hello(0, 0), 0, NOW);
+    assert_eq!((said(&contested, b"1"), said(&contested, b"2")), (vec!["ping".to_owned()], vec![]));
+    // Nobody speaks for a worker with its identity alone.
+    assert!(publisher.receive_of(b"1", "v", &ping(), 0, NOW).is_empty());
+    assert!(publisher.receive_of(b"1", "v", &encode(&FromWorker::Bye), 0, NOW).is_empty());
+    assert_eq!(said(&publisher.receive_of(b"1", "w", &ping(), 0, NOW), b"1"), ["pong"]);
+    by_key.remove("w");
+    let revoked = publisher.grant(by_key, NOW);
+    assert!(matches!(revoked[0], Effect::Screen), "before anything else is said");
+    assert_eq!(said(&revoked, b"1"), ["revoked"]);
+    assert_eq!(said(&publisher.receive_of(b"1", "w", &ping(), 0, NOW), b"1"), ["revoked"]);
+    assert_eq!(said(&publisher.receive_of(b"2", "v", &hello(0, 0), 0, NOW), b"2"), ["welcome"]);
+}
+
+fn grant_of(name: &str) -> Grant {
+    Grant { name: name.to_owned(), role: Role::Worker }
+}
+
+#[test]
+fn another_group_key_is_told_to_who_says_something_with_its_own_key() {
+    let mut publisher = keyed();
+    publisher.receive_of(b"1", "w", &hello(0, 0), 0, NOW);
+    assert_eq!(said(&publisher.rekeyed("34".repeat(32)), b"1"), ["ping"], "nobody is told it unasked");
+    assert!(publisher.receive_of(b"1", "gpu-", &ping(), 0, NOW).is_empty());
+    assert_eq!(said(&publisher.receive_of(b"1", "w", &ping(), 0, NOW), b"1"), ["rekey 34", "pong"]);
+    assert_eq!(said(&publisher.receive_of(b"1", "w", &ping(), 0, NOW), b"1"), ["pong"], "once");
+    publisher.rekeyed("56".repeat(32));
+    let effects = publisher.receive_of(b"1", "w", &hello(0, 0), 0, NOW);
+    let keys = effects.iter().find_map(|effect| match effect {
+        Effect::Send { message: FromPublisher::Welcome(welcome), .. } => Some(welcome.keys.clone()),
+        _ => None,
+    });
+    assert_eq!(keys, Some(vec!["56".repeat(32)]));
+    assert_eq!(said(&publisher.receive_of(b"1", "w", &ping(), 0, NOW), b"1"), ["pong"], "the welcome had it");
+}
+
+#[test]
+fn a_ticket_is_good_once_and_for_a_while() {
+    let mut publisher = keyed();
+    let ticket = "ab".repeat(16);
+    let welcome = publisher.receive_of(b"1", "w", &hello(0, 0), 0, NOW);
+    let features = welcome.iter().find_map(|effect| match effect {
+        Effect::Send { message: FromPublisher::Welcome(welcome), .. } => Some(welcome.features.clone()),
+        _ => None,
+    });
+    assert_eq!(features, Some(vec![format!("ticket.{}", ticket)]));
+    assert_eq!(publisher.redeem("other", NOW), None);
+    let owner = Some(("w".to_owned(), "w".to_owned()));
+    assert_eq!(publisher.redeem(&ticket, NOW), owner);
+    assert_eq!(publisher.redeem(&ticket, NOW), None, "it was shown");
+    publisher.receive_of(b"1", "w", &hello(0, 0), 0, NOW);
+    assert_eq!(publisher.redeem(&ticket, NOW + Duration::from_secs(30)), None, "it is too old");
+    publisher.receive_of(b"1", "w", &hello(0, 0), 0, NOW);
+    publisher.receive_of(b"1", "w", &encode(&FromWorker::Bye), 0, NOW);
+    assert_eq!(publisher.redeem(&ticket, NOW), None, "its worker has left");
+}
+
+#[test]
+fn nobody_is_given_a_token_where_there_are_keys() {
+    let with_upstream =
+        String::from_utf8(hello(0, 0)).unwrap().replace("\"features\":[]", "\"features\":[\"upstream\"]");
+    let features = |mut publisher: Machine, key: &str| {
+        let effects = publisher.receive_of(b"1", key, with_upstream.as_bytes(), 0, NOW);
+        match effects.iter().find(|effect| matches!(effect, Effect::Send { .. })) {
+            Some(Effect::Send { message: FromPublisher::Welcome(welcome), .. }) => welcome.features.join(" "),
+            other => panic!("{:?}", other),
+        }
+    };
+    assert!(features(keyed(), "w").starts_with("ticket."));
+    let draw = Some(Box::new(|| Some("ab".repeat(16))) as weightbus::publisher::machine::Draw);
+    assert!(
+        features(Machine::new(7, "tcp://*:1", Timing::default(), None, draw), "").starts_with("upstream.")
+    );
 }

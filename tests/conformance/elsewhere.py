@@ -54,13 +54,15 @@ class ProcessPublisher:
         advertise: str | None = None,
         state: str = "",
         keys: Path | None = None,
+        rekey: float | None = None,
     ) -> None:
-        assert keys is None, "it has no keys: such scenarios are not for it"
         words = ["publisher", address, "--chunk-bytes", str(chunk_bytes)]
         words += ["--ping", str(timing.ping), "--lost-after", str(timing.lost_after)]
         words += ["--epoch", str(epoch)] if epoch is not None else []
         words += ["--advertise", advertise] if advertise is not None else []
         words += ["--state", state] if state else []
+        words += ["--keys", str(keys or "")]
+        words += ["--rekey", str(rekey)] if rekey is not None else []
         self._folder, self._ids = folder, itertools.count(1)
         self._open: dict[int, Future[Any]] = {}
         self._changed = threading.Condition()

@@ -51,11 +51,17 @@ struct PublisherOptions {
   std::chrono::milliseconds lost_after = std::chrono::seconds(5);  // at least twice that
   std::string state;       // a folder that outlives it, and keeps its epoch; none with versions
   std::size_t expect = 0;  // how many workers "all" are at least
-  bool insecure = false;   // listen where other hosts can connect: there are no keys here
+  bool insecure = false;   // without keys, listen where other hosts can connect
   // How many versions of each model are kept in memory for patches to build on, at most 8, and how
   // many bytes those may take together; 0: 2, and of any size.
   std::size_t bases = 0;
   std::uint64_t bases_bytes_max = 0;
+
+  // A folder that `weightbus keygen` has made: only workers with a key that it allows connect, and
+  // all that is published is sealed. It is looked at again and again. Not given: what the
+  // environment's WEIGHTBUS_KEYS says, else none; "": none.
+  std::optional<std::string> keys;
+  std::chrono::milliseconds rekey{0};  // how old a group key may become; 0: a day
 
   // Told what becomes of workers ("joined", "lost", "stuck", "back", "left", "refused", "failed",
   // "wrong-digest", "notice"; `model` is the worker), in the publisher's own thread: it must not
@@ -92,6 +98,8 @@ class Publisher {
     raw.state = text(options.state);
     raw.expect = options.expect;
     raw.insecure = options.insecure;
+    raw.keys = options.keys ? options.keys->c_str() : nullptr;
+    raw.rekey_ms = milliseconds(options.rekey);
     if (*on_event) raw.on_event = &hear;
     raw.user = on_event.get();
     raw.bases = options.bases;

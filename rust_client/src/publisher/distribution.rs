@@ -9,6 +9,7 @@ use super::endpoints::Place;
 use super::left_behind::free_path;
 use super::outlet::{Heard, Outlet, Queued};
 use super::patience::{Allowance, Rate};
+use super::trust::Owner;
 use crate::error::Error;
 use crate::raw::socket;
 use crate::transfer::Time;
@@ -26,7 +27,8 @@ const SILENCE: Duration = Duration::from_secs(30); // without an answer, and wit
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1); // before another attempt when there is no descriptor left
 const ACCEPTS: Rate = Rate(512.0, 200.0); // whoever waits for a connection fetches meanwhile
 const HOLD: Duration = Duration::from_millis(100);
-// Within a host, more than this is out of the cache before the other side reads it.
+const STRANGER: Duration = Duration::from_millis(1500); // for which a connection may be there without a ticket
+                                                        // Within a host, more than this is out of the cache before the other side reads it.
 const NEAR_SEND_BUFFER: libc::c_int = 1 << 20;
 
 enum Listener {
@@ -92,6 +94,7 @@ pub fn unbindable(address: &str, error: io::Error) -> Error {
 /// A bound socket and its subscribers.
 pub struct Distribution {
     listener: Listener,
+    ticketed: bool,
     outlets: BTreeMap<u64, Outlet>,
     next: u64,
     accepts: Allowance,
@@ -106,6 +109,7 @@ impl Distribution {
         let (listener, place) = listen(place).map_err(|error| unbindable(&place.endpoint(), error))?;
         let distribution = Distribution {
             listener,
+            ticketed: false,
             outlets: BTreeMap::new(),
             next: 0,
             accepts: Allowance::new(Time::ZERO),
@@ -114,6 +118,11 @@ impl Distribution {
             hold_at: Time::ZERO,
         };
         Ok((distribution, place))
+    }
+
+    /// Serves from now on only who shows a ticket.
+    pub fn ask_for_tickets(&mut self) {
+        self.ticketed = true;
     }
 
     /// The descriptor at which connections come, unless it is to be left alone for a while.
@@ -135,7 +144,7 @@ impl Distribution {
         match self.listener.accept() {
             Ok(connection) => {
                 let _ = tune(&connection); // it may be gone already, which the first look will tell
-                self.outlets.insert(self.next, Outlet::new(connection, now));
+                self.outlets.insert(self.next, Outlet::new(connection, self.ticketed, now));
                 self.next += 1;
             }
             Err(error)
@@ -161,6 +170,25 @@ impl Distribution {
                 Heard::default()
             }
         }
+    }
+
+    /// Serves a connection that has shown a ticket of this worker's, in place of any that it had before; without an
+    /// owner it hangs up. Tells whether it serves it (K6).
+    pub fn admit(&mut self, id: u64, owner: Option<Owner>) -> bool {
+        let owner = match owner {
+            Some(owner) => Some(owner),
+            None => {
+                self.outlets.remove(&id);
+                return false;
+            }
+        };
+        self.outlets.retain(|&other, outlet| other == id || outlet.owner != owner);
+        self.outlets.get_mut(&id).map(|outlet| outlet.owner = owner).is_some()
+    }
+
+    /// Hangs up on workers that may not have connections any more (K8).
+    pub fn screen(&mut self, may_read: impl Fn(&Owner) -> bool) {
+        self.outlets.retain(|_, outlet| outlet.owner.as_ref().map_or(true, &may_read));
     }
 
     /// One of the words that it said was nobody's.
@@ -201,6 +229,7 @@ impl Distribution {
     pub fn tick(&mut self, now: Time) {
         if now >= self.hold_at {
             self.hold_at = now + HOLD;
+            self.outlets.retain(|_, outlet| !outlet.is_stranger(now, STRANGER));
             self.outlets.values_mut().for_each(|outlet| outlet.hold(now));
         }
         if now >= self.ping_at {

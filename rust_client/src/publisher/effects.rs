@@ -2,6 +2,7 @@
 
 use super::content::Content;
 use super::receipt::Receipt;
+use super::sealer::Sealed;
 use crate::messages::FromPublisher;
 use std::sync::Arc;
 
@@ -14,6 +15,8 @@ pub enum Payload {
     None,
     Layout(Arc<Content>),
     Chunk(Arc<Content>, u64),
+    SealedLayout(Arc<Sealed>),
+    Sealed(Arc<Sealed>),
 }
 
 impl Payload {
@@ -23,6 +26,7 @@ impl Payload {
             Payload::None => None,
             Payload::Layout(content) => Some(&content.header.bytes),
             Payload::Chunk(content, index) => Some(content.chunk(*index)),
+            Payload::SealedLayout(sealed) | Payload::Sealed(sealed) => Some(&sealed.bytes),
         }
     }
 }
@@ -88,6 +92,8 @@ pub enum Effect {
     Withdraw { model: String },
     /// A call of publish is over; with words on who never came, if anybody was expected.
     Resolve { id: u64, receipt: Receipt, achieved: bool, missing: String },
+    /// Hang up on those whose keys may not have data connections any more, and draw another group key.
+    Screen,
     /// Tell whoever listens.
     Tell(WorkerEvent),
 }

@@ -87,15 +87,14 @@ impl Place {
 }
 
 /// Nobody on a network is let in by mistake.
-pub fn check_exposure(insecure: bool, address: &str, place: &Place) -> Result<(), Error> {
-    if insecure || place.is_local() {
+pub fn check_exposure(shielded: bool, address: &str, place: &Place) -> Result<(), Error> {
+    if shielded || place.is_local() {
         return Ok(());
     }
     Err(Error::Address {
         address: address.to_owned(),
-        text: "other hosts can reach it, and whoever does would get the weights, since this publisher has no keys: \
-               say insecure on a network whose every member you trust, or publish by `weightbus publish --keys`; \
-               127.0.0.1 needs neither"
+        text: "other hosts can reach it, and whoever does would get the weights: give it keys (a folder that weightbus \
+               keygen makes), or say insecure on a network whose every member you trust; 127.0.0.1 needs neither"
             .to_owned(),
     })
 }

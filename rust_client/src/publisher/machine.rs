@@ -12,8 +12,9 @@
 //! silence ──> lost
 //! ```
 //!
-//! It is of levels 1 to 3, offers patches (`patched.rs`), and says `applied` on the data connection to whoever can
-//! (P22). There is no shared road, and nobody looks on (P23): to `observe` it answers `malformed`.
+//! It is of levels 1 to 3, with keys (`trust.rs`) and without, offers patches (`patched.rs`), and says `applied` on the
+//! data connection to whoever can (P22). There is no shared road, and nobody looks on (P23): to `observe` it answers
+//! `malformed`.
 
 use super::calls::Calls;
 use super::content::Content;
@@ -26,6 +27,7 @@ use super::roster::{Peer, Roster};
 use super::sessions::Absent;
 use super::status::WorkerStatus;
 use super::store::{Kept, Store};
+use super::trust::Trust;
 use crate::limits::Timing;
 use crate::messages::*;
 use crate::transfer::Time;
@@ -56,6 +58,7 @@ pub struct Machine {
     pub(super) pushes: BTreeMap<String, Push>, // by topic: of each model what was published last, and a patch to that
     pub(super) absent: Absent,
     pub(super) renewed_at: Option<Time>,
+    pub(super) trust: Option<Trust>, // nothing: there are no keys
     patience: Patience,
     beacon_at: Time,
     out: Vec<Effect>,
@@ -81,6 +84,7 @@ impl Machine {
             pushes: BTreeMap::new(),
             absent: Absent::default(),
             renewed_at: None,
+            trust: None,
             patience: Patience::new(timing.ping),
             timing,
             beacon_at: Time::ZERO,
@@ -128,7 +132,7 @@ impl Machine {
     }
 
     /// Lets memory go before calls are answered: whoever is may publish again at once.
-    fn finish(&mut self) -> Vec<Effect> {
+    pub(super) fn finish(&mut self) -> Vec<Effect> {
         self.store.prune();
         let store = &self.store;
         self.pushes.retain(|_, push| {
@@ -141,9 +145,30 @@ impl Machine {
 
     /// Takes one message of a connection. Whatever is malformed is refused.
     pub fn receive(&mut self, from: &[u8], header: &[u8], payloads: usize, now: Time) -> Vec<Effect> {
+        self.receive_of(from, "", header, payloads, now)
+    }
+
+    /// The same of a connection of this public key, where there are keys.
+    pub fn receive_of(
+        &mut self,
+        from: &[u8],
+        key: &str,
+        header: &[u8],
+        payloads: usize,
+        now: Time,
+    ) -> Vec<Effect> {
         let name = self.roster.by_identity(from).map(str::to_owned);
+        if self.is_of_another(name.as_deref(), key) {
+            return Vec::new(); // K10: whoever dials may choose its identity
+        }
         if name.is_none() && !self.patience.has_time(now) {
             return Vec::new();
+        }
+        if !self.may_come(key) {
+            if self.patience.bears(from, cost_of(None, false), header.len(), now) {
+                self.refuse_revoked(from);
+            }
+            return self.finish();
         }
         let message = from_worker(header, payloads);
         let cost = cost_of(message.as_ref().ok(), name.is_some());
@@ -155,11 +180,12 @@ impl Machine {
                 self.malformed += 1; // P5
                 self.refuse(from, error.code(), &error.to_string(), None);
             }
-            (Ok(FromWorker::Hello(hello)), _) => self.hello(from, &hello, now),
+            (Ok(FromWorker::Hello(hello)), _) => self.hello(from, key, &hello, now),
             (Ok(FromWorker::Bye), Some(name)) => self.leave(&name, "it said goodbye", now),
             (Ok(FromWorker::Bye), None) => {}
             (Ok(message), Some(name)) => {
                 self.heard(&name, now);
+                self.tell_keys(&name);
                 self.heed(&name, message, now);
             }
             (Ok(_), None) => {

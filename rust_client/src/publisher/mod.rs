@@ -4,14 +4,18 @@
 
 pub mod content;
 pub mod effects;
+pub mod grants;
 pub mod machine;
 pub mod publication;
 pub mod receipt;
+pub mod sealer;
+pub mod trust;
 
 mod bases;
 mod calls;
 mod distribution;
 mod endpoints;
+mod keys;
 mod left_behind;
 mod offer;
 mod outlet;
@@ -26,6 +30,8 @@ mod sessions;
 mod state;
 mod status;
 mod store;
+mod watch;
+mod zap;
 
 pub use bases::Encoding;
 pub use content::TensorView;
@@ -44,10 +50,12 @@ use bases::Bases;
 use content::{Content, Copier};
 use distribution::Distribution;
 use endpoints::{check_exposure, Place};
+use keys::PublisherKeys;
 use machine::Machine;
 use publication::Asked;
 use router::Router;
 use run::{Answer, Listener, Loop, Shared, Work};
+use sealer::Sealer;
 use state::StateFolder;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -58,11 +66,12 @@ use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use watch::Watch;
 
 const BASES: usize = 2; // versions that patches may build on: what most workers run, and what those who missed it
 const CHUNK_BYTES: u64 = 1 << 20; // larger ones gained nothing when measured
 const ANSWER: Duration = Duration::from_secs(10); // that the thread gets to answer beyond a deadline
-const DAY: Duration = Duration::from_secs(86_400);
+const DAY: Duration = Duration::from_secs(86_400); // that one group key is in force, too, unless the user says otherwise
 
 /// What is asked of one publish.
 ///
@@ -121,6 +130,8 @@ pub struct PublisherBuilder {
     lost_after: Duration,
     state: Option<PathBuf>,
     expect: usize,
+    keys: Option<PathBuf>, // nothing: what the environment says; empty: none
+    rekey: Duration,
     insecure: bool,
     bases: (usize, u64),
     listener: Option<Listener>,
@@ -181,7 +192,22 @@ impl PublisherBuilder {
         self
     }
 
-    /// Listens where other hosts can connect, though whoever does gets the weights: there are no keys here.
+    /// A folder that `weightbus keygen` has made: only workers with a key that it allows connect, under the name of
+    /// that key, and all that is published is sealed. It is looked at again and again: adding a file lets somebody in,
+    /// removing it shuts it out. By default what the environment's `WEIGHTBUS_KEYS` says, else there are none, as there
+    /// are with an empty path.
+    pub fn keys(mut self, folder: impl Into<PathBuf>) -> PublisherBuilder {
+        self.keys = Some(folder.into());
+        self
+    }
+
+    /// With keys, after how long another group key takes the place of one; otherwise a day.
+    pub fn rekey(mut self, life: Duration) -> PublisherBuilder {
+        self.rekey = life;
+        self
+    }
+
+    /// Without keys, listens where other hosts can connect, though whoever does gets the weights.
     pub fn insecure(mut self) -> PublisherBuilder {
         self.insecure = true;
         self
@@ -198,10 +224,12 @@ impl PublisherBuilder {
     /// Binds the sockets, and begins.
     pub fn bind(self) -> Result<Publisher, Error> {
         let place = Place::parse(&self.address)?;
-        check_exposure(self.insecure, &self.address, &place)?;
+        let keys = self.own_keys()?;
+        let shielded = self.insecure || keys.is_some();
+        check_exposure(shielded, &self.address, &place)?;
         let data = self.data.as_deref().map(Place::parse).transpose()?;
         if let (Some(address), Some(place)) = (&self.data, &data) {
-            check_exposure(self.insecure, address, place)?;
+            check_exposure(shielded, address, place)?;
         }
         if let Some(told) = &self.advertise {
             Place::parse(told)?;
@@ -214,6 +242,9 @@ impl PublisherBuilder {
             let text = format!("patches on {} versions; 1 to {} are allowed", self.bases.0, PATCHES_MAX);
             return Err(Error::Setup(text));
         }
+        if self.rekey.is_zero() {
+            return Err(Error::Setup("rekey of nothing: how old may a group key become?".to_owned()));
+        }
         let timing = timing_of(self.ping, self.lost_after)?;
         let state = self.state.as_deref().map(StateFolder::open).transpose()?;
         let epoch = new_epoch(self.epoch, state.as_ref())?;
@@ -223,8 +254,9 @@ impl PublisherBuilder {
         };
         let mut seed = [0; 4];
         random(&mut seed).map_err(broken("no random numbers"))?;
-        let (router, bound) = Router::bind(&place, u32::from_ne_bytes(seed))?;
-        let (data, data_place) = match data {
+        let secret = keys.as_ref().map(|keys| &keys.secret[..]);
+        let (router, bound) = Router::bind(&place, u32::from_ne_bytes(seed), secret)?;
+        let (mut data, data_place) = match data {
             Some(data) => Distribution::bind(&data)?,
             None => bind_beside(&place, &bound)?,
         };
@@ -235,9 +267,22 @@ impl PublisherBuilder {
         let started = running_clock();
         let age: machine::Age = Box::new(move || running_clock().saturating_sub(started));
         let age = Some(age).filter(|_| self.epoch.is_none());
-        let machine = Machine::new(epoch, &told, timing, age, Some(Box::new(draw)));
+        let mut machine = Machine::new(epoch, &told, timing, age, Some(Box::new(draw)));
         let shared = Arc::new(Shared::new().map_err(broken("no descriptors for a publisher"))?);
-        let thread = Loop::new(machine, router, data, shared.clone(), state, self.listener);
+        let (mut sealer, mut watch) = (None, None);
+        if let Some(keys) = keys {
+            data.ask_for_tickets();
+            let new = Sealer::new(
+                drawing_keys().map_err(broken("no random numbers"))?,
+                Some(self.rekey),
+                Duration::ZERO,
+            );
+            machine = machine.trust(keys.allowed, new.key());
+            sealer = Some(new);
+            let begun = Watch::begin(&keys.folder, timing.ping, shared.clone());
+            watch = Some(begun.map_err(broken("no thread for keys"))?);
+        }
+        let thread = Loop::new(machine, router, data, shared.clone(), state, self.listener, sealer);
         let thread = thread::Builder::new().name("weightbus-publisher".to_owned()).spawn(|| thread.run());
         Ok(Publisher {
             address: bound.endpoint(),
@@ -248,9 +293,21 @@ impl PublisherBuilder {
             lost_after: self.lost_after,
             bases: self.bases,
             models: Mutex::default(),
+            watch: Mutex::new(watch),
             shared,
             thread: Mutex::new(Some(thread.map_err(broken("no thread for a publisher"))?)),
         })
+    }
+}
+
+impl PublisherBuilder {
+    fn own_keys(&self) -> Result<Option<PublisherKeys>, Error> {
+        let named = || std::env::var_os("WEIGHTBUS_KEYS").unwrap_or_default().into();
+        let folder: PathBuf = self.keys.clone().unwrap_or_else(named);
+        Some(folder)
+            .filter(|folder| !folder.as_os_str().is_empty())
+            .map(|f| PublisherKeys::read(&f))
+            .transpose()
     }
 }
 
@@ -299,6 +356,18 @@ fn random(bytes: &mut [u8]) -> io::Result<()> {
     fs::File::open("/dev/urandom")?.read_exact(bytes)
 }
 
+/// What draws group keys. Its file is open: there is always another one.
+fn drawing_keys() -> io::Result<sealer::DrawKey> {
+    let mut chance = fs::File::open("/dev/urandom")?;
+    Ok(Box::new(move || {
+        let mut key = [0; 32];
+        match chance.read_exact(&mut key) {
+            Ok(()) => key,
+            Err(error) => panic!("no random numbers for a group key: {}", error), // no other will do: this is the end
+        }
+    }))
+}
+
 fn draw() -> Option<String> {
     let mut bytes = [0; 16];
     random(&mut bytes).ok()?;
@@ -326,6 +395,7 @@ pub struct Publisher {
     lost_after: Duration,
     bases: (usize, u64),
     models: Mutex<HashMap<String, Arc<Mutex<Published>>>>,
+    watch: Mutex<Option<Watch>>, // over the folder of keys
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -382,6 +452,8 @@ impl Publisher {
             lost_after: Duration::from_secs(5),
             state: None,
             expect: 0,
+            keys: None,
+            rekey: DAY,
             insecure: false,
             bases: (BASES, u64::MAX),
             listener: None,
@@ -562,6 +634,7 @@ impl Publisher {
     /// publisher's own thread, where `on_worker` is called, it does not wait: that ends when the function has returned.
     pub fn close(&self) {
         self.shared.stop();
+        drop(lock(&self.watch).take());
         if let Some(thread) = join_handle(&self.thread) {
             let _ = thread.join(); // it never waits long; if it panicked, whoever calls next is told
         }

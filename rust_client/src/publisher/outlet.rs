@@ -6,6 +6,8 @@
 use super::content::{Content, Header};
 use super::effects::Payload;
 use super::patience::{Allowance, Rate};
+use super::sealer::Sealed;
+use super::trust::Owner;
 use crate::raw::socket;
 use crate::transfer::Time;
 use std::collections::{BTreeSet, VecDeque};
@@ -31,11 +33,53 @@ const TOPICS_MAX: usize = 256; // of one subscriber: more than a worker of all m
 const SUBSCRIPTIONS: Rate = Rate(256.0, 1024.0); // frames from one subscriber, its answers to pings included
 const HOLD: Duration = Duration::from_millis(100); // that half a message may hold on to memory while none is taken
 
+const TICKET: u8 = 3;
+const TICKET_BYTES: usize = 32;
+
+/// Bytes that whoever has them keeps as they are.
+trait Piece: Send + Sync {
+    fn piece(&self, index: u64) -> &[u8];
+}
+
+impl Piece for Header {
+    fn piece(&self, _index: u64) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Piece for Content {
+    fn piece(&self, index: u64) -> &[u8] {
+        self.chunk(index)
+    }
+}
+
+impl Piece for Sealed {
+    fn piece(&self, _index: u64) -> &[u8] {
+        &self.bytes
+    }
+}
+
 /// The last frame of a message that waits.
 enum Tail {
     None,
-    Header(Arc<Header>),
-    Chunk(Weak<Content>, u64),
+    Kept(Arc<dyn Piece>),
+    Version(Weak<dyn Piece>, u64),
+}
+
+impl Tail {
+    fn of(payload: &Payload) -> Tail {
+        fn weak<T: Piece + 'static>(piece: &Arc<T>) -> Weak<dyn Piece> {
+            let weak: Weak<T> = Arc::downgrade(piece);
+            weak
+        }
+        match payload {
+            Payload::None => Tail::None,
+            Payload::Layout(content) => Tail::Kept(content.header.clone()),
+            Payload::Chunk(content, index) => Tail::Version(weak(content), *index),
+            Payload::SealedLayout(sealed) => Tail::Kept(sealed.clone()),
+            Payload::Sealed(sealed) => Tail::Version(weak(sealed), 0),
+        }
+    }
 }
 
 /// A message that waits, the same for all who are to get it.
@@ -56,12 +100,7 @@ impl Queued {
                 frame_head(&mut heads, 0, bytes.len());
             }
         }
-        let tail = match payload {
-            Payload::None => Tail::None,
-            Payload::Layout(content) => Tail::Header(content.header.clone()),
-            Payload::Chunk(content, index) => Tail::Chunk(Arc::downgrade(content), *index),
-        };
-        Queued { topic, heads, tail }
+        Queued { topic, heads, tail: Tail::of(payload) }
     }
 }
 
@@ -84,7 +123,7 @@ enum Sending {
     Nothing,
     /// Bytes of its own: commands, or the copied rest of a message.
     Own(Vec<u8>),
-    Message(Arc<Queued>, Option<Arc<Content>>),
+    Message(Arc<Queued>, Option<Arc<dyn Piece>>),
 }
 
 impl Sending {
@@ -92,10 +131,10 @@ impl Sending {
         match self {
             Sending::Nothing => (&[], &[]),
             Sending::Own(bytes) => (bytes, &[]),
-            Sending::Message(message, content) => {
-                let tail = match (&message.tail, content) {
-                    (Tail::Header(header), _) => &header.bytes[..],
-                    (Tail::Chunk(_, index), Some(content)) => content.chunk(*index),
+            Sending::Message(message, version) => {
+                let tail = match (&message.tail, version) {
+                    (Tail::Kept(piece), _) => piece.piece(0),
+                    (Tail::Version(_, index), Some(version)) => version.piece(*index),
                     _ => &[],
                 };
                 (&message.heads, tail)
@@ -107,6 +146,8 @@ impl Sending {
 /// What a subscriber has asked for, and said, since it was read last.
 #[derive(Default)]
 pub struct Heard {
+    /// That it has shown before all of the following.
+    pub ticket: Option<String>,
     pub topics: Vec<String>,
     pub words: Vec<Vec<u8>>,
 }
@@ -115,6 +156,11 @@ pub struct Heard {
 pub struct Outlet {
     pub connection: TcpStream, // or one of the host, which is alike
     pub alive_at: Time,
+    /// Whose it is, once it has shown a ticket that was good.
+    pub owner: Option<Owner>,
+    ticketed: bool, // it is served only then
+    shown: bool,
+    since: Time,
     topics: BTreeSet<String>,
     queue: VecDeque<Arc<Queued>>,
     commands: Vec<u8>, // never between the frames of a message
@@ -133,13 +179,18 @@ fn fault<T>(text: &str) -> io::Result<T> {
 }
 
 impl Outlet {
-    pub fn new(connection: TcpStream, now: Time) -> Outlet {
+    /// A ticketed one is served only once it has shown a ticket (K6).
+    pub fn new(connection: TcpStream, ticketed: bool, now: Time) -> Outlet {
         let mut greeting = vec![0; GREETING_BYTES];
         (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
         greeting[12..16].copy_from_slice(b"NULL");
         Outlet {
             connection,
             alive_at: now,
+            owner: None,
+            ticketed,
+            shown: false,
+            since: now,
             topics: BTreeSet::new(),
             queue: VecDeque::new(),
             commands: greeting,
@@ -156,7 +207,18 @@ impl Outlet {
 
     /// Whether it has subscribed to a topic, or to the beginning of it.
     pub fn wants(&self, topic: &str) -> bool {
-        self.topics.contains(topic) || self.topics.iter().any(|asked| topic.starts_with(&asked[..]))
+        let asked =
+            self.topics.contains(topic) || self.topics.iter().any(|asked| topic.starts_with(&asked[..]));
+        asked && self.is_served()
+    }
+
+    fn is_served(&self) -> bool {
+        !self.ticketed || self.owner.is_some()
+    }
+
+    /// Whether it has been there for so long without a ticket that was good.
+    pub fn is_stranger(&self, now: Time, patience: Duration) -> bool {
+        !self.is_served() && now.saturating_sub(self.since) >= patience
     }
 
     /// Whether something waits to be sent.
@@ -208,7 +270,7 @@ impl Outlet {
 
     /// Asks for a sign of life.
     pub fn ping(&mut self) {
-        if self.ready {
+        if self.ready && self.is_served() {
             frame(&mut self.commands, COMMAND, PING);
         }
     }
@@ -255,14 +317,14 @@ impl Outlet {
                 Some(message) => message,
                 None => return false,
             };
-            let content = match &message.tail {
-                Tail::Chunk(content, _) => match content.upgrade() {
-                    Some(content) => Some(content),
+            let version = match &message.tail {
+                Tail::Version(version, _) => match version.upgrade() {
+                    Some(version) => Some(version),
                     None => continue, // nobody needs that version any more
                 },
                 _ => None,
             };
-            self.sending = Sending::Message(message, content);
+            self.sending = Sending::Message(message, version);
         }
         true
     }
@@ -365,6 +427,11 @@ impl Outlet {
     }
 
     fn take(&mut self, mut body: Vec<u8>, heard: &mut Heard) -> io::Result<()> {
+        if self.ticketed && !std::mem::replace(&mut self.shown, true) {
+            let ticket = body.strip_prefix(&[TICKET]).filter(|ticket| ticket.len() == TICKET_BYTES);
+            heard.ticket = ticket.and_then(|ticket| String::from_utf8(ticket.to_vec()).ok());
+            return if heard.ticket.is_some() { Ok(()) } else { fault("it has shown no ticket") };
+        }
         match body.first() {
             Some(2) => heard.words.push(body.split_off(1)),
             Some(on @ (0 | 1)) if body.len() <= 1 + TOPIC_BYTES_MAX => {
@@ -406,7 +473,7 @@ mod tests {
     fn pair() -> (Outlet, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        (Outlet::new(OwnedFd::from(ours).into(), Time::ZERO), theirs)
+        (Outlet::new(OwnedFd::from(ours).into(), false, Time::ZERO), theirs)
     }
 
     fn greeting() -> Vec<u8> {

@@ -42,12 +42,20 @@ pub struct Peer {
     pub torn: BTreeSet<String>,
     /// What its words on the data connection begin with; empty: it has none.
     pub token: String,
+    /// The public key of its connections; empty: there are no keys.
+    pub key: String,
+    /// The group key has changed since it was told one.
+    pub rekeyed: bool,
+    ticket: (String, Time), // that it has not shown yet, and since when
 }
 
 impl Peer {
-    fn new(identity: &[u8], hello: &Hello, now: Time) -> Peer {
+    fn new(identity: &[u8], key: &str, hello: &Hello, now: Time) -> Peer {
         Peer {
             identity: identity.to_vec(),
+            key: key.to_owned(),
+            rekeyed: false,
+            ticket: (String::new(), now),
             hello: hello.clone(),
             heard_at: now,
             running: BTreeMap::new(),
@@ -125,6 +133,7 @@ pub struct Roster {
     peers: BTreeMap<String, Peer>,
     by_identity: HashMap<Identity, String>,
     by_token: HashMap<String, String>,
+    by_ticket: HashMap<String, String>,
     models: usize, // of all of them
 }
 
@@ -163,6 +172,22 @@ impl Roster {
         }
     }
 
+    /// Has a worker a ticket, in place of one that it has not shown yet.
+    pub fn ticket(&mut self, name: &str, ticket: &str, now: Time) {
+        if let Some(peer) = self.peers.get_mut(name) {
+            let before = std::mem::replace(&mut peer.ticket, (ticket.to_owned(), now));
+            self.by_ticket.remove(&before.0);
+            self.by_ticket.insert(ticket.to_owned(), name.to_owned());
+        }
+    }
+
+    /// Whose ticket this is, for the only time, and when it was drawn.
+    pub fn redeem(&mut self, ticket: &str) -> Option<(String, Time)> {
+        let name = self.by_ticket.remove(ticket)?;
+        let drawn_at = self.get(&name)?.ticket.1;
+        Some((name, drawn_at))
+    }
+
     /// The names of those to whom a version for all is to go.
     pub fn wanting(&self, model: &str) -> Vec<String> {
         let live = self.iter().filter(|peer| !peer.lost && peer.wants(model));
@@ -170,8 +195,16 @@ impl Roster {
     }
 
     /// Takes a hello: who has the name now, and on what footing.
-    pub fn admit(&mut self, identity: &[u8], hello: &Hello, now: Time, lost_after: Duration) -> Admission {
-        let held = self.get(&hello.name).map(|peer| (peer.hello.instance == hello.instance, peer.lost));
+    pub fn admit(
+        &mut self,
+        identity: &[u8],
+        key: &str,
+        hello: &Hello,
+        now: Time,
+        lost_after: Duration,
+    ) -> Admission {
+        let same = |peer: &Peer| peer.hello.instance == hello.instance && peer.key == key; // K3
+        let held = self.get(&hello.name).map(|peer| (same(peer), peer.lost));
         if held == Some((false, false)) {
             return self.contest(hello, now, lost_after);
         }
@@ -185,7 +218,7 @@ impl Roster {
         self.remove(&hello.name);
         self.models += hello.models.len();
         self.by_identity.insert(identity.to_vec(), hello.name.clone());
-        self.peers.insert(hello.name.clone(), Peer::new(identity, hello, now));
+        self.peers.insert(hello.name.clone(), Peer::new(identity, key, hello, now));
         Admission::New
     }
 
@@ -238,6 +271,7 @@ impl Roster {
             self.models -= peer.hello.models.len();
             self.by_identity.remove(&peer.identity);
             self.by_token.remove(&peer.token);
+            self.by_ticket.remove(&peer.ticket.0);
         }
     }
 

@@ -3,6 +3,7 @@
 use super::distribution::unbindable;
 use super::endpoints::Place;
 use super::left_behind::free_path;
+use super::zap::{serve, Gate};
 use crate::error::Error;
 use crate::limits::HEADER_BYTES_MAX;
 use crate::raw::socket::with_chance;
@@ -17,6 +18,8 @@ const FRAMES_MAX: usize = 8; // more make a message malformed, however many ther
 /// A message of a worker: its connection, the header, and how many frames follow.
 pub struct FromRouter {
     pub identity: Vec<u8>,
+    /// The public key of that connection; empty: it has none.
+    pub key: String,
     pub header: Vec<u8>,
     pub payloads: usize,
 }
@@ -24,13 +27,16 @@ pub struct FromRouter {
 /// A bound ROUTER.
 pub struct Router {
     socket: zmq::Socket,
+    /// Asked who may come in, where there are keys.
+    pub gate: Option<Gate>,
     _context: zmq::Context,
 }
 
 impl Router {
     /// Listens at a place; returns it with the port that was taken. `seed` is a number that nobody can guess: the
-    /// identities that libzmq gives to connections begin there (section 14 of the protocol).
-    pub fn bind(place: &Place, seed: u32) -> Result<(Router, Place), Error> {
+    /// identities that libzmq gives to connections begin there (section 14 of the protocol). With a secret key only
+    /// those connect whom the gate lets in.
+    pub fn bind(place: &Place, seed: u32, secret: Option<&str>) -> Result<(Router, Place), Error> {
         // libzmq removes whatever is at a path before it binds.
         let _folder = match place {
             Place::Ipc(path) => Some(free_path(path).map_err(|error| unbindable(&place.endpoint(), error))?),
@@ -38,7 +44,7 @@ impl Router {
         };
         let broken =
             |error: zmq::Error| unbindable(&place.endpoint(), io::Error::from_raw_os_error(error.to_raw()));
-        let router = open(place, seed).map_err(broken)?;
+        let router = open(place, seed, secret).map_err(broken)?;
         let endpoint = router.socket.get_last_endpoint().map_err(broken)?;
         let bound = Place::parse(&endpoint.unwrap_or_default())?;
         Ok((router, bound))
@@ -52,18 +58,19 @@ impl Router {
     pub fn receive(&self) -> Option<FromRouter> {
         let identity = self.socket.recv_msg(zmq::DONTWAIT).ok()?;
         let (mut header, mut payloads, mut more) = (Vec::new(), 0, identity.get_more());
-        let mut first = true;
+        let (mut first, mut key) = (true, String::new());
         while more {
-            let frame = self.socket.recv_msg(zmq::DONTWAIT).ok()?;
+            let mut frame = self.socket.recv_msg(zmq::DONTWAIT).ok()?;
             more = frame.get_more();
             if first {
                 header = frame.to_vec();
+                key = self.gate.as_ref().and(frame.gets("User-Id")).unwrap_or_default().to_owned();
             } else if payloads < FRAMES_MAX {
                 payloads += 1;
             }
             first = false;
         }
-        Some(FromRouter { identity: identity.to_vec(), header, payloads })
+        Some(FromRouter { identity: identity.to_vec(), key, header, payloads })
     }
 
     /// Sends to one worker; false if its connection is gone. One that does not read loses the message once its queue
@@ -86,9 +93,13 @@ impl Router {
     }
 }
 
-fn open(place: &Place, seed: u32) -> zmq::Result<Router> {
+fn open(place: &Place, seed: u32, secret: Option<&str>) -> zmq::Result<Router> {
     let context = zmq::Context::new();
-    let socket = with_chance(seed, || context.socket(zmq::ROUTER))?;
+    let gate = secret.map(|_| Gate::open(&context)).transpose()?;
+    let mut socket = with_chance(seed, || context.socket(zmq::ROUTER))?;
+    if let Some(secret) = secret {
+        serve(&mut socket, secret)?;
+    }
     socket.set_linger(LINGER_MS)?;
     socket.set_router_mandatory(true)?; // say so when a worker is gone
     socket.set_maxmsgsize(2 * HEADER_BYTES_MAX as i64)?;
@@ -102,5 +113,5 @@ fn open(place: &Place, seed: u32) -> zmq::Result<Router> {
     let endpoint = place.endpoint();
     socket.set_ipv6(endpoint.contains('['))?;
     socket.bind(&endpoint)?;
-    Ok(Router { socket, _context: context })
+    Ok(Router { socket, gate, _context: context })
 }

@@ -3,18 +3,21 @@
 //! Any thread hands it work, and waits for the answer. If the thread ends, for whatever reason, whoever waits is told.
 
 use super::distribution::Distribution;
-use super::effects::{Effect, WorkerEvent};
+use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
+use super::grants::ByKey;
 use super::machine::Machine;
 use super::offer::Offer;
 use super::outlet::Queued;
 use super::publication::Asked;
 use super::receipt::Receipt;
 use super::router::Router;
+use super::sealer::Sealer;
 use super::state::StateFolder;
 use super::status::WorkerStatus;
+use super::zap::Gate;
 use crate::bell::Bell;
 use crate::error::Error;
-use crate::messages::{control_topic, data_topic, encode, patch_topic, Running};
+use crate::messages::{control_topic, data_topic, encode, patch_topic, FromPublisher, Running};
 use crate::transfer::Time;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -44,6 +47,10 @@ pub enum Work {
     /// What those run of a model who take patches, of all or of these workers.
     Takers(String, Option<Vec<String>>, Sender<Vec<Option<Running>>>),
     Status(Sender<Roster>),
+    /// Let these keys in, and no others.
+    Grant(ByKey),
+    /// Tell whoever listens.
+    Notice(String),
     /// Until then, at most.
     Watch(Condition, Instant, Sender<()>),
 }
@@ -106,6 +113,8 @@ pub struct Loop {
     pub shared: Arc<Shared>,
     pub state: Option<StateFolder>,
     pub listener: Option<Listener>,
+    /// Seals what goes out, if anything does.
+    pub sealer: Option<Sealer>,
     open: HashMap<u64, Sender<Answer>>,
     ids: u64,
     watchers: Vec<(Condition, Instant, Sender<()>)>,
@@ -132,6 +141,7 @@ impl Loop {
         shared: Arc<Shared>,
         state: Option<StateFolder>,
         listener: Option<Listener>,
+        sealer: Option<Sealer>,
     ) -> Loop {
         Loop {
             recorded: machine.epoch(),
@@ -141,6 +151,7 @@ impl Loop {
             shared,
             state,
             listener,
+            sealer,
             open: HashMap::new(),
             ids: 0,
             watchers: Vec::new(),
@@ -199,6 +210,13 @@ impl Loop {
             let effects = self.machine.tick(self.now());
             self.perform(effects);
             self.data.tick(self.now());
+            if let Some(sealer) = &mut self.sealer {
+                sealer.tick();
+            }
+            let due = self.sealer.as_ref().map_or(false, |sealer| sealer.due(self.now()));
+            if due {
+                self.rekey();
+            }
             self.look();
             *next_tick = self.now() + TICK;
         }
@@ -217,6 +235,8 @@ impl Loop {
         let listening = self.data.listening(self.now());
         let mut items =
             vec![self.router.poll_item(), zmq::PollItem::from_fd(self.shared.bell.as_raw_fd(), zmq::POLLIN)];
+        items.extend(self.router.gate.as_ref().map(Gate::poll_item));
+        let first = items.len(); // of the subscribers
         let poll = |(_, fd, unsent): &(u64, i32, bool)| {
             let events = if *unsent { zmq::POLLIN | zmq::POLLOUT } else { zmq::POLLIN };
             zmq::PollItem::from_fd(*fd, events)
@@ -233,10 +253,13 @@ impl Loop {
         if found[1].0 {
             self.shared.bell.silence();
         }
+        if let Some(gate) = self.router.gate.as_ref().filter(|_| found[2].0) {
+            gate.answer(|key| self.machine.may_come(key));
+        }
         if found[0].0 {
             self.take_control();
         }
-        for (&(id, ..), &(readable, writable)) in watched.iter().zip(&found[2..]) {
+        for (&(id, ..), &(readable, writable)) in watched.iter().zip(&found[first..]) {
             if readable || writable {
                 self.take_heard(id, readable);
             }
@@ -254,7 +277,8 @@ impl Loop {
                 None => return,
             };
             let now = self.now();
-            let effects = self.machine.receive(&message.identity, &message.header, message.payloads, now);
+            let (from, key) = (&message.identity, &message.key);
+            let effects = self.machine.receive_of(from, key, &message.header, message.payloads, now);
             self.perform(effects);
         }
     }
@@ -262,10 +286,17 @@ impl Loop {
     /// Takes what a subscriber says; tells it that it is heard, and nobody else.
     fn take_heard(&mut self, id: u64, readable: bool) {
         let heard = self.data.attend(id, readable, self.now());
+        if let Some(ticket) = heard.ticket {
+            let owner = self.machine.redeem(&ticket, self.now());
+            if !self.data.admit(id, owner) {
+                return;
+            }
+        }
         for topic in heard.topics {
             if let Some(beacon) = self.machine.subscribed(&topic) {
-                let message = Queued::new(topic, &encode(&beacon), &super::effects::Payload::None);
-                self.data.answer(id, message, self.now());
+                if let Some(message) = self.published(topic, beacon, Payload::None) {
+                    self.data.answer(id, message, self.now());
+                }
             }
         }
         for word in heard.words {
@@ -288,6 +319,14 @@ impl Loop {
                 }
                 Some(Work::Takers(model, workers, answer)) => {
                     drop(answer.send(self.machine.takers(&model, workers.as_deref())));
+                }
+                Some(Work::Grant(by_key)) => {
+                    let effects = self.machine.grant(by_key, self.now());
+                    self.perform(effects);
+                }
+                Some(Work::Notice(text)) => {
+                    let (kind, worker) = (WorkerEventKind::Notice, String::new());
+                    self.perform(vec![Effect::Tell(WorkerEvent { kind, worker, text })]);
                 }
                 Some(Work::Publish { model, offer, asked, began, answer }) => {
                     self.publish(&model, offer, asked, began, answer);
@@ -312,16 +351,15 @@ impl Loop {
         self.record();
         for effect in effects {
             match effect {
-                Effect::Send { to, message, payload } => {
-                    if !self.router.send(&to, &encode(&message), payload.bytes()) {
-                        let effects = self.machine.unreachable(&to, self.now());
-                        self.perform(effects);
+                Effect::Send { to, message, payload } => self.send(&to, message, payload),
+                Effect::Broadcast { topic, message, payload } => {
+                    if let Some(message) = self.published(topic, message, payload) {
+                        self.data.send(message, self.now());
                     }
                 }
-                Effect::Broadcast { topic, message, payload } => {
-                    let message = Queued::new(topic, &encode(&message), &payload);
-                    let now = self.now();
-                    self.data.send(message, now);
+                Effect::Screen => {
+                    self.data.screen(|owner| self.machine.may_read(owner));
+                    self.rekey();
                 }
                 Effect::Withdraw { model } => {
                     self.data.withdraw(&[control_topic(&model), data_topic(&model), patch_topic(&model)]);
@@ -336,6 +374,41 @@ impl Loop {
                     self.look();
                 }
             }
+        }
+    }
+
+    /// A message to one worker, sealed where that is done.
+    fn send(&mut self, to: &[u8], message: FromPublisher, payload: Payload) {
+        let said = match &mut self.sealer {
+            Some(sealer) => sealer.addressed(message, payload),
+            None => Some((message, payload)),
+        };
+        let sent = said.map_or(true, |(message, payload)| {
+            self.router.send(to, &encode(&message), payload.bytes()) //
+        });
+        if !sent {
+            let effects = self.machine.unreachable(to, self.now());
+            self.perform(effects);
+        }
+    }
+
+    /// A message to all, sealed where that is done.
+    fn published(&mut self, topic: String, message: FromPublisher, payload: Payload) -> Option<Queued> {
+        let (message, payload) = match &mut self.sealer {
+            Some(sealer) => sealer.published(message, payload)?,
+            None => (message, payload),
+        };
+        Some(Queued::new(topic, &encode(&message), &payload))
+    }
+
+    /// Has what comes read by those alone who are told another group key from now on (E6).
+    fn rekey(&mut self) {
+        let now = self.now();
+        if let Some(sealer) = &mut self.sealer {
+            sealer.rekey(now);
+            let key = sealer.key();
+            let effects = self.machine.rekeyed(key);
+            self.perform(effects);
         }
     }
 

@@ -60,7 +60,10 @@ impl Machine {
     // Joining.
 
     /// Somebody wants to join (P3).
-    pub(super) fn hello(&mut self, from: &[u8], hello: &Hello, now: Time) {
+    pub(super) fn hello(&mut self, from: &[u8], key: &str, hello: &Hello, now: Time) {
+        if let Some((code, text)) = self.misfit(key, &hello.name) {
+            return self.turn_away(from, hello, code, &text, now);
+        }
         if self.runs_another(hello) {
             match self.epoch_above(hello) {
                 None => {
@@ -76,7 +79,7 @@ impl Machine {
         if let Some(other) = other {
             self.leave(&other, "its connection has taken another name", now);
         }
-        let admission = self.roster.admit(from, hello, now, self.timing.lost_after);
+        let admission = self.roster.admit(from, key, hello, now, self.timing.lost_after);
         match admission {
             Admission::New | Admission::Known => self.welcome(&hello.name, admission, now),
             Admission::Contested => self.say(&hello.name, FromPublisher::Ping(Ping::default())),
@@ -131,8 +134,12 @@ impl Machine {
             peer.incoming.clear();
             peer.running = running;
             (peer.subscribed, peer.contested_at, peer.told_at) = (false, None, None);
+            peer.rekeyed = false;
         }
-        let features = self.token_for(name);
+        let features = match self.trust {
+            Some(_) => self.ticket_for(name, now),
+            None => self.token_for(name), // K9: whoever sees a data connection could say it, too
+        };
         let millis = |time: Duration| (time.as_millis() as u64).max(1);
         let welcome = Welcome {
             epoch: self.epoch(),
@@ -143,7 +150,7 @@ impl Machine {
             shared: None,
             age_ms: self.age.as_ref().map_or(0, |age| (age().as_millis() as u64).min(INTEGER_MAX)), // P1
             features,
-            keys: Vec::new(),
+            keys: self.group_keys(),
         };
         self.say(name, FromPublisher::Welcome(welcome));
         self.back(name, now);

@@ -1,7 +1,7 @@
-//! AES-256-GCM by OpenSSL's libcrypto: opened in place, in as many pieces as one likes.
+//! AES-256-GCM by OpenSSL's libcrypto: opened in place, in as many pieces as one likes, and sealed at once.
 //!
 //! The crate `ring` opens a payload whole alone, with its tag behind it: here it comes in pieces, its tag in a
-//! header, and what lies behind it belongs to the next. And of libcrypto seven functions are not worth a crate
+//! header, and what lies behind it belongs to the next. And of libcrypto ten functions are not worth a crate
 //! that brings a compiler with it.
 
 use std::convert::TryFrom;
@@ -13,6 +13,7 @@ struct Context {
     _opaque: [u8; 0],
 }
 
+const GET_TAG: c_int = 0x10; // EVP_CTRL_AEAD_GET_TAG
 const SET_TAG: c_int = 0x11; // EVP_CTRL_AEAD_SET_TAG
 
 #[link(name = "crypto")] // 1.1 or 3
@@ -36,6 +37,21 @@ extern "C" {
         size: c_int,
     ) -> c_int;
     fn EVP_DecryptFinal_ex(context: *mut Context, to: *mut c_uchar, count: *mut c_int) -> c_int;
+    fn EVP_EncryptInit_ex(
+        context: *mut Context,
+        cipher: *const c_void,
+        engine: *mut c_void,
+        key: *const c_uchar,
+        nonce: *const c_uchar,
+    ) -> c_int;
+    fn EVP_EncryptUpdate(
+        context: *mut Context,
+        to: *mut c_uchar,
+        count: *mut c_int,
+        from: *const c_uchar,
+        size: c_int,
+    ) -> c_int;
+    fn EVP_EncryptFinal_ex(context: *mut Context, to: *mut c_uchar, count: *mut c_int) -> c_int;
 }
 
 /// One text that is being opened. What it makes of a piece proves nothing before its tag was found right.
@@ -96,6 +112,33 @@ impl Gcm {
                 && EVP_DecryptFinal_ex(context, rest.as_mut_ptr(), &mut count) == 1
         }
     }
+}
+
+/// Seals bytes into as many others, bound to what is associated; returns the tag, nothing if libcrypto cannot.
+pub fn seal(
+    key: &[u8; 32],
+    nonce: &[u8; 12],
+    associated: &[u8],
+    plain: &[u8],
+    to: &mut [u8],
+) -> Option<[u8; 16]> {
+    let (bound, size) = (c_int::try_from(associated.len()).ok()?, c_int::try_from(plain.len()).ok()?);
+    // SAFETY: it takes nothing, and what it returns is ours to free.
+    let gcm = Gcm(NonNull::new(unsafe { EVP_CIPHER_CTX_new() })?);
+    let (context, mut tag, mut rest, mut count) = (gcm.0.as_ptr(), [0u8; 16], [0u8; 16], 0);
+    // SAFETY: key and nonce have as many bytes as this cipher takes, `associated` and `plain` as many as are told, and
+    // there is room for as many as `plain` has, which is what this cipher writes; without a place for the output none
+    // is written. At the end there is room for a block, of which this cipher has none, and for the tag.
+    let sealed = unsafe {
+        plain.len() == to.len()
+            && EVP_EncryptInit_ex(context, EVP_aes_256_gcm(), null_mut(), key.as_ptr(), nonce.as_ptr()) == 1
+            && EVP_EncryptUpdate(context, null_mut(), &mut count, associated.as_ptr(), bound) == 1
+            && EVP_EncryptUpdate(context, to.as_mut_ptr(), &mut count, plain.as_ptr(), size) == 1
+            && count == size
+            && EVP_EncryptFinal_ex(context, rest.as_mut_ptr(), &mut count) == 1
+            && EVP_CIPHER_CTX_ctrl(context, GET_TAG, tag.len() as c_int, tag.as_mut_ptr().cast()) == 1
+    };
+    sealed.then_some(tag)
 }
 
 impl Drop for Gcm {

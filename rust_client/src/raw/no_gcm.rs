@@ -1,4 +1,4 @@
-//! In place of `gcm.rs` where this crate is built without the feature `keys`: nothing can be opened.
+//! In place of `gcm.rs` where this crate is built without the feature `keys`: nothing can be opened or sealed.
 
 pub enum Gcm {}
 
@@ -18,4 +18,14 @@ impl Gcm {
     pub fn proves(self, _tag: &[u8; 16]) -> bool {
         match self {}
     }
+}
+
+pub fn seal(
+    _key: &[u8; 32],
+    _nonce: &[u8; 12],
+    _associated: &[u8],
+    _plain: &[u8],
+    _to: &mut [u8],
+) -> Option<[u8; 16]> {
+    None
 }

@@ -1,0 +1,95 @@
+//! Which key may do what, where a publisher has keys: the words of it, without files or sockets.
+//!
+//! A key is bound to a name, or to all names of one form, and has a role. What is granted may change at any time.
+
+use crate::keys::fits;
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Worker,
+    /// Reads how things stand, and is no worker: it gets no weights, no group key and no data connection.
+    Observer,
+}
+
+/// What one key may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Under which name its owner may say hello. At most one `*` in it stands for any characters, or none.
+    pub name: String,
+    pub role: Role,
+}
+
+impl Grant {
+    /// Whether its owner may be called so (K3).
+    pub fn fits(&self, name: &str) -> bool {
+        fits(&self.name, name)
+    }
+}
+
+/// What is granted, by public key (40 characters of Z85).
+pub type ByKey = BTreeMap<String, Grant>;
+
+/// What each key may do; none but these may do anything.
+#[derive(Debug, Default)]
+pub struct Grants(ByKey);
+
+impl Grants {
+    pub fn new(by_key: ByKey) -> Grants {
+        Grants(by_key)
+    }
+
+    /// What a key may do; nothing: nothing, or nothing any more.
+    pub fn of(&self, key: &str) -> Option<&Grant> {
+        self.0.get(key)
+    }
+
+    /// Whether the worker of this name and key may have what is published.
+    pub fn may_read(&self, name: &str, key: &str) -> bool {
+        self.of(key).map_or(false, |grant| grant.role == Role::Worker && grant.fits(name))
+    }
+
+    /// Grants this from now on, and nothing else; tells whether it takes anything away.
+    pub fn replace(&mut self, by_key: ByKey) -> bool {
+        let taken = self.0.iter().any(|(key, grant)| by_key.get(key) != Some(grant));
+        self.0 = by_key;
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn by_key(rows: &[(&str, &str, Role)]) -> ByKey {
+        let row =
+            |&(key, name, role): &(&str, &str, Role)| (key.to_owned(), Grant { name: name.to_owned(), role });
+        rows.iter().map(row).collect()
+    }
+
+    #[test]
+    fn a_key_is_for_names_of_its_form() {
+        let grant = |name: &str| Grant { name: name.to_owned(), role: Role::Worker };
+        for (form, name) in
+            [("w", "w"), ("*", "w"), ("gpu-*", "gpu-"), ("gpu-*", "gpu-1"), ("a*b", "ab"), ("a*b", "axb")]
+        {
+            assert!(grant(form).fits(name), "{} {}", form, name);
+        }
+        for (form, name) in [("w", "w2"), ("gpu-*", "gpu"), ("a*b", "a"), ("ab*ba", "aba")] {
+            assert!(!grant(form).fits(name), "{} {}", form, name);
+        }
+    }
+
+    #[test]
+    fn only_workers_read_and_what_is_taken_is_noticed() {
+        let mut grants = Grants::new(by_key(&[("a", "a", Role::Worker), ("b", "*", Role::Observer)]));
+        assert!(grants.may_read("a", "a"));
+        assert!(!grants.may_read("b", "a") && !grants.may_read("b", "b") && !grants.may_read("a", "c"));
+        let more = [("a", "a", Role::Worker), ("b", "*", Role::Observer), ("c", "c", Role::Worker)];
+        assert!(!grants.replace(by_key(&more)), "something was added");
+        assert!(grants.replace(by_key(&[("a", "x", Role::Worker), more[1], more[2]])), "another name");
+        assert!(grants.replace(by_key(&more[1..])), "one less");
+        assert!(!grants.replace(by_key(&more[1..])), "the same");
+        assert!(grants.replace(by_key(&[("b", "*", Role::Worker), more[2]])), "another role");
+    }
+}

@@ -1,0 +1,259 @@
+//! A publisher's keys on disk, as `weightbus keygen` makes them.
+//!
+//! ```text
+//! DIR/publisher.json        the publisher's pair
+//! DIR/allowed/NAME.json     public keys of who may come, under which name, in which role
+//! ```
+
+use super::grants::{ByKey, Grant, Role};
+use crate::error::Error;
+use crate::fields::{Fault, Fields};
+use crate::keys::{check_curve, check_pair, check_path, key_in, name_in, object_of, read, Unread};
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+const PUBLISHER: &str = "publisher.json";
+const ALLOWED: &str = "allowed";
+const KEYS_MAX: usize = super::roster::WORKERS_MAX; // that a publisher allows: one for each worker
+const ROLES: [(&str, Role); 2] = [("worker", Role::Worker), ("observer", Role::Observer)];
+
+/// What a publisher needs to let nobody in but those that it knows.
+pub struct PublisherKeys {
+    pub(super) secret: String, // 40 characters of Z85
+    pub(super) allowed: ByKey,
+    pub(super) folder: PathBuf,
+}
+
+impl fmt::Debug for PublisherKeys {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "PublisherKeys({}, of {})", self.folder.display(), self.allowed.len())
+    }
+}
+
+impl PublisherKeys {
+    /// Reads a folder that `weightbus keygen` has made.
+    pub fn read(folder: &Path) -> Result<PublisherKeys, Error> {
+        check_curve()?;
+        check_path(folder)?;
+        if !folder.is_dir() {
+            return Err(Error::Keys(format!(
+                "{0} is no folder: a publisher's keys are one that holds {1} and {2}/; make it with: \
+                 weightbus keygen {0} NAME...",
+                folder.display(),
+                PUBLISHER,
+                ALLOWED
+            )));
+        }
+        let file = folder.join(PUBLISHER);
+        let whose = file.display().to_string();
+        let pair = |fields: &Fields| Ok((key_in(fields, "public")?, key_in(fields, "secret")?));
+        let (public, secret) = object_of(&read(&file, true).map_err(Unread::error)?, &whose, pair)?;
+        check_pair(&public, &secret, &whose)?;
+        let mut odd = None;
+        let allowed = Allowed::new(folder).read(&mut |error| odd = odd.take().or(Some(error)))?;
+        match odd {
+            None => Ok(PublisherKeys { secret, allowed, folder: folder.to_owned() }),
+            Some(error) => Err(error),
+        }
+    }
+}
+
+/// Who may come, as a publisher's folder of keys says; read as often as one likes.
+pub struct Allowed {
+    folder: PathBuf,
+    last: BTreeMap<PathBuf, (String, Grant)>,
+    /// Whether all files could be read the last time. If not, read again.
+    pub whole: bool,
+}
+
+impl Allowed {
+    pub fn new(folder: &Path) -> Allowed {
+        Allowed { folder: folder.join(ALLOWED), last: BTreeMap::new(), whole: true }
+    }
+
+    /// Reads who may come, by public key. Files that make no sense are complained of, and allow nothing; so are those
+    /// that cannot be read now, which go on allowing what they did.
+    pub fn read(&mut self, complain: &mut dyn FnMut(Error)) -> Result<ByKey, Error> {
+        let (mut found, mut last) = (ByKey::new(), BTreeMap::new());
+        self.whole = true;
+        for file in self.files()? {
+            let (key, grant) = match allowed_in(&file) {
+                Ok(row) => row,
+                Err(Unread::Odd(error)) => {
+                    complain(error);
+                    continue;
+                }
+                Err(Unread::Unreadable(error)) => {
+                    complain(error);
+                    self.whole = false;
+                    match self.last.get(&file) {
+                        Some(row) => row.clone(),
+                        None => continue,
+                    }
+                }
+            };
+            last.insert(file.clone(), (key.clone(), grant.clone()));
+            match found.entry(key) {
+                Entry::Vacant(place) => {
+                    place.insert(grant);
+                }
+                Entry::Occupied(_) => complain(Error::Keys(format!(
+                    "{}: another file there has the same key; remove one of the two",
+                    file.display()
+                ))),
+            }
+        }
+        self.last = last;
+        Ok(found)
+    }
+
+    /// What changes whenever somebody is added to those who may come, or removed.
+    pub fn stamp(&self) -> Result<Vec<(PathBuf, [i64; 4])>, Error> {
+        let look = |file: PathBuf| {
+            let seen = fs::metadata(&file).ok()?; // it was removed meanwhile, which the next look will see
+            Some((file, [seen.ino() as i64, seen.size() as i64, seen.mtime(), seen.mtime_nsec()]))
+        };
+        Ok(self.files()?.into_iter().filter_map(look).collect())
+    }
+
+    fn files(&self) -> Result<Vec<PathBuf>, Error> {
+        let unreadable =
+            |error: io::Error| Error::Keys(format!("{} cannot be read: {}", self.folder.display(), error));
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.folder).map_err(unreadable)? {
+            let file = entry.map_err(unreadable)?.path();
+            if file.extension().map_or(false, |suffix| suffix == "json") {
+                files.push(file);
+            }
+        }
+        if files.len() > KEYS_MAX {
+            let (folder, count) = (self.folder.display(), files.len());
+            return Err(Error::Keys(format!(
+                "{} has {} keys; at most {} are allowed",
+                folder, count, KEYS_MAX
+            )));
+        }
+        files.sort();
+        Ok(files)
+    }
+}
+
+fn allowed_in(file: &Path) -> Result<(String, Grant), Unread> {
+    let row = |fields: &Fields| -> Result<_, Fault> {
+        let role = fields.or("role", Role::Worker, |fields, field| fields.one_of(field, &ROLES))?;
+        Ok((key_in(fields, "public")?, Grant { name: name_in(fields)?, role }))
+    };
+    object_of(&read(file, false)?, &file.display().to_string(), row).map_err(Unread::Odd)
+}
+
+#[cfg(all(test, feature = "keys"))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    const PUBLIC: [&str; 2] =
+        ["Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID", "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"];
+    const SECRET: &str = "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"; // of the first
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path =
+                std::env::temp_dir().join(format!("weightbus-allowed-{}-{}", name, std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(path.join(ALLOWED)).unwrap();
+            let folder = Folder(path);
+            folder.write(
+                PUBLISHER,
+                &format!(r#"{{"public": "{}", "secret": "{}"}}"#, PUBLIC[0], SECRET),
+                0o600,
+            );
+            folder
+        }
+
+        fn write(&self, file: &str, json: &str, mode: u32) {
+            let file = self.0.join(file);
+            fs::write(&file, json).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        }
+
+        fn allow(&self, file: &str, name: &str, key: usize, role: &str) {
+            let json = format!(r#"{{"name": "{}", "public": "{}"{}}}"#, name, PUBLIC[key], role);
+            self.write(&format!("{}/{}", ALLOWED, file), &json, 0o644);
+        }
+
+        fn error(&self) -> String {
+            PublisherKeys::read(&self.0).unwrap_err().to_string()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_folder_is_read() {
+        let folder = Folder::new("read");
+        folder.allow("gpu-+.json", "gpu-*", 0, "");
+        folder.allow("eye.json", "eye", 1, r#", "role": "observer""#);
+        folder.write("allowed/.part", "{", 0o600);
+        let keys = PublisherKeys::read(&folder.0).unwrap();
+        assert_eq!(keys.secret, SECRET);
+        assert_eq!(keys.allowed[PUBLIC[0]], Grant { name: "gpu-*".to_owned(), role: Role::Worker });
+        assert_eq!(keys.allowed[PUBLIC[1]], Grant { name: "eye".to_owned(), role: Role::Observer });
+        assert!(!format!("{:?}", keys).contains(SECRET));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_said_at_the_start() {
+        let folder = Folder::new("odd");
+        folder.allow("a.json", "a", 0, "");
+        folder.allow("b.json", "b", 0, "");
+        assert!(folder.error().contains("same key"));
+        folder.allow("b.json", "b c", 1, "");
+        assert!(folder.error().contains("is no name"));
+        folder.allow("b.json", "b", 1, r#", "role": "king""#);
+        assert!(folder.error().contains("role"));
+        fs::remove_file(folder.0.join("allowed/b.json")).unwrap();
+        folder.write(PUBLISHER, &format!(r#"{{"public": "{}", "secret": "{}"}}"#, PUBLIC[1], SECRET), 0o600);
+        assert!(folder.error().contains("do not belong together"));
+        folder.write(PUBLISHER, "{}", 0o604);
+        assert!(folder.error().contains("chmod 600"));
+        fs::remove_file(folder.0.join(PUBLISHER)).unwrap();
+        assert!(folder.error().contains("cannot be read"));
+        let none = PublisherKeys::read(&folder.0.join("none")).unwrap_err().to_string();
+        assert!(none.contains("is no folder"), "{}", none);
+        let json = PublisherKeys::read(Path::new("{secret}")).unwrap_err().to_string();
+        assert!(!json.contains("secret}"), "{}", json);
+    }
+
+    #[test]
+    fn later_a_file_that_makes_no_sense_allows_nothing_and_others_go_on() {
+        let folder = Folder::new("later");
+        folder.allow("a.json", "a", 0, "");
+        folder.allow("b.json", "b", 1, "");
+        let mut allowed = Allowed::new(&folder.0);
+        let mut complaints = Vec::new();
+        let before = allowed.stamp().unwrap();
+        assert_eq!(allowed.read(&mut |error| complaints.push(error.to_string())).unwrap().len(), 2);
+        folder.write("allowed/b.json", "{}", 0o644);
+        assert!(allowed.stamp().unwrap() != before);
+        let found = allowed.read(&mut |error| complaints.push(error.to_string())).unwrap();
+        assert_eq!((found.len(), complaints.len(), allowed.whole), (1, 1, true));
+        fs::remove_file(folder.0.join("allowed/b.json")).unwrap();
+        fs::create_dir(folder.0.join("allowed/a.json.")).unwrap();
+        fs::remove_file(folder.0.join("allowed/a.json")).unwrap();
+        fs::rename(folder.0.join("allowed/a.json."), folder.0.join("allowed/a.json")).unwrap();
+        let found = allowed.read(&mut |error| complaints.push(error.to_string())).unwrap();
+        assert_eq!((found.len(), complaints.len(), allowed.whole), (1, 2, false), "it cannot be read now");
+        fs::remove_dir_all(folder.0.join(ALLOWED)).unwrap();
+        assert!(allowed.read(&mut |_| ()).is_err() && allowed.stamp().is_err(), "what was granted stays so");
+    }
+}

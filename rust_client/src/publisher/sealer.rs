@@ -1,0 +1,287 @@
+//! What a publisher seals, and with what: each chunk and layout once, whoever gets it (E2 to E6).
+//!
+//! The versions stay plain. Sealed bytes lie in memory of their own, as much as goes out of a version, until that is
+//! let go; then it serves the next one.
+
+use super::effects::Payload;
+use crate::base64;
+use crate::digest::hex;
+use crate::messages::*;
+use crate::sealing::{nonce_of, seal, GroupKey, Secret, Subject, AES_256_GCM, CHUNK, LAYOUT};
+use crate::transfer::{ChunkPlan, Time};
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+/// Draws 32 bytes that nobody can guess.
+pub type DrawKey = Box<dyn FnMut() -> Secret + Send>;
+
+/// Sealed bytes, which never change.
+pub struct Sealed {
+    pub bytes: Vec<u8>,
+    pub tag: String,
+    memory: Weak<Memory>,
+}
+
+impl fmt::Debug for Sealed {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "Sealed({} bytes)", self.bytes.len())
+    }
+}
+
+impl Drop for Sealed {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.upgrade() {
+            memory.give_back(std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+/// Memory that sealed bytes of one model were in, by size: at most as much as two versions take.
+struct Memory {
+    free: Mutex<Free>,
+    most: u64,
+}
+
+#[derive(Default)]
+struct Free {
+    by_size: HashMap<usize, Vec<Vec<u8>>>,
+    nbytes: u64,
+}
+
+impl Memory {
+    /// Memory of this size; nothing if there is none.
+    fn take(&self, size: usize) -> Option<Vec<u8>> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = free.by_size.get_mut(&size).and_then(Vec::pop) {
+            free.nbytes -= size as u64;
+            return Some(found);
+        }
+        drop(free);
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(size).ok()?;
+        bytes.resize(size, 0);
+        Some(bytes)
+    }
+
+    fn give_back(&self, bytes: Vec<u8>) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.nbytes + bytes.len() as u64 <= self.most {
+            free.nbytes += bytes.len() as u64;
+            free.by_size.entry(bytes.len()).or_default().push(bytes);
+        }
+    }
+}
+
+/// What was sealed of a version, or of a patch to it, under the present group key.
+struct SealedVersion {
+    subject: Subject,
+    key: Secret,
+    of: Weak<dyn Any + Send + Sync>, // once that is gone, so is this
+    chunks: BTreeMap<u64, Arc<Sealed>>,
+}
+
+/// Seals what one publisher says.
+pub struct Sealer {
+    draw: DrawKey,
+    life: Option<Duration>,
+    key: Secret,
+    group: GroupKey,
+    since: Time,
+    count: u64, // of messages sealed under it
+    versions: Vec<SealedVersion>,
+    layouts: BTreeMap<String, (Subject, Arc<Sealed>)>, // the last, by model
+    memory: BTreeMap<String, Arc<Memory>>,             // by model
+}
+
+impl Sealer {
+    /// `life` is how old a group key may become; nothing: there is no bound.
+    pub fn new(mut draw: DrawKey, life: Option<Duration>, now: Time) -> Sealer {
+        let key = draw();
+        Sealer {
+            draw,
+            life,
+            key,
+            group: GroupKey::of_hex(&hex(&key)),
+            since: now,
+            count: 0,
+            versions: Vec::new(),
+            layouts: BTreeMap::new(),
+            memory: BTreeMap::new(),
+        }
+    }
+
+    /// Has another group key: whoever is not told has none for what comes (E6).
+    pub fn rekey(&mut self, now: Time) {
+        self.key = (self.draw)();
+        (self.group, self.since, self.count) = (GroupKey::of_hex(&hex(&self.key)), now, 0);
+        self.versions.clear();
+        self.layouts.clear();
+    }
+
+    /// Whether the group key is as old as one may be.
+    pub fn due(&self, now: Time) -> bool {
+        self.life.map_or(false, |life| now.saturating_sub(self.since) >= life)
+    }
+
+    /// The group key as workers are told it, on connections that are encrypted.
+    pub fn key(&self) -> String {
+        hex(&self.key)
+    }
+
+    /// A message as it goes to one worker, on a connection that is encrypted. Nothing if there is no memory for it: it
+    /// is as if it were lost on its way.
+    pub fn addressed(
+        &mut self,
+        message: FromPublisher,
+        payload: Payload,
+    ) -> Option<(FromPublisher, Payload)> {
+        match message {
+            FromPublisher::Announce(announce) => self.announcement(announce, payload),
+            FromPublisher::Chunk(chunk) => self.chunk(chunk, payload),
+            other => Some((other, payload)),
+        }
+    }
+
+    /// A message as it goes to all, on connections that everybody can read.
+    pub fn published(
+        &mut self,
+        message: FromPublisher,
+        payload: Payload,
+    ) -> Option<(FromPublisher, Payload)> {
+        let (message, payload) = self.addressed(message, payload)?;
+        if matches!(message, FromPublisher::SealedChunk(_)) {
+            return Some((message, payload));
+        }
+        self.count += 1; // E5
+        let sealed = base64::encode(&self.group.seal_message(self.count, &encode(&message))?);
+        let (key, count) = (self.group.id.clone(), self.count);
+        Some((FromPublisher::SealedMessage(SealedMessage { key, count, sealed }), payload))
+    }
+
+    fn announcement(&mut self, mut announce: Announce, payload: Payload) -> Option<(FromPublisher, Payload)> {
+        let sealed = match payload {
+            Payload::Layout(content) => {
+                let sealed = self.layout(Subject::of(&announce), &content.header.bytes)?;
+                announce.tag = Some(sealed.tag.clone());
+                Payload::SealedLayout(sealed)
+            }
+            Payload::Chunk(content, index) => {
+                let subject = Subject::of(&announce);
+                let sealed = self.piece(subject, index, content.chunk(index), &(content.clone() as _))?;
+                announce.tag = Some(sealed.tag.clone());
+                Payload::Sealed(sealed)
+            }
+            other => other,
+        };
+        announce.encryption = Some(AES_256_GCM.to_owned());
+        announce.key = Some(self.group.id.clone());
+        Some((FromPublisher::Announce(announce), sealed))
+    }
+
+    fn chunk(&mut self, chunk: Chunk, payload: Payload) -> Option<(FromPublisher, Payload)> {
+        let Chunk { model, epoch, version, index, patch, .. } = chunk;
+        let sealed = match payload {
+            Payload::Chunk(content, index) => {
+                let subject = subject_of(&model, (epoch, version), content.plan, patch.as_ref());
+                self.piece(subject, index, content.chunk(index), &(content.clone() as _))?
+            }
+            _ => return None, // a chunk has one
+        };
+        let (key, tag) = (self.group.id.clone(), sealed.tag.clone());
+        let chunk = SealedChunk { model, epoch, version, index, key, tag, patch };
+        Some((FromPublisher::SealedChunk(chunk), Payload::Sealed(sealed)))
+    }
+
+    /// A chunk, sealed once for as long as what it is of is there.
+    fn piece(
+        &mut self,
+        subject: Subject,
+        index: u64,
+        plain: &[u8],
+        of: &Arc<dyn Any + Send + Sync>,
+    ) -> Option<Arc<Sealed>> {
+        let at = match self.versions.iter().position(|version| version.subject == subject) {
+            Some(at) => at,
+            None => {
+                self.versions.retain(|version| version.of.strong_count() > 0); // and its memory is free
+                let (key, of) = (self.group.of_version(&subject), Arc::downgrade(of));
+                self.versions.push(SealedVersion { subject, key, of, chunks: BTreeMap::new() });
+                self.versions.len() - 1
+            }
+        };
+        let version = &mut self.versions[at];
+        if let Some(sealed) = version.chunks.get(&index) {
+            return Some(sealed.clone());
+        }
+        let memory = memory_of(&mut self.memory, &version.subject);
+        let sealed = sealed(&version.key, &version.subject, (CHUNK, index), plain, &memory)?;
+        version.chunks.insert(index, sealed.clone());
+        Some(sealed)
+    }
+
+    fn layout(&mut self, subject: Subject, header: &[u8]) -> Option<Arc<Sealed>> {
+        if let Some((_, sealed)) = self.layouts.get(&subject.model).filter(|(of, _)| *of == subject) {
+            return Some(sealed.clone());
+        }
+        let key = self.group.of_version(&subject);
+        let sealed = sealed(&key, &subject, (LAYOUT, 0), header, &Memory::new(0))?;
+        self.layouts.insert(subject.model.clone(), (subject, sealed.clone()));
+        Some(sealed)
+    }
+
+    /// Lets go of what was sealed of versions that are gone.
+    pub fn tick(&mut self) {
+        self.versions.retain(|version| version.of.strong_count() > 0);
+    }
+}
+
+impl Memory {
+    fn new(most: u64) -> Arc<Memory> {
+        Arc::new(Memory { free: Mutex::default(), most })
+    }
+}
+
+/// The memory for what is sealed of a version: as long as sizes stay it is that of the one before. A patch takes its own.
+fn memory_of(known: &mut BTreeMap<String, Arc<Memory>>, subject: &Subject) -> Arc<Memory> {
+    if subject.base != (0, 0) {
+        return Memory::new(0);
+    }
+    let most = 2 * subject.nbytes;
+    match known.get(&subject.model) {
+        Some(memory) if memory.most == most => memory.clone(),
+        _ => {
+            let memory = Memory::new(most);
+            known.insert(subject.model.clone(), memory.clone());
+            memory
+        }
+    }
+}
+
+fn subject_of(
+    model: &str,
+    (epoch, version): (u64, u64),
+    plan: ChunkPlan,
+    patch: Option<&PatchId>,
+) -> Subject {
+    let ChunkPlan { nbytes, chunk_bytes } = plan;
+    let encoding = patch.map_or("raw", |patch| &patch.encoding[..]).to_owned();
+    let base = patch.map_or((0, 0), |patch| (patch.epoch, patch.version)); // D12
+    Subject { model: model.to_owned(), epoch, version, nbytes, chunk_bytes, encoding, base }
+}
+
+/// Seals a payload under the key of its version (E3).
+fn sealed(
+    key: &Secret,
+    subject: &Subject,
+    (purpose, index): (u32, u64),
+    plain: &[u8],
+    memory: &Arc<Memory>,
+) -> Option<Arc<Sealed>> {
+    let mut bytes = memory.take(plain.len())?;
+    let bound = subject.associated(purpose, index, plain.len() as u64);
+    let tag = hex(&seal(key, &nonce_of(purpose, index), &bound, plain, &mut bytes)?);
+    Some(Arc::new(Sealed { bytes, tag, memory: Arc::downgrade(memory) }))
+}

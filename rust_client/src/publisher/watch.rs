@@ -1,0 +1,89 @@
+//! Looks at a publisher's folder of keys in a thread of its own: a disk may take its time. A change counts within a
+//! ping interval (K2).
+
+use super::keys::Allowed;
+use super::run::{Shared, Work};
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+const LOOK_MIN: Duration = Duration::from_millis(20);
+const LOOK_MAX: Duration = Duration::from_secs(1);
+const END: Duration = Duration::from_secs(1); // that a look at a slow disk gets when all ends
+
+/// The thread, until it is dropped.
+pub struct Watch {
+    stop: Option<Sender<()>>,
+    ended: Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// Begins to look.
+    pub fn begin(folder: &Path, ping: Duration, shared: Arc<Shared>) -> io::Result<Watch> {
+        let (stop, stopped) = channel();
+        let (ending, ended) = channel();
+        let (mut look, every) = (Look::new(folder, shared), (ping / 2).clamp(LOOK_MIN, LOOK_MAX));
+        let run = move || {
+            let _ending = ending; // dropped at the end, which whoever waits is told by
+            while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) && look.look() {}
+        };
+        let thread = thread::Builder::new().name("weightbus-keys".to_owned()).spawn(run)?;
+        Ok(Watch { stop: Some(stop), ended, thread: Some(thread) })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if self.ended.recv_timeout(END) == Err(RecvTimeoutError::Disconnected) {
+            let _ = self.thread.take().map(JoinHandle::join);
+        }
+    }
+}
+
+struct Look {
+    allowed: Allowed,
+    shared: Arc<Shared>,
+    seen: Option<Vec<(std::path::PathBuf, [i64; 4])>>, // nothing: read it, whatever there is
+    known: bool,                                       // all of it was read once
+    wrong: BTreeSet<String>,                           // what the look before has complained of
+}
+
+impl Look {
+    fn new(folder: &Path, shared: Arc<Shared>) -> Look {
+        // What was read at first may be older than the first look.
+        Look { allowed: Allowed::new(folder), shared, seen: None, known: false, wrong: BTreeSet::new() }
+    }
+
+    /// Looks once; false if nobody wants to know any more.
+    fn look(&mut self) -> bool {
+        let mut wrong = BTreeSet::new();
+        let result = self.allowed.stamp().and_then(|stamp| {
+            if self.seen.as_ref() == Some(&stamp) {
+                wrong = self.wrong.clone();
+                return Ok(None);
+            }
+            let by_key = self.allowed.read(&mut |error| wrong.extend(Some(error.to_string())))?;
+            self.seen = Some(stamp).filter(|_| self.allowed.whole);
+            self.known |= self.allowed.whole;
+            Ok(Some(by_key).filter(|_| self.known)) // else it is not known what there was
+        });
+        let granted = match result {
+            Ok(Some(by_key)) => self.shared.leave(Work::Grant(by_key)),
+            Ok(None) => Ok(()),
+            Err(error) => {
+                wrong.insert(error.to_string()); // what was granted stays so until this can be read
+                Ok(())
+            }
+        };
+        let news: Vec<String> = wrong.difference(&self.wrong).cloned().collect();
+        self.wrong = wrong;
+        let tell = |text| self.shared.leave(Work::Notice(format!("what keys may do: {}", text)));
+        granted.is_ok() && news.into_iter().all(|text| tell(text).is_ok())
+    }
+}
