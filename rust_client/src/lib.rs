@@ -8,7 +8,6 @@
 compile_error!("weightbus: tensors on the bus are little-endian, and this crate swaps no bytes");
 
 mod applying;
-mod base64;
 mod bell;
 mod code;
 mod decoder;
@@ -58,6 +57,8 @@ pub use worker::{Builder, Update, Updates, Worker};
 // version of this crate.
 #[doc(hidden)]
 pub mod ages;
+#[doc(hidden)]
+pub mod base64;
 #[doc(hidden)]
 pub mod casting;
 pub mod checksum;

@@ -142,3 +142,46 @@ fn holds(value: &Value, wanted: &Value) -> bool {
         _ => value == wanted,
     }
 }
+
+#[test]
+#[cfg(feature = "keys")]
+fn what_is_sealed_is_what_the_vectors_have() {
+    use weightbus::base64;
+    use weightbus::sealing::{nonce_of, seal, GroupKey, Subject};
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/vectors/sealing.json");
+    let table: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let bytes = |value: &Value| bytes_of_hex(value.as_str().unwrap());
+    let sound = |case: &&Value| case["expect"]["ok"].is_object();
+    let mut count = 0;
+    for case in table["payloads"].as_array().unwrap().iter().filter(sound) {
+        let (of, plain) = (&case["version"], bytes(&case["expect"]["ok"]["plain"]));
+        let number = |value: &Value| value.as_u64().unwrap();
+        let subject = Subject {
+            model: of["model"].as_str().unwrap().to_owned(),
+            epoch: number(&of["epoch"]),
+            version: number(&of["version"]),
+            nbytes: number(&of["nbytes"]),
+            chunk_bytes: number(&of["chunk_bytes"]),
+            encoding: of["encoding"].as_str().unwrap().to_owned(),
+            base: (number(&of["base"][0]), number(&of["base"][1])),
+        };
+        let (purpose, index) = (number(&case["purpose"]) as u32, number(&case["index"]));
+        let key = GroupKey::of_hex(case["group"].as_str().unwrap()).of_version(&subject);
+        let bound = subject.associated(purpose, index, plain.len() as u64);
+        let mut sealed = vec![0; plain.len()];
+        let tag = seal(&key, &nonce_of(purpose, index), &bound, &plain, &mut sealed).unwrap();
+        assert_eq!((sealed, tag.to_vec()), (bytes(&case["sealed"]), bytes(&case["tag"])), "{}", case["name"]);
+        count += 1;
+    }
+    for case in table["messages"].as_array().unwrap() {
+        let group = GroupKey::of_hex(case["keys"][0].as_str().unwrap());
+        for said in case["messages"].as_array().unwrap().iter().filter(|said| said["counts"].is_object()) {
+            let header: Value = serde_json::from_str(said["header"].as_str().unwrap()).unwrap();
+            let (number, text) = (header["count"].as_u64().unwrap(), header["sealed"].as_str().unwrap());
+            let plain = group.open_message(number, &base64::decode(text).unwrap()).unwrap();
+            assert_eq!(base64::encode(&group.seal_message(number, &plain).unwrap()), text);
+            count += 1;
+        }
+    }
+    assert!(count > 10, "only {} cases", count);
+}
