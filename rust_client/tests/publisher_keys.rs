@@ -278,9 +278,9 @@ fn hello(socket: &zmq::Socket, name: &str) -> FromPublisher {
     socket.send(encode(&hello), 0).unwrap();
     loop {
         assert_eq!(socket.poll(zmq::POLLIN, LONG.as_millis() as i64), Ok(1));
-        match from_publisher(&socket.recv_bytes(0).unwrap(), 0).unwrap() {
-            answer @ (FromPublisher::Welcome(_) | FromPublisher::Refuse(_)) => return answer,
-            _ => {} // of a version, or a ping
+        let said = from_publisher(&socket.recv_bytes(0).unwrap(), 0).unwrap();
+        if matches!(said, FromPublisher::Welcome(_) | FromPublisher::Refuse(_)) {
+            return said; // what comes before is of a version, or a ping
         }
     }
 }
