@@ -15,6 +15,9 @@ import torch
 from torch import nn
 
 SECONDS = 60.0  # what anything here may take on a busy machine
+# What Ray says of a killed actor: if it has not heard of the death within a second, then of a
+# broken connection.
+DEAD = "(died|is unavailable)"
 
 
 @contextmanager

@@ -197,6 +197,14 @@ def test_what_does_not_fit_is_compared_without_those_that_no_ratio_refers_to(
     assert "memory" in none.left_out
 
 
+def test_a_worker_of_redis_waits_for_its_turn_for_as_long_as_it_takes() -> None:
+    pytest.importorskip("redis")
+    from weightbus.benchmarks.contenders import redis_values
+
+    client = redis_values._connect("/nowhere")  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    assert client.get_connection_kwargs()["socket_timeout"] is None, "else it dies after a minute"
+
+
 def test_what_a_contender_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setattr(contender.load("redis_values"), "NEEDS", ("no_such_package",))

@@ -22,6 +22,7 @@ from weightbus.python_client.schemes.ray import (
 )
 from weightbus.python_client.schemes.updater import RayWeightUpdater
 from weightbus.tests.ray_cluster import (
+    DEAD,
     SECONDS,
     Async,
     HookedHost,
@@ -126,7 +127,7 @@ def test_a_killed_actor_is_named_and_the_others_are_served(actors: list[Any]) ->
     actors = [start(Receiver), actors[1]]
     scheme = connected(actors, model(1.0))
     os.kill(get(actors[0].pid.remote()), signal.SIGKILL)
-    with pytest.raises(PublishError, match=r"1 of 2 .*worker 0 lost.*Actor\(Receiver.*died"):
+    with pytest.raises(PublishError, match=rf"1 of 2 .*worker 0 lost.*Actor\(Receiver.*{DEAD}"):
         scheme.send(model(2.0))
     assert scheme.receipt is not None
     assert scheme.receipt.seconds < SECONDS / 2

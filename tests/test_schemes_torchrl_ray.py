@@ -41,8 +41,8 @@ from weightbus.tests.torchrl_parts import (
     policy,
 )
 
-# Ray's own collectors warn of their own ways, in words that change.
-pytestmark = pytest.mark.filterwarnings("ignore")
+# Ray's own collectors warn of their own ways, in words that change; and start many processes.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,11 +61,10 @@ def ray_collector(**kwargs: Any) -> Any:
     )
 
 
+PATIENT = Timing(ping=0.5, lost_after=5.0)  # with a worker that only lacks a processor
 SCHEMES = [
     pytest.param(partial(RayWeightSyncScheme, timeout=SECONDS), False, id="ray-async"),
-    pytest.param(
-        partial(ZMQWeightSyncScheme, liveness=Timing(ping=0.2, lost_after=1.0)), True, id="zmq-sync"
-    ),
+    pytest.param(partial(ZMQWeightSyncScheme, liveness=PATIENT), True, id="zmq-sync"),
 ]
 
 

@@ -26,7 +26,7 @@ with warnings.catch_warnings():  # TorchRL warns of its own classes when it is i
     from torchrl import collectors as collectors
     from torchrl.collectors import distributed as distributed
 
-SECONDS = 20.0  # in which weights that are applied must show; collectors keep some older batches,
+SECONDS = 60.0  # in which weights that are applied must show; collectors keep some older batches,
 # and one that does not wait for its workers may bring those of one alone for a while
 
 

@@ -75,7 +75,8 @@ def _serve(where: str) -> "subprocess.Popen[bytes]":
 def _connect(where: str) -> "redis.Redis":
     import redis
 
-    return redis.Redis(unix_socket_path=where)
+    # The client would give up after 5 s; a worker waits for its turn for as long as it takes.
+    return redis.Redis(unix_socket_path=where, socket_timeout=None)
 
 
 def _wait_for(server: "redis.Redis") -> None:
