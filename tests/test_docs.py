@@ -25,6 +25,8 @@ PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md")), *sorted((ROOT / "docs
 PAGES.remove(ROOT / "docs" / "PROTOCOL.md")  # tests/test_protocol_document.py has its blocks
 # Run by `make training`, since they take long.
 TRAINING = [GUIDES / f"{name}.md" for name in ("training-loops", "pytorch-loop", "ray")]
+# Compiled and run by `make examples`.
+COMPILED = GUIDES / "publishing-elsewhere.md", {"rust", "c", "cpp", "js"}
 START = GUIDES / "quick-start.md"  # two programs
 COMPOSE = ROOT / "docker-compose.yml"
 BLOCK = re.compile(r"^```(?P<language>[\w{}-]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -60,6 +62,7 @@ def runs_here(page: Path) -> bool:
     return page not in (*TRAINING, START) and bool(python_of(page))
 
 
+@pytest.mark.timeout(400)  # Ray and TorchRL start many processes, and a busy machine has no hurry
 @pytest.mark.parametrize("page", [p for p in PAGES if runs_here(p)], ids=lambda p: p.name)
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     run_python_of(page, tmp_path)
@@ -95,7 +98,7 @@ def run_python_of(page: Path, tmp_path: Path) -> None:
     # Not as a script, which processes that the page spawns would run again.
     run = "exec(compile(open('page.py').read(), 'page.py', 'exec'))"
     done = subprocess.run(  # noqa: S603 - our own pages
-        [sys.executable, "-c", run], capture_output=True, text=True, timeout=100, cwd=tmp_path
+        [sys.executable, "-c", run], capture_output=True, text=True, timeout=360, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
 
@@ -123,9 +126,14 @@ def test_shell_lines_name_what_exists(line: str) -> None:
             options = [word.split("=")[0] for word in words if word.startswith("--")]
             assert [option for option in options if option not in done.stdout] == []
         case "docker" | "docker-compose":
-            services = re.findall(r"^  (\w+):$", COMPOSE.read_text(), re.MULTILINE)
-            if words[2] in ("exec", "pause", "unpause"):
-                assert words[3] in services
+            file = COMPOSE.read_text()
+            match words[2:]:
+                case ["--profile", profile, "up", *_]:
+                    assert f"profiles: [{profile}]" in file
+                case ["exec" | "pause" | "unpause", service, *_]:
+                    assert service in re.findall(r"^  ([\w-]+):$", file, re.MULTILINE)
+                case [command, *_]:
+                    assert command in ("ps", "run", "up")
         case "python" | "python3" | ".venv/bin/python":
             assert words[1] == "-m" or (ROOT / words[1]).exists()
         case "pip" | "env/bin/pip":
@@ -150,7 +158,8 @@ def test_every_block_is_checked() -> None:
     known = {"python", "py", "diff", "sh", "bash", "console", "", "{toctree}", "{eval-rst}"}
     for page in PAGES:
         for match in BLOCK.finditer(page.read_text()):
-            assert match["language"] in known, f"{page.name}: a block of {match['language']}"
+            also: set[str] = COMPILED[1] if page == COMPILED[0] else set()
+            assert match["language"] in known | also, f"{page.name}: a block of {match['language']}"
 
 
 # The reference.

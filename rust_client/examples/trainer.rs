@@ -1,15 +1,19 @@
-//! Fits a line by gradient descent, and publishes it after every step to whoever runs it.
+//! Fits a line to noisy data, and publishes it once a second to whoever runs it.
 //!
-//!     cargo run --example trainer -- tcp://127.0.0.1:5555 --workers 1 --steps 20
+//!     cargo run --example trainer -- tcp://127.0.0.1:5555
 //!
 //! The twin of examples/numpy_trainer.py; workers in all languages take from it.
 
 use std::error::Error;
+use std::io::{self, Write};
 use std::process::exit;
-use weightbus::{Dtype, PublishOptions, Publisher, TensorView};
+use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::time::Duration;
+use weightbus::{Dtype, PublishOptions, Publisher, Receipt, Require, TensorView, WorkerState};
 
-const TRUTH: ([f32; 3], f32) = ([1.0, 2.0, 3.0], 4.0);
-const RATE: f32 = 0.2;
+const TRUTH: ([f32; 3], f32) = ([2.0, -1.0, 0.5], 3.0);
+const RATE: f32 = 0.1;
+const SECOND: Duration = Duration::from_secs(1);
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -20,37 +24,93 @@ fn main() {
 }
 
 fn train(words: &[String]) -> Result<(), Box<dyn Error>> {
-    let (address, options) = words.split_first().ok_or("usage: trainer ADDRESS [--workers N] [--steps N]")?;
-    let (mut workers, mut steps) = (1, 20);
-    for option in options.chunks(2) {
-        match option {
-            [name, value] if name == "--workers" => workers = value.parse()?,
-            [name, value] if name == "--steps" => steps = value.parse()?,
-            _ => return Err(format!("unknown: {:?}", option).into()),
+    let builder = match words {
+        [address] => Publisher::builder(address),
+        [address, option] if option == "--insecure" => Publisher::builder(address).insecure(),
+        _ => return Err("usage: trainer ADDRESS [--insecure]".into()),
+    };
+    let (stop, stopped) = channel();
+    ctrlc::set_handler(move || stop.send(()).unwrap_or(()))?; // SIGTERM, too: at the end it says goodbye
+    let publisher = builder.bind()?;
+    eprintln!("publishing at {}", publisher.address());
+    let mut line = Line { slope: [0.0; 3], offset: 0.0 };
+    let mut noise = Noise(publisher.epoch());
+    loop {
+        let loss = (0..5).map(|_| line.step(&mut noise)).fold(f32::INFINITY, f32::min);
+        let receipt = publish(&publisher, &line)?;
+        say(&publisher, &receipt, loss)?;
+        if stopped.recv_timeout(SECOND) != Err(RecvTimeoutError::Timeout) {
+            return Ok(());
         }
     }
-    let publisher = Publisher::builder(address).expect(workers).bind()?;
-    println!("{}", publisher.address());
-    let (mut slope, mut offset) = ([0.0; 3], 0.0);
-    for _ in 0..steps {
-        for (value, truth) in slope.iter_mut().zip(TRUTH.0) {
-            *value += RATE * (truth - *value);
-        }
-        offset += RATE * (TRUTH.1 - offset);
-        println!("{}", publish(&publisher, &slope, offset)?);
-    }
-    Ok(())
 }
 
-fn publish(
-    publisher: &Publisher,
-    slope: &[f32],
-    offset: f32,
-) -> Result<weightbus::Receipt, weightbus::Error> {
-    let slope: Vec<u8> = slope.iter().flat_map(|value| value.to_le_bytes()).collect();
+/// Nobody is required to run it: one that is away gets the newest version when it is back.
+fn publish(publisher: &Publisher, line: &Line) -> Result<Receipt, weightbus::Error> {
+    let slope: Vec<u8> = line.slope.iter().flat_map(|value| value.to_le_bytes()).collect();
     let tensors = [
         TensorView { name: "slope", dtype: Dtype::F32, shape: &[3], bytes: &slope },
-        TensorView { name: "offset", dtype: Dtype::F32, shape: &[], bytes: &offset.to_le_bytes() },
+        TensorView { name: "offset", dtype: Dtype::F32, shape: &[], bytes: &line.offset.to_le_bytes() },
     ];
-    publisher.publish("line", &tensors, &PublishOptions::default()) // all workers run it, or this is an error
+    let options =
+        PublishOptions { require: Require::AtLeast(0), timeout: 10 * SECOND, ..PublishOptions::default() };
+    publisher.publish("line", &tensors, &options)
+}
+
+fn say(publisher: &Publisher, receipt: &Receipt, loss: f32) -> Result<(), Box<dyn Error>> {
+    let outcomes = receipt.workers.iter().map(|(name, worker)| (name.clone(), worker.outcome.name().into()));
+    let roster = publisher.workers()?;
+    let lost = roster.iter().filter(|(_, status)| status.state == WorkerState::Lost).map(|(name, _)| name);
+    let row = serde_json::json!({
+        "epoch": receipt.epoch,
+        "version": receipt.version,
+        "loss": (f64::from(loss) * 100_000.0).round() / 100_000.0,
+        "workers": outcomes.collect::<serde_json::Map<_, _>>(),
+        "lost": lost.collect::<Vec<_>>(),
+        "digest": receipt.digest,
+    });
+    let mut out = io::stdout();
+    writeln!(out, "{}", row)?;
+    Ok(out.flush()?)
+}
+
+struct Line {
+    slope: [f32; 3],
+    offset: f32,
+}
+
+impl Line {
+    /// Improves it on fresh data; returns the mean squared error before.
+    fn step(&mut self, noise: &mut Noise) -> f32 {
+        const COUNT: usize = 64;
+        let (mut slope, mut offset, mut loss) = ([0.0; 3], 0.0, 0.0);
+        for _ in 0..COUNT {
+            let x = [(); 3].map(|()| 2.0 * noise.draw());
+            let y = dot(&TRUTH.0, &x) + TRUTH.1 + 0.01 * noise.draw();
+            let error = dot(&self.slope, &x) + self.offset - y;
+            slope.iter_mut().zip(x).for_each(|(sum, x)| *sum += error * x / COUNT as f32);
+            offset += error / COUNT as f32;
+            loss += error * error / COUNT as f32;
+        }
+        self.slope.iter_mut().zip(slope).for_each(|(value, gradient)| *value -= RATE * gradient);
+        self.offset -= RATE * offset;
+        loss
+    }
+}
+
+fn dot(a: &[f32; 3], b: &[f32; 3]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Xorshift64*, in place of a crate: from another seed, which may not be zero, comes other data.
+struct Noise(u64);
+
+impl Noise {
+    /// From -1 to 1.
+    fn draw(&mut self) -> f32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
 }

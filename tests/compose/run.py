@@ -10,7 +10,6 @@ so and skips, and fails where CI is set.
 import os
 import signal
 import sys
-from collections.abc import Callable
 from time import monotonic
 
 from rich.console import Console
@@ -20,13 +19,13 @@ from weightbus.tests.compose.bases import make_bases
 from weightbus.tests.compose.engine import NoEngineError, engine
 from weightbus.tests.compose.fleet import Fleet, fleet
 from weightbus.tests.compose.ledger import Ledger
-from weightbus.tests.compose.story import Story
+from weightbus.tests.compose.story import RUST_TRAINER, TRAINER, Story
 
 CONSOLE = Console(width=100)
 
 
 def main() -> int:
-    """Tell the story; return an exit status."""
+    """Tell the story of each trainer; return an exit status."""
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(143))  # unwinds
     started = monotonic()
 
@@ -40,7 +39,8 @@ def main() -> int:
                 make_bases(found)
             say("building the services")
             with fleet(found) as services:
-                _run(services, say)
+                for trainer in (TRAINER, RUST_TRAINER):
+                    _run(Story(trainer, services, say), services)
     except NoEngineError as error:
         must = bool(os.environ.get("CI"))
         word = "FAILED" if must else "SKIPPED"
@@ -50,12 +50,11 @@ def main() -> int:
     return 0
 
 
-def _run(services: Fleet, say: Callable[[str], None]) -> None:
-    story = Story(services, say)
+def _run(story: Story, services: Fleet) -> None:
     try:
         read = story.tell()
     except Exception:
-        for name in services.containers:
+        for name in (story.trainer, *story.workers):
             CONSOLE.rule(f"{name}: {services.state(name)}")
             print(services.words(name), flush=True)
         raise
@@ -64,7 +63,7 @@ def _run(services: Fleet, say: Callable[[str], None]) -> None:
 
 def _table(story: Story, read: Ledger) -> Table:
     """Return one row for each worker: what it applied, and how it came back."""
-    table = Table(title="The same bytes in every language")
+    table = Table(title=f"The same bytes in every language, from {story.trainer}")
     table.add_column("worker")
     for number, epoch in enumerate(read.epochs(), 1):
         table.add_column(f"epoch {number}: versions\n({len(read.by_all(epoch))} at all workers)")

@@ -16,18 +16,28 @@ from weightbus.tests.compose.ledger import Key, Ledger, ledger
 from weightbus.tests.compose.waiting import wait_for
 
 TRAINER = "trainer"
+RUST_TRAINER, OF_RUST = "rust-trainer", "-of-rust"  # how the services of its workers end
 UNTOUCHED = "python"  # shows that what happens to the others costs it nothing
 SECONDS = 90.0  # for any step; all of them are far faster, unless something is broken
 ENOUGH = 3  # versions of each epoch that all workers must have in common
 
 
 class Story:
-    """One run. `recovery`: by what happened and worker, after how many seconds it was back."""
+    """What happens to one trainer and its workers.
 
-    def __init__(self, fleet: Fleet, say: Callable[[str], None]) -> None:
-        self._fleet, self._say = fleet, say
-        self.workers = sorted(set(fleet.containers) - {TRAINER})
-        self._others = [name for name in self.workers if name != UNTOUCHED]
+    Attributes:
+        trainer: The name of its service.
+        workers: The names of theirs.
+        recovery: By what happened and worker, after how many seconds it was back.
+    """
+
+    def __init__(self, trainer: str, fleet: Fleet, say: Callable[[str], None]) -> None:
+        self.trainer, self._fleet, self._say = trainer, fleet, say
+        of_rust, workers = trainer == RUST_TRAINER, set(fleet.containers) - {TRAINER, RUST_TRAINER}
+        self._ending = OF_RUST if of_rust else ""
+        self._untouched = UNTOUCHED + self._ending
+        self.workers = sorted(name for name in workers if name.endswith(OF_RUST) == of_rust)
+        self._others = [name for name in self.workers if name != self._untouched]
         self.recovery: dict[str, dict[str, float]] = {}
 
     def tell(self) -> Ledger:
@@ -40,10 +50,11 @@ class Story:
             AssertionError: Something came out that may not; it says what.
             MissedError: Something did not come in time.
         """
-        self._say("waiting for every worker to apply, and for the health checks")
+        self._say(f"{self.trainer}: waiting for its workers to apply, and for the health checks")
         self._wait(lambda: self._common() >= ENOUGH, "the same versions at every worker")
-        self._wait_for_health("healthy", [TRAINER, *self.workers])
-        self._a_guest_joins()
+        self._wait_for_health("healthy", [self.trainer, *self.workers])
+        if self.trainer == TRAINER:  # whose ports are published
+            self._a_guest_joins()
         self._workers_crash()
         self._workers_are_cut_off()
         self._trainer_crashes()
@@ -89,9 +100,10 @@ class Story:
         self._wait(lambda: self._lost() == set(self._others), "lost, says the trainer")
         self._wait_for_health("unhealthy", self._others)
         cut = {name: self._latest(name) for name in self._others}
-        before = self._latest(UNTOUCHED)
-        self._wait(lambda: self._latest(UNTOUCHED)[1] >= before[1] + ENOUGH, "the one left goes on")
-        self._wait_for_health("healthy", [TRAINER, UNTOUCHED])
+        left = self._untouched
+        before = self._latest(left)
+        self._wait(lambda: self._latest(left)[1] >= before[1] + ENOUGH, "the one left goes on")
+        self._wait_for_health("healthy", [self.trainer, left])
         assert cut == {name: self._latest(name) for name in self._others}, "cut off, yet it applied"
         self._say("connecting them again")
         for name in self._others:
@@ -103,8 +115,8 @@ class Story:
         self._wait_for_health("healthy", self.workers)
 
     def _trainer_crashes(self) -> None:
-        self._say("killing the trainer")
-        self._fleet.crash(TRAINER)
+        self._say(f"killing {self.trainer}")
+        self._fleet.crash(self.trainer)
         epoch = self._newest()[0]
         self._time_recovery("restart", self.workers, lambda name: self._latest(name)[0] > epoch)
         self._wait(lambda: self._newest()[0] > epoch, "a new epoch, says the trainer")
@@ -142,7 +154,7 @@ class Story:
     def _read(self) -> Ledger:
         # Workers first: so the trainer's log is the longer one.
         rows = {name: self._fleet.rows(name) for name in self.workers}
-        return ledger(self._fleet.rows(TRAINER), rows)
+        return ledger(self._fleet.rows(self.trainer), rows)
 
     def _common(self) -> int:
         """Return how many versions of the newest epoch every worker has applied."""
@@ -159,5 +171,5 @@ class Story:
         return max(self._read().applied[name], default=(0, 0))
 
     def _lost(self) -> set[str]:
-        """Return the workers that the trainer's latest line calls lost."""
-        return set(self._fleet.rows(TRAINER)[-1]["lost"])
+        """Return the services of the workers that the trainer's latest line calls lost."""
+        return {name + self._ending for name in self._fleet.rows(self.trainer)[-1]["lost"]}
