@@ -1,14 +1,16 @@
-"""Measure how long a patch takes to apply, in every language: `python benchmarks/patching.py`.
+"""Measure how long a patch takes to apply, and to make: `python benchmarks/patching.py`.
 
 The weights are drawn, and an element changes by one unit with a probability that halves from one
 exponent to the next, as in fine-tuning. What is reported is nanoseconds for each element of the
 model on one core, the best of some rounds: for decoding and patching alone, and with the digest of
-the target; all drivers find that. A bound that is broken ends with status 1. Run it on a quiet
-machine. C and C++ have the Rust client inside.
+the target; all drivers find that. Making one counts the scan of both versions, and decoding what
+was made to compare. A bound that is broken ends with status 1. Run it on a quiet machine. C and
+C++ have the Rust client inside.
 """
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -33,6 +35,7 @@ from weightbus.tests.conformance.languages import Language, chosen
 LANGUAGES = "rust,go,node"
 DRIVER_SECONDS = 300.0
 BOUND_AT = 0.01  # of all elements
+ENCODING_BOUND = 4.0  # where it is native
 BOUNDS = {  # by who decodes: flat, and class
     "C": (0.6, 2.0),
     "rust": (0.6, 2.0),
@@ -40,6 +43,7 @@ BOUNDS = {  # by who decodes: flat, and class
     "node": (None, 10.0),
     "numpy": (None, 15.0),
 }
+KINDS = {"flat": False, "class": True}  # of patches, and whether they have classes
 Bytes = NDArray[np.uint8]
 
 
@@ -107,6 +111,68 @@ def times(
     return found
 
 
+def encoding_here(layout: Layout, base: Bytes, target: Bytes, rounds: int) -> dict[str, float]:
+    """Return the seconds in which this process makes patches, flat and by class."""
+    digests = (
+        digest_of(layout.id, base, CHUNK_BYTES_DEFAULT),
+        digest_of(layout.id, target, CHUNK_BYTES_DEFAULT),
+    )
+    found: dict[str, float] = {}
+    for kind, classes in KINDS.items():
+        best = math.inf
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            encode(layout, base, target, digests=digests, classes=classes)
+            best = min(best, time.perf_counter() - begun)
+        found[kind] = best
+    return found
+
+
+def encoding_of_core(
+    core: Language, layout: Layout, base: Bytes, target: Bytes, rounds: int
+) -> dict[str, float]:
+    """Return the seconds in which the Rust core makes patches; they have the bytes of ours."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "layout").write_bytes(layout.header)
+        (folder / "base").write_bytes(base.tobytes())
+        (folder / "target").write_bytes(target.tobytes())
+        done = subprocess.run(  # noqa: S603 - a driver of ours
+            [*core.command, "encoding", name, str(rounds)],
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=DRIVER_SECONDS,
+        )
+        for kind, classes in KINDS.items():
+            if (folder / kind).read_bytes() != encode(layout, base, target, classes=classes):
+                raise AssertionError(f"the core makes another patch, {kind}")
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def measure_encoding(
+    elements: int, density: float, languages: list[Language], rounds: int, console: Console
+) -> bool:
+    """Show what making patches of one density costs; return whether a bound is broken."""
+    layout, base, target = versions(elements, density)
+    found = {"C": encoding_here(layout, base, target, rounds)} if kernels.BUILT else {}
+    for core in (each for each in languages if each.key == "rust"):
+        found[core.key] = encoding_of_core(core, layout, base, target, rounds)
+    title = f"{density:.1%} of {elements} elements: made, decoded and compared, ns an element"
+    table = Table(title=title, title_justify="left")
+    for heading in ("", *KINDS, "must"):
+        table.add_column(heading, justify="right")
+    missed = False
+    for name, seconds in found.items():
+        costs = [seconds[kind] / elements * 1e9 for kind in KINDS]
+        bound = ENCODING_BOUND if density == BOUND_AT else None
+        shown = "" if bound is None else f"{bound}"
+        table.add_row(name, *(f"{cost:.2f}" for cost in costs), shown)
+        missed |= bound is not None and max(costs) > bound
+    console.print(table)
+    return missed
+
+
 def measure(
     elements: int, density: float, languages: list[Language], rounds: int, console: Console
 ) -> bool:
@@ -146,6 +212,7 @@ def main(words: list[str]) -> int:
     missed = False
     for density in map(float, told.densities.split(",")):
         missed |= measure(told.elements, density, languages, told.rounds, console)
+        missed |= measure_encoding(told.elements, density, languages, told.rounds, console)
     return int(missed)
 
 

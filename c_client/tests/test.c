@@ -408,10 +408,69 @@ static void a_trainer_in_c_publishes(void) {
   EXPECT(wb_bind(&options, &publisher) == WB_INVALID && strstr(wb_error(), "insecure"));
 }
 
+static char at_large[64];
+static uint8_t large_bytes[1 << 19];
+
+// Takes versions until its publisher has gone for good.
+static void* take_all(void* worker) {
+  wb_update update;
+  while (wb_receive(worker, LONG_MS, &update) == WB_OK) wb_snapshot_free(update.snapshot);
+  return NULL;
+}
+
+static void a_trainer_in_c_sends_what_has_changed(void) {
+  wb_publisher_options options = {.size = sizeof options,
+                                  .address = "tcp://127.0.0.1:0",
+                                  .bases = 1,
+                                  .bases_bytes_max = 1 << 20};
+  wb_publisher* publisher = NULL;
+  EXPECT(wb_bind(&options, &publisher) == WB_OK);
+  snprintf(at_large, sizeof at_large, "%s", wb_address(publisher));
+  const wb_wanted wanted = {.id = "large"};
+  const wb_options taking = {.size = sizeof taking,
+                             .address = at_large,
+                             .name = "taker",
+                             .wanted = &wanted,
+                             .wanted_count = 1};
+  wb_worker* worker = NULL;
+  EXPECT(wb_connect(&taking, &worker) == WB_OK);
+  pthread_t taker;
+  EXPECT(pthread_create(&taker, NULL, take_all, worker) == 0);
+  EXPECT(wb_wait_for_workers(publisher, "large", 1, LONG_MS) == WB_OK);
+  const uint64_t shape[] = {sizeof large_bytes / 2};
+  const wb_tensor tensor = {.name = "w",
+                            .dtype = "BF16",
+                            .shape = shape,
+                            .rank = 1,
+                            .data = large_bytes,
+                            .nbytes = sizeof large_bytes};
+  wb_publish_options how = {.size = sizeof how, .expect = 1, .timeout_ms = LONG_MS, .encoding = 7};
+  EXPECT(wb_publish(publisher, "large", &tensor, 1, &how, NULL) == WB_INVALID);
+  const uint32_t encodings[] = {WB_ENCODING_DELTA, WB_ENCODING_DELTA, WB_ENCODING_DELTA_FLAT,
+                                WB_ENCODING_RAW};
+  for (size_t at = 0; at < 4; at++) {
+    how.encoding = encodings[at];
+    large_bytes[1000 * at] ^= 1;
+    wb_receipt* receipt = NULL;
+    EXPECT(wb_publish(publisher, "large", &tensor, 1, &how, &receipt) == WB_OK);
+    size_t count;
+    const wb_outcome* its = wb_receipt_workers(receipt, &count);
+    const int patched = at == 1 || at == 2;
+    EXPECT(count == 1 && strcmp(its->encoding, patched ? "delta-1" : "raw") == 0);
+    EXPECT(patched ? its->nbytes < 1000 : its->nbytes == sizeof large_bytes);
+    wb_receipt_free(receipt);
+  }
+  wb_close(worker);
+  EXPECT(pthread_join(taker, NULL) == 0);
+  wb_worker_free(worker);
+  wb_publisher_free(publisher);
+}
+
 int main(int argc, char** argv) {
   EXPECT(argc > 1);
   what_cannot_be_is_said();
   a_trainer_in_c_publishes();
+  a_trainer_in_c_sends_what_has_changed();
   int joined = 0;
   wb_model* model = line_model();
   wb_worker* worker = worker_of(argv[argc - 1], model, argc > 2, &joined);

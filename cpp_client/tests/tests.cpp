@@ -538,6 +538,31 @@ TEST_CASE("a trainer publishes, and learns who runs what") {
   CHECK(open.error().text.find("insecure") != std::string::npos);
 }
 
+TEST_CASE("a trainer sends what has changed, and learns in how many bytes") {
+  PublisherOptions told;
+  told.bases = 1;
+  auto publisher = Publisher::bind("tcp://127.0.0.1:0", told);
+  REQUIRE(publisher.ok());
+  auto worker = Worker::connect(publisher->address(), Options().snapshots("large"));
+  REQUIRE(worker.ok());
+  REQUIRE(publisher->wait_for_workers("large", 1, kLong).ok());
+  std::vector<float> w(1 << 17);
+  PublishOptions options;
+  options.expect = 1;
+  options.timeout = kLong;
+  options.encoding = PublishOptions::Encoding::delta;
+  for (std::size_t at = 0; at < 3; ++at) {
+    w[at] = 1;
+    std::thread taking([&worker] { CHECK(worker->receive(kLong).ok()); });
+    const auto receipt = publisher->publish("large", {tensor("w", w.data(), {w.size()})}, options);
+    taking.join();
+    REQUIRE(receipt.ok());
+    const Outcome& its = receipt->workers.at(worker->name());
+    CHECK(its.encoding == (at == 0 ? "raw" : "delta-1"));
+    CHECK((its.nbytes < 1000) == (at > 0));
+  }
+}
+
 TEST_CASE("a publisher that is replaced ends before its function of events does") {
   std::optional<Worker> worker;
   std::string at;

@@ -1,22 +1,25 @@
 //! A publisher's machine and those of some workers, on a network that loses, delays and doubles, under a virtual
-//! clock; workers are killed, stopped and cut off, and the publisher is restarted. Whatever is applied is what was
-//! published, whole, and never older than before; no receipt claims what did not happen; and once the network heals,
-//! the next publish is achieved by everybody. With keys everything is sealed, group keys change, and workers are revoked:
-//! what is published meanwhile they cannot open, whatever reaches them.
+//! clock; workers are killed, stopped and cut off, and the publisher is restarted. Some versions are offered as patches,
+//! too. Whatever is applied is what was published, whole, and never older than before; no receipt claims what did not
+//! happen, nor that it came in another way; and once the network heals, the next publish is achieved by everybody. With
+//! keys everything is sealed, group keys change, and workers are revoked: what is published meanwhile they cannot open,
+//! whatever reaches them.
 
 #[path = "publisher/dice.rs"]
 mod dice;
 
 use dice::Dice;
 use proptest::prelude::*;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use weightbus::effects::{Effect as WorkerEffect, Host, Source, Staged};
 use weightbus::layout::Layout;
 use weightbus::limits::Timing;
 use weightbus::machine::{Identity, Machine as WorkerMachine, Wanted};
 use weightbus::messages::{encode, CommitMode, FromPublisher, FromWorker, Hello, OfVersion};
+use weightbus::patching::{Base, Bytes, Decoding};
+use weightbus::publisher::bases::Bases;
 use weightbus::publisher::content::{Content, Copier};
 use weightbus::publisher::effects::{Effect, Payload};
 use weightbus::publisher::grants::{ByKey, Grant, Role};
@@ -25,11 +28,13 @@ use weightbus::publisher::publication::Asked;
 use weightbus::publisher::sealer::Sealer;
 use weightbus::sealing::AVAILABLE;
 use weightbus::zmtp::{Published, PublishedPayload};
-use weightbus::{Dtype, Outcome, Receipt, Require, TensorView, Wait};
+use weightbus::{Dtype, Encoding, Outcome, Receipt, Require, TensorView, Wait};
 
 const MODEL: &str = "policy";
 const STEP: Duration = Duration::from_millis(20);
 const SOON: u32 = 3000; // steps: a minute
+const TRAINED: usize = 700; // bytes of what is trained, and so patched
+const TRAINED_CHUNK: u64 = 40;
 
 type Key = (u64, u64);
 type Message = (Vec<u8>, Payload);
@@ -53,7 +58,18 @@ struct Weather {
 /// Something that happens at a step.
 #[derive(Clone, Debug)]
 enum Deed {
-    Publish { bytes: usize, chunk_bytes: u64, how: How, require: Option<usize>, timeout: u32 },
+    Publish {
+        bytes: usize,
+        chunk_bytes: u64,
+        how: How,
+        require: Option<usize>,
+        timeout: u32,
+    },
+    /// A step of a training, as what has changed where there is that.
+    Train {
+        how: How,
+        flat: bool,
+    },
     RestartPublisher,
     RestartWorker(usize),
     Cut(usize),
@@ -81,6 +97,7 @@ struct Worker {
     control: VecDeque<(u32, Message)>, // to it, by the step at which it arrives
     published: VecDeque<(u32, String, Message)>,
     ready: VecDeque<(u32, Staged)>,
+    decoding: VecDeque<(u32, Decoding)>,
     ran: Vec<Key>,
     stopped_until: u32,
 }
@@ -101,6 +118,9 @@ impl Worker {
         if keyed {
             machine.take_sealed();
         }
+        if at != 1 {
+            machine.take_patches();
+        }
         Worker {
             name,
             machine,
@@ -109,6 +129,7 @@ impl Worker {
             control: VecDeque::new(),
             published: VecDeque::new(),
             ready: VecDeque::new(),
+            decoding: VecDeque::new(),
             ran: Vec::new(),
             stopped_until: 0,
         }
@@ -124,9 +145,12 @@ struct World {
     sealer: Option<Sealer>,             // of a publisher with keys
     revoked: BTreeMap<usize, Vec<Key>>, // workers, and what was published since
     workers: Vec<Worker>,
-    heard: VecDeque<(u32, Vec<u8>, Vec<u8>)>, // to the publisher
-    history: BTreeMap<Key, (Vec<u8>, bool)>,  // what was published, and whether together
-    ran: BTreeMap<String, Vec<Key>>,          // by whoever had the name
+    heard: VecDeque<(u32, Vec<u8>, Vec<u8>)>,    // to the publisher
+    history: BTreeMap<Key, (Vec<u8>, bool)>,     // what was published, and whether together
+    ran: BTreeMap<String, Vec<Key>>,             // by whoever had the name
+    came: BTreeSet<(String, Key, &'static str)>, // to whom in which way
+    bases: Bases,
+    trained: Vec<u8>,
     receipts: BTreeMap<u64, (Receipt, bool)>,
     asked: BTreeMap<u64, Asked>,
     ids: u64,
@@ -148,6 +172,9 @@ impl World {
             heard: VecDeque::new(),
             history: BTreeMap::new(),
             ran: BTreeMap::new(),
+            came: BTreeSet::new(),
+            bases: Bases::new(2, u64::MAX),
+            trained: vec![7; TRAINED],
             receipts: BTreeMap::new(),
             asked: BTreeMap::new(),
             ids: 0,
@@ -197,35 +224,19 @@ impl World {
     fn act(&mut self, deed: Deed) {
         match deed {
             Deed::Publish { bytes, chunk_bytes, how, require, timeout } => {
-                let workers = match how {
-                    How::For(at) => Some(vec![format!("w{}", at % self.workers.len())]),
-                    _ => None,
-                };
-                let count = self.workers.len();
-                let require = require.map_or(Require::All, |least| Require::AtLeast(least % (count + 1)));
-                let asked = Asked {
-                    require: if workers.is_some() { Require::All } else { require },
-                    workers,
-                    wait: match how {
-                        How::Staged => Wait::Staged,
-                        How::Nobody => Wait::Nobody,
-                        _ => Wait::Applied,
-                    },
-                    commit: if matches!(how, How::Together) {
-                        CommitMode::Together
-                    } else {
-                        CommitMode::Auto
-                    },
-                    timeout: STEP * timeout,
-                    ..Asked::default()
-                };
+                let asked = self.asked(&how, require, timeout);
                 self.publish(bytes, chunk_bytes, asked);
+            }
+            Deed::Train { how, flat } => {
+                let asked = self.asked(&how, None, 400);
+                self.train(asked, if flat { Encoding::DeltaFlat } else { Encoding::Delta });
             }
             Deed::RestartPublisher => {
                 self.publisher = machine(self.publisher.epoch() + 1);
                 if self.sealer.is_some() {
                     self.take_keys();
                 }
+                self.bases = Bases::new(2, u64::MAX);
                 self.number = 0;
                 for worker in &mut self.workers {
                     worker.connection += 1;
@@ -263,6 +274,27 @@ impl World {
         }
     }
 
+    fn asked(&self, how: &How, require: Option<usize>, timeout: u32) -> Asked {
+        let workers = match how {
+            How::For(at) => Some(vec![format!("w{}", at % self.workers.len())]),
+            _ => None,
+        };
+        let count = self.workers.len();
+        let require = require.map_or(Require::All, |least| Require::AtLeast(least % (count + 1)));
+        Asked {
+            require: if workers.is_some() { Require::All } else { require },
+            workers,
+            wait: match how {
+                How::Staged => Wait::Staged,
+                How::Nobody => Wait::Nobody,
+                _ => Wait::Applied,
+            },
+            commit: if matches!(how, How::Together) { CommitMode::Together } else { CommitMode::Auto },
+            timeout: STEP * timeout,
+            ..Asked::default()
+        }
+    }
+
     fn restart(&mut self, at: usize) {
         self.lives += 1;
         let at = at % self.workers.len();
@@ -272,10 +304,29 @@ impl World {
     fn publish(&mut self, bytes: usize, chunk_bytes: u64, asked: Asked) -> u64 {
         let data: Vec<u8> = (0..bytes).map(|_| self.dice.roll(256) as u8).collect();
         let content = content(&data, chunk_bytes);
+        self.offer(data, content, asked, Encoding::Raw)
+    }
+
+    fn train(&mut self, asked: Asked, encoding: Encoding) -> u64 {
+        for _ in 0..4 {
+            let at = self.dice.roll(TRAINED as u32) as usize;
+            self.trained[at] = self.trained[at].wrapping_add(1 + self.dice.roll(3) as u8);
+        }
+        let tensor =
+            TensorView { name: "w", dtype: Dtype::BF16, shape: &[TRAINED as u64 / 2], bytes: &self.trained };
+        let content = Arc::new(Copier::default().copy(&[tensor], TRAINED_CHUNK).unwrap());
+        self.offer(self.trained.clone(), content, asked, encoding)
+    }
+
+    fn offer(&mut self, data: Vec<u8>, content: Arc<Content>, asked: Asked, encoding: Encoding) -> u64 {
         let together = asked.commit == CommitMode::Together;
         self.ids += 1;
         self.asked.insert(self.ids, asked.clone());
-        let published = self.publisher.publish(self.ids, MODEL, content, asked, self.now, self.now);
+        let takers = self.publisher.takers(MODEL, asked.workers.as_deref());
+        let until = Instant::now() + Duration::from_secs(600);
+        let offer = self.bases.offer(content, encoding, &takers, asked.workers.is_none(), until);
+        assert!(offer.faults.is_empty(), "{:?}", offer.faults);
+        let published = self.publisher.publish(self.ids, MODEL, offer, asked, self.now, self.now);
         if let Ok(effects) = published {
             self.number += 1;
             let key = (self.publisher.epoch(), self.number);
@@ -360,7 +411,12 @@ impl World {
         for (name, worker) in &receipt.workers {
             let ran = self.ran.get(name).cloned().unwrap_or_default();
             match worker.outcome {
-                Outcome::Applied => assert!(ran.contains(&key), "{}", receipt),
+                Outcome::Applied => {
+                    assert!(ran.contains(&key), "{}", receipt);
+                    let way = worker.encoding;
+                    let came = way.is_empty() || self.came.contains(&(name.clone(), key, way));
+                    assert!(came, "it came in another way: {}", receipt);
+                }
                 Outcome::Skipped => assert!(ran.iter().any(|other| *other > key), "{}", receipt),
                 _ => {}
             }
@@ -425,6 +481,11 @@ impl World {
         let mut effects = if machine.inside() { Vec::new() } else { machine.connected(now) };
         effects.extend(machine.tick(now));
         self.perform_worker(at, effects);
+        while let Some(mut job) = pop(&mut self.workers[at].decoding, step, |(_, job)| job) {
+            let done = job.run(&|| false);
+            let effects = self.workers[at].machine.decoded(job, done, now);
+            self.perform_worker(at, effects);
+        }
         while let Some(staged) = pop(&mut self.workers[at].ready, step, |(_, staged)| staged) {
             self.apply(at, staged);
         }
@@ -451,7 +512,13 @@ impl World {
                         }
                     }
                 }
+                WorkerEffect::Decode(job) => {
+                    let due = self.step + self.dice.roll(10);
+                    self.workers[at].decoding.push_back((due, job));
+                }
                 WorkerEffect::Ready(staged) => {
+                    let (name, way) = (self.workers[at].name.clone(), staged.encoding);
+                    self.came.insert((name, staged.key, way));
                     let due = self.step + self.dice.roll(10);
                     self.workers[at].ready.push_back((due, staged));
                 }
@@ -477,16 +544,20 @@ impl World {
         let (data, _) = self.history.get(&key).expect("nothing is applied that was not published");
         let sealed_off = self.revoked.get(&at).map_or(false, |since| since.contains(&key));
         assert!(!sealed_off, "what was published since it was revoked");
-        match &staged.source {
-            Source::Buffer(buffer) => assert!(buffer[..] == data[..], "other bytes than published"),
+        let base = match staged.source {
+            Source::Buffer(mut buffer) => {
+                assert!(buffer[..] == data[..], "other bytes than published");
+                buffer.keep();
+                let (layout, bytes) = (staged.layout, Bytes::Kept(Arc::new(buffer)));
+                staged.keep.then_some(Base { layout, bytes })
+            }
             Source::Segment { .. } => panic!("there is no shared road here"),
-        }
-        drop(staged);
+        };
         let worker = &mut self.workers[at];
         worker.ran.push(key);
         self.ran.entry(worker.name.clone()).or_default().push(key);
         worker.machine.taken(MODEL, key);
-        let effects = worker.machine.applied(MODEL, key, "", None, now);
+        let effects = worker.machine.applied(MODEL, key, "", base, now);
         self.perform_worker(at, effects);
     }
 }
@@ -548,9 +619,14 @@ fn deed() -> impl Strategy<Value = Deed> {
         (sizes, 1..50u64, how, require, 1..400u32).prop_map(|(bytes, chunk_bytes, how, require, timeout)| {
             Deed::Publish { bytes, chunk_bytes, how, require, timeout }
         });
+    let how = prop_oneof![
+        6 => Just(How::Applied), 1 => Just(How::Staged), 2 => Just(How::Together), 1 => (0..3usize).prop_map(How::For),
+    ];
+    let train = (how, any::<bool>()).prop_map(|(how, flat)| Deed::Train { how, flat });
     let who = || 0..3usize;
     prop_oneof![
         8 => publish,
+        12 => train,
         1 => Just(Deed::RestartPublisher),
         1 => who().prop_map(Deed::RestartWorker),
         1 => who().prop_map(Deed::Cut),
@@ -603,6 +679,34 @@ proptest! {
         world.act(Deed::RestartWorker(0));
         let close = world.publisher.close(world.now);
         world.perform(close);
+    }
+}
+
+#[test]
+fn what_has_changed_is_all_that_is_sent_where_a_worker_runs_what_it_changed_from() {
+    for (seed, loss, keyed) in [(0, 0, false), (1, 5, AVAILABLE), (2, 10, false)] {
+        let mut world = World::new(seed, Weather { loss, doubling: 10, delay_steps: 3 }, 3, keyed);
+        while world.publisher.status(world.now).len() < 3 {
+            world.advance(); // nothing is kept while nobody takes patches
+        }
+        for step in 0..8 {
+            let asked = Asked { expect: 3, timeout: STEP * SOON, grace: STEP * SOON, ..Asked::default() };
+            let id = world.train(asked, Encoding::Delta);
+            while !world.receipts.contains_key(&id) {
+                world.advance();
+            }
+            let (receipt, achieved) = &world.receipts[&id];
+            assert!(*achieved, "{}", receipt);
+            for (name, worker) in &receipt.workers {
+                let patched = step > 0 && name != "w1"; // which takes none
+                assert_eq!(
+                    (worker.patched(), worker.nbytes < TRAINED as u64),
+                    (patched, patched),
+                    "{}",
+                    receipt
+                );
+            }
+        }
     }
 }
 

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 use weightbus::{
-    Dtype, Error, Outcome, PublishOptions, Publisher, Receipt, Require, TensorView, Timing, Update, Wait,
-    Worker, WorkerEventKind, WorkerState,
+    Dtype, Encoding, Error, Outcome, PublishOptions, Publisher, Receipt, Require, TensorView, Timing, Update,
+    Wait, Worker, WorkerEventKind, WorkerState,
 };
 
 const MODEL: &str = "policy";
@@ -79,6 +79,27 @@ fn versions_of_all_sizes_reach_all_workers() {
     let workers = publisher.workers().unwrap();
     assert_eq!(workers["a"].models[MODEL], Some((publisher.epoch(), 5)));
     assert_eq!(workers["a"].state, WorkerState::Live);
+}
+
+#[test]
+fn what_has_changed_is_all_that_is_sent_where_that_is_asked_for() {
+    let publisher = publisher();
+    let worker = worker(&publisher, "w");
+    pushed(&publisher, &["w"]);
+    let mut bytes = vec![3; 600_000];
+    let ways = [Encoding::Delta, Encoding::Delta, Encoding::DeltaFlat, Encoding::Raw, Encoding::Delta];
+    for (number, (encoding, patched)) in ways.into_iter().zip([false, true, true, false, false]).enumerate() {
+        bytes[1000 * number] = 200;
+        let options = PublishOptions { encoding, ..PublishOptions::default() };
+        let (receipt, updates) = published(&publisher, &[&worker], &bytes, &options);
+        let (receipt, way) = (receipt.unwrap(), if patched { "delta-1" } else { "raw" });
+        let its = &receipt.workers["w"];
+        assert_eq!((its.encoding, updates[0].encoding, its.patched()), (way, way, patched), "{}", receipt);
+        assert_eq!(its.nbytes < 1000, patched, "{}", receipt);
+        assert_eq!(receipt.to_string().contains(" by delta-1 ("), patched);
+    }
+    let builder = Publisher::builder("tcp://127.0.0.1:0").bases(9, 1);
+    assert!(matches!(builder.bind(), Err(Error::Setup(text)) if text.contains("1 to 8")));
 }
 
 #[test]

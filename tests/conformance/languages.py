@@ -121,7 +121,7 @@ CORE_LACKS: Mapping[str, str] = {
     **{
         s.name: "it keeps no versions in its state folder"
         for s in SCENARIOS
-        if s.name.endswith("patched-publisher-restart")
+        if s.name.endswith("patched-renamed")
     },
     **dict.fromkeys(SHARED_ROAD[1:], "it has no shared road"),
 }

@@ -349,8 +349,8 @@ def patched_apply_fails(stage: Stage) -> None:
 # Restarts.
 
 
-def patched_publisher_restart(stage: Stage) -> None:
-    """keeps what patches build on by its name in a new epoch, and drops a patch to another"""
+def patched_renamed(stage: Stage) -> None:
+    """keeps what patches build on by its name in a new epoch"""
     folder = stage.folder / "state"
     stage.open(state=folder, chunk_bytes=SMALL_CHUNKS)
     worker, training = stage.worker(), Training(stage, share=MUCH)
@@ -362,6 +362,14 @@ def patched_publisher_restart(stage: Stage) -> None:
     wait_runs(stage, worker, 1)  # by the name that the publisher gives it
     stage.wait_subscribed("w")
     training.publish("raw")  # it keeps no bytes of what it had published before
+    training.publish("delta-1")
+
+
+def patched_publisher_restart(stage: Stage) -> None:
+    """drops a patch of an epoch that is over, and takes those of the next"""
+    stage.open(chunk_bytes=SMALL_CHUNKS)
+    worker, training = stage.worker(), Training(stage, share=MUCH)
+    training.publish("raw")
     training.publish("delta-1")
     stage.proxy.rules = [hold(stage.which("chunk"), 0.05)]
     stage.proxy.forget()

@@ -98,6 +98,7 @@ PLAYS: tuple[tuple[Play, tuple[bool, ...]], ...] = (
     (patching.patched_together, BOTH),
     (patching.patched_together_aborted, PLAIN),
     (patching.patched_apply_fails, PLAIN),
+    (patching.patched_renamed, BOTH),
     (patching.patched_publisher_restart, BOTH),
     (patching.patched_worker_restart, BOTH),
     (patching.patched_another_base, PLAIN),

@@ -200,10 +200,9 @@ class Publisher {
     std::size_t count = 0;
     const wb_outcome* workers = wb_receipt_workers(receipt, &count);
     for (std::size_t at = 0; at < count; ++at) {
-      told.workers[workers[at].worker] = {workers[at].outcome,
-                                          std::chrono::nanoseconds(workers[at].nanoseconds),
-                                          workers[at].detail, workers[at].encoding,
-                                          workers[at].nbytes};
+      told.workers[workers[at].worker] = {
+          workers[at].outcome, std::chrono::nanoseconds(workers[at].nanoseconds),
+          workers[at].detail, workers[at].encoding, workers[at].nbytes};
     }
     return told;
   }

@@ -2,22 +2,22 @@
 //!
 //! `machine.rs` decides, `run.rs` carries, and this file is what users call.
 
+pub mod bases;
 pub mod content;
 pub mod effects;
 pub mod grants;
 pub mod machine;
+pub mod offer;
 pub mod publication;
 pub mod receipt;
 pub mod sealer;
 pub mod trust;
 
-mod bases;
 mod calls;
 mod distribution;
 mod endpoints;
 mod keys;
 mod left_behind;
-mod offer;
 mod outlet;
 mod patched;
 mod patience;
