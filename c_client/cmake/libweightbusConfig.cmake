@@ -1,7 +1,7 @@
 # find_package(libweightbus): the targets weightbus::c (shared) and weightbus::c_static.
 #
-# The static one takes the libzmq that is found, CMAKE_PREFIX_PATH first; LIBWEIGHTBUS_ZMQ=/path/libzmq.a names
-# another. One that is static, too, brings what its pkg-config file says.
+# The static one takes the libzmq and libcrypto that are found, CMAKE_PREFIX_PATH first; LIBWEIGHTBUS_ZMQ=/path/libzmq.a
+# names another, and LIBWEIGHTBUS_CRYPTO. A libzmq that is static, too, brings what its pkg-config file says.
 
 get_filename_component(_weightbus_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 
@@ -21,11 +21,15 @@ if(NOT TARGET weightbus::c)
       pkg_check_modules(_weightbus_zmq QUIET libzmq)
     endif()
   endif()
+  find_library(LIBWEIGHTBUS_CRYPTO crypto)
+  if(NOT LIBWEIGHTBUS_CRYPTO)
+    set(LIBWEIGHTBUS_CRYPTO crypto)
+  endif()
   add_library(weightbus::c_static STATIC IMPORTED)
   set_target_properties(weightbus::c_static PROPERTIES
     IMPORTED_LOCATION "${_weightbus_prefix}/lib/libweightbus.a"
     INTERFACE_INCLUDE_DIRECTORIES "${_weightbus_prefix}/include"
     INTERFACE_LINK_LIBRARIES
-      "${LIBWEIGHTBUS_ZMQ};${_weightbus_zmq_STATIC_LDFLAGS};crypto;pthread;${CMAKE_DL_LIBS};m")
+      "${LIBWEIGHTBUS_ZMQ};${_weightbus_zmq_STATIC_LDFLAGS};${LIBWEIGHTBUS_CRYPTO};pthread;${CMAKE_DL_LIBS};m")
 endif()
 unset(_weightbus_prefix)

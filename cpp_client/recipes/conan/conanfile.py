@@ -1,13 +1,18 @@
-"""weightbus for C++ and C, for Conan 2. Not tried: ConanCenter could not be reached.
+"""weightbus for C++ and C, for Conan 2.
 
 conan create cpp_client/recipes/conan    (from a clone; cargo and crates.io must be reachable)
+
+Tried with Conan 2.34, with Debian's OpenSSL and libzmq in the place of ConanCenter's, which could
+not be reached.
 """
 
 import os
 
 from conan import ConanFile
 from conan.tools.cmake import CMake, CMakeToolchain, cmake_layout
+from conan.tools.env import Environment
 from conan.tools.files import copy
+from conan.tools.gnu import PkgConfigDeps
 
 
 class Weightbus(ConanFile):
@@ -17,9 +22,11 @@ class Weightbus(ConanFile):
     version = "0.1.0"
     license = "Apache-2.0"
     url = homepage = "https://github.com/weightbus/weightbus"
-    description = "A worker of the weight bus: takes a model's weights from its trainer"
+    description = "The weight bus for C++ and C: workers take a model's weights from their trainer"
     settings = "os", "arch", "compiler", "build_type"
     requires = "openssl/[>=1.1 <4]", "zeromq/[>=4.3 <5]"
+    # libweightbus.so is built with them, and cargo asks for no archives.
+    default_options = {"openssl/*:shared": True, "zeromq/*:shared": True}  # noqa: RUF012
 
     def export_sources(self) -> None:
         """Take the C++ layer, the C ABI and the Rust core."""
@@ -34,10 +41,17 @@ class Weightbus(ConanFile):
         cmake_layout(self, src_folder="cpp_client")
 
     def generate(self) -> None:
-        """Have nothing built but what is installed."""
+        """Have nothing built but what is installed, and cargo find what is required."""
         toolchain = CMakeToolchain(self)
         toolchain.variables["WEIGHTBUS_BUILD"] = False
         toolchain.generate()
+        PkgConfigDeps(self).generate()
+        environment = Environment()
+        environment.prepend_path("PKG_CONFIG_PATH", self.generators_folder)  # libzmq
+        for dependency in self.dependencies.host.values():  # libcrypto
+            for folder in dependency.cpp_info.aggregated_components().libdirs:
+                environment.prepend_path("LIBRARY_PATH", folder)
+        environment.vars(self).save_script("cargo")
 
     def build(self) -> None:
         """Build libweightbus; the layer is a header."""

@@ -8,6 +8,11 @@ vcpkg_from_github(
 )
 
 find_program(CARGO cargo REQUIRED)  # vcpkg has no Rust: rustup's, or the distribution's
+set(ENV{PKG_CONFIG_PATH} "${CURRENT_INSTALLED_DIR}/lib/pkgconfig")  # by which cargo finds libzmq
+set(ENV{LIBRARY_PATH} "${CURRENT_INSTALLED_DIR}/lib")  # and its linker libcrypto
+if(VCPKG_LIBRARY_LINKAGE STREQUAL "static")
+  set(ENV{PKG_CONFIG_ALL_STATIC} 1)
+endif()
 
 vcpkg_cmake_configure(SOURCE_PATH "${SOURCE_PATH}/cpp_client" OPTIONS -DWEIGHTBUS_BUILD=OFF)
 vcpkg_cmake_install()
