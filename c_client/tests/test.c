@@ -1,11 +1,16 @@
 // What the header says, held against a real publisher: serve.py runs this.
 
+#define _POSIX_C_SOURCE 200809L
+
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <weightbus.h>
 
 #define LONG_MS 20000
@@ -335,6 +340,15 @@ static void whoever_waits_learns_of_the_end(wb_worker* worker) {
   EXPECT(wb_receive(worker, 0, &update) == WB_CLOSED);
 }
 
+// What stands in the files of those with keys: the pairs of libzmq's documentation.
+#define PUBLISHERS_KEY "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+#define TAKERS_KEY "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+static const char kTakersKeys[] =
+    "{\"name\": \"taker\", \"public\": \"" TAKERS_KEY
+    "\", \"secret\": \"D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs\", \"publisher\": \"" PUBLISHERS_KEY
+    "\"}";
+static const char* takers_keys = "";
+
 // Takes one version, as a worker of another process would.
 static void* take_one(void* address) {
   const wb_wanted wanted = {.id = "line"};
@@ -342,7 +356,8 @@ static void* take_one(void* address) {
                               .address = address,
                               .name = "taker",
                               .wanted = &wanted,
-                              .wanted_count = 1};
+                              .wanted_count = 1,
+                              .keys = takers_keys};
   wb_worker* worker = NULL;
   wb_update update;
   EXPECT(wb_connect(&options, &worker) == WB_OK);
@@ -466,11 +481,56 @@ static void a_trainer_in_c_sends_what_has_changed(void) {
   wb_publisher_free(publisher);
 }
 
+static void write_file(const char* folder, const char* name, const char* json) {
+  char path[128];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  const int file = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
+  EXPECT(file >= 0 && write(file, json, strlen(json)) == (ssize_t)strlen(json) && close(file) == 0);
+}
+
+static void a_trainer_in_c_with_keys_lets_nobody_else_in(void) {
+  char folder[] = "/tmp/weightbus-XXXXXX", allowed[64];
+  EXPECT(mkdtemp(folder) != NULL);
+  snprintf(allowed, sizeof allowed, "%s/allowed", folder);
+  EXPECT(mkdir(allowed, 0700) == 0);
+  write_file(folder, "publisher.json",
+             "{\"public\": \"" PUBLISHERS_KEY
+             "\", \"secret\": \"JTKVSB%%)wK0E.X)V>+}o?pNmC{O&4W4b!Ni{Lh6\"}");
+  write_file(folder, "allowed/taker.json", "{\"name\": \"taker\", \"public\": \"" TAKERS_KEY "\"}");
+  wb_publisher_options options = {
+      .size = sizeof options, .address = "tcp://0.0.0.0:0", .keys = allowed, .rekey_ms = 50};
+  wb_publisher* publisher = NULL;
+  EXPECT(wb_bind(&options, &publisher) == WB_INVALID && strstr(wb_error(), "publisher.json"));
+  options.keys = folder;
+  EXPECT(wb_bind(&options, &publisher) == WB_OK);
+  char address[64];
+  snprintf(address, sizeof address, "tcp://127.0.0.1%s", strrchr(wb_address(publisher), ':'));
+  takers_keys = kTakersKeys;
+  pthread_t taker;
+  EXPECT(pthread_create(&taker, NULL, take_one, address) == 0);
+  const wb_tensor tensors[] = {
+      {.name = "w", .dtype = "F32", .shape = kShape, .rank = 2, .data = w, .nbytes = sizeof w},
+      {.name = "b", .dtype = "F32", .data = &b, .nbytes = sizeof b},
+  };
+  const wb_publish_options how = {.size = sizeof how, .expect = 1, .timeout_ms = LONG_MS};
+  EXPECT(wb_publish(publisher, "line", tensors, 2, &how, NULL) == WB_OK);
+  EXPECT(pthread_join(taker, NULL) == 0);
+  wb_publisher_free(publisher);
+  takers_keys = "";
+  const char* files[] = {"allowed/taker.json", "publisher.json", "allowed", ""};
+  for (size_t at = 0; at < 4; at++) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", folder, files[at]);
+    EXPECT(remove(path) == 0);
+  }
+}
+
 int main(int argc, char** argv) {
   EXPECT(argc > 1);
   what_cannot_be_is_said();
   a_trainer_in_c_publishes();
   a_trainer_in_c_sends_what_has_changed();
+  a_trainer_in_c_with_keys_lets_nobody_else_in();
   int joined = 0;
   wb_model* model = line_model();
   wb_worker* worker = worker_of(argv[argc - 1], model, argc > 2, &joined);

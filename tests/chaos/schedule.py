@@ -90,8 +90,8 @@ class Plan:
         together: Whether some versions are applied together or not at all.
         shared: Whether there is shared memory.
         watched: Whether there are a page and metrics, and a moment of calm in between.
-        publisher: The language that publishes. Other than Python's have no keys, keep no versions,
-            share no memory, and answer nobody who looks on.
+        publisher: The language that publishes. Other than Python's keep no versions, share no
+            memory, and answer nobody who looks on.
     """
 
     seed: int
@@ -143,7 +143,7 @@ def plan(
     """Return the round of a seed: every second one has keys, and each language its turn."""
     chance = random.Random(seed)
     in_python = publisher == "python"
-    keyed = seed % 2 == 1 and in_python
+    keyed = seed % 2 == 1
     not_here = (set() if keyed else KEYED) | (set() if in_python else SHARING)
     able = list(languages)
     chance.shuffle(able)

@@ -159,7 +159,7 @@ impl Machine {
     ) -> Vec<Effect> {
         let name = self.roster.by_identity(from).map(str::to_owned);
         if self.is_of_another(name.as_deref(), key) {
-            return Vec::new(); // K10: whoever dials may choose its identity
+            return Vec::new(); // K10: whoever dials may choose its identity. (libzmq has no call that hangs up on it.)
         }
         if name.is_none() && !self.patience.has_time(now) {
             return Vec::new();
