@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 SEEDS ?= 1000
+FIRST ?= 0
 RUNS ?= 100000
 ROUNDS ?= 100
 PUBLISHER ?= python
@@ -117,7 +118,7 @@ keeping: $(STAMP)
 	$(BIN)/python benchmarks/keeping.py
 
 sim: $(STAMP)
-	$(BIN)/python tests/simulate.py --seeds $(SEEDS)
+	$(BIN)/python tests/simulate.py --seeds $(SEEDS) --first $(FIRST)
 
 # Every state of small worlds, in which messages are lost and processes killed: minutes, on all cores.
 explore: $(STAMP)

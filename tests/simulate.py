@@ -1108,7 +1108,8 @@ def replay(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run seeds; return how many failed, capped at 1."""
     parser = argparse.ArgumentParser(description="Run the machines on simulated networks.")
-    parser.add_argument("--seeds", type=int, default=500, help="how many seeds, from 0")
+    parser.add_argument("--seeds", type=int, default=500, help="how many seeds")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="this seed alone")
     parser.add_argument("--trace", action="store_true", help="print every delivery")
     options = parser.parse_args(arguments)
@@ -1118,7 +1119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         simulation.run()
         print(f"seed {options.seed} is fine: {simulation.events} events, {simulation.now:.1f} s")
         return 0
-    return run_seeds(range(options.seeds))
+    return run_seeds(range(options.first, options.first + options.seeds))
 
 
 def run_seeds(seeds: Sequence[int]) -> int:
