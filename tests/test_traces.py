@@ -62,7 +62,7 @@ def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[],
         provider.add_span_processor(processor)
         return processor
 
-    traces._warn.cache_clear()  # noqa: SLF001 # pyright: ignore
+    traces._told.clear()  # noqa: SLF001 # pyright: ignore
     traces._aside.cache_clear()  # noqa: SLF001 # pyright: ignore
     yield make
     traces._aside.cache_clear()  # noqa: SLF001 # pyright: ignore

@@ -101,9 +101,14 @@ def _guarded(make: Job) -> None:
         _warn("a span could not be made; what else fails of them is not told", exc_info=True)
 
 
-@cache  # once for each
+_told = dict[str, object]()
+
+
 def _warn(text: str, *, exc_info: bool = False) -> None:
-    log.warning(text, exc_info=exc_info)
+    """Say something once, whichever threads come to say it at the same time."""
+    mine = object()
+    if _told.setdefault(text, mine) is mine:
+        log.warning(text, exc_info=exc_info)
 
 
 def _applied(makes: Any, context: Any, update: "Update", end: int) -> None:
