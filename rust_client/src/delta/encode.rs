@@ -63,10 +63,21 @@ fn group(blocks: &[Block], base: &[u8], target: &[u8], classes: bool) -> Vec<u8>
     let mut group =
         Group { blocks, pairs: blocks.iter().map(pair).collect(), others: vec![None; blocks.len()] };
     let kind = blocks[0].kind;
-    let plain = if kind == Kind::Plain { Kind::Plain } else { Kind::Integer };
-    let coded = group.coded(plain);
-    if classes && matches!(kind, Kind::Bf16 | Kind::F16) {
-        let by_class = group.coded(kind);
+    let classes = classes && matches!(kind, Kind::Bf16 | Kind::F16);
+    let (mut flat, mut by_class) = (Vec::new(), Vec::new());
+    if kind != Kind::Plain {
+        for (index, &(base, target)) in group.pairs.iter().enumerate() {
+            let kind = if classes { kind } else { Kind::Integer };
+            let (all, each) = scan::steps(base, target, kind);
+            if !all.gaps.is_empty() {
+                flat.push((index, vec![all]));
+                by_class.push((index, each));
+            }
+        }
+    }
+    let coded = group.coded(flat);
+    if classes {
+        let by_class = group.coded(by_class);
         if by_class.len() < coded.len() {
             return by_class;
         }
@@ -85,9 +96,9 @@ struct Group<'a> {
 type Stepped = (usize, Vec<Steps>);
 
 impl Group<'_> {
-    /// Returns entries, table and bodies: with steps of this kind, or none if that is plain.
-    fn coded(&mut self, kind: Kind) -> Vec<u8> {
-        let (table, bodies) = if kind == Kind::Plain { (Vec::new(), Vec::new()) } else { self.stepped(kind) };
+    /// Returns entries, table and bodies: of steps where these were found and are best.
+    fn coded(&mut self, found: Vec<Stepped>) -> Vec<u8> {
+        let (table, bodies) = self.stepped(found);
         let mut bodies = bodies.into_iter().peekable();
         let mut coded = Vec::with_capacity(self.blocks.len());
         for index in 0..self.blocks.len() {
@@ -108,11 +119,7 @@ impl Group<'_> {
     /// Returns the table of the blocks for which steps are best, and their bodies.
     ///
     /// Those for which they are not, even with a table of their own, leave this one to the others.
-    fn stepped(&mut self, kind: Kind) -> (Vec<u8>, Vec<(usize, Vec<u8>)>) {
-        let steps =
-            |(index, &(base, target)): (usize, &(&[u8], &[u8]))| (index, scan::steps(base, target, kind));
-        let mut found: Vec<Stepped> = self.pairs.iter().enumerate().map(steps).collect();
-        found.retain(|(_, steps)| changes(steps) > 0);
+    fn stepped(&mut self, mut found: Vec<Stepped>) -> (Vec<u8>, Vec<(usize, Vec<u8>)>) {
         while !found.is_empty() {
             let (table, bodies) = self.written(&found);
             if bodies.len() == found.len() {

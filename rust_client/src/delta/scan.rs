@@ -1,7 +1,7 @@
 //! Compares two blocks: which elements change, and by which steps.
 //!
-//! They are looked at 64 elements at a time. Where none of these changes they are only counted, by class all at
-//! once, in the bytes of one number.
+//! They are looked at 64 elements at a time, once for both ways of coding. By class they are counted all at once, in
+//! the bytes of one number.
 
 use super::format::{Kind, CLASSES};
 use super::steps::{element, place_of, Classes, BF16, F16};
@@ -10,44 +10,51 @@ use std::convert::TryInto;
 const WINDOW: usize = 64;
 const SIDE: usize = 2 * WINDOW; // bytes
 
-/// What changes of one class in a block.
+/// What changes in a block: of all elements, or of one class.
 #[derive(Default)]
 pub struct Steps {
-    /// How many elements of the class stay as they are before each that changes.
+    /// How many of the elements stay as they are before each that changes.
     pub gaps: Vec<u32>,
     /// From the place of an element to that of the other.
     pub steps: Vec<i32>,
 }
 
-/// Compares two blocks of elements of 16 bits; returns what changes by class, of which `Kind::Integer` has one.
-pub fn steps(base: &[u8], target: &[u8], kind: Kind) -> Vec<Steps> {
+impl Steps {
+    /// Takes the step of an element, of which so many are before it, and `next` were up to the one before.
+    fn push(&mut self, rank: u32, step: i32, next: &mut u32) {
+        self.gaps.push(rank - *next);
+        self.steps.push(step);
+        *next = rank + 1;
+    }
+}
+
+/// Compares two blocks of elements of 16 bits; returns all steps, and by class where there are classes.
+pub fn steps(base: &[u8], target: &[u8], kind: Kind) -> (Steps, Vec<Steps>) {
     match kind {
         Kind::Bf16 => by_class(base, target, &BF16),
         Kind::F16 => by_class(base, target, &F16),
-        _ => vec![flat(base, target)],
+        _ => (flat(base, target), Vec::new()),
     }
 }
 
 fn flat(base: &[u8], target: &[u8]) -> Steps {
     let (mut found, mut next) = (Steps::default(), 0);
-    for (number, (old, new)) in base.chunks(SIDE).zip(target.chunks(SIDE)).enumerate() {
+    for ((old, new), begin) in base.chunks(SIDE).zip(target.chunks(SIDE)).zip((0..).step_by(WINDOW)) {
         let mut mask = differ(old, new);
         while mask != 0 {
             let place = mask.trailing_zeros();
-            let at = (number * WINDOW) as u32 + place;
-            found.gaps.push(at - next);
-            found.steps.push(step(old, new, place));
-            next = at + 1;
+            found.push(begin + place, step(old, new, place), &mut next);
             mask &= mask - 1;
         }
     }
     found
 }
 
-fn by_class(base: &[u8], target: &[u8], classes: &Classes) -> Vec<Steps> {
+fn by_class(base: &[u8], target: &[u8], classes: &Classes) -> (Steps, Vec<Steps>) {
+    let (mut all, mut all_next) = (Steps::default(), 0);
     let mut found: Vec<Steps> = (0..CLASSES).map(|_| Steps::default()).collect();
     let (mut seen, mut next) = ([0u32; CLASSES], [0u32; CLASSES]); // elements of each class
-    for (old, new) in base.chunks(SIDE).zip(target.chunks(SIDE)) {
+    for ((old, new), begin) in base.chunks(SIDE).zip(target.chunks(SIDE)).zip((0..).step_by(WINDOW)) {
         let (mut mask, mut counted, mut here) = (differ(old, new), 0, 0u128);
         while mask != 0 {
             let place = mask.trailing_zeros();
@@ -55,9 +62,9 @@ fn by_class(base: &[u8], target: &[u8], classes: &Classes) -> Vec<Steps> {
             counted = place as usize;
             let class = classes.of(element(&old[2 * counted..]));
             let rank = seen[class] + (here >> (8 * class) & 255) as u32;
-            found[class].gaps.push(rank - next[class]);
-            found[class].steps.push(step(old, new, place));
-            next[class] = rank + 1;
+            let step = step(old, new, place);
+            all.push(begin + place, step, &mut all_next);
+            found[class].push(rank, step, &mut next[class]);
             mask &= mask - 1;
         }
         here += classes.counted(&old[2 * counted..]);
@@ -65,7 +72,7 @@ fn by_class(base: &[u8], target: &[u8], classes: &Classes) -> Vec<Steps> {
             *seen += u32::from(count);
         }
     }
-    found
+    (all, found)
 }
 
 fn step(old: &[u8], new: &[u8], place: u32) -> i32 {
@@ -162,10 +169,13 @@ mod tests {
         for at in [0usize, 3, 100, 199] {
             target[2 * at] += 1;
         }
-        let found = steps(&base, &target, Kind::Bf16);
+        let (all, found) = steps(&base, &target, Kind::Bf16);
         assert_eq!((&found[0].gaps[..], &found[0].steps[..]), (&[0, 0][..], &[1, 1][..]));
         assert_eq!(found[1].gaps, [33, 32]); // of 33 before 100, and 66 before 199
         assert!(found[2].gaps.is_empty());
-        assert_eq!(steps(&base, &target, Kind::Integer)[0].gaps, [0, 2, 96, 98]);
+        let (flat, none) = steps(&base, &target, Kind::Integer);
+        assert_eq!((&all.gaps, &all.steps), (&flat.gaps, &flat.steps));
+        assert_eq!(flat.gaps, [0, 2, 96, 98]);
+        assert!(none.is_empty());
     }
 }
