@@ -409,6 +409,22 @@ def test_where_no_patches_come_any_more_only_what_is_needed_then_is_kept(late: b
     assert len(holds._free) == 1 + late  # noqa: SLF001 # pyright: ignore
 
 
+def test_memory_of_an_old_size_is_not_kept_for_versions_of_another() -> None:
+    bench, nbytes = Bench(), 3 * LAYOUT.nbytes
+    layout = Layout.plan([("w", "BF16", (nbytes // 2,))])
+    for number in (2, 3):
+        made = Version("a", layout, CHUNK, PlainSnapshot(np.full(nbytes, number, np.uint8)))
+        made.epoch, made.version, made.keep = 1, number, True
+        hash_all(made)
+        bench.arrive(made, made, header=True)
+        bench.apply(made)
+        holds = bench.slot.holds
+        assert holds.base is not None
+        assert holds.base.data.nbytes == nbytes
+        free = [buffer.nbytes for buffer in holds._free]  # noqa: SLF001 # pyright: ignore
+        assert free == [nbytes] * (number - 2)
+
+
 def test_what_was_copied_from_a_segment_is_not_kept() -> None:
     bench, two = Bench(), version(2)
     bench.announce(two)

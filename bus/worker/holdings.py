@@ -55,6 +55,7 @@ class Holdings:
     def __init__(self) -> None:
         self.mode: Mode = "following"
         self._free: list[NDArray[np.uint8]] = []
+        self._nbytes = 0  # of each of these: as much as the version that was begun last
         self._taken = 0  # buffers that versions have, or are being copied into for nobody
         self.base: Base | None = None  # what patches may build on
         # Could not be taken; not tried again. An older one still may be: what was rejected may
@@ -106,11 +107,12 @@ class Holdings:
 
     def reuse(self, held: Held) -> bool:
         """Give a version a buffer that was used before; return whether one is of its size."""
-        fits = [i for i, b in enumerate(self._free) if b.nbytes == held.announce.nbytes]
-        if not fits:
+        if self._nbytes != held.announce.nbytes:
             self._free.clear()  # the model has changed its size: the old memory will not fit again
+            self._nbytes = held.announce.nbytes
+        if not self._free:
             return False
-        self.give(held, self._free.pop(fits[0]))
+        self.give(held, self._free.pop())
         return True
 
     def give(self, held: Held, buffer: NDArray[np.uint8]) -> None:
@@ -121,12 +123,17 @@ class Holdings:
     def keep(self, buffer: NDArray[np.uint8]) -> None:
         """Have a buffer for a version that will come, unless there is one by now."""
         if self.bare:
+            self._nbytes = buffer.nbytes
             self._free.append(buffer)
 
     def give_back(self, buffer: NDArray[np.uint8]) -> None:
         """Nobody uses a buffer any more."""
         self._taken -= 1
-        self._free.append(buffer)
+        self._spare(buffer)
+
+    def _spare(self, buffer: NDArray[np.uint8]) -> None:
+        if buffer.nbytes == self._nbytes:
+            self._free.append(buffer)
 
     # What patches build on.
 
@@ -139,7 +146,7 @@ class Holdings:
             return False
         own = held is not None and data is not None and data is held.buffer
         if self.base is not None and self.base.own and (held is None or own):
-            self._free.append(self.base.data)  # else it was needed for this alone
+            self._spare(self.base.data)  # else it was needed for this alone
         self.base = None
         if held is None or running is None or data is None or held.layout is None:
             return True

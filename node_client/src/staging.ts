@@ -53,6 +53,7 @@ export interface Base {
 /** The staging buffers of one model. */
 export class Buffers {
   readonly #free: Uint8Array[] = [];
+  #nbytes = 0; // of each of these: as much as the version that was begun last
   #taken = 0;
 
   /** Make a buffer of this size, if there is none; return it. */
@@ -60,6 +61,7 @@ export class Buffers {
     if (nbytes === 0 || this.#taken > 0 || this.#free.length > 0) return null;
     try {
       const buffer = new Uint8Array(nbytes);
+      this.#nbytes = nbytes;
       this.#free.push(buffer);
       return buffer;
     } catch (error) {
@@ -80,12 +82,11 @@ export class Buffers {
    */
   take(nbytes: number): Uint8Array | null {
     if (this.#taken >= BUFFERS_MAX) return null;
-    const fits = this.#free.findIndex((buffer) => buffer.length === nbytes);
-    let buffer = fits < 0 ? undefined : this.#free.splice(fits, 1)[0];
-    if (buffer === undefined) {
+    if (this.#nbytes !== nbytes) {
       this.#free.length = 0; // the model has changed its size: the old memory will not fit again
-      buffer = new Uint8Array(nbytes);
+      this.#nbytes = nbytes;
     }
+    const buffer = this.#free.pop() ?? new Uint8Array(nbytes);
     this.#taken += 1;
     return buffer;
   }
@@ -93,12 +94,12 @@ export class Buffers {
   /** Take a buffer back. */
   giveBack(buffer: Uint8Array): void {
     this.#taken -= 1;
-    this.#free.push(buffer);
+    this.add(buffer);
   }
 
-  /** Nothing builds on what ran any more: its buffer serves versions that come. */
+  /** Nobody needs a buffer any more: it serves versions that come, if it fits them. */
   add(buffer: Uint8Array): void {
-    this.#free.push(buffer);
+    if (buffer.length === this.#nbytes) this.#free.push(buffer);
   }
 
   /** A buffer stays with whoever has it: a user, a read that is under way, or what patches build on. */

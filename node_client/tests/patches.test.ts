@@ -464,6 +464,20 @@ test("a version in one message needs no patch, and changes nothing in how others
   assert.deepEqual(topics(bench.tell(FOUR)), ["m/dlt off", "m/dat on"]);
 });
 
+test("memory of an old size is not kept for versions of another", () => {
+  const bench = new Patched();
+  const { buffers } = bench.slot.holds;
+  const [one, larger] = [bench.base, new Published(7, 2, bytesOf(2 * SIZE, 3))];
+  const other = new Published(7, 3, bytesOf(2 * SIZE, 5));
+  bench.come(larger);
+  bench.apply();
+  assert.ok(!buffers.unused(one), "no version will be of its size");
+  const two = bench.base;
+  bench.come(other);
+  bench.apply();
+  assert.ok(buffers.unused(two), "the next one may be");
+});
+
 test("a memory that is short gives up what patches build on", () => {
   const bench = new Patched();
   const { buffers } = bench.slot.holds;

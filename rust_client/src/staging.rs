@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 #[derive(Default)]
 struct Pool {
     free: Vec<Memory>,
+    nbytes: u64,    // of each of these: as much as the version that was begun last
     staging: usize, // buffers that are in use for staging
 }
 
@@ -33,12 +34,29 @@ fn open(pool: &Mutex<Pool>) -> MutexGuard<'_, Pool> {
     pool.lock().unwrap_or_else(PoisonError::into_inner) // a list of memory is never half changed
 }
 
+impl Pool {
+    /// Only memory of this size is kept from now on.
+    fn keep(&mut self, nbytes: u64) {
+        if self.nbytes != nbytes {
+            self.free.clear(); // the model has changed its size: no old memory will fit again
+            self.nbytes = nbytes;
+        }
+    }
+
+    /// Returns memory of this size, such as was used before if possible.
+    fn take(&mut self, nbytes: u64) -> io::Result<Memory> {
+        self.keep(nbytes);
+        self.free.pop().map_or_else(|| memory_of(nbytes, false), Ok)
+    }
+}
+
 impl Buffers {
     /// Makes a buffer of this size now, so that the first version need not wait for it. If there is
     /// no memory, whoever asks for it later is told.
     pub fn reserve(&self, nbytes: u64) {
         let mut pool = open(&self.0);
         if nbytes > 0 && pool.staging == 0 && pool.free.is_empty() {
+            pool.keep(nbytes);
             pool.free.extend(memory_of(nbytes, true).ok());
         }
     }
@@ -49,13 +67,7 @@ impl Buffers {
         if pool.staging >= BUFFERS_MAX {
             return Ok(None);
         }
-        let memory = match pool.free.iter().position(|memory| memory.len() as u64 == nbytes) {
-            Some(at) => pool.free.swap_remove(at),
-            None => {
-                pool.free.clear(); // the model has changed its size: no old memory will fit again
-                memory_of(nbytes, false)?
-            }
-        };
+        let memory = pool.take(nbytes)?;
         pool.staging += 1;
         Ok(Some(Buffer { memory: Some(memory), home: Arc::downgrade(&self.0), staging: true }))
     }
@@ -63,10 +75,7 @@ impl Buffers {
     /// Returns a buffer for a copy outside of staging.
     pub fn take_for_copy(&self, nbytes: u64) -> io::Result<Buffer> {
         let mut pool = open(&self.0);
-        let memory = match pool.free.iter().position(|memory| memory.len() as u64 == nbytes) {
-            Some(at) => pool.free.swap_remove(at),
-            None => memory_of(nbytes, false)?,
-        };
+        let memory = pool.take(nbytes)?;
         Ok(Buffer { memory: Some(memory), home: Arc::downgrade(&self.0), staging: false })
     }
 }
@@ -116,9 +125,34 @@ impl Drop for Buffer {
         if let Some(pool) = self.home.upgrade() {
             let mut pool = open(&pool);
             pool.staging -= usize::from(self.staging);
-            if pool.free.len() < BUFFERS_KEPT {
+            let fits = self.len() as u64 == pool.nbytes;
+            if fits && pool.free.len() < BUFFERS_KEPT {
                 pool.free.extend(self.memory.take());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(buffers: &Buffers) -> Vec<usize> {
+        open(&buffers.0).free.iter().map(|memory| memory.len()).collect()
+    }
+
+    #[test]
+    fn what_is_of_an_old_size_is_not_kept_when_it_comes_back() {
+        let buffers = Buffers::default();
+        let mut base = buffers.take(5000).unwrap().unwrap();
+        base.keep();
+        let next = buffers.take(6000).unwrap().unwrap();
+        let copy = buffers.take_for_copy(6000).unwrap();
+        drop(base); // another version runs
+        assert!(kept(&buffers).is_empty(), "no version will be of its size");
+        drop((next, copy));
+        assert_eq!(kept(&buffers), [6000, 6000]);
+        let last = buffers.take(7000).unwrap();
+        assert!(last.is_some() && kept(&buffers).is_empty());
     }
 }

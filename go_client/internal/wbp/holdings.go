@@ -182,7 +182,7 @@ func (h *holdings) rebase(v *held) bool {
 		h.buffers.taken--
 	}
 	if old != nil && v != nil {
-		h.buffers.free = append(h.buffers.free, old.data)
+		h.buffers.spare(old.data)
 	} else if old != nil {
 		release(old.data) // it was needed for patches alone
 	}

@@ -521,6 +521,29 @@ func TestAnotherVersionRunsWhileAPatchIsDecoded(t *testing.T) {
 	k.Free()
 }
 
+// A model that has changed its size keeps no memory of the old one.
+func TestABaseOfAnOldSizeIsNotKept(t *testing.T) {
+	k := newTaker(t, false)
+	k.first()
+	text := `{"x":{"dtype":"U8","shape":[700],"data_offsets":[0,700]}}`
+	layout := append([]byte{byte(len(text)), 0, 0, 0, 0, 0, 0, 0}, text...)
+	parsed, _ := ParseLayout(layout)
+	for number := int64(2); number < 4; number++ {
+		larger := patchedVersion(number, 1)
+		larger.layout, larger.data = layout, bytes.Repeat([]byte{byte(number)}, 700)
+		larger.digest = DigestOf(parsed.ID, larger.data, patchChunk)
+		a := &larger.announce
+		a.Layout, a.LayoutBytes, a.Bytes = parsed.ID, int64(len(layout)), 700
+		k.control(larger, larger.announcement(), layout)
+		k.expect(k.serve(larger), "raw")
+		free := k.holds().buffers.free
+		if len(free) != int(number-2) || len(free) > 0 && len(free[0]) != 700 {
+			t.Fatalf("%d buffers are kept once version %d runs", len(free), number)
+		}
+	}
+	k.Free()
+}
+
 // What runs takes another name, and so does what patches build on.
 func TestARenamedBase(t *testing.T) {
 	k := newTaker(t, false)

@@ -78,6 +78,7 @@ func (v *Version) Copy(copy func(data []byte)) (digest string, err error) {
 // stream of versions touches no fresh memory, and none of it is the garbage collector's.
 type buffers struct {
 	free  [][]byte
+	size  int64 // of each of these: as much as the version that was begun last
 	taken int
 }
 
@@ -87,7 +88,7 @@ func (b *buffers) reserve(size int64) {
 		return
 	}
 	if buffer, err := allocate(size, true); err == nil { // else whoever takes one is told
-		b.free = append(b.free, buffer)
+		b.free, b.size = append(b.free, buffer), size
 	}
 }
 
@@ -96,17 +97,16 @@ func (b *buffers) take(size int64) ([]byte, error) {
 	if b.taken >= BuffersMax {
 		return nil, nil
 	}
-	for i, buffer := range b.free {
-		if int64(len(buffer)) == size {
-			b.free = append(b.free[:i], b.free[i+1:]...)
-			b.taken++
-			return buffer, nil
-		}
+	if b.size != size { // the model has changed its size: the old memory will not fit again
+		b.close()
+		b.size = size
 	}
-	for _, buffer := range b.free { // the model has changed its size: the old memory will not fit again
-		release(buffer)
+	if last := len(b.free) - 1; last >= 0 {
+		buffer := b.free[last]
+		b.free = b.free[:last]
+		b.taken++
+		return buffer, nil
 	}
-	b.free = nil
 	buffer, err := allocate(size, false)
 	if err == nil {
 		b.taken++
@@ -117,7 +117,16 @@ func (b *buffers) take(size int64) ([]byte, error) {
 // giveBack takes a buffer back.
 func (b *buffers) giveBack(buffer []byte) {
 	b.taken--
-	b.free = append(b.free, buffer)
+	b.spare(buffer)
+}
+
+// spare has a buffer that nobody needs serve other versions, or gives it back to the system if it fits none.
+func (b *buffers) spare(buffer []byte) {
+	if int64(len(buffer)) == b.size {
+		b.free = append(b.free, buffer)
+	} else {
+		release(buffer)
+	}
 }
 
 // close gives all memory back to the system. Nobody may use a buffer afterwards.
