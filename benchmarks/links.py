@@ -19,6 +19,7 @@ import time
 from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ DENSITIES = (0.001, 0.01, 0.1, 1.0)
 SPEEDUP_AT = 0.01
 SPEEDUP = {"1 Gb/s": (3, 7), "100 Mb/s": (25, 48), "10 Mb/s": (95, 155)}  # must, reach
 GRID = ("loopback", "1 Gb/s", "100 Mb/s")
+SLOW, JOINING, JOINING_MIB = 5 * 10**6, (1.3, 1.1), 8  # bytes sent over those of the model
 AUTO, AUTO_WIDE = (1.10, 1.03), (1.03, 1.01)
 PAUSES = {"copying": None, "sole-writer": (0.5, 0.3), "resident": (0.1, 0.05)}
 PAUSE_ROUNDS, MEMORY_ROUNDS = 9, 4
@@ -242,6 +244,24 @@ def over_links(
             all_changed(link, weights, where, rounds[where], rows)
 
 
+def joining(link: Link, weights: Weights, rows: Rows) -> None:
+    """Show what is sent to a worker that joins where a chunk takes two seconds."""
+    link.shape(0)
+    link.trainers["raw"].publish(tensors(weights.base))
+    link.shape(SLOW)
+    before = sent()
+    link.worker.ask("rejoin raw", ASK_SECONDS)
+    name, share = f"{SLOW // 10**6} Mb/s, joining", (sent() - before) / weights.base.nbytes
+    judged = rows.judge(name, share, JOINING, least=False)
+    rows.say(name, f"bytes sent over those of the model: {judged}")
+
+
+def sent() -> int:
+    """Return the bytes that have gone to the worker, all headers included."""
+    rows = Path("/proc/net/dev").read_text().splitlines()
+    return next(int(row.split()[9]) for row in rows if row.strip().startswith(f"{NEAR}:"))
+
+
 def show(where: str, density: float, found: dict[str, float], took: str, rows: Rows) -> None:
     """Show one link and density, and judge what has bounds."""
     name = f"{where}, {density:.1%} changed"
@@ -339,6 +359,7 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=64, help="of the model, a multiple of 8")
     parser.add_argument("--quick", action="store_true", help="a small model, and few rounds")
+    parser.add_argument("--joining", action="store_true", help="what joining takes, and no more")
     told = parser.parse_args(words)
     missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
     if os.geteuid() or missing:
@@ -349,6 +370,11 @@ def main(words: list[str]) -> int:
     print_machine(describe(), console)
     rows = Rows(console, judged=not told.quick)
     mib, densities = (8, (0.01, 1.0)) if told.quick else (told.mib, DENSITIES)
+    if told.joining:
+        weights = Weights(JOINING_MIB * 2**19, densities[:1])
+        with closing(Link(JOINING_MIB * 2**19)) as link:
+            joining(link, weights, rows)
+        return int(bool(rows.missed))
     links = [name for name in LINKS if not told.quick or name != "10 Mb/s"]
     rounds = dict.fromkeys(LINKS, 2) if told.quick else ROUNDS
     elements, begun = mib * 2**19, time.monotonic()

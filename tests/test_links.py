@@ -1,6 +1,10 @@
 """The benchmark over shaped links judges what it has measured."""
 
 import io
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -25,6 +29,15 @@ def test_a_row_that_breaks_its_bound_is_noted(changed: dict[str, float], missed:
     links.show("1 Gb/s", 0.01, BEST | changed, "flat", rows)
     assert [name.rpartition(": ")[2] for name in rows.missed] == missed
     assert text.getvalue().count("MISSED") == len(missed)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("tc"), reason="needs root, and tc of iproute2"
+)
+def test_a_chunk_that_is_long_on_its_way_to_a_late_joiner_is_sent_once() -> None:
+    command = [sys.executable, links.__file__, "--joining"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_without_root_it_says_what_it_needs(

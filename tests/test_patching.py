@@ -266,6 +266,7 @@ def test_a_patch_of_which_nothing_comes_is_given_up() -> None:
         if bench.transfer.patch is None:
             break
         bench.now += 0.1
+        bench.slot.holds.answered(bench.now)  # every ping is
         bench.slot.tick(bench.now)
     assert 31 < bench.now < 34, f"{PATCH_TRIES} times, ever more patiently: 1, 2, 4, 8 and 16 s"
     whole(bench, two)

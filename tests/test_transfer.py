@@ -52,8 +52,15 @@ class Road:
         chunk = Chunk(model="a", epoch=1, version=1, index=index, crc=0)
         return self.transfer.lend(chunk, size)
 
-    def wants(self, now: float) -> list[int]:
-        """Return the chunks that are asked for now; -1 stands for announcement and `end`."""
+    def wants(self, now: float, *, answered: bool = True) -> list[int]:
+        """Return the chunks that are asked for now; -1 stands for announcement and `end`.
+
+        Args:
+            now: The time.
+            answered: Whether the last ping was answered at once, as if nothing were on its way.
+        """
+        if answered:
+            self.transfer.answered(now - 0.001)
         wanted: list[int] = []
         for first, count in self.transfer.wants(now):
             assert count <= FETCH_CHUNKS_MAX
@@ -136,6 +143,35 @@ def test_patience_is_short_again_once_something_arrives() -> None:
     road.add(0, 3.1)
     assert road.wants(4.0) == []
     assert road.wants(4.1 + 0.01) == [1, 2, 3]
+
+
+def test_what_is_still_on_its_way_is_not_asked_again() -> None:
+    """A chunk takes 12 s, and a ping is answered behind all that was asked before it."""
+    road = Road(20)
+    road.transfer.end(road.digest)
+    asked, sent, tenths = len(road.wants(0.0, answered=False)), 0.0, 0
+    for index in range(20):
+        for _ in range(120):
+            tenths += 1
+            asked += len(road.wants(tenths / 10, answered=False))
+        assert road.add(index, tenths / 10)
+        if index % 8 == 7:  # the ping before more was asked
+            road.transfer.answered(sent)
+            sent = tenths / 10 - 0.1
+        asked += len(road.wants(tenths / 10, answered=False))
+    assert asked == 20, "no chunk was asked for twice"
+
+
+def test_what_was_lost_is_asked_again_once_a_later_ping_is_answered() -> None:
+    road = Road(4)
+    road.transfer.end(road.digest)
+    assert road.wants(5.0, answered=False) == [0, 1, 2, 3]
+    road.transfer.answered(4.9)
+    assert road.wants(6.5, answered=False) == []
+    road.transfer.answered(5.9)
+    assert road.wants(6.6, answered=False) == [0, 1, 2, 3]
+    assert road.wants(6.6 + TIMING.patience_max - 0.01, answered=False) == []
+    assert road.wants(6.6 + TIMING.patience_max, answered=False) == [0, 1, 2, 3], "pongs get lost"
 
 
 def test_a_slow_link_is_not_asked_twice() -> None:

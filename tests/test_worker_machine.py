@@ -177,7 +177,9 @@ def test_the_first_published_message_proves_the_subscription() -> None:
     for epoch in (EPOCH, EPOCH + 1):
         bench.tell(welcome(epoch))
         beacon = Beacon(model="a", epoch=epoch, version=0)
-        assert sent(bench.publish(beacon), Ping) == [Ping(subscribed=True)], "of every session"
+        assert sent(bench.publish(beacon), Ping) == [Ping(token=100_000, subscribed=True)], (
+            "of every session"
+        )
         assert not sent(bench.publish(beacon), Ping)
 
 
@@ -329,7 +331,7 @@ def test_pings_go_out_and_reports_with_them() -> None:
     bench = Bench()
     run(bench.machine.slots["a"], Running(EPOCH, 1, "f" * 64))
     first = bench.machine.tick(100.0)
-    assert sent(first, Ping) == [Ping(subscribed=False)]
+    assert sent(first, Ping) == [Ping(token=100_000)]
     assert sent(first, Applied)
     assert not bench.machine.tick(100.9)
     assert sent(bench.machine.tick(101.0), Ping)

@@ -93,6 +93,12 @@ class Holdings:
         self._live["announced"][held.key] = held
         return held
 
+    def answered(self, sent_at: float) -> None:
+        """A ping that was sent then was answered, and whatever was asked before it. (W12)"""
+        for held in self.all("arriving"):
+            if held.transfer is not None:
+                held.transfer.answered(sent_at)
+
     # Memory.
 
     @property

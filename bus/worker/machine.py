@@ -126,7 +126,7 @@ class WorkerMachine:
         effects: list[Effect] = []
         if self.inside and not self._subscribed:  # it proves that the subscription has arrived
             self._subscribed = True  # W18
-            effects.append(Send(Ping(subscribed=True, shared=self.shared)))
+            effects.append(reports.ping(now, subscribed=self._subscribed, shared=self.shared))
         if not isinstance(arrived, Lease):
             return effects + (self._receive(arrived[1:], now, pushed=True) if self.inside else [])
         if self.inside and arrived.message is not None:
@@ -200,6 +200,8 @@ class WorkerMachine:
                 return self._check(message, now)
             case Pong():
                 self._heard_at = now
+                for each in self.slots.values():
+                    each.holds.answered(message.token / 1000)
                 return self._hear_of(message.epoch, message.models, now)
             case Chunk() | SealedChunk() if self._ignores(message, pushed=pushed):
                 return []
@@ -341,7 +343,7 @@ class WorkerMachine:
             self._data = welcome.data
             effects.append(Connect(welcome.data, ticket))
         if self.shared:  # before anything is pushed or hashed for us
-            effects.append(Send(Ping(subscribed=False, shared=True)))
+            effects.append(reports.ping(now, subscribed=self._subscribed, shared=self.shared))
         for model, slot in self.slots.items():
             effects.append(Subscribe(control_topic(model), on=True))
             slot.shared = self.shared
@@ -434,7 +436,7 @@ class WorkerMachine:
             effects += slot.tick(now)
         if now - self._pinged_at >= self._ping_every:  # W17, W18
             self._pinged_at = now
-            effects.append(Send(Ping(subscribed=self._subscribed, shared=self.shared)))
+            effects.append(reports.ping(now, subscribed=self._subscribed, shared=self.shared))
             for slot in self.slots.values():
                 effects += slot.repeat()
         return effects

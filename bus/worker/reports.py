@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from ..effects import Effect, Notice, Send
-from ..messages import Applied, Failed, Fetch, Hello, Progress, Running, Staged
+from ..messages import Applied, Failed, Fetch, Hello, Ping, Progress, Running, Staged
 from ..staged import StagedVersion
 from .holdings import Held, Holdings
 from .transfer import Transfer
@@ -128,6 +128,11 @@ def applied(
 def failed(failure: Failed, *, torn: bool) -> Effect:
     """Say what could not be applied; `torn`: and that no version runs. (W24)"""
     return Send(msgspec.structs.replace(failure, intact=not torn))
+
+
+def ping(now: float, *, subscribed: bool, shared: bool) -> Effect:
+    """Ask for a pong, which says again when that was. (W12, W18)"""
+    return Send(Ping(token=int(now * 1000), subscribed=subscribed, shared=shared))
 
 
 def unheard(address: str, seconds: float) -> Effect:

@@ -14,11 +14,13 @@ from shared memory.
 Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
 fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing has
 arrived for a while. At most a window of chunks is ASKED; an answer that does not come in time
-turns all ASKED back to MISSING, and the patience doubles until something arrives.
+turns all ASKED back to MISSING, and the patience doubles until something arrives. But answers come
+in the order of what was asked: as long as no later ping was answered, they are on their way.
 
 What arrives may be a patch instead, into memory of its own: then the version is decoded from that.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -88,7 +90,8 @@ class Transfer:
         self._cursor = 0  # nothing below it is MISSING
         self._pushed = 0  # everything below it was pushed, or dropped on the way
         self._timing, self._keyring = timing, keyring
-        self._heard_at = now
+        self._heard_at = self._asked_at = now
+        self._answered = -math.inf  # when the last ping was sent that was answered
         self._patience = timing.patience
         self._gap = 0.0  # seconds between two chunks, the longest lately
         self._end_asked = False
@@ -266,6 +269,10 @@ class Transfer:
         """Nothing will be pushed: fetch at once."""
         self._pulling = True
 
+    def answered(self, sent_at: float) -> None:
+        """A ping that was sent then was answered, and whatever was asked before it."""
+        self._answered = sent_at
+
     def wants(self, now: float) -> Iterator[tuple[int, int]]:
         """Yield what to fetch now, as (first, count); (0, 0) asks for announcement and `end`."""
         if self.decoding:
@@ -275,15 +282,18 @@ class Transfer:
         silent = now - self._heard_at
         if silent >= self._timing.quiet:  # W30
             self._pulling = True
-        if silent >= self._patience:  # W12
+        passed = self._answered > self._asked_at  # else what was asked is still on its way
+        if silent >= (self._patience if passed else self._timing.patience_max):  # W12
             self.tries += 1
             self._ask_again(now)
             self._patience = min(2 * self._patience, self._timing.patience_max)  # W32
         if self.digest is None and self._pulling and not self._end_asked:
-            self._end_asked = True
+            self._end_asked, self._asked_at = True, now
             yield 0, 0
         if self._asked <= WINDOW_CHUNKS // 2:
-            yield from self._ranges()
+            for span in self._ranges():
+                self._asked_at = now
+                yield span
 
     def verify(self) -> bool:
         """Return whether the whole is what was published; if not, start over."""

@@ -12,6 +12,8 @@ import type { Blob, Row } from "./vectors.js";
 
 interface Step {
   readonly wait_ms?: number;
+  /** Of which epoch. */
+  readonly pong?: number;
   readonly control?: readonly Blob[];
   readonly data?: readonly Blob[];
 }
@@ -38,6 +40,7 @@ class Player {
   readonly #models: readonly string[];
   #now = 1_000_000;
   #sent: unknown[] = [];
+  #token = 0; // of the last ping
   readonly #applies: string[];
 
   constructor({ models, bytes_max, in_place = {}, applies = [] }: Sequence) {
@@ -57,6 +60,10 @@ class Player {
   step(step: Step, bytesOf: (blob: Blob) => Uint8Array): Row {
     this.#sent = [];
     if (step.wait_ms !== undefined) this.#wait(step.wait_ms);
+    if (step.pong !== undefined) {
+      const pong = { wbp: 1, type: "pong", token: this.#token, epoch: step.pong };
+      this.#perform(this.#machine.receive([Buffer.from(JSON.stringify(pong))], this.#now));
+    }
     const control = step.control?.map(bytesOf);
     if (control !== undefined) this.#perform(this.#machine.receive(control, this.#now));
     const data = step.data?.map(bytesOf);
@@ -78,7 +85,10 @@ class Player {
 
   #perform(effects: readonly Effect[]): void {
     for (const effect of effects) {
-      if (effect.do === "send") this.#sent.push(JSON.parse(encode(effect.message)));
+      if (effect.do === "send") {
+        this.#sent.push(JSON.parse(encode(effect.message)));
+        if (effect.message.type === "ping") this.#token = effect.message.token ?? 0;
+      }
       if (effect.do === "ready") this.#perform(this.#apply(effect.model));
       if (effect.do === "decode") {
         const fault = atOnce(patching(effect.job));

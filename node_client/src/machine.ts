@@ -22,6 +22,7 @@ import {
   DELTA,
   type Decoded,
   decode,
+  type Pong,
   type PublisherMessage,
   type Refuse,
   type Running,
@@ -118,7 +119,7 @@ export class WorkerMachine {
     if (!this.#subscribed) {
       this.#subscribed = true; // the first one proves that the subscription has arrived: W18
       this.#unheardSince = null;
-      effects.push(send({ type: "ping", subscribed: true }));
+      effects.push(this.#ping(now));
     }
     const decoded = this.#decode(frames.slice(1), true);
     return [...effects, ...this.#receive(decoded && this.#published(decoded), now, true)];
@@ -170,7 +171,7 @@ export class WorkerMachine {
     if (message.epoch !== this.epoch) return this.hello(now); // W3
     if (this.#isStray(message, pushed)) return []; // E4
     this.#heardAt = now;
-    if (message.type === "pong") return this.#hearOf(message.models, now);
+    if (message.type === "pong") return this.#answered(message, now);
     if (message.type === "rekey") {
       this.keyring?.add(message.keys, now + this.timing.lostAfter); // E6
       return [];
@@ -178,6 +179,16 @@ export class WorkerMachine {
     const slot = this.slots.get(message.model);
     const said = slot && this.#opened(decoded);
     return said ? speak(slot, said, now, pushed) : [];
+  }
+
+  #answered({ token, models }: Pong, now: number): Effect[] {
+    for (const slot of this.slots.values()) slot.answered(token); // W12
+    return this.#hearOf(models, now);
+  }
+
+  /** Ask for a pong, which says again when that was. (W12, W18) */
+  #ping(now: number): Effect {
+    return send({ type: "ping", token: Math.floor(now), subscribed: this.#subscribed });
   }
 
   /** Whether it is a pushed, sealed chunk of what does not arrive: anybody may have sent it. */
@@ -406,7 +417,7 @@ export class WorkerMachine {
     if (lacking) effects.push(...this.hello(now)); // E6: the answer brings the key
     if (now - this.#pingedAt < this.#pingEvery) return effects;
     this.#pingedAt = now; // W17, W18
-    effects.push(send({ type: "ping", subscribed: this.#subscribed }));
+    effects.push(this.#ping(now));
     return [...effects, ...slots.flatMap((slot) => slot.repeat())];
   }
 }

@@ -113,6 +113,7 @@ export type End = MessageOf<"end">;
 export type Commit = MessageOf<"commit">;
 export type Rename = MessageOf<"rename">;
 export type Refuse = MessageOf<"refuse">;
+export type Pong = MessageOf<"pong">;
 /** A patch that there is, and which patch one is. */
 export type Patch = Announce["patches"][number];
 export type PatchId = Pick<Patch, "encoding" | "epoch" | "version">;

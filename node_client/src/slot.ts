@@ -231,6 +231,11 @@ export class Slot {
     return [...this.#pull(held, now), ...this.#completed(held, now)];
   }
 
+  /** A ping that was sent then was answered, and so was whatever was asked before it. */
+  answered(sentAt: number): void {
+    this.holds.at("arriving")?.transfer.answered(sentAt); // W12
+  }
+
   #stray(key: Key, now: number): Effect[] {
     return this.holds.at("announced") === null ? this.hearOf(key, now) : []; // W4
   }

@@ -14,7 +14,8 @@
  * Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
  * fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing
  * has arrived for a while. At most a window of chunks is ASKED; an answer that does not come in
- * time turns all ASKED back to MISSING, and the patience doubles until something arrives.
+ * time turns all ASKED back to MISSING, and the patience doubles until something arrives. But answers
+ * come in the order of what was asked: as long as no later ping was answered, they are on their way.
  *
  * What arrives may be a patch instead, into memory of its own: then the version is decoded from that.
  */
@@ -99,6 +100,8 @@ export class Transfer {
   #pushed = 0; // everything below it was pushed, or dropped on the way
   #damaged = 0;
   #heardAt: number;
+  #askedAt: number;
+  #answered = Number.NEGATIVE_INFINITY; // when the last ping was sent that was answered
   #patience: number;
   #gap = 0; // between two chunks, the longest lately
   #endAsked = false;
@@ -128,7 +131,7 @@ export class Transfer {
     this.#plan = new ChunkPlan(this.#subject.nbytes, announce.chunk_bytes);
     this.#states = new Uint8Array(this.#plan.count);
     this.#crcs = new Uint32Array(this.#plan.count);
-    this.reportedAt = this.#heardAt = now;
+    this.reportedAt = this.#heardAt = this.#askedAt = now;
     this.#patience = timing.patience;
   }
 
@@ -279,6 +282,11 @@ export class Transfer {
     this.#pulling = true;
   }
 
+  /** A ping that was sent then was answered, and so was whatever was asked before it. */
+  answered(sentAt: number): void {
+    this.#answered = sentAt;
+  }
+
   /** Return what to fetch now. */
   wants(now: number): Range[] {
     if (this.#patching !== null) return [];
@@ -288,7 +296,8 @@ export class Transfer {
     }
     const silent = now - this.#heardAt;
     if (silent >= this.timing.quiet) this.#pulling = true; // W30
-    if (silent >= this.#patience) {
+    const passed = this.#answered > this.#askedAt; // else what was asked is still on its way
+    if (silent >= (passed ? this.#patience : this.timing.patienceMax)) {
       this.#tries += 1;
       this.#askAgain(now); // W12, W32
       this.#patience = Math.min(2 * this.#patience, this.timing.patienceMax);
@@ -299,6 +308,7 @@ export class Transfer {
       ranges.push({ first: 0, count: 0 });
     }
     if (this.#asked <= WINDOW_CHUNKS / 2) this.#fill(ranges); // W11
+    if (ranges.length > 0) this.#askedAt = now;
     return ranges;
   }
 

@@ -268,7 +268,7 @@ test("a patch of which nothing comes is given up after half a minute", () => {
   bench.tell(TWO, [new PublishedPatch(ONE, TWO).offered]);
   const begun = bench.now;
   while (bench.arriving.patch !== null && bench.now < begun + 60_000) {
-    bench.control([header("pong", { epoch: 7 })]);
+    bench.control([header("pong", { epoch: 7, token: bench.now })]);
     bench.wait(100);
   }
   const seconds = (bench.now - begun) / 1000;

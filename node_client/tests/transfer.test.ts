@@ -28,8 +28,9 @@ class Line {
   }
 
   /** Return the chunks that are asked for now; -1 stands for the announcement and the end. */
-  wants(after = 0): number[] {
+  wants(after = 0, answered = true): number[] {
     this.now += after;
+    if (answered) this.transfer.answered(this.now - 1); // as if nothing were on its way
     return this.transfer
       .wants(this.now)
       .flatMap(({ first, count }) =>
@@ -80,6 +81,19 @@ test("silence repeats the question, and patience doubles", () => {
     assert.deepEqual(line.wants(1000 * seconds - 1), []);
     assert.deepEqual(line.wants(1), [-1, 0, 1]);
   }
+});
+
+test("what is still on its way is not asked for again", () => {
+  const line = new Line(2);
+  line.now = 5000;
+  line.transfer.pull();
+  assert.deepEqual(line.wants(0, false), [-1, 0, 1]);
+  line.transfer.answered(4900);
+  assert.deepEqual(line.wants(3000, false), [], "that ping was sent before");
+  line.transfer.answered(5900);
+  assert.deepEqual(line.wants(0, false), [-1, 0, 1]);
+  assert.deepEqual(line.wants(TIMING.patienceMax - 1, false), []);
+  assert.deepEqual(line.wants(1, false), [-1, 0, 1], "pongs get lost");
 });
 
 test("a damaged chunk is fetched again, at once for the first few", () => {

@@ -11,7 +11,7 @@ use weightbus::effects::{Effect, Host, Staged};
 use weightbus::layout::Layout;
 use weightbus::limits::{Timing, BYTES_MAX};
 use weightbus::machine::{Identity, Machine, Wanted};
-use weightbus::messages::encode;
+use weightbus::messages::{encode, FromPublisher, FromWorker, Pong};
 use weightbus::zmtp::{Published, PublishedPayload};
 use weightbus::{Dtype, Model, Tensor};
 
@@ -38,6 +38,7 @@ struct Player {
     machine: Machine,
     now: Duration,
     sent: Vec<Value>,
+    token: u64, // of the last ping
     runs: BTreeMap<String, u64>,
     applies: VecDeque<String>,
 }
@@ -61,6 +62,7 @@ impl Player {
             machine: Machine::new(identity, &wanted, memory, bytes_max, Timing::default()),
             now: Duration::from_secs(1000),
             sent: Vec::new(),
+            token: 0,
             runs: BTreeMap::new(),
             applies: applies.map(str::to_owned).collect(),
         })
@@ -73,6 +75,10 @@ impl Player {
         };
         if let Some(milliseconds) = step["wait_ms"].as_u64() {
             self.wait(Duration::from_millis(milliseconds));
+        } else if let Some(epoch) = step["pong"].as_u64() {
+            let pong = FromPublisher::Pong(Pong { token: self.token, epoch, ..Pong::default() });
+            let effects = self.machine.receive(&encode(&pong), &[], self.now);
+            self.perform(effects);
         } else if let Some(frames) = frames("data")? {
             let effects = self.machine.receive_published(&published(frames), self.now);
             self.perform(effects);
@@ -99,6 +105,9 @@ impl Player {
         for effect in effects {
             match effect {
                 Effect::Send(message) => {
+                    if let FromWorker::Ping(ping) = &message {
+                        self.token = ping.token;
+                    }
                     self.sent.push(serde_json::from_slice(&encode(&message)).unwrap_or(Value::Null));
                 }
                 Effect::Renamed { model, key, .. } => drop(self.runs.insert(model, key.1)),

@@ -189,7 +189,7 @@ impl Machine {
         let mut effects = Vec::new();
         if !self.subscribed {
             self.subscribed = true; // the first one proves that the subscription has arrived
-            effects.push(self.ping());
+            effects.push(self.ping(now));
         }
         let payload = match &published.payload {
             PublishedPayload::None => None,
@@ -276,7 +276,12 @@ impl Machine {
             FromPublisher::Rename(rename) => {
                 self.with(&rename.model.clone(), |slot| slot.renamed(rename, now))
             }
-            FromPublisher::Pong(pong) => self.hear_of(pong.epoch, &pong.models, now),
+            FromPublisher::Pong(pong) => {
+                for (slot, _) in &mut self.slots {
+                    slot.answered(Duration::from_millis(pong.token));
+                }
+                self.hear_of(pong.epoch, &pong.models, now)
+            }
             _ => Vec::new(), // dealt with above, or in the clear where it must be sealed, or the other way round (E1)
         }
     }
@@ -433,7 +438,7 @@ impl Machine {
             // K7
         }
         if self.shared {
-            effects.push(self.ping()); // before anything is pushed or hashed for us
+            effects.push(self.ping(now)); // before anything is pushed or hashed for us
         }
         for (slot, nbytes) in &mut self.slots {
             effects.push(Effect::Subscribe { topic: control_topic(&slot.model), on: true });
@@ -597,14 +602,16 @@ impl Machine {
         effects.extend(self.slots.iter_mut().flat_map(|(slot, _)| slot.tick(now)));
         if self.pinged_at.map_or(true, |at| now.saturating_sub(at) >= self.ping_every) {
             self.pinged_at = Some(now);
-            effects.push(self.ping());
+            effects.push(self.ping(now));
             effects.extend(self.slots.iter().flat_map(|(slot, _)| slot.repeat()));
         }
         effects
     }
 
-    fn ping(&self) -> Effect {
-        let ping = Ping { token: 0, subscribed: self.subscribed, shared: self.shared };
+    /// Asks for a pong, which says again when that was (W12, W18).
+    fn ping(&self, now: Time) -> Effect {
+        let token = now.as_millis() as u64;
+        let ping = Ping { token, subscribed: self.subscribed, shared: self.shared };
         Effect::Send(FromWorker::Ping(ping))
     }
 }

@@ -519,6 +519,13 @@ impl Slot {
         effects
     }
 
+    /// A ping that was sent then was answered, and so was whatever was asked before it (W12).
+    pub fn answered(&mut self, sent_at: Time) {
+        if let Some(transfer) = self.leased() {
+            transfer.answered(sent_at);
+        }
+    }
+
     fn stray(&mut self, (epoch, version): Key, now: Time) -> Vec<Effect> {
         match self.holds.at(Phase::Announced) {
             Some(_) => Vec::new(), // its layout was asked for

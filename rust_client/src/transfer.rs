@@ -15,7 +15,9 @@
 //! Pushed chunks come in order, so whatever lies below the highest pushed one was dropped and is
 //! fetched at once. What lies above may still be pushed: it is fetched after `end`, or when nothing
 //! has arrived for a while. At most a window of chunks is asked for; an answer that does not come
-//! in time turns all of them back to missing, and the patience doubles until something arrives.
+//! in time turns all of them back to missing, and the patience doubles until something arrives. But
+//! answers come in the order of what was asked: as long as no later ping was answered, they are on
+//! their way.
 //!
 //! What arrives may be a patch instead, into memory of its own: then the version is decoded from that.
 
@@ -149,6 +151,8 @@ pub struct Transfer {
     damaged: u32,
     timing: Timing,
     heard_at: Time,
+    asked_at: Time,
+    answered: Option<Time>, // when the last ping was sent that was answered
     patience: Duration,
     gap: Duration, // between two chunks, the longest lately
     end_asked: bool,
@@ -213,6 +217,8 @@ impl Transfer {
             damaged: 0,
             timing,
             heard_at: now,
+            asked_at: now,
+            answered: None,
             patience: timing.patience,
             gap: Duration::ZERO,
             end_asked: false,
@@ -451,6 +457,11 @@ impl Transfer {
         self.pulling = true;
     }
 
+    /// A ping that was sent then was answered, and so was whatever was asked before it.
+    pub fn answered(&mut self, sent_at: Time) {
+        self.answered = Some(sent_at);
+    }
+
     /// Returns what to fetch now, and takes note that it is asked for.
     pub fn wants(&mut self, now: Time) -> Vec<Want> {
         if self.decoding() {
@@ -464,7 +475,8 @@ impl Transfer {
         if silent >= self.timing.quiet {
             self.pulling = true;
         }
-        if silent >= self.patience {
+        let passed = self.answered > Some(self.asked_at); // else what was asked is still on its way
+        if silent >= if passed { self.patience } else { self.timing.patience_max } {
             self.tries += 1;
             self.ask_again(now);
             self.patience = (2 * self.patience).min(self.timing.patience_max);
@@ -476,6 +488,9 @@ impl Transfer {
         }
         if self.asked <= WINDOW_CHUNKS / 2 {
             self.ask_for_ranges(&mut wants);
+        }
+        if !wants.is_empty() {
+            self.asked_at = now;
         }
         wants
     }

@@ -39,6 +39,7 @@ class Player:
         )
         self._now = 1000.0
         self._sent: list[Case] = []
+        self._token = 0  # of the last ping
         self._runs: dict[str, int] = {}
         self._applies: list[str] = case.get("applies", [])
 
@@ -54,6 +55,9 @@ class Player:
         self._sent = []
         if "wait_ms" in step:
             self._wait(step["wait_ms"] / 1000)
+        elif "pong" in step:
+            pong = {"wbp": 1, "type": "pong", "token": self._token, "epoch": step["pong"]}
+            self._perform(self._machine.receive([json.dumps(pong).encode()], self._now))
         elif "data" in step:
             frames = [b"m/ctl", *map(blob, step["data"])]
             self._perform(self._machine.receive_published(frames, self._now))
@@ -74,6 +78,8 @@ class Player:
         for effect in done(self._machine, effects, self._now):
             if isinstance(effect, Send):
                 self._sent.append(json.loads(encode(effect.message)))
+                if self._sent[-1]["type"] == "ping":
+                    self._token = self._sent[-1].get("token", 0)
             elif isinstance(effect, Renamed):
                 self._runs[effect.model] = effect.version
             elif isinstance(effect, Ready):

@@ -42,6 +42,7 @@ SINCE: dict[str, float] = {
     "_unanswered_since": 2,
     "_pinged_at": 1,
     "asked_at": 1,
+    "_asked_at": 0,  # see `_answered`
     "_exact_at": 1,
     "reported_at": 1,
     "heard_at": 2,
@@ -67,6 +68,7 @@ TOLD: dict[str, object] = {
     "rate": math.inf,  # for who publishes by `auto`
     "work": 0.0,  # as well
     "_checks": None,  # as well
+    "_answered": math.inf,  # patience alone decides: tokens of pings are clocks, which stand still
 }
 WHOLE = ("staged", "ready", "applying", "running")
 

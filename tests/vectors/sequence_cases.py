@@ -99,6 +99,11 @@ class Case:
         self.steps.append({"data": list(frames), "expect": expect})
         return self
 
+    def pong(self) -> "Case":
+        """The last ping is answered."""
+        self.steps.append({"pong": EPOCH, "expect": {}})
+        return self
+
     def wait(self, ms: int, **expect: Any) -> "Case":
         """Time passes."""
         self.steps.append({"wait_ms": ms, "expect": expect})
@@ -156,7 +161,7 @@ def level_of(case: Case) -> int | None:
     words = ('"commit":"together"', '"acknowledge":"staged"', '"type":"commit"', '"type":"abort"')
     if any(word.encode() in said for word in words):
         return 3
-    return 2 if any("data" in step for step in case.steps) else 1
+    return 2 if any("data" in step or "pong" in step for step in case.steps) else 1
 
 
 def applying_cases() -> Iterator[Json]:
@@ -335,7 +340,7 @@ def _receiving() -> Iterator[Case]:
         .joined()
         .control(announce(1), LAYOUT, asks=[0, 1, 2])
     )
-    case.wait(PATIENCE, asks=[0, 1, 2])
+    case.wait(REPEAT).pong().wait(PATIENCE, asks=[0, 1, 2])
     yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
     case = Case("a version of no bytes", "W13").joined()
     empty = digest_of(1, EMPTY_LAYOUT, 0)
@@ -397,19 +402,30 @@ def _many_chunks() -> Iterator[Case]:
         said = slow or index % 16 == 15
         case.data(*part(index), **({"sends": [report(index + 1)]} if said else {}))
     yield case.data(end(1, of=whole), sends=[there], runs={"m": 1})
+    yield from _slow_answers()
+
+
+def _slow_answers() -> Iterator[Case]:
     case = Case("who gets no answer asks less often", "W12 W32").joined()
     case.control(announce(1), LAYOUT, asks=[0, 1, 2])
-    alive = message("pong", epoch=EPOCH, models={"m": 1})
-    for wait, again in ((1_500, True), (1_200, False), (800, True), (2_600, False), (1_300, True)):
-        case.control(alive).wait(wait, asks=[0, 1, 2] if again else [])
+    case.wait(1_500, asks=[]).pong().wait(200, asks=[0, 1, 2])  # at 1.6 s
+    case.wait(1_200, asks=[]).pong().wait(500, asks=[]).wait(400, asks=[0, 1, 2])  # at 3.6 s
+    case.wait(1_200, asks=[]).pong().wait(2_300, asks=[]).wait(500, asks=[0, 1, 2])
     yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
     case = Case("patience falls back when something arrives", "W12 W32").joined()
     case.control(announce(1), LAYOUT, asks=[0, 1, 2])
-    for wait in (1_500, 2_000):
-        case.control(alive).wait(wait, asks=[0, 1, 2])
-    case.control(*chunk(1, 0)).control(alive).wait(2_500, asks=[1, 2])
+    case.wait(1_500, asks=[]).pong().wait(200, asks=[0, 1, 2])
+    case.wait(1_400, asks=[]).pong().wait(700, asks=[0, 1, 2])
+    case.control(*chunk(1, 0)).wait(1_500, asks=[]).pong().wait(200, asks=[1, 2])
     case.control(*chunk(1, 1)).control(*chunk(1, 2))
     yield case.control(end(1), sends=[applied(1)], runs={"m": 1})
+    case = Case("what is on its way is not asked for again", "W12").joined()
+    case.control(announce(1), LAYOUT, asks=[0, 1, 2])
+    alive = message("pong", epoch=EPOCH, models={"m": 1})  # to a ping that was sent before
+    for _ in range(4):
+        case.wait(3_000, asks=[]).control(alive)
+    case.wait(3_000, asks=[]).control(alive).wait(2_000, asks=[0, 1, 2])  # after 16 s all the same
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
 
 
 def _catching_up() -> Iterator[Case]:

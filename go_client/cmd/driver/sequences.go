@@ -18,6 +18,7 @@ type sequence struct {
 	Applies  []string
 	Steps    []struct {
 		WaitMS  int64 `json:"wait_ms"`
+		Pong    int64 // of which epoch; 0: there is none
 		Control []source
 		Data    []source
 	}
@@ -40,6 +41,9 @@ func sequences(t table) error {
 			if err != nil {
 				return err
 			}
+			if step.Pong > 0 {
+				control = [][]byte{wbp.Encode(&wbp.Pong{Token: p.token, Epoch: step.Pong, Models: map[string]int64{}})}
+			}
 			steps = append(steps, p.step(time.Duration(step.WaitMS)*time.Millisecond, control, data))
 		}
 		t.tell(c.Name, i, object{"steps": steps})
@@ -52,6 +56,7 @@ type player struct {
 	machine *wbp.Machine
 	now     time.Duration
 	sent    []json.RawMessage
+	token   int64 // of the last ping
 	runs    map[string]int64
 	applies []string
 }
@@ -125,6 +130,9 @@ func (p *player) perform(effects []wbp.Effect) {
 		switch effect := effect.(type) {
 		case wbp.Send:
 			p.sent = append(p.sent, wbp.Encode(effect.Message))
+			if ping, ok := effect.Message.(*wbp.Ping); ok {
+				p.token = ping.Token
+			}
 		case wbp.Ready:
 			p.perform(p.apply(effect.Version))
 		case wbp.DecodePatch:

@@ -98,7 +98,7 @@ func (m *Machine) ReceivePublished(frames [][]byte, lease *Lease, now time.Durat
 	var effects []Effect
 	if !m.subscribed { // the first one proves that the subscription has arrived: W18
 		m.subscribed, m.unheardSince = true, never
-		effects = append(effects, Send{&Ping{Subscribed: true, Shared: m.shared}})
+		effects = append(effects, m.ping(now))
 	}
 	return append(effects, m.receive(frames[1:], lease, now, true)...)
 }
@@ -200,6 +200,9 @@ func (m *Machine) receive(frames [][]byte, lease *Lease, now time.Duration, push
 	m.heardAt = now
 	switch message := message.(type) {
 	case *Pong:
+		for _, s := range m.slots {
+			s.answered(time.Duration(message.Token) * time.Millisecond)
+		}
 		return m.hearOf(message.Models, now)
 	case *Rekey:
 		m.keyring.add(message.Keys, now+m.timing.LostAfter) // E6
@@ -250,6 +253,11 @@ func (m *Machine) opened(message Message, payloads [][]byte) (opened [][]byte, s
 	}
 	plain, sound := m.keyring.payload(a, payloads[0])
 	return [][]byte{plain}, sound
+}
+
+// ping asks for a pong, which says again when that was. (W12, W18)
+func (m *Machine) ping(now time.Duration) Effect {
+	return Send{&Ping{Token: now.Milliseconds(), Subscribed: m.subscribed, Shared: m.shared}}
 }
 
 // whole tells whether a message is to be treated as published, whatever channel it came by.
@@ -421,7 +429,7 @@ func (m *Machine) welcome(w *Welcome, now time.Duration) []Effect {
 		effects = append(effects, Connect{w.Data, ticket})
 	}
 	if m.shared { // before anything is pushed or hashed for us
-		effects = append(effects, Send{&Ping{Shared: true}})
+		effects = append(effects, m.ping(now))
 	}
 	for name, s := range m.slots {
 		s.shared = m.shared
@@ -573,7 +581,7 @@ func (m *Machine) Tick(now time.Duration) []Effect {
 	}
 	if now-m.pingedAt >= m.pingEvery { // W17, W18
 		m.pingedAt = now
-		effects = append(effects, Send{&Ping{Subscribed: m.subscribed, Shared: m.shared}})
+		effects = append(effects, m.ping(now))
 		for _, s := range m.slots {
 			effects = append(effects, s.repeat()...)
 		}

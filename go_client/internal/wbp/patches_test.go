@@ -336,7 +336,7 @@ func TestAPatchThatIsOfNoUse(t *testing.T) {
 				if k.asked = nil; k.slots["m"].running().Version != 1 || tries > PatchTries+1 {
 					k.t.Fatalf("%d tries", tries)
 				}
-				k.control(nil, &Pong{Epoch: 7, Models: map[string]int64{}}, nil)
+				k.control(nil, &Pong{Token: k.now.Milliseconds() + 1, Epoch: 7, Models: map[string]int64{}}, nil)
 			}
 			k.do(k.Tick(k.now)) // and what is fetched in its place is asked for again
 		}, "nothing more of it"},

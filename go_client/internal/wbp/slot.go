@@ -329,6 +329,13 @@ func (s *slot) end(end *End, now time.Duration) []Effect {
 	return append(s.pull(v, now), s.completed(v, now)...)
 }
 
+// answered takes the word that a ping was answered that was sent then, and so was whatever was asked before it. (W12)
+func (s *slot) answered(sentAt time.Duration) {
+	if v := s.holds.at(arriving); v != nil {
+		v.transfer.answeredTo = sentAt
+	}
+}
+
 // stray takes note of a version of which something came, but which is not being received.
 func (s *slot) stray(key Key, now time.Duration) []Effect {
 	if s.holds.at(announced) != nil { // W4

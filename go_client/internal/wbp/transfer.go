@@ -101,7 +101,8 @@ func (l *Lease) Cancel() {
 // fetched at once. What lies above may still be pushed: it is fetched after the end, or when
 // nothing has arrived for a while. At most a window of chunks is asked for; an answer that does
 // not come in time turns all of them back to missing, and the patience doubles until something
-// arrives.
+// arrives. But answers come in the order of what was asked: as long as no later ping was answered,
+// they are on their way.
 type Transfer struct {
 	Announce *Announce
 	Layout   *Layout
@@ -120,20 +121,22 @@ type Transfer struct {
 
 	reportedAt time.Duration // when the publisher was told last how far this is
 
-	plan     Plan
-	states   []byte
-	crcs     []uint32
-	damaged  int
-	asked    int
-	cursor   int // nothing below it is missing
-	pushed   int // everything below it was pushed, or dropped on the way
-	leases   []*Lease
-	timing   *Timing
-	heardAt  time.Duration
-	patience time.Duration
-	gap      time.Duration // between two chunks, the longest lately
-	endAsked bool
-	pulling  bool // nothing more will be pushed, as far as we can tell
+	plan       Plan
+	states     []byte
+	crcs       []uint32
+	damaged    int
+	asked      int
+	cursor     int // nothing below it is missing
+	pushed     int // everything below it was pushed, or dropped on the way
+	leases     []*Lease
+	timing     *Timing
+	heardAt    time.Duration
+	askedAt    time.Duration
+	answeredTo time.Duration // when the last ping was sent that was answered
+	patience   time.Duration
+	gap        time.Duration // between two chunks, the longest lately
+	endAsked   bool
+	pulling    bool // nothing more will be pushed, as far as we can tell
 }
 
 // newTransfer begins to receive a version, or a patch to it, into a buffer of its size.
@@ -142,7 +145,7 @@ func newTransfer(announce *Announce, layout *Layout, buffer []byte, now time.Dur
 	return &Transfer{
 		Announce: announce, Layout: layout, Buffer: buffer, Key: Key{announce.Epoch, announce.Version},
 		plan: plan, states: make([]byte, plan.Count()), crcs: make([]uint32, plan.Count()),
-		timing: timing, heardAt: now, reportedAt: now, patience: timing.Patience,
+		timing: timing, heardAt: now, askedAt: now, answeredTo: never, reportedAt: now, patience: timing.Patience,
 	}
 }
 
@@ -331,7 +334,11 @@ func (t *Transfer) wants(now time.Duration) []Message {
 	if silent >= t.timing.Quiet { // W30
 		t.pulling = true
 	}
-	if silent >= t.patience { // W12, W32
+	patience := t.patience
+	if t.answeredTo <= t.askedAt { // what was asked is still on its way
+		patience = t.timing.PatienceMax
+	}
+	if silent >= patience { // W12, W32
 		t.tries++
 		t.askAgain(now)
 		t.patience *= 2
@@ -346,6 +353,9 @@ func (t *Transfer) wants(now time.Duration) []Message {
 	}
 	if t.asked <= WindowChunks/2 { // W11
 		fetches = t.ranges(fetches)
+	}
+	if len(fetches) > 0 {
+		t.askedAt = now
 	}
 	return fetches
 }
