@@ -238,6 +238,16 @@ def test_a_base_that_was_changed_is_found_out() -> None:
     whole(bench, two)
 
 
+def test_why_a_version_is_not_patched_is_said_where_only_its_gaps_are_fetched() -> None:
+    bench, two = Bench(), version(2)
+    patch(version(3), two)  # on what does not run here
+    bench.announce(two)
+    effects = bench.feed(two, 0, 2) + bench.end(two)
+    fetched = sent(effects, Fetch)
+    assert fetched[0].count == 1, "it was pushed, all but one chunk"
+    assert all("there are patches on 3" in fetch.unpatched for fetch in fetched)
+
+
 def test_a_patch_that_leads_elsewhere_is_given_up() -> None:
     bench, two = Bench(), version(2)
     made = patch(bench.one, two)

@@ -64,7 +64,7 @@ def standing(model: str, holds: Holdings, failures: Iterable[Effect]) -> list[Ef
 
 
 def fetches(transfer: Transfer, now: float) -> list[Effect]:
-    """Ask for what is missing and due. (W10, W11)"""
+    """Ask for what is missing and due. (W10, W11, D10)"""
     model, (epoch, version) = transfer.announce.model, transfer.key
     return [
         Send(
@@ -75,7 +75,7 @@ def fetches(transfer: Transfer, now: float) -> list[Effect]:
                 first=first,
                 count=count,
                 patch=transfer.patch,
-                unpatched="" if count else transfer.why,
+                unpatched=transfer.why,
             )
         )
         for first, count in transfer.wants(now)

@@ -242,11 +242,10 @@ export class Slot {
 
   #pull({ epoch, version, transfer }: Held, now: number): Effect[] {
     const { model } = this;
-    const { patch, unpatched } = transfer;
+    const patch = transfer.patch ?? undefined;
+    const unpatched = transfer.unpatched || undefined; // D10
     return transfer.wants(now).map((range) => {
-      const why = (range.count === 0 && unpatched) || undefined; // D10
-      const of = { model, epoch, version, ...range, patch: patch ?? undefined };
-      return send({ type: "fetch", ...of, unpatched: why });
+      return send({ type: "fetch", model, epoch, version, ...range, patch, unpatched });
     });
   }
 

@@ -541,11 +541,12 @@ impl Slot {
         let wants = transfer.wants(now);
         let (patch, why, model) = (transfer.patch(), transfer.why.clone(), self.model.clone());
         let fetch = |want| {
-            let ((first, count), unpatched) = match want {
-                Want::End => ((0, 0), why.clone()),
-                Want::Chunks { first, count } => ((first, count), String::new()),
+            let (first, count) = match want {
+                Want::End => (0, 0),
+                Want::Chunks { first, count } => (first, count),
             };
-            let ((epoch, version), model, patch) = (key, model.clone(), patch.clone());
+            let (epoch, version) = key;
+            let (model, patch, unpatched) = (model.clone(), patch.clone(), why.clone()); // D10
             let fetch = Fetch { model, epoch, version, first, count, layout: false, patch, unpatched };
             Effect::Send(FromWorker::Fetch(fetch))
         };

@@ -299,6 +299,24 @@ fn whoever_does_not_name_the_feature_or_has_kept_nothing_takes_all_of_it() {
 }
 
 #[test]
+fn why_a_version_is_not_patched_is_said_where_only_its_gaps_are_fetched() {
+    let mut world = World::new(false, true);
+    world.bring(&first());
+    let two = after(&Version { number: 7, ..first() }); // on what does not run here
+    let two = Version { number: 2, ..two };
+    world.announce(&two);
+    let mut pushed = two.pushed(1, true).split_off(1);
+    pushed.remove(1);
+    let end = pushed.pop().unwrap();
+    pushed.into_iter().for_each(|message| world.data("dat", message));
+    world.data("ctl", end);
+    world.wait(TICK);
+    world.apply();
+    assert!(world.fetches().iter().all(|fetch| fetch.count > 0), "no other was needed");
+    assert!(world.publisher.unpatched[0].contains("there are patches on 7"));
+}
+
+#[test]
 fn all_of_a_version_is_fetched_where_its_patch_is_of_no_use() {
     type Spoil = fn(&mut Version);
     let ways: [(&str, Spoil); 6] = [

@@ -361,12 +361,8 @@ func (t *Transfer) wants(now time.Duration) []Message {
 }
 
 func (t *Transfer) fetch(first, count int) Message {
-	f := &Fetch{Model: t.Announce.Model, Epoch: t.Key.Epoch, Version: t.Key.Version,
-		First: int64(first), Count: int64(count), Patch: t.by()}
-	if count == 0 {
-		f.Unpatched = t.why // D10
-	}
-	return f
+	return &Fetch{Model: t.Announce.Model, Epoch: t.Key.Epoch, Version: t.Key.Version,
+		First: int64(first), Count: int64(count), Patch: t.by(), Unpatched: t.why} // D10
 }
 
 // ranges asks for missing chunks until the window is full.

@@ -309,7 +309,10 @@ impl Publisher {
                 vec![(encode(&FromPublisher::Pong(pong)), Vec::new())]
             }
             FromWorker::Fetch(fetch) => {
-                self.unpatched.extend(Some(fetch.unpatched.clone()).filter(|why| !why.is_empty()));
+                let why = fetch.unpatched.clone();
+                if !why.is_empty() && !self.unpatched.contains(&why) {
+                    self.unpatched.push(why);
+                }
                 self.fetched(&fetch)
             }
             FromWorker::Staged(staged) => self.staged(&staged),
