@@ -115,7 +115,7 @@ impl<'a> Patch<'a> {
                 header.base, found
             )));
         }
-        self.put(data)?;
+        self.put_while(data, wanted)?;
         let made = of(data);
         if made != header.target {
             return Err(PatchError(format!(
@@ -128,6 +128,12 @@ impl<'a> Patch<'a> {
 
     /// Changes all blocks, or none if one is malformed. It looks at no digest: `apply` does.
     pub fn put(&self, data: &mut [u8]) -> Result<(), PatchError> {
+        self.put_while(data, &|| true)
+    }
+
+    /// The same; ends before the next block, with some changed, once it is wanted no longer.
+    fn put_while(&self, data: &mut [u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
+        let go_on = || if wanted() { Ok(()) } else { Err(PatchError("nobody wants it any more".to_owned())) };
         if data.len() as u64 != self.header.nbytes {
             let text = format!("a patch for {} bytes, not for {}", self.header.nbytes, data.len());
             return Err(PatchError(text));
@@ -136,6 +142,7 @@ impl<'a> Patch<'a> {
         let (mut scratch, mut kept, mut again) = (Scratch::default(), Changes::default(), Changes::default());
         let mut ends = Vec::new(); // of the changes that are kept, those of the first parts
         for part in &self.parts {
+            go_on()?;
             let block = &data[part.block.begin..part.block.end];
             if kept.nbytes() <= room {
                 self.decode(part, block, &mut scratch, &mut kept)?;
@@ -147,6 +154,7 @@ impl<'a> Patch<'a> {
         }
         let mut begin = (0, 0);
         for (index, part) in self.parts.iter().enumerate() {
+            go_on()?;
             let block = &mut data[part.block.begin..part.block.end];
             if let Some(&end) = ends.get(index) {
                 part.write(&kept.at[begin.0..end.0], &kept.values[begin.1..end.1], block);
@@ -230,4 +238,38 @@ impl Part<'_> {
 
 fn in_block(block: &Block, fault: Fault) -> PatchError {
     PatchError(format!("the block at byte {}: {}", block.begin, fault))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::digest::digest_while;
+    use std::cell::Cell;
+
+    #[test]
+    fn a_patch_that_nobody_wants_any_more_ends_before_the_next_block() {
+        const BLOCKS: usize = 3;
+        let nbytes = BLOCKS << 18;
+        let json = format!(r#"{{"w":{{"dtype":"U8","shape":[{0}],"data_offsets":[0,{0}]}}}}"#, nbytes);
+        let header = [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat();
+        let layout = Layout::parse(&header).unwrap();
+        let (base, target) = (vec![0; nbytes], vec![1; nbytes]);
+        let digest = |data: &[u8]| digest_while(&layout.id, 1 << 20, data, &|| true);
+        let (before, after) = (digest(&base), digest(&target));
+        let old = encode::Side { data: &base, digest: &before };
+        let new = encode::Side { data: &target, digest: &after };
+        let bytes = encode::encode(&layout, 1 << 20, old, new, false, &|| true).unwrap();
+        let patch = Patch::parse(&layout, &bytes).unwrap();
+        for most in 0..=2 * BLOCKS {
+            let (mut data, looks) = (base.clone(), Cell::new(0));
+            let done = patch.put_while(&mut data, &|| looks.replace(looks.get() + 1) < most);
+            assert_eq!(done.is_ok(), most == 2 * BLOCKS);
+            let changed = data.iter().filter(|byte| **byte == 1).count();
+            assert_eq!(
+                changed >> 18,
+                most.saturating_sub(BLOCKS),
+                "the first half of the looks is at what it says"
+            );
+        }
+    }
 }
