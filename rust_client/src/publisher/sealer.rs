@@ -285,3 +285,74 @@ fn sealed(
     let tag = hex(&seal(key, &nonce_of(purpose, index), &bound, plain, &mut bytes)?);
     Some(Arc::new(Sealed { bytes, tag, memory: Arc::downgrade(memory) }))
 }
+
+#[cfg(all(test, feature = "keys"))]
+mod tests {
+    use super::super::content::{Content, Copier, TensorView};
+    use super::*;
+    use crate::dtype::Dtype;
+
+    fn sealer() -> Sealer {
+        let mut drawn = 0;
+        let draw = move || {
+            drawn += 1;
+            [drawn; 32]
+        };
+        Sealer::new(Box::new(draw), Some(Duration::from_secs(5)), Time::ZERO)
+    }
+
+    fn content(copier: &mut Copier) -> Arc<Content> {
+        let tensor = TensorView { name: "w", dtype: Dtype::U8, shape: &[1000], bytes: &[7; 1000] };
+        Arc::new(copier.copy(&[tensor], 300).unwrap())
+    }
+
+    /// A chunk as it goes to one worker.
+    fn chunk(sealer: &mut Sealer, content: &Arc<Content>, version: u64) -> (SealedChunk, Arc<Sealed>) {
+        let (model, crc) = ("m".to_owned(), content.crcs[0]);
+        let message = FromPublisher::Chunk(Chunk { model, epoch: 1, version, index: 0, crc, patch: None });
+        match sealer.addressed(message, Payload::Chunk(content.clone(), 0)) {
+            Some((FromPublisher::SealedChunk(chunk), Payload::Sealed(sealed))) => (chunk, sealed),
+            other => panic!("{:?}", other),
+        }
+    }
+
+    #[test]
+    fn a_chunk_is_sealed_once_and_gone_with_its_version() {
+        let (mut sealer, mut copier) = (sealer(), Copier::default());
+        let first = content(&mut copier);
+        let (said, sealed) = chunk(&mut sealer, &first, 1);
+        let (again, same) = chunk(&mut sealer, &first, 1);
+        assert!(said == again && Arc::ptr_eq(&sealed, &same));
+        let (weak, place) = (Arc::downgrade(&sealed), sealed.bytes.as_ptr());
+        drop((first, sealed, same));
+        assert!(weak.upgrade().is_some());
+        let second = content(&mut copier);
+        let (other, sealed) = chunk(&mut sealer, &second, 2);
+        assert!(weak.upgrade().is_none(), "nothing is kept of a version that is gone");
+        assert_eq!(sealed.bytes.as_ptr(), place, "its memory serves the next");
+        assert_ne!(other.tag, said.tag, "each version has a key");
+        let weak = Arc::downgrade(&sealed);
+        drop((second, sealed));
+        sealer.tick();
+        assert!(weak.upgrade().is_none());
+    }
+
+    #[test]
+    fn another_group_key_seals_all_anew_and_counts_anew() {
+        let (mut sealer, mut copier) = (sealer(), Copier::default());
+        let content = content(&mut copier);
+        let beacon = || FromPublisher::Beacon(Beacon { model: "m".to_owned(), epoch: 1, version: 1 });
+        let count = |sealer: &mut Sealer| match sealer.published(beacon(), Payload::None) {
+            Some((FromPublisher::SealedMessage(sealed), Payload::None)) => (sealed.count, sealed.key),
+            other => panic!("{:?}", other),
+        };
+        let (before, key) = (chunk(&mut sealer, &content, 1).0, sealer.key());
+        assert_eq!((count(&mut sealer).0, count(&mut sealer).0), (1, 2));
+        assert!(!sealer.due(Duration::from_secs(4)) && sealer.due(Duration::from_secs(5)));
+        sealer.rekey(Duration::from_secs(5));
+        assert!(!sealer.due(Duration::from_secs(9)));
+        let after = chunk(&mut sealer, &content, 1).0;
+        assert!(sealer.key() != key && after.key != before.key && after.tag != before.tag);
+        assert_eq!(count(&mut sealer), (1, after.key));
+    }
+}
