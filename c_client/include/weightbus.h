@@ -402,7 +402,7 @@ const char *wb_address(const wb_publisher *publisher);
 
 // Publishes a new version of a model, of tensors that are borrowed until they are copied, before this waits for
 // anybody; then waits until the workers have it. `options` may be NULL, and so may `receipt`, which WB_UNACHIEVED
-// brings as well.
+// brings as well. WB_NOTHING: others were publishing the model until its time was over, so nothing was published.
 wb_code wb_publish(const wb_publisher *publisher,
                    const char *model,
                    const wb_tensor *tensors,

@@ -32,6 +32,7 @@ impl From<Error> for Fault {
             Error::Refused { .. } => wb_code::WB_REFUSED,
             Error::Closed { .. } | Error::PublisherClosed { .. } => wb_code::WB_CLOSED,
             Error::Torn => wb_code::WB_TORN,
+            Error::Late(_) => wb_code::WB_NOTHING,
             Error::Publish { .. } => wb_code::WB_UNACHIEVED,
             Error::NoTensor { .. } | Error::UnknownWorker(_) => wb_code::WB_NOT_FOUND,
             Error::Io { .. } => wb_code::WB_SYSTEM,

@@ -633,7 +633,7 @@ pub unsafe extern "C" fn wb_address(publisher: *const wb_publisher) -> *const c_
 
 /// Publishes a new version of a model, of tensors that are borrowed until they are copied, before this waits for
 /// anybody; then waits until the workers have it. `options` may be NULL, and so may `receipt`, which WB_UNACHIEVED
-/// brings as well.
+/// brings as well. WB_NOTHING: others were publishing the model until its time was over, so nothing was published.
 #[no_mangle]
 pub unsafe extern "C" fn wb_publish(
     publisher: *const wb_publisher,

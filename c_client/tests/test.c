@@ -10,10 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include <weightbus.h>
 
 #define LONG_MS 20000
+#define DEADLINE_MS 400
 
 static void expect(bool holds, const char* what, int line) {
   if (holds) return;
@@ -525,12 +527,88 @@ static void a_trainer_in_c_with_keys_lets_nobody_else_in(void) {
   }
 }
 
+static double now_ms(void) {
+  struct timespec now;
+  EXPECT(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
+  return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
+}
+
+// Sleeps for as long as a call may take: where a busy host wakes that late, too, it is not the
+// call.
+static void* sleep_for_the_deadline(void* slept) {
+  const struct timespec deadline = {.tv_nsec = DEADLINE_MS * 1000000L};
+  double begun = now_ms();
+  EXPECT(nanosleep(&deadline, NULL) == 0);
+  *(double*)slept = now_ms() - begun;
+  return NULL;
+}
+
+static const wb_publish_options kHasty = {
+    .size = sizeof kHasty, .expect = 1, .timeout_ms = DEADLINE_MS};
+
+static void publishes(const wb_publisher* publisher) {
+  const wb_tensor tensor = {.name = "b", .dtype = "F32", .data = &b, .nbytes = sizeof b};
+  EXPECT(wb_publish(publisher, "line", &tensor, 1, &kHasty, NULL) == WB_UNACHIEVED);
+}
+
+static void publishes_a_patch(const wb_publisher* publisher) {
+  const wb_tensor tensor = {.name = "b", .dtype = "F32", .data = &b, .nbytes = sizeof b};
+  wb_publish_options how = kHasty;
+  how.encoding = WB_ENCODING_DELTA;
+  EXPECT(wb_publish(publisher, "line", &tensor, 1, &how, NULL) == WB_UNACHIEVED);
+}
+
+static void publishes_a_file(const wb_publisher* publisher) {
+  const char file[] = "\2\0\0\0\0\0\0\0{}";  // of no tensors
+  EXPECT(wb_publish_safetensors(publisher, "line", file, sizeof file - 1, &kHasty, NULL) ==
+         WB_UNACHIEVED);
+}
+
+static void waits_for_workers(const wb_publisher* publisher) {
+  EXPECT(wb_wait_for_workers(publisher, "line", 2, DEADLINE_MS) == WB_NOTHING);
+}
+
+// Every call to a publisher that waits is back by its deadline, a tenth of it and a quarter of a
+// second, whether nobody is there or a worker that takes nothing. Closing has none: it waits for
+// less.
+static void calls_are_back_in_time(bool asleep) {
+  void (*const calls[])(const wb_publisher*) = {publishes, publishes_a_patch, publishes_a_file,
+                                                waits_for_workers, wb_publisher_close};
+  const wb_publisher_options options = {.size = sizeof options, .address = "tcp://127.0.0.1:0"};
+  wb_publisher* publisher = NULL;
+  EXPECT(wb_bind(&options, &publisher) == WB_OK);
+  wb_worker* worker = NULL;
+  wb_model* model = asleep ? line_model() : NULL;
+  if (asleep) {
+    const wb_wanted line = {.id = "line", .model = model};
+    const wb_options how = {
+        .size = sizeof how, .address = wb_address(publisher), .wanted = &line, .wanted_count = 1};
+    EXPECT(wb_connect(&how, &worker) == WB_OK);
+    EXPECT(wb_wait_for_workers(publisher, "line", 1, LONG_MS) == WB_OK);
+  }
+  for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+    double slept = 0;
+    pthread_t control;
+    EXPECT(pthread_create(&control, NULL, sleep_for_the_deadline, &slept) == 0);
+    double begun = now_ms();
+    calls[i](publisher);
+    double took = now_ms() - begun;
+    EXPECT(pthread_join(control, NULL) == 0);
+    EXPECT(took <= 1.1 * slept + 250);
+  }
+  wb_publisher_free(publisher);
+  wb_worker_free(worker);
+  wb_model_free(model);
+}
+
 int main(int argc, char** argv) {
   EXPECT(argc > 1);
   what_cannot_be_is_said();
   a_trainer_in_c_publishes();
   a_trainer_in_c_sends_what_has_changed();
   a_trainer_in_c_with_keys_lets_nobody_else_in();
+  calls_are_back_in_time(false);
+  calls_are_back_in_time(true);
   int joined = 0;
   wb_model* model = line_model();
   wb_worker* worker = worker_of(argv[argc - 1], model, argc > 2, &joined);

@@ -33,6 +33,8 @@ pub enum Error {
     /// A publish did not reach what it required before its deadline. The receipt says what every worker did, and
     /// `missing` who was expected and never came.
     Publish { receipt: Box<Receipt>, missing: String },
+    /// The time of a publish was over before the tensors were copied; nothing was published.
+    Late(String),
     /// A publish names a worker that has never joined; nothing was published.
     UnknownWorker(String),
     /// The publisher is closed.
@@ -45,7 +47,9 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
             Error::Address { address, text } => write!(f, "{:?}: {}", address, text),
-            Error::Setup(text) | Error::Keys(text) | Error::UnknownWorker(text) => f.write_str(text),
+            Error::Setup(text) | Error::Keys(text) | Error::Late(text) | Error::UnknownWorker(text) => {
+                f.write_str(text)
+            }
             Error::Rejected { model, version, code, text, .. } => {
                 write!(f, "version {} of {} cannot be applied here ({}): {}", version, model, code, text)
             }

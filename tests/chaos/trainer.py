@@ -112,6 +112,7 @@ class Trainer:
                 timing=timing,
                 state=told.state,
                 keys=Path(told.keys) if told.keys else None,
+                rekey=REKEY_SECONDS if told.keys else None,
             )
         return Publisher(
             address,

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import logging
 import subprocess
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from weightbus.codecs.state import state_of
 from weightbus.tests.conformance.driver import LAST_WORDS, WAIT_SECONDS, Fault
 from weightbus.tests.conformance.ledger import Weights
 
+LOGGER = logging.getLogger("weightbus.publisher")
 LOOK_SECONDS = 0.05  # between two looks at a roster that nothing tells us of
 CLOSE_SECONDS = 10.0
 
@@ -179,8 +181,8 @@ class ProcessPublisher:
                 case "worker" if told["kind"] in EVENT_KINDS:
                     for callback in self._callbacks:
                         callback(WorkerEvent(told["kind"], told["worker"], told["text"], None))
-                case "worker":
-                    pass
+                case "worker":  # a notice, which Python's publisher writes there
+                    LOGGER.info(told["text"])
                 case "bound":
                     self._open.pop(0).set_result(told)
                 case "receipt":

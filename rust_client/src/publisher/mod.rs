@@ -30,6 +30,7 @@ mod sessions;
 mod state;
 mod status;
 mod store;
+mod turns;
 mod watch;
 mod zap;
 
@@ -66,6 +67,7 @@ use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use turns::Turns;
 use watch::Watch;
 
 const BASES: usize = 2; // versions that patches may build on: what most workers run, and what those who missed it
@@ -394,7 +396,7 @@ pub struct Publisher {
     expect: usize,
     lost_after: Duration,
     bases: (usize, u64),
-    models: Mutex<HashMap<String, Arc<Mutex<Published>>>>,
+    models: Mutex<HashMap<String, Arc<Turns<Published>>>>,
     watch: Mutex<Option<Watch>>, // over the folder of keys
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -523,16 +525,18 @@ impl Publisher {
         let until = began + asked.timeout;
         let fresh = || {
             let (count, bytes_max) = self.bases;
-            Arc::new(Mutex::new(Published { copier: Copier::default(), bases: Bases::new(count, bytes_max) }))
+            Arc::new(Turns::new(Published { copier: Copier::default(), bases: Bases::new(count, bytes_max) }))
         };
-        let its = lock(&self.models).entry(model.to_owned()).or_insert_with(fresh).clone();
-        let mut its = lock(&its); // versions are numbered in the order in which they were copied
-        let content = copy(&mut its.copier)
-            .map_err(|text| Error::Setup(format!("{} cannot be published: {}", model, text)))?;
         let takers = match options.encoding {
             Encoding::Raw => Vec::new(),
-            _ => self.takers(model, &asked)?,
+            // Not in our turn, for which the publisher's own thread may be waiting.
+            _ => self.takers(model, &asked, until)?,
         };
+        let its = lock(&self.models).entry(model.to_owned()).or_insert_with(fresh).clone();
+        // Versions are numbered in the order in which they were copied.
+        let mut its = its.take(until).ok_or_else(|| late(model, asked.timeout))?;
+        let content = copy(&mut its.copier)
+            .map_err(|text| Error::Setup(format!("{} cannot be published: {}", model, text)))?;
         let to_all = asked.workers.is_none();
         let offer = its.bases.offer(Arc::new(content), options.encoding, &takers, to_all, until);
         let (sender, answer) = channel();
@@ -541,11 +545,20 @@ impl Publisher {
         Ok(Publishing { answer, until, shared: self.shared.clone() })
     }
 
-    /// What each worker runs, of those that take patches and that a version is for.
-    fn takers(&self, model: &str, asked: &Asked) -> Result<Vec<Option<Running>>, Error> {
+    /// What each worker runs, of those that take patches and that a version is for. In the publisher's own thread, and
+    /// where that does not say in time, it is one of which nobody knows: then there is no patch on anything.
+    fn takers(&self, model: &str, asked: &Asked, until: Instant) -> Result<Vec<Option<Running>>, Error> {
+        let own = lock(&self.thread).as_ref().map(|thread| thread.thread().id());
+        if own == Some(thread::current().id()) {
+            return Ok(vec![None]);
+        }
         let (sender, answer) = channel();
         self.shared.leave(Work::Takers(model.to_owned(), asked.workers.clone(), sender))?;
-        answer.recv_timeout(ANSWER).map_err(|_| self.shared.closed())
+        match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(takers) => Ok(takers),
+            Err(RecvTimeoutError::Timeout) => Ok(vec![None]),
+            Err(RecvTimeoutError::Disconnected) => Err(self.shared.closed()),
+        }
     }
 
     fn asked(&self, model: &str, options: &PublishOptions) -> Result<Asked, Error> {
@@ -645,6 +658,14 @@ impl Drop for Publisher {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+fn late(model: &str, timeout: Duration) -> Error {
+    Error::Late(format!(
+        "{}: other threads were publishing it for all of {:?}, so nothing was published; give it a longer timeout, or \
+         publish it in one thread",
+        model, timeout
+    ))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,0 +1,97 @@
+//! Something that one thread has at a time, for which others wait until their deadlines.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// What is had in turns.
+pub struct Turns<T> {
+    place: Mutex<Option<T>>, // nothing: somebody has it
+    back: Condvar,
+}
+
+impl<T> Turns<T> {
+    pub fn new(its: T) -> Turns<T> {
+        Turns { place: Mutex::new(Some(its)), back: Condvar::new() }
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<T>> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for it; nothing if others have it until then.
+    pub fn take(&self, until: Instant) -> Option<Turn<'_, T>> {
+        let mut place = self.place();
+        loop {
+            if let Some(its) = place.take() {
+                return Some(Turn { of: self, its: Some(its) });
+            }
+            let left = until.checked_duration_since(Instant::now())?;
+            place = self.back.wait_timeout(place, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// What is had, until this is dropped: also by a thread that panics.
+pub struct Turn<'a, T> {
+    of: &'a Turns<T>,
+    its: Option<T>, // there until it is dropped
+}
+
+impl<T> Deref for Turn<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.its.as_ref().expect("it is had")
+    }
+}
+
+impl<T> DerefMut for Turn<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.its.as_mut().expect("it is had")
+    }
+}
+
+impl<T> Drop for Turn<'_, T> {
+    fn drop(&mut self) {
+        *self.of.place() = self.its.take();
+        self.of.back.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+    use std::time::Duration;
+
+    #[test]
+    fn nobody_waits_beyond_a_deadline_and_whoever_may_has_it_next() {
+        let turns = Turns::new(0);
+        let began = Instant::now();
+        let first = turns.take(began).unwrap();
+        assert!(turns.take(began + Duration::from_millis(50)).is_none());
+        assert!(began.elapsed() >= Duration::from_millis(50));
+        thread::scope(|scope| {
+            let waiting: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| *turns.take(began + Duration::from_secs(60)).unwrap() += 1))
+                .collect();
+            drop(first);
+            waiting.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        assert_eq!(*turns.take(began).unwrap(), 4);
+    }
+
+    #[test]
+    fn a_thread_that_panics_gives_it_back() {
+        let turns = Turns::new(());
+        thread::scope(|scope| {
+            let panics = scope.spawn(|| {
+                let _turn = turns.take(Instant::now());
+                panic!("in its turn");
+            });
+            assert!(panics.join().is_err());
+        });
+        assert!(turns.take(Instant::now()).is_some());
+    }
+}
