@@ -1,6 +1,7 @@
 """What a publisher keeps of each model: memory, form and layout, and what patches build on."""
 
 import contextlib
+import itertools
 import logging
 import math
 import threading
@@ -108,8 +109,12 @@ class Bases:
         """Make the patches: first that on what most of those run who take them."""
         bases = {base.digest: old for base, old in self._kept if _alike(base, version)}
         runs = Counter(taker.running for taker in takers if taker.running is not None)
-        found = [(r, bases[r.digest]) for r, _ in runs.most_common() if r.digest in bases]
-        for running, old in found[: self._count]:
+        found = dict[tuple[int, int], tuple[Running, Bytes]]()
+        for running, _ in runs.most_common():
+            if running.digest in bases:  # a patch is named, and sealed, by number: one on each (E3)
+                named = running.epoch, running.version
+                found.setdefault(named, (running, bases[running.digest]))
+        for running, old in itertools.islice(found.values(), self._count):
             on = [taker for taker in takers if taker.running == running]
             delta = encoding == "delta"
             way = Way(classes=True) if delta else self.chosen(version.layout, old, data, on)

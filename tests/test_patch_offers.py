@@ -194,6 +194,18 @@ def test_the_one_that_most_run_comes_first_and_no_more_than_are_kept() -> None:
     assert [p.version for p in announce.patches] == [made[2].version]
 
 
+def test_there_is_one_patch_on_each_name_whatever_workers_say_that_they_run() -> None:
+    bases = Bases("a")
+    one, two, three = (version(number) for number in range(3))
+    for number, made in enumerate((one, two, three), 1):
+        made.epoch, made.version = 7, number
+    for made in (one, two):
+        bases.offer(made, "delta", [Taker(None)])
+    wrong = Taker(Running(7, 2, one.digest))
+    bases.offer(three, "delta", [wrong, *runs(two), *runs(two)])
+    assert [patch.offered.digest for patch in three.patches] == [two.digest]
+
+
 def test_a_patch_is_fetched_like_a_version_and_refused_if_there_is_none() -> None:
     bench = Bench("p0")
     one, _ = bench.publish()

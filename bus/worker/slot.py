@@ -400,7 +400,8 @@ class Slot:
             case Decoded():
                 return self._decoded(event, now)
             case Wanted():
-                return self.asking.want(event.key, now)
+                said = self.asking.want(event.key, now)
+                return said if event.key else said + self._go_on(self.asking.heard[0], now)
             case Report():
                 held = self.holds.find(event.key, "ready", "applying")
                 return self._became(held, event, now) if held is not None else []

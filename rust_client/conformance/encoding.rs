@@ -22,7 +22,7 @@ pub fn run(folder: &str, rounds: &str) -> Result<(), Box<dyn Error>> {
     let made = |classes| {
         let sides = [(&base, &before), (&target, &after)].map(|(data, digest)| Side { data, digest });
         let patch = encode(&layout, CHUNK_BYTES, sides[0], sides[1], classes, &|| true)?;
-        Patch::parse(&layout, &patch)?.compare(&base, &target)?;
+        Patch::parse(&layout, &patch)?.compare(&base, &target, &|| true)?;
         Ok(patch)
     };
     let rounds: usize = rounds.parse()?;

@@ -168,8 +168,8 @@ impl<'a> Patch<'a> {
         Ok(())
     }
 
-    /// Checks that it leads from one data section to another.
-    pub fn compare(&self, base: &[u8], target: &[u8]) -> Result<(), PatchError> {
+    /// Checks that it leads from one data section to another. It is an error once it is not `wanted` any more.
+    pub fn compare(&self, base: &[u8], target: &[u8], wanted: &dyn Fn() -> bool) -> Result<(), PatchError> {
         let nbytes = self.header.nbytes;
         if base.len() as u64 != nbytes || target.len() as u64 != nbytes {
             let text = format!("a patch for {} bytes, not for {} and {}", nbytes, base.len(), target.len());
@@ -180,6 +180,9 @@ impl<'a> Patch<'a> {
         let same = |begin: usize, end: usize| base[begin..end] == target[begin..end];
         for part in &self.parts {
             let Block { begin, end, .. } = part.block;
+            if !wanted() {
+                return Err(PatchError("it took too long to check".to_owned()));
+            }
             changes.clear();
             self.decode(part, &base[begin..end], &mut scratch, &mut changes)?;
             made.clear();

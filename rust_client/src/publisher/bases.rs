@@ -101,8 +101,17 @@ impl Bases {
         let base = |running: &Running| {
             self.kept.iter().find(|base| base.digest == running.digest && alike(base, content)).cloned()
         };
-        let found = runs.into_iter().filter_map(|(running, _)| Some((running.clone(), base(running)?)));
-        found.take(self.count).collect()
+        let mut found: Vec<(Running, Arc<Content>)> = Vec::new();
+        for (running, _) in runs {
+            // A patch is named, and sealed, by number: one on each. (E3)
+            let named =
+                |(known, _): &(Running, _)| (known.epoch, known.version) == (running.epoch, running.version);
+            if let (false, Some(base)) = (found.iter().any(named), base(running)) {
+                found.push((running.clone(), base));
+            }
+        }
+        found.truncate(self.count);
+        found
     }
 }
 
@@ -125,7 +134,7 @@ fn made(
     let classes = encoding == Encoding::Delta;
     let wanted = || Instant::now() < deadline;
     let patch = encode(layout, target.plan.chunk_bytes, old, new, classes, &wanted)?;
-    Patch::parse(layout, &patch)?.compare(old.data, new.data)?;
+    Patch::parse(layout, &patch)?.compare(old.data, new.data, &wanted)?;
     Ok(patch)
 }
 
@@ -173,6 +182,18 @@ mod tests {
             assert!(data == third.bytes());
             assert!(patch.plan.nbytes < 200 && offer.faults.is_empty());
         }
+    }
+
+    #[test]
+    fn there_is_one_patch_on_each_name_whatever_workers_say_that_they_run() {
+        let (first, second, third) = (version(1), version(2), version(3));
+        let mut bases = Bases::new(2, u64::MAX);
+        bases.offer(first.clone(), Encoding::Delta, &[None], true, soon());
+        bases.offer(second.clone(), Encoding::Delta, &[None], true, soon());
+        let takers = [runs(2, &first), runs(2, &second), runs(2, &second)];
+        let offer = bases.offer(third, Encoding::Delta, &takers, true, soon());
+        let on: Vec<String> = offer.patches.iter().map(|patch| patch.offered().digest).collect();
+        assert!(on.len() == 1 && on[0] == second.digest);
     }
 
     #[test]

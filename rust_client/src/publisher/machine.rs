@@ -119,6 +119,12 @@ impl Machine {
         self.send(name, message, Payload::None);
     }
 
+    /// Whether a version can be had, by its epoch and number.
+    pub fn offers(&self, model: &str, (epoch, number): (u64, u64)) -> bool {
+        let versions = self.store.models.get(model).filter(|_| epoch == self.store.epoch);
+        versions.map_or(false, |versions| versions.get(number).is_some())
+    }
+
     pub(super) fn refuse(&mut self, to: &[u8], code: &str, text: &str, fetch: Option<&Fetch>) {
         let refuse = Refuse {
             code: code.to_owned(),

@@ -527,14 +527,15 @@ impl Publisher {
             let (count, bytes_max) = self.bases;
             Arc::new(Turns::new(Published { copier: Copier::default(), bases: Bases::new(count, bytes_max) }))
         };
-        let takers = match options.encoding {
-            Encoding::Raw => Vec::new(),
-            // Not in our turn, for which the publisher's own thread may be waiting.
-            _ => self.takers(model, &asked, until)?,
-        };
         let its = lock(&self.models).entry(model.to_owned()).or_insert_with(fresh).clone();
         // Versions are numbered in the order in which they were copied.
-        let mut its = its.take(until).ok_or_else(|| late(model, asked.timeout))?;
+        // The publisher's own thread must not stand still while another makes a patch.
+        let patience = if self.is_own_thread() { Duration::ZERO } else { asked.timeout };
+        let mut its = its.take(began + patience).ok_or_else(|| late(model, patience))?;
+        let takers = match options.encoding {
+            Encoding::Raw => Vec::new(),
+            _ => self.takers(model, &asked, until)?,
+        };
         let content = copy(&mut its.copier)
             .map_err(|text| Error::Setup(format!("{} cannot be published: {}", model, text)))?;
         let to_all = asked.workers.is_none();
@@ -548,8 +549,7 @@ impl Publisher {
     /// What each worker runs, of those that take patches and that a version is for. In the publisher's own thread, and
     /// where that does not say in time, it is one of which nobody knows: then there is no patch on anything.
     fn takers(&self, model: &str, asked: &Asked, until: Instant) -> Result<Vec<Option<Running>>, Error> {
-        let own = lock(&self.thread).as_ref().map(|thread| thread.thread().id());
-        if own == Some(thread::current().id()) {
+        if self.is_own_thread() {
             return Ok(vec![None]);
         }
         let (sender, answer) = channel();
@@ -559,6 +559,10 @@ impl Publisher {
             Err(RecvTimeoutError::Timeout) => Ok(vec![None]),
             Err(RecvTimeoutError::Disconnected) => Err(self.shared.closed()),
         }
+    }
+
+    fn is_own_thread(&self) -> bool {
+        lock(&self.thread).as_ref().map(|thread| thread.thread().id()) == Some(thread::current().id())
     }
 
     fn asked(&self, model: &str, options: &PublishOptions) -> Result<Asked, Error> {
@@ -660,11 +664,16 @@ impl Drop for Publisher {
     }
 }
 
-fn late(model: &str, timeout: Duration) -> Error {
+fn late(model: &str, waited: Duration) -> Error {
+    if waited.is_zero() {
+        let text =
+            "another thread is publishing it, for which a listener must not wait; publish it in one thread";
+        return Error::Late(format!("{}: {}", model, text));
+    }
     Error::Late(format!(
-        "{}: other threads were publishing it for all of {:?}, so nothing was published; give it a longer timeout, or \
+        "{}: another thread was publishing it for all of {:?}, so nothing was published; give it a longer timeout, or \
          publish it in one thread",
-        model, timeout
+        model, waited
     ))
 }
 

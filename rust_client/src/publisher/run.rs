@@ -211,7 +211,8 @@ impl Loop {
             self.perform(effects);
             self.data.tick(self.now());
             if let Some(sealer) = &mut self.sealer {
-                sealer.tick();
+                let machine = &self.machine;
+                sealer.tick(|subject| machine.offers(&subject.model, (subject.epoch, subject.version)));
             }
             let due = self.sealer.as_ref().map_or(false, |sealer| sealer.due(self.now()));
             if due {

@@ -232,9 +232,10 @@ impl Sealer {
         Some(sealed)
     }
 
-    /// Lets go of what was sealed of versions that are gone.
-    pub fn tick(&mut self) {
-        self.versions.retain(|version| version.of.strong_count() > 0);
+    /// Lets go of what was sealed of versions that nobody can have any more. Their bytes may be kept for patches to
+    /// build on, which are made of what is plain.
+    pub fn tick(&mut self, is_there: impl Fn(&Subject) -> bool) {
+        self.versions.retain(|version| version.of.strong_count() > 0 && is_there(&version.subject));
     }
 }
 
@@ -332,8 +333,15 @@ mod tests {
         assert_eq!(sealed.bytes.as_ptr(), place, "its memory serves the next");
         assert_ne!(other.tag, said.tag, "each version has a key");
         let weak = Arc::downgrade(&sealed);
+        drop(sealed);
+        sealer.tick(|_| true);
+        assert!(weak.upgrade().is_some());
+        sealer.tick(|_| false);
+        assert!(weak.upgrade().is_none(), "its bytes are kept for patches alone");
+        let (_, sealed) = chunk(&mut sealer, &second, 2);
+        let weak = Arc::downgrade(&sealed);
         drop((second, sealed));
-        sealer.tick();
+        sealer.tick(|_| true);
         assert!(weak.upgrade().is_none());
     }
 
