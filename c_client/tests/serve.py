@@ -1,13 +1,16 @@
 """A real publisher for a program in C: serve.py PROGRAM [ARGUMENT...]
 
-The program gets the publisher's address as its last argument, and asks for what it needs by lines
+The program gets the publisher's address as its last argument, an empty folder of its own as the
+place for temporary files (`TMPDIR`), and asks for what it needs by lines
 on its standard output, each answered by one: "publish MODEL SHAPE BYTE" (without waiting for
 workers), "running NAME" (the version of "line" that a worker is known to run, 0 for none), "client
 NAME IT" (1 where that worker says that it runs on IT, of some version).
 """
 
+import os
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import Future
 
 import numpy as np
@@ -28,12 +31,16 @@ def weights(words: str, byte: str) -> dict[str, NDArray[np.float32]]:
 def main(command: list[str]) -> int:
     """Serve a program until it ends; return its status."""
     told: list[Future[Receipt]] = []
-    with Publisher("tcp://127.0.0.1:0", timing=Timing(ping=0.2, lost_after=5.0)) as publisher:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Publisher("tcp://127.0.0.1:0", timing=Timing(ping=0.2, lost_after=5.0)) as publisher,
+    ):
         program = subprocess.Popen(  # noqa: S603 - a test of ours
             [*command, publisher.address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, "TMPDIR": folder},
         )
         for line in program.stdout:
             match line.split():
