@@ -42,19 +42,24 @@ def serve() -> None:
     with Publisher("tcp://127.0.0.1:0", shared_memory=False) as publisher:
         address, data = publisher.address, publisher.data_address
         say("bound", address=address, data_address=data, epoch=publisher.epoch)
+        file = np.empty(0, np.uint8)  # a trainer has its tensors in memory that is there
         for line in sys.stdin:
             told = json.loads(line)
             if told["do"] == "workers":
                 workers = {name: _row(its) for name, its in publisher.workers().items()}
                 say("workers", id=told["id"], workers=workers)
                 continue
-            file = np.fromfile(told["file"], np.uint8)
+            path = Path(told["file"])
+            size = path.stat().st_size
+            file = file if len(file) == size else np.empty(size, np.uint8)
+            with path.open("rb") as stream:
+                stream.readinto(file.data)
             data_at = 8 + int(file[:8].view(np.uint64)[0])
             receipt = publisher.publish(told["model"], {"w": file[data_at:]}, timeout=SECONDS)
             fields = ("model", "epoch", "version", "nbytes", "seconds", "digest")
+            its = ("state", "seconds", "detail", "encoding", "nbytes")
             known = {
-                w.name: {"state": w.state, "seconds": w.seconds, "detail": w.detail}
-                for w in receipt.workers.values()
+                w.name: {key: getattr(w, key) for key in its} for w in receipt.workers.values()
             }
             answer = {name: getattr(receipt, name) for name in fields}
             say("receipt", id=told["id"], achieved=True, workers=known, **answer)

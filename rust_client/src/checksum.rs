@@ -12,6 +12,27 @@ pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
     !crc::update(!crc, bytes).unwrap_or_else(|| by_tables(!crc, bytes))
 }
 
+/// Copies bytes, of which the CRC-32C of what came before is `crc`; returns that with them. What was copied is what
+/// was summed, whoever writes to the source meanwhile. With `past_caches`, for what is larger than these and not read
+/// soon, they keep what they hold.
+///
+/// # Panics
+///
+/// If there is not as much room as there are bytes.
+pub fn copy_crc32c(crc: u32, from: &[u8], to: &mut [u8], past_caches: bool) -> u32 {
+    assert_eq!(from.len(), to.len(), "a copy to other room");
+    if let Some(state) = past_caches.then(|| crc::stream(!crc, from, to)).flatten() {
+        return !state;
+    }
+    let parts = from.chunks(BLOCK).zip(to.chunks_mut(BLOCK));
+    parts.fold(crc, |crc, (from, to)| {
+        to.copy_from_slice(from);
+        crc32c_append(crc, to)
+    })
+}
+
+const BLOCK: usize = 16384; // summed while it is in the cache
+
 const POLYNOMIAL: u32 = 0x82f6_3b78; // 0x1edc6f41, reflected
 
 /// `TABLES[n][b]` is the state after the byte b and n zero bytes.
@@ -80,6 +101,13 @@ mod tests {
             prop_assert_eq!(!by_tables(!0, &bytes), expected);
             let (first, rest) = bytes.split_at(cut.index(bytes.len() + 1));
             prop_assert_eq!(crc32c_append(crc32c(first), rest), expected);
+            for past_caches in [false, true] {
+                let mut copy = vec![0; bytes.len()];
+                let (to_first, to_rest) = copy.split_at_mut(first.len());
+                let crc = copy_crc32c(0, first, to_first, past_caches);
+                prop_assert_eq!(copy_crc32c(crc, rest, to_rest, past_caches), expected);
+                prop_assert_eq!(&copy, &bytes);
+            }
         }
     }
 
@@ -87,5 +115,10 @@ mod tests {
     fn many_blocks_agree() {
         let bytes: Vec<u8> = (0..200_001u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         assert_eq!(crc32c(&bytes), by_definition(&bytes));
+        for past_caches in [false, true] {
+            let mut copy = vec![0; bytes.len()];
+            assert_eq!(copy_crc32c(0, &bytes, &mut copy, past_caches), by_definition(&bytes));
+            assert_eq!(copy, bytes);
+        }
     }
 }

@@ -1,19 +1,21 @@
 //! What a version consists of: its layout, and one copy of its bytes, hashed as they are copied.
 //!
-//! The copy is what lets training go on (P2). Its memory comes from a pool, to which it returns when nobody
-//! needs the version any more: fresh pages cost more than the copy.
+//! The copy is what lets training go on (P2). Its memory is used again when nobody needs the version any more:
+//! fresh pages cost more than the copy.
 
-use crate::checksum::crc32c;
+use crate::checksum::{copy_crc32c, crc32c};
 use crate::digest::digest;
 use crate::dtype::Dtype;
 use crate::layout::{Layout, LayoutError};
 use crate::limits::CHUNKS_MAX;
+use crate::staging::Buffers;
 use crate::transfer::ChunkPlan;
 use std::cmp::Reverse;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ops::Deref;
+use std::sync::Arc;
 
-const FREE_MAX: usize = 2; // blocks of one model that are kept for the next versions
+const STREAM_BYTES: u64 = 1 << 25; // from here on, a copy is larger than what the caches keep for the sender
 
 /// A tensor to publish: memory of the caller's, which is copied.
 #[derive(Clone, Copy, Debug)]
@@ -39,8 +41,7 @@ pub struct Content {
     pub plan: ChunkPlan,
     pub crcs: Vec<u32>,
     pub digest: String,
-    block: Vec<u8>,
-    pool: Arc<Pool>,
+    block: Box<dyn Deref<Target = [u8]> + Send + Sync>,
 }
 
 impl Content {
@@ -60,7 +61,7 @@ impl Content {
         let plan = ChunkPlan { nbytes: bytes.len() as u64, ..version.plan };
         let crcs = bytes.chunks(plan.chunk_bytes as usize).map(crc32c).collect();
         let (header, digest) = (version.header.clone(), version.digest.clone());
-        Content { header, plan, crcs, digest, block: bytes, pool: Arc::default() }
+        Content { header, plan, crcs, digest, block: Box::new(bytes) }
     }
 }
 
@@ -70,40 +71,13 @@ impl fmt::Debug for Content {
     }
 }
 
-impl Drop for Content {
-    fn drop(&mut self) {
-        self.pool.give_back(std::mem::take(&mut self.block));
-    }
-}
-
-/// Memory that versions of one model were in.
-#[derive(Default)]
-pub struct Pool(Mutex<Vec<Vec<u8>>>);
-
-impl Pool {
-    fn take(&self, nbytes: usize) -> Vec<u8> {
-        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        free.retain(|block| block.len() == nbytes); // the model has another size now
-        let found = free.pop();
-        drop(free);
-        found.unwrap_or_else(|| vec![0; nbytes])
-    }
-
-    fn give_back(&self, block: Vec<u8>) {
-        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if free.len() < FREE_MAX {
-            free.push(block);
-        }
-    }
-}
-
 /// What a tensor is called and how it looks.
 type Look = (String, Dtype, Vec<u64>);
 
 /// One model, as whoever publishes it sees it: what its last version looked like, and its memory.
 #[derive(Default)]
 pub struct Copier {
-    pool: Arc<Pool>,
+    buffers: Buffers,
     last: Option<(Vec<Look>, Arc<Header>, Vec<usize>)>, // with the order in which the tensors lie
 }
 
@@ -158,7 +132,7 @@ impl Copier {
         Ok((header, order))
     }
 
-    /// Copies the parts one after another, and hashes each chunk while it is in the cache.
+    /// Copies the parts one after another, each hashed as it is copied.
     fn fill(&self, header: Arc<Header>, parts: &[&[u8]], chunk_bytes: u64) -> Result<Content, String> {
         let plan = ChunkPlan::new(header.layout.nbytes, chunk_bytes).ok_or("no size of a chunk")?;
         if plan.count() > CHUNKS_MAX {
@@ -170,25 +144,27 @@ impl Copier {
                 CHUNKS_MAX
             ));
         }
-        let mut block = self.pool.take(plan.nbytes as usize);
+        let none = |error| format!("there is no memory for {} bytes: {}", plan.nbytes, error);
+        let mut block = self.buffers.take_for_copy(plan.nbytes).map_err(none)?;
         let mut parts = parts.iter().copied().filter(|part| !part.is_empty());
         let mut part: &[u8] = &[];
         let mut crcs = Vec::with_capacity(plan.count() as usize);
+        let past_caches = plan.nbytes >= STREAM_BYTES;
         for chunk in block.chunks_mut(chunk_bytes as usize) {
-            let mut at = 0;
+            let (mut at, mut crc) = (0, 0);
             while at < chunk.len() {
                 if part.is_empty() {
                     part = parts.next().ok_or("tensors of fewer bytes than their layout says")?;
                 }
                 let count = part.len().min(chunk.len() - at);
-                chunk[at..at + count].copy_from_slice(&part[..count]);
+                crc = copy_crc32c(crc, &part[..count], &mut chunk[at..at + count], past_caches);
                 at += count;
                 part = &part[count..];
             }
-            crcs.push(crc32c(chunk));
+            crcs.push(crc);
         }
         let digest = digest(&header.layout.id, chunk_bytes, &crcs);
-        Ok(Content { header, plan, crcs, digest, block, pool: self.pool.clone() })
+        Ok(Content { header, plan, crcs, digest, block: Box::new(block) })
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Kept {
     pub number: u64,
     /// Names of the workers that are still at it.
     pub receivers: BTreeSet<String>,
+    /// Of the tensors that somebody has verified, by where each begins.
+    pub sums: BTreeMap<u64, u32>,
 }
 
 impl Kept {
@@ -72,7 +74,8 @@ impl Versions {
         let Offer { content, keep, patches, .. } = offer.into();
         self.count += 1; // P1
         let (unpatched, number, receivers) = (BTreeSet::new(), self.count, BTreeSet::new());
-        self.kept.insert(number, Kept { content, keep, patches, unpatched, number, receivers });
+        let sums = BTreeMap::new();
+        self.kept.insert(number, Kept { content, keep, patches, unpatched, number, receivers, sums });
         number
     }
 
@@ -103,6 +106,11 @@ impl Versions {
     /// The newest committed version that is meant for a worker.
     pub fn latest_for(&self, worker: &str) -> Option<u64> {
         self.latest.max(self.targeted.get(worker).copied())
+    }
+
+    /// By worker, the version that was published to it alone, where that is the newest.
+    pub fn targeted(&self) -> &BTreeMap<String, u64> {
+        &self.targeted
     }
 
     /// Whether there ever was a version of this number in this epoch.
