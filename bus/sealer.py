@@ -4,6 +4,7 @@ The arena stays plain, since workers of this host copy from it. Sealed bytes lie
 own, as much as the version has, from the first chunk that goes out until the version is let go.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
@@ -147,10 +148,18 @@ class Sealer:
     ) -> None:
         ciphers()  # which may not be there
         self._draw, self._take, self._life = draw, take, life
+        self._of = weakref.WeakSet[Sealable]()  # of which something was sealed under this key
         self.rekey(now)
 
     def rekey(self, now: float) -> None:
-        """Have another group key: whoever is not told has none for what comes."""  # E6
+        """Have another group key: whoever is not told has none for what comes.
+
+        What was sealed before is let go. So chunks that wait to be sent do not go out: whoever has
+        the old key alone may be on the way.
+        """  # E6
+        for version in self._of:
+            version.sealed = None
+        self._of.clear()
         self._group, self._since = GroupKey(self._draw()), now
         self._count = 0  # of messages sealed under it
         self._layouts: dict[str, tuple[Subject, bytes, str]] = {}  # the last, by model
@@ -187,6 +196,7 @@ class Sealer:
             again = version.was_sealed
             sealed = version.sealed = SealedVersion(self._group, subject, room, again=again)
             version.was_sealed = True
+            self._of.add(version)
         tag, payload = sealed.chunk(version, index)
         chunk = SealedChunk(
             model=named.model,

@@ -20,7 +20,7 @@ from ..bus.publisher.roster import Peer
 from ..bus.sealer import Sealer
 from ..bus.trust import curve
 from ..bus.trust.grants import Grant
-from ..bus.trust.keys import Allowed, PublisherKeys, WorkerKeys, stamp_of
+from ..bus.trust.keys import Allowed, PublisherKeys, WorkerKeys
 from ..codecs.sealing import KEY_BYTES
 from .models import PublishedModel
 
@@ -116,31 +116,36 @@ def group_keys(sealer: Sealer | None) -> Callable[[Peer], list[str]] | None:
 
 
 def watch_keys(
-    folder: Path, timing: Timing, loop: PublisherLoop, revoked: Callable[[], None]
+    keys: PublisherKeys, timing: Timing, loop: PublisherLoop, revoked: Callable[[], None]
 ) -> None:
     """Look at a publisher's folder of keys in a thread of its own: a disk may take its time.
 
     A change counts within one ping interval. The thread ends with the publisher's. `revoked` is
-    called there once what a key may do was taken away.
+    called there once what a key may do was taken away. Without a folder nothing ever changes.
     """
-    every = min(max(timing.ping / 2, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX)
-    arguments = (folder, every, loop, revoked)
-    threading.Thread(target=_watch, args=arguments, name="weightbus-keys", daemon=True).start()
-
-
-def _watch(folder: Path, every: float, loop: PublisherLoop, revoked: Callable[[], None]) -> None:
-    seen: object = None  # it is read anew at first: what was read may be older than the look
-    again = object()  # no stamp
     complaints = _Complaints()
-    allowed = Allowed(folder, complaints.tell)
+    allowed = keys.allowed(complaints.tell)
+    if allowed is not None:
+        every = min(max(timing.ping / 2, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX)
+        arguments = (allowed, complaints, every, loop, revoked)
+        threading.Thread(target=_watch, args=arguments, name="weightbus-keys", daemon=True).start()
+
+
+def _watch(
+    allowed: Allowed,
+    complaints: "_Complaints",
+    every: float,
+    loop: PublisherLoop,
+    revoked: Callable[[], None],
+) -> None:
+    seen: object = None  # it is read anew at first: what was read may be older than the look
     while not loop.over.wait(every):
         try:
-            stamp = stamp_of(folder)
-            if stamp != seen:
-                by_key = allowed.read()
-                if allowed.whole or seen is not None:  # else it is not known what there was
-                    loop.decide(partial(_grant, by_key, revoked))
-                    seen = stamp if allowed.whole else again
+            stamp = allowed.stamp()
+            if stamp == seen:
+                continue
+            loop.decide(partial(_grant, allowed.read(), revoked))
+            seen = stamp if allowed.whole else None
         except Exception as error:  # what was granted stays so until this can be read
             complaints.tell(error)
         complaints.next()

@@ -162,9 +162,9 @@ class Publisher:
             end_with(self, self._loop)
             undo.pop_all()
         self._loop.start()
-        if keys is not None and keys.folder is not None:
+        if keys is not None:
             revoked = partial(retire, self._models)  # not us: we may be dropped meanwhile
-            watch_keys(keys.folder, self._machine.timing, self._loop, revoked)
+            watch_keys(keys, self._machine.timing, self._loop, revoked)
         self.shown = Shown(self, self._loop, self._machine)
         self.shown.serve(dashboard, metrics, self.close)
 

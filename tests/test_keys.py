@@ -8,9 +8,10 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,58 +161,123 @@ def test_a_bad_file_among_those_that_are_allowed_allows_nothing_and_hides_no_oth
     assert len(complaints) == 2
 
 
+class Disk:
+    """Has some files of those that are allowed fail to be read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.broken, self.tries, opened = set[str](), threading.Semaphore(0), os.open
+
+        def failing(file: Any, flags: int, *args: Any, **options: Any) -> int:
+            if Path(os.fsdecode(file)).name in self.broken:
+                self.tries.release()
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return opened(file, flags, *args, **options)
+
+        monkeypatch.setattr(os, "open", failing)
+
+
+@pytest.fixture(name="disk")
+def _disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def names_in(grants: Mapping[str, Grant]) -> set[str]:
+    return {grant.name for grant in grants.values()}
+
+
 def test_a_file_that_cannot_be_read_for_now_goes_on_allowing_what_it_did(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, disk: Disk
 ) -> None:
-    complaints, broken = list[KeysError](), set[str]()
-    allowed, opened = Allowed(folder, complaints.append), Path.open
-
-    def failing(file: Path, mode: str = "r") -> IO[Any]:
-        if file.name in broken:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return opened(file, mode)
-
-    monkeypatch.setattr(Path, "open", failing)
+    complaints = list[KeysError]()
+    allowed = Allowed(folder, complaints.append)
     everything = allowed.read()
     assert allowed.whole
-    broken.add("w.json")
+    disk.broken.add("w.json")
     (folder / "allowed" / "eye.json").unlink()
-    assert {grant.name for grant in allowed.read().values()} == {"w", "gpu-*"}
+    assert names_in(allowed.read()) == {"w", "gpu-*"}
     assert not allowed.whole
-    assert "cannot be read" in str(complaints[-1])
-    broken.clear()
+    assert "w.json cannot be read: Input/output error; until" in str(complaints[-1])
+    disk.broken.clear()
     assert allowed.read().items() < everything.items()
     assert allowed.whole
     (folder / "allowed" / "w.json").unlink()
-    assert {grant.name for grant in allowed.read().values()} == {"gpu-*"}
+    assert names_in(allowed.read()) == {"gpu-*"}
+
+
+def test_a_file_that_was_never_read_lets_nobody_in_and_keeps_nobody(
+    folder: Path, disk: Disk
+) -> None:
+    complaints = list[KeysError]()
+    allowed = Allowed(folder, complaints.append)
+    allowed.read()
+    generate(folder, {"new": "worker"})
+    disk.broken.add("new.json")
+    allow(folder, "eye", on=False)
+    assert names_in(allowed.read()) == {"w", "gpu-*"}
+    assert not allowed.whole
+    allow(folder, "w", on=False)
+    (folder / "allowed" / "gpu-+.json").rename(folder / "allowed" / "new.json")
+    assert names_in(allowed.read()) == set(), "what lies there now, nobody knows"
+    assert [str(error).partition(" cannot")[0] for error in complaints] == [
+        str(folder / "allowed" / "new.json")
+    ] * 2
+    disk.broken.clear()
+    assert names_in(allowed.read()) == {"gpu-*"}
+
+
+def test_of_too_many_files_those_count_that_did_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complaints = list[KeysError]()
+    allowed = Allowed(folder, complaints.append)
+    allowed.read()
+    before = allowed.stamp()
+    monkeypatch.setattr("weightbus.bus.trust.keys.KEYS_MAX", 3)
+    generate(folder, {"new": "worker", "newer": "worker"})
+    assert allowed.stamp() != before
+    allow(folder, "w", on=False)
+    assert names_in(allowed.read()) == {"eye", "gpu-*"}
+    assert "4 keys; at most 3" in str(complaints[-1])
+    with pytest.raises(KeysError, match="at most 3"):
+        Allowed(folder).read()
+    before = allowed.stamp()
+    allow(folder, "eye", on=False)
+    assert allowed.stamp() != before
+    assert names_in(allowed.read()) == {"gpu-*", "new", "newer"}
+
+
+def test_a_pipe_among_those_that_are_allowed_keeps_nobody_waiting(folder: Path) -> None:
+    complaints = list[KeysError]()
+    os.mkfifo(folder / "allowed" / "a.json")
+    writer = os.open(folder / "allowed" / "a.json", os.O_RDWR)
+    try:
+        assert names_in(Allowed(folder, complaints.append).read()) == {"w", "gpu-*", "eye"}
+    finally:
+        os.close(writer)
+    assert "a.json" in str(complaints[0])
 
 
 def test_what_cannot_be_read_is_looked_at_again_and_revocation_goes_on(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    opened, tries = Path.open, threading.Semaphore(0)
-
-    def failing(file: Path, mode: str = "r") -> IO[Any]:
-        if file.name == "w.json" and "allowed" in file.parts and (folder / "broken").exists():
-            tries.release()
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return opened(file, mode)
-
-    monkeypatch.setattr(Path, "open", failing)
-    with publisher_of(folder) as publisher:
+    known = PublisherKeys.read(folder)
+    disk.broken.add("w.json")  # and was read once
+    allow(folder, "eye", on=False)
+    with publisher_of(known) as publisher:
         grants = vars(publisher._machine)["_grants"]  # noqa: SLF001 # pyright: ignore
-        names = lambda: sorted(grant.name for grant in vars(grants)["_by_key"].values())  # noqa: E731
-        allow(folder, "eye", on=False)
-        wait_for(lambda: names() == ["gpu-*", "w"], "a first look", SECONDS)
-        (folder / "broken").touch()
+        names = lambda: names_in(vars(grants)["_by_key"])  # noqa: E731
+        wait_for(lambda: names() == {"gpu-*", "w"}, "a first look", SECONDS)
         nested = b'{"name": "z", "more": ' + b"[" * 100_000
         (folder / "allowed" / "deep.json").write_bytes(nested[:4000])
-        assert tries.acquire(timeout=SECONDS)
-        assert tries.acquire(timeout=SECONDS), "it is tried again, though nothing has changed"
-        assert names() == ["gpu-*", "w"]
+        while disk.tries.acquire(blocking=False):
+            pass
+        assert disk.tries.acquire(timeout=SECONDS)
+        assert disk.tries.acquire(timeout=SECONDS), "it is tried again, though nothing has changed"
+        assert names() == {"gpu-*", "w"}
         (folder / "allowed" / "w.json").unlink()
-        wait_for(lambda: names() == ["gpu-*"], "what is removed to count", SECONDS)
+        wait_for(lambda: names() == {"gpu-*"}, "what is removed to count", SECONDS)
     assert caplog.text.count("Input/output error") == 1
+    assert caplog.text.count("deep.json") == 1
 
 
 def test_keygen_says_what_it_made_and_takes_no_name_twice(
@@ -456,7 +522,7 @@ def allow(folder: Path, name: str, *, on: bool) -> None:
     aside.rename(file) if on else file.rename(aside)
 
 
-def publisher_of(folder: Path | None, **options: object) -> weightbus.Publisher:
+def publisher_of(folder: Path | PublisherKeys | None, **options: object) -> weightbus.Publisher:
     told = {"keys": folder, "timing": QUICK, "shared_memory": False} | options
     return weightbus.Publisher("tcp://127.0.0.1:0", **told)  # type: ignore[arg-type]
 

@@ -31,6 +31,7 @@ from weightbus.bus.messages import (
     encode,
     from_publisher,
 )
+from weightbus.bus.net.outlet import QueuedMessage
 from weightbus.bus.publisher.effects import (
     Broadcast,
     BroadcastChunk,
@@ -258,6 +259,17 @@ def test_the_same_bytes_under_another_epoch_or_group_key_are_sealed_anew() -> No
     by.rekey(0.0)
     third = bytes(by.chunk(version, 0)[1])
     assert len({first, second, third}) == 3
+
+
+def test_chunks_that_wait_under_an_older_group_key_do_not_go_out() -> None:
+    version, by = version_of(1, np.arange(40, dtype=np.uint8), 64, 7), sealer()
+    other = version_of(2, np.arange(40, dtype=np.uint8), 64, 7)
+    waiting = [QueuedMessage([b"a/dat", b"{}", by.chunk(each, 0)[1]]) for each in (version, other)]
+    words = QueuedMessage([b"a/ctl", b"{}"])
+    assert all(message.parts() for message in waiting)
+    by.rekey(0.0)
+    assert not any(message.parts() for message in waiting), "nobody has asked for any of it since"
+    assert words.parts(), "of a version that was published while that key was good"
 
 
 def test_a_group_key_is_as_old_as_it_may_be() -> None:

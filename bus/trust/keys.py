@@ -64,6 +64,9 @@ class _WorkerFile(msgspec.Struct):
         _check_keys(self.public, self.secret, self.publisher)
 
 
+Files = Mapping[Path, _AllowedFile]
+
+
 @dataclass(frozen=True, slots=True)
 class PublisherKeys:
     """What a publisher needs.
@@ -72,11 +75,13 @@ class PublisherKeys:
         secret: Its secret key, 40 characters of Z85.
         grants: What each key may do, by public key.
         folder: Where that is read, again and again; None: it never changes.
+        known: What each file there said when it was read.
     """
 
     secret: str = field(repr=False)
     grants: Mapping[str, Grant]
     folder: Path | None = None
+    known: Files = field(default_factory=dict[Path, _AllowedFile], repr=False, compare=False)
 
     @classmethod
     def read(cls, path: str | Path) -> "PublisherKeys":
@@ -96,7 +101,16 @@ class PublisherKeys:
             )
         own = _read(folder / PUBLISHER, _PublisherFile, secret=True)
         _check_pair(own.public, own.secret, folder / PUBLISHER)
-        return cls(own.secret, Allowed(folder).read(), folder)
+        allowed = Allowed(folder)
+        return cls(own.secret, allowed.read(), folder, allowed.known)
+
+    def allowed(self, complain: Callable[[KeysError], None]) -> "Allowed | None":
+        """Return what reads the folder again, and knows what stood there; None: there is none.
+
+        Args:
+            complain: Told of files that make no sense, and of those that cannot be read.
+        """
+        return None if self.folder is None else Allowed(self.folder, complain, self.known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,65 +150,85 @@ class WorkerKeys:
 class Allowed:
     """Who may come, as a publisher's folder of keys says; read as often as one likes.
 
+    Nothing that is wrong with one file keeps another one's removal from counting.
+
     Args:
         folder: The folder.
-        complain: Told of files that make no sense, which then allow nothing; and of those that
-            cannot be read now, which go on allowing what they did.
+        complain: Told of files that make no sense, which then allow nothing; of those that cannot
+            be read now, which go on allowing what they did; and of more files than there may be,
+            of which those count that did before.
+        known: What stood in the files when they were read last.
 
     Attributes:
+        known: What stood in them this time, and so what those allow that cannot be read next time.
         whole: Whether all files could be read the last time. If not, read again.
     """
 
-    def __init__(self, folder: Path, complain: Callable[[KeysError], None] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        complain: Callable[[KeysError], None] | None = None,
+        known: Files = MappingProxyType({}),
+    ) -> None:
         self._folder, self._complain = folder / ALLOWED, complain
-        self._last: dict[Path, _AllowedFile] = {}
-        self.whole = True
+        self.known, self.whole = known, True
 
     def read(self) -> Mapping[str, Grant]:
         """Read who may come, by public key.
 
         Raises:
-            KeysError: The folder cannot be read, or holds too much; or a file makes no sense, and
-                nobody is told of that.
+            KeysError: The folder cannot be read; or something in it makes no sense, and nobody is
+                told of that.
         """
-        found, last, self.whole = dict[str, Grant](), dict[Path, _AllowedFile](), True
-        for file in sorted(_files(self._folder)):
+        found, known, self.whole = dict[str, Grant](), dict[Path, _AllowedFile](), True
+        files = _files(self._folder)
+        if len(files) > KEYS_MAX:
+            self._tell(_too_many(self._folder, files))
+            files = [file for file in files if file in self.known]
+        for file in files:
             try:
-                last[file] = self._file(file)
-                _allow(file, last[file], found)
+                known[file] = self._file(file)
+                _allow(file, known[file], found)
             except KeysError as error:
-                if self._complain is None:
-                    raise
-                self._complain(error)
-        self._last = last
+                self._tell(error)
+        self.known = MappingProxyType(known)
         return MappingProxyType(found)
+
+    def _tell(self, error: KeysError) -> None:
+        if self._complain is None:
+            raise error
+        self._complain(error)
 
     def _file(self, file: Path) -> _AllowedFile:
         try:
             return _read(file, _AllowedFile)
         except UnreadableError as error:
-            if self._complain is None:
-                raise
             self.whole = False
-            if file not in self._last:
+            if file not in self.known:
                 raise
-            self._complain(error)
-            return self._last[file]
+            self._tell(
+                UnreadableError(
+                    f"{error}; until it can be, it allows what it did: remove it to end that"
+                )
+            )
+            return self.known[file]
+
+    def stamp(self) -> tuple[object, ...]:
+        """Return what changes whenever somebody is added to those who may come, or removed."""
+        files = _files(self._folder)
+        looked = files if len(files) <= KEYS_MAX else [f for f in files if f in self.known]
+        rows = ((file.name, _stat(file)) for file in looked)
+        return len(files), *(
+            (name, seen.st_ino, seen.st_size, seen.st_mtime_ns)
+            for name, seen in rows
+            if seen is not None
+        )
 
 
 def _allow(file: Path, allowed: _AllowedFile, found: dict[str, Grant]) -> None:
     if allowed.public in found:
         raise KeysError(f"{file}: another file there has the same key; remove one of the two")
     found[allowed.public] = Grant(allowed.name, allowed.role)
-
-
-def stamp_of(folder: Path) -> tuple[object, ...]:
-    """Return what changes whenever somebody is added to those who may come, or removed."""
-    return tuple(
-        (file.name, seen.st_ino, seen.st_size, seen.st_mtime_ns)
-        for file in sorted(_files(folder / ALLOWED))
-        if (seen := _stat(file)) is not None
-    )
 
 
 def generate(folder: Path, names: Mapping[str, Role]) -> list[Path]:
@@ -248,7 +282,10 @@ def file_name(name: str) -> str:
 
 def _file_of(folder: Path, name: str | None) -> Path:
     """Return the file in a folder that is for a worker of this name; without one, the only file."""
-    files = {file: Grant(file.stem.replace(STAR, "*")) for file in sorted(_files(folder))}
+    found = _files(folder)
+    if len(found) > KEYS_MAX:
+        raise _too_many(folder, found)
+    files = {file: Grant(file.stem.replace(STAR, "*")) for file in found}
     fit = [file for file, of in files.items() if name is None or of.fits(name)]
     exact = [file for file, of in files.items() if of.name == name]
     if len(exact or fit) != 1:
@@ -262,12 +299,13 @@ def _file_of(folder: Path, name: str | None) -> Path:
 
 def _files(folder: Path) -> list[Path]:
     try:
-        found = [entry for entry in folder.iterdir() if entry.suffix == SUFFIX]
+        return sorted(entry for entry in folder.iterdir() if entry.suffix == SUFFIX)
     except OSError as error:
         raise KeysError(f"{folder} cannot be read: {error.strerror}") from None
-    if len(found) > KEYS_MAX:
-        raise KeysError(f"{folder} has {len(found)} keys; at most {KEYS_MAX} are allowed")
-    return found
+
+
+def _too_many(folder: Path, files: list[Path]) -> KeysError:
+    return KeysError(f"{folder} has {len(files)} keys; at most {KEYS_MAX} are allowed")
 
 
 def _stat(file: Path) -> os.stat_result | None:
@@ -284,12 +322,17 @@ def _path(given: str | Path) -> Path:
     return Path(given)
 
 
+def _at_once(file: str, flags: int) -> int:
+    """Open a file that is read again and again: a pipe among those keeps nobody waiting."""
+    return os.open(file, flags | os.O_NONBLOCK)
+
+
 def _read(file: Path, kind: type[_T], *, secret: bool = False) -> _T:
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=None if secret else _at_once) as opened:
             if secret and os.fstat(opened.fileno()).st_mode & stat.S_IRWXO:
                 raise KeysError(f"{file} is open to every user of this host: chmod 600 {file}")
-            return msgspec.json.decode(opened.read(TEXT_MAX), type=kind)
+            return msgspec.json.decode(opened.read(TEXT_MAX) or b"", type=kind)
     except OSError as error:
         gone = isinstance(error, FileNotFoundError)
         wrong: type[KeysError] = KeysError if gone else UnreadableError

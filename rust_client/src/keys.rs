@@ -10,7 +10,7 @@ use crate::sealing;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// What a worker needs to speak to a publisher with keys, and to no other.
@@ -90,7 +90,8 @@ impl Unread {
     }
 }
 
-/// Returns what stands in a file, of which nobody else may know if it is secret.
+/// Returns what stands in a file, of which nobody else may know if it is secret. Others are read again and again: a pipe
+/// among those keeps nobody waiting.
 pub(crate) fn read(file: &Path, secret: bool) -> Result<Vec<u8>, Unread> {
     let unread = |error: io::Error| {
         let gone = error.kind() == io::ErrorKind::NotFound;
@@ -101,7 +102,8 @@ pub(crate) fn read(file: &Path, secret: bool) -> Result<Vec<u8>, Unread> {
             Unread::Unreadable(error)
         }
     };
-    let opened = fs::File::open(file).map_err(unread)?;
+    let flags = if secret { 0 } else { libc::O_NONBLOCK };
+    let opened = fs::OpenOptions::new().read(true).custom_flags(flags).open(file).map_err(unread)?;
     if secret && opened.metadata().map_err(unread)?.permissions().mode() & 0o007 != 0 {
         let text = format!("{0} is open to every user of this host: chmod 600 {0}", file.display());
         return Err(Unread::Odd(Error::Keys(text)));

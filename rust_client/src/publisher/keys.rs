@@ -19,18 +19,22 @@ use std::path::{Path, PathBuf};
 const PUBLISHER: &str = "publisher.json";
 const ALLOWED: &str = "allowed";
 const KEYS_MAX: usize = super::roster::WORKERS_MAX; // that a publisher allows: one for each worker
+const GOES_ON: &str = "until it can be, it allows what it did: remove it to end that";
 const ROLES: [(&str, Role); 2] = [("worker", Role::Worker), ("observer", Role::Observer)];
+
+/// How many files there are, and how each that counts looks from outside.
+pub type Stamp = (usize, Vec<(PathBuf, [i64; 4])>);
 
 /// What a publisher needs to let nobody in but those that it knows.
 pub struct PublisherKeys {
     pub(super) secret: String, // 40 characters of Z85
-    pub(super) allowed: ByKey,
-    pub(super) folder: PathBuf,
+    pub(super) by_key: ByKey,
+    pub(super) allowed: Allowed,
 }
 
 impl fmt::Debug for PublisherKeys {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "PublisherKeys({}, of {})", self.folder.display(), self.allowed.len())
+        write!(f, "PublisherKeys({}, of {})", self.allowed.folder.display(), self.by_key.len())
     }
 }
 
@@ -54,33 +58,42 @@ impl PublisherKeys {
         let (public, secret) = object_of(&read(&file, true).map_err(Unread::error)?, &whose, pair)?;
         check_pair(&public, &secret, &whose)?;
         let mut odd = None;
-        let allowed = Allowed::new(folder).read(&mut |error| odd = odd.take().or(Some(error)))?;
+        let mut allowed = Allowed::new(folder);
+        let by_key = allowed.read(&mut |error| odd = odd.take().or(Some(error)))?;
         match odd {
-            None => Ok(PublisherKeys { secret, allowed, folder: folder.to_owned() }),
+            None => Ok(PublisherKeys { secret, by_key, allowed }),
             Some(error) => Err(error),
         }
     }
 }
 
-/// Who may come, as a publisher's folder of keys says; read as often as one likes.
+/// Who may come, as a publisher's folder of keys says; read as often as one likes. Nothing that is wrong with one file
+/// keeps another one's removal from counting.
 pub struct Allowed {
     folder: PathBuf,
-    last: BTreeMap<PathBuf, (String, Grant)>,
+    known: BTreeMap<PathBuf, (String, Grant)>, // what stood in the files when they were read last
     /// Whether all files could be read the last time. If not, read again.
     pub whole: bool,
 }
 
 impl Allowed {
     pub fn new(folder: &Path) -> Allowed {
-        Allowed { folder: folder.join(ALLOWED), last: BTreeMap::new(), whole: true }
+        Allowed { folder: folder.join(ALLOWED), known: BTreeMap::new(), whole: true }
     }
 
     /// Reads who may come, by public key. Files that make no sense are complained of, and allow nothing; so are those
-    /// that cannot be read now, which go on allowing what they did.
+    /// that cannot be read now, which go on allowing what they did, and more files than there may be: of those they count
+    /// that did before.
     pub fn read(&mut self, complain: &mut dyn FnMut(Error)) -> Result<ByKey, Error> {
-        let (mut found, mut last) = (ByKey::new(), BTreeMap::new());
+        let (mut found, mut known) = (ByKey::new(), BTreeMap::new());
         self.whole = true;
-        for file in self.files()? {
+        let (count, files) = self.files()?;
+        if count > KEYS_MAX {
+            let folder = self.folder.display();
+            let text = format!("{} has {} keys; at most {} are allowed", folder, count, KEYS_MAX);
+            complain(Error::Keys(text));
+        }
+        for file in files {
             let (key, grant) = match allowed_in(&file) {
                 Ok(row) => row,
                 Err(Unread::Odd(error)) => {
@@ -88,15 +101,20 @@ impl Allowed {
                     continue;
                 }
                 Err(Unread::Unreadable(error)) => {
-                    complain(error);
                     self.whole = false;
-                    match self.last.get(&file) {
-                        Some(row) => row.clone(),
-                        None => continue,
+                    match self.known.get(&file) {
+                        Some(row) => {
+                            complain(Error::Keys(format!("{}; {}", error, GOES_ON)));
+                            row.clone()
+                        }
+                        None => {
+                            complain(error);
+                            continue;
+                        }
                     }
                 }
             };
-            last.insert(file.clone(), (key.clone(), grant.clone()));
+            known.insert(file.clone(), (key.clone(), grant.clone()));
             match found.entry(key) {
                 Entry::Vacant(place) => {
                     place.insert(grant);
@@ -107,20 +125,22 @@ impl Allowed {
                 ))),
             }
         }
-        self.last = last;
+        self.known = known;
         Ok(found)
     }
 
     /// What changes whenever somebody is added to those who may come, or removed.
-    pub fn stamp(&self) -> Result<Vec<(PathBuf, [i64; 4])>, Error> {
+    pub fn stamp(&self) -> Result<Stamp, Error> {
         let look = |file: PathBuf| {
             let seen = fs::metadata(&file).ok()?; // it was removed meanwhile, which the next look will see
             Some((file, [seen.ino() as i64, seen.size() as i64, seen.mtime(), seen.mtime_nsec()]))
         };
-        Ok(self.files()?.into_iter().filter_map(look).collect())
+        let (count, files) = self.files()?;
+        Ok((count, files.into_iter().filter_map(look).collect()))
     }
 
-    fn files(&self) -> Result<Vec<PathBuf>, Error> {
+    /// How many files there are, and those that count.
+    fn files(&self) -> Result<(usize, Vec<PathBuf>), Error> {
         let unreadable =
             |error: io::Error| Error::Keys(format!("{} cannot be read: {}", self.folder.display(), error));
         let mut files = Vec::new();
@@ -130,15 +150,12 @@ impl Allowed {
                 files.push(file);
             }
         }
-        if files.len() > KEYS_MAX {
-            let (folder, count) = (self.folder.display(), files.len());
-            return Err(Error::Keys(format!(
-                "{} has {} keys; at most {} are allowed",
-                folder, count, KEYS_MAX
-            )));
+        let count = files.len();
+        if count > KEYS_MAX {
+            files.retain(|file| self.known.contains_key(file));
         }
         files.sort();
-        Ok(files)
+        Ok((count, files))
     }
 }
 
@@ -153,7 +170,7 @@ fn allowed_in(file: &Path) -> Result<(String, Grant), Unread> {
 #[cfg(all(test, feature = "keys"))]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{symlink, PermissionsExt};
 
     const PUBLIC: [&str; 2] =
         ["Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID", "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"];
@@ -187,6 +204,13 @@ mod tests {
             self.write(&format!("{}/{}", ALLOWED, file), &json, 0o644);
         }
 
+        /// Has a file that nobody can read.
+        fn break_it(&self, file: &str) {
+            let file = self.0.join(ALLOWED).join(file);
+            let _ = fs::remove_file(&file);
+            symlink(&file, &file).unwrap();
+        }
+
         fn error(&self) -> String {
             PublisherKeys::read(&self.0).unwrap_err().to_string()
         }
@@ -206,8 +230,8 @@ mod tests {
         folder.write("allowed/.part", "{", 0o600);
         let keys = PublisherKeys::read(&folder.0).unwrap();
         assert_eq!(keys.secret, SECRET);
-        assert_eq!(keys.allowed[PUBLIC[0]], Grant { name: "gpu-*".to_owned(), role: Role::Worker });
-        assert_eq!(keys.allowed[PUBLIC[1]], Grant { name: "eye".to_owned(), role: Role::Observer });
+        assert_eq!(keys.by_key[PUBLIC[0]], Grant { name: "gpu-*".to_owned(), role: Role::Worker });
+        assert_eq!(keys.by_key[PUBLIC[1]], Grant { name: "eye".to_owned(), role: Role::Observer });
         assert!(!format!("{:?}", keys).contains(SECRET));
     }
 
@@ -248,12 +272,59 @@ mod tests {
         let found = allowed.read(&mut |error| complaints.push(error.to_string())).unwrap();
         assert_eq!((found.len(), complaints.len(), allowed.whole), (1, 1, true));
         fs::remove_file(folder.0.join("allowed/b.json")).unwrap();
-        fs::create_dir(folder.0.join("allowed/a.json.")).unwrap();
-        fs::remove_file(folder.0.join("allowed/a.json")).unwrap();
-        fs::rename(folder.0.join("allowed/a.json."), folder.0.join("allowed/a.json")).unwrap();
+        folder.break_it("a.json");
         let found = allowed.read(&mut |error| complaints.push(error.to_string())).unwrap();
         assert_eq!((found.len(), complaints.len(), allowed.whole), (1, 2, false), "it cannot be read now");
+        assert!(complaints[1].contains("a.json cannot be read") && complaints[1].contains("until"));
         fs::remove_dir_all(folder.0.join(ALLOWED)).unwrap();
         assert!(allowed.read(&mut |_| ()).is_err() && allowed.stamp().is_err(), "what was granted stays so");
+    }
+
+    #[test]
+    fn what_cannot_be_read_keeps_no_other_from_being_removed() {
+        let folder = Folder::new("broken");
+        folder.allow("a.json", "a", 0, "");
+        folder.allow("b.json", "b", 1, "");
+        let PublisherKeys { by_key, mut allowed, .. } = PublisherKeys::read(&folder.0).unwrap();
+        folder.break_it("a.json"); // before it was ever looked at again
+        folder.break_it("c.json");
+        let mut complaints = Vec::new();
+        let mut look = || allowed.read(&mut |error| complaints.push(error.to_string())).unwrap();
+        assert_eq!(look(), by_key);
+        fs::remove_file(folder.0.join("allowed/b.json")).unwrap();
+        assert_eq!(look().keys().collect::<Vec<_>>(), [PUBLIC[0]]);
+        fs::rename(folder.0.join("allowed/a.json"), folder.0.join("allowed/c.json")).unwrap();
+        assert!(look().is_empty(), "what lies there now, nobody knows");
+        let told = |file: &str| complaints.iter().filter(|text| text.contains(file)).count();
+        assert_eq!((told("a.json"), told("c.json")), (2, 3));
+    }
+
+    #[test]
+    fn of_too_many_files_those_count_that_did_before() {
+        let folder = Folder::new("many");
+        folder.allow("a.json", "a", 0, "");
+        folder.allow("b.json", "b", 1, "");
+        let mut allowed = PublisherKeys::read(&folder.0).unwrap().allowed;
+        let before = allowed.stamp().unwrap();
+        for i in 0..KEYS_MAX {
+            folder.write(&format!("allowed/{}.json", i), "", 0o644);
+        }
+        assert!(allowed.stamp().unwrap() != before);
+        fs::remove_file(folder.0.join("allowed/b.json")).unwrap();
+        let mut complaints = Vec::new();
+        let found = allowed.read(&mut |error| complaints.push(error.to_string())).unwrap();
+        assert_eq!((found.len(), complaints.len()), (1, 1), "{:?}", complaints);
+        assert!(complaints[0].contains("at most") && folder.error().contains("at most"));
+    }
+
+    #[test]
+    fn a_pipe_keeps_nobody_waiting() {
+        let folder = Folder::new("pipe");
+        folder.allow("b.json", "b", 0, "");
+        let pipe = folder.0.join("allowed/a.json");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let mut complaints = Vec::new();
+        let found = Allowed::new(&folder.0).read(&mut |error| complaints.push(error.to_string())).unwrap();
+        assert_eq!((found.len(), complaints.len()), (1, 1), "{:?}", complaints);
     }
 }

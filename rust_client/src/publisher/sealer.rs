@@ -354,11 +354,14 @@ mod tests {
             Some((FromPublisher::SealedMessage(sealed), Payload::None)) => (sealed.count, sealed.key),
             other => panic!("{:?}", other),
         };
-        let (before, key) = (chunk(&mut sealer, &content, 1).0, sealer.key());
+        let ((before, sealed), key) = (chunk(&mut sealer, &content, 1), sealer.key());
+        let waiting = Arc::downgrade(&sealed); // as a subscriber's queue has it
+        drop(sealed);
         assert_eq!((count(&mut sealer).0, count(&mut sealer).0), (1, 2));
         assert!(!sealer.due(Duration::from_secs(4)) && sealer.due(Duration::from_secs(5)));
         sealer.rekey(Duration::from_secs(5));
         assert!(!sealer.due(Duration::from_secs(9)));
+        assert!(waiting.upgrade().is_none(), "what waits does not go out any more");
         let after = chunk(&mut sealer, &content, 1).0;
         assert!(sealer.key() != key && after.key != before.key && after.tag != before.tag);
         assert_eq!(count(&mut sealer), (1, after.key));

@@ -38,6 +38,12 @@ impl Machine {
         self.trust.as_ref().map_or(true, |trust| trust.grants.may_read(name, key))
     }
 
+    /// Whether the owner of a key may look on (K4).
+    pub(super) fn may_look_on(&self, key: &str) -> bool {
+        let grants = self.trust.as_ref().map(|trust| &trust.grants);
+        grants.map_or(true, |grants| grants.of(key).map_or(false, |grant| grant.role == Role::Observer))
+    }
+
     /// The group keys that a worker is told.
     pub(super) fn group_keys(&self) -> Vec<String> {
         self.trust.iter().map(|trust| trust.group.clone()).collect()
