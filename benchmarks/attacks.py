@@ -20,10 +20,11 @@ from typing import Literal
 
 import zmq
 
-from weightbus.bus.limits import HEADER_BYTES_MAX, MODELS_MAX
+from weightbus.bus.limits import HEADER_BYTES_MAX, MODELS_MAX, PAGES_MAX
 from weightbus.bus.messages import Hello, Message, Ping, encode
 from weightbus.bus.net.endpoints import host_and_port
 from weightbus.bus.net.zmtp import COMMAND, GREETING, MORE, message_parts
+from weightbus.bus.observed import Observe, Verify
 from weightbus.bus.trust.keys import PublisherKeys
 from weightbus.python_client.keys import KEYS
 
@@ -132,6 +133,11 @@ def _pings(start: int) -> Iterator[bytes]:
     yield from itertools.repeat(_message(Ping()) * 1000)
 
 
+def _observes(_start: int) -> Iterator[bytes]:
+    questions = _message(Observe(pages=PAGES_MAX)) + _message(Verify(worker="w", model="policy"))
+    yield from itertools.repeat(questions * 500)
+
+
 def _transport_pings(_start: int) -> Iterator[bytes]:
     yield from itertools.repeat(_frame(b"\x04PING\0\0" + b"a" * 16, COMMAND) * 1000)
 
@@ -203,6 +209,7 @@ ATTACKS: dict[str, Attack] = {
     "passing": Attack("one hello, and gone", "control", 50, _one_hello),
     "malformed": Attack("no message of ours", "control", 200, _malformed),
     "pings": Attack("pings, answers unread", "control", 64, _pings, reads=False),
+    "observes": Attack("who runs what, answers unread", "control", 64, _observes, reads=False),
     "control-pings": Attack("ZMTP's pings", "control", 64, _transport_pings, reads=False),
     "idle": Attack("descriptors run out", "data", 200, _nothing, descriptors=128),
     "idle-control": Attack("descriptors run out", "control", 200, _nothing, descriptors=128),

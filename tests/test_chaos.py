@@ -60,7 +60,8 @@ def test_the_core_publishes_under_every_fault_that_it_can_have() -> None:
     plans = [plan(seed, ALL, FAULTS, "rust") for seed in SEEDS]
     assert {step.fault for each in plans for step in each.steps} == set(FAULTS) - SHARING
     assert sum(each.keyed for each in plans) == len(SEEDS) / 2
-    assert not any(each.observed for each in plans)
+    assert any(each.watched for each in plans)
+    assert not any(each.serves for each in plans)
 
 
 def test_every_fault_lasts_and_says_what_it_is() -> None:
@@ -159,7 +160,7 @@ def test_whoever_says_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -
     receipts = [{"model": SMALL, "version": 7, **states}, {"model": LARGE, "version": 8, **states}]
     for which in ("_roster", "_status", "_page", "_metrics", "of_workers"):
         monkeypatch.setattr(onlookers, which, lambda _: dict(truth))
-    cast: Any = type("Cast", (), {"plan": type("Plan", (), {"watched": True, "observed": True})})
+    cast: Any = type("Cast", (), {"plan": type("Plan", (), {"watched": True, "serves": True})})
     assert not [*onlookers.disagreements(cast, calm, receipts)]
     old: Callable[[Any], onlookers.Runs] = lambda _: truth | {("w0", SMALL): (1, 6)}  # noqa: E731
     monkeypatch.setattr(onlookers, "_metrics", old)

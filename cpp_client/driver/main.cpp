@@ -347,7 +347,8 @@ int main(int count, char** values) {
   weightbus::Worker worker =
       expect(weightbus::Worker::connect(arguments.address, arguments.options));
   std::thread watcher;
-  if (arguments.tensors && !arguments.options.cast) {  // after a cast bytes differ
+  const bool reads = arguments.tensors && !arguments.registered.empty();
+  if (reads && !arguments.options.cast) {  // after a cast bytes differ
     watcher = std::thread(watch, std::cref(worker), std::cref(arguments.registered));
   }
   serve(worker, arguments);

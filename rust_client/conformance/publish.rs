@@ -2,7 +2,8 @@
 
 use serde_json::{json, Value};
 use std::error::Error;
-use std::io::{self, BufRead, Write};
+use std::fs::File;
+use std::io::{self, BufRead, Read, Write};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -23,12 +24,13 @@ pub fn serve(arguments: &[String], usage: &str) -> Result<(), Fault> {
         "epoch": publisher.epoch(),
     }));
     let mut waiting: Vec<JoinHandle<()>> = Vec::new();
+    let mut file = Vec::new(); // a trainer has its tensors in memory that it does not ask for each time
     for line in io::stdin().lock().lines() {
         let told: Value = serde_json::from_str(&line?)?;
         waiting.retain(|thread| !thread.is_finished()); // each keeps its stack
         let id = told["id"].clone();
         match told["do"].as_str() {
-            Some("publish") => match publish(&publisher, &told) {
+            Some("publish") => match publish(&publisher, &told, &mut file) {
                 Ok(publishing) => waiting.push(thread::spawn(move || answer(&id, publishing.wait()))),
                 Err(error) => say(&json!({"event": "error", "id": id, "text": error.to_string()})),
             },
@@ -87,7 +89,7 @@ fn builder(arguments: &[String], usage: &str) -> Result<PublisherBuilder, Fault>
     Ok(builder.timing(Duration::from_secs_f64(ping), Duration::from_secs_f64(lost_after)))
 }
 
-fn publish(publisher: &Publisher, told: &Value) -> Result<Publishing, Fault> {
+fn publish(publisher: &Publisher, told: &Value, file: &mut Vec<u8>) -> Result<Publishing, Fault> {
     let names = |list: &Vec<Value>| list.iter().filter_map(|name| Some(name.as_str()?.to_owned())).collect();
     let seconds = |field: &str| told[field].as_f64().map(Duration::from_secs_f64);
     let defaults = PublishOptions::default();
@@ -109,8 +111,9 @@ fn publish(publisher: &Publisher, told: &Value) -> Result<Publishing, Fault> {
             _ => Encoding::Raw,
         },
     };
-    let file = std::fs::read(told["file"].as_str().ok_or("no file")?)?;
-    Ok(publisher.publish_safetensors(told["model"].as_str().ok_or("no model")?, &file, &options)?)
+    file.clear();
+    File::open(told["file"].as_str().ok_or("no file")?)?.read_to_end(file)?;
+    Ok(publisher.publish_safetensors(told["model"].as_str().ok_or("no model")?, file, &options)?)
 }
 
 fn answer(id: &Value, result: Result<Receipt, weightbus::Error>) {

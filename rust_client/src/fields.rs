@@ -172,6 +172,16 @@ impl<'a> Fields<'a> {
         self.list(field, most, what)?.iter().map(text).collect()
     }
 
+    /// Sums of 32 bits, or nothing where one stands for what has none.
+    pub fn sums(&self, field: &str, most: usize) -> Result<Vec<Option<u32>>, Fault> {
+        let sum = |item: &Value| match item {
+            Value::Null => Ok(None),
+            Value::Integer(sum) if *sum <= u64::from(u32::MAX) => Ok(Some(*sum as u32)),
+            other => Err(wrong(field, other, "an array of sums of 32 bits")),
+        };
+        self.list(field, most, "sums")?.iter().map(sum).collect()
+    }
+
     /// Objects, read one by one.
     pub fn objects<T>(
         &self,

@@ -87,6 +87,8 @@ pub mod machine;
 #[doc(hidden)]
 pub mod messages;
 #[doc(hidden)]
+pub mod observed;
+#[doc(hidden)]
 pub mod patches;
 #[doc(hidden)]
 pub mod patching;

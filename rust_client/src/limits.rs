@@ -32,7 +32,7 @@ pub const REJECTED_KEPT: usize = 8; // versions remembered that could not be tak
 pub const LAYOUTS_KEPT: usize = 4; // so that a model that alternates sends none again
 pub const APPLIES_MAX: u32 = 3; // in a row that fail half-way before a version is rejected
 pub const RESTARTS_MAX: u32 = 3; // transfers of one version whose digest did not match
-pub const PATCH_TRIES: u32 = 5; // times that nothing new of a patch comes, until its version is fetched
+pub const TRIES_MAX: u32 = 5; // times that nothing new comes, until a version is fetched in place of a patch, or is announced anew
 pub const DAMAGED_MAX: u32 = 16; // damaged chunks asked for again at once, before patience decides
 pub const DIFFERENCES_MAX: usize = 20; // lines that a person reads before giving up
 

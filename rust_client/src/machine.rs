@@ -547,11 +547,7 @@ impl Machine {
         base: Option<Base>,
         now: Time,
     ) -> Vec<Effect> {
-        let mut effects = self.with(model, |slot| slot.applied(key, digest, base, now));
-        if self.inside() && self.applied_epoch() > self.epoch {
-            effects.extend(self.hello(now)); // it came from a later publisher than the one we follow
-        }
-        effects
+        self.with(model, |slot| slot.applied(key, digest, base, now))
     }
 
     /// A version that was ready is gone from shared memory.
@@ -596,7 +592,8 @@ impl Machine {
         }
         let mut effects = Vec::new();
         let lacks = self.keyring.as_ref().map_or(false, Keyring::lacks);
-        if lacks && self.may_say_hello(now) {
+        let elsewhere = self.applied_epoch() > self.epoch; // what runs came late, of a later publisher (W3)
+        if (lacks || elsewhere) && self.may_say_hello(now) {
             effects.extend(self.hello(now)); // which is answered with the key (E6)
         }
         effects.extend(self.slots.iter_mut().flat_map(|(slot, _)| slot.tick(now)));

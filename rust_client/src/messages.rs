@@ -368,7 +368,7 @@ fn crc(fields: &Fields, field: &str) -> Result<u32, Fault> {
     fields.within(field, 0..=u64::from(u32::MAX)).map(|crc| crc as u32)
 }
 
-fn is_zero(number: &u64) -> bool {
+pub(crate) fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
@@ -418,8 +418,12 @@ pub fn from_publisher(header: &[u8], payloads: usize) -> Result<FromPublisher, M
 
 /// Decodes what a worker sent: for tests, and tools that listen in.
 pub fn from_worker(header: &[u8], payloads: usize) -> Result<FromWorker, MessageError> {
-    let object = open(header)?;
-    let message = read_from_worker(&Fields(&object)).map_err(MessageError::Malformed)?;
+    worker_message(&Fields(&open(header)?), payloads)
+}
+
+/// What a worker said, if these fields are that.
+pub(crate) fn worker_message(fields: &Fields, payloads: usize) -> Result<FromWorker, MessageError> {
+    let message = read_from_worker(fields).map_err(MessageError::Malformed)?;
     if payloads > 0 {
         return Err(MessageError::Malformed(format!("{} payload frames of a worker", payloads)));
     }
@@ -427,7 +431,7 @@ pub fn from_worker(header: &[u8], payloads: usize) -> Result<FromWorker, Message
 }
 
 /// Parses a header and judges its protocol number, before anything else in it.
-fn open(header: &[u8]) -> Result<Object, MessageError> {
+pub(crate) fn open(header: &[u8]) -> Result<Object, MessageError> {
     let malformed = |text: String| Err(MessageError::Malformed(text));
     if header.len() > HEADER_BYTES_MAX {
         return malformed(format!("a header of {} bytes; {} are allowed", header.len(), HEADER_BYTES_MAX));

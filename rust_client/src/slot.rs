@@ -60,6 +60,7 @@ pub struct Slot {
     torn: u32,               // applies in a row that failed half-way: while there is one, nothing runs
     stale: Key,              // was not to be had from shared memory: fetch it, if it is offered
     asked_at: Option<Time>,  // when the latest announcement was asked for
+    answered: Option<Time>,  // when the last ping was sent that was answered
     leases: u64,             // ids given out so far
     decoding: usize,         // patches that are being decoded, though their versions may be of no use by now
 }
@@ -81,6 +82,7 @@ impl Slot {
             torn: 0,
             stale: (0, 0),
             asked_at: None,
+            answered: None,
             leases: 0,
             decoding: 0,
         }
@@ -121,8 +123,15 @@ impl Slot {
         }
         match self.holds.at(Phase::Arriving) {
             Some(held) if key <= held.key || self.mode == Mode::CatchingUp => Vec::new(), // W26
+            _ if self.awaited_layout().map_or(false, |awaited| key <= awaited) => Vec::new(), // W7
             _ => self.ask_latest(epoch, now),
         }
+    }
+
+    /// The version that waits for its layout, which was asked for.
+    fn awaited_layout(&self) -> Option<Key> {
+        let waiting = self.holds.at(Phase::Announced)?;
+        Some(waiting.key).filter(|_| self.layouts.get(&waiting.announce).is_none())
     }
 
     fn ask_latest(&mut self, epoch: u64, now: Time) -> Vec<Effect> {
@@ -130,8 +139,7 @@ impl Slot {
             return Vec::new();
         }
         self.asked_at = Some(now);
-        let waiting = self.holds.at(Phase::Announced);
-        let layout = waiting.map_or(false, |held| self.layouts.get(&held.announce).is_none()); // W7
+        let layout = self.awaited_layout().is_some(); // W7
         vec![self.fetch((epoch, 0), 0, 0, layout)]
     }
 
@@ -521,6 +529,7 @@ impl Slot {
 
     /// A ping that was sent then was answered, and so was whatever was asked before it (W12).
     pub fn answered(&mut self, sent_at: Time) {
+        self.answered = Some(sent_at);
         if let Some(transfer) = self.leased() {
             transfer.answered(sent_at);
         }
@@ -774,15 +783,22 @@ impl Slot {
 
     /// Fetches what is due.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
-        if self.leased().map_or(false, |transfer| transfer.hopeless()) {
-            return self.give_up(None, "nothing more of it comes", now);
+        let hopeless = self.leased().filter(|transfer| transfer.hopeless());
+        if let Some(patched) = hopeless.map(|transfer| transfer.patch().is_some()) {
+            let why = "nothing comes that fits what was announced".to_owned(); // W12
+            return match patched {
+                true => self.give_up(None, "nothing more of it comes", now),
+                false => self.decline(Phase::Arriving, ("digest-mismatch", why)),
+            };
         }
         if let Some(key) = self.holds.at(Phase::Arriving).map(|held| held.key) {
             let mut effects = self.pull(key, now);
             effects.extend(self.completed(key, now));
             return effects;
         }
-        if self.asked_at.map_or(true, |at| now.saturating_sub(at) >= self.timing.patience) {
+        let under_way = self.awaited_layout().is_some() && self.answered <= self.asked_at; // W7
+        let patience = if under_way { self.timing.patience_max } else { self.timing.patience };
+        if self.asked_at.map_or(true, |at| now.saturating_sub(at) >= patience) {
             return self.begin(now);
         }
         Vec::new()

@@ -24,7 +24,7 @@
 use crate::checksum::{crc32c, crc32c_append};
 use crate::digest::digest;
 use crate::layout::Layout;
-use crate::limits::{Timing, CHUNK_BYTES_MAX, DAMAGED_MAX, LABEL_MAX, PATCH_TRIES, WINDOW_CHUNKS};
+use crate::limits::{Timing, CHUNK_BYTES_MAX, DAMAGED_MAX, LABEL_MAX, TRIES_MAX, WINDOW_CHUNKS};
 use crate::messages::{Announce, Patch, PatchId};
 use crate::patching::{Base, Bytes, Decoding};
 use crate::sealing::{Opening, Subject};
@@ -249,9 +249,9 @@ impl Transfer {
         }
     }
 
-    /// Whether nothing of a patch comes, though it was asked for again and again.
+    /// Whether nothing that fits comes, though it was asked for again and again.
     pub fn hopeless(&self) -> bool {
-        self.patched.is_some() && !self.decoding() && self.tries >= PATCH_TRIES
+        !self.decoding() && self.tries >= TRIES_MAX
     }
 
     /// Whether somebody decodes the patch.
@@ -513,6 +513,7 @@ impl Transfer {
     pub fn reconnected(&mut self, now: Time) {
         self.ask_again(now);
         self.pulling = true;
+        self.tries = 0;
     }
 
     fn ask_for_ranges(&mut self, wants: &mut Vec<Want>) {

@@ -319,7 +319,7 @@ fn why_a_version_is_not_patched_is_said_where_only_its_gaps_are_fetched() {
 #[test]
 fn all_of_a_version_is_fetched_where_its_patch_is_of_no_use() {
     type Spoil = fn(&mut Version);
-    let ways: [(&str, Spoil); 6] = [
+    let ways: [(&str, Spoil); 8] = [
         ("leads to", |v| {
             let mut other = v.clone();
             other.data[3] ^= 1;
@@ -339,6 +339,11 @@ fn all_of_a_version_is_fetched_where_its_patch_is_of_no_use() {
         }),
         ("the block at byte 0", |v| v.patches[0].1[122] ^= 1),
         ("there are patches on 1", |v| v.patches[0].0.digest = "0".repeat(64)),
+        ("there are patches on 1", |v| v.patches[0].0.epoch += 1),
+        ("there are patches on 1", |v| {
+            v.patches[0].1.resize(v.data.len() + 1, 0); // larger than the version
+            v.patches[0].0.nbytes = v.patches[0].1.len() as u64;
+        }),
     ];
     for (words, spoil) in ways {
         let mut world = World::new(false, true);
@@ -354,6 +359,22 @@ fn all_of_a_version_is_fetched_where_its_patch_is_of_no_use() {
         world.bring(&after(&two));
         assert_eq!(world.applied(3), Some(id(2)), "the next one is a patch again");
     }
+}
+
+#[test]
+fn no_patch_leads_from_one_layout_to_another() {
+    let mut world = World::new(false, true);
+    world.bring(&first());
+    let other = layout(r#"{"v":{"dtype":"U8","shape":[400],"data_offsets":[0,400]}}"#);
+    let two = Version { layout: other, ..after(&first()) };
+    world.bring(&two);
+    assert_eq!(world.runs, Some((2, two.data)));
+    assert!(
+        world.publisher.unpatched[0].contains("there are patches on 1"),
+        "{:?}",
+        world.publisher.unpatched
+    );
+    assert!(world.notices.is_empty(), "it was not even begun: {:?}", world.notices);
 }
 
 #[test]

@@ -113,10 +113,11 @@ def disagreements(cast: Cast, calm: Event, receipts: list[Event]) -> Iterator[st
         "receipts": of_receipts(receipts),
         "workers()": of_calm(calm),
     }
-    if cast.plan.observed:
-        said["an observer"] = _roster(cast)
-    if cast.plan.observed and cast.plan.watched:
-        said |= {"status": _status(cast), "the page": _page(cast), "the metrics": _metrics(cast)}
+    said["an observer"] = _roster(cast)
+    if cast.plan.watched:
+        said["status"] = _status(cast)
+    if cast.plan.serves:
+        said |= {"the page": _page(cast), "the metrics": _metrics(cast)}
     truth = of_workers(cast)
     for who, runs in said.items():
         wrong = {key: (runs.get(key), truth.get(key)) for key in runs.keys() | truth.keys()}

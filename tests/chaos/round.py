@@ -129,15 +129,14 @@ class Round:
             driver.wait_event("joined")
         self._calm()
         before = leaks.all_held(cast)
-        self._watcher = Watcher(cast) if cast.plan.observed else None
+        self._watcher = Watcher(cast)
         try:
             for act in cast.plan.acts:
                 self._break(act)
                 self._heal()
                 self._calm()
         finally:
-            if self._watcher is not None:
-                self._watcher.end()
+            self._watcher.end()
         self._settled(lambda: next(leaks.grown(cast, before), ""))
         self._judge()
         self._count()

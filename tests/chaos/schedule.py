@@ -89,9 +89,9 @@ class Plan:
         state: Whether the publisher has a state folder.
         together: Whether some versions are applied together or not at all.
         shared: Whether there is shared memory.
-        watched: Whether there are a page and metrics, and a moment of calm in between.
+        watched: Whether people look on, and there is a moment of calm in between.
         publisher: The language that publishes. Other than Python's keep no versions, share no
-            memory, and answer nobody who looks on.
+            memory, and serve no page and no metrics.
     """
 
     seed: int
@@ -108,9 +108,9 @@ class Plan:
     publisher: str = "python"
 
     @property
-    def observed(self) -> bool:
-        """Whether somebody can look on."""
-        return self.publisher == "python"
+    def serves(self) -> bool:
+        """Whether there are a page and metrics."""
+        return self.watched and self.publisher == "python"
 
     @property
     def acts(self) -> list[Sequence[Step]]:

@@ -4,8 +4,8 @@
 //! that run it, and its bytes never change.
 
 use super::content::Content;
-use super::machine::WHOLE_BYTES_MAX;
 use super::offer::{Offer, VersionPatch};
+use super::publishing::WHOLE_BYTES_MAX;
 use crate::delta::{encode, Patch, PatchError, Side};
 use crate::messages::Running;
 use std::collections::VecDeque;

@@ -86,6 +86,8 @@ pub struct WorkerEvent {
 pub enum Effect {
     /// Send to one worker.
     Send { to: Identity, message: FromPublisher, payload: Payload },
+    /// Send this header to whoever looks on, or is looked at.
+    Answer { to: Identity, header: Vec<u8> },
     /// Publish to whoever has subscribed to the topic.
     Broadcast { topic: String, message: FromPublisher, payload: Payload },
     /// Forget what was published of a model and is not on its way yet: it is out of date.

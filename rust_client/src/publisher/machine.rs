@@ -5,37 +5,36 @@
 //!
 //! ```text
 //! hello ──> welcome                          the worker is on the roster       sessions.rs
-//! publish ──> announce, chunk..., end        pushed; or announce and end, to some workers alone
+//! publish ──> announce, chunk..., end        pushed; or announced to some      publishing.rs
 //! fetch ──> chunk...  | announce, end | refuse(gone)                           reports.rs
 //! staged ──> commit | abort                  once decided                      calls.rs
 //! applied | staged | failed                  move the publish along            reports.rs
 //! silence ──> lost
+//! observe ──> roster                         who is there, who runs what       observing.rs
+//! verify ──> check ... verified              what differs at a worker          verifying.rs
 //! ```
 //!
 //! It is of levels 1 to 3, with keys (`trust.rs`) and without, offers patches (`patched.rs`), and says `applied` on the
-//! data connection to whoever can (P22). There is no shared road, and nobody looks on (P23): to `observe` it answers
-//! `malformed`.
+//! data connection to whoever can (P22). There is no shared road.
 
 use super::calls::Calls;
-use super::content::Content;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
-use super::offer::{Offer, VersionPatch};
+use super::observing::{News, Observers};
 use super::patience::{cost_of, Patience};
-use super::publication::{Asked, Publication, Require, Wait};
-use super::push::{topic_of, Push, Step};
-use super::roster::{Peer, Roster};
+use super::push::Push;
+use super::roster::Roster;
 use super::sessions::Absent;
 use super::status::WorkerStatus;
-use super::store::{Kept, Store};
+use super::store::Store;
 use super::trust::Trust;
+use super::verifying::Checks;
 use crate::limits::Timing;
 use crate::messages::*;
+use crate::observed::{to_publisher, ToPublisher};
 use crate::transfer::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Of a version that travels with its announcement, to all who hear that.
-pub const WHOLE_BYTES_MAX: u64 = 1 << 18;
 const TOKEN_BYTES: usize = 32;
 
 /// Says for how long this publisher has been running, by a clock that never stops.
@@ -59,6 +58,8 @@ pub struct Machine {
     pub(super) absent: Absent,
     pub(super) renewed_at: Option<Time>,
     pub(super) trust: Option<Trust>, // nothing: there are no keys
+    pub(super) observers: Observers,
+    pub(super) checks: Checks,
     patience: Patience,
     beacon_at: Time,
     out: Vec<Effect>,
@@ -85,6 +86,8 @@ impl Machine {
             absent: Absent::default(),
             renewed_at: None,
             trust: None,
+            observers: Observers::default(),
+            checks: Checks::default(),
             patience: Patience::new(timing.ping),
             timing,
             beacon_at: Time::ZERO,
@@ -176,7 +179,7 @@ impl Machine {
             }
             return self.finish();
         }
-        let message = from_worker(header, payloads);
+        let message = to_publisher(header, payloads);
         let cost = cost_of(message.as_ref().ok(), name.is_some());
         if !self.patience.bears(from, cost, header.len(), now) {
             return Vec::new();
@@ -186,20 +189,35 @@ impl Machine {
                 self.malformed += 1; // P5
                 self.refuse(from, error.code(), &error.to_string(), None);
             }
-            (Ok(FromWorker::Hello(hello)), _) => self.hello(from, key, &hello, now),
-            (Ok(FromWorker::Bye), Some(name)) => self.leave(&name, "it said goodbye", now),
-            (Ok(FromWorker::Bye), None) => {}
-            (Ok(message), Some(name)) => {
-                self.heard(&name, now);
-                self.tell_keys(&name);
-                self.heed(&name, message, now);
-            }
+            (Ok(ToPublisher::Observe(asked)), _) => self.observed(from, key, &asked, now),
+            (Ok(ToPublisher::Verify(asked)), _) => self.verify(from, key, asked, now),
+            (Ok(ToPublisher::Worker(FromWorker::Hello(hello))), _) => self.hello(from, key, &hello, now),
+            (Ok(message), Some(name)) => self.said(&name, message, now),
+            (Ok(ToPublisher::Worker(FromWorker::Bye)), None) => {}
             (Ok(_), None) => {
                 let text = "say hello first: this publisher does not know this connection"; // P4
                 self.refuse(from, "unknown-worker", text, None);
             }
         }
         self.finish()
+    }
+
+    /// A worker has said something on its connection.
+    fn said(&mut self, name: &str, message: ToPublisher, now: Time) {
+        if message == ToPublisher::Worker(FromWorker::Bye) {
+            return self.leave(name, "it said goodbye", now);
+        }
+        self.heard(name, now);
+        self.tell_keys(name);
+        match message {
+            ToPublisher::Worker(message) => {
+                let news = News::of(&message);
+                self.heed(name, message, now);
+                self.tell_observers(name, news, now);
+            }
+            ToPublisher::Checked(said) => self.checked(name, said),
+            ToPublisher::Observe(_) | ToPublisher::Verify(_) => {} // which whoever is no worker says as well
+        }
     }
 
     fn heed(&mut self, name: &str, message: FromWorker, now: Time) {
@@ -231,8 +249,10 @@ impl Machine {
         };
         let peer = self.roster.get(&name)?;
         if !peer.lost && !peer.torn.contains(&said.model) {
+            let news = News::Of(said.model.clone());
             self.heard(&name, now);
             self.applied(&name, said, now);
+            self.tell_observers(&name, news, now);
         }
         Some(self.finish())
     }
@@ -263,250 +283,6 @@ impl Machine {
         })
     }
 
-    // What the user wants.
-
-    /// Publishes a version: to every worker that has the model, or to some by name. `started` is when it was called.
-    ///
-    /// A name that was never on the roster is an error, in words; then nothing was published.
-    pub fn publish(
-        &mut self,
-        id: u64,
-        model: &str,
-        offer: impl Into<Offer>,
-        asked: Asked,
-        started: Time,
-        now: Time,
-    ) -> Result<Vec<Effect>, String> {
-        let names = self.targets(model, &asked)?;
-        let offer = offer.into();
-        for fault in &offer.faults {
-            self.tell(WorkerEventKind::Notice, "", format!("{}: {}", model, fault));
-        }
-        let content = offer.content.clone();
-        let versions = self.store.models.entry(model.to_owned()).or_default();
-        let pending = versions.pending;
-        let number = versions.number(offer);
-        if let Some(pending) = pending {
-            self.give_up(model, pending, "superseded by a newer publish", now);
-        }
-        let about = (content.plan.nbytes, &content.digest[..]);
-        let mut call = Publication::new(id, model, self.store.key(number), about, asked, started);
-        let quiet = self.timing.quiet;
-        let mut receivers = Vec::new();
-        for name in &names {
-            call.aim(name);
-            if let Some(peer) = self.roster.get_mut(name) {
-                if peer.lost {
-                    call.lost_before(name, now);
-                    continue;
-                }
-                peer.told_at = peer.told_at.or(Some(now));
-                receivers.extend(Some(name.clone()).filter(|_| !peer.mute(now, quiet)));
-            }
-        }
-        let versions = self.store.models.entry(model.to_owned()).or_default();
-        if let Some(version) = versions.get_mut(number) {
-            version.receivers.extend(receivers);
-        }
-        if call.together() {
-            versions.pending = Some(number);
-        } else {
-            versions.settle(number, call.asked.workers.as_deref());
-        }
-        self.announce(&call, number, &names, now);
-        self.calls.open(call);
-        self.settle(id, now);
-        Ok(self.finish())
-    }
-
-    fn targets(&self, model: &str, asked: &Asked) -> Result<Vec<String>, String> {
-        let workers = match &asked.workers {
-            None => return Ok(self.roster.wanting(model)),
-            Some(workers) => workers,
-        };
-        let unknown: Vec<&str> =
-            workers.iter().filter(|name| self.roster.get(name).is_none()).map(String::as_str).collect();
-        if unknown.is_empty() {
-            return Ok(workers.clone());
-        }
-        let known: Vec<&str> = self.roster.iter().map(|peer| peer.hello.name.as_str()).collect();
-        Err(format!(
-            "no worker named {} has joined; known are {}: check the name, or wait_for_workers() first",
-            unknown.join(", "),
-            if known.is_empty() { "none".to_owned() } else { known.join(", ") }
-        ))
-    }
-
-    /// Says that a version is there: to all, or to each that would not hear that (P6).
-    fn announce(&mut self, call: &Publication, number: u64, names: &[String], now: Time) {
-        let model = &call.model;
-        let announce = match self.store.models.get(model).and_then(|versions| versions.get(number)) {
-            Some(version) => self.announcement(model, version, Some(call)),
-            None => return,
-        };
-        let all = call.asked.workers.is_none();
-        if all {
-            self.perform(Effect::Withdraw { model: model.clone() });
-            self.broadcast(model, number, announce.clone(), now);
-        }
-        for name in names {
-            let hears = |peer: &Peer| peer.lost || (all && peer.subscribed);
-            let alone = self.roster.get(name).map_or(false, |peer| !hears(peer));
-            if alone {
-                self.say(name, FromPublisher::Announce(announce.clone()));
-            }
-        }
-    }
-
-    /// Announces a version to all; begins to push it, unless it is so small that it goes along, or nobody listens.
-    /// Those who listen for a patch are pushed the first (D6).
-    fn broadcast(&mut self, model: &str, number: u64, mut announce: Announce, now: Time) {
-        self.end_pushes(model);
-        let versions = self.store.models.entry(model.to_owned()).or_default();
-        let (content, patches) = match versions.get(number) {
-            Some(version) => (version.content.clone(), version.patches.clone()),
-            None => return,
-        };
-        let layout_id = &content.header.layout.id;
-        let known = versions.announced_layout == *layout_id;
-        versions.announced_layout = layout_id.clone();
-        let listeners = self.listeners(model, &patches);
-        let small = content.plan.count() == 1 && content.plan.nbytes <= WHOLE_BYTES_MAX;
-        let mut payload = if known { Payload::None } else { Payload::Layout(content.clone()) };
-        if listeners.whole && known && small {
-            announce.whole = Some(Whole { crc: content.crcs[0], digest: content.digest.clone() });
-            payload = Payload::Chunk(content.clone(), 0);
-        } else if listeners.whole {
-            self.begin_push(Push::new(model, number, content.clone(), None, now));
-        }
-        if let Some(first) = patches.first().filter(|_| listeners.first) {
-            self.begin_push(Push::new(model, number, first.content.clone(), Some(first.id.clone()), now));
-        }
-        let topic = control_topic(model);
-        self.perform(Effect::Broadcast { topic, message: FromPublisher::Announce(announce), payload });
-        if !listeners.any {
-            self.broadcast_end(model, number, &content); // nothing is pushed: who hears it all the same fetches
-        }
-    }
-
-    fn broadcast_end(&mut self, model: &str, number: u64, content: &Content) {
-        let message = FromPublisher::End(self.of_version(model, number, content));
-        self.perform(Effect::Broadcast { topic: control_topic(model), message, payload: Payload::None });
-    }
-
-    /// The announcement of a version; a committed one is for everybody to apply at once.
-    pub(super) fn announcement(&self, model: &str, version: &Kept, call: Option<&Publication>) -> Announce {
-        let content = &version.content;
-        let together = call.map_or(false, Publication::together);
-        let staged = together || call.map_or(false, |call| call.asked.wait == Wait::Staged);
-        Announce {
-            model: model.to_owned(),
-            epoch: self.epoch(),
-            version: version.number,
-            layout: content.header.layout.id.clone(),
-            layout_bytes: content.header.bytes.len() as u64,
-            nbytes: content.plan.nbytes,
-            chunk_bytes: content.plan.chunk_bytes,
-            commit: if together { CommitMode::Together } else { CommitMode::Auto },
-            acknowledge: if staged { Acknowledge::Staged } else { Acknowledge::Applied },
-            encoding: "raw".to_owned(),
-            encryption: None,
-            key: None,
-            tag: None,
-            shared: None,
-            hash: false,
-            whole: None,
-            keep: version.keep,
-            patches: version.patches.iter().map(VersionPatch::offered).collect(),
-        }
-    }
-
-    pub(super) fn of_version(&self, model: &str, number: u64, content: &Content) -> OfVersion {
-        OfVersion {
-            model: model.to_owned(),
-            epoch: self.epoch(),
-            version: number,
-            digest: content.digest.clone(),
-            ..OfVersion::default()
-        }
-    }
-
-    pub(super) fn chunk(
-        &self,
-        (model, number, patch): (&str, u64, Option<PatchId>),
-        content: &Content,
-        index: u64,
-    ) -> FromPublisher {
-        FromPublisher::Chunk(Chunk {
-            model: model.to_owned(),
-            epoch: self.epoch(),
-            version: number,
-            index,
-            crc: content.crcs[index as usize],
-            patch,
-        })
-    }
-
-    // Pushing.
-
-    fn begin_push(&mut self, push: Push) {
-        self.pushes.insert(push.topic(), push);
-    }
-
-    /// Pushes no more of what was published of a model.
-    pub(super) fn end_pushes(&mut self, model: &str) {
-        self.pushes.retain(|_, push| push.model != model);
-    }
-
-    /// Some worker has so many chunks of what is pushed.
-    pub(super) fn report_push(&mut self, said: &Progress, now: Time) {
-        let push = self.pushes.get_mut(&topic_of(&said.model, said.patch.as_ref()));
-        if let Some(push) = push.filter(|push| push.number == said.version && push.patch == said.patch) {
-            push.report(said.chunks, now);
-        }
-    }
-
-    /// The topics on which `push` has something to send now.
-    pub fn pushing(&self) -> impl Iterator<Item = &String> {
-        self.pushes.iter().filter(|(_, push)| push.ready()).map(|(topic, _)| topic)
-    }
-
-    /// The next chunks to publish on a topic.
-    pub fn push(&mut self, topic: &str, now: Time) -> Vec<Effect> {
-        self.step(topic, now);
-        self.finish()
-    }
-
-    fn step(&mut self, topic: &str, now: Time) {
-        let quiet = self.timing.quiet;
-        let push = match self.pushes.get_mut(topic) {
-            Some(push) => push,
-            None => return,
-        };
-        let step = push.step(now, quiet);
-        let (model, number, content, patch) =
-            (push.model.clone(), push.number, push.content.clone(), push.patch.clone());
-        match step {
-            Step::Nothing => {}
-            Step::Chunks(indexes) => {
-                for index in indexes {
-                    let message = self.chunk((&model, number, patch.clone()), &content, index);
-                    let payload = Payload::Chunk(content.clone(), index);
-                    self.perform(Effect::Broadcast { topic: topic.to_owned(), message, payload });
-                }
-            }
-            Step::End => {
-                self.pushes.remove(topic);
-                if patch.is_none() {
-                    return self.broadcast_end(&model, number, &content);
-                }
-                let end = OfVersion { patch, ..self.of_version(&model, number, &content) }; // D7
-                let message = FromPublisher::End(end);
-                self.perform(Effect::Broadcast { topic: topic.to_owned(), message, payload: Payload::None });
-            }
-        }
-    }
-
     // Time.
 
     /// Does what is due: beacons, lost workers, deadlines.
@@ -527,6 +303,7 @@ impl Machine {
             self.step(&topic, now);
         }
         self.settle_all(now);
+        self.tick_checks(now);
         self.finish()
     }
 
@@ -541,19 +318,5 @@ impl Machine {
     pub fn status(&self, now: Time) -> BTreeMap<String, WorkerStatus> {
         let of = |peer| WorkerStatus::of(peer, &self.store, &self.timing, now);
         self.roster.iter().map(|peer| (peer.hello.name.clone(), of(peer))).collect()
-    }
-}
-
-impl Default for Asked {
-    fn default() -> Asked {
-        Asked {
-            workers: None,
-            require: Require::All,
-            wait: Wait::Applied,
-            commit: CommitMode::Auto,
-            timeout: Duration::from_secs(60),
-            grace: Duration::from_secs(5),
-            expect: 0,
-        }
     }
 }

@@ -13,14 +13,18 @@ pub mod receipt;
 pub mod sealer;
 pub mod trust;
 
+mod builder;
 mod calls;
 mod distribution;
 mod endpoints;
 mod keys;
 mod left_behind;
+mod observing;
 mod outlet;
+mod pages;
 mod patched;
 mod patience;
+mod publishing;
 mod push;
 mod reports;
 mod roster;
@@ -31,10 +35,12 @@ mod state;
 mod status;
 mod store;
 mod turns;
+mod verifying;
 mod watch;
 mod zap;
 
 pub use bases::Encoding;
+pub use builder::PublisherBuilder;
 pub use content::TensorView;
 pub use effects::{WorkerEvent, WorkerEventKind};
 pub use publication::{Require, Wait};
@@ -43,35 +49,21 @@ pub use status::{WorkerState, WorkerStatus};
 
 use crate::error::Error;
 use crate::fields::is_name;
-use crate::limits::{Timing, CHUNK_BYTES_MAX, INTEGER_MAX, PATCHES_MAX};
 use crate::messages::{CommitMode, Running};
-use crate::raw::socket::running_clock;
 use crate::threads::join_handle;
 use bases::Bases;
 use content::{Content, Copier};
-use distribution::Distribution;
-use endpoints::{check_exposure, Place};
-use keys::PublisherKeys;
-use machine::Machine;
 use publication::Asked;
-use router::Router;
-use run::{Answer, Listener, Loop, Shared, Work};
-use sealer::Sealer;
-use state::StateFolder;
+use run::{Answer, Shared, Work};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::fs;
-use std::io::{self, Read};
-use std::path::PathBuf;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use turns::Turns;
 use watch::Watch;
 
-const BASES: usize = 2; // versions that patches may build on: what most workers run, and what those who missed it
-const CHUNK_BYTES: u64 = 1 << 20; // larger ones gained nothing when measured
 const ANSWER: Duration = Duration::from_secs(10); // that the thread gets to answer beyond a deadline
 const DAY: Duration = Duration::from_secs(86_400); // that one group key is in force, too, unless the user says otherwise
 
@@ -119,261 +111,6 @@ impl Default for PublishOptions {
             encoding: Encoding::Raw,
         }
     }
-}
-
-/// How a publisher is set up, see `Publisher::builder`.
-pub struct PublisherBuilder {
-    address: String,
-    data: Option<String>,
-    advertise: Option<String>,
-    epoch: Option<u64>,
-    chunk_bytes: u64,
-    ping: Duration,
-    lost_after: Duration,
-    state: Option<PathBuf>,
-    expect: usize,
-    keys: Option<PathBuf>, // nothing: what the environment says; empty: none
-    rekey: Duration,
-    insecure: bool,
-    bases: (usize, u64),
-    listener: Option<Listener>,
-}
-
-impl PublisherBuilder {
-    /// Where the data socket is bound; otherwise one port above the address, or at a path beside it.
-    pub fn data(mut self, address: &str) -> PublisherBuilder {
-        self.data = Some(address.to_owned());
-        self
-    }
-
-    /// What workers are told to connect to for data; otherwise it follows from `data`.
-    pub fn advertise(mut self, address: &str) -> PublisherBuilder {
-        self.advertise = Some(address.to_owned());
-        self
-    }
-
-    /// This publisher's incarnation: workers refuse one that is lower than what they have applied from. Otherwise it
-    /// is milliseconds since 1970; should the clock be behind that of a publisher before, a worker's word that this
-    /// one started later raises it. One that is given is never changed.
-    pub fn epoch(mut self, epoch: u64) -> PublisherBuilder {
-        self.epoch = Some(epoch);
-        self
-    }
-
-    /// Bytes of a chunk, 1 to 2^26.
-    pub fn chunk_bytes(mut self, bytes: u64) -> PublisherBuilder {
-        self.chunk_bytes = bytes;
-        self
-    }
-
-    /// Between two signs of life, and the silence after which a worker is lost: at least twice as long.
-    pub fn timing(mut self, ping: Duration, lost_after: Duration) -> PublisherBuilder {
-        (self.ping, self.lost_after) = (ping, lost_after);
-        self
-    }
-
-    /// A folder that outlives this publisher, and keeps its epoch: one that is started with it later comes after this
-    /// one, whatever clocks say. A folder in which a publisher in Python keeps versions is refused: that one would
-    /// offer them again, over what this one has published since.
-    pub fn state(mut self, folder: impl Into<PathBuf>) -> PublisherBuilder {
-        self.state = Some(folder.into());
-        self
-    }
-
-    /// How many workers "all" are at least in a publish that does not say.
-    pub fn expect(mut self, workers: usize) -> PublisherBuilder {
-        self.expect = workers;
-        self
-    }
-
-    /// How many versions of each model are kept in memory for patches to build on, 1 to 8, and how many bytes those may
-    /// take together: workers that run one of them are sent what has changed since. 2 versions are, of any size. Only
-    /// what is published as `Encoding::Delta` or `DeltaFlat`, while somebody takes patches, is kept.
-    pub fn bases(mut self, versions: usize, bytes_max: u64) -> PublisherBuilder {
-        self.bases = (versions, bytes_max);
-        self
-    }
-
-    /// A folder that `weightbus keygen` has made: only workers with a key that it allows connect, under the name of
-    /// that key, and all that is published is sealed. It is looked at again and again: adding a file lets somebody in,
-    /// removing it shuts it out. By default what the environment's `WEIGHTBUS_KEYS` says, else there are none, as there
-    /// are with an empty path.
-    pub fn keys(mut self, folder: impl Into<PathBuf>) -> PublisherBuilder {
-        self.keys = Some(folder.into());
-        self
-    }
-
-    /// With keys, after how long another group key takes the place of one; otherwise a day.
-    pub fn rekey(mut self, life: Duration) -> PublisherBuilder {
-        self.rekey = life;
-        self
-    }
-
-    /// Without keys, listens where other hosts can connect, though whoever does gets the weights.
-    pub fn insecure(mut self) -> PublisherBuilder {
-        self.insecure = true;
-        self
-    }
-
-    /// Has a function told what becomes of workers, in the publisher's own thread: it must not wait.
-    /// `publish_later` and `close` do not; `publish`, `workers` and `wait_until` would wait for this very thread, until
-    /// they give up.
-    pub fn on_worker(mut self, listener: impl FnMut(&WorkerEvent) + Send + 'static) -> PublisherBuilder {
-        self.listener = Some(Box::new(listener));
-        self
-    }
-
-    /// Binds the sockets, and begins.
-    pub fn bind(self) -> Result<Publisher, Error> {
-        let place = Place::parse(&self.address)?;
-        let keys = self.own_keys()?;
-        let shielded = self.insecure || keys.is_some();
-        check_exposure(shielded, &self.address, &place)?;
-        let data = self.data.as_deref().map(Place::parse).transpose()?;
-        if let (Some(address), Some(place)) = (&self.data, &data) {
-            check_exposure(shielded, address, place)?;
-        }
-        if let Some(told) = &self.advertise {
-            Place::parse(told)?;
-        }
-        if !(1..=CHUNK_BYTES_MAX).contains(&self.chunk_bytes) {
-            let text = format!("chunks of {} bytes; 1 to {} are allowed", self.chunk_bytes, CHUNK_BYTES_MAX);
-            return Err(Error::Setup(text));
-        }
-        if !(1..=PATCHES_MAX).contains(&self.bases.0) {
-            let text = format!("patches on {} versions; 1 to {} are allowed", self.bases.0, PATCHES_MAX);
-            return Err(Error::Setup(text));
-        }
-        if self.rekey.is_zero() {
-            return Err(Error::Setup("rekey of nothing: how old may a group key become?".to_owned()));
-        }
-        let timing = timing_of(self.ping, self.lost_after)?;
-        let state = self.state.as_deref().map(StateFolder::open).transpose()?;
-        let epoch = new_epoch(self.epoch, state.as_ref())?;
-        let broken = |what: &str| {
-            let what = what.to_owned();
-            move |error: io::Error| Error::Io { what, error }
-        };
-        let mut seed = [0; 4];
-        random(&mut seed).map_err(broken("no random numbers"))?;
-        let secret = keys.as_ref().map(|keys| &keys.secret[..]);
-        let (router, bound) = Router::bind(&place, u32::from_ne_bytes(seed), secret)?;
-        let (mut data, data_place) = match data {
-            Some(data) => Distribution::bind(&data)?,
-            None => bind_beside(&place, &bound)?,
-        };
-        if let Some(state) = &state {
-            state.record(epoch)?; // nobody has heard of it yet, and an address that is taken spends none
-        }
-        let told = self.advertise.unwrap_or_else(|| data_place.advertised(&bound));
-        let started = running_clock();
-        let age: machine::Age = Box::new(move || running_clock().saturating_sub(started));
-        let age = Some(age).filter(|_| self.epoch.is_none());
-        let mut machine = Machine::new(epoch, &told, timing, age, Some(Box::new(draw)));
-        let shared = Arc::new(Shared::new().map_err(broken("no descriptors for a publisher"))?);
-        let (mut sealer, mut watch) = (None, None);
-        if let Some(keys) = keys {
-            data.ask_for_tickets();
-            let new = Sealer::new(
-                drawing_keys().map_err(broken("no random numbers"))?,
-                Some(self.rekey),
-                Duration::ZERO,
-            );
-            machine = machine.trust(keys.allowed, new.key());
-            sealer = Some(new);
-            let begun = Watch::begin(&keys.folder, timing.ping, shared.clone());
-            watch = Some(begun.map_err(broken("no thread for keys"))?);
-        }
-        let thread = Loop::new(machine, router, data, shared.clone(), state, self.listener, sealer);
-        let thread = thread::Builder::new().name("weightbus-publisher".to_owned()).spawn(|| thread.run());
-        Ok(Publisher {
-            address: bound.endpoint(),
-            data_address: data_place.endpoint(),
-            epoch,
-            chunk_bytes: self.chunk_bytes,
-            expect: self.expect,
-            lost_after: self.lost_after,
-            bases: self.bases,
-            models: Mutex::default(),
-            watch: Mutex::new(watch),
-            shared,
-            thread: Mutex::new(Some(thread.map_err(broken("no thread for a publisher"))?)),
-        })
-    }
-}
-
-impl PublisherBuilder {
-    fn own_keys(&self) -> Result<Option<PublisherKeys>, Error> {
-        let named = || std::env::var_os("WEIGHTBUS_KEYS").unwrap_or_default().into();
-        let folder: PathBuf = self.keys.clone().unwrap_or_else(named);
-        Some(folder)
-            .filter(|folder| !folder.as_os_str().is_empty())
-            .map(|f| PublisherKeys::read(&f))
-            .transpose()
-    }
-}
-
-/// The port beside; if that is taken, and any port would have done for the address, then any does here.
-fn bind_beside(asked: &Place, bound: &Place) -> Result<(Distribution, Place), Error> {
-    match (Distribution::bind(&bound.beside()), asked) {
-        (Err(_), Place::Tcp { host, port: 0 }) => {
-            Distribution::bind(&Place::Tcp { host: host.clone(), port: 0 })
-        }
-        (result, _) => result,
-    }
-}
-
-fn timing_of(ping: Duration, lost_after: Duration) -> Result<Timing, Error> {
-    let hour = Duration::from_secs(3600);
-    let right =
-        (Duration::from_millis(1)..=hour).contains(&ping) && (ping * 2..=10 * hour).contains(&lost_after);
-    if !right {
-        return Err(Error::Setup(format!(
-            "ping of {:?} and lost_after of {:?}: a worker needs two chances to be heard; choose lost_after of at least \
-             twice ping and at most {:?}, and ping of 1 ms to {:?}",
-            ping,
-            lost_after,
-            10 * hour,
-            hour
-        )));
-    }
-    Ok(Timing { ping, lost_after, quiet: ping.min(Duration::from_millis(250)), ..Timing::default() })
-}
-
-/// Above all of the folder's, whatever the clock says (P1).
-fn new_epoch(asked: Option<u64>, state: Option<&StateFolder>) -> Result<u64, Error> {
-    let least = state.map_or(Ok(0), StateFolder::epoch)? + 1;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
-    match asked {
-        None => Ok(now.max(least)),
-        Some(epoch) if (least..=INTEGER_MAX).contains(&epoch) => Ok(epoch),
-        Some(epoch) => Err(Error::Setup(format!(
-            "epoch {}: it must be above all that the state folder has seen, {} to {}; leave it out",
-            epoch, least, INTEGER_MAX
-        ))),
-    }
-}
-
-fn random(bytes: &mut [u8]) -> io::Result<()> {
-    fs::File::open("/dev/urandom")?.read_exact(bytes)
-}
-
-/// What draws group keys. Its file is open: there is always another one.
-fn drawing_keys() -> io::Result<sealer::DrawKey> {
-    let mut chance = fs::File::open("/dev/urandom")?;
-    Ok(Box::new(move || {
-        let mut key = [0; 32];
-        match chance.read_exact(&mut key) {
-            Ok(()) => key,
-            Err(error) => panic!("no random numbers for a group key: {}", error), // no other will do: this is the end
-        }
-    }))
-}
-
-fn draw() -> Option<String> {
-    let mut bytes = [0; 16];
-    random(&mut bytes).ok()?;
-    Some(crate::digest::hex(&bytes))
 }
 
 /// Publishes versions of models to every worker that connects. Any thread may call any method.
@@ -444,22 +181,7 @@ impl Publisher {
     /// Sets a publisher up whose control socket is bound here, the one address that workers need: `tcp://HOST:PORT`
     /// (port 0: any free one) or `ipc://PATH`.
     pub fn builder(address: &str) -> PublisherBuilder {
-        PublisherBuilder {
-            address: address.to_owned(),
-            data: None,
-            advertise: None,
-            epoch: None,
-            chunk_bytes: CHUNK_BYTES,
-            ping: Duration::from_secs(1),
-            lost_after: Duration::from_secs(5),
-            state: None,
-            expect: 0,
-            keys: None,
-            rekey: DAY,
-            insecure: false,
-            bases: (BASES, u64::MAX),
-            listener: None,
-        }
+        PublisherBuilder::new(address)
     }
 
     /// The one address that workers need, with the port that was taken.

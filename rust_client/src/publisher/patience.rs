@@ -6,6 +6,7 @@
 
 use super::effects::Identity;
 use crate::messages::FromWorker;
+use crate::observed::ToPublisher;
 use crate::transfer::Time;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -84,13 +85,15 @@ impl Patience {
 }
 
 /// What a message costs its sender: nothing if it is work. One that breaks the protocol is dear.
-pub fn cost_of(message: Option<&FromWorker>, known: bool) -> f64 {
+pub fn cost_of(message: Option<&ToPublisher>, known: bool) -> f64 {
     match message {
-        None | Some(FromWorker::Hello(_)) => DEAR,
+        None | Some(ToPublisher::Observe(_) | ToPublisher::Verify(_)) => DEAR,
+        Some(ToPublisher::Worker(FromWorker::Hello(_))) => DEAR,
         // The work of others is talk of a stranger. A worker that comes back after a restart says
         // a good deal of it before it hears that it is not known.
         Some(_) if !known => CHEAP,
-        Some(FromWorker::Ping(_) | FromWorker::Pong(_) | FromWorker::Bye) => CHEAP,
+        Some(ToPublisher::Worker(FromWorker::Ping(_) | FromWorker::Pong(_) | FromWorker::Bye)) => CHEAP,
+        Some(ToPublisher::Checked(_)) => CHEAP,
         Some(_) => 0.0,
     }
 }

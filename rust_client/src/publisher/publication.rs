@@ -57,6 +57,20 @@ pub struct Asked {
     pub expect: usize,
 }
 
+impl Default for Asked {
+    fn default() -> Asked {
+        Asked {
+            workers: None,
+            require: Require::All,
+            wait: Wait::Applied,
+            commit: CommitMode::Auto,
+            timeout: Duration::from_secs(60),
+            grace: Duration::from_secs(5),
+            expect: 0,
+        }
+    }
+}
+
 struct Target {
     outcome: Outcome,
     at: Option<Time>,

@@ -4,6 +4,7 @@
 //! sign of life: if one comes, the second is refused; if none comes, or its connection is gone, the name passes on.
 
 use super::effects::Identity;
+use super::observing::Seen;
 use crate::messages::{Doing, Hello, PatchId, Progress, Running};
 use crate::transfer::{Key, Time};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -46,6 +47,9 @@ pub struct Peer {
     pub key: String,
     /// The group key has changed since it was told one.
     pub rekeyed: bool,
+    /// What observers know of it.
+    pub seen: Seen,
+    revision: u64, // of the roster, when this last changed in a way that observers are told
     ticket: (String, Time), // that it has not shown yet, and since when
 }
 
@@ -55,6 +59,8 @@ impl Peer {
             identity: identity.to_vec(),
             key: key.to_owned(),
             rekeyed: false,
+            seen: Seen::default(),
+            revision: 0,
             ticket: (String::new(), now),
             hello: hello.clone(),
             heard_at: now,
@@ -135,6 +141,8 @@ pub struct Roster {
     by_token: HashMap<String, String>,
     by_ticket: HashMap<String, String>,
     models: usize, // of all of them
+    revision: u64,
+    touched: BTreeMap<u64, String>, // by revision, each of them once
 }
 
 impl Roster {
@@ -152,6 +160,37 @@ impl Roster {
 
     pub fn get_mut(&mut self, name: &str) -> Option<&mut Peer> {
         self.peers.get_mut(name)
+    }
+
+    pub fn len(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// The number of the last change of which observers are told.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// The number of one more.
+    pub fn revise(&mut self) -> u64 {
+        self.revision += 1;
+        self.revision
+    }
+
+    /// Observers are to be told of a worker.
+    pub fn touch(&mut self, name: &str) {
+        if let Some(peer) = self.peers.get_mut(name) {
+            self.revision += 1;
+            let at = std::mem::replace(&mut peer.revision, self.revision);
+            let owned = self.touched.remove(&at).unwrap_or_else(|| name.to_owned());
+            self.touched.insert(self.revision, owned);
+        }
+    }
+
+    /// The workers of which observers were to be told after a revision, in order.
+    pub fn changed(&self, since: u64) -> impl Iterator<Item = (u64, &Peer)> {
+        let later = self.touched.range(since + 1..);
+        later.filter_map(move |(&at, name)| Some((at, self.peers.get(name)?)))
     }
 
     /// Who is behind a connection.
@@ -219,6 +258,7 @@ impl Roster {
         self.models += hello.models.len();
         self.by_identity.insert(identity.to_vec(), hello.name.clone());
         self.peers.insert(hello.name.clone(), Peer::new(identity, key, hello, now));
+        self.touch(&hello.name);
         Admission::New
     }
 
@@ -242,6 +282,8 @@ impl Roster {
             self.by_identity.remove(&peer.identity);
             self.by_identity.insert(identity.to_vec(), hello.name.clone());
             (peer.identity, peer.hello, peer.heard_at) = (identity.to_vec(), hello.clone(), now);
+            peer.seen = Seen::default();
+            self.touch(&hello.name);
         }
     }
 
@@ -272,6 +314,7 @@ impl Roster {
             self.by_identity.remove(&peer.identity);
             self.by_token.remove(&peer.token);
             self.by_ticket.remove(&peer.ticket.0);
+            self.touched.remove(&peer.revision);
         }
     }
 

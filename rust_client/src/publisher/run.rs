@@ -199,11 +199,15 @@ impl Loop {
     /// Takes what there is, pushes what may be pushed, ticks when it is time.
     fn turn(&mut self, next_tick: &mut Time) -> io::Result<()> {
         self.do_work(); // before anything else: somebody waits for it
-        let busy = !self.with_room().is_empty();
+        let busy = !self.with_room().is_empty() || self.machine.comparing();
         let wait = if busy { Duration::ZERO } else { next_tick.saturating_sub(self.now()) };
         self.take(wait)?;
         for topic in self.with_room() {
             let effects = self.machine.push(&topic, self.now());
+            self.perform(effects);
+        }
+        if self.machine.comparing() {
+            let effects = self.machine.compare();
             self.perform(effects);
         }
         if self.now() >= *next_tick {
@@ -353,6 +357,7 @@ impl Loop {
         for effect in effects {
             match effect {
                 Effect::Send { to, message, payload } => self.send(&to, message, payload),
+                Effect::Answer { to, header } => drop(self.router.send(&to, &header, None)), // it asks again
                 Effect::Broadcast { topic, message, payload } => {
                     if let Some(message) = self.published(topic, message, payload) {
                         self.data.send(message, self.now());
@@ -369,6 +374,7 @@ impl Loop {
                     self.resolve(id, receipt, achieved, missing)
                 }
                 Effect::Tell(event) => {
+                    self.machine.happened(&event, self.now());
                     if let Some(listener) = &mut self.listener {
                         listener(&event);
                     }

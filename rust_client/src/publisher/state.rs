@@ -26,7 +26,16 @@ const PARTIAL: &str = "weightbus.json.partial";
 /// A folder, locked until it is dropped.
 pub struct StateFolder {
     path: PathBuf,
-    _lock: File,
+    lock: File,
+    owner: u32, // the process
+}
+
+impl Drop for StateFolder {
+    fn drop(&mut self) {
+        if self.owner == std::process::id() {
+            let _ = os::unlock(&self.lock); // also for a child that was just forked, and has it open
+        }
+    }
 }
 
 impl StateFolder {
@@ -57,7 +66,7 @@ impl StateFolder {
         }
         lock.set_len(0).map_err(broken)?;
         (&lock).write_all(format!("process {}\n", std::process::id()).as_bytes()).map_err(broken)?;
-        let folder = StateFolder { path: path.to_owned(), _lock: lock };
+        let folder = StateFolder { path: path.to_owned(), lock, owner: std::process::id() };
         folder.check_for_versions()?;
         Ok(folder)
     }
@@ -89,7 +98,7 @@ impl StateFolder {
     }
 
     fn replace(&self, table: &str) -> io::Result<()> {
-        let sealed = format!("{{\"sha256\":\"{}\",\"table\":{}}}\n", hex(&Sha256::digest(table)), table);
+        let sealed = sealed(table);
         let partial = self.path.join(PARTIAL);
         let mut file = File::create(&partial)?;
         file.write_all(sealed.as_bytes())?;
@@ -114,6 +123,11 @@ impl StateFolder {
             ))
         })
     }
+}
+
+/// A table with its hash, as it stands in the file.
+fn sealed(table: &str) -> String {
+    format!("{{\"sha256\":\"{}\",\"table\":{}}}\n", hex(&Sha256::digest(table)), table)
 }
 
 /// Reads a table, if it is what was written.
@@ -186,6 +200,49 @@ mod tests {
         assert!(text.contains(&format!("process {}", std::process::id())), "{}", text);
         drop(state);
         assert!(StateFolder::open(&path).is_ok());
+        fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn whoever_is_killed_while_it_writes_leaves_the_epoch_before() {
+        let path = folder("killed");
+        StateFolder::open(&path).unwrap().record(7).unwrap();
+        let next = sealed(r#"{"epoch":9999,"versions":[]}"#);
+        for end in 0..=next.len() {
+            let epoch = 7 + end as u64;
+            fs::write(path.join(PARTIAL), &next[..end]).unwrap();
+            fs::write(path.join(LOCK), "process 1\n").unwrap(); // it is gone, and its lock with it
+            let state = StateFolder::open(&path).unwrap();
+            assert_eq!(state.epoch().unwrap(), epoch, "{} bytes", end);
+            state.record(epoch + 1).unwrap();
+        }
+        fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn a_table_is_believed_whole_or_not_at_all() {
+        let path = folder("cut");
+        let state = StateFolder::open(&path).unwrap();
+        let text = sealed(r#"{"epoch":1234,"versions":[]}"#);
+        for end in 0..text.trim_end().len() {
+            fs::write(path.join(TABLE), &text[..end]).unwrap();
+            let error = state.epoch().unwrap_err().to_string();
+            assert!(error.contains("damaged"), "{} bytes: {}", end, error);
+            assert!(state.record(5).is_err(), "{} bytes", end);
+        }
+        fs::write(path.join(TABLE), text.trim_end()).unwrap();
+        assert_eq!(state.epoch().unwrap(), 1234);
+        fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn a_folder_is_free_though_something_else_has_its_lock_open() {
+        let path = folder("forked");
+        let state = StateFolder::open(&path).unwrap();
+        let inherited = state.lock.try_clone().unwrap(); // as a child has it that was forked
+        drop(state);
+        assert!(StateFolder::open(&path).is_ok());
+        drop(inherited);
         fs::remove_dir_all(path).unwrap();
     }
 

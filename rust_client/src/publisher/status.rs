@@ -61,6 +61,12 @@ pub(super) fn is_stuck(peer: &Peer, timing: &Timing, now: Time) -> bool {
     peer.incoming.values().any(|incoming| now.saturating_sub(incoming.since) >= timing.lost_after)
 }
 
+/// How many chunks there are of what arrives; what is here, if it is gone by now.
+pub(super) fn count_of(model: &str, incoming: &Incoming, store: &Store) -> u64 {
+    let kept = store.models.get(model).and_then(|versions| versions.get(incoming.version));
+    kept.map_or(incoming.chunks, |kept| kept.chunks_of(incoming.patch.as_ref()))
+}
+
 /// Says what a worker is doing with a version, and since when it has not moved.
 pub(super) fn phase_of(
     model: &str,
@@ -74,8 +80,7 @@ pub(super) fn phase_of(
         Doing::Applying => format!("applying version {}", version),
         Doing::Staged => format!("staged version {}", version),
         Doing::Receiving => {
-            let kept = store.models.get(model).and_then(|versions| versions.get(version));
-            let count = kept.map_or(incoming.chunks, |kept| kept.chunks_of(incoming.patch.as_ref()));
+            let count = count_of(model, incoming, store);
             format!("receiving version {}, {} of {} chunks here", version, incoming.chunks, count)
         }
     };

@@ -1,11 +1,10 @@
 //! Looks at a publisher's folder of keys in a thread of its own: a disk may take its time. A change counts within a
 //! ping interval (K2).
 
-use super::keys::Allowed;
+use super::keys::{Allowed, Stamp};
 use super::run::{Shared, Work};
 use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -24,10 +23,10 @@ pub struct Watch {
 
 impl Watch {
     /// Begins to look.
-    pub fn begin(folder: &Path, ping: Duration, shared: Arc<Shared>) -> io::Result<Watch> {
+    pub fn begin(allowed: Allowed, ping: Duration, shared: Arc<Shared>) -> io::Result<Watch> {
         let (stop, stopped) = channel();
         let (ending, ended) = channel();
-        let (mut look, every) = (Look::new(folder, shared), (ping / 2).clamp(LOOK_MIN, LOOK_MAX));
+        let (mut look, every) = (Look::new(allowed, shared), (ping / 2).clamp(LOOK_MIN, LOOK_MAX));
         let run = move || {
             let _ending = ending; // dropped at the end, which whoever waits is told by
             while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) && look.look() {}
@@ -49,15 +48,14 @@ impl Drop for Watch {
 struct Look {
     allowed: Allowed,
     shared: Arc<Shared>,
-    seen: Option<Vec<(std::path::PathBuf, [i64; 4])>>, // nothing: read it, whatever there is
-    known: bool,                                       // all of it was read once
-    wrong: BTreeSet<String>,                           // what the look before has complained of
+    seen: Option<Stamp>,     // nothing: read it, whatever there is
+    wrong: BTreeSet<String>, // what the look before has complained of
 }
 
 impl Look {
-    fn new(folder: &Path, shared: Arc<Shared>) -> Look {
+    fn new(allowed: Allowed, shared: Arc<Shared>) -> Look {
         // What was read at first may be older than the first look.
-        Look { allowed: Allowed::new(folder), shared, seen: None, known: false, wrong: BTreeSet::new() }
+        Look { allowed, shared, seen: None, wrong: BTreeSet::new() }
     }
 
     /// Looks once; false if nobody wants to know any more.
@@ -70,8 +68,7 @@ impl Look {
             }
             let by_key = self.allowed.read(&mut |error| wrong.extend(Some(error.to_string())))?;
             self.seen = Some(stamp).filter(|_| self.allowed.whole);
-            self.known |= self.allowed.whole;
-            Ok(Some(by_key).filter(|_| self.known)) // else it is not known what there was
+            Ok(Some(by_key))
         });
         let granted = match result {
             Ok(Some(by_key)) => self.shared.leave(Work::Grant(by_key)),

@@ -1,0 +1,284 @@
+//! What observers are told: who is there and who runs what, in pages that fit a header.
+//!
+//! An observer is no worker. It asks with `observe`, again and again, and each `roster` holds what has changed since
+//! the one before: rows of models, rows of workers, and what happened. Times are ages in milliseconds at the moment of
+//! the answer, so that no two clocks need agree.
+//!
+//! ```text
+//! observer              publisher              worker
+//! verify(worker) ──────> check ───────────────> sums what its weights are now
+//! verified <──────────── compares <──────────── checked
+//! ```
+
+use crate::fields::{Fault, Fields};
+use crate::limits::{NAME_MAX, TEXT_MAX};
+use crate::messages::{is_zero, open, worker_message, Doing, FromWorker, MessageError};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The feature of a worker that takes `check`.
+pub const CHECKING: &str = "checking";
+const CHECK_NAMES_MAX: usize = 4096; // in one answer of a worker: a header has room for no more sums
+
+/// Whatever a publisher may be told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ToPublisher {
+    Worker(FromWorker),
+    Checked(Checked),
+    Observe(Observe),
+    Verify(Verify),
+}
+
+/// An observer asks what has changed since a revision of an epoch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observe {
+    pub epoch: u64,
+    pub since: u64,
+    /// How many `roster` may answer it.
+    pub pages: u64,
+}
+
+impl Observe {
+    fn read(fields: &Fields) -> Result<Observe, Fault> {
+        Ok(Observe {
+            epoch: fields.or("epoch", 0, Fields::count)?,
+            since: fields.or("since", 0, Fields::count)?,
+            pages: fields.or("pages", 1, Fields::positive)?,
+        })
+    }
+}
+
+/// An observer asks whether a worker's weights are those that were published, from a name on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verify {
+    pub worker: String,
+    pub model: String,
+    pub first: u64,
+}
+
+impl Verify {
+    fn read(fields: &Fields) -> Result<Verify, Fault> {
+        Ok(Verify {
+            worker: fields.name("worker")?,
+            model: fields.name("model")?,
+            first: fields.or("first", 0, Fields::count)?,
+        })
+    }
+}
+
+/// The CRC-32C of each of some tensors at a worker, or why there are none; nothing: it cannot be compared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checked {
+    pub model: String,
+    pub epoch: u64,
+    pub version: u64,
+    pub first: u64,
+    pub sums: Vec<Option<u32>>,
+    pub code: Option<String>,
+    pub text: String,
+}
+
+impl Checked {
+    fn read(fields: &Fields) -> Result<Checked, Fault> {
+        Ok(Checked {
+            model: fields.name("model")?,
+            epoch: fields.count("epoch")?,
+            version: fields.positive("version")?,
+            first: fields.or("first", 0, Fields::count)?,
+            sums: fields.or("sums", Vec::new(), |fields, field| fields.sums(field, CHECK_NAMES_MAX))?,
+            code: fields.nullable("code", Fields::name)?,
+            text: fields.or("text", String::new(), |fields, field| fields.text(field, TEXT_MAX))?,
+        })
+    }
+}
+
+/// Decodes what a worker or an observer sent.
+pub fn to_publisher(header: &[u8], payloads: usize) -> Result<ToPublisher, MessageError> {
+    let object = open(header)?;
+    let fields = Fields(&object);
+    if payloads > 0 {
+        return worker_message(&fields, payloads).map(ToPublisher::Worker); // which says what is wrong with that
+    }
+    let read = match fields.text("type", NAME_MAX).as_deref() {
+        Ok("observe") => Observe::read(&fields).map(ToPublisher::Observe),
+        Ok("verify") => Verify::read(&fields).map(ToPublisher::Verify),
+        Ok("checked") => Checked::read(&fields).map(ToPublisher::Checked),
+        _ => return worker_message(&fields, payloads).map(ToPublisher::Worker),
+    };
+    read.map_err(MessageError::Malformed)
+}
+
+/// Say what the weights are by now of the version that you run, from a name on.
+#[derive(Serialize)]
+#[serde(tag = "type", rename = "check")]
+pub struct Check {
+    pub model: String,
+    pub epoch: u64,
+    pub version: u64,
+    pub first: u64,
+}
+
+/// A tensor that is another at a worker than it was published.
+#[derive(Serialize)]
+pub struct Difference {
+    pub name: String,
+    pub published: u32,
+    pub runs: u32,
+}
+
+/// What of a worker's weights differs from what was published, as far as was looked; or why nobody knows.
+#[derive(Serialize)]
+#[serde(tag = "type", rename = "verified")]
+pub struct Verified {
+    pub worker: String,
+    pub model: String,
+    pub epoch: u64,
+    pub version: u64,
+    pub first: u64,
+    pub count: u64,
+    pub names: u64,
+    pub unlike: u64,
+    pub differing: u64,
+    pub differences: Vec<Difference>,
+    pub code: Option<String>,
+    pub text: String,
+}
+
+impl Verified {
+    /// One that says nothing yet.
+    pub fn of(asked: &Verify) -> Verified {
+        let Verify { worker, model, first } = asked.clone();
+        let (epoch, version, count, names, unlike, differing) = (0, 0, 0, 0, 0, 0);
+        let (differences, code, text) = (Vec::new(), None, String::new());
+        Verified {
+            worker,
+            model,
+            epoch,
+            version,
+            first,
+            count,
+            names,
+            unlike,
+            differing,
+            differences,
+            code,
+            text,
+        }
+    }
+}
+
+/// How long ago a version was published.
+#[derive(Serialize)]
+pub struct Published {
+    pub version: u64,
+    pub age_ms: u64,
+}
+
+/// A model, its latest version for all, and when it and some before it were published.
+#[derive(Serialize)]
+pub struct ModelRow<'a> {
+    pub name: &'a str,
+    pub version: u64,
+    pub nbytes: u64,
+    pub encoding: &'static str,
+    pub published: Vec<Published>,
+}
+
+/// How a worker stands with a model: what runs, what is on its way, what went wrong.
+#[derive(Default, Serialize)]
+pub struct Standing<'a> {
+    #[serde(skip_serializing_if = "is_zero")]
+    pub epoch: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub version: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub newest: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub took_us: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub incoming: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Doing>,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub chunks: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub count: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub idle_ms: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub failed: u64,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub error: &'a str,
+}
+
+/// A worker, and how it stands with each of its models.
+#[derive(Serialize)]
+pub struct WorkerRow<'a> {
+    pub name: &'a str,
+    pub state: &'static str,
+    pub road: &'static str,
+    pub heard_ms: u64,
+    pub models: BTreeMap<&'a str, Standing<'a>>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub client: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub host: &'a str,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub pid: u64,
+}
+
+/// Something became of a worker; `left` says that it is no longer there.
+#[derive(Serialize)]
+pub struct Happened<'a> {
+    pub kind: &'static str,
+    pub worker: &'a str,
+    pub text: &'a str,
+    pub age_ms: u64,
+}
+
+/// Returns a text of somebody else's on one line, without what moves a cursor or hides letters, cut off after so many
+/// characters.
+pub fn printable(text: &str, most: usize) -> String {
+    let clean: String = text.chars().map(|c| if is_printable(c) { c } else { ' ' }).collect();
+    let words: Vec<&str> = clean.split_whitespace().collect();
+    words.join(" ").chars().take(most).collect()
+}
+
+/// Whether a character is one to be seen: the standard library knows, and escapes those that are not. It is asked of a
+/// character that follows another, since of those that are written onto the one before it escapes the first alone.
+fn is_printable(c: char) -> bool {
+    if c.is_ascii() {
+        return c == ' ' || c.is_ascii_graphic();
+    }
+    !format!("a{}", c).escape_debug().any(|escaped| escaped == '\\')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_of_somebody_elses_is_on_one_line_and_does_nothing() {
+        assert_eq!(printable(" x\u{1b}[2J\n\u{202e}y\t\u{a0}z\u{200b}", 99), "x [2J y z");
+        assert_eq!(printable("é e\u{301} 🚚 \\ \" ' 中", 99), "é e\u{301} 🚚 \\ \" ' 中");
+        assert_eq!(printable("🚚🚚🚚", 2), "🚚🚚");
+    }
+
+    #[test]
+    fn a_question_has_defaults_and_bounds() {
+        let asked = |text: &str| to_publisher(text.as_bytes(), 0);
+        let plain = Observe { epoch: 0, since: 0, pages: 1 };
+        assert_eq!(asked(r#"{"wbp":1,"type":"observe"}"#), Ok(ToPublisher::Observe(plain)));
+        let full = Observe { epoch: 3, since: 5, pages: 2 };
+        let text = r#"{"wbp":1,"type":"observe","epoch":3,"since":5,"pages":2,"more":[]}"#;
+        assert_eq!(asked(text), Ok(ToPublisher::Observe(full)));
+        for wrong in [r#""pages":0"#, r#""since":-1"#, r#""epoch":9007199254740992"#, r#""since":"1""#] {
+            let error = asked(&format!(r#"{{"wbp":1,"type":"observe",{}}}"#, wrong)).unwrap_err();
+            assert_eq!(error.code(), "malformed", "{}", wrong);
+        }
+        let two = to_publisher(br#"{"wbp":1,"type":"observe"}"#, 1);
+        assert_eq!(two.unwrap_err().code(), "malformed");
+        assert_eq!(asked(r#"{"wbp":2,"type":"observe"}"#).unwrap_err().code(), "protocol-version");
+        assert_eq!(asked(r#"{"wbp":1,"type":"bye"}"#), Ok(ToPublisher::Worker(FromWorker::Bye)));
+    }
+}

@@ -1,0 +1,260 @@
+//! What the user publishes, and how workers hear of it: announced, pushed to all, or told to each (P6, P7).
+
+use super::content::Content;
+use super::effects::{Effect, Payload, WorkerEventKind};
+use super::machine::Machine;
+use super::offer::{Offer, VersionPatch};
+use super::publication::{Asked, Publication, Wait};
+use super::push::{topic_of, Push, Step};
+use super::roster::Peer;
+use super::store::Kept;
+use crate::messages::*;
+use crate::transfer::Time;
+
+/// Of a version that travels with its announcement, to all who hear that.
+pub const WHOLE_BYTES_MAX: u64 = 1 << 18;
+
+impl Machine {
+    /// Publishes a version: to every worker that has the model, or to some by name. `started` is when it was called.
+    ///
+    /// A name that was never on the roster is an error, in words; then nothing was published.
+    pub fn publish(
+        &mut self,
+        id: u64,
+        model: &str,
+        offer: impl Into<Offer>,
+        asked: Asked,
+        started: Time,
+        now: Time,
+    ) -> Result<Vec<Effect>, String> {
+        let names = self.targets(model, &asked)?;
+        let offer = offer.into();
+        for fault in &offer.faults {
+            self.tell(WorkerEventKind::Notice, "", format!("{}: {}", model, fault));
+        }
+        let content = offer.content.clone();
+        let versions = self.store.models.entry(model.to_owned()).or_default();
+        let pending = versions.pending;
+        let number = versions.number(offer);
+        self.observers.published(model, number, now);
+        if let Some(pending) = pending {
+            self.give_up(model, pending, "superseded by a newer publish", now);
+        }
+        let about = (content.plan.nbytes, &content.digest[..]);
+        let mut call = Publication::new(id, model, self.store.key(number), about, asked, started);
+        let quiet = self.timing.quiet;
+        let mut receivers = Vec::new();
+        for name in &names {
+            call.aim(name);
+            if let Some(peer) = self.roster.get_mut(name) {
+                if peer.lost {
+                    call.lost_before(name, now);
+                    continue;
+                }
+                peer.told_at = peer.told_at.or(Some(now));
+                receivers.extend(Some(name.clone()).filter(|_| !peer.mute(now, quiet)));
+            }
+        }
+        let versions = self.store.models.entry(model.to_owned()).or_default();
+        if let Some(version) = versions.get_mut(number) {
+            version.receivers.extend(receivers);
+        }
+        if call.together() {
+            versions.pending = Some(number);
+        } else {
+            versions.settle(number, call.asked.workers.as_deref());
+        }
+        self.announce(&call, number, &names, now);
+        self.calls.open(call);
+        self.settle(id, now);
+        Ok(self.finish())
+    }
+
+    fn targets(&self, model: &str, asked: &Asked) -> Result<Vec<String>, String> {
+        let workers = match &asked.workers {
+            None => return Ok(self.roster.wanting(model)),
+            Some(workers) => workers,
+        };
+        let unknown: Vec<&str> =
+            workers.iter().filter(|name| self.roster.get(name).is_none()).map(String::as_str).collect();
+        if unknown.is_empty() {
+            return Ok(workers.clone());
+        }
+        let known: Vec<&str> = self.roster.iter().map(|peer| peer.hello.name.as_str()).collect();
+        Err(format!(
+            "no worker named {} has joined; known are {}: check the name, or wait_for_workers() first",
+            unknown.join(", "),
+            if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+        ))
+    }
+
+    /// Says that a version is there: to all, or to each that would not hear that (P6).
+    fn announce(&mut self, call: &Publication, number: u64, names: &[String], now: Time) {
+        let model = &call.model;
+        let announce = match self.store.models.get(model).and_then(|versions| versions.get(number)) {
+            Some(version) => self.announcement(model, version, Some(call)),
+            None => return,
+        };
+        let all = call.asked.workers.is_none();
+        if all {
+            self.perform(Effect::Withdraw { model: model.clone() });
+            self.broadcast(model, number, announce.clone(), now);
+        }
+        for name in names {
+            let hears = |peer: &Peer| peer.lost || (all && peer.subscribed);
+            let alone = self.roster.get(name).map_or(false, |peer| !hears(peer));
+            if alone {
+                self.say(name, FromPublisher::Announce(announce.clone()));
+            }
+        }
+    }
+
+    /// Announces a version to all; begins to push it, unless it is so small that it goes along, or nobody listens.
+    /// Those who listen for a patch are pushed the first (D6).
+    fn broadcast(&mut self, model: &str, number: u64, mut announce: Announce, now: Time) {
+        self.end_pushes(model);
+        let versions = self.store.models.entry(model.to_owned()).or_default();
+        let (content, patches) = match versions.get(number) {
+            Some(version) => (version.content.clone(), version.patches.clone()),
+            None => return,
+        };
+        let layout_id = &content.header.layout.id;
+        let known = versions.announced_layout == *layout_id;
+        versions.announced_layout = layout_id.clone();
+        let listeners = self.listeners(model, &patches);
+        let small = content.plan.count() == 1 && content.plan.nbytes <= WHOLE_BYTES_MAX;
+        let mut payload = if known { Payload::None } else { Payload::Layout(content.clone()) };
+        if listeners.whole && known && small {
+            announce.whole = Some(Whole { crc: content.crcs[0], digest: content.digest.clone() });
+            payload = Payload::Chunk(content.clone(), 0);
+        } else if listeners.whole {
+            self.begin_push(Push::new(model, number, content.clone(), None, now));
+        }
+        if let Some(first) = patches.first().filter(|_| listeners.first) {
+            self.begin_push(Push::new(model, number, first.content.clone(), Some(first.id.clone()), now));
+        }
+        let topic = control_topic(model);
+        self.perform(Effect::Broadcast { topic, message: FromPublisher::Announce(announce), payload });
+        if !listeners.any {
+            self.broadcast_end(model, number, &content); // nothing is pushed: who hears it all the same fetches
+        }
+    }
+
+    fn broadcast_end(&mut self, model: &str, number: u64, content: &Content) {
+        let message = FromPublisher::End(self.of_version(model, number, content));
+        self.perform(Effect::Broadcast { topic: control_topic(model), message, payload: Payload::None });
+    }
+
+    /// The announcement of a version; a committed one is for everybody to apply at once.
+    pub(super) fn announcement(&self, model: &str, version: &Kept, call: Option<&Publication>) -> Announce {
+        let content = &version.content;
+        let together = call.map_or(false, Publication::together);
+        let staged = together || call.map_or(false, |call| call.asked.wait == Wait::Staged);
+        Announce {
+            model: model.to_owned(),
+            epoch: self.epoch(),
+            version: version.number,
+            layout: content.header.layout.id.clone(),
+            layout_bytes: content.header.bytes.len() as u64,
+            nbytes: content.plan.nbytes,
+            chunk_bytes: content.plan.chunk_bytes,
+            commit: if together { CommitMode::Together } else { CommitMode::Auto },
+            acknowledge: if staged { Acknowledge::Staged } else { Acknowledge::Applied },
+            encoding: "raw".to_owned(),
+            encryption: None,
+            key: None,
+            tag: None,
+            shared: None,
+            hash: false,
+            whole: None,
+            keep: version.keep,
+            patches: version.patches.iter().map(VersionPatch::offered).collect(),
+        }
+    }
+
+    pub(super) fn of_version(&self, model: &str, number: u64, content: &Content) -> OfVersion {
+        OfVersion {
+            model: model.to_owned(),
+            epoch: self.epoch(),
+            version: number,
+            digest: content.digest.clone(),
+            ..OfVersion::default()
+        }
+    }
+
+    pub(super) fn chunk(
+        &self,
+        (model, number, patch): (&str, u64, Option<PatchId>),
+        content: &Content,
+        index: u64,
+    ) -> FromPublisher {
+        FromPublisher::Chunk(Chunk {
+            model: model.to_owned(),
+            epoch: self.epoch(),
+            version: number,
+            index,
+            crc: content.crcs[index as usize],
+            patch,
+        })
+    }
+
+    // Pushing.
+
+    fn begin_push(&mut self, push: Push) {
+        self.pushes.insert(push.topic(), push);
+    }
+
+    /// Pushes no more of what was published of a model.
+    pub(super) fn end_pushes(&mut self, model: &str) {
+        self.pushes.retain(|_, push| push.model != model);
+    }
+
+    /// Some worker has so many chunks of what is pushed.
+    pub(super) fn report_push(&mut self, said: &Progress, now: Time) {
+        let push = self.pushes.get_mut(&topic_of(&said.model, said.patch.as_ref()));
+        if let Some(push) = push.filter(|push| push.number == said.version && push.patch == said.patch) {
+            push.report(said.chunks, now);
+        }
+    }
+
+    /// The topics on which `push` has something to send now.
+    pub fn pushing(&self) -> impl Iterator<Item = &String> {
+        self.pushes.iter().filter(|(_, push)| push.ready()).map(|(topic, _)| topic)
+    }
+
+    /// The next chunks to publish on a topic.
+    pub fn push(&mut self, topic: &str, now: Time) -> Vec<Effect> {
+        self.step(topic, now);
+        self.finish()
+    }
+
+    pub(super) fn step(&mut self, topic: &str, now: Time) {
+        let quiet = self.timing.quiet;
+        let push = match self.pushes.get_mut(topic) {
+            Some(push) => push,
+            None => return,
+        };
+        let step = push.step(now, quiet);
+        let (model, number, content, patch) =
+            (push.model.clone(), push.number, push.content.clone(), push.patch.clone());
+        match step {
+            Step::Nothing => {}
+            Step::Chunks(indexes) => {
+                for index in indexes {
+                    let message = self.chunk((&model, number, patch.clone()), &content, index);
+                    let payload = Payload::Chunk(content.clone(), index);
+                    self.perform(Effect::Broadcast { topic: topic.to_owned(), message, payload });
+                }
+            }
+            Step::End => {
+                self.pushes.remove(topic);
+                if patch.is_none() {
+                    return self.broadcast_end(&model, number, &content);
+                }
+                let end = OfVersion { patch, ..self.of_version(&model, number, &content) }; // D7
+                let message = FromPublisher::End(end);
+                self.perform(Effect::Broadcast { topic: topic.to_owned(), message, payload: Payload::None });
+            }
+        }
+    }
+}

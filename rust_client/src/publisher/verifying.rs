@@ -1,0 +1,281 @@
+//! Observers that ask whether a worker's weights are those that were published (P24).
+//!
+//! The worker sums what it has by now, name by name; the publisher sums its own bytes a little at a time, once for each
+//! version, compares, and names what differs. One question of one observer is open at a worker at a time: whatever is
+//! not answered in time is answered for it. No version is kept for this.
+//!
+//! ```text
+//! verify ──> check ──> checked ──> compared, slice by slice ──> verified
+//! ```
+
+use super::effects::{Effect, Identity};
+use super::machine::Machine;
+use super::observing::{ERROR_MAX, NO_OBSERVER, OBSERVERS_MAX};
+use super::pages::PAGE_BYTES;
+use super::store::Kept;
+use crate::checksum::crc32c_append;
+use crate::layout::{Layout, TensorInfo};
+use crate::limits::TEXT_MAX;
+use crate::messages::encode;
+use crate::observed::{printable, Check, Checked, Difference, Verified, Verify, CHECKING};
+use crate::transfer::{Key, Time};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+const SLICE_BYTES: u64 = 1 << 22; // summed between other work: a fraction of a millisecond
+const DIFFERENCES_TOLD: usize = 64; // as many as a person reads
+
+/// A question to a worker that it has not answered yet.
+struct Open {
+    asked: Verify,
+    observer: Identity,
+    key: Key,
+    since: Time,
+}
+
+/// What observers want to know of workers' weights.
+#[derive(Default)]
+pub struct Checks {
+    open: BTreeMap<String, Open>, // by worker
+    comparing: VecDeque<Comparison>,
+    names: Option<(String, Arc<Vec<String>>)>, // of the last layout, by its id
+}
+
+impl Checks {
+    /// All names of a layout, sorted by their UTF-8.
+    fn names_of(&mut self, layout: &Layout) -> Arc<Vec<String>> {
+        match &self.names {
+            Some((id, names)) if *id == layout.id => names.clone(),
+            _ => {
+                let mut names: Vec<String> = layout.names().map(str::to_owned).collect();
+                names.sort_unstable();
+                let names = Arc::new(names);
+                self.names = Some((layout.id.clone(), names.clone()));
+                names
+            }
+        }
+    }
+}
+
+/// A worker's sums, and how far they are held against those of a version.
+struct Comparison {
+    asked: Verify,
+    observer: Identity,
+    key: Key,
+    names: Arc<Vec<String>>,
+    sums: Vec<Option<u32>>,
+    at: usize,        // of the sums
+    part: (u64, u32), // of a tensor: bytes that are summed by now, and their sum
+    unlike: u64,
+    differing: u64,
+    told: Vec<Difference>,
+    told_bytes: usize,
+}
+
+impl Comparison {
+    /// How many names it is about.
+    fn count(&self) -> usize {
+        let first = usize::try_from(self.asked.first).unwrap_or(usize::MAX);
+        self.sums.len().min(self.names.len().saturating_sub(first))
+    }
+
+    /// Sums a slice, and compares what is summed; returns whether that is all.
+    fn step(&mut self, version: &mut Kept) -> bool {
+        let mut left = SLICE_BYTES;
+        while self.at < self.count() && left > 0 {
+            let name = &self.names[self.asked.first as usize + self.at];
+            let found = version.content.header.layout.get(name).cloned();
+            match (self.sums[self.at], found) {
+                (Some(runs), Some(tensor)) => match self.sum(version, &tensor, &mut left) {
+                    Some(published) => self.compare(published, runs),
+                    None => return false,
+                },
+                _ => self.unlike += 1,
+            }
+            self.at += 1;
+        }
+        self.at == self.count()
+    }
+
+    /// The sum of a tensor as it was published; nothing while there is more of it than one slice.
+    fn sum(&mut self, version: &mut Kept, tensor: &TensorInfo, left: &mut u64) -> Option<u32> {
+        if tensor.begin == tensor.end {
+            return Some(0);
+        }
+        if let Some(sum) = version.sums.get(&tensor.begin) {
+            return Some(*sum);
+        }
+        let begin = tensor.begin + self.part.0;
+        let end = tensor.end.min(begin + *left);
+        let sum = crc32c_append(self.part.1, &version.content.bytes()[begin as usize..end as usize]);
+        *left -= end - begin;
+        if end < tensor.end {
+            self.part = (end - tensor.begin, sum);
+            return None;
+        }
+        self.part = (0, 0);
+        version.sums.insert(tensor.begin, sum);
+        Some(sum)
+    }
+
+    fn compare(&mut self, published: u32, runs: u32) {
+        if published == runs {
+            return;
+        }
+        self.differing += 1;
+        let name = printable(&self.names[self.asked.first as usize + self.at], ERROR_MAX);
+        let difference = Difference { name, published, runs };
+        let nbytes = serde_json::to_string(&difference).map_or(PAGE_BYTES, |text| text.len()) + 1;
+        if self.told.len() < DIFFERENCES_TOLD && self.told_bytes + nbytes <= PAGE_BYTES {
+            self.told.push(difference);
+            self.told_bytes += nbytes;
+        }
+    }
+
+    fn answer(self) -> Effect {
+        let verified = Verified {
+            epoch: self.key.0,
+            version: self.key.1,
+            count: self.count() as u64,
+            names: self.names.len() as u64,
+            unlike: self.unlike,
+            differing: self.differing,
+            differences: self.told,
+            ..Verified::of(&self.asked)
+        };
+        Effect::Answer { to: self.observer, header: encode(&verified) }
+    }
+}
+
+impl Machine {
+    /// An observer asks: asks the worker, or says why not.
+    pub(super) fn verify(&mut self, from: &[u8], key: &str, asked: Verify, now: Time) {
+        if !self.may_look_on(key) {
+            return self.refuse(from, "not-allowed", NO_OBSERVER, None);
+        }
+        match self.verifiable(from, &asked) {
+            Err((code, text)) => self.unverified(from, &asked, code, text),
+            Ok((to, key)) => {
+                let (model, first) = (asked.model.clone(), asked.first);
+                let check = Check { model, epoch: key.0, version: key.1, first };
+                let worker = asked.worker.clone();
+                self.checks.open.insert(worker, Open { asked, observer: from.to_vec(), key, since: now });
+                self.perform(Effect::Answer { to, header: encode(&check) });
+            }
+        }
+    }
+
+    /// The connection of the worker that can be asked, and what it runs; or why it is not asked: code and words.
+    fn verifiable(&self, from: &[u8], asked: &Verify) -> Result<(Identity, Key), (&'static str, String)> {
+        let because = |code, text: &str| Err((code, text.to_owned()));
+        let Verify { worker, model, .. } = asked;
+        let peer = match self.roster.get(worker).filter(|peer| peer.wants(model)) {
+            Some(peer) => peer,
+            None => return Err(("absent", format!("no worker {} with {} is there", worker, model))),
+        };
+        if peer.lost {
+            return because("absent", "it is lost: nothing is heard of it");
+        }
+        if !peer.hello.features.iter().any(|feature| feature == CHECKING) {
+            let who = printable(&peer.hello.client, usize::MAX);
+            let who = if who.is_empty() { "its program" } else { &who };
+            let text = format!("{} cannot say what its weights are: it lacks `{}`", who, CHECKING);
+            return Err(("unsupported", text));
+        }
+        let key = peer.runs(model);
+        if key == (0, 0) {
+            return Err(("absent", format!("it runs no version of {} yet, or none any more", model)));
+        }
+        if !self.offers(model, key) {
+            let text = format!("it runs version {}, whose bytes the publisher has no longer", key.1);
+            return Err(("gone", text));
+        }
+        match self.checks.open.get(worker) {
+            Some(open) if open.observer != from => {
+                because("busy", "another observer has it verified: ask again in a moment")
+            }
+            None if self.checks.open.len() >= OBSERVERS_MAX => {
+                because("busy", "too many workers are being verified: ask again in a moment")
+            }
+            _ => Ok((peer.identity.clone(), key)),
+        }
+    }
+
+    /// A worker has answered: compares, if it is what was asked.
+    pub(super) fn checked(&mut self, name: &str, said: Checked) {
+        let asked = |open: &Open| {
+            let what = (&open.asked.model, open.asked.first, open.key);
+            what == (&said.model, said.first, (said.epoch, said.version))
+        };
+        if !self.checks.open.get(name).map_or(false, asked) {
+            return;
+        }
+        let Open { asked, observer, key, .. } = match self.checks.open.remove(name) {
+            Some(open) => open,
+            None => return,
+        };
+        if let Some(code) = said.code {
+            return self.unverified(&observer, &asked, &code, printable(&said.text, TEXT_MAX));
+        }
+        let version = self.store.of(&asked.model, key.0).and_then(|versions| versions.get(key.1));
+        let names = match version {
+            Some(version) => self.checks.names_of(&version.content.header.layout),
+            None => return self.replaced(&observer, &asked, key),
+        };
+        self.checks.comparing.push_back(Comparison {
+            asked,
+            observer,
+            key,
+            names,
+            sums: said.sums,
+            at: 0,
+            part: (0, 0),
+            unlike: 0,
+            differing: 0,
+            told: Vec::new(),
+            told_bytes: 0,
+        });
+    }
+
+    /// Whether there is something to compare.
+    pub fn comparing(&self) -> bool {
+        !self.checks.comparing.is_empty()
+    }
+
+    /// Compares a little more; answers once that is all.
+    pub fn compare(&mut self) -> Vec<Effect> {
+        if let Some(mut comparison) = self.checks.comparing.pop_front() {
+            let (model, key) = (&comparison.asked.model, comparison.key);
+            let version = self.store.of(model, key.0).and_then(|versions| versions.get_mut(key.1));
+            match version.map(|version| comparison.step(version)) {
+                None => self.replaced(&comparison.observer, &comparison.asked, key),
+                Some(true) => self.perform(comparison.answer()),
+                Some(false) => self.checks.comparing.push_back(comparison),
+            }
+        }
+        self.finish()
+    }
+
+    /// Answers for workers that do not.
+    pub(super) fn tick_checks(&mut self, now: Time) {
+        let patience = self.timing.lost_after;
+        let late = |open: &&Open| now.saturating_sub(open.since) >= patience;
+        let late: Vec<String> =
+            self.checks.open.values().filter(late).map(|o| o.asked.worker.clone()).collect();
+        for worker in late {
+            if let Some(open) = self.checks.open.remove(&worker) {
+                let text = format!("it has not answered for {} s", patience.as_secs_f64());
+                self.unverified(&open.observer, &open.asked, "silent", text);
+            }
+        }
+    }
+
+    fn replaced(&mut self, observer: &[u8], asked: &Verify, key: Key) {
+        self.unverified(observer, asked, "gone", format!("version {} was replaced meanwhile", key.1));
+    }
+
+    fn unverified(&mut self, observer: &[u8], asked: &Verify, code: &str, text: String) {
+        let verified = Verified { code: Some(code.to_owned()), text, ..Verified::of(asked) };
+        self.perform(Effect::Answer { to: observer.to_vec(), header: encode(&verified) });
+    }
+}
