@@ -22,9 +22,9 @@ STRANGER_SECONDS = 1.5  # for which a data connection may be there without one
 EPOCH_CLOCK_MAX = 2**43  # the year 2248 in milliseconds: no later epoch is taken over from anybody
 ROSTER_MODELS_MAX = 4 * WORKERS_MAX  # of all of them: a name and a digest take up to 0.6 kB
 PATCHES_MAX = 8  # of one version: each is on another base, and most workers run one of two
-# That nothing new of a patch comes, until all of the version is fetched in its place. It is half
-# a minute, since patches are for slow links, where all of a version takes far longer.
-PATCH_TRIES = 5
+# Times that nothing new comes, until all of a version is fetched in place of a patch, or what was
+# announced is doubted. It is half a minute: links may be slow, and all of a version takes longer.
+TRIES_MAX = 5
 GROUP_KEYS_MAX = 2  # group keys of a session: one, and the one before while it changes
 FEATURES_MAX = 64  # features that one side can name
 LABEL_MAX = 256  # characters of a client's description or a host, which reasons may repeat

@@ -177,10 +177,17 @@ def test_an_announcement_without_layout_asks_for_it_and_repeats_that() -> None:
     [fetch] = sent(bench.announce(v, header=False), Fetch)
     assert (fetch.version, fetch.count, fetch.layout) == (1, 0, True)
     assert bench.slot.holds.at("arriving") is None, "nothing is allocated yet"
-    bench.now = 0.99
-    assert not bench.slot.tick(bench.now)
-    bench.now = 1.0
+    for bench.now in (1.0, 15.9):
+        assert not bench.slot.tick(bench.now), "it may be on its way"
+        assert not bench.slot.asking.hear_of(EPOCH, 1, bench.now), "which is no news"
+    bench.now = 16.0
     assert sent(bench.slot.tick(bench.now), Fetch)
+    bench.now = 16.9
+    bench.slot.asking.answered(16.5)
+    assert not bench.slot.tick(bench.now)
+    bench.now = 17.0
+    assert sent(bench.slot.tick(bench.now), Fetch)
+    assert sent(bench.slot.asking.hear_of(EPOCH, 2, 18.0), Fetch)[0].layout
 
 
 def test_a_layout_is_remembered_and_judged_once() -> None:

@@ -215,6 +215,19 @@ def test_a_publisher_of_an_earlier_epoch_than_what_runs_is_not_followed() -> Non
     assert Joined(EPOCH + 1) in bench.tell(welcome(EPOCH + 1)), "the same epoch is fine"
 
 
+def test_what_was_applied_late_of_a_later_publisher_is_told_until_that_is_settled() -> None:
+    bench = Bench()
+    run(bench.machine.slots["a"], Running(EPOCH + 2, 1, "f" * 64))  # somebody was applying it
+    for _ in range(3):  # the first may be lost
+        bench.now += bench.machine.timing.hello_retry
+        (hello,) = sent(bench.done(bench.machine.tick(bench.now)), Hello)
+        assert isinstance(hello, Hello)
+        assert hello.epoch == EPOCH + 2
+    bench.tell(welcome(EPOCH + 3))
+    bench.now += bench.machine.timing.hello_retry
+    assert not sent(bench.done(bench.machine.tick(bench.now)), Hello)
+
+
 @pytest.mark.parametrize("code", ["name-taken", "stale-epoch", "limit", "protocol-version"])
 def test_a_refusal_ends_the_session_and_is_told(code: str) -> None:
     bench = Bench()

@@ -9,7 +9,7 @@ import math
 from ..effects import Effect, Rejected, Send
 from ..limits import Timing
 from ..messages import Fetch
-from .holdings import Holdings, Key
+from .holdings import Held, Holdings, Key
 from .layouts import Acceptance
 
 
@@ -31,6 +31,7 @@ class Asking:
         self._gone, self._exact_at = False, -math.inf  # of that
         self.heard: Key = (0, 0)  # the newest version of which anything was heard
         self.asked_at = -math.inf  # when the latest announcement was asked for
+        self._answered = -math.inf  # when the last ping was sent that was answered
         self._later, self._until, self._pause = (0, 0), 0.0, 0.0  # what is put off
 
     def reconnected(self, epoch: int) -> None:
@@ -51,6 +52,9 @@ class Asking:
             return []
         if key == self._later and now < self._until:
             return []
+        waiting = self._holds.at("announced")
+        if waiting is not None and key <= waiting.key and self._lacks_layout(waiting):
+            return []  # W7
         return self.latest(epoch, now)
 
     def latest(self, epoch: int, now: float) -> list[Effect]:
@@ -61,7 +65,7 @@ class Asking:
             return []
         self.asked_at = now
         waiting = self._holds.at("announced")
-        layout = waiting is not None and self._acceptance.layout(waiting.announce) is None
+        layout = waiting is not None and self._lacks_layout(waiting)
         return [Send(Fetch(model=self._model, epoch=epoch, version=0, layout=layout))]
 
     def layout(self, key: Key, now: float) -> list[Effect]:
@@ -69,6 +73,20 @@ class Asking:
         self.asked_at = now
         epoch, version = key
         return [Send(Fetch(model=self._model, epoch=epoch, version=version, layout=True))]
+
+    def answered(self, sent_at: float) -> None:
+        """A ping that was sent then was answered, and whatever was asked before it. (W12)"""
+        self._answered = sent_at
+        self._holds.answered(sent_at)
+
+    def due(self, waiting: Held, now: float) -> bool:
+        """Return whether to try again to begin a version: its layout may be on its way. (W7)"""
+        under_way = self._lacks_layout(waiting) and self._answered <= self.asked_at
+        patience = self._timing.patience_max if under_way else self._timing.patience
+        return now - self.asked_at >= patience
+
+    def _lacks_layout(self, waiting: Held) -> bool:
+        return self._acceptance.layout(waiting.announce) is None
 
     # Of one version, where the user wants no other. (W8)
 

@@ -55,7 +55,7 @@ from ..messages import (
 from ..observed import Check, ToWorker, to_worker, unchecked
 from ..staged import SharedMemory
 from . import reports
-from .events import Examined, Happening, Opened, Report, Wanted
+from .events import Examined, Happening, Opened, Wanted
 from .keyring import Keyring
 from .layouts import Accepts, Expected
 from .phases import SESSIONS, TURNED_AWAY, Change, Session
@@ -201,7 +201,7 @@ class WorkerMachine:
             case Pong():
                 self._heard_at = now
                 for each in self.slots.values():
-                    each.holds.answered(message.token / 1000)
+                    each.asking.answered(message.token / 1000)
                 return self._hear_of(message.epoch, message.models, now)
             case Chunk() | SealedChunk() if self._ignores(message, pushed=pushed):
                 return []
@@ -415,9 +415,6 @@ class WorkerMachine:
         effects = self.slots[event.model].happened(event, now)
         if isinstance(event, Wanted) and not self.inside:
             return [effect for effect in effects if not isinstance(effect, Send)]
-        applied = isinstance(event, Report) and event.what == "applied"
-        if applied and self.inside and self.applied_epoch > self.epoch:
-            effects += self._hello(now)  # it came from a later publisher than the one we follow
         return effects
 
     # Time.
@@ -430,7 +427,10 @@ class WorkerMachine:
         if not self.inside:
             return []
         effects = self._unheard(now)
-        if lacking and self.may_say_hello(now):
+        elsewhere = (
+            self.applied_epoch > self.epoch
+        )  # what runs came late, of a later publisher (W3)
+        if (lacking or elsewhere) and self.may_say_hello(now):
             effects += self._hello(now)  # which is answered with the key (E6)
         for slot in self.slots.values():
             effects += slot.tick(now)

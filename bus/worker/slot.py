@@ -12,16 +12,7 @@ from numpy.typing import NDArray
 from ..effects import Copy, Effect, Open, Ready, Reserve, Subscribe
 from ..lease import Lease
 from ..limits import PROGRESS_CHUNKS, Timing
-from ..messages import (
-    Abort,
-    Announce,
-    AnyChunk,
-    Buffer,
-    Commit,
-    End,
-    Rename,
-    Running,
-)
+from ..messages import Abort, Announce, AnyChunk, Buffer, Commit, End, Rename, Running
 from ..staged import SharedMemory, StagedVersion
 from . import reports
 from .applying import Applying
@@ -34,6 +25,7 @@ from .phases import ARROWS, Turn
 from .transfer import Transfer, take_whole
 
 RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
+NOTHING_FITS = "nothing comes that fits what was announced"
 # What may be otherwise next time, since bytes were damaged or memory was short: the next beacon
 # tries again.
 TRANSIENT = {"digest-mismatch", "layout-invalid", "no-memory", "unsupported"}
@@ -436,11 +428,13 @@ class Slot:
         """Fetch what is due."""
         held = self.holds.at("arriving")
         if held is not None and held.transfer is not None:
-            if held.transfer.hopeless:
+            if held.transfer.hopeless and held.transfer.patch is not None:
                 return self.patches.give_up(held, "nothing more of it comes", now)
+            if held.transfer.hopeless:  # W12
+                return self._decline(held, "digest-mismatch", NOTHING_FITS)
             return reports.fetches(held.transfer, now) + self._completed(held, held.transfer, now)
         waiting = self.holds.at("announced")
-        if waiting is not None and now - self.asking.asked_at >= self.timing.patience:
+        if waiting is not None and self.asking.due(waiting, now):
             return self._begin(waiting, now)
         return []
 

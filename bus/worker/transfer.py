@@ -31,7 +31,7 @@ from ...codecs.native import crc32c
 from ...codecs.sealing import Opening
 from ..chunks import ChunkPlan
 from ..lease import Lease
-from ..limits import LABEL_MAX, PATCH_TRIES, WINDOW_CHUNKS, Timing
+from ..limits import LABEL_MAX, TRIES_MAX, WINDOW_CHUNKS, Timing
 from ..messages import Announce, Buffer, Chunk, Patch, PatchId, SealedChunk
 from ..staged import Base, Copying, Patching, SharedMemory
 from .keyring import Keyring
@@ -242,8 +242,9 @@ class Transfer:
 
     @property
     def hopeless(self) -> bool:
-        """Whether nothing of a patch comes, though it was asked for again and again."""
-        return self.patch is not None and not self.decoding and self.tries >= PATCH_TRIES
+        """Whether nothing that fits comes, though it was asked for again and again."""
+        busy = self.decoding or self._copying is not None
+        return not busy and self.tries >= TRIES_MAX
 
     def decode(self, base: Base, buffer: NDArray[np.uint8]) -> Patching:
         """Lend a buffer, and what the patch builds on, to whoever decodes it: it is here, whole."""
@@ -309,7 +310,7 @@ class Transfer:
     def reconnected(self, now: float) -> None:
         """The connection is new: what was asked on the old one will not come."""
         self._ask_again(now)
-        self._pulling = True
+        self._pulling, self.tries = True, 0
 
     def _ranges(self) -> Iterator[tuple[int, int]]:
         limit = self.plan.count if self._pulling else self._pushed  # W10, W30

@@ -23,7 +23,7 @@ export const MESSAGE_BYTES_MAX = LAYOUT_BYTES_MAX + HEADER_BYTES_MAX; // ZMQ_MAX
 
 export const WINDOW_CHUNKS = 16; // asked for and not here yet, at most
 export const PROGRESS_CHUNKS = 16; // between two reports of progress
-export const PATCH_TRIES = 5; // times that nothing new of a patch comes: half a minute, for slow links
+export const TRIES_MAX = 5; // times that nothing new of a patch or version comes: half a minute, for slow links
 export const APPLIES_MAX = 3; // in a row that fail half-way before a version is rejected
 export const EPOCHS_KEPT = 8; // of which the publisher's age is remembered
 export const APPLY_MS = 60_000; // for each call of a user's function, unless the user says otherwise

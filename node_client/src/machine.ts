@@ -389,10 +389,7 @@ export class WorkerMachine {
 
   /** The version that was taken runs now. `kept`: its memory stays with the user. */
   applied(model: string, now: number, kept = false): Effect[] {
-    const effects = this.slots.get(model)?.applied(now, kept) ?? [];
-    // It came from a later publisher than the one we follow:
-    if (this.inside && this.appliedEpoch > this.epoch) effects.push(...this.hello(now));
-    return effects;
+    return this.slots.get(model)?.applied(now, kept) ?? [];
   }
 
   /** The version that was taken could not be applied; unless `intact`, no version runs now. */
@@ -414,7 +411,8 @@ export class WorkerMachine {
     if (!this.inside) return [];
     const slots = [...this.slots.values()];
     const effects = [...slots.flatMap((slot) => slot.tick(now)), ...this.#unheard(now)];
-    if (lacking) effects.push(...this.hello(now)); // E6: the answer brings the key
+    const elsewhere = this.appliedEpoch > this.epoch; // what runs came late, of a later publisher (W3)
+    if (lacking || elsewhere) effects.push(...this.hello(now)); // E6: the answer brings the key
     if (now - this.#pingedAt < this.#pingEvery) return effects;
     this.#pingedAt = now; // W17, W18
     effects.push(this.#ping(now));

@@ -41,6 +41,7 @@ export class Slot {
   #torn = 0; // applies in a row that failed half-way: while there is one, nothing runs
   #failure: Failed | null = null; // the last one, until another version is begun
   #askedAt = Number.NEGATIVE_INFINITY; // when the latest announcement was asked for
+  #answered = Number.NEGATIVE_INFINITY; // when the last ping was sent that was answered
   readonly #acceptance: Acceptance;
   readonly #patches: Patches;
 
@@ -79,14 +80,21 @@ export class Slot {
     if (key.version === 0 || this.holds.isRejected(key)) return [];
     if (!newer(key, this.holds.newest)) return [];
     if (arriving !== null && (!newer(key, arriving) || this.mode === "catching-up")) return [];
+    const waiting = this.holds.at("announced");
+    if (waiting !== null && !newer(key, waiting) && this.#lacksLayout(waiting)) return []; // W7
     return this.#askLatest(key.epoch, now);
+  }
+
+  /** Whether a version waits for its layout, which was asked for. */
+  #lacksLayout(waiting: Held): boolean {
+    return this.#acceptance.layout(waiting.announce) === undefined;
   }
 
   #askLatest(epoch: number, now: number): Effect[] {
     if (now - this.#askedAt < this.timing.quiet) return []; // W4
     this.#askedAt = now;
     const waiting = this.holds.at("announced");
-    const layout = waiting !== null && this.#acceptance.layout(waiting.announce) === undefined;
+    const layout = waiting !== null && this.#lacksLayout(waiting);
     return [send({ type: "fetch", model: this.model, epoch, version: 0, layout })];
   }
 
@@ -233,6 +241,7 @@ export class Slot {
 
   /** A ping that was sent then was answered, and so was whatever was asked before it. */
   answered(sentAt: number): void {
+    this.#answered = sentAt;
     this.holds.at("arriving")?.transfer.answered(sentAt); // W12
   }
 
@@ -417,12 +426,20 @@ export class Slot {
   tick(now: number): Effect[] {
     const arriving = this.holds.at("arriving");
     if (arriving?.transfer.hopeless) {
-      return this.#fetchWhole(arriving, "nothing more of it comes", now);
+      if (arriving.transfer.patch !== null) {
+        return this.#fetchWhole(arriving, "nothing more of it comes", now);
+      }
+      const text = "nothing comes that fits what was announced"; // W12
+      return this.#decline(arriving, "digest-mismatch", text);
     }
     if (arriving !== null) return [...this.#pull(arriving, now), ...this.#completed(arriving, now)];
     const waiting = this.holds.at("announced");
-    if (waiting === null || now - this.#askedAt < this.timing.patience) return []; // W7
-    return this.#begin(waiting, now);
+    if (waiting === null) return [];
+    const underWay = this.#lacksLayout(waiting) && this.#answered <= this.#askedAt; // W7
+    const { patience, patienceMax } = this.timing;
+    return now - this.#askedAt < (underWay ? patienceMax : patience)
+      ? []
+      : this.#begin(waiting, now);
   }
 
   /** Say again how things stand, in case it got lost. */

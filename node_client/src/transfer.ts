@@ -24,7 +24,7 @@ import { isDeepStrictEqual } from "node:util";
 import { crc32c, digest } from "./checksum.js";
 import { ChunkPlan } from "./chunks.js";
 import type { Keyring } from "./keyring.js";
-import { PATCH_TRIES, type Timing, WINDOW_CHUNKS } from "./limits.js";
+import { type Timing, TRIES_MAX, WINDOW_CHUNKS } from "./limits.js";
 import type { Announce, Patch, PatchId, SealedChunk } from "./messages.js";
 import { Patching } from "./patching.js";
 import type { Opening, Subject } from "./sealing.js";
@@ -145,9 +145,9 @@ export class Transfer {
     return this.patch !== null && this.#patching === null;
   }
 
-  /** Whether nothing of a patch comes, though it was asked for again and again. (D5) */
+  /** Whether nothing that fits comes, though it was asked for again and again. (D5, W12) */
   get hopeless(): boolean {
-    return this.awaitsPatch && this.#tries >= PATCH_TRIES;
+    return this.#patching === null && this.#tries >= TRIES_MAX;
   }
 
   /** Whether a message speaks of what arrives: of the version, or of this patch to it. (D9) */
@@ -348,6 +348,7 @@ export class Transfer {
   reconnected(now: number): void {
     this.#askAgain(now);
     this.#pulling = true;
+    this.#tries = 0;
   }
 
   /** Something arrived: be patient in proportion to how long it took, for slow links. */

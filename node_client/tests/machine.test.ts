@@ -209,6 +209,18 @@ test("after a long silence of everybody it greets again and goes on where it was
   assert.deepEqual(asked(bench.wait(100)), [1, 2], "chunk 0 has been here");
 });
 
+test("what was applied late, of a later publisher, is told until that is settled", () => {
+  const bench = new Bench();
+  bench.push(version(1));
+  bench.machine.taken("m");
+  bench.control(welcome(6));
+  assert.equal(bench.machine.epoch, 6);
+  bench.machine.applied("m", bench.now);
+  for (let n = 0; n < 3; n++) assert.ok(kinds(bench.wait(300)).includes("hello")); // one may be lost
+  bench.control(welcome(8));
+  assert.ok(!kinds(bench.wait(300)).includes("hello"));
+});
+
 test("a message of a stranger's frames changes nothing", () => {
   const bench = new Bench();
   for (const frames of [

@@ -171,7 +171,8 @@ def partial_target(stage: Stage) -> None:
     workers = on_both_roads(stage, "w", partial=True, in_place={"m": MINE})
     for byte in (1, 2):
         receipt = stage.publish(uniform(LARGE, byte), verify=byte == 2)
-    digests = {e["digest"] for w in workers for e in w.those("applied", version=2)}
+    events = [worker.wait_applied("m", receipt.epoch, receipt.version) for worker in workers]
+    digests = {event["digest"] for event in events}
     expect(digests == {receipt.digest}, f"not the digest of the whole version: {digests}")
     for fault, told in {
         "b": spec(w=("F32", [40, 30]), critic=("F32", [9])),

@@ -13,6 +13,7 @@ from weightbus.tests.vectors.sequence_cases import (
     PATIENCE,
     REPEAT,
     RETRY,
+    TICK,
     Case,
     announce,
     applied,
@@ -56,7 +57,7 @@ def _announced() -> Iterator[Case]:
 
     case = awaited("a newer version replaces one whose layout is awaited", "W7 W8")
     wanted = {"type": "fetch", "version": 2, "layout": True}
-    case.data(announce(2), sends=[wanted]).wait(REPEAT, sends=[wanted])
+    case.data(announce(2), sends=[wanted]).wait(REPEAT).pong().wait(TICK, sends=[wanted])
     case.control(announce(2), LAYOUT, asks=[0, 1, 2])
     yield case.fetched(2, sends=[applied(2)], runs={"m": 2})
     for name, rules, happens in (

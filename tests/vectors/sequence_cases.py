@@ -135,7 +135,9 @@ def applied(version: int, epoch: int = EPOCH) -> Json:
 
 def sequence_cases() -> Iterator[Json]:
     """Yield all sequences."""
-    yield from told((*_joining(), *_receiving(), *_many_chunks(), *_catching_up(), *_whole()))
+    yield from told(
+        (*_joining(), *_receiving(), *_many_chunks(), *_slow_layouts(), *_catching_up(), *_whole())
+    )
     yield from told((*_refusing(), *_deciding(), *_living()))
 
 
@@ -419,13 +421,46 @@ def _slow_answers() -> Iterator[Case]:
     case.control(*chunk(1, 0)).wait(1_500, asks=[]).pong().wait(200, asks=[1, 2])
     case.control(*chunk(1, 1)).control(*chunk(1, 2))
     yield case.control(end(1), sends=[applied(1)], runs={"m": 1})
+    case = Case("what was announced with other chunks than there are", "W12").joined()
+    case.control(announce(1, chunk_bytes=5), LAYOUT, asks=[0, 1])
+    case.control(*chunk(1, 0)).control(*chunk(1, 1))
+    for _ in range(30):
+        case.wait(1_000, silent=["failed"]).pong()
+    failed = {"type": "failed", **number(1, EPOCH), "code": "digest-mismatch"}
+    case.wait(3_000, sends=[failed], runs={"m": 0})
+    alive = message("pong", epoch=EPOCH, models={"m": 1})  # to a ping that was sent before
+    case.control(alive, sends=[{"type": "fetch", "version": 0}])
+    case.control(announce(1), LAYOUT, asks=[0, 1, 2])
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
     case = Case("what is on its way is not asked for again", "W12").joined()
     case.control(announce(1), LAYOUT, asks=[0, 1, 2])
-    alive = message("pong", epoch=EPOCH, models={"m": 1})  # to a ping that was sent before
     for _ in range(4):
         case.wait(3_000, asks=[]).control(alive)
     case.wait(3_000, asks=[]).control(alive).wait(2_000, asks=[0, 1, 2])  # after 16 s all the same
     yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+
+
+def _slow_layouts() -> Iterator[Case]:
+    """Yield what is asked while a layout takes long to come: it may have many bytes."""
+    asked = {"type": "fetch", "version": 1, "layout": True}
+    beacon = message("beacon", **number(1, EPOCH))
+    alive = message("pong", epoch=EPOCH, models={"m": 1})  # to a ping that was sent before
+    case = Case("a layout that is on its way is not asked for again", "W4 W7").joined()
+    case.control(announce(1), sends=[asked])
+    for _ in range(5):
+        case.wait(3_000, silent=["fetch"]).control(alive, silent=["fetch"])
+        case.data(beacon, silent=["fetch"])
+    case.wait(2_000, sends=[asked])  # after 16 s all the same
+    case.control(announce(1), LAYOUT, asks=[0, 1, 2])
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+    case = Case("a layout that was lost is asked for again", "W7").joined()
+    case.control(announce(1), sends=[asked]).wait(REPEAT, silent=["fetch"]).pong()
+    case.wait(TICK, sends=[asked]).control(announce(1), LAYOUT, asks=[0, 1, 2])
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+    case = Case("a newer version than one whose layout is awaited is news", "W4 W7").joined()
+    newer = message("pong", epoch=EPOCH, models={"m": 2})
+    latest = {"type": "fetch", "version": 0, "layout": True}
+    yield case.control(announce(1), sends=[asked]).wait(RETRY).control(newer, sends=[latest])
 
 
 def _catching_up() -> Iterator[Case]:

@@ -28,7 +28,7 @@ const (
 	EpochsKept      = 8               // epochs of which the publisher's age is remembered
 	BuffersMax      = 2               // staging buffers of a model: one complete, one arriving
 	PatchesMax      = 8               // patches that lead to a version: one to each that workers may run
-	PatchTries      = 5               // times that a patch is asked for again while nothing comes, until all of the version is: half a minute
+	TriesMax        = 5               // times that nothing new comes, until a version is fetched in place of a patch, or announced anew: half a minute
 )
 
 // Timing is how long a worker waits (section 11 of the protocol).

@@ -573,7 +573,8 @@ func (m *Machine) Tick(now time.Duration) []Effect {
 		return []Effect{Lost{}, Redial{}}
 	}
 	effects := m.unheard(now)
-	if m.keyring != nil && m.keyring.lacking {
+	elsewhere := m.appliedEpoch() > m.epoch // what runs came late, of a later publisher (W3)
+	if elsewhere || m.keyring != nil && m.keyring.lacking {
 		effects = append(effects, m.helloIfDue(now)...) // which is answered with the key (E6)
 	}
 	for _, s := range m.slots {

@@ -333,7 +333,7 @@ func TestAPatchThatIsOfNoUse(t *testing.T) {
 				if k.do(k.Tick(k.now)); len(k.asked) > 0 && k.asked[0].Patch != nil {
 					tries++
 				}
-				if k.asked = nil; k.slots["m"].running().Version != 1 || tries > PatchTries+1 {
+				if k.asked = nil; k.slots["m"].running().Version != 1 || tries > TriesMax+1 {
 					k.t.Fatalf("%d tries", tries)
 				}
 				k.control(nil, &Pong{Token: k.now.Milliseconds() + 1, Epoch: 7, Models: map[string]int64{}}, nil)
@@ -372,7 +372,7 @@ func TestAPatchThatComesSlowly(t *testing.T) {
 	transfer := newTransfer(a, nil, make([]byte, 8), 0, &timing)
 	transfer.patch = &PatchOffer{}
 	now := time.Duration(0)
-	for _, tries := range []int{PatchTries - 1, PatchTries} {
+	for _, tries := range []int{TriesMax - 1, TriesMax} {
 		for i := 0; i < tries; i++ {
 			if transfer.hopeless() {
 				t.Fatalf("it is given up after %d tries", i)
@@ -380,7 +380,7 @@ func TestAPatchThatComesSlowly(t *testing.T) {
 			now += timing.PatienceMax
 			transfer.wants(now)
 		}
-		if hopeless := transfer.hopeless(); hopeless != (tries == PatchTries) {
+		if hopeless := transfer.hopeless(); hopeless != (tries == TriesMax) {
 			t.Fatalf("after %d tries: %v", tries, hopeless)
 		}
 		transfer.add(0, checksum(CRC32C(make([]byte, 4))), make([]byte, 4), nil, now, false)

@@ -251,7 +251,7 @@ func (w *world) perform(effects []Effect) {
 		case Unpatched:
 			w.unpatched++
 		case Rejected:
-			if !w.mayFail(effect.Code) {
+			if !w.mayFail(effect.Code, effect.Text) {
 				w.t.Fatalf("rejected: %v", effect)
 			}
 		}
@@ -492,6 +492,7 @@ func (w *world) heard(header []byte) {
 		Digest  string
 		Token   int64
 		Code    Code
+		Text    string
 		Patch   *PatchID
 	}
 	if err := json.Unmarshal(header, &m); err != nil {
@@ -527,15 +528,16 @@ func (w *world) heard(header []byte) {
 		}
 	case m.Type == "applied" && (w.kept[key] == nil || w.kept[key].digest != m.Digest):
 		w.t.Fatalf("applied %v with digest %q", key, m.Digest)
-	case m.Type == "failed" && !w.mayFail(m.Code):
+	case m.Type == "failed" && !w.mayFail(m.Code, m.Text):
 		w.t.Fatalf("failed: %s", header)
 	}
 }
 
-// mayFail tells whether a version may fail so: what is sealed and was damaged counts for nothing (E4).
-func (w *world) mayFail(code Code) bool {
+// mayFail tells whether a version may fail so: what is sealed and was damaged counts for nothing (E4), but all
+// that is asked for may be lost for as long as the worker is patient (W12).
+func (w *world) mayFail(code Code, text string) bool {
 	damaged := code == CodeDigestMismatch || code == CodeLayoutInvalid
-	return code == CodeApply || damaged && w.vault == nil
+	return code == CodeApply || text == nothingFits || damaged && w.vault == nil
 }
 
 func (w *world) versions() map[string]int64 {

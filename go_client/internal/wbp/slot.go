@@ -6,6 +6,7 @@ import (
 )
 
 const (
+	nothingFits = "nothing comes that fits what was announced"
 	restartsMax = 3 // transfers of a version whose digest did not match, before it is given up
 	appliesMax  = 3 // in a row that fail half-way, before a version is tried no more
 )
@@ -30,11 +31,12 @@ type slot struct {
 	failure    *Failed       // the last one, until another version is begun
 	stale      Key           // was not to be had from shared memory: fetch it, if it is offered
 	askedAt    time.Duration // when the latest announcement was asked for
+	answeredTo time.Duration // when the last ping was sent that was answered
 }
 
 func newSlot(model string, accepts func(*Layout) string, bytesMax int64, timing *Timing, opens Opens) *slot {
 	return &slot{
-		model: model, timing: timing, opens: opens, mode: following, askedAt: never,
+		model: model, timing: timing, opens: opens, mode: following, askedAt: never, answeredTo: never,
 		acceptance: acceptance{accepts: accepts, bytesMax: bytesMax, accepted: map[string]bool{}},
 	}
 }
@@ -57,7 +59,15 @@ func (s *slot) hearOf(key Key, now time.Duration) []Effect {
 	if v := s.holds.at(arriving); v != nil && (!key.Newer(v.Key) || s.mode == catchingUp) { // W26
 		return nil
 	}
+	if v := s.holds.at(announced); v != nil && !key.Newer(v.Key) && s.lacksLayout(v) { // W7
+		return nil
+	}
 	return s.askLatest(key.Epoch, now)
+}
+
+// lacksLayout tells whether a version waits for its layout, which was asked for.
+func (s *slot) lacksLayout(v *held) bool {
+	return s.acceptance.layout(v.announce) == nil
 }
 
 func (s *slot) askLatest(epoch int64, now time.Duration) []Effect {
@@ -66,7 +76,7 @@ func (s *slot) askLatest(epoch int64, now time.Duration) []Effect {
 	}
 	s.askedAt = now
 	waiting := s.holds.at(announced)
-	needsLayout := waiting != nil && s.acceptance.layout(waiting.announce) == nil
+	needsLayout := waiting != nil && s.lacksLayout(waiting)
 	return []Effect{Send{&Fetch{Model: s.model, Epoch: epoch, Layout: needsLayout}}}
 }
 
@@ -331,6 +341,7 @@ func (s *slot) end(end *End, now time.Duration) []Effect {
 
 // answered takes the word that a ping was answered that was sent then, and so was whatever was asked before it. (W12)
 func (s *slot) answered(sentAt time.Duration) {
+	s.answeredTo = sentAt
 	if v := s.holds.at(arriving); v != nil {
 		v.transfer.answeredTo = sentAt
 	}
@@ -557,12 +568,19 @@ func (s *slot) resume(now time.Duration) []Effect {
 // tick fetches what is due.
 func (s *slot) tick(now time.Duration) []Effect {
 	if v := s.holds.at(arriving); v != nil {
-		if v.transfer.hopeless() {
+		if v.transfer.hopeless() && v.transfer.patch != nil {
 			return s.giveUp(v, "nothing more of it comes", now)
+		}
+		if v.transfer.hopeless() { // W12
+			return s.decline(v, CodeDigestMismatch, nothingFits)
 		}
 		return append(s.pull(v, now), s.completed(v, now)...)
 	}
-	if now-s.askedAt >= s.timing.Patience { // W7
+	patience := s.timing.Patience
+	if v := s.holds.at(announced); v != nil && s.lacksLayout(v) && s.answeredTo <= s.askedAt {
+		patience = s.timing.PatienceMax // W7: it is still on its way
+	}
+	if now-s.askedAt >= patience {
 		return s.resume(now)
 	}
 	return nil

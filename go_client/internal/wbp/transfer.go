@@ -167,8 +167,8 @@ func (t *Transfer) speaks(patch *PatchID) bool {
 	return t.patch.PatchID == *patch
 }
 
-// hopeless tells whether nothing of a patch comes, though it was asked for again and again.
-func (t *Transfer) hopeless() bool { return t.patch != nil && t.job == nil && t.tries >= PatchTries }
+// hopeless tells whether nothing that fits comes, though it was asked for again and again.
+func (t *Transfer) hopeless() bool { return t.job == nil && t.tries >= TriesMax }
 
 func (t *Transfer) complete() bool { return t.Here == int64(t.count()) && t.Digest != "" }
 
@@ -408,7 +408,7 @@ func (t *Transfer) verify() bool {
 // reconnected says that what was asked on the connection before will not come.
 func (t *Transfer) reconnected(now time.Duration) {
 	t.askAgain(now)
-	t.pulling = true
+	t.pulling, t.tries = true, 0
 }
 
 // askAgain takes everything outstanding for lost, a payload that has stopped to arrive included.
