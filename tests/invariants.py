@@ -124,11 +124,10 @@ class Invariants:
             assert publication.decision == "commit", f"{name} applied {key} before its commit"
         self.applied.setdefault(name, set()).add(key)
 
-    def on_rename(self, name: str, key: Key, contents: Mapping[str, bytes]) -> None:
+    def on_rename(self, name: str, key: Key, was: Key, contents: Mapping[str, bytes]) -> None:
         """A worker calls what it runs otherwise: it must be those very bytes."""
         assert contents.get(key[0]) == self.published[key].data, f"{name} has no {key}"
-        newest = max((k for k in self.applied.get(name, set()) if k[0] == key[0]), default=key)
-        assert key >= newest, f"{name} went back from {newest} to {key}"
+        assert key > was, f"{name} went back from {was} to {key}"
         self.applied.setdefault(name, set()).add(key)
         self.renamed += 1
 
