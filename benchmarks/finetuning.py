@@ -20,6 +20,7 @@ from weightbus.codecs.layout import Layout
 
 ROOT = Path(__file__).parent.parent
 SEQUENCES, LENGTH, MASKED, CHARACTERS = 16, 64, 0.25, 600_000
+MASK = 103  # the token of a masked word; those before it are special, too
 WARM_UP = 10  # steps in which the rate rises
 
 Bytes = NDArray[np.uint8]
@@ -82,6 +83,23 @@ def encoder() -> tuple[Any, Any]:
     return model.train(False), torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
+def smaller(model: Any, tokens: Any, layers: int, words: int) -> Any:
+    """Leave the first layers of an encoder, and so many words, the text's most frequent ones.
+
+    Returns:
+        What is left of the text, as the tokens that the model now has.
+    """
+    model.encoder.layer = model.encoder.layer[:layers]
+    embeddings = model.embeddings.word_embeddings
+    rest = len(embeddings.weight) - MASK - 1
+    counts = torch.bincount(tokens, minlength=MASK + 1 + rest)[MASK + 1 :]
+    frequent = MASK + 1 + counts.argsort(descending=True, stable=True)[: min(words, rest)]
+    kept = torch.cat([torch.arange(MASK + 1), frequent])  # the special ones stay where they are
+    place = torch.full((len(embeddings.weight),), -1).scatter(0, kept, torch.arange(len(kept)))
+    model.set_input_embeddings(torch.nn.Embedding.from_pretrained(embeddings.weight[kept], False))
+    return place[tokens][place[tokens] >= 0]
+
+
 def steps(chain: Chain, model: Any, tokens: Any, count: int) -> Iterator[int]:
     """Take so many steps, one after another; yield the number of each."""
     parameters = list(model.parameters())
@@ -104,7 +122,7 @@ def _loss(model: Any, tokens: Any) -> Any:
     begins = torch.randint(0, len(tokens) - LENGTH, (SEQUENCES,))
     words = torch.stack([tokens[begin : begin + LENGTH] for begin in begins])
     masked = torch.rand(words.shape) < MASKED
-    hidden = model(input_ids=words.masked_fill(masked, 103)).last_hidden_state[masked]
+    hidden = model(input_ids=words.masked_fill(masked, MASK)).last_hidden_state[masked]
     scores = hidden @ model.embeddings.word_embeddings.weight.T * 0.5
     likely = torch.log_softmax(scores, -1)
     with torch.no_grad():

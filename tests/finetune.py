@@ -1,6 +1,7 @@
 """A real run of fine-tuning, published as patches to workers of every language.
 
     python tests/finetune.py --versions 2000      as `make finetune`
+    python tests/finetune.py --versions 2000 --layers 1 --words 4000  a model of 7 MB
     python tests/finetune.py --versions 50 --layers 1 --languages python,go
 
 A small encoder learns (`benchmarks/finetuning.py`): float32 masters, Adam, and after each step a
@@ -32,7 +33,7 @@ import numpy as np
 import torch
 
 from weightbus import Publisher, PublishError, Timing
-from weightbus.benchmarks.finetuning import Chain, encoder, steps
+from weightbus.benchmarks.finetuning import Chain, encoder, smaller, steps
 from weightbus.bus.messages import DELTA, Applied
 from weightbus.bus.publisher.reports import Reports
 from weightbus.bus.publisher.roster import Peer
@@ -385,8 +386,13 @@ class Judge:
             why = self._why(came)
             tally.why[why] += 1
             if why == UNEXPLAINED:
+                told = self._log.reasons.get((came.worker, came.key[1]), "nothing")
+                offer, unmade = came.offer, self._log.unmade.get((came.model, came.before))
+                known = offer.believed.get(came.worker), came.worker in offer.lost, offer.bases
                 tally.faults.append(
-                    f"all of a version came, and nobody knows why: {came}, {came.offer}"
+                    f"all of {came.model} {came.key[1]} came to {came.worker}, which ran "
+                    f"{came.before}, and nobody knows why; the log tells {told!r}; what it was "
+                    f"believed to run, whether lost, and patches: {known}; none made: {unmade}"
                 )
 
     def _why(self, came: Came) -> str:
@@ -461,7 +467,7 @@ class Run:
 
     def _train(self, buses: Sequence[Bus], judge: Judge) -> None:
         model, tokens = encoder()
-        model.encoder.layer = model.encoder.layer[: self._options.layers]
+        tokens = smaller(model, tokens, self._options.layers, self._options.words)
         places = [place for bus in buses for place in bus.places]
         begun = time.monotonic()
         for version in steps(CHAIN, model, tokens, self._options.versions):
@@ -541,6 +547,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--versions", type=int, default=2000)
     parser.add_argument("--layers", type=int, default=6, help="of the encoder")
+    parser.add_argument("--words", type=int, default=30_522, help="that it knows; else all")
     parser.add_argument("--languages", help="keys of tests/conformance/languages.py; else all")
     parser.add_argument("--seed", type=int, default=1, help="decides who joins, dies and skips")
     parser.add_argument("--every", type=int, default=50, help="versions between two lines")

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from weightbus.bus.deadline import Deadline
 from weightbus.bus.effects import Effect, Notice, Send
-from weightbus.bus.limits import Timing
+from weightbus.bus.limits import PUSH_CHUNKS, Timing
 from weightbus.bus.memory.snapshots import NEVER
 from weightbus.bus.messages import (
     DELTA,
@@ -73,8 +74,8 @@ def weights(number: int, share: float = 0.01) -> NDArray[np.uint8]:
     return bits.view(np.uint8)
 
 
-def version(number: int, share: float = 0.01) -> Version:
-    made = Version("a", LAYOUT, CHUNK, PlainSnapshot(weights(number, share)))
+def version(number: int, share: float = 0.01, chunk_bytes: int = CHUNK) -> Version:
+    made = Version("a", LAYOUT, chunk_bytes, PlainSnapshot(weights(number, share)))
     hash_all(made)
     return made
 
@@ -91,8 +92,17 @@ def topics(effects: Sequence[Any]) -> set[bytes]:
     return {e.topic for e in effects if isinstance(e, Broadcast)}
 
 
+def pushed(effects: Sequence[Any]) -> Counter[bytes]:
+    """Return how many chunks go out, by topic."""
+    broadcasts = [e for e in effects if isinstance(e, Broadcast)]
+    return Counter(e.topic for e in broadcasts if isinstance(e.message, Chunk))
+
+
 class Bench:
-    """A publisher, workers that take patches (`p0`...) and others (`w0`...), and a trainer."""
+    """A publisher, workers that take patches (`p0`...) and others (`w0`...), and a trainer.
+
+    Those with a `d` in their name hear nothing that is published.
+    """
 
     def __init__(self, *names: str) -> None:
         self.now = 0.0
@@ -104,24 +114,36 @@ class Bench:
             self.say(
                 name, Hello(name=name, instance="0" * 32, models={"a": None}, features=features)
             )
-            self.say(name, Ping(subscribed=True))
+            self.say(name, Ping(subscribed="d" not in name))
 
     def say(self, name: str, message: Message) -> list[Any]:
         effects = self.machine.receive(name.encode(), [encode(message)], self.now)
         return perform(self.machine, effects, self.now)
 
-    def publish(self, *names: str) -> tuple[Version, list[Any]]:
+    def publish(self, *names: str, **shape: Any) -> tuple[Version, list[Any]]:
         self.number += 1
-        made, workers = version(self.number), names or None
+        made, workers = version(self.number, **shape), names or None
         takers = self.machine.roster.takers("a", workers, shared=False)
         self.bases.offer(made, "delta", takers)
         publication = Publication(
             next(ids), made, workers, None, "applied", "auto", self.now, self.now + 10
         )
         effects = perform(self.machine, self.machine.publish(publication, self.now), self.now)
+        return made, effects + self.push()
+
+    def push(self) -> list[Any]:
+        effects: list[Any] = []
         while self.machine.pushing:
             effects += perform(self.machine, self.machine.push(self.now), self.now)
-        return made, effects
+        return effects
+
+    def progress(
+        self, name: str, version: int, chunks: int, patch: PatchId | None = None
+    ) -> Counter[bytes]:
+        """Say that so many chunks are here; return how many more go out, by topic."""
+        about: dict[str, Any] = {"epoch": 7, "version": version, "chunks": chunks, "patch": patch}
+        self.say(name, Progress(model="a", **about))
+        return pushed(self.push())
 
     def applied(
         self, name: str, made: Version, patch: PatchId | None = None, decode_us: int = 0
@@ -151,6 +173,46 @@ def test_each_gets_one_of_the_two() -> None:
     assert patch.nbytes < LAYOUT.nbytes / 20
     [end] = [m for m in told(effects, End) if m.patch]
     assert (end.digest, end.patch) == (two.digest, on(one))
+
+
+@pytest.mark.parametrize(
+    ("workers", "on", "topics"),
+    [
+        pytest.param("p:2 p:2", [2], {b"a/dlt"}, id="it fits all"),
+        pytest.param("p:2 w:2", [2], {b"a/dat", b"a/dlt"}, id="one takes none"),
+        pytest.param("w:2 p:2", [2], {b"a/dat", b"a/dlt"}, id="in whatever order they came"),
+        pytest.param("p:2 p:0", [2], {b"a/dat", b"a/dlt"}, id="one runs nothing"),
+        pytest.param("p:2 p:2 p:1", [2, 1], {b"a/dlt"}, id="the second is fetched"),
+        pytest.param("pd:2 pd:2 p:1", [2, 1], set(), id="nobody hears the first"),
+        pytest.param("p:2 wd:2", [2], {b"a/dlt"}, id="who needs all does not hear it"),
+    ],
+)
+def test_each_is_pushed_what_fits_it(workers: str, on: list[int], topics: set[bytes]) -> None:
+    runs = {f"{each[:-2]}{i}": int(each[-1]) for i, each in enumerate(workers.split())}
+    bench = Bench(*runs)
+    for number in (1, 2):
+        made, _ = bench.publish()
+        for name in (name for name, last in runs.items() if last >= number):
+            bench.applied(name, made)
+    _, effects = bench.publish()
+    assert [patch.version for patch in told(effects, Announce)[0].patches] == on
+    assert pushed(effects).keys() == topics
+
+
+def test_what_is_reported_moves_that_alone_of_which_it_is() -> None:
+    bench, shape = Bench("p0", "w0"), {"share": 0.3, "chunk_bytes": 16}
+    one, _ = bench.publish(**shape)
+    for name in ("p0", "w0"):
+        bench.applied(name, one)
+    _, effects = bench.publish(**shape)
+    assert pushed(effects) == {b"a/dat": PUSH_CHUNKS, b"a/dlt": PUSH_CHUNKS}
+    assert bench.progress("w0", 2, 16) == {b"a/dat": 16}
+    assert bench.progress("p0", 2, 10, on(one)) == {b"a/dlt": 10}
+    assert not bench.progress("p0", 2, 30, PatchId(DELTA, 7, 2)), "of another patch"
+    assert not bench.progress("p0", 1, 30, on(one)), "of another version"
+    assert not bench.progress("w0", 1, 30), "of another version"
+    assert bench.progress("w0", 2, 20) == {b"a/dat": 4}
+    assert bench.progress("p0", 2, 30, on(one)) == {b"a/dlt": 20}
 
 
 def test_where_all_take_patches_nothing_else_is_pushed() -> None:

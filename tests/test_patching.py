@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from weightbus.bus.effects import Decode, Effect, Notice, Ready, Send, Subscribe
-from weightbus.bus.limits import BUFFERS_MAX, PATCH_TRIES, Timing
+from weightbus.bus.limits import BUFFERS_MAX, TRIES_MAX, Timing
 from weightbus.bus.memory.staging import patching
 from weightbus.bus.messages import (
     DELTA,
@@ -38,6 +38,7 @@ from weightbus.tests.virtual_shell import PlainSnapshot, hash_all
 
 CHUNK = 64
 LAYOUT = Layout.plan([("w", "BF16", (2000,))])
+NO_PATCH = Refuse(code="no-patch", text="no", model="a", epoch=1, version=2)
 
 
 def weights(number: int) -> NDArray[np.uint8]:
@@ -211,6 +212,32 @@ def test_what_does_not_fit_what_runs_is_not_taken(fields: dict[str, Any]) -> Non
     whole(bench, two)
 
 
+def test_no_patch_leads_from_one_layout_to_another() -> None:
+    bench, other = Bench(), Layout.plan([("other", "BF16", (LAYOUT.nbytes // 2,))])
+    two = Version("a", other, CHUNK, PlainSnapshot(weights(2)))
+    two.epoch, two.version = 1, 2
+    hash_all(two)
+    bench.announce(two, header=True, patches=[patch(bench.one, version(2)).offered])
+    whole(bench, two)
+
+
+def test_no_patch_builds_on_what_is_kept_and_runs_no_more() -> None:
+    bench, two, three, four = Bench(), version(2), version(3), version(4)
+    bench.arrive(two, two)
+    made = patch(bench.one, three)
+    bench.announce(three)
+    bench.apply(two)
+    [job] = jobs(bench.feed(made) + bench.end(made))
+    patch(bench.one, four)
+    bench.announce(four)
+    base = bench.slot.holds.base
+    assert base is not None
+    assert base.running == running(bench.one), "somebody decodes"
+    assert bench.transfer.patch is None
+    assert not ready(bench.decoded(job))
+    whole(bench, four)
+
+
 def test_who_does_not_take_patches_keeps_nothing_and_says_nothing() -> None:
     bench, two = Bench(takes=False), version(2)
     patch(bench.one, two)
@@ -278,18 +305,29 @@ def test_a_patch_of_which_nothing_comes_is_given_up() -> None:
         bench.now += 0.1
         bench.slot.holds.answered(bench.now)  # every ping is
         bench.slot.tick(bench.now)
-    assert 31 < bench.now < 34, f"{PATCH_TRIES} times, ever more patiently: 1, 2, 4, 8 and 16 s"
+    assert 31 < bench.now < 34, f"{TRIES_MAX} times, ever more patiently: 1, 2, 4, 8 and 16 s"
     whole(bench, two)
 
 
 def test_a_patch_that_the_publisher_has_no_more_is_given_up() -> None:
     bench, two = Bench(), version(2)
-    patch(bench.one, two)
+    made = patch(bench.one, two)
     bench.announce(two)
-    refuse = Refuse(code="no-patch", text="no", model="a", epoch=1, version=2)
-    effects = bench.slot.patches.refused(refuse, 0.0)
+    chunk, payload = chunk_of(made, 0)
+    lease = bench.slot.place(chunk, len(payload))
+    assert lease is not None
+    assert lease.live
+    effects = bench.slot.patches.refused(NO_PATCH, 0.0)
     assert sent(effects, Fetch)[0].patch is None
+    assert not lease.live, "what still comes of it goes nowhere"
     whole(bench, two)
+
+
+def test_a_patch_that_is_here_is_decoded_though_the_publisher_has_it_no_more() -> None:
+    bench, two = Bench(), version(2)
+    [job] = jobs(bench.arrive(two, patch(bench.one, two)))
+    assert not bench.slot.patches.refused(NO_PATCH, 0.0)
+    assert ready(bench.decoded(job)) == [weights(2).tobytes()]
 
 
 def test_chunks_of_the_version_are_none_of_the_patch_and_the_other_way_round() -> None:
