@@ -195,6 +195,37 @@ def test_the_terminal_shows_every_verdict_and_what_is_wrong() -> None:
     assert not Matrix(["A"]).wrong
 
 
+@pytest.mark.parametrize("spoiled", [0, 1, run.AGAIN])
+def test_a_red_scenario_is_played_alone_and_what_it_said_first_is_told(
+    spoiled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[str] = []
+
+    def playing(scenario: Scenario, *_: object) -> Cell:
+        played.append(scenario.name)
+        return Cell("wrong", faults=("again",)) if len(played) == spoiled else Cell("right")
+
+    monkeypatch.setattr(run, "scenario_cell", playing)
+    made = Matrix([PYTHON.title])
+    made.add("core", "late-join", PYTHON.title, Cell("wrong", faults=("too late",)))
+    made.add("core", "join-and-push", PYTHON.title, Cell("right"))
+    (said,) = run.play_again(made, [PYTHON], SEED)
+    assert said.startswith("PLAYED AGAIN Python, late-join, rust")
+    assert "too late" in said
+    assert made.wrong == (spoiled > 0)
+    assert played == ["late-join"] * (spoiled or run.AGAIN)
+
+
+def test_where_much_is_red_or_a_vector_nothing_is_played_again() -> None:
+    made = Matrix([PYTHON.title])
+    made.add("vectors", "some.json", PYTHON.title, Cell("wrong", faults=("x",)))
+    assert run.play_again(made, [PYTHON], SEED) == []
+    for name in list(BY_NAME)[: run.AGAIN + 1]:
+        made.add("scenarios", name, PYTHON.title, Cell("wrong", faults=("x",)))
+    assert run.play_again(made, [PYTHON], SEED) == []
+    assert made.wrong
+
+
 def test_every_language_has_a_row_of_its_own() -> None:
     assert len({language.key for language in LANGUAGES}) == len(LANGUAGES)
     for language in LANGUAGES:

@@ -114,14 +114,14 @@ class Matrix:
         return "\n".join([*lines, *self._remarks()])
 
     def _remarks(self) -> list[str]:
-        lines: list[str] = []
+        reasons = {(c.reason, language): None for _, language, c in self.cells() if c.reason}
+        lines = [f"left out: {language}: {reason}" for reason, language in reasons]
         for row, language, cell in self.cells():
             if cell.verdict == "wrong":
                 more = len(cell.faults) - FAULTS_SHOWN
                 lines += [f"RED {language}, {row}: {f}" for f in cell.faults[:FAULTS_SHOWN]]
                 lines += [f"RED {language}, {row}: and {more} more"] if more > 0 else []
-        reasons = {(c.reason, language): None for _, language, c in self.cells() if c.reason}
-        return lines + [f"left out: {language}: {reason}" for reason, language in reasons]
+        return lines
 
     def page(self) -> str:
         """Return `docs/CONFORMANCE.md`."""
