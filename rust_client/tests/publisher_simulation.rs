@@ -380,7 +380,7 @@ impl World {
                     }
                 }
                 Effect::Screen => self.rekey(),
-                Effect::Withdraw { .. } | Effect::Answer { .. } => {}
+                Effect::Withdraw { .. } | Effect::Answer { .. } | Effect::GiveMemoryBack => {}
                 Effect::Resolve { id, receipt, achieved, .. } => self.resolved(id, receipt, achieved),
                 Effect::Tell(event) => {
                     let wrong = event.kind == weightbus::WorkerEventKind::WrongDigest;

@@ -11,6 +11,7 @@ use super::outlet::{Heard, Outlet, Queued};
 use super::patience::{Allowance, Rate};
 use super::trust::Owner;
 use crate::error::Error;
+use crate::raw::hang_up::spent;
 use crate::raw::socket;
 use crate::transfer::Time;
 use std::collections::BTreeMap;
@@ -142,6 +143,7 @@ impl Distribution {
             return;
         }
         match self.listener.accept() {
+            Ok(connection) if spent(connection.as_raw_fd()) => self.accept_at = now + ACCEPT_PAUSE, // it is closed
             Ok(connection) => {
                 let _ = tune(&connection); // it may be gone already, which the first look will tell
                 self.outlets.insert(self.next, Outlet::new(connection, self.ticketed, now));

@@ -288,6 +288,9 @@ impl Machine {
     /// Does what is due: beacons, lost workers, deadlines.
     pub fn tick(&mut self, now: Time) -> Vec<Effect> {
         self.patience.tick(now);
+        if self.patience.recovered(now) {
+            self.perform(Effect::GiveMemoryBack);
+        }
         self.look_after(now);
         if now >= self.beacon_at {
             self.beacon_at = now + self.timing.ping;

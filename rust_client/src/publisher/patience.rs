@@ -20,6 +20,7 @@ const STRANGERS: Rate = Rate(1024.0, 256.0); // messages of connections that hav
 const CHEAP: f64 = 1.0; // a message that is answered at most
 const DEAR: f64 = 4.0; // one that leads to more
 const DEAR_BYTES: usize = 1 << 14; // so many more of a message cost as much again
+const QUIET: Duration = Duration::from_secs(3); // without a flood, after which memory goes back to the system
 
 /// What one peer has left; it begins with all that it may do at once.
 pub struct Allowance {
@@ -52,6 +53,7 @@ pub struct Patience {
     talk: Rate,
     strangers: Allowance,
     each: HashMap<Identity, Allowance>,
+    refused_at: Option<Time>,
 }
 
 impl Patience {
@@ -59,12 +61,13 @@ impl Patience {
         // Workers ping as often as the welcome says.
         let faster = (1.0 / ping.as_secs_f64().max(0.001)).max(1.0);
         let talk = Rate(TALK.0, TALK.1 * faster);
-        Patience { talk, strangers: Allowance::new(Time::ZERO), each: HashMap::new() }
+        Patience { talk, strangers: Allowance::new(Time::ZERO), each: HashMap::new(), refused_at: None }
     }
 
     /// Whether another message of a stranger may be looked at.
     pub fn has_time(&mut self, now: Time) -> bool {
-        self.strangers.take(1.0, STRANGERS, now)
+        let bears = self.strangers.take(1.0, STRANGERS, now);
+        self.noted(bears, now)
     }
 
     /// Takes note of talk, of so many bytes; false if that is too much.
@@ -74,7 +77,20 @@ impl Patience {
         }
         let cost = cost * (1 + nbytes / DEAR_BYTES) as f64;
         let fresh = || Allowance::new(now);
-        self.each.entry(from.to_vec()).or_insert_with(fresh).take(cost, self.talk, now)
+        let bears = self.each.entry(from.to_vec()).or_insert_with(fresh).take(cost, self.talk, now);
+        self.noted(bears, now)
+    }
+
+    fn noted(&mut self, bears: bool, now: Time) -> bool {
+        self.refused_at = if bears { self.refused_at } else { Some(now) };
+        bears
+    }
+
+    /// Whether a flood is over, for a while by now: told once.
+    pub fn recovered(&mut self, now: Time) -> bool {
+        let over = self.refused_at.map_or(false, |at| now.saturating_sub(at) >= QUIET);
+        self.refused_at = self.refused_at.filter(|_| !over);
+        over
     }
 
     /// Forgets who has been quiet for a while.
@@ -95,5 +111,25 @@ pub fn cost_of(message: Option<&ToPublisher>, known: bool) -> f64 {
         Some(ToPublisher::Worker(FromWorker::Ping(_) | FromWorker::Pong(_) | FromWorker::Bye)) => CHEAP,
         Some(ToPublisher::Checked(_)) => CHEAP,
         Some(_) => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_flood_is_told_once() {
+        let mut patience = Patience::new(Duration::from_secs(1));
+        let floods = |patience: &mut Patience, now| while patience.bears(b"peer", DEAR, 0, now) {};
+        let at = Duration::from_secs;
+        assert!(!patience.recovered(at(9)), "there was none");
+        floods(&mut patience, at(10));
+        assert!(!patience.recovered(at(12)));
+        floods(&mut patience, at(12));
+        assert!(!patience.recovered(at(14)), "it went on");
+        assert!(patience.recovered(at(15)) && !patience.recovered(at(16)));
+        while patience.has_time(at(20)) {}
+        assert!(patience.recovered(at(30)), "strangers are one, too");
     }
 }

@@ -6,13 +6,17 @@ use super::left_behind::free_path;
 use super::zap::{serve, Gate};
 use crate::error::Error;
 use crate::limits::HEADER_BYTES_MAX;
+use crate::raw::hang_up::{spent, Hook, Name};
 use crate::raw::socket::with_chance;
+use std::convert::TryInto;
 use std::io;
+use std::os::unix::io::RawFd;
 
 const LINGER_MS: i32 = 200; // what is on its way at the end gets this
 const KEEPALIVE_SECONDS: i32 = 10; // of silence, then after each question without answer
 const UNREAD: i32 = 4; // messages of one worker before TCP pushes back: each may have 128 KiB
 const QUEUE: i32 = 80; // messages for one worker, who has 16 chunks outstanding and may ask for 64: bytes count
+const COMERS_AT: &str = "inproc://comers";
 const FRAMES_MAX: usize = 8; // more make a message malformed, however many there are
 
 /// A message of a worker: its connection, the header, and how many frames follow.
@@ -27,6 +31,8 @@ pub struct FromRouter {
 /// A bound ROUTER.
 pub struct Router {
     socket: zmq::Socket,
+    comers: zmq::Socket,
+    hook: Hook,
     /// Asked who may come in, where there are keys.
     pub gate: Option<Gate>,
     _context: zmq::Context,
@@ -44,14 +50,33 @@ impl Router {
         };
         let broken =
             |error: zmq::Error| unbindable(&place.endpoint(), io::Error::from_raw_os_error(error.to_raw()));
-        let router = open(place, seed, secret).map_err(broken)?;
-        let endpoint = router.socket.get_last_endpoint().map_err(broken)?;
+        let (context, gate, socket, comers) = open(place, seed, secret).map_err(broken)?;
+        let endpoint = socket.get_last_endpoint().map_err(broken)?;
         let bound = Place::parse(&endpoint.unwrap_or_default())?;
-        Ok((router, bound))
+        let name = match &bound {
+            Place::Tcp { port, .. } => Name::Port(*port),
+            Place::Ipc(path) => Name::Path(path.clone()),
+        };
+        let hook = Hook::new(name).map_err(|error| unbindable(&place.endpoint(), error))?;
+        Ok((Router { socket, comers, hook, gate, _context: context }, bound))
     }
 
-    pub fn poll_item(&self) -> zmq::PollItem<'_> {
-        self.socket.as_poll_item(zmq::POLLIN)
+    /// What to poll: for messages, and for connections that have come.
+    pub fn poll_items(&self) -> [zmq::PollItem<'_>; 2] {
+        [self.socket.as_poll_item(zmq::POLLIN), self.comers.as_poll_item(zmq::POLLIN)]
+    }
+
+    /// Hangs up on those of the connections that have come that took one of the last descriptors. Without any, libzmq
+    /// tries to accept the next one again and again, and the process can open nothing.
+    ///
+    /// Ask often: libzmq stands still while a thousand of them wait here.
+    pub fn keep_descriptors(&self) {
+        while let Ok(told) = self.comers.recv_multipart(zmq::DONTWAIT) {
+            let value = told.first().and_then(|told| told.get(2..)?.try_into().ok()).map(u32::from_ne_bytes);
+            if let Some(descriptor) = value.map(|value| value as RawFd).filter(|&each| spent(each)) {
+                self.hook.hang_up(descriptor);
+            }
+        }
     }
 
     /// Returns the next message, if there is one.
@@ -93,7 +118,9 @@ impl Router {
     }
 }
 
-fn open(place: &Place, seed: u32, secret: Option<&str>) -> zmq::Result<Router> {
+type Opened = (zmq::Context, Option<Gate>, zmq::Socket, zmq::Socket);
+
+fn open(place: &Place, seed: u32, secret: Option<&str>) -> zmq::Result<Opened> {
     let context = zmq::Context::new();
     let gate = secret.map(|_| Gate::open(&context)).transpose()?;
     let mut socket = with_chance(seed, || context.socket(zmq::ROUTER))?;
@@ -112,6 +139,9 @@ fn open(place: &Place, seed: u32, secret: Option<&str>) -> zmq::Result<Router> {
     socket.set_tcp_keepalive_cnt(2)?;
     let endpoint = place.endpoint();
     socket.set_ipv6(endpoint.contains('['))?;
+    socket.monitor(COMERS_AT, zmq::SocketEvent::ACCEPTED.to_raw().into())?;
+    let comers = context.socket(zmq::PAIR)?;
+    comers.connect(COMERS_AT)?;
     socket.bind(&endpoint)?;
-    Ok(Router { socket, gate, _context: context })
+    Ok((context, gate, socket, comers))
 }

@@ -18,6 +18,7 @@ use super::zap::Gate;
 use crate::bell::Bell;
 use crate::error::Error;
 use crate::messages::{control_topic, data_topic, encode, patch_topic, FromPublisher, Running};
+use crate::raw::os::give_memory_back;
 use crate::transfer::Time;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -238,8 +239,8 @@ impl Loop {
     fn take(&mut self, wait: Duration) -> io::Result<()> {
         let watched: Vec<_> = self.data.watched().collect();
         let listening = self.data.listening(self.now());
-        let mut items =
-            vec![self.router.poll_item(), zmq::PollItem::from_fd(self.shared.bell.as_raw_fd(), zmq::POLLIN)];
+        let mut items = vec![zmq::PollItem::from_fd(self.shared.bell.as_raw_fd(), zmq::POLLIN)];
+        items.extend(self.router.poll_items());
         items.extend(self.router.gate.as_ref().map(Gate::poll_item));
         let first = items.len(); // of the subscribers
         let poll = |(_, fd, unsent): &(u64, i32, bool)| {
@@ -255,13 +256,16 @@ impl Loop {
         let found: Vec<_> =
             items.iter().map(|i| (i.is_readable() || i.is_error(), i.is_writable())).collect();
         drop(items);
-        if found[1].0 {
+        if found[0].0 {
             self.shared.bell.silence();
         }
-        if let Some(gate) = self.router.gate.as_ref().filter(|_| found[2].0) {
+        if found[2].0 {
+            self.router.keep_descriptors();
+        }
+        if let Some(gate) = self.router.gate.as_ref().filter(|_| found[3].0) {
             gate.answer(|key| self.machine.may_come(key));
         }
-        if found[0].0 {
+        if found[1].0 {
             self.take_control();
         }
         for (&(id, ..), &(readable, writable)) in watched.iter().zip(&found[first..]) {
@@ -370,6 +374,7 @@ impl Loop {
                 Effect::Withdraw { model } => {
                     self.data.withdraw(&[control_topic(&model), data_topic(&model), patch_topic(&model)]);
                 }
+                Effect::GiveMemoryBack => give_memory_back(),
                 Effect::Resolve { id, receipt, achieved, missing } => {
                     self.resolve(id, receipt, achieved, missing)
                 }

@@ -8,6 +8,7 @@ pub mod crc;
 pub mod curve;
 #[cfg_attr(not(feature = "keys"), path = "no_gcm.rs")]
 pub mod gcm;
+pub mod hang_up;
 pub mod map;
 pub mod memory;
 pub mod os;

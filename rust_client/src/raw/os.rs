@@ -19,6 +19,18 @@ pub fn unlock(file: &File) -> io::Result<()> {
     flock(file, libc::LOCK_UN)
 }
 
+/// Has the C library give freed memory to the system. What libzmq's thread took and others freed glibc keeps, in as
+/// many pieces as there were messages: most of what a flood took.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+pub fn give_memory_back() {
+    // SAFETY: it takes the locks of the allocator, and moves nothing.
+    unsafe { libc::malloc_trim(0) };
+}
+
+/// Another C library has no call for that.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub fn give_memory_back() {}
+
 fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
     // SAFETY: the descriptor is open for as long as `file` is borrowed.
     check(unsafe { libc::flock(file.as_raw_fd(), operation) }).map(drop)
