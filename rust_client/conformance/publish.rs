@@ -1,9 +1,10 @@
 //! A publisher that does what lines of JSON on standard input say, and tells what came of it on standard output.
 
 use serde_json::{json, Value};
+use std::collections::hash_map::{Entry, HashMap};
 use std::error::Error;
 use std::fs::File;
-use std::io::{self, BufRead, Read, Write};
+use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -24,13 +25,13 @@ pub fn serve(arguments: &[String], usage: &str) -> Result<(), Fault> {
         "epoch": publisher.epoch(),
     }));
     let mut waiting: Vec<JoinHandle<()>> = Vec::new();
-    let mut file = Vec::new(); // a trainer has its tensors in memory that it does not ask for each time
+    let mut tensors = Tensors::default();
     for line in io::stdin().lock().lines() {
         let told: Value = serde_json::from_str(&line?)?;
         waiting.retain(|thread| !thread.is_finished()); // each keeps its stack
         let id = told["id"].clone();
         match told["do"].as_str() {
-            Some("publish") => match publish(&publisher, &told, &mut file) {
+            Some("publish") => match publish(&publisher, &told, &mut tensors) {
                 Ok(publishing) => waiting.push(thread::spawn(move || answer(&id, publishing.wait()))),
                 Err(error) => say(&json!({"event": "error", "id": id, "text": error.to_string()})),
             },
@@ -89,7 +90,7 @@ fn builder(arguments: &[String], usage: &str) -> Result<PublisherBuilder, Fault>
     Ok(builder.timing(Duration::from_secs_f64(ping), Duration::from_secs_f64(lost_after)))
 }
 
-fn publish(publisher: &Publisher, told: &Value, file: &mut Vec<u8>) -> Result<Publishing, Fault> {
+fn publish(publisher: &Publisher, told: &Value, tensors: &mut Tensors) -> Result<Publishing, Fault> {
     let names = |list: &Vec<Value>| list.iter().filter_map(|name| Some(name.as_str()?.to_owned())).collect();
     let seconds = |field: &str| told[field].as_f64().map(Duration::from_secs_f64);
     let defaults = PublishOptions::default();
@@ -111,9 +112,29 @@ fn publish(publisher: &Publisher, told: &Value, file: &mut Vec<u8>) -> Result<Pu
             _ => Encoding::Raw,
         },
     };
-    file.clear();
-    File::open(told["file"].as_str().ok_or("no file")?)?.read_to_end(file)?;
-    Ok(publisher.publish_safetensors(told["model"].as_str().ok_or("no model")?, file, &options)?)
+    let bytes = tensors.read(told["file"].as_str().ok_or("no file")?)?;
+    Ok(publisher.publish_safetensors(told["model"].as_str().ok_or("no model")?, bytes, &options)?)
+}
+
+/// What is published. A trainer has that in memory: so memory is not asked for each time, nor a descriptor.
+#[derive(Default)]
+struct Tensors {
+    bytes: Vec<u8>,
+    files: HashMap<String, File>,
+}
+
+impl Tensors {
+    /// Reads a file, from its beginning, which others have written since.
+    fn read(&mut self, path: &str) -> io::Result<&[u8]> {
+        let file = match self.files.entry(path.to_owned()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(File::open(path)?),
+        };
+        self.bytes.clear();
+        file.seek(SeekFrom::Start(0))?;
+        file.read_to_end(&mut self.bytes)?;
+        Ok(&self.bytes)
+    }
 }
 
 fn answer(id: &Value, result: Result<Receipt, weightbus::Error>) {

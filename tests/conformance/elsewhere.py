@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from weightbus import PublishError, Receipt, Timing, WeightBusError
 from weightbus.bus.net.listeners import EVENT_KINDS, WorkerEvent
@@ -67,9 +67,13 @@ class ProcessPublisher:
         words += ["--rekey", str(rekey)] if rekey is not None else []
         self._folder, self._ids = folder, itertools.count(1)
         self._open: dict[int, Future[Any]] = {}
+        # Written again once what they had is published: a driver that has one open needs no other.
+        self._files: list[IO[bytes]] = []
         self._changed = threading.Condition()
         self._callbacks: list[Callable[[WorkerEvent], object]] = []
-        self._stderr = tempfile.TemporaryFile("w+", dir=folder)  # noqa: SIM115 - closed at its end
+        self._undo = contextlib.ExitStack()
+        stderr = tempfile.TemporaryFile("w+", dir=folder)  # noqa: SIM115 - closed at its end
+        self._stderr = self._undo.enter_context(stderr)
         self._process = subprocess.Popen(  # noqa: S603 - the driver under test
             [*command, *words],
             stdin=subprocess.PIPE,
@@ -103,13 +107,19 @@ class ProcessPublisher:
     def publish_async(self, model: str, weights: Weights, **options: Any) -> "Future[Receipt]":
         """Publish, as `Publisher.publish_async` does."""
         layout = state_of(weights).layout()
-        with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-            file.write(layout.header)
-            file.writelines(weights[tensor.name].tobytes() for tensor in layout.tensors)
+        file = self._files.pop() if self._files else self._new_file()
+        file.seek(0)
+        file.write(layout.header)
+        file.writelines(weights[tensor.name].tobytes() for tensor in layout.tensors)
+        file.truncate()
+        file.flush()
         options["workers"] = options.get("workers") and list(options["workers"])
         future = self._ask("publish", model=model, file=file.name, **options)
-        future.add_done_callback(lambda _: Path(file.name).unlink())
+        future.add_done_callback(lambda _: self._files.append(file))
         return future
+
+    def _new_file(self) -> IO[bytes]:
+        return self._undo.enter_context(tempfile.NamedTemporaryFile(dir=self._folder))
 
     def workers(self) -> dict[str, WorkerStatus]:
         """Return who is there, as `Publisher.workers` does."""
@@ -160,7 +170,7 @@ class ProcessPublisher:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.stdout.close()
-        self._stderr.close()
+        self._undo.close()
 
     def _ask(self, what: str, **fields: Any) -> "Future[Any]":
         number = next(self._ids)
