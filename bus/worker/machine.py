@@ -427,9 +427,7 @@ class WorkerMachine:
         if not self.inside:
             return []
         effects = self._unheard(now)
-        elsewhere = (
-            self.applied_epoch > self.epoch
-        )  # what runs came late, of a later publisher (W3)
+        elsewhere = self.applied_epoch > self.epoch  # what runs came late, of a later publisher: W3
         if (lacking or elsewhere) and self.may_say_hello(now):
             effects += self._hello(now)  # which is answered with the key (E6)
         for slot in self.slots.values():

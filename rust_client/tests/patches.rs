@@ -122,19 +122,26 @@ impl World {
 
     fn announce(&mut self, version: &Version) {
         self.publisher.publish(version.clone(), true);
-        self.data("ctl", version.announcement(1, true));
+        self.data("ctl", version.announcement(self.publisher.epoch, true));
+    }
+
+    /// A publisher of this epoch answers what the worker said first.
+    fn welcomed(&mut self, epoch: u64) {
+        self.publisher = Publisher::new(epoch, "tcp://*:1");
+        let answers = self.publisher.hear(&encode(&self.sent[0]));
+        answers.into_iter().for_each(|answer| self.control(answer));
     }
 
     /// Publishes it: as its first patch if it has one, else whole.
     fn publish(&mut self, version: &Version) {
         self.announce(version);
         if version.patches.is_empty() {
-            let mut pushed = version.pushed(1, true).split_off(1);
+            let mut pushed = version.pushed(self.publisher.epoch, true).split_off(1);
             let end = pushed.pop().unwrap();
             pushed.into_iter().for_each(|message| self.data("dat", message));
             return self.data("ctl", end);
         }
-        version.pushed_patch(1).into_iter().for_each(|message| self.data("dlt", message));
+        version.pushed_patch(self.publisher.epoch).into_iter().for_each(|message| self.data("dlt", message));
     }
 
     /// Time goes by, and all that is to be decoded is.
@@ -240,6 +247,30 @@ fn what_changed_arrives_fetched_at_first_and_then_pushed() {
         assert_eq!((world.applied(4), world.topic()), (None, "dat"));
         assert!(world.notices.is_empty() && world.publisher.unpatched.is_empty(), "{:?}", world.notices);
     }
+}
+
+#[test]
+fn what_was_applied_late_of_a_later_publisher_is_told_until_that_is_settled() {
+    let mut world = World::new(false, false);
+    world.welcomed(2);
+    world.publish(&first());
+    let Staged { key, .. } = world.ready.pop().expect("a version that is ready");
+    world.machine.taken(MODEL, key);
+    world.welcomed(1);
+    let mut said = world.machine.applied(MODEL, key, "", None, world.now);
+    let hellos = |effects: &[Effect]| {
+        let hello =
+            |effect: &&Effect| matches!(effect, Effect::Send(FromWorker::Hello(hello)) if hello.epoch == 2);
+        effects.iter().filter(hello).count()
+    };
+    for _ in 0..10 {
+        world.now += TICK;
+        said.extend(world.machine.tick(world.now)); // and every one is lost
+    }
+    assert!(hellos(&said) >= 3, "{} were said", hellos(&said));
+    world.welcomed(3);
+    world.now += 5 * TICK;
+    assert_eq!(hellos(&world.machine.tick(world.now)), 0);
 }
 
 #[test]

@@ -524,11 +524,7 @@ func (m *Machine) Taken(v *Version) { m.slots[v.Model].taken(v.Key) }
 
 // Applied says that it runs now; digest is that of its bytes, if anybody hashed them.
 func (m *Machine) Applied(v *Version, digest string, now time.Duration) []Effect {
-	effects := m.slots[v.Model].applied(v.Key, digest, now)
-	if m.inside() && v.Key.Epoch > m.epoch { // it came from a later publisher than the one we follow
-		effects = append(effects, m.helloIfDue(now)...)
-	}
-	return effects
+	return m.slots[v.Model].applied(v.Key, digest, now)
 }
 
 // Stale says that it is gone from shared memory.

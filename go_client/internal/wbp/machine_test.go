@@ -48,6 +48,60 @@ func TestWhoeverGetsNoAnswerCallsAgainOnNewConnections(t *testing.T) {
 	tick(217000) // it is refused, which is an answer
 }
 
+// What was applied late, of a later publisher than the one that is followed, is told until that is settled (W3).
+func TestWhatWasAppliedLateIsTold(t *testing.T) {
+	m := fuzzedMachine(false)
+	layout := []byte("\x36\x00\x00\x00\x00\x00\x00\x00" + `{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}` + " ")
+	parsed, err := ParseLayout(layout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	announce := &Announce{Model: "m", Epoch: 7, Version: 1, Layout: parsed.ID, LayoutBytes: int64(len(layout)), Bytes: 2,
+		ChunkBytes: 2, Commit: "auto", Acknowledge: "applied", Encoding: "raw"}
+	m.ReceivePublished([][]byte{nil, Encode(announce), layout}, nil, 0)
+	payload := []byte{1, 2}
+	chunk := &Chunk{Model: "m", Epoch: 7, Version: 1, CRC: CRC32C(payload)}
+	m.ReceivePublished([][]byte{nil, Encode(chunk), payload}, nil, 0)
+	end := &End{Model: "m", Epoch: 7, Version: 1, Digest: Digest(parsed.ID, 2, []uint32{CRC32C(payload)})}
+	var version *Version
+	for _, effect := range m.ReceivePublished([][]byte{nil, Encode(end)}, nil, 0) {
+		if is, ok := effect.(Ready); ok {
+			version = is.Version
+		}
+	}
+	if version == nil {
+		t.Fatal("the version is not ready")
+	}
+	m.Taken(version)
+	welcome := func(epoch int64, now time.Duration) {
+		m.Receive([][]byte{Encode(&Welcome{Epoch: epoch, Data: "tcp://*:9", PingMS: 1000, LostMS: 5000,
+			Models: map[string]int64{}, Features: []string{}})}, nil, now)
+	}
+	now := time.Second
+	hellos := func(effects []Effect) (said int) {
+		for _, effect := range effects {
+			if is, ok := effect.(Send); ok {
+				if hello, ok := is.Message.(*Hello); ok && hello.Epoch == 7 {
+					said++
+				}
+			}
+		}
+		return said
+	}
+	welcome(6, now)
+	said := hellos(m.Applied(version, "", now))
+	for until := now + time.Second; now < until; now += 100 * time.Millisecond {
+		said += hellos(m.Tick(now)) // and every one is lost
+	}
+	if said < 3 {
+		t.Fatalf("%d were said", said)
+	}
+	welcome(8, now)
+	if said := hellos(m.Tick(now + time.Second/2)); said != 0 {
+		t.Fatalf("%d more were said", said)
+	}
+}
+
 // Who hears nothing published is told so, once in a session.
 func TestNothingPublished(t *testing.T) {
 	for _, heard := range []bool{false, true} {
