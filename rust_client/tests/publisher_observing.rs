@@ -91,7 +91,8 @@ impl Bench {
     fn ask(&mut self, who: &str, epoch: u64, since: u64, pages: u64) -> Result<Vec<Value>, String> {
         let question = json!({"wbp": 1, "type": "observe", "epoch": epoch, "since": since, "pages": pages});
         let effects = self.machine.receive(who.as_bytes(), question.to_string().as_bytes(), 0, self.now);
-        effects.into_iter().map(|effect| answer(who, effect)).collect()
+        let answers = effects.into_iter().filter(|effect| !matches!(effect, Effect::HangUp));
+        answers.map(|effect| answer(who, effect)).collect()
     }
 
     /// Asks until there is no more to be told.

@@ -96,6 +96,8 @@ pub enum Effect {
     Resolve { id: u64, receipt: Receipt, achieved: bool, missing: String },
     /// Hang up on those whose keys may not have data connections any more, and draw another group key.
     Screen,
+    /// Close the connection of the message that is being taken.
+    HangUp,
     /// Memory that a flood took goes back to the system.
     GiveMemoryBack,
     /// Tell whoever listens.

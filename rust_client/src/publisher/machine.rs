@@ -168,21 +168,24 @@ impl Machine {
     ) -> Vec<Effect> {
         let name = self.roster.by_identity(from).map(str::to_owned);
         if self.is_of_another(name.as_deref(), key) {
-            return Vec::new(); // K10: whoever dials may choose its identity. (libzmq has no call that hangs up on it.)
+            return vec![Effect::HangUp]; // K10: whoever dials may choose its identity
         }
+        let odd = cost_of(None, false); // of what is nothing that we want
         if name.is_none() && !self.patience.has_time(now) {
-            return Vec::new();
+            let bears = self.patience.bears(from, odd, header.len(), now);
+            return if bears { Vec::new() } else { vec![Effect::HangUp] };
         }
         if !self.may_come(key) {
-            if self.patience.bears(from, cost_of(None, false), header.len(), now) {
-                self.refuse_revoked(from);
+            if !self.patience.bears(from, odd, header.len(), now) {
+                return vec![Effect::HangUp];
             }
+            self.refuse_revoked(from);
             return self.finish();
         }
         let message = to_publisher(header, payloads);
         let cost = cost_of(message.as_ref().ok(), name.is_some());
         if !self.patience.bears(from, cost, header.len(), now) {
-            return Vec::new();
+            return vec![Effect::HangUp];
         }
         match (message, name) {
             (Err(error), _) => {

@@ -3,6 +3,7 @@
 //! `machine.rs` decides, `run.rs` carries, and this file is what users call.
 
 pub mod bases;
+mod comers;
 pub mod content;
 pub mod effects;
 pub mod grants;

@@ -43,7 +43,18 @@ impl Allowance {
         enough
     }
 
-    fn rested(&self, Rate(_, per_second): Rate, now: Time) -> bool {
+    /// How much of it is gone.
+    pub fn spent(&self) -> f64 {
+        self.spent
+    }
+
+    /// Has some of it again.
+    pub fn give_back(&mut self, count: f64) {
+        self.spent = (self.spent - count).max(0.0);
+    }
+
+    /// Whether all of it is back, so that a new one would be the same.
+    pub fn rested(&self, Rate(_, per_second): Rate, now: Time) -> bool {
         now.saturating_sub(self.at).as_secs_f64() * per_second >= self.spent
     }
 }

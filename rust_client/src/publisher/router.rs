@@ -1,13 +1,16 @@
 //! The publisher's control socket: a bound ROUTER of libzmq's.
 
+use super::comers::Comers;
 use super::distribution::unbindable;
+use super::effects::Identity;
 use super::endpoints::Place;
 use super::left_behind::free_path;
 use super::zap::{serve, Gate};
 use crate::error::Error;
 use crate::limits::HEADER_BYTES_MAX;
-use crate::raw::hang_up::{spent, Hook, Name};
+use crate::raw::hang_up::{Hook, Name};
 use crate::raw::socket::with_chance;
+use crate::transfer::Time;
 use std::convert::TryInto;
 use std::io;
 use std::os::unix::io::RawFd;
@@ -16,7 +19,11 @@ const LINGER_MS: i32 = 200; // what is on its way at the end gets this
 const KEEPALIVE_SECONDS: i32 = 10; // of silence, then after each question without answer
 const UNREAD: i32 = 4; // messages of one worker before TCP pushes back: each may have 128 KiB
 const QUEUE: i32 = 80; // messages for one worker, who has 16 chunks outstanding and may ask for 64: bytes count
-const COMERS_AT: &str = "inproc://comers";
+const UNREAD_BYTES: i32 = 1 << 15; // in the kernel, which takes twice that: what may come between two looks
+const DROPPED: usize = 256; // messages of connections that were hung up on, before others have a turn
+const DOORBELL: &str = "inproc://doorbell";
+const FRAME_HEAD: usize = 9; // of ZMTP, at most
+const CURVE_COMMAND: usize = 33; // what CURVE adds to a frame
 const FRAMES_MAX: usize = 8; // more make a message malformed, however many there are
 
 /// A message of a worker: its connection, the header, and how many frames follow.
@@ -31,8 +38,9 @@ pub struct FromRouter {
 /// A bound ROUTER.
 pub struct Router {
     socket: zmq::Socket,
-    comers: zmq::Socket,
-    hook: Hook,
+    doorbell: zmq::Socket, // rings for each connection
+    comers: Comers,
+    last: Option<(RawFd, Identity)>, // of the last message: where it came from
     /// Asked who may come in, where there are keys.
     pub gate: Option<Gate>,
     _context: zmq::Context,
@@ -50,7 +58,7 @@ impl Router {
         };
         let broken =
             |error: zmq::Error| unbindable(&place.endpoint(), io::Error::from_raw_os_error(error.to_raw()));
-        let (context, gate, socket, comers) = open(place, seed, secret).map_err(broken)?;
+        let (context, gate, socket, doorbell) = open(place, seed, secret).map_err(broken)?;
         let endpoint = socket.get_last_endpoint().map_err(broken)?;
         let bound = Place::parse(&endpoint.unwrap_or_default())?;
         let name = match &bound {
@@ -58,44 +66,84 @@ impl Router {
             Place::Ipc(path) => Name::Path(path.clone()),
         };
         let hook = Hook::new(name).map_err(|error| unbindable(&place.endpoint(), error))?;
-        Ok((Router { socket, comers, hook, gate, _context: context }, bound))
+        let (comers, last) = (Comers::new(hook), None);
+        Ok((Router { socket, doorbell, comers, last, gate, _context: context }, bound))
     }
 
     /// What to poll: for messages, and for connections that have come.
     pub fn poll_items(&self) -> [zmq::PollItem<'_>; 2] {
-        [self.socket.as_poll_item(zmq::POLLIN), self.comers.as_poll_item(zmq::POLLIN)]
+        [self.socket.as_poll_item(zmq::POLLIN), self.doorbell.as_poll_item(zmq::POLLIN)]
     }
 
-    /// Hangs up on those of the connections that have come that took one of the last descriptors. Without any, libzmq
-    /// tries to accept the next one again and again, and the process can open nothing.
+    /// Takes note of the connections that have come.
     ///
     /// Ask often: libzmq stands still while a thousand of them wait here.
-    pub fn keep_descriptors(&self) {
-        while let Ok(told) = self.comers.recv_multipart(zmq::DONTWAIT) {
-            let value = told.first().and_then(|told| told.get(2..)?.try_into().ok()).map(u32::from_ne_bytes);
-            if let Some(descriptor) = value.map(|value| value as RawFd).filter(|&each| spent(each)) {
-                self.hook.hang_up(descriptor);
+    pub fn greet(&mut self, now: Time) {
+        while let Ok(told) = self.doorbell.recv_multipart(zmq::DONTWAIT) {
+            let value = told.first().and_then(|told| told.get(2..)?.try_into().ok()).map(i32::from_ne_bytes);
+            if let Some(descriptor) = value {
+                self.comers.accept(descriptor, now);
             }
         }
     }
 
-    /// Returns the next message, if there is one.
-    pub fn receive(&self) -> Option<FromRouter> {
+    /// When to look at connections next, if ever.
+    pub fn due(&self) -> Option<Time> {
+        self.comers.due()
+    }
+
+    /// Hangs up on whoever floods libzmq; `drained`: all messages are taken.
+    pub fn look(&mut self, now: Time, drained: bool) {
+        self.comers.look(now, drained);
+    }
+
+    /// Closes the connection of the message that was received last.
+    pub fn hang_up(&mut self) {
+        if let Some((descriptor, identity)) = self.last.take() {
+            self.comers.drop_of(&identity, descriptor);
+            self.comers.hang_up(descriptor);
+        }
+    }
+
+    /// Returns the next message, if there is one. What connections have left that were hung up on is dropped.
+    pub fn receive(&mut self, now: Time) -> Option<FromRouter> {
+        for _ in 0..DROPPED {
+            let (message, descriptor, nbytes) = self.next()?;
+            if self.comers.dropped(&message.identity, descriptor) {
+                continue;
+            }
+            if !self.comers.has(descriptor) {
+                self.greet(now); // the word of it comes before its messages
+            }
+            if self.comers.saw(descriptor, &message.identity, nbytes) {
+                self.last = Some((descriptor, message.identity.clone()));
+                return Some(message);
+            }
+        }
+        None
+    }
+
+    /// A message, the descriptor of its connection, and how many bytes it took there.
+    fn next(&self) -> Option<(FromRouter, RawFd, usize)> {
         let identity = self.socket.recv_msg(zmq::DONTWAIT).ok()?;
         let (mut header, mut payloads, mut more) = (Vec::new(), 0, identity.get_more());
         let (mut first, mut key) = (true, String::new());
+        let (mut descriptor, mut nbytes) = (-1, 0);
+        let head = FRAME_HEAD + if self.gate.is_some() { CURVE_COMMAND } else { 0 };
         while more {
             let mut frame = self.socket.recv_msg(zmq::DONTWAIT).ok()?;
             more = frame.get_more();
+            nbytes += frame.len() + head;
             if first {
                 header = frame.to_vec();
                 key = self.gate.as_ref().and(frame.gets("User-Id")).unwrap_or_default().to_owned();
+                descriptor = frame.gets("__fd").and_then(|text| text.parse().ok()).unwrap_or(-1);
             } else if payloads < FRAMES_MAX {
                 payloads += 1;
             }
             first = false;
         }
-        Some(FromRouter { identity: identity.to_vec(), key, header, payloads })
+        Some((FromRouter { identity: identity.to_vec(), key, header, payloads }, descriptor, nbytes))
     }
 
     /// Sends to one worker; false if its connection is gone. One that does not read loses the message once its queue
@@ -132,6 +180,7 @@ fn open(place: &Place, seed: u32, secret: Option<&str>) -> zmq::Result<Opened> {
     socket.set_maxmsgsize(2 * HEADER_BYTES_MAX as i64)?;
     socket.set_sndhwm(QUEUE)?;
     socket.set_rcvhwm(UNREAD)?;
+    socket.set_rcvbuf(UNREAD_BYTES)?;
     // TCP finds out which peers are gone, so that their queues are freed. Not ZeroMQ's own pings: see section 11.
     socket.set_tcp_keepalive(1)?;
     socket.set_tcp_keepalive_idle(KEEPALIVE_SECONDS)?;
@@ -139,9 +188,9 @@ fn open(place: &Place, seed: u32, secret: Option<&str>) -> zmq::Result<Opened> {
     socket.set_tcp_keepalive_cnt(2)?;
     let endpoint = place.endpoint();
     socket.set_ipv6(endpoint.contains('['))?;
-    socket.monitor(COMERS_AT, zmq::SocketEvent::ACCEPTED.to_raw().into())?;
-    let comers = context.socket(zmq::PAIR)?;
-    comers.connect(COMERS_AT)?;
+    socket.monitor(DOORBELL, zmq::SocketEvent::ACCEPTED.to_raw().into())?;
+    let doorbell = context.socket(zmq::PAIR)?;
+    doorbell.connect(DOORBELL)?;
     socket.bind(&endpoint)?;
-    Ok((context, gate, socket, comers))
+    Ok((context, gate, socket, doorbell))
 }

@@ -201,7 +201,8 @@ impl Loop {
     fn turn(&mut self, next_tick: &mut Time) -> io::Result<()> {
         self.do_work(); // before anything else: somebody waits for it
         let busy = !self.with_room().is_empty() || self.machine.comparing();
-        let wait = if busy { Duration::ZERO } else { next_tick.saturating_sub(self.now()) };
+        let due = self.router.due().map_or(*next_tick, |look_at| look_at.min(*next_tick));
+        let wait = if busy { Duration::ZERO } else { due.saturating_sub(self.now()) };
         self.take(wait)?;
         for topic in self.with_room() {
             let effects = self.machine.push(&topic, self.now());
@@ -260,14 +261,13 @@ impl Loop {
             self.shared.bell.silence();
         }
         if found[2].0 {
-            self.router.keep_descriptors();
+            self.router.greet(self.now());
         }
         if let Some(gate) = self.router.gate.as_ref().filter(|_| found[3].0) {
             gate.answer(|key| self.machine.may_come(key));
         }
-        if found[1].0 {
-            self.take_control();
-        }
+        let drained = !found[1].0 || self.take_control();
+        self.router.look(self.now(), drained);
         for (&(id, ..), &(readable, writable)) in watched.iter().zip(&found[first..]) {
             if readable || writable {
                 self.take_heard(id, readable);
@@ -279,17 +279,19 @@ impl Loop {
         Ok(())
     }
 
-    fn take_control(&mut self) {
+    /// Whether that were all messages.
+    fn take_control(&mut self) -> bool {
         for _ in 0..BATCH {
-            let message = match self.router.receive() {
-                Some(message) => message,
-                None => return,
-            };
             let now = self.now();
+            let message = match self.router.receive(now) {
+                Some(message) => message,
+                None => return true,
+            };
             let (from, key) = (&message.identity, &message.key);
             let effects = self.machine.receive_of(from, key, &message.header, message.payloads, now);
             self.perform(effects);
         }
+        false
     }
 
     /// Takes what a subscriber says; tells it that it is heard, and nobody else.
@@ -374,6 +376,7 @@ impl Loop {
                 Effect::Withdraw { model } => {
                     self.data.withdraw(&[control_topic(&model), data_topic(&model), patch_topic(&model)]);
                 }
+                Effect::HangUp => self.router.hang_up(),
                 Effect::GiveMemoryBack => give_memory_back(),
                 Effect::Resolve { id, receipt, achieved, missing } => {
                     self.resolve(id, receipt, achieved, missing)

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem::ManuallyDrop;
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -23,6 +23,9 @@ pub enum Name {
     Port(u16),
     Path(PathBuf),
 }
+
+/// The other side of a connection.
+pub type Host = Option<IpAddr>;
 
 /// Looks at a connection through a descriptor of our own: the one that libzmq has named may be another's by now.
 pub struct Hook {
@@ -44,6 +47,48 @@ impl Hook {
             let _ = self.end(); // what is gone needs none
         }
         self.turn_to(self.nothing.as_raw_fd());
+    }
+
+    /// Whether the kernel says what came on connections.
+    pub fn counts(&self) -> bool {
+        cfg!(target_os = "linux") && matches!(self.name, Name::Port(_))
+    }
+
+    /// Where a connection comes from; over ipc, or if it is gone, that is one place.
+    pub fn host(&self, descriptor: RawFd) -> Host {
+        let host = if self.turn_to(descriptor) {
+            self.as_tcp().peer_addr().ok().map(|peer| peer.ip())
+        } else {
+            None
+        };
+        self.turn_to(self.nothing.as_raw_fd());
+        host
+    }
+
+    /// How many bytes came on a connection, if it is one of ours.
+    pub fn came(&self, descriptor: RawFd) -> Option<u64> {
+        let came = if self.turn_to(descriptor) && self.is_ours() { self.received() } else { None };
+        self.turn_to(self.nothing.as_raw_fd());
+        came
+    }
+
+    #[cfg(target_os = "linux")]
+    fn received(&self) -> Option<u64> {
+        const AT: usize = 128; // of `tcpi_bytes_received` in the kernel's `struct tcp_info`, since 4.1
+        let mut told = [0_u8; AT + 8];
+        let mut size = told.len() as libc::socklen_t;
+        let to = told.as_mut_ptr().cast();
+        // SAFETY: the kernel writes at most `size` bytes to `told`.
+        let done = unsafe {
+            libc::getsockopt(self.look.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, to, &mut size)
+        };
+        let whole = done == 0 && size as usize == told.len();
+        told[AT..].try_into().ok().map(u64::from_ne_bytes).filter(|_| whole)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn received(&self) -> Option<u64> {
+        None
     }
 
     fn turn_to(&self, descriptor: RawFd) -> bool {
