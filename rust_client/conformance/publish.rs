@@ -1,7 +1,6 @@
 //! A publisher that does what lines of JSON on standard input say, and tells what came of it on standard output.
 
 use serde_json::{json, Value};
-use std::collections::hash_map::{Entry, HashMap};
 use std::error::Error;
 use std::fs::File;
 use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};
@@ -116,23 +115,23 @@ fn publish(publisher: &Publisher, told: &Value, tensors: &mut Tensors) -> Result
     Ok(publisher.publish_safetensors(told["model"].as_str().ok_or("no model")?, bytes, &options)?)
 }
 
-/// What is published. A trainer has that in memory: so memory is not asked for each time, nor a descriptor.
+/// What is published. A trainer has that in memory: so memory is not asked for each time, nor a descriptor for the file
+/// that was read last.
 #[derive(Default)]
 struct Tensors {
     bytes: Vec<u8>,
-    files: HashMap<String, File>,
+    last: Option<(String, File)>,
 }
 
 impl Tensors {
     /// Reads a file, from its beginning, which others have written since.
     fn read(&mut self, path: &str) -> io::Result<&[u8]> {
-        let file = match self.files.entry(path.to_owned()) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(File::open(path)?),
-        };
+        let known = self.last.take().filter(|(name, _)| name == path);
+        let mut file = known.map_or_else(|| File::open(path), |(_, file)| Ok(file))?;
         self.bytes.clear();
         file.seek(SeekFrom::Start(0))?;
         file.read_to_end(&mut self.bytes)?;
+        self.last = Some((path.to_owned(), file));
         Ok(&self.bytes)
     }
 }

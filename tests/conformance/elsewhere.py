@@ -67,8 +67,10 @@ class ProcessPublisher:
         words += ["--rekey", str(rekey)] if rekey is not None else []
         self._folder, self._ids = folder, itertools.count(1)
         self._open: dict[int, Future[Any]] = {}
-        # Written again once what they had is published: a driver that has one open needs no other.
+        # Files are written again once what they had is published: a driver that has one open needs
+        # no other where nothing else is being published.
         self._files: list[IO[bytes]] = []
+        self._lent: dict[int, IO[bytes]] = {}
         self._changed = threading.Condition()
         self._callbacks: list[Callable[[WorkerEvent], object]] = []
         self._undo = contextlib.ExitStack()
@@ -114,9 +116,7 @@ class ProcessPublisher:
         file.truncate()
         file.flush()
         options["workers"] = options.get("workers") and list(options["workers"])
-        future = self._ask("publish", model=model, file=file.name, **options)
-        future.add_done_callback(lambda _: self._files.append(file))
-        return future
+        return self._ask("publish", lent=file, model=model, file=file.name, **options)
 
     def _new_file(self) -> IO[bytes]:
         return self._undo.enter_context(tempfile.NamedTemporaryFile(dir=self._folder))
@@ -172,8 +172,10 @@ class ProcessPublisher:
         self._process.stdout.close()
         self._undo.close()
 
-    def _ask(self, what: str, **fields: Any) -> "Future[Any]":
+    def _ask(self, what: str, lent: IO[bytes] | None = None, **fields: Any) -> "Future[Any]":
         number = next(self._ids)
+        if lent is not None:
+            self._lent[number] = lent
         future = self._open[number] = Future[Any]()
         assert self._process.stdin is not None
         try:
@@ -187,6 +189,8 @@ class ProcessPublisher:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             told = json.loads(line)
+            if (file := self._lent.pop(told.get("id", 0), None)) is not None:
+                self._files.append(file)  # before anybody is told, who might want it
             match told["event"]:
                 case "worker" if told["kind"] in EVENT_KINDS:
                     for callback in self._callbacks:
