@@ -178,15 +178,12 @@ def play_again(matrix: Matrix, languages: Sequence[Language], seed: int) -> list
     said: list[str] = []
     scenarios = {scenario.name: scenario for scenario in SCENARIOS}
     for publisher, row, language, cell in red:
-        for _ in range(AGAIN):
-            again = scenario_cell(scenarios[row], language, seed, publisher)
-            if again.verdict == "wrong":
-                break
-        matrix.add(SECTIONS[publisher], row, language.title, again)
-        alone = "fails again" if again.verdict == "wrong" else f"right {AGAIN} times alone"
-        said.append(
-            f"PLAYED AGAIN {language.title}, {row}, {publisher}: {alone}; it was: {cell.faults[0]}"
-        )
+        plays = (scenario_cell(scenarios[row], language, seed, publisher) for _ in range(AGAIN))
+        again = next((play for play in plays if play.verdict == "wrong"), None)
+        matrix.add(SECTIONS[publisher], row, language.title, again or Cell("right"))
+        alone = "fails again" if again else f"right {AGAIN} times alone"
+        what = f"{language.title}, {row}, {publisher}"
+        said.append(f"PLAYED AGAIN {what}: {alone}; it was: {cell.faults[0]}")
     return said
 
 
