@@ -21,6 +21,7 @@ const UNSEEN_ALL: f64 = 1_048_576.0; // of all, once all messages are taken; abo
 const UNSEEN_SMALL: f64 = 8192.0; // of one; less is not counted there, as libzmq reads so much at once
 const LOOK: Duration = Duration::from_millis(50); // between two looks
 const FLOODED: Duration = Duration::from_millis(10); // while much is unseen, or somebody has come a moment ago
+const LOOKS: usize = 64; // connections at one look, those with much unseen aside
 const NEW: Duration = Duration::from_secs(1); // such a moment
                                               // Of one host: connections that came a moment ago. Each may cost what libzmq reads at once: some thousand messages,
                                               // until it is found out.
@@ -45,7 +46,8 @@ pub struct Comers {
     dropped: HashMap<Identity, RawFd>, // peers can choose the former
     hosts: HashMap<Host, Allowance>, // where newcomers came from a moment ago
     newcomers: HashMap<RawFd, (Host, Time)>, // of whose, and until when
-    look_at: Time,
+    turns: Vec<RawFd>,           // those that are still to be looked at before all others again
+    next_look: Time,
     alert_until: Time,
 }
 
@@ -57,7 +59,8 @@ impl Comers {
             dropped: HashMap::new(),
             hosts: HashMap::new(),
             newcomers: HashMap::new(),
-            look_at: Time::ZERO,
+            turns: Vec::new(),
+            next_look: Time::ZERO,
             alert_until: Time::ZERO,
         }
     }
@@ -73,7 +76,7 @@ impl Comers {
             Comer { unseen, came: 0, seen: 0, large: self.hook.counts(), said: false, hung_up: false },
         );
         self.alert_until = now + NEW;
-        self.look_at = self.look_at.min(now + FLOODED);
+        self.next_look = self.next_look.min(now + FLOODED);
         if spent(descriptor) || !self.may_come(descriptor, now) {
             self.hang_up(descriptor);
         }
@@ -162,7 +165,7 @@ impl Comers {
 
     /// When to look next, if ever.
     pub fn due(&self) -> Option<Time> {
-        Some(self.look_at).filter(|_| !self.each.is_empty())
+        Some(self.next_look).filter(|_| !self.each.is_empty())
     }
 
     /// Hangs up on whoever has too much unseen, and on the largest if all have together. The latter only where all
@@ -172,33 +175,44 @@ impl Comers {
             return;
         }
         if self.hook.counts() {
-            self.look_at_each(now);
+            self.look_at_some(now);
             if drained {
                 self.hang_up_on_the_largest();
             }
         }
         self.let_newcomers_be(now);
         let alert = now < self.alert_until || self.each.values().any(|each| each.large);
-        self.look_at = now + if alert { FLOODED } else { LOOK };
+        self.next_look = now + if alert { FLOODED } else { LOOK };
     }
 
-    fn look_at_each(&mut self, now: Time) {
-        let hook = &self.hook;
-        let mut over = Vec::new();
-        self.each.retain(|&descriptor, each| match hook.came(descriptor) {
-            _ if each.hung_up => true,
-            Some(came) if came >= each.came => {
+    /// Looks at whoever has much unseen, and in turns at the others: each look takes some microseconds.
+    fn look_at_some(&mut self, now: Time) {
+        if self.turns.is_empty() {
+            self.turns
+                .extend(self.each.iter().filter(|(_, each)| !each.large).map(|(&descriptor, _)| descriptor));
+        }
+        let mut due = self.turns.split_off(self.turns.len().saturating_sub(LOOKS));
+        due.extend(self.each.iter().filter(|(_, each)| each.large).map(|(&descriptor, _)| descriptor));
+        due.into_iter().for_each(|descriptor| self.look_at(descriptor, now));
+    }
+
+    fn look_at(&mut self, descriptor: RawFd, now: Time) {
+        let each = match self.each.get_mut(&descriptor).filter(|each| !each.hung_up) {
+            Some(each) => each,
+            None => return,
+        };
+        match self.hook.came(descriptor).filter(|&came| came >= each.came) {
+            Some(came) => {
                 let unseen = (came - each.came) as f64 - each.seen as f64;
                 (each.came, each.seen) = (came, 0);
-                if !each.unseen.take(unseen, UNSEEN, now) {
-                    over.push(descriptor);
-                }
+                let bears = each.unseen.take(unseen, UNSEEN, now);
                 each.large = each.unseen.spent() > UNSEEN_SMALL;
-                true
+                if !bears {
+                    self.hang_up(descriptor);
+                }
             }
-            _ => false, // it is closed, or another one's by now
-        });
-        over.into_iter().for_each(|descriptor| self.hang_up(descriptor));
+            None => drop(self.each.remove(&descriptor)), // it is closed, or another one's by now
+        }
     }
 
     fn hang_up_on_the_largest(&mut self) {

@@ -9,9 +9,11 @@ use super::endpoints::Place;
 use super::left_behind::free_path;
 use super::outlet::{Heard, Outlet, Queued};
 use super::patience::{Allowance, Rate};
+use super::subscriber::Subscriber;
 use super::trust::Owner;
 use crate::error::Error;
 use crate::raw::hang_up::spent;
+use crate::raw::ready::Ready;
 use crate::raw::socket;
 use crate::transfer::Time;
 use std::collections::BTreeMap;
@@ -96,7 +98,8 @@ pub fn unbindable(address: &str, error: io::Error) -> Error {
 pub struct Distribution {
     listener: Listener,
     ticketed: bool,
-    outlets: BTreeMap<u64, Outlet>,
+    ready: Arc<Ready>,
+    outlets: BTreeMap<u64, Subscriber>,
     next: u64,
     accepts: Allowance,
     accept_at: Time,
@@ -108,9 +111,11 @@ impl Distribution {
     /// Listens at a place; returns it with the port that was taken.
     pub fn bind(place: &Place) -> Result<(Distribution, Place), Error> {
         let (listener, place) = listen(place).map_err(|error| unbindable(&place.endpoint(), error))?;
+        let ready = Ready::new().map_err(|error| unbindable(&place.endpoint(), error))?;
         let distribution = Distribution {
             listener,
             ticketed: false,
+            ready: Arc::new(ready),
             outlets: BTreeMap::new(),
             next: 0,
             accepts: Allowance::new(Time::ZERO),
@@ -131,9 +136,9 @@ impl Distribution {
         Some(self.listener.descriptor()).filter(|_| now >= self.accept_at)
     }
 
-    /// Who is connected: by what name, at which descriptor, and whether something waits to be sent.
-    pub fn watched(&self) -> impl Iterator<Item = (u64, RawFd, bool)> + '_ {
-        self.outlets.iter().map(|(&id, outlet)| (id, outlet.connection.as_raw_fd(), outlet.unsent()))
+    /// Which of those who are connected have news.
+    pub fn ready(&self) -> Arc<Ready> {
+        self.ready.clone()
     }
 
     /// Takes a connection that is there.
@@ -146,7 +151,9 @@ impl Distribution {
             Ok(connection) if spent(connection.as_raw_fd()) => self.accept_at = now + ACCEPT_PAUSE, // it is closed
             Ok(connection) => {
                 let _ = tune(&connection); // it may be gone already, which the first look will tell
-                self.outlets.insert(self.next, Outlet::new(connection, self.ticketed, now));
+                let outlet = Outlet::new(connection, self.ticketed, now);
+                let subscriber = Subscriber::new(self.next, outlet, self.ready.clone());
+                self.outlets.extend(subscriber.ok().map(|subscriber| (self.next, subscriber)));
                 self.next += 1;
             }
             Err(error)
@@ -164,8 +171,11 @@ impl Distribution {
             Some(outlet) => outlet,
             None => return Heard::default(),
         };
-        let heard = if readable { outlet.read(now) } else { Ok(Heard::default()) };
-        match heard.and_then(|heard| outlet.write(now).map(|()| heard)) {
+        let heard = outlet.send(|outlet| {
+            let heard = if readable { outlet.read(now)? } else { Heard::default() };
+            outlet.write(now).map(|()| heard)
+        });
+        match heard {
             Ok(heard) => heard,
             Err(_) => {
                 self.outlets.remove(&id);
@@ -203,13 +213,17 @@ impl Distribution {
     /// Sends to everybody who subscribed to the topic; whoever lags behind loses it.
     pub fn send(&mut self, message: Queued, now: Time) {
         let message = Arc::new(message);
-        self.outlets.retain(|_, outlet| !outlet.wants(&message.topic) || outlet.put(&message, now).is_ok());
+        self.outlets.retain(|_, outlet| {
+            !outlet.wants(&message.topic) || outlet.send(|outlet| outlet.put(&message, now)).is_ok()
+        });
     }
 
     /// Sends to one who has subscribed, if it is still there.
     pub fn answer(&mut self, id: u64, message: Queued, now: Time) {
         let message = Arc::new(message);
-        if self.outlets.get_mut(&id).map_or(false, |outlet| outlet.put(&message, now).is_err()) {
+        let answered =
+            self.outlets.get_mut(&id).map(|outlet| outlet.send(|outlet| outlet.put(&message, now)));
+        if let Some(Err(_)) = answered {
             self.outlets.remove(&id);
         }
     }
@@ -217,7 +231,7 @@ impl Distribution {
     /// Whether some subscriber of a topic keeps up, or there is none.
     pub fn keeps_up(&self, topic: &str) -> bool {
         let mut wanting = self.outlets.values().filter(|outlet| outlet.wants(topic)).peekable();
-        wanting.peek().is_none() || wanting.any(Outlet::keeps_up)
+        wanting.peek().is_none() || wanting.any(|outlet| outlet.keeps_up())
     }
 
     /// Forgets what is not on its way yet of some topics: something newer takes its place.
@@ -239,14 +253,14 @@ impl Distribution {
             self.outlets.retain(|_, outlet| now.saturating_sub(outlet.alive_at) < SILENCE);
             self.outlets.retain(|_, outlet| {
                 outlet.ping();
-                outlet.write(now).is_ok()
+                outlet.send(|outlet| outlet.write(now)).is_ok()
             });
         }
     }
 
     /// Whether anything waits to be sent.
     pub fn unsent(&self) -> bool {
-        self.outlets.values().any(Outlet::unsent)
+        self.outlets.values().any(|outlet| outlet.unsent())
     }
 }
 

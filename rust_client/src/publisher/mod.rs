@@ -35,6 +35,7 @@ mod sessions;
 mod state;
 mod status;
 mod store;
+mod subscriber;
 mod turns;
 mod verifying;
 mod watch;

@@ -184,15 +184,14 @@ impl Loop {
     /// What is on its way gets a moment.
     fn linger(&mut self) {
         let end = self.now() + LINGER;
+        let ready = self.data.ready();
         while self.data.unsent() && self.now() < end {
-            let watched: Vec<_> = self.data.watched().filter(|(.., unsent)| *unsent).collect();
-            let mut items: Vec<_> =
-                watched.iter().map(|(_, fd, _)| zmq::PollItem::from_fd(*fd, zmq::POLLOUT)).collect();
+            let mut items = ready.items();
             if zmq::poll(&mut items, 20).is_err() {
                 return;
             }
-            for (id, ..) in watched {
-                self.data.attend(id, false, self.now());
+            for (id, readable) in ready.found(&items) {
+                self.data.attend(id, readable, self.now());
             }
         }
     }
@@ -238,42 +237,35 @@ impl Loop {
 
     /// Waits until something is there, and takes it.
     fn take(&mut self, wait: Duration) -> io::Result<()> {
-        let watched: Vec<_> = self.data.watched().collect();
-        let listening = self.data.listening(self.now());
+        let (ready, listening) = (self.data.ready(), self.data.listening(self.now()));
         let mut items = vec![zmq::PollItem::from_fd(self.shared.bell.as_raw_fd(), zmq::POLLIN)];
         items.extend(self.router.poll_items());
         items.extend(self.router.gate.as_ref().map(Gate::poll_item));
-        let first = items.len(); // of the subscribers
-        let poll = |(_, fd, unsent): &(u64, i32, bool)| {
-            let events = if *unsent { zmq::POLLIN | zmq::POLLOUT } else { zmq::POLLIN };
-            zmq::PollItem::from_fd(*fd, events)
-        };
-        items.extend(watched.iter().map(poll));
         items.extend(listening.map(|fd| zmq::PollItem::from_fd(fd, zmq::POLLIN)));
+        let first = items.len(); // of the subscribers
+        items.extend(ready.items());
         match zmq::poll(&mut items, ((wait.as_micros() + 999) / 1000) as i64) {
             Ok(_) | Err(zmq::Error::EINTR) => {}
             Err(error) => return Err(io::Error::from_raw_os_error(error.to_raw())),
         }
-        let found: Vec<_> =
-            items.iter().map(|i| (i.is_readable() || i.is_error(), i.is_writable())).collect();
+        let heard = ready.found(&items[first..]);
+        let found: Vec<_> = items[..first].iter().map(|i| i.is_readable() || i.is_error()).collect();
         drop(items);
-        if found[0].0 {
+        if found[0] {
             self.shared.bell.silence();
         }
-        if found[2].0 {
+        if found[2] {
             self.router.greet(self.now());
         }
-        if let Some(gate) = self.router.gate.as_ref().filter(|_| found[3].0) {
+        if let Some(gate) = self.router.gate.as_ref().filter(|_| found[3]) {
             gate.answer(|key| self.machine.may_come(key));
         }
-        let drained = !found[1].0 || self.take_control();
+        let drained = !found[1] || self.take_control();
         self.router.look(self.now(), drained);
-        for (&(id, ..), &(readable, writable)) in watched.iter().zip(&found[first..]) {
-            if readable || writable {
-                self.take_heard(id, readable);
-            }
+        for (id, readable) in heard {
+            self.take_heard(id, readable);
         }
-        if listening.is_some() && found.last().map_or(false, |&(readable, _)| readable) {
+        if listening.is_some() && found.last().map_or(false, |&found| found) {
             self.data.accept(self.now());
         }
         Ok(())

@@ -12,4 +12,6 @@ pub mod hang_up;
 pub mod map;
 pub mod memory;
 pub mod os;
+#[cfg_attr(not(target_os = "linux"), path = "no_epoll.rs")]
+pub mod ready;
 pub mod socket;
