@@ -203,7 +203,7 @@ def cell(link: Link, weights: Weights, density: float, rounds: int) -> dict[str,
     pair = weights.pair(density)
     for number in range(rounds):
         data, version = pair[number % 2]
-        for name, trainer in link.trainers.items():
+        for name, trainer in [*link.trainers.items()][:: -1 if number // 2 % 2 else 1]:
             seconds[name].append(trainer.publish(version))
             wanted = "raw" if trainer.bases.took == "raw" and name != "class" else "delta-1"
             if trainer.came != wanted:
@@ -283,11 +283,10 @@ def all_changed(link: Link, weights: Weights, where: str, rounds: int, rows: Row
     """Show what `auto` costs where all of a model in 32 bits has changed."""
     ratios: list[float] = []
     for number in range(-2, rounds):
-        raw, auto = (
-            link.trainers[w].publish(weights.wide[number % 2], WIDE) for w in ("raw", "auto")
-        )
+        ways = ["raw", "auto"][:: -1 if number // 2 % 2 else 1]
+        took = {way: link.trainers[way].publish(weights.wide[number % 2], WIDE) for way in ways}
         if number >= 0:
-            ratios.append(auto / raw)
+            ratios.append(took["auto"] / took["raw"])
     name = f"{where}, float32, all changed"
     ratio = statistics.median(ratios)
     rows.say(name, f"auto over raw: {rows.judge(name, ratio, AUTO_WIDE, least=False)}")

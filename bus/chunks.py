@@ -33,3 +33,7 @@ class ChunkPlan:
             raise IndexError(f"chunk {index} of {self.count}: chunks are numbered from 0")
         begin = index * self.chunk_bytes
         return begin, min(begin + self.chunk_bytes, self.nbytes)
+
+    def of(self, chunks: int) -> int:
+        """Return about how many bytes so many chunks have."""
+        return min(chunks * self.chunk_bytes, self.nbytes)

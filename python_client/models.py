@@ -81,8 +81,6 @@ class Bases:
             if to_all:
                 self.forget()
             return
-        for index in version.unhashed():
-            hash_chunk(version, index)
         data = version.snapshot.keep()
         if data is None:
             return
@@ -107,7 +105,8 @@ class Bases:
         deadline: Deadline,
     ) -> None:
         """Make the patches: first that on what most of those run who take them."""
-        bases = {base.digest: old for base, old in self._kept if _alike(base, version)}
+        some = ((base, old) for base, old in self._kept if _alike(base, version))
+        bases = {base.digest: old for base, old in some if base.digest}  # else it is on its way
         runs = Counter(taker.running for taker in takers if taker.running is not None)
         found = dict[tuple[int, int], tuple[Running, Bytes]]()
         for running, _ in runs.most_common():
@@ -143,6 +142,8 @@ class Bases:
 
         Whatever goes wrong, the version can still be sent as it is.
         """
+        for index in version.unhashed():
+            hash_chunk(version, index)
         layout, begun = version.layout, time.perf_counter()
         try:
             deadline.check()

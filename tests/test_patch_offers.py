@@ -36,7 +36,7 @@ from weightbus.bus.messages import (
 from weightbus.bus.publisher.effects import Broadcast, Resolve
 from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
-from weightbus.bus.publisher.roster import Taker
+from weightbus.bus.publisher.roster import AT_MOST, LINK_BYTES, Link, Taker
 from weightbus.bus.publisher.version import Version, VersionPatch
 from weightbus.bus.sealer import Sealer
 from weightbus.codecs.delta.encoding import encode as encode_patch
@@ -349,6 +349,57 @@ def test_a_link_is_learned_from_what_is_reported() -> None:
     assert bench.machine.roster.takers("a", None, shared=False) == [Taker(None, rate)]
 
 
+def test_a_link_is_learned_from_versions_that_are_too_small_for_words_on_their_way() -> None:
+    bench = Bench("p0", "w0")
+
+    def rate() -> float:
+        [taker] = bench.machine.roster.takers("a", None, shared=False)
+        return taker.rate
+
+    for seconds, took in [(2.0, 2.0), (0.5, 0.5), (8.0, 1.0), (8.0, 2.0)]:  # busy, it says so late
+        made, _ = bench.publish()
+        bench.now += seconds
+        bench.applied("p0", made)
+        assert rate() == AT_MOST * made.layout.nbytes / took
+    base = made
+    made, _ = bench.publish()
+    bench.now += 1e-3
+    bench.applied("p0", made, on(base))
+    assert rate() < 10 * made.layout.nbytes, "a patch is no version"
+    known = rate()
+    made, _ = bench.publish(chunk_bytes=2**20)
+    bench.now += 10.0
+    bench.applied("p0", made)
+    assert made.plan.count == 1
+    assert rate() == known, "one of a chunk says nothing"
+
+
+@given(
+    rate=st.floats(1e6, 1e10),
+    words=st.lists(st.tuples(st.integers(1, 16), st.floats(0, 1)), min_size=1, max_size=50),
+)
+def test_words_that_come_in_pairs_do_not_make_a_link_faster(
+    rate: float, words: list[tuple[int, float]]
+) -> None:
+    """The second is said a moment after the first, of a chunk that has arrived in between."""
+    link, nbytes = Link(), 0
+    for chunks, share in words:
+        took = (chunks + 1) * CHUNK / rate
+        link.learn(chunks * CHUNK, took * (1 - 0.01 * share))
+        link.learn(CHUNK, took * 0.01 * share or 1e-9)
+        nbytes += (chunks + 1) * CHUNK
+    assert nbytes < LINK_BYTES
+    assert link.rate == pytest.approx(rate, rel=0.1)
+
+
+def test_that_a_link_became_slow_is_learned_soon() -> None:
+    link = Link()
+    for rate in (1e9, 1e7):
+        for _ in range(4):
+            link.learn(LINK_BYTES, LINK_BYTES / rate)
+        assert link.rate == pytest.approx(rate, rel=0.1)
+
+
 def test_how_fast_a_worker_decodes_is_learned_from_what_it_says_once() -> None:
     bench = Bench("p0", "w0")
     one, _ = bench.publish()
@@ -416,16 +467,33 @@ class CountedSnapshot(PlainSnapshot):
         self.keepers -= 1
 
 
-def counted(number: int, chunk: int = CHUNK) -> tuple[Version, CountedSnapshot]:
+def counted(
+    number: int, chunk: int = CHUNK, *, hashed: bool = True
+) -> tuple[Version, CountedSnapshot]:
     snapshot = CountedSnapshot(weights(number))
     made = Version("a", LAYOUT, chunk, snapshot)
-    hash_all(made)
+    if hashed:
+        hash_all(made)
     made.epoch, made.version = 7, number
     return made, snapshot
 
 
 def runs(made: Version, rate: float = math.inf) -> list[Taker]:
     return [Taker(Running(7, made.version, made.digest), rate)]
+
+
+def test_nothing_builds_on_what_was_not_hashed_and_nothing_is_hashed_in_vain() -> None:
+    bases, (one, kept), (two, _) = Bases("a"), counted(1, hashed=False), counted(2, hashed=False)
+    bases.offer(one, "delta", [Taker(None)])
+    bases.offer(two, "delta", [Taker(Running(7, 1, ""))])  # it was read in shared memory
+    assert (two.patches, kept.keepers) == ((), 1)
+    assert not one.digest
+    assert not two.digest
+    three, _ = counted(3, hashed=False)
+    hash_all(two)
+    bases.offer(three, "delta", runs(two))
+    assert len(three.patches) == 1
+    assert three.digest
 
 
 def test_whatever_ends_an_offer_in_the_middle_keeps_no_memory(

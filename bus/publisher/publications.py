@@ -54,17 +54,23 @@ class Publications:
                 return True
         return False
 
-    def carried(self, peer: Peer, said: Staged | Applied, version: Version | None) -> None:
+    def carried(
+        self, peer: Peer, said: Staged | Applied, version: Version | None, now: float
+    ) -> None:
         """A worker says how a version came to it. (D11)"""
         by = version.find(said.patch) if version is not None else None
         road = version is not None and version.shared is not None and peer.shared
         if by is None or road or not said.digest:
             return
+        # One of a chunk is there as soon as anything can be, however fast the link.
+        whole = isinstance(by, Version) and by.plan.count > 1 and isinstance(said, Applied)
         if isinstance(by, VersionPatch) and isinstance(said, Applied):
             peer.decoded(said.decode_us / 1e6, by.work, classes=by.classes)
         for publication in self._open.values():
             if publication.version is version:
                 publication.carried(peer.name, by)
+                if whole:
+                    peer.link.brought(by.plan.nbytes, now - publication.started)
 
     # What happens.
 

@@ -32,8 +32,9 @@ class Reports:
         version = versions.get(message.version) if receiving else None
         if receiving and version is None:
             return []  # what it applies may be gone by now, if that takes so long
-        if version is not None:
-            peer.learn(message, version.plan.chunk_bytes, now)
+        coming = version.find(message.patch) if version is not None else None
+        if coming is not None:
+            peer.learn(message, coming.plan, now)
         peer.note(message.model, message.version, message.phase, message.chunks, now)
         peer.incoming[message.model].patch = message.patch
         versions.left(peer.name, older_than=message.version + (not receiving))
@@ -58,7 +59,7 @@ class Reports:
         if peer.runs(message.model) < version.key:  # P19
             peer.note(message.model, message.version, "staged", None, now)
         versions.left(peer.name, older_than=message.version + 1)
-        self._publications.carried(peer, message, version)
+        self._publications.carried(peer, message, version, now)
         effects = self._publications.staged(peer, version, now)
         if version is not versions.pending and not version.gone:
             effects.append(Send(commit_of(version), to=peer.identity))
@@ -83,7 +84,7 @@ class Reports:
         if incoming is not None and incoming.version <= message.version:
             del peer.incoming[message.model]
         versions = self._store[message.model]
-        self._publications.carried(peer, message, versions.find(message.version))
+        self._publications.carried(peer, message, versions.find(message.version), now)
         versions.left(peer.name, older_than=message.version + 1)
         return self._publications.arrived(peer, message.model, now)
 

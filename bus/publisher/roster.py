@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal
 
+from ..chunks import ChunkPlan
 from ..errors import UnknownWorkerError
 from ..limits import ROSTER_MODELS_MAX, WORKERS_MAX
 from ..messages import DELTA, Hello, PatchId, Progress, Running
 
 Admission = Literal["new", "known", "again", "contested", "taken", "full"]
+
+LINK_BYTES = 2**26  # half of what is believed of a link is of the last so many that it carried
+AT_MOST = 3.0  # times as fast as versions were there is what a link is taken for
 
 
 @dataclass(slots=True)
@@ -56,6 +60,42 @@ class Taker:
 
 
 @dataclass(slots=True)
+class Link:
+    """How much a link carries, from words of what has arrived: the later ones weigh more.
+
+    Each word stands for as long as it was waited for. The mean of their rates would be ruled by
+    words that come in pairs, as an interval's and an answer do: the second is a moment later.
+    """
+
+    carried: float = 0.0  # bytes
+    waited: float = 0.0  # seconds
+    least: float = 0.0  # bytes a second, at which some version was there and applied
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second; infinite if that is not known.
+
+        Versions may be too small for two words on their way. Then it is some times that at which
+        they were there: most of the time may have been taken by anything else.
+        """
+        return self.carried / self.waited if self.waited else AT_MOST * self.least or math.inf
+
+    def learn(self, nbytes: int, seconds: float) -> None:
+        """Take note that it took so long to carry so much."""
+        kept = 0.5 ** (nbytes / LINK_BYTES)
+        self.carried = kept * self.carried + nbytes
+        self.waited = kept * self.waited + seconds
+
+    def brought(self, nbytes: int, seconds: float) -> None:
+        """Take note that a version was there that long after it was published, and applied.
+
+        Who was busy says so late: one slow version in between says nothing.
+        """
+        if seconds > 0:
+            self.least = max(nbytes / seconds, self.least / 2)
+
+
+@dataclass(slots=True)
 class Peer:
     """One worker, as the publisher knows it."""
 
@@ -76,7 +116,7 @@ class Peer:
     revision: int = 0  # of the roster, when this last changed in a way that observers are told
     seen: Seen = field(default_factory=Seen)
     key: str = ""  # its public key, where the publisher has keys
-    rate: float = math.inf  # bytes a second to it, as far as they are known
+    link: Link = field(default_factory=Link)
     decode: dict[bool, float] = field(default_factory=dict[bool, float])  # see `Taker`
     warm: bool = False  # it has decoded a patch since it was let in, and has the memory for that
     rekeyed: bool = False  # there is another group key than it was told
@@ -89,15 +129,14 @@ class Peer:
         running = self.running.get(model)
         return (running.epoch, running.version) if running else (0, 0)
 
-    def learn(self, progress: Progress, chunk_bytes: int, now: float) -> None:
+    def learn(self, progress: Progress, plan: ChunkPlan, now: float) -> None:
         """Learn how fast its link is, from two words of how far one version is."""
         old = self.incoming.get(progress.model)
         if old is None or (old.version, old.patch) != (progress.version, progress.patch):
             return
-        more, seconds = progress.chunks - old.chunks, now - old.since
-        if old.phase == "receiving" and more > 0 and seconds > 0:
-            rate = more * chunk_bytes / seconds
-            self.rate = rate if self.rate == math.inf else (self.rate + rate) / 2
+        more = plan.of(progress.chunks) - plan.of(old.chunks)
+        if old.phase == "receiving" and more > 0 and now > old.since:
+            self.link.learn(more, now - old.since)
 
     def decoded(self, seconds: float, work: float, *, classes: bool) -> None:
         """Learn how long it takes to decode a patch of so much work, if it says that. (D11)
@@ -189,7 +228,7 @@ class Roster:
         `shared`: it lies in shared memory. Any thread may ask: whoever publishes makes the patches.
         """
         return [
-            Taker(p.running.get(model), p.rate, p.decode.copy())
+            Taker(p.running.get(model), p.link.rate, p.decode.copy())
             for p in self.everybody()
             if model in p.hello.models and (workers is None or p.name in workers)
             if DELTA in p.hello.features and not (p.lost or (shared and p.shared))

@@ -107,8 +107,8 @@ class Chunked:
 
     def hashed(self, index: int, crc: int) -> None:
         """A chunk has this CRC-32C."""
-        self._unhashed -= self._crcs[index] is None
-        self._crcs[index] = crc
+        new, self._crcs[index] = self._crcs[index] is None, crc
+        self._unhashed -= new  # last, since any thread may ask for the digest
 
 
 class Version(Chunked):

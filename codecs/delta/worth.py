@@ -10,19 +10,22 @@ is the index.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import DTYPES
 from ..layout import Layout
-from .format import HEADER, PLAIN, Block, groups
+from .format import HEADER, PLAIN, groups
 from .kernels import Bytes
 
-SAMPLES: Final = 64  # places that are looked at
-SAMPLE_BYTES: Final = 2**14  # at each of them: a megabyte in all
+SAMPLES: Final = 64  # places that are looked at, at least if there are as many blocks
+SAMPLE_BYTES: Final = 2**18  # at all of them
+STEPS: Final = 2**12  # whose size is looked at
+TINY: Final = 2.0**-64  # in place of no share at all, whose logarithm times 0 is 0
 STEP_BITS: Final = 2.0  # of a step of one unit, sign included; of others twice their logarithm more
 SAVED: Final = 0.7  # what is left of the entropy of positions where they are told apart by class
 SAMPLE_BLOCKS: Final = 2  # of which the pace of encoding is taken: a megabyte of 16 bits
@@ -77,17 +80,17 @@ def estimate(layout: Layout, base: Bytes, target: Bytes) -> Estimate:
     """Return about what patches from one data section to another would take."""
     blocks = [block for each in groups(layout) for block in each]
     step = max(1, len(blocks) // SAMPLES)
-    found, seen, elements = np.zeros(3), 0, 0
-    for block in blocks[step // 2 :: step]:
+    blocks = blocks[step // 2 :: step]
+    places = defaultdict[tuple[int, int], list[slice]](list)
+    for block in blocks:
         begin = block.begin + (block.elements // 3) * block.width
-        end = min(begin + SAMPLE_BYTES // block.width * block.width, block.end)
-        seen += end - begin
-        elements += (end - begin) // block.width
-        found += _found(block, base[begin:end], target[begin:end])
-    bits, changed = found[:2], found[2]
-    shares = bits / (8 * seen) if seen else bits
-    sizes = [HEADER.size + math.ceil(share * layout.nbytes) for share in shares]
-    return Estimate(sizes, 1.0 + CHANGED * float(changed) / max(1, elements))
+        elements = max(1, SAMPLE_BYTES // len(blocks) // block.width)
+        end = min(begin + elements * block.width, block.end)
+        places[block.width, block.kind].append(slice(begin, end))
+    found = [_found(*of, some, base, target) for of, some in places.items()]
+    flat, classes, changed, elements, seen = np.sum(found or [np.zeros(5)], axis=0).tolist()
+    sizes = [HEADER.size + math.ceil(b / 8 / max(1, seen) * layout.nbytes) for b in (flat, classes)]
+    return Estimate(sizes, 1.0 + CHANGED * changed / max(1, elements))
 
 
 def sample(layout: Layout) -> tuple[Layout, slice]:
@@ -106,20 +109,33 @@ def sample(layout: Layout) -> tuple[Layout, slice]:
     return Layout.plan([("sample", dtype, (count,))]), slice(begin, end)
 
 
-def _found(block: Block, old: Bytes, new: Bytes) -> NDArray[np.float64]:
-    """Return about how many bits the changes of some elements take, and how many change."""
-    unit = f"<u{block.width}"
-    before, after = old.view(unit), new.view(unit)
-    count, at = before.size, np.flatnonzero(before != after)
-    changed = at.size
-    if not changed:
-        return np.zeros(3)
-    share = changed / count
-    rest = 1.0 - share
-    entropy = -share * math.log2(share) - (rest * math.log2(rest) if rest else 0.0)
-    each, saved = 8.0 * block.width, 1.0
-    if block.kind != PLAIN:
-        steps = np.abs(after[at].astype(np.int64) - before[at].astype(np.int64))
-        each, saved = STEP_BITS + 2.0 * float(np.log2(steps).mean()), SAVED
-    positions = count * entropy * np.array((1.0, saved))
-    return np.append(np.minimum(positions + changed * each, 8.0 * old.size), changed)
+def _found(
+    width: int, kind: int, places: list[slice], old: Bytes, new: Bytes
+) -> NDArray[np.float64]:
+    """Return about how many bits the changes of some elements take, in places of one dtype.
+
+    Without classes and with them; then how many elements change, how many there are, and bytes.
+    """
+    before, after = (
+        np.concatenate([data[each] for each in places]).view(f"<u{width}") for data in (old, new)
+    )
+    counts = np.array([each.stop - each.start for each in places]) // width
+    differs = before != after
+    changed = np.add.reduceat(differs, np.cumsum(counts) - counts, dtype=np.int64)
+    share = changed / counts
+    entropy = sum(-each * np.log2(np.maximum(each, TINY)) for each in (share, 1.0 - share))
+    each, saved = 8.0 * width, 1.0
+    if kind != PLAIN:
+        each, saved = STEP_BITS + 2.0 * _mean_log2(before[differs], after[differs]), SAVED
+    bits = [
+        np.minimum(part * counts * entropy + each * changed, 8.0 * width * counts).sum()
+        for part in (1.0, saved)
+    ]
+    return np.array([*bits, changed.sum(), counts.sum(), before.nbytes])
+
+
+def _mean_log2(old: NDArray[Any], new: NDArray[Any]) -> float:
+    """Return about the mean logarithm of some steps; none is 0."""
+    every = max(1, old.size // STEPS)
+    steps = np.abs(new[::every].astype(np.int64) - old[::every].astype(np.int64))
+    return float(np.log2(steps).mean()) if steps.size else 0.0

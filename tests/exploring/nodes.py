@@ -65,7 +65,9 @@ TOLD: dict[str, object] = {
     "_unheard_at": math.inf,
     "detail": "",
     "revision": 0,  # for observers, of whom there are none
-    "rate": math.inf,  # for who publishes by `auto`
+    "carried": 0.0,  # for who publishes by `auto`
+    "waited": 0.0,  # as well
+    "least": 0.0,  # as well
     "work": 0.0,  # as well
     "_checks": None,  # as well
     "_answered": math.inf,  # patience alone decides: tokens of pings are clocks, which stand still
