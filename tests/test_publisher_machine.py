@@ -1149,6 +1149,25 @@ def test_a_version_that_was_lent_is_taken_back_to_be_given_out() -> None:
     assert version.snapshot.there
 
 
+@pytest.mark.parametrize("hashed", [True, False])
+def test_who_runs_a_version_is_not_at_it_whatever_it_asked_before(*, hashed: bool) -> None:
+    """What it says on its data connection overtakes that. Else the next one took more memory."""
+    bench = Bench("w0")
+    bench.where = None if hashed else Shared("/proc/1/fd/3", "0" * 32)
+    version, _ = bench.publish()
+    bench.say("w0", report(Applied, version) if hashed else report(Applied, version, digest=""))
+    assert (version.lent, bool(version.digest)) == (True, hashed)
+    peer = bench.machine.roster.by_name("w0")
+    assert peer is not None
+    for count in (0, 3):
+        fetch = Fetch(model="a", epoch=EPOCH, version=1 if count else 0, count=count)
+        told = bench.say("w0", fetch)
+        assert sent(told, Chunk if count else End, "w0"), "it is answered all the same"
+        assert (version.receivers, peer.incoming, version.lent) == (set(), {}, True)
+        if hashed and not count:
+            assert Lend(version) not in told, "it was not even held for a moment"
+
+
 def test_a_version_whose_memory_was_taken_is_gone() -> None:
     bench, version = lent(thief=True)
     assert sent(bench.pass_time(1.0), Beacon) == []

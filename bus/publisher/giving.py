@@ -21,7 +21,9 @@ class Giving:
         versions = self._store.get(fetch.model) if fetch.epoch == self._store.epoch else None
         version = versions.get(fetch.version) if versions else None
         if version is None and versions and fetch.version == 0:
-            version = versions.get_latest_for(peer.name)
+            version = versions.latest_for(peer.name)
+            if version is not None and _may_need(peer, version):
+                version = versions.get_latest_for(peer.name)
         if version is not None and fetch.patch is not None:
             return self._give_patch(peer, version, fetch, now)
         code, text = refusal_of(fetch, version)
@@ -75,9 +77,10 @@ class Giving:
 
     def _give(self, peer: Peer, chunked: Chunked, fetch: Fetch, now: float) -> list[Effect]:
         version = chunked.target
-        version.receivers.add(peer.name)
-        peer.note(version.model, version.version, "receiving", None, now)
-        peer.incoming[version.model].patch = chunked.patch
+        if _may_need(peer, version):
+            version.receivers.add(peer.name)
+            peer.note(version.model, version.version, "receiving", None, now)
+            peer.incoming[version.model].patch = chunked.patch
         self._store[version.model].left(peer.name, older_than=version.version)
         indexes = range(fetch.first, fetch.first + fetch.count)
         return [SendChunk(chunked, index, peer.identity) for index in indexes]
@@ -91,11 +94,22 @@ class Giving:
         """
         header = version.layout.header if layout else None
         announce = announcement(version, self._publications.undecided(version))
-        version.receivers.add(peer.name)
+        if _may_need(peer, version):
+            version.receivers.add(peer.name)
         effects: list[Effect] = [Send(announce, header, to=peer.identity)]
         if not end and peer.shared and version.shared:  # S10
             return effects
         if version.digest:
             return [*effects, Send(end_of(version), to=peer.identity)]
+        if not self._store.hold(version):
+            return effects  # the next one is on its way already
         version.ends.add(peer.name)
         return effects + self._store.hash(version)
+
+
+def _may_need(peer: Peer, version: Version) -> bool:
+    """Whether a worker that asks for a version is to be taken for one that is at it.
+
+    It may run it by now: what it says on its data connection overtakes what it has asked. (P19)
+    """
+    return peer.runs(version.model) < version.key

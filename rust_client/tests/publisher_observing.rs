@@ -208,6 +208,20 @@ fn happens(bench: &mut Bench, dice: &mut Dice, digests: &mut Vec<String>) {
 }
 
 #[test]
+fn who_runs_a_version_is_not_at_it_whatever_it_asked_before() {
+    let mut bench = Bench::new(&["a", "b"]);
+    let digest = bench.publish(&[]);
+    bench.of_version("a", "applied", 1, &digest);
+    for (name, count) in [("a", 0), ("a", 2), ("b", 2)] {
+        let version = if count == 0 { 0 } else { 1 };
+        let fetch = json!({"type": "fetch", "model": MODEL, "epoch": EPOCH, "version": version, "first": 0, "count": count});
+        bench.say(name, fetch);
+    }
+    let status = bench.machine.status(bench.now);
+    assert_eq!((status["a"].doing.len(), status["b"].doing.len()), (0, 1));
+}
+
+#[test]
 fn what_an_observer_is_told_is_what_is_though_answers_get_lost_doubled_and_late() {
     for seed in 0..60 {
         let (mut dice, mut bench, mut view) = (Dice(seed), Bench::new(&[]), View::default());

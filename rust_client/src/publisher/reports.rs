@@ -47,18 +47,29 @@ impl Machine {
     pub(super) fn give(&mut self, name: &str, fetch: &Fetch, number: u64, content: &Arc<Content>, now: Time) {
         if let Some(versions) = self.store.models.get_mut(&fetch.model) {
             versions.left(name, number);
-            if let Some(version) = versions.get_mut(number) {
-                version.receivers.insert(name.to_owned());
-            }
         }
-        if let Some(peer) = self.roster.get_mut(name) {
-            peer.note(&fetch.model, number, Doing::Receiving, None, now);
-            peer.comes_by(&fetch.model, fetch.patch.as_ref());
+        if self.asks(name, &fetch.model, number) {
+            if let Some(peer) = self.roster.get_mut(name) {
+                peer.note(&fetch.model, number, Doing::Receiving, None, now);
+                peer.comes_by(&fetch.model, fetch.patch.as_ref());
+            }
         }
         for index in fetch.first..fetch.first + fetch.count {
             let chunk = self.chunk((&fetch.model, number, fetch.patch.clone()), content, index);
             self.send(name, chunk, Payload::Chunk(content.clone(), index));
         }
+    }
+
+    /// Keeps a version for a worker that asks for it, unless it runs it by now: what it says on its data connection
+    /// overtakes what it has asked (P19).
+    fn asks(&mut self, name: &str, model: &str, number: u64) -> bool {
+        let key = self.store.key(number);
+        let needs = self.roster.get(name).map_or(false, |peer| peer.runs(model) < key);
+        let version = self.store.models.get_mut(model).and_then(|its| its.get_mut(number));
+        if let Some(version) = version.filter(|_| needs) {
+            version.receivers.insert(name.to_owned());
+        }
+        needs
     }
 
     fn content(&self, model: &str, number: u64) -> Option<Arc<Content>> {
@@ -88,9 +99,7 @@ impl Machine {
             Some(content) => content,
             None => return,
         };
-        if let Some(version) = self.store.models.get_mut(model).and_then(|its| its.get_mut(number)) {
-            version.receivers.insert(name.to_owned());
-        }
+        self.asks(name, model, number);
         let call = self.calls.undecided(model, self.store.key(number));
         let announce = match self.store.models.get(model).and_then(|versions| versions.get(number)) {
             Some(version) => self.announcement(model, version, call),
