@@ -156,7 +156,9 @@ class Sessions:
         }
         effects += self._back(peer, now)
         for model in peer.running:
-            if peer.runs(model)[0] == self._store.epoch:
+            epoch, version = peer.runs(model)
+            if epoch == self._store.epoch:
+                self._store[model].left(peer.name, older_than=version + 1)
                 effects += self._publications.arrived(peer, model, now)
         welcome = Welcome(
             epoch=self._store.epoch,

@@ -129,7 +129,8 @@ impl Machine {
             .filter_map(|(model, running)| Some((model.clone(), running.clone()?)))
             .filter(|(model, running)| self.plausible(model, running))
             .collect();
-        let models: Vec<String> = running.keys().cloned().collect();
+        let runs: Vec<_> =
+            running.iter().map(|(model, its)| (model.clone(), its.epoch, its.version)).collect();
         if let Some(peer) = self.roster.get_mut(name) {
             peer.incoming.clear();
             peer.running = running;
@@ -154,7 +155,10 @@ impl Machine {
         };
         self.say(name, FromPublisher::Welcome(welcome));
         self.back(name, now);
-        for model in models {
+        for (model, epoch, version) in runs {
+            if let Some(versions) = self.store.of(&model, epoch) {
+                versions.left(name, version + 1);
+            }
             self.arrived(name, &model, now);
         }
     }
