@@ -46,7 +46,7 @@ class Group:
 
 @contextmanager
 def group(workers: int) -> Generator[Group]:
-    """Run a group, and leave no process of it behind."""
+    """Run a group, and leave no process of it behind; once in a process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")

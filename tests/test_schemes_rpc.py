@@ -22,8 +22,14 @@ from weightbus.tests.rpc_group import Collector, Coroutine, Forward, Group, grou
 pytestmark = pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning:torch")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pair() -> Generator[Group]:
+    """One group for good.
+
+    PyTorch counts, process by process, what was gathered in any group. Whoever was in one before
+    would wait in the next for members that are new, without end. A module's fixture can be made
+    twice in a process: where tests are shared out, some of a module may come back to it later.
+    """
     with group(2) as running:
         yield running
 
