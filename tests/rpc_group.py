@@ -25,11 +25,15 @@ _over = threading.Event()
 
 
 class Group:
-    """The workers of a group, called worker1, worker2, ..."""
+    """Workers of a group, by name: worker1, worker2, ..."""
 
-    def __init__(self, processes: list[BaseProcess]) -> None:
-        self.processes = processes
-        self.names = [f"worker{i + 1}" for i in range(len(processes))]
+    def __init__(self, processes: dict[str, BaseProcess]) -> None:
+        self._all = processes
+        self.processes, self.names = [*processes.values()], [*processes]
+
+    def some(self, *names: str) -> "Group":
+        """Return a few of them, in this order."""
+        return Group({name: self._all[name] for name in names})
 
     def call(self, worker: int, function: Any, *args: Any) -> Any:
         """Call a function in a worker."""
@@ -58,7 +62,7 @@ def group(workers: int) -> Generator[Group]:
         process.start()
     try:
         _join("trainer", 0, workers + 1, port)
-        yield Group(processes)
+        yield Group({f"worker{i + 1}": process for i, process in enumerate(processes)})
         rpc.shutdown(graceful=False)
     finally:
         for process in processes:

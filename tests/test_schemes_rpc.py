@@ -23,23 +23,28 @@ pytestmark = pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarn
 
 
 @pytest.fixture(scope="session")
-def pair() -> Generator[Group]:
+def everybody() -> Generator[Group]:
     """One group for good.
 
     PyTorch counts, process by process, what was gathered in any group. Whoever was in one before
     would wait in the next for members that are new, without end. A module's fixture can be made
     twice in a process: where tests are shared out, some of a module may come back to it later.
     """
-    with group(2) as running:
+    with group(3) as running:
         yield running
 
 
+def built(workers: Group) -> Group:
+    """Have workers that are no receivers yet."""
+    for worker in range(len(workers.names)):
+        workers.call(worker, rpc_group.build)
+    return workers
+
+
 @pytest.fixture
-def workers(pair: Group) -> Group:
+def workers(everybody: Group) -> Group:
     """Two workers that are no receivers yet."""
-    for worker in range(2):
-        pair.call(worker, rpc_group.build)
-    return pair
+    return built(everybody.some("worker1", "worker2"))
 
 
 def connected(workers: Group, trained: nn.Module, **kwargs: Any) -> RPCWeightSyncScheme:
@@ -308,12 +313,12 @@ def test_a_worker_that_does_not_exist_is_named(workers: Group) -> None:
     assert workers.values()[0] == {2.0}
 
 
-def test_a_killed_worker_is_named_and_the_others_are_served(workers: Group) -> None:
-    # The last one here, since the group does not take the worker back.
+def test_a_killed_worker_is_named_and_the_others_are_served(everybody: Group) -> None:
+    workers = built(everybody.some("worker3", "worker2"))  # the group does not take worker3 back
     scheme = connected(workers, model(1.0))
     os.kill(workers.pid(0), signal.SIGKILL)
     workers.processes[0].join(SECONDS)
-    with pytest.raises(PublishError, match=r"1 of 2 .*worker 0 lost.*RPC worker worker1"):
+    with pytest.raises(PublishError, match=r"1 of 2 .*worker 0 lost.*RPC worker worker3"):
         scheme.send(model(2.0))
     assert scheme.receipt is not None
     assert scheme.receipt.seconds < SECONDS / 2
@@ -322,7 +327,7 @@ def test_a_killed_worker_is_named_and_the_others_are_served(workers: Group) -> N
     assert scheme.versions() == {0: 1, 1: 3}
     late = RPCWeightSyncScheme(timeout=SECONDS)
     late.init_on_sender(model_id="policy", workers=workers.names, model=model(4.0))
-    with pytest.raises(PublishError, match=r"first weights\. worker 0 lost.*worker1"):
+    with pytest.raises(PublishError, match=r"first weights\. worker 0 lost.*worker3"):
         late.connect()
     assert workers.call(1, rpc_group.values_of, "policy") == {4.0}
     late.send(model(5.0), worker_ids=1)
