@@ -230,10 +230,10 @@ def over_links(
             for _, version in weights.pair(SPEEDUP_AT):
                 trainer.publish(version)
     for where in links:
-        link.shape(0)  # what it runs it fetches when it joins, which is not what is measured
-        link.worker.ask("rejoin auto", ASK_SECONDS)
+        link.shape(LINKS[where] if where in GRID else 0)  # a minute, where `auto` is not judged
+        link.worker.ask("rejoin auto", ASK_SECONDS)  # it fetches what it runs: the link is learned
         link.shape(LINKS[where])
-        for _ in range(2):  # first all of a version, pushed: so the link is learned
+        for _ in range(2):
             for _, version in weights.pair(SPEEDUP_AT):
                 link.trainers["auto"].publish(version)
         densities = weights.changed if where in GRID else (SPEEDUP_AT,)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 SECONDS = 60.0  # what anything here may take on a busy machine
+START_SECONDS = 200.0  # and what the start of an actor may
 # What Ray says of a killed actor: if it has not heard of the death within a second, then of a
 # broken connection.
 DEAD = "(died|is unavailable)"
@@ -209,6 +210,16 @@ class HookedHost(Host):
         self.scheme = scheme
 
 
-def start(cls: type, *args: Any, **options: Any) -> Any:
-    """Start an actor of a class."""
-    return ray.remote(num_cpus=0, **options)(cls).remote(*args)
+def start(cls: type, **options: Any) -> Any:
+    """Start an actor of a class; see `start_all`."""
+    return start_all(cls, **options)[0]
+
+
+def start_all(*classes: type, **options: Any) -> list[Any]:
+    """Start an actor of each class, and wait for them.
+
+    Each is a process that imports PyTorch. What a test gives its calls is not to be spent on that.
+    """
+    actors: list[Any] = [ray.remote(num_cpus=0, **options)(cls).remote() for cls in classes]
+    ray.get([actor.__ray_ready__.remote() for actor in actors], timeout=START_SECONDS)
+    return actors

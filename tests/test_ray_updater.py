@@ -22,13 +22,16 @@ from weightbus.tests.ray_cluster import (
     cluster,
     model,
     start,
+    start_all,
 )
+
+pytestmark = pytest.mark.timeout(400)  # an actor may take its time to start
 
 
 @pytest.fixture(scope="module", autouse=True)
 def pair() -> Generator[list[Any]]:
     with cluster():
-        yield [start(Updatable) for _ in range(2)]
+        yield start_all(Updatable, Updatable)
 
 
 def weights(value: float = 1.0, *, features: int = 4) -> TensorDict:

@@ -33,13 +33,16 @@ from weightbus.tests.ray_cluster import (
     cluster,
     model,
     start,
+    start_all,
 )
+
+pytestmark = pytest.mark.timeout(400)  # an actor may take its time to start
 
 
 @pytest.fixture(scope="module", autouse=True)
 def pair() -> Generator[list[Any]]:
     with cluster():
-        yield [start(Receiver) for _ in range(2)]
+        yield start_all(Receiver, Receiver)
 
 
 @pytest.fixture
@@ -225,7 +228,7 @@ def test_a_receiver_that_polls_in_the_actors_only_thread_is_served(actors: list[
 
 
 def test_an_actor_may_have_the_documented_method_instead() -> None:
-    actors = [start(Updatable), start(Rollout)]
+    actors = start_all(Updatable, Rollout)
     scheme = RayWeightSyncScheme(timeout=SECONDS)
     scheme.init_on_sender(model_id="policy", remote_collectors=actors, model=model(1.0))
     scheme.connect()
