@@ -2,9 +2,9 @@
 
 import logging
 
+from ..codecs.words import printable
 from .allowance import Allowance, Rate
 from .effects import Notice
-from .observed import printable
 
 EVERY_SECONDS = 10.0  # between two warnings of one kind: a log of a day stays readable
 
@@ -53,5 +53,5 @@ class Complaints:
             self._untold += 1
             return
         more = f" ({self._untold} times more since the last warning)" if self._untold else ""
-        self._log.warning(self._text + "%s", reason, more)
+        self._log.warning(self._text + "%s", printable(str(reason)), more)
         self._next_at, self._untold = now + EVERY_SECONDS, 0

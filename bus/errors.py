@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..codecs.errors import WeightBusError
-from .limits import TEXT_MAX
 
 if TYPE_CHECKING:
     from .receipt import Receipt
@@ -54,9 +53,6 @@ class ProtocolError(WeightBusError):
 class AddressError(WeightBusError, OSError):
     """An endpoint cannot be bound or connected to."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 class KeysError(WeightBusError, ValueError):
     """Keys cannot be read or made, or cannot be used here."""
@@ -65,22 +61,13 @@ class KeysError(WeightBusError, ValueError):
 class UnknownWorkerError(WeightBusError, LookupError):
     """A publish names workers that have never joined this publisher."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 class WorkersMissingError(WeightBusError, TimeoutError):
     """Not enough workers joined in time."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 class DeadlineError(WeightBusError, TimeoutError):
     """The time for a publish was over before the weights were copied: nothing was published."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class PublishError(WeightBusError):
@@ -165,11 +152,6 @@ def told_of(error: BaseException) -> str:
     ]
     where = f" (at {', '.join(frames[-FRAMES_TOLD:])})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
-
-
-def sayable(text: str) -> str:
-    """Return a text of the user's as a message can hold it: names of files need not be UTF-8."""
-    return text.encode(errors="backslashreplace").decode()[:TEXT_MAX]
 
 
 class ClosedError(WeightBusError):

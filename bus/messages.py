@@ -11,13 +11,15 @@ fields are ignored, which is how the protocol grows. `docs/PROTOCOL.md` gives th
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Final, Literal, TypeVar, cast
 
 import msgspec
 
 from ..codecs.checksum import CHUNK_BYTES_MAX
 from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
 from ..codecs.layout import PREFIX_BYTES
+from ..codecs.words import printable
 from .errors import ProtocolError
 from .limits import (
     CHUNKS_MAX,
@@ -59,6 +61,32 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_
     """What every header has: the protocol's number (0 where a header lacks it)."""
 
     wbp: int = 0
+
+
+class Worded(msgspec.Struct, frozen=True):
+    """What holds words of whoever sends it, which end on terminals, in logs and on pages.
+
+    Here is where they come in: made or decoded, every text of it is printable, and within its
+    bound. (Names have a pattern, and what a program reads, such as a path, stays as it is.)
+    """
+
+    def __post_init__(self) -> None:
+        for name, most in _texts_of(type(self)):
+            text: str = getattr(self, name)
+            if not text.isprintable() or len(text) > most:
+                lines = text.replace(":\n", ": ").replace("\n", "; ")  # of a list of differences
+                msgspec.structs.force_setattr(self, name, printable(lines, most))
+
+
+@cache
+def _texts_of(kind: type[Worded]) -> tuple[tuple[str, int], ...]:
+    """Return the fields of a kind of message that hold words, and how many characters may be."""
+    described = cast("msgspec.inspect.StructType", msgspec.inspect.type_info(kind))
+    return tuple(
+        (field.name, text.max_length)
+        for field in described.fields
+        if isinstance(text := field.type, msgspec.inspect.StrType) and text.max_length
+    )
 
 
 class Versioned(Message, frozen=True, kw_only=True):
@@ -117,7 +145,7 @@ Patches = Annotated[list[Patch], msgspec.Meta(max_length=PATCHES_MAX)]
 # Worker to publisher.
 
 
-class Hello(Message, tag="hello", frozen=True, kw_only=True):
+class Hello(Message, Worded, tag="hello", frozen=True, kw_only=True):
     """I am here; this is what I run."""
 
     name: Name
@@ -131,7 +159,7 @@ class Hello(Message, tag="hello", frozen=True, kw_only=True):
     pid: Count = 0
 
 
-class Fetch(Message, tag="fetch", frozen=True, kw_only=True):
+class Fetch(Message, Worded, tag="fetch", frozen=True, kw_only=True):
     """Send me these chunks of a version; with no count, its announcement."""
 
     model: Name
@@ -167,7 +195,7 @@ class Applied(Versioned, tag="applied", frozen=True, kw_only=True):
     decode_us: Count = 0
 
 
-class Failed(Versioned, tag="failed", frozen=True, kw_only=True):
+class Failed(Versioned, Worded, tag="failed", frozen=True, kw_only=True):
     """This worker will not run the version, and why; if `intact`, it still runs the old one."""
 
     code: Name
@@ -295,7 +323,7 @@ class Commit(Versioned, tag="commit", frozen=True, kw_only=True):
     digest: Hex64
 
 
-class Abort(Versioned, tag="abort", frozen=True, kw_only=True):
+class Abort(Versioned, Worded, tag="abort", frozen=True, kw_only=True):
     """Drop the version that you have staged."""
 
     text: Text = ""
@@ -309,7 +337,7 @@ class Beacon(Message, tag="beacon", frozen=True, kw_only=True):
     version: Count
 
 
-class Refuse(Message, tag="refuse", frozen=True, kw_only=True):
+class Refuse(Message, Worded, tag="refuse", frozen=True, kw_only=True):
     """What you sent gets no answer, and why."""
 
     code: Name

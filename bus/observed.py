@@ -14,7 +14,6 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from .errors import sayable
 from .limits import (
     CHECK_NAMES_MAX,
     DIFFERENCES_TOLD,
@@ -36,6 +35,7 @@ from .messages import (
     PublisherMessage,
     Refuse,
     Text,
+    Worded,
     WorkerMessage,
     decode,
 )
@@ -68,7 +68,7 @@ class Published(msgspec.Struct, frozen=True):
 Ages = Annotated[list[Published], msgspec.Meta(max_length=VERSIONS_TOLD)]
 
 
-class Doing(msgspec.Struct, frozen=True, omit_defaults=True):
+class Doing(Worded, frozen=True, omit_defaults=True):
     """How a worker stands with a model: what runs, what is on its way, what went wrong."""
 
     epoch: Count = 0
@@ -94,7 +94,7 @@ class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
     published: Ages = []
 
 
-class WorkerRow(msgspec.Struct, frozen=True, omit_defaults=True):
+class WorkerRow(Worded, frozen=True, omit_defaults=True):
     """A worker, and how it stands with each of its models."""
 
     name: Name
@@ -107,7 +107,7 @@ class WorkerRow(msgspec.Struct, frozen=True, omit_defaults=True):
     pid: Count = 0
 
 
-class Happened(msgspec.Struct, frozen=True, omit_defaults=True):
+class Happened(Worded, frozen=True, omit_defaults=True):
     """Something became of a worker; `left` says that it is no longer there."""
 
     kind: Name
@@ -150,7 +150,7 @@ class Check(Message, tag="check", frozen=True, kw_only=True):
 Sums = Annotated[list[Crc | None], msgspec.Meta(max_length=CHECK_NAMES_MAX)]
 
 
-class Checked(Message, tag="checked", frozen=True, kw_only=True):
+class Checked(Message, Worded, tag="checked", frozen=True, kw_only=True):
     """The CRC-32C of each of some tensors, or why there are none; null: it cannot be compared."""
 
     model: Name
@@ -170,7 +170,7 @@ class Verify(Message, tag="verify", frozen=True, kw_only=True):
     first: Count = 0
 
 
-class Difference(msgspec.Struct, frozen=True):
+class Difference(Worded, frozen=True):
     """A tensor that is another at a worker than it was published."""
 
     name: Error
@@ -181,7 +181,7 @@ class Difference(msgspec.Struct, frozen=True):
 Differences = Annotated[list[Difference], msgspec.Meta(max_length=DIFFERENCES_TOLD)]
 
 
-class Verified(Message, tag="verified", frozen=True, kw_only=True):
+class Verified(Message, Worded, tag="verified", frozen=True, kw_only=True):
     """What of a worker's weights differs from what was published, as far as was looked."""
 
     worker: Name
@@ -235,23 +235,12 @@ def to_observer(frames: Sequence[Buffer]) -> Roster | Verified | Refuse:
 
 
 def unchecked(check: Check, code: str, text: str) -> Checked:
-    """Return a worker's word of why it has no sums of its weights, as long as words may be."""
+    """Return a worker's word of why it has no sums of its weights."""
     return Checked(
         model=check.model,
         epoch=check.epoch,
         version=check.version,
         first=check.first,
         code=code,
-        text=sayable(text),
+        text=text,
     )
-
-
-def printable(text: str, most: int | None = None) -> str:
-    """Return a text of somebody else's on one line, without what moves a cursor or hides letters.
-
-    Args:
-        text: The text.
-        most: Characters after which it is cut off.
-    """
-    clean = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
-    return " ".join(clean.split())[:most]

@@ -262,7 +262,7 @@ class Reader:
                 pairs.append((leaf, spec))
             elif not self._same_bytes(other, spec):
                 raise StateError(
-                    f"{first} and {name} are one tensor in the target, but were published with "
+                    f"{first!r} and {name!r} are one tensor in the target, but were published with "
                     "different values; untie them in the target, or tie them at the publisher"
                 )
         return pairs

@@ -8,9 +8,19 @@ WeightBusError
 └── (the rest stands in `bus/errors.py`)
 """
 
+from .words import printable
+
 
 class WeightBusError(Exception):
-    """The root of every error that this package raises on purpose."""
+    """The root of every error that this package raises on purpose.
+
+    Its text may repeat names and words of others, and ends on terminals and in logs: all but its
+    line breaks is shown printable.
+    """
+
+    def __str__(self) -> str:
+        text = str(self.args[0]) if self.args else ""
+        return "\n".join(map(printable, text.split("\n")))
 
 
 class LayoutError(WeightBusError, ValueError):

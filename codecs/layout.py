@@ -29,6 +29,7 @@ import msgspec
 
 from .dtypes import DTYPES, RANK, castable
 from .errors import LayoutError
+from .words import printable
 
 HEADER_BYTES_MAX: Final = 100_000_000  # safetensors' own bound; its readers refuse more
 TENSORS_MAX: Final = 1_000_000  # about what a header of that size can hold
@@ -36,6 +37,7 @@ RANK_MAX: Final = 64  # numpy's own bound on dimensions
 NAME_BYTES_MAX: Final = 4_096  # far beyond any module path; an error message must stay readable
 INT_MAX: Final = 2**53 - 1  # the last integer that every JSON reader keeps exact
 DIFFERENCE_LINES_MAX: Final = 20  # what a person reads before giving up
+NAME_SHOWN: Final = 256  # characters of a name in such a line
 
 METADATA: Final = "__metadata__"
 PREFIX_BYTES: Final = 8  # the header's length, before the header
@@ -334,19 +336,20 @@ def difference(
     """
     lines: list[str] = []
     for name in sorted(expected.keys() | got.keys()):
+        shown = printable(name, NAME_SHOWN)
         if name not in got:
             if strict is True:
-                lines.append(f"{name}: published as {_show(expected[name])}, not in the target")
+                lines.append(f"{shown}: published as {_show(expected[name])}, not in the target")
         elif name not in expected:
             if strict:
-                lines.append(f"{name}: {_show(got[name])} in the target, not published")
+                lines.append(f"{shown}: {_show(got[name])} in the target, not published")
         else:
             (dtype, shape), (own_dtype, own_shape) = expected[name], got[name]
             if shape != own_shape:
-                lines.append(f"{name}: shape {list(shape)} published, {list(own_shape)} here")
+                lines.append(f"{shown}: shape {list(shape)} published, {list(own_shape)} here")
             if dtype != own_dtype and not (cast and castable(dtype, own_dtype)):
                 remedy = " (cast=True converts it)" if castable(dtype, own_dtype) else ""
-                lines.append(f"{name}: dtype {dtype} published, {own_dtype} here{remedy}")
+                lines.append(f"{shown}: dtype {dtype} published, {own_dtype} here{remedy}")
     return lines
 
 

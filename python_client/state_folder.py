@@ -58,9 +58,6 @@ Key = tuple[int, int]  # epoch, version
 class StateFolderError(WeightBusError, OSError):
     """A state folder is in use, cannot be written, or does not hold what is wanted of it."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 class StoredVersion(msgspec.Struct, frozen=True):
     """A version on disk.

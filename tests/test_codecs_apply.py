@@ -177,7 +177,7 @@ def test_a_tied_target_takes_equal_values_and_refuses_different_ones() -> None:
     target = {"a": shared, "b": shared}
     copy_into(*published({"a": torch.ones(2), "b": torch.ones(2)}), target)
     assert shared.tolist() == [1, 1]
-    with pytest.raises(StateError, match="a and b are one tensor in the target, but"):
+    with pytest.raises(StateError, match="'a' and 'b' are one tensor in the target, but"):
         copy_into(*published({"a": torch.ones(2), "b": torch.zeros(2)}), target)
     assert shared.tolist() == [1, 1]
 

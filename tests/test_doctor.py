@@ -119,7 +119,7 @@ def saying(words: bytes) -> Generator[str]:
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "a web server"),
         (b"SSH-2.0-OpenSSH_9\r\n", "an SSH server"),
-        (b"hello \x1b[2J there", "it says 'hello [2J there'"),
+        (b"hello \x1b[2J there", r"it says 'hello \x1b[2J there'"),
         (b"\xff" + bytes(8) + b"\x7f\x01" + bytes(53), "ZMTP 1, which is too old"),
     ],
 )

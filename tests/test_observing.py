@@ -42,7 +42,6 @@ from weightbus.bus.observed import (
     Roster,
     Verified,
     WorkerRow,
-    printable,
     to_observer,
 )
 from weightbus.bus.publisher.effects import Effect
@@ -270,7 +269,7 @@ def test_errors_are_told_whole_where_they_fit_and_without_control_characters() -
     bench.look(view)
     (standing,) = view.standings(bench.now)
     assert standing.verdict == "failed"
-    assert standing.error == ("apply: x [2J y" + "z" * ERROR_MAX)[:ERROR_MAX]
+    assert standing.error == (r"apply: x\x1b[2J; \u202ey" + "z" * ERROR_MAX)[:ERROR_MAX]
     version, _ = bench.publish()
     bench.say("a", Applied(model="a", epoch=7, version=2, digest=version.digest))
     bench.look(view)
@@ -462,8 +461,3 @@ def test_one_observer_too_many_is_told(
         assert first.look(SECONDS)
         with pytest.raises(RefusedError, match="1 observers look on already"):
             second.look(SECONDS)
-
-
-def test_text_of_others_moves_no_cursor() -> None:
-    assert printable("a\x1b[31m\tb\r\nc\u202e\u2066d\x9b") == "a [31m b c d"
-    assert printable("naïve 重み 🚚") == "naïve 重み 🚚"

@@ -1,7 +1,6 @@
 """What became of the versions of one model that were applied here, or could not be. (W15, W24)"""
 
 from ..effects import Effect, Rejected, Renamed
-from ..errors import sayable
 from ..limits import APPLIES_MAX
 from ..messages import Failed, Rename, Running
 from . import reports
@@ -112,7 +111,7 @@ class Applying:
         """Tell the publisher and the user that a version is not taken."""
         epoch, version = key
         self._failure = Failed(
-            model=self._model, epoch=epoch, version=version, code=code, text=sayable(text)
+            model=self._model, epoch=epoch, version=version, code=code, text=text
         )
         return [*self.failure(), Rejected(self._model, epoch, version, code, text)]
 

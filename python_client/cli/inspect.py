@@ -10,7 +10,7 @@ from rich.text import Text
 from ...codecs.checksum import CHUNK_BYTES_DEFAULT
 from ..checkpoints.checkpoint import Checkpoint, open_checkpoint
 from .outcome import DONE, UsageError
-from .screen import DIM, Screen, counted, size, table
+from .screen import DIM, Screen, counted, plain, size, table
 
 ROWS = 20  # tensors shown unless all are wanted
 
@@ -67,7 +67,7 @@ def _show(screen: Screen, checkpoint: Checkpoint, digest: str, every: bool) -> N
     }
     for what, value in rows.items():
         if value:
-            facts.add_row(Text(what, style=DIM), Text(value))
+            facts.add_row(Text(what, style=DIM), plain(value))
     screen.show(facts)
     screen.say("")
     screen.show(_tensors(checkpoint, every))
@@ -83,10 +83,10 @@ def _tensors(checkpoint: Checkpoint, every: bool) -> Table:
     for name in names if every else names[:ROWS]:
         kept = layout.aliases.get(name)
         if kept is not None:
-            rows.add_row(Text(name), "", Text(f"the same as {kept}", style=DIM), "")
+            rows.add_row(plain(name), "", plain(f"the same as {kept}", DIM), "")
         else:
             spec = layout.by_name(name)
-            rows.add_row(Text(name), spec.dtype, Text(str(list(spec.shape))), f"{spec.nbytes:,}")
+            rows.add_row(plain(name), spec.dtype, Text(str(list(spec.shape))), f"{spec.nbytes:,}")
     return rows
 
 

@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from ...bus.observed import printable
+from ...codecs.words import printable
 
 GOOD, BAD, DIM = "green", "red", "bright_black"
 PIPE_COLUMNS = 240
@@ -114,7 +114,7 @@ class Waiting:
 
     def __init__(self, progress: Progress, text: str) -> None:
         self._progress = progress
-        self._task = progress.add_task(escape(text), total=None)
+        self._task = progress.add_task(escape(printable(text)), total=None)
 
     def say(self, text: str) -> None:
         """Show other words."""
@@ -138,18 +138,20 @@ class Bars:
 
     def _task(self, name: str, total: int) -> TaskID:
         if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(escape(name), total=total, note="")
+            self._tasks[name] = self._progress.add_task(
+                escape(printable(name)), total=total, note=""
+            )
         return self._tasks[name]
 
 
 def visible(text: str) -> str:
     """Return a text, of which others may have supplied a part, without what moves a cursor."""
-    return "\n".join(printable(line) for line in text.splitlines())
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
-def plain(text: str) -> Text:
+def plain(text: str, style: str = "") -> Text:
     """Return one line of somebody else's words, none of which is markup."""
-    return Text(printable(text))
+    return Text(printable(text), style)
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -87,7 +87,7 @@ def verify(
         screen.emit("verify", achieved=False, text=why, workers=[])
         return UNREACHABLE
     found.sort(key=lambda each: [*STYLES].index(each.verdict), reverse=True)
-    screen.show(_rows(found[:ROWS_SHOWN]))
+    screen.show(rows_of(found[:ROWS_SHOWN]))
     verdicts = [each.verdict for each in found]
     code = NOT_ACHIEVED if "differs" in verdicts else UNKNOWN if "unknown" in verdicts else DONE
     counts = ((verdict, verdicts.count(verdict)) for verdict in STYLES)
@@ -106,7 +106,7 @@ def _look(observer: Observer, worker: str | None, model: str | None, timeout: fl
     return [Found(s, observer.verify(s.worker, s.model, timeout)) for s in wanted]
 
 
-def _rows(found: list[Found]) -> Table:
+def rows_of(found: list[Found]) -> Table:
     rows = table(
         "worker", "model", "version", "weights", "tensors", "language", "",
         right=("version", "tensors"),

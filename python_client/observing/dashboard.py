@@ -99,11 +99,12 @@ class Dashboard:
                 self._looked_at = time.monotonic()
             asked, now = self._view.question(), time.monotonic()
             if asked != self._asked or (anew and now - self._made_at >= LOOK_SECONDS / 2):
-                self._asked, self._made_at, self._state = asked, now, _json(self._view, now)
+                self._asked, self._made_at, self._state = asked, now, json_of(self._view, now)
             return asked, self._state
 
 
-def _json(view: View, now: float) -> bytes:
+def json_of(view: View, now: float) -> bytes:
+    """Return what the page shows, as it is told."""
     models = [
         {"name": n, "version": m.version, "nbytes": m.nbytes, "encoding": m.encoding, "age_s": age}
         for n, (m, age) in view.models(now).items()

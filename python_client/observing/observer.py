@@ -14,7 +14,7 @@ from ...bus.errors import ProtocolError, RefusedError
 from ...bus.limits import DIFFERENCES_TOLD, PAGES_MAX
 from ...bus.messages import Refuse, encode
 from ...bus.net.control import Activity, WorkerSockets
-from ...bus.observed import Observe, Roster, Verified, Verify, printable, to_observer
+from ...bus.observed import Observe, Roster, Verified, Verify, to_observer
 from ...bus.trust.keys import WorkerKeys
 from .view import View
 
@@ -167,8 +167,7 @@ class Observer:
             except ProtocolError:  # another's, or of a later protocol
                 continue
             if isinstance(answer, Refuse):
-                text = f"observing is refused: {printable(answer.text)}"
-                raise RefusedError(text, answer.code)
+                raise RefusedError(f"observing is refused: {answer.text}", answer.code)
             self.heard_at = self._tried_at = time.monotonic()
             if isinstance(answer, Roster) and answer.time_ms:
                 self.ahead = answer.time_ms / 1000 - time.time()

@@ -6,7 +6,7 @@ import time
 
 from ...bus.errors import AddressError
 from ...bus.net import endpoints
-from ...bus.observed import printable
+from ...codecs.words import printable
 from .findings import Finding
 
 GREETING_BYTES = 64
@@ -109,7 +109,7 @@ def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool
 def _another(address: str, heard: bytes) -> Finding:
     who = next((name for head, name in OTHERS.items() if heard.startswith(head)), "")
     said = printable(heard[:SHOWN].decode("utf-8", "replace")) or heard[:SHOWN].hex()
-    text = f"{address} speaks another protocol: " + (who or f"it says {said!r}")
+    text = f"{address} speaks another protocol: " + (who or f"it says '{said}'")
     if not heard:
         text = f"{address} hangs up on whoever speaks ZeroMQ"
     return Finding("protocol", "problem", text, "give the address of a publisher's control socket")

@@ -27,9 +27,6 @@ SendCall = Literal["send", "send_async"]
 class NothingToSendError(WeightBusError, LookupError):
     """Nobody said what to send."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 class Sending:
     """What is on its way over a carrier, and what became of the last send."""

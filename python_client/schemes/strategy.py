@@ -34,9 +34,6 @@ EXTRA_KEY, EXTRA_NAME = "__extra_state__", "_extra_state"
 class DestinationError(StateError, KeyError):
     """Weights do not fit the model that they were to be applied to; it was not touched."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 class WeightStrategy:
     """How weights are taken out of a model, and put into one.

@@ -14,7 +14,7 @@ import msgspec
 from ....codecs.layout import TensorSpec
 from ....codecs.native import crc32c
 from ...effects import Send
-from ...limits import DIFFERENCES_TOLD, ERROR_MAX, OBSERVERS_MAX, TEXT_MAX, Timing
+from ...limits import DIFFERENCES_TOLD, OBSERVERS_MAX, Timing
 from ...observed import (
     CHECKING,
     PAGE_BYTES,
@@ -23,7 +23,6 @@ from ...observed import (
     Difference,
     Verified,
     Verify,
-    printable,
 )
 from ..effects import Compare, Effect
 from ..offers import SLICE_BYTES
@@ -64,7 +63,7 @@ class Comparison:
             published = self.version.sums[spec.begin] if spec.nbytes else 0
             if published != runs:
                 differing += 1
-                self._name(Difference(printable(name, ERROR_MAX), published, runs))
+                self._name(Difference(name, published, runs))
         self.answer = Verified(
             worker=self.asked.worker,
             model=self.asked.model,
@@ -130,7 +129,7 @@ class Checks:
         if peer.lost:
             return "absent", "it is lost: nothing is heard of it"
         if CHECKING not in peer.hello.features:
-            who = printable(peer.hello.client) or "its program"
+            who = peer.hello.client or "its program"
             return "unsupported", f"{who} cannot say what its weights are: it lacks `{CHECKING}`"
         epoch, version = peer.runs(asked.model)
         if not version:
@@ -158,9 +157,7 @@ class Checks:
             return []
         del self._open[peer.name]
         if answer.code is not None:
-            return [
-                _unverified(found.observer, asked, answer.code, printable(answer.text, TEXT_MAX))
-            ]
+            return [_unverified(found.observer, asked, answer.code, answer.text)]
         version = self._version(answer.model, *key)
         if version is None or not self._store.hold(version):
             text = f"version {key[1]} was replaced meanwhile"

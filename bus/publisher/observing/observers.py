@@ -21,7 +21,6 @@ from ...effects import Notice, Send
 from ...limits import (
     ERROR_MAX,
     EVENTS_TOLD,
-    LABEL_MAX,
     OBSERVER_SECONDS,
     OBSERVERS_MAX,
     PAGE_ROWS_MAX,
@@ -44,7 +43,6 @@ from ...observed import (
     Row,
     Verify,
     WorkerRow,
-    printable,
 )
 from ...trust.grants import Grant
 from .. import roster as rosters
@@ -134,8 +132,8 @@ class Observers:
                 | Failed(model=model)
             ) if model in peer.hello.models:
                 if isinstance(message, Failed):
-                    text = printable(message.text, ERROR_MAX - len(message.code) - 2)
-                    peer.seen.failed[model] = (message.version, f"{message.code}: {text}")
+                    error = f"{message.code}: {message.text}"[:ERROR_MAX]
+                    peer.seen.failed[model] = (message.version, error)
                 else:
                     self._settled(peer, model, now)
                 incoming = peer.incoming.get(model)
@@ -269,8 +267,8 @@ class Observers:
             road=road_of(peer),
             heard_ms=_ms(now - peer.heard_at),
             models={model: self._doing(peer, model, now) for model in peer.hello.models},
-            client=printable(peer.hello.client, LABEL_MAX),
-            host=printable(peer.hello.host, LABEL_MAX),
+            client=peer.hello.client,
+            host=peer.hello.host,
             pid=peer.hello.pid,
         )
 
@@ -311,8 +309,7 @@ def _model_row(name: str, model: _Model, now: float) -> ModelRow:
 
 
 def _event(notice: Notice, at: float, now: float) -> Happened:
-    text = printable(notice.text, ERROR_MAX)
-    return Happened(notice.kind, notice.worker, text, _ms(now - at))
+    return Happened(notice.kind, notice.worker, notice.text, _ms(now - at))
 
 
 def _ms(seconds: float) -> int:
