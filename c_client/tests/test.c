@@ -2,6 +2,7 @@
 
 #define _POSIX_C_SOURCE 200809L
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 #include <weightbus.h>
@@ -596,12 +598,70 @@ static void calls_are_back_in_time(bool asleep) {
   wb_model_free(model);
 }
 
+// Counts what is open here and is not /dev/null, but for what was open before.
+static int count_open(bool before[], bool note) {
+  int count = 0;
+  DIR* all = opendir("/proc/self/fd");
+  EXPECT(all != NULL);
+  for (struct dirent* each = readdir(all); each != NULL; each = readdir(all)) {
+    char link[300], what[64] = "";
+    int number = atoi(each->d_name);
+    if (each->d_name[0] == '.' || number == dirfd(all) || number >= 4096) continue;
+    snprintf(link, sizeof link, "/proc/self/fd/%s", each->d_name);
+    EXPECT(readlink(link, what, sizeof what - 1) > 0);
+    if (note) before[number] = true;
+    if (!before[number] && strcmp(what, "/dev/null") != 0) count++;
+  }
+  closedir(all);
+  return count;
+}
+
+static void a_forked_child_keeps_nothing(void) {
+  static bool before[4096];
+  int said[2], count = -1;
+  EXPECT(pipe(said) == 0 && count_open(before, true) == 0);
+  wb_publisher_options options = {
+      .size = sizeof options, .address = "tcp://127.0.0.1:0", .keys = ""};
+  wb_publisher* publisher = NULL;
+  EXPECT(wb_bind(&options, &publisher) == WB_OK);
+  wb_model* model = line_model();
+  const wb_wanted wanted = {.id = "line", .model = model};
+  const wb_options its = {
+      .size = sizeof its, .address = wb_address(publisher), .wanted = &wanted, .wanted_count = 1};
+  wb_worker* worker = NULL;
+  EXPECT(wb_connect(&its, &worker) == WB_OK);
+  EXPECT(wb_wait_for_workers(publisher, "line", 1, LONG_MS) == WB_OK);
+  EXPECT(count_open(before, false) > 10);
+  pid_t child = fork();
+  if (child == 0) {
+    count = count_open(before, false);
+    const wb_tensor tensor = {.name = "b", .dtype = "F32", .data = &b, .nbytes = sizeof b};
+    wb_update update = {0};
+    bool refused = wb_publish(publisher, "line", &tensor, 1, NULL, NULL) == WB_CLOSED &&
+                   wb_receive(worker, LONG_MS, &update) == WB_CLOSED;
+    wb_publisher_free(publisher);
+    wb_worker_free(worker);
+    if (!refused) count = -1;
+    EXPECT(write(said[1], &count, sizeof count) == sizeof count);
+    execl("/bin/true", "true", (char*)NULL);  // valgrind looks for leaks at an exit
+    _exit(1);
+  }
+  EXPECT(child > 0 && close(said[1]) == 0);
+  EXPECT(read(said[0], &count, sizeof count) == sizeof count && count == 0);
+  EXPECT(waitpid(child, NULL, 0) == child && close(said[0]) == 0);
+  publishes(publisher);  // the parent goes on
+  wb_publisher_free(publisher);
+  wb_worker_free(worker);
+  wb_model_free(model);
+}
+
 int main(int argc, char** argv) {
   EXPECT(argc > 1);
   what_cannot_be_is_said();
   a_trainer_in_c_publishes();
   a_trainer_in_c_sends_what_has_changed();
   a_trainer_in_c_with_keys_lets_nobody_else_in();
+  a_forked_child_keeps_nothing();
   calls_are_back_in_time(false);
   calls_are_back_in_time(true);
   int joined = 0;

@@ -56,6 +56,11 @@ impl Handoff {
         self.bell.as_raw_fd()
     }
 
+    /// The same without saying so.
+    pub fn bell(&self) -> RawFd {
+        self.bell.as_raw_fd()
+    }
+
     fn ring(&self, left: &Left) {
         if self.heard.load(Ordering::Relaxed) {
             self.bell.silence(); // one stroke at a time: nobody need hear more

@@ -15,6 +15,7 @@ use crate::handoff::Handoff;
 use crate::machine::{Machine, State, Ticket};
 use crate::messages::encode;
 use crate::patching::{Base, Decoding};
+use crate::raw::fork::Process;
 use crate::sockets::Control;
 use crate::subscription::Subscription;
 use crate::transfer::{Key, Time};
@@ -70,6 +71,7 @@ pub type Listener = Box<dyn FnMut(&Event) + Send>;
 
 /// What the worker's thread shares with the user's threads.
 pub struct Shared {
+    process: Process,
     pub handoff: Handoff,
     bell: Arc<Bell>,
     stopping: AtomicBool,
@@ -81,6 +83,7 @@ pub struct Shared {
 impl Shared {
     pub fn new() -> io::Result<Shared> {
         Ok(Shared {
+            process: Process::this(),
             handoff: Handoff::new()?,
             bell: Arc::new(Bell::new()?),
             stopping: AtomicBool::new(false),
@@ -88,6 +91,11 @@ impl Shared {
             calls: Mutex::default(),
             state: Mutex::default(),
         })
+    }
+
+    /// Whether this process has the worker's thread; a forked child has only what it looks like.
+    pub fn is_here(&self) -> bool {
+        self.process.is_this()
     }
 
     /// Tells the worker's thread what became of a version.
@@ -124,6 +132,9 @@ impl Shared {
 
     /// How the worker stood a moment ago.
     pub fn state(&self) -> State {
+        if !self.is_here() {
+            return State::default();
+        }
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -8,6 +8,7 @@ use crate::checksum::crc32c_append;
 use crate::digest::{bytes_of_hex, digest};
 use crate::limits::SEGMENTS_MAX;
 use crate::messages::Shared;
+use crate::raw::fork::Own;
 use crate::raw::map::Foreign;
 use crate::raw::os;
 use std::convert::TryFrom;
@@ -46,7 +47,7 @@ pub struct Segment {
     token: String,
     nbytes: usize,
     memory: Foreign,
-    file: Mutex<File>, // the lock is one for all threads that use this descriptor: they take turns
+    file: Mutex<Own<File>>, // the lock is one for all threads that use this descriptor: they take turns
 }
 
 impl Segment {
@@ -58,7 +59,8 @@ impl Segment {
         let nbytes = usize::try_from(nbytes).ok()?;
         let len = nbytes.checked_add(HEADER_BYTES)?;
         let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(&shared.path).ok()?;
+        let open = || OpenOptions::new().read(true).custom_flags(flags).open(&shared.path);
+        let file = Own::open(open).ok()?;
         let found = file.metadata().ok()?;
         if !found.is_file() || found.len() != len as u64 || !os::sealed_against_shrinking(&file) {
             return None;

@@ -8,6 +8,7 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::keys::WorkerKeys;
 use crate::limits::MESSAGE_BYTES_MAX;
+use crate::raw::fork::Libzmqs;
 use crate::transfer::Time;
 use std::convert::TryInto;
 use std::io;
@@ -19,6 +20,7 @@ const RECONNECT_MAX_MS: i32 = 1_000;
 const CONNECT_MS: i32 = 3_000; // for one attempt: the kernel tries again after 1 s, then after 3 s
 const QUEUE: i32 = 32; // messages held before TCP pushes back; bytes count, so it is small
 
+const SOCKETS: usize = 3; // with the one that tells of changes
 const CHANGES_AT: &str = "inproc://changes";
 
 /// Of a connection. After an error of ZMTP the last one comes, and then none any more.
@@ -39,6 +41,7 @@ pub struct Control {
     changes: zmq::Socket, // of the other one, which is closed first
     address: String,
     door: Door,
+    _libzmqs: Libzmqs, // which goes before the context
     _context: zmq::Context,
 }
 
@@ -97,8 +100,13 @@ impl Control {
 }
 
 fn open(address: &str, keys: Option<&WorkerKeys>) -> zmq::Result<Control> {
-    let context = zmq::Context::new();
-    let socket = context.socket(zmq::DEALER)?;
+    let ((context, socket, changes), libzmqs) = Libzmqs::of(SOCKETS, || {
+        let context = zmq::Context::new();
+        let socket = context.socket(zmq::DEALER)?;
+        socket.monitor(CHANGES_AT, CHANGES.iter().map(|&change| i32::from(change.to_raw())).sum())?;
+        let changes = context.socket(zmq::PAIR)?;
+        Ok((context, socket, changes))
+    })?;
     socket.set_linger(LINGER_MS)?;
     socket.set_reconnect_ivl(RECONNECT_MS)?;
     socket.set_reconnect_ivl_max(RECONNECT_MAX_MS)?;
@@ -112,10 +120,9 @@ fn open(address: &str, keys: Option<&WorkerKeys>) -> zmq::Result<Control> {
         socket.set_curve_secretkey(keys.secret.as_bytes())?;
         socket.set_curve_serverkey(keys.publisher.as_bytes())?;
     }
-    socket.monitor(CHANGES_AT, CHANGES.iter().map(|&change| i32::from(change.to_raw())).sum())?;
-    let changes = context.socket(zmq::PAIR)?;
     changes.connect(CHANGES_AT)?;
     socket.connect(address)?;
     let door = Door::new(keys.is_some());
-    Ok(Control { socket, changes, address: address.to_owned(), door, _context: context })
+    let address = address.to_owned();
+    Ok(Control { socket, changes, address, door, _libzmqs: libzmqs, _context: context })
 }

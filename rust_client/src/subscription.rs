@@ -5,6 +5,7 @@
 
 use crate::bell::Bell;
 use crate::endpoint::Endpoint;
+use crate::raw::fork::Own;
 use crate::raw::os;
 use crate::transfer::Time;
 use crate::zmtp::{Places, Published, Stream};
@@ -24,11 +25,12 @@ const REDIAL_MAX: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(30); // a publisher sends beacons far more often
 const LOW_WATER_BYTES: usize = 1 << 18; // of a payload, that must be here before we are woken
 
-fn dial(endpoint: &Endpoint) -> io::Result<TcpStream> {
+fn dial(endpoint: &Endpoint) -> io::Result<Own<TcpStream>> {
     let connection = match endpoint {
         Endpoint::Tcp { host, port } => dial_tcp(host, *port)?,
         Endpoint::Ipc(path) => OwnedFd::from(UnixStream::connect(path)?).into(), // from here on they are alike
     };
+    let connection = Own::new(connection);
     connection.set_nonblocking(true)?;
     Ok(connection)
 }
@@ -50,7 +52,7 @@ fn dial_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
 /// What a thread that dialled brings back.
 struct Dialled {
     generation: u64,
-    connection: io::Result<TcpStream>,
+    connection: io::Result<Own<TcpStream>>,
 }
 
 /// Messages of some topics from one publisher. `T` is the ticket of `Places`.
@@ -59,7 +61,7 @@ pub struct Subscription<T> {
     ticket: String, // for the next connection
     ticketed: bool, // each connection needs one
     topics: BTreeSet<String>,
-    connection: Option<TcpStream>,
+    connection: Option<Own<TcpStream>>,
     stream: Stream<T>,
     bell: Arc<Bell>,
     dialled: (Sender<Dialled>, Receiver<Dialled>),
@@ -150,7 +152,7 @@ impl<T: Copy> Subscription<T> {
     pub fn receive(&mut self, now: Time, places: &mut impl Places<Ticket = T>) -> Option<Published<T>> {
         while self.stream.arrived.is_empty() {
             let connection = self.connection.as_mut()?;
-            match self.stream.read(connection, places) {
+            match self.stream.read(&mut **connection, places) {
                 Ok(count) if count > 0 => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.expect(self.stream.missing().min(LOW_WATER_BYTES));

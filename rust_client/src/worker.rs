@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
+use std::mem::{forget, replace};
 use std::os::unix::io::RawFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -434,6 +435,7 @@ impl Worker {
     /// Applies the newest version that has arrived, waiting for one if need be; returns nothing if
     /// none came in time, or its model was being read until then.
     pub fn receive(&self, timeout: Duration) -> Result<Option<Update>, Error> {
+        self.check_process()?;
         let deadline = far(timeout);
         loop {
             let staged = match self.handoff().take(&self.name, deadline)? {
@@ -473,6 +475,7 @@ impl Worker {
 
     /// Waits until the publisher has let this worker in; returns its epoch, if it has.
     pub fn wait_joined(&self, timeout: Duration) -> Result<Option<u64>, Error> {
+        self.check_process()?;
         self.handoff().wait_joined(&self.name, far(timeout))
     }
 
@@ -480,6 +483,9 @@ impl Worker {
     /// unless it is busy.
     pub fn state(&self) -> State {
         let mut state = self.shared.state();
+        if !self.shared.is_here() {
+            return state;
+        }
         for (id, target) in self.targets.iter() {
             let model = state.models.entry(id.clone()).or_default();
             (model.running, model.torn) = target.ran();
@@ -491,13 +497,19 @@ impl Worker {
     /// that cannot be taken. It is for `poll` and its like, and this worker's: do not read from it, and
     /// let it be with the worker.
     pub fn ready_fd(&self) -> RawFd {
+        if !self.shared.is_here() {
+            return self.handoff().bell(); // `receive` does not wait
+        }
         self.handoff().descriptor()
     }
 
     /// Says goodbye, and closes the sockets. Whoever waits in `receive` gets `Error::Closed`.
     /// Dropping the worker does it, too. In the worker's own thread, where `on_event` is called, it does not wait: that
-    /// ends when the function has returned.
+    /// ends when the function has returned. In a forked child there is nothing to close.
     pub fn close(&self) {
+        if !self.shared.is_here() {
+            return;
+        }
         self.shared.stop();
         if let Some(thread) = join_handle(&self.thread) {
             let _ = thread.join(); // it waits for next to nothing; if it panicked, the handoff says so
@@ -505,6 +517,15 @@ impl Worker {
         for target in self.targets.values() {
             target.gate().wake(); // who waits there finds the handoff closed
         }
+    }
+
+    /// A forked child has none of the threads, which may have held locks.
+    fn check_process(&self) -> Result<(), Error> {
+        if self.shared.is_here() {
+            return Ok(());
+        }
+        let reason = "it belongs to the process that this one was forked from".to_owned();
+        Err(Error::Closed { worker: self.name.clone(), reason })
     }
 
     fn handoff(&self) -> &Handoff {
@@ -641,7 +662,11 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.close();
+        if self.shared.is_here() {
+            self.close();
+        } else {
+            forget(replace(&mut self.thread, Mutex::new(None))); // it is not here
+        }
     }
 }
 

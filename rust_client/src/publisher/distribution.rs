@@ -12,6 +12,7 @@ use super::patience::{Allowance, Rate};
 use super::subscriber::Subscriber;
 use super::trust::Owner;
 use crate::error::Error;
+use crate::raw::fork::Own;
 use crate::raw::hang_up::spent;
 use crate::raw::ready::Ready;
 use crate::raw::socket;
@@ -35,16 +36,16 @@ const STRANGER: Duration = Duration::from_millis(1500); // for which a connectio
 const NEAR_SEND_BUFFER: libc::c_int = 1 << 20;
 
 enum Listener {
-    Tcp(TcpListener),
-    Ipc(UnixListener, PathBuf),
+    Tcp(Own<TcpListener>),
+    Ipc(Own<UnixListener>, PathBuf),
 }
 
 impl Listener {
-    fn accept(&self) -> io::Result<TcpStream> {
-        let connection = match self {
-            Listener::Tcp(listener) => listener.accept()?.0,
-            Listener::Ipc(listener, _) => OwnedFd::from(listener.accept()?.0).into(), // from here on they are alike
-        };
+    fn accept(&self) -> io::Result<Own<TcpStream>> {
+        let connection = Own::open(|| match self {
+            Listener::Tcp(listener) => Ok(listener.accept()?.0),
+            Listener::Ipc(listener, _) => Ok(OwnedFd::from(listener.accept()?.0).into()), // from here on they are alike
+        })?;
         connection.set_nonblocking(true)?;
         Ok(connection)
     }
@@ -69,7 +70,7 @@ fn listen(place: &Place) -> io::Result<(Listener, Place)> {
     match place {
         Place::Ipc(path) => {
             let _folder = free_path(path)?;
-            let listener = UnixListener::bind(path)?;
+            let listener = Own::open(|| UnixListener::bind(path))?;
             listener.set_nonblocking(true)?;
             Ok((Listener::Ipc(listener, path.clone()), place.clone()))
         }
@@ -77,7 +78,7 @@ fn listen(place: &Place) -> io::Result<(Listener, Place)> {
             let bare = host.trim_matches(|c| c == '[' || c == ']');
             let name = if bare == "*" { "0.0.0.0" } else { bare };
             let addresses: Vec<_> = (name, *port).to_socket_addrs()?.collect();
-            let listener = TcpListener::bind(&addresses[..])?;
+            let listener = Own::open(|| TcpListener::bind(&addresses[..]))?;
             listener.set_nonblocking(true)?;
             let port = listener.local_addr()?.port();
             Ok((Listener::Tcp(listener), Place::Tcp { host: host.clone(), port }))

@@ -4,6 +4,7 @@
 //! somebody listens there, and never what is no socket. Looking, removing and binding are one step, since whoever does
 //! them holds a lock on the folder, as publishers in Python do.
 
+use crate::raw::fork::Own;
 use crate::raw::os;
 use std::fs::{self, File};
 use std::io;
@@ -17,7 +18,7 @@ const LOCK: Duration = Duration::from_secs(1); // for the lock on a folder, whic
 const LOOK: Duration = Duration::from_millis(5); // between two attempts to take it
 
 /// Keeps other publishers from binding in a folder, until it is dropped.
-pub struct Locked(File);
+pub struct Locked(Own<File>);
 
 impl Drop for Locked {
     fn drop(&mut self) {
@@ -44,7 +45,7 @@ pub fn free_path(path: &Path) -> io::Result<Locked> {
 
 fn lock_folder(path: &Path) -> io::Result<Locked> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let folder = File::open(parent.unwrap_or_else(|| Path::new(".")))?;
+    let folder = Own::open(|| File::open(parent.unwrap_or_else(|| Path::new("."))))?;
     let until = Instant::now() + LOCK;
     loop {
         match os::lock_exclusive_nowait(&folder) {

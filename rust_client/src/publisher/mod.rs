@@ -59,6 +59,7 @@ use publication::Asked;
 use run::{Answer, Shared, Work};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::mem::{forget, replace};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -244,6 +245,9 @@ impl Publisher {
         options: &PublishOptions,
         copy: impl FnOnce(&mut Copier) -> Result<Content, String>,
     ) -> Result<Publishing, Error> {
+        if !self.shared.is_here() {
+            return Err(self.shared.closed()); // locks of ours may be held by threads that are not here
+        }
         let began = Instant::now();
         let asked = self.asked(model, options)?;
         let until = began + asked.timeout;
@@ -373,7 +377,11 @@ impl Publisher {
 
     /// Answers open publishes as they stand, and closes the sockets. Dropping the publisher does it, too. In the
     /// publisher's own thread, where `on_worker` is called, it does not wait: that ends when the function has returned.
+    /// In a forked child there is nothing to close.
     pub fn close(&self) {
+        if !self.shared.is_here() {
+            return;
+        }
         self.shared.stop();
         drop(lock(&self.watch).take());
         if let Some(thread) = join_handle(&self.thread) {
@@ -384,7 +392,13 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        self.close();
+        if self.shared.is_here() {
+            self.close();
+        } else {
+            // Threads that are not here.
+            forget(replace(&mut self.thread, Mutex::new(None)));
+            forget(replace(&mut self.watch, Mutex::new(None)));
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use super::effects::Payload;
 use super::patience::{Allowance, Rate};
 use super::sealer::Sealed;
 use super::trust::Owner;
+use crate::raw::fork::Own;
 use crate::raw::socket;
 use crate::transfer::Time;
 use std::collections::{BTreeSet, VecDeque};
@@ -154,7 +155,7 @@ pub struct Heard {
 
 /// One subscriber's connection.
 pub struct Outlet {
-    pub connection: TcpStream, // or one of the host, which is alike
+    pub connection: Own<TcpStream>, // or one of the host, which is alike
     pub alive_at: Time,
     /// Whose it is, once it has shown a ticket that was good.
     pub owner: Option<Owner>,
@@ -180,7 +181,7 @@ fn fault<T>(text: &str) -> io::Result<T> {
 
 impl Outlet {
     /// A ticketed one is served only once it has shown a ticket (K6).
-    pub fn new(connection: TcpStream, ticketed: bool, now: Time) -> Outlet {
+    pub fn new(connection: Own<TcpStream>, ticketed: bool, now: Time) -> Outlet {
         let mut greeting = vec![0; GREETING_BYTES];
         (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
         greeting[12..16].copy_from_slice(b"NULL");
@@ -473,7 +474,7 @@ mod tests {
     fn pair() -> (Outlet, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        (Outlet::new(OwnedFd::from(ours).into(), false, Time::ZERO), theirs)
+        (Outlet::new(Own::new(OwnedFd::from(ours).into()), false, Time::ZERO), theirs)
     }
 
     fn greeting() -> Vec<u8> {

@@ -8,6 +8,7 @@ use super::left_behind::free_path;
 use super::zap::{serve, Gate};
 use crate::error::Error;
 use crate::limits::HEADER_BYTES_MAX;
+use crate::raw::fork::Libzmqs;
 use crate::raw::hang_up::{Hook, Name};
 use crate::raw::socket::with_chance;
 use crate::transfer::Time;
@@ -22,6 +23,7 @@ const QUEUE: i32 = 80; // messages for one worker, who has 16 chunks outstanding
 const UNREAD_BYTES: i32 = 1 << 15; // in the kernel, which takes twice that: what may come between two looks
 const DROPPED: usize = 256; // messages of connections that were hung up on, before others have a turn
 const DOORBELL: &str = "inproc://doorbell";
+const SOCKETS: usize = 3; // with the one that rings; a gate has another
 const FRAME_HEAD: usize = 9; // of ZMTP, at most
 const CURVE_COMMAND: usize = 33; // what CURVE adds to a frame
 const FRAMES_MAX: usize = 8; // more make a message malformed, however many there are
@@ -43,6 +45,7 @@ pub struct Router {
     last: Option<(RawFd, Identity)>, // of the last message: where it came from
     /// Asked who may come in, where there are keys.
     pub gate: Option<Gate>,
+    _libzmqs: Libzmqs, // which goes before the context
     _context: zmq::Context,
 }
 
@@ -58,7 +61,8 @@ impl Router {
         };
         let broken =
             |error: zmq::Error| unbindable(&place.endpoint(), io::Error::from_raw_os_error(error.to_raw()));
-        let (context, gate, socket, doorbell) = open(place, seed, secret).map_err(broken)?;
+        let (sockets, libzmqs) = open(place, seed, secret).map_err(broken)?;
+        let Sockets { socket, doorbell, gate, context } = sockets;
         let endpoint = socket.get_last_endpoint().map_err(broken)?;
         let bound = Place::parse(&endpoint.unwrap_or_default())?;
         let name = match &bound {
@@ -67,7 +71,8 @@ impl Router {
         };
         let hook = Hook::new(name).map_err(|error| unbindable(&place.endpoint(), error))?;
         let (comers, last) = (Comers::new(hook), None);
-        Ok((Router { socket, doorbell, comers, last, gate, _context: context }, bound))
+        let router = Router { socket, doorbell, comers, last, gate, _libzmqs: libzmqs, _context: context };
+        Ok((router, bound))
     }
 
     /// What to poll: for messages, and for connections that have come.
@@ -166,14 +171,29 @@ impl Router {
     }
 }
 
-type Opened = (zmq::Context, Option<Gate>, zmq::Socket, zmq::Socket);
+/// What is closed in this order.
+struct Sockets {
+    socket: zmq::Socket,
+    doorbell: zmq::Socket,
+    gate: Option<Gate>,
+    context: zmq::Context,
+}
 
-fn open(place: &Place, seed: u32, secret: Option<&str>) -> zmq::Result<Opened> {
+fn sockets(seed: u32, keyed: bool) -> zmq::Result<Sockets> {
     let context = zmq::Context::new();
-    let gate = secret.map(|_| Gate::open(&context)).transpose()?;
-    let mut socket = with_chance(seed, || context.socket(zmq::ROUTER))?;
+    let gate = keyed.then(|| Gate::open(&context)).transpose()?;
+    let socket = with_chance(seed, || context.socket(zmq::ROUTER))?;
+    socket.monitor(DOORBELL, zmq::SocketEvent::ACCEPTED.to_raw().into())?;
+    let doorbell = context.socket(zmq::PAIR)?;
+    Ok(Sockets { socket, doorbell, gate, context })
+}
+
+fn open(place: &Place, seed: u32, secret: Option<&str>) -> zmq::Result<(Sockets, Libzmqs)> {
+    let count = if secret.is_some() { SOCKETS + 1 } else { SOCKETS };
+    let (mut sockets, libzmqs) = Libzmqs::of(count, || sockets(seed, secret.is_some()))?;
+    let socket = &mut sockets.socket;
     if let Some(secret) = secret {
-        serve(&mut socket, secret)?;
+        serve(socket, secret)?;
     }
     socket.set_linger(LINGER_MS)?;
     socket.set_router_mandatory(true)?; // say so when a worker is gone
@@ -188,9 +208,7 @@ fn open(place: &Place, seed: u32, secret: Option<&str>) -> zmq::Result<Opened> {
     socket.set_tcp_keepalive_cnt(2)?;
     let endpoint = place.endpoint();
     socket.set_ipv6(endpoint.contains('['))?;
-    socket.monitor(DOORBELL, zmq::SocketEvent::ACCEPTED.to_raw().into())?;
-    let doorbell = context.socket(zmq::PAIR)?;
-    doorbell.connect(DOORBELL)?;
-    socket.bind(&endpoint)?;
-    Ok((context, gate, socket, doorbell))
+    sockets.doorbell.connect(DOORBELL)?;
+    sockets.socket.bind(&endpoint)?;
+    Ok((sockets, libzmqs))
 }

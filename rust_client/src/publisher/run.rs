@@ -18,6 +18,7 @@ use super::zap::Gate;
 use crate::bell::Bell;
 use crate::error::Error;
 use crate::messages::{control_topic, data_topic, encode, patch_topic, FromPublisher, Running};
+use crate::raw::fork::Process;
 use crate::raw::os::give_memory_back;
 use crate::transfer::Time;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -30,6 +31,8 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(100); // between two looks at the clock, if nothing happens
 const BATCH: usize = 64; // messages taken from one socket before the other gets a turn
 const LINGER: Duration = Duration::from_millis(200); // what is on its way at the end gets this
+
+const ELSEWHERE: &str = "it belongs to the process that this one was forked from";
 
 pub type Roster = BTreeMap<String, WorkerStatus>;
 pub type Listener = Box<dyn FnMut(&WorkerEvent) + Send>;
@@ -67,13 +70,19 @@ struct Desk {
 
 /// What the publisher's thread shares with others.
 pub struct Shared {
+    process: Process,
     desk: Mutex<Desk>,
     bell: Bell,
 }
 
 impl Shared {
     pub fn new() -> io::Result<Shared> {
-        Ok(Shared { desk: Mutex::default(), bell: Bell::new()? })
+        Ok(Shared { process: Process::this(), desk: Mutex::default(), bell: Bell::new()? })
+    }
+
+    /// Whether this process has the publisher's thread; a forked child has only what it looks like.
+    pub fn is_here(&self) -> bool {
+        self.process.is_this()
     }
 
     fn desk(&self) -> MutexGuard<'_, Desk> {
@@ -82,6 +91,9 @@ impl Shared {
 
     /// Leaves work for the thread; an error if there is nobody to do it.
     pub fn leave(&self, work: Work) -> Result<(), Error> {
+        if !self.is_here() {
+            return Err(self.closed());
+        }
         let mut desk = self.desk();
         if desk.stopping || desk.ended.is_some() {
             drop(desk);
@@ -95,6 +107,9 @@ impl Shared {
 
     /// Why there is nobody any more.
     pub fn closed(&self) -> Error {
+        if !self.is_here() {
+            return Error::PublisherClosed { reason: ELSEWHERE.to_owned() };
+        }
         let ended = self.desk().ended.clone();
         Error::PublisherClosed { reason: ended.unwrap_or_else(|| "close() was called".to_owned()) }
     }

@@ -13,6 +13,7 @@
 use crate::digest::hex;
 use crate::error::Error;
 use crate::json::Value;
+use crate::raw::fork::{Own, Process};
 use crate::raw::os;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions};
@@ -26,14 +27,14 @@ const PARTIAL: &str = "weightbus.json.partial";
 /// A folder, locked until it is dropped.
 pub struct StateFolder {
     path: PathBuf,
-    lock: File,
-    owner: u32, // the process
+    lock: Own<File>,
+    owner: Process,
 }
 
 impl Drop for StateFolder {
     fn drop(&mut self) {
-        if self.owner == std::process::id() {
-            let _ = os::unlock(&self.lock); // also for a child that was just forked, and has it open
+        if self.owner.is_this() {
+            let _ = os::unlock(&self.lock); // also for a child that was forked without our knowledge
         }
     }
 }
@@ -44,13 +45,9 @@ impl StateFolder {
         let broken =
             |error| Error::Io { what: format!("{} cannot be a state folder", path.display()), error };
         fs::create_dir_all(path).map_err(broken)?;
-        let lock = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path.join(LOCK))
-            .map_err(broken)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let lock = Own::open(|| options.open(path.join(LOCK))).map_err(broken)?;
         match os::lock_exclusive_nowait(&lock) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -65,8 +62,8 @@ impl StateFolder {
             Err(error) => return Err(broken(error)),
         }
         lock.set_len(0).map_err(broken)?;
-        (&lock).write_all(format!("process {}\n", std::process::id()).as_bytes()).map_err(broken)?;
-        let folder = StateFolder { path: path.to_owned(), lock, owner: std::process::id() };
+        (&*lock).write_all(format!("process {}\n", std::process::id()).as_bytes()).map_err(broken)?;
+        let folder = StateFolder { path: path.to_owned(), lock, owner: Process::this() };
         folder.check_for_versions()?;
         Ok(folder)
     }

@@ -55,6 +55,7 @@ impl DerefMut for Subscriber {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::raw::fork::Own;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
@@ -72,7 +73,7 @@ mod tests {
         let ours = listener.accept().unwrap().0;
         let child = ours.try_clone().unwrap(); // as a forked one has it
         let ready = Arc::new(Ready::new().unwrap());
-        let outlet = Outlet::new(ours, false, Duration::ZERO);
+        let outlet = Outlet::new(Own::new(ours), false, Duration::ZERO);
         let mut subscriber = Subscriber::new(7, outlet, ready.clone()).unwrap();
         assert_eq!(look(&ready), []);
         subscriber.send(|_| Ok(())).unwrap();

@@ -1,5 +1,6 @@
 //! Hanging up on connections of libzmq's, which has no call for that but closes what it finds at an end.
 
+use super::fork::Own;
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem::ManuallyDrop;
@@ -30,14 +31,14 @@ pub type Host = Option<IpAddr>;
 /// Looks at a connection through a descriptor of our own: the one that libzmq has named may be another's by now.
 pub struct Hook {
     name: Name,
-    nothing: File,
-    look: OwnedFd,
+    nothing: Own<File>,
+    look: Own<OwnedFd>,
 }
 
 impl Hook {
     pub fn new(name: Name) -> io::Result<Hook> {
-        let nothing = File::open("/dev/null")?;
-        let look = nothing.try_clone()?.into();
+        let nothing = Own::open(|| File::open("/dev/null"))?;
+        let look = Own::open(|| nothing.try_clone().map(OwnedFd::from))?;
         Ok(Hook { name, nothing, look })
     }
 

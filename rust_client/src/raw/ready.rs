@@ -1,6 +1,7 @@
 //! Which of many connections have news: the kernel keeps the list. To hand it the list each time (`no_epoll.rs`) takes
 //! longer than the news, where there are hundreds.
 
+use super::fork::Own;
 use super::os::check;
 use std::io;
 use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -9,14 +10,17 @@ const FOUND_MAX: usize = 256; // at once; the others are found next time
 
 /// Connections by what their owner calls them.
 pub struct Ready {
-    epoll: OwnedFd,
+    epoll: Own<OwnedFd>,
 }
 
 impl Ready {
     pub fn new() -> io::Result<Ready> {
-        // SAFETY: it takes no pointer, and what it returns is nobody's yet.
-        let epoll = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        Ok(Ready { epoll: unsafe { OwnedFd::from_raw_fd(epoll) } })
+        let epoll = Own::open(|| {
+            // SAFETY: it takes no pointer, and what it returns is nobody's yet.
+            let epoll = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+            Ok(unsafe { OwnedFd::from_raw_fd(epoll) })
+        })?;
+        Ok(Ready { epoll })
     }
 
     /// Has a connection looked at from now on.

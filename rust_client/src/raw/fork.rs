@@ -1,0 +1,309 @@
+//! What a forked child inherits of this crate's descriptors: it lets go of them, and its parent goes on.
+//!
+//! A connection ends, and an address or a lock becomes free, when the last process has closed it. So a child that lives
+//! on (a DataLoader's worker, say) would keep them from a trainer that is killed and started again. That none of them
+//! crosses an `exec` does not help there.
+//!
+//! In a child each of them becomes one of `/dev/null`, under its number: what the child has of this crate's objects may
+//! be dropped there, or not, and closes nothing that the child has opened since.
+//!
+//! libzmq names none of its descriptors. But a context opens the same ones whenever its first socket is made: for each
+//! of its two threads an epoll and an eventfd that wakes it, another eventfd, and one for each socket. All that it opens
+//! later is waited for in these epolls, and the kernel tells what is in one. Where it does not, or another thread of
+//! the program has opened such things meanwhile, the child keeps what is libzmq's.
+//!
+//! A child has only the thread that forked, and must do with what is safe in a signal handler: it takes no memory.
+
+use super::os::check;
+use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::mem::zeroed;
+use std::ops::{Deref, DerefMut};
+use std::os::unix::io::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::Once;
+
+const EVENT: &str = "anon_inode:[eventfd]";
+const POLL: &str = "anon_inode:[eventpoll]";
+const CONTEXT: usize = 3; // eventfds of a context, beside one for each socket; and its epolls:
+const POLLS: usize = 2;
+const WORDS: usize = 1 << 14; // for as many descriptors as Linux gives to a process unless it is told otherwise
+
+/// Descriptors, each as a bit.
+struct Set([AtomicU64; WORDS], AtomicUsize); // and how many words there are to look at
+
+impl Set {
+    const fn new() -> Set {
+        #[allow(clippy::declare_interior_mutable_const)] // one for each word
+        const NONE: AtomicU64 = AtomicU64::new(0);
+        Set([NONE; WORDS], AtomicUsize::new(0))
+    }
+
+    fn place(&self, descriptor: RawFd) -> Option<(usize, &AtomicU64, u64)> {
+        let at = usize::try_from(descriptor).ok()?;
+        Some((at / 64, self.0.get(at / 64)?, 1 << (at % 64)))
+    }
+
+    fn add(&self, descriptor: RawFd) {
+        if let Some((at, word, bit)) = self.place(descriptor) {
+            self.1.fetch_max(at + 1, Ordering::Relaxed);
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    fn remove(&self, descriptor: RawFd) {
+        if let Some((_, word, bit)) = self.place(descriptor) {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes all out, one after another.
+    fn drain(&self, mut each: impl FnMut(RawFd)) {
+        for (at, word) in self.0.iter().enumerate().take(self.1.load(Ordering::Relaxed)) {
+            let mut left = word.swap(0, Ordering::Relaxed);
+            while left != 0 {
+                each((at * 64) as RawFd + left.trailing_zeros() as RawFd);
+                left &= left - 1;
+            }
+        }
+    }
+}
+
+static OURS: Set = Set::new();
+static EPOLLS: Set = Set::new(); // of libzmq's: what they wait for is libzmq's, too
+static FORKS: AtomicU32 = AtomicU32::new(0); // between the first process and this one
+
+/// Held by whoever opens something, until that is in a set; and while a process is forked.
+struct Opening(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: the C library looks after who has it.
+unsafe impl Sync for Opening {}
+
+static OPENING: Opening = Opening(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
+
+impl Opening {
+    fn lock(&self) {
+        // SAFETY: it is static and never moves. It could fail only if this thread had it, and nobody opens in `open`.
+        unsafe { libc::pthread_mutex_lock(self.0.get()) };
+    }
+
+    fn unlock(&self) {
+        // SAFETY: whoever calls it has it; in a child that is the thread that forked.
+        unsafe { libc::pthread_mutex_unlock(self.0.get()) };
+    }
+
+    fn hold<T>(&self, run: impl FnOnce() -> T) -> T {
+        struct Held<'a>(&'a Opening);
+        impl Drop for Held<'_> {
+            fn drop(&mut self) {
+                self.0.unlock();
+            }
+        }
+        tell_the_system();
+        self.lock();
+        let _held = Held(self);
+        run()
+    }
+}
+
+fn tell_the_system() {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        // SAFETY: the functions are there for as long as this code. Without memory for it, children keep what they had.
+        unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
+    });
+}
+
+unsafe extern "C" fn before() {
+    OPENING.lock();
+}
+
+unsafe extern "C" fn after() {
+    OPENING.unlock();
+}
+
+unsafe extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    EPOLLS.drain(|poll| each_waited_for(poll, |descriptor| OURS.add(descriptor)));
+    // SAFETY: the path ends with a zero.
+    let nothing = unsafe { libc::open(b"/dev/null\0".as_ptr().cast(), libc::O_RDWR | libc::O_CLOEXEC) };
+    OURS.drain(|descriptor| {
+        // SAFETY: it is one of ours. Where there is no /dev/null, to close it is the better of two evils.
+        unsafe {
+            if nothing < 0 || libc::dup2(nothing, descriptor) < 0 {
+                libc::close(descriptor);
+            } else {
+                libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC);
+            }
+        }
+    });
+    if nothing >= 0 {
+        // SAFETY: it is this function's.
+        unsafe { libc::close(nothing) };
+    }
+    OPENING.unlock();
+}
+
+/// This process, as opposed to those that are forked from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process(u32);
+
+impl Process {
+    pub fn this() -> Process {
+        tell_the_system();
+        Process(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Whether that is this one. In a child there is none of the threads, and locks may be held by nobody.
+    pub fn is_this(self) -> bool {
+        self == Process(FORKS.load(Ordering::Relaxed))
+    }
+}
+
+/// Something with a descriptor that children let go of.
+#[derive(Debug)]
+pub struct Own<T: AsRawFd>(T);
+
+impl<T: AsRawFd> Own<T> {
+    /// Opens something, which takes no time: nobody can fork meanwhile.
+    pub fn open(open: impl FnOnce() -> io::Result<T>) -> io::Result<Own<T>> {
+        OPENING.hold(|| open().map(Own::of))
+    }
+
+    /// Opens two at once.
+    pub fn pair(open: impl FnOnce() -> io::Result<(T, T)>) -> io::Result<(Own<T>, Own<T>)> {
+        OPENING.hold(|| open().map(|(one, other)| (Own::of(one), Own::of(other))))
+    }
+
+    /// What took its time, and is there by now.
+    pub fn new(its: T) -> Own<T> {
+        OPENING.hold(|| Own::of(its))
+    }
+
+    fn of(its: T) -> Own<T> {
+        OURS.add(its.as_raw_fd());
+        Own(its)
+    }
+}
+
+impl<T: AsRawFd> Drop for Own<T> {
+    fn drop(&mut self) {
+        OURS.remove(self.0.as_raw_fd()); // before it is closed, and the number another's
+    }
+}
+
+impl<T: AsRawFd> Deref for Own<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: AsRawFd> DerefMut for Own<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+/// What libzmq has opened for a context. It goes before the context does.
+#[derive(Debug, Default)]
+pub struct Libzmqs(Vec<RawFd>);
+
+impl Libzmqs {
+    /// Makes a context and its first sockets, so many of them, those that tell of others included.
+    pub fn of<T>(sockets: usize, make: impl FnOnce() -> zmq::Result<T>) -> zmq::Result<(T, Libzmqs)> {
+        OPENING.hold(|| {
+            let before = descriptors();
+            let made = make()?;
+            let now = descriptors();
+            let opened = |kind: &str| -> Vec<RawFd> {
+                let new = now.iter().filter(|(number, what)| *what == kind && !before.contains_key(number));
+                new.map(|(&number, _)| number).collect()
+            };
+            let (mut events, polls) = (opened(EVENT), opened(POLL));
+            if (events.len(), polls.len()) != (CONTEXT + sockets, POLLS) {
+                return Ok((made, Libzmqs::default()));
+            }
+            polls.iter().for_each(|&poll| EPOLLS.add(poll));
+            events.extend(polls);
+            events.iter().for_each(|&each| OURS.add(each));
+            Ok((made, Libzmqs(events)))
+        })
+    }
+}
+
+impl Drop for Libzmqs {
+    fn drop(&mut self) {
+        for &each in &self.0 {
+            EPOLLS.remove(each);
+            OURS.remove(each);
+        }
+    }
+}
+
+/// What this process has open; nothing where the system does not tell.
+fn descriptors() -> BTreeMap<RawFd, OsString> {
+    let listed = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let numbers: Vec<RawFd> = numbers.collect(); // and that of the listing itself is closed
+    let link = |number| fs::read_link(format!("/proc/self/fd/{}", number)).ok();
+    numbers.into_iter().filter_map(|number| Some((number, link(number)?.into_os_string()))).collect()
+}
+
+/// What an epoll waits for, of what is here: the parent has gone on to use it.
+fn each_waited_for(poll: RawFd, mut each: impl FnMut(RawFd)) {
+    let mut path = *b"/proc/self/fdinfo/0000000000\0";
+    let mut rest = poll;
+    for digit in path[18..28].iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    let begin = (18..27).find(|&at| path[at] != b'0').unwrap_or(27);
+    path.copy_within(begin.., 18);
+    // SAFETY: the path ends with a zero.
+    let file = match check(unsafe { libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC) }) {
+        Ok(file) => file,
+        Err(_) => return,
+    };
+    let (mut text, mut len) = ([0u8; 1024], 0);
+    loop {
+        // SAFETY: the kernel writes at most what is left of `text`.
+        let count = unsafe { libc::read(file, text[len..].as_mut_ptr().cast(), text.len() - len) };
+        if count <= 0 {
+            break; // also if a line were longer than any is
+        }
+        len += count as usize;
+        while let Some(end) = text[..len].iter().position(|&byte| byte == b'\n') {
+            if let Some((descriptor, inode)) = waited_for(&text[..end]) {
+                if inode_of(descriptor) == Some(inode) {
+                    each(descriptor);
+                }
+            }
+            text.copy_within(end + 1..len, 0);
+            len -= end + 1;
+        }
+    }
+    // SAFETY: it is this function's.
+    unsafe { libc::close(file) };
+}
+
+/// The descriptor and the inode in a line such as `tfd:  5 events: 19 data: 5  pos:0 ino:3f sdev:9`.
+fn waited_for(line: &[u8]) -> Option<(RawFd, u64)> {
+    let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
+    words.next().filter(|&word| word == "tfd:")?;
+    let descriptor = words.next()?.parse().ok()?;
+    let inode = words.find_map(|word| word.strip_prefix("ino:"))?;
+    Some((descriptor, u64::from_str_radix(inode, 16).ok()?))
+}
+
+fn inode_of(descriptor: RawFd) -> Option<u64> {
+    // SAFETY: zeros are a `stat`, which the kernel writes.
+    let mut found: libc::stat = unsafe { zeroed() };
+    // SAFETY: as above; a descriptor that is none gives an error.
+    check(unsafe { libc::fstat(descriptor, &mut found) }).ok()?;
+    Some(found.st_ino as u64)
+}
