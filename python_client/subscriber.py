@@ -107,6 +107,7 @@ class Subscriber:
         KeysError: The keys cannot be read.
         ValueError: A name may not be one.
         TypeError: A hook is a coroutine function.
+        OSError: A path leads to what is no file, or into a folder where nothing can be made.
 
     Versions are received in the background at all times. They are applied either where `receive()`
     is called, or, after `start()`, in the background. In a process that was forked, make a new one.

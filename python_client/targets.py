@@ -5,28 +5,23 @@ a path                                                               written, th
 a function                                                           called to load it (`loading`)
 """
 
-import fcntl
-import os
-import re
-import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..bus.staged import StagedVersion
 from ..bus.worker.layouts import Expected
-from ..codecs.apply import STEP_BYTES, Reader, calls_users, check, summing
+from ..codecs.apply import Reader, calls_users, check, summing
 from ..codecs.copies import Differences
 from ..codecs.errors import StateError
-from ..codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout, Strict, trimmed
-from ..codecs.native import crc32c
+from ..codecs.layout import Layout, Strict, trimmed
 from ..codecs.state import is_module, state_of
 from . import checks
+from .file_target import FileTarget
 from .loading import FunctionTarget
 
 # Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
@@ -181,149 +176,6 @@ class MemoryTarget:
             if each.data is staged.data and each.layout is staged.layout
         )
         return next(known, None)
-
-
-class FileTarget:
-    """A safetensors file that always holds one whole version.
-
-    Args:
-        path: The file; its folder must exist.
-    """
-
-    asks_user = False
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._before: BinaryIO | None = None  # what the last version has replaced
-        self._kept: Path | None = None  # another name of that
-        self._replaced = False
-        if not path.parent.is_dir():
-            raise NotADirectoryError(
-                f"{path}: there is no folder {path.parent} to write it into; make it first"
-            )
-        self._clear_away()
-
-    def fault(self, layout: Layout) -> str:
-        """Any layout can be written."""
-        del layout
-        return ""
-
-    def expected(self) -> Expected:
-        """Nobody knows."""
-        return Expected()
-
-    def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
-        """Sum what the file holds, which somebody else may have written."""
-        with self._path.open("rb") as file:
-            head = file.read(PREFIX_BYTES)
-            head += file.read(min(int.from_bytes(head, "little"), HEADER_BYTES_MAX))
-            there = Layout.parse(head)
-            for name in names:
-                total: int | None = None
-                if there.signatures.get(name) == layout.signatures[name]:
-                    spec, total = there.by_name(name), 0
-                    for begin in range(spec.begin, spec.end, STEP_BYTES):
-                        count = min(STEP_BYTES, spec.end - begin)
-                        piece = os.pread(file.fileno(), count, len(head) + begin)
-                        total = crc32c(piece, total)
-                        yield count
-                sums.append(total)
-
-    def ahead(self, staged: StagedVersion) -> None:
-        """Files have readers of their own."""
-
-    def apply(self, staged: StagedVersion) -> None:
-        """Write the version beside the file, then rename it over the file."""
-        self.settle()
-        with suppress(FileNotFoundError):
-            self._before = self._path.open("rb")  # its bytes stay for as long as it is open
-            self._kept = self._other_name(self._before)
-        self._replace(lambda file: file.writelines((staged.layout.header, staged.data.data)))
-        self._replaced = True
-
-    def undo(self) -> bool:
-        """Put the file back that was there before, or have none if there was none."""
-        before = self._before
-        try:
-            if self._replaced and before is None:
-                self._path.unlink(missing_ok=True)
-            elif self._replaced and self._kept is not None and self._kept.exists():
-                os.replace(self._kept, self._path)
-            elif self._replaced and before is not None:
-                self._replace(lambda file: shutil.copyfileobj(before, file))
-        finally:
-            self.settle()
-        return True
-
-    def settle(self) -> None:
-        """Let go of what was there before."""
-        if self._kept is not None:
-            self._kept.unlink(missing_ok=True)
-        if self._before is not None:
-            self._before.close()
-        self._before, self._kept, self._replaced = None, None, False
-
-    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """They lie where they were copied from."""
-        return staged.data if staged.shared is None else None
-
-    def _other_name(self, before: BinaryIO) -> Path | None:
-        """Give a file another name, under its lock, to be put back at once: a copy takes long."""
-        with suppress(OSError):  # there are no links here, or no locks, or others have it
-            if _locked(before.fileno()):
-                path = self._hidden()
-                os.link(self._path, path)
-                return path
-        return None
-
-    def _replace(self, write: Callable[[BinaryIO], object]) -> None:
-        temporary, handle = self._temporary()
-        try:
-            with os.fdopen(handle, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(temporary, self._path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-    def _temporary(self) -> tuple[Path, int]:
-        """Make a file beside the target, and hold its lock: somebody is at it.
-
-        Not by `tempfile`, whose files nobody else may read: others are to load this one.
-        """
-        while True:
-            path = self._hidden()
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            try:
-                ours = _locked(handle) and os.fstat(handle).st_nlink > 0
-            except OSError:  # there are no locks here, so nobody clears anything away either
-                ours = True
-            if ours:
-                return path, handle
-            os.close(handle)  # it was cleared away before it had its lock
-
-    def _hidden(self) -> Path:
-        return self._path.parent / f".{self._path.name}.{secrets.token_hex(8)}"
-
-    def _clear_away(self) -> None:
-        """Remove what killed subscribers have left of this file: nobody holds its lock."""
-        left = re.compile(re.escape(f".{self._path.name}.") + r"[0-9a-f]{16}")
-        for path in self._path.parent.iterdir():
-            if left.fullmatch(path.name):
-                with suppress(OSError), path.open("rb") as file:
-                    if _locked(file.fileno()):
-                        path.unlink()
-
-
-def _locked(handle: int) -> bool:
-    """Take the lock of a file, which the kernel ends with its holder; return whether it is ours."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:

@@ -465,6 +465,20 @@ def test_a_full_disk_is_tried_again(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_file_that_cannot_be_written_is_named_to_the_publisher(bus: Bus, tmp_path: Path) -> None:
+    publisher = bus.publisher()
+    (home := tmp_path / "home").mkdir()
+    worker = bus.subscriber(publisher, home / "file").start()
+    home.rmdir()
+    where = rf"apply: FileNotFoundError: \[Errno 2\] .*{home} .*'{home}/file'"
+    with pytest.raises(PublishError, match=where):
+        publisher.publish("m", arrays(1), timeout=SECONDS)
+    home.mkdir()
+    publisher.publish("m", arrays(2), timeout=SECONDS)
+    assert load_file(home / "file")["w"][0] == 2
+    assert worker.version("m") == 2
+
+
 def test_close_does_not_wait_for_a_hook_that_hangs(bus: Bus) -> None:
     publisher, entered, leave = bus.publisher(), threading.Event(), threading.Event()
 

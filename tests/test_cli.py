@@ -369,7 +369,7 @@ def test_what_can_never_be_published(small: Path, changes: dict[str, str], words
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"--out": "nowhere/x.safetensors"}, "there is no folder nowhere"),
+        ({"--out": "nowhere/x.safetensors"}, "nowhere to write it into"),
         ({"--out": "."}, "is a folder"),
         ({"--model": ""}, "model '': a name is"),
         ({"--name": "a b"}, "worker 'a b': a name is"),

@@ -1,8 +1,14 @@
-"""Files that are replaced: what a killed subscriber left goes, what a living one writes stays."""
+"""Files that are replaced: what is refused, who may read them, what is left of attempts."""
 
+import errno
 import fcntl
 import os
+import socket
+import stat
+import struct
+import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +17,11 @@ from safetensors.numpy import load_file
 
 from weightbus.bus.staged import StagedVersion
 from weightbus.codecs.state import state_of, write_into
-from weightbus.python_client.targets import READERS_MAX, FileTarget, MemoryTarget
+from weightbus.python_client.file_target import FileTarget
+from weightbus.python_client.targets import READERS_MAX, MemoryTarget
 
 LEFT = ".file.0123456789abcdef"
+SECONDS = 60.0
 
 
 def staged() -> StagedVersion:
@@ -98,3 +106,246 @@ def test_what_was_there_is_put_back_at_once(
     target.apply(staged())
     target.settle()
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+# What can never be written, and what cannot be written now.
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def bound(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+
+
+def link_to_fifo(path: Path) -> None:
+    os.mkfifo(path.with_name("fifo"))
+    path.symlink_to("fifo")
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/null")
+
+
+KINDS = [
+    pytest.param(folder, errno.EISDIR, "is a folder", id="folder"),
+    pytest.param(os.mkfifo, errno.EINVAL, "is a FIFO", id="fifo"),
+    pytest.param(link_to_fifo, errno.EINVAL, "is a FIFO", id="link"),
+    pytest.param(bound, errno.EINVAL, "is a socket", id="socket"),
+    pytest.param(device, errno.EINVAL, "is a device", id="device"),
+    pytest.param(loop, errno.ELOOP, "", id="loop"),
+]
+
+
+@pytest.mark.parametrize(("make", "number", "words"), KINDS)
+def test_what_is_no_file_is_refused_at_the_start(
+    tmp_path: Path, make: Callable[[Path], None], number: int, words: str
+) -> None:
+    make(path := tmp_path / "file")
+    before = sorted((each.name, each.lstat().st_mode) for each in tmp_path.iterdir())
+    with pytest.raises(OSError, match=f"Errno {number}].*{words}.*{path}") as refused:
+        FileTarget(path)
+    assert refused.value.errno == number
+    assert before == sorted((each.name, each.lstat().st_mode) for each in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("make", "number", "words"), KINDS)
+def test_what_is_no_file_any_more_is_neither_replaced_nor_waited_for(
+    tmp_path: Path, make: Callable[[Path], None], number: int, words: str
+) -> None:
+    target, errors = FileTarget(path := tmp_path / "file"), list[BaseException]()
+    make(path)
+    before = sorted((each.name, each.lstat().st_mode) for each in tmp_path.iterdir())
+
+    def apply() -> None:
+        try:
+            target.apply(staged())
+        except OSError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=apply, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    (error,) = errors
+    assert str(path) in str(error)
+    assert (f"[Errno {number}]" in str(error), words in str(error)) == (True, True)
+    assert target.undo()
+    assert before == sorted((each.name, each.lstat().st_mode) for each in tmp_path.iterdir())
+
+
+def test_a_folder_in_which_nothing_can_be_made_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere.*make it first"):
+        FileTarget(tmp_path / "nowhere" / "file")
+    with pytest.raises(OSError, match="File name too long: '/"):
+        FileTarget(tmp_path / ("n" * 250))  # what is written beside it has a longer name
+    opened = os.open
+
+    def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(OSError, match=rf"Read-only file system: '{tmp_path}/file'"):
+        FileTarget(tmp_path / "file")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("there", [True, False], ids=["there", "new"])
+def test_a_file_stays_as_it_was_where_it_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, there: bool
+) -> None:
+    target = FileTarget(path := tmp_path / "file")
+    if there:
+        path.write_bytes(b"mine")
+
+    def fail(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=str(path)) as error:
+        target.apply(staged())
+    assert error.value.errno == number
+    assert target.undo()
+    assert [each.read_bytes() for each in tmp_path.iterdir()] == [b"mine"] * there
+
+
+def test_a_folder_that_vanishes_is_named(tmp_path: Path) -> None:
+    (home := tmp_path / "home").mkdir()
+    target = FileTarget(home / "file")
+    home.rmdir()
+    with pytest.raises(FileNotFoundError, match=f"there is no folder {home} .*: '{home}/file'"):
+        target.apply(staged())
+    home.mkdir()
+    target.apply(staged())
+    target.settle()
+    assert [each.name for each in home.iterdir()] == ["file"]
+
+
+# Who may read it.
+
+
+def write(path: Path) -> None:
+    target = FileTarget(path)
+    target.apply(staged())
+    target.settle()
+
+
+def modes_of(monkeypatch: pytest.MonkeyPatch, path: Path) -> set[int]:
+    """Return the modes that what is written beside a file turns out to have once it is written."""
+    fsync, modes = os.fsync, set[int]()
+
+    def look(handle: int) -> None:
+        modes.update(
+            stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir() if each != path
+        )
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", look)
+    return modes
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o666, 0o400])
+def test_a_file_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    (path := tmp_path / "file").write_bytes(b"mine")
+    path.chmod(mode)
+    target, modes = FileTarget(path), modes_of(monkeypatch, path)
+    for _ in range(2):
+        target.apply(staged())
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+    target.settle()
+    assert modes == {mode}, "nobody else could read it while it was written, either"
+
+    def no_link(*_: object) -> None:
+        raise OSError("not supported")
+
+    monkeypatch.setattr(os, "link", no_link)
+    target.apply(staged())
+    assert target.undo()
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert len(load_file(path)["w"]) == 5
+
+
+def test_a_new_file_has_the_mode_that_its_user_gives_to_files(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write(tmp_path / "file")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_root_leaves_a_file_to_its_owner(tmp_path: Path) -> None:
+    (path := tmp_path / "file").write_bytes(b"mine")
+    os.chown(path, 12345, 23456)
+    path.chmod(0o640)
+    write(path)
+    now = path.stat()
+    assert (now.st_uid, now.st_gid, stat.S_IMODE(now.st_mode)) == (12345, 23456, 0o640)
+
+
+@pytest.mark.parametrize(("mode", "then"), [(0o660, 0o600), (0o664, 0o644), (0o640, 0o600)])
+def test_a_group_that_cannot_be_kept_gives_its_rights_to_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, then: int
+) -> None:
+    (path := tmp_path / "file").write_bytes(b"mine")
+    path.chmod(mode)
+    of, theirs = os.fstat, path.stat()
+
+    def of_another_group(handle: int) -> os.stat_result:
+        now = of(handle)
+        if now.st_ino != theirs.st_ino:
+            return now
+        return os.stat_result((*now[:5], now.st_gid + 1, *now[6:10]))
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(os, "fstat", of_another_group)
+    monkeypatch.setattr(os, "fchown", refuse)
+    write(path)
+    assert stat.S_IMODE(path.stat().st_mode) == then
+
+
+def test_an_access_list_is_kept(tmp_path: Path) -> None:
+    (path := tmp_path / "file").write_bytes(b"mine")
+    path.chmod(0o640)
+    entries = [(1, 6, 0), (2, 4, 12345), (4, 0, 0), (16, 4, 0), (32, 0, 0)]  # one user may read
+    rules = struct.pack("<I", 2) + b"".join(
+        struct.pack("<HHI", tag, may, who or 0xFFFFFFFF) for tag, may, who in entries
+    )
+    try:
+        os.setxattr(path, "system.posix_acl_access", rules)
+    except OSError as error:
+        pytest.skip(f"no access lists here: {error}")
+    write(path)
+    assert os.getxattr(path, "system.posix_acl_access") == rules
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+    (home := tmp_path / "home").mkdir()
+    (links := tmp_path / "links").mkdir()
+    (home / "one").write_bytes(b"mine")
+    (path := links / "file").symlink_to("../home/one")
+    target = FileTarget(path)
+    target.apply(staged())
+    assert path.is_symlink()
+    assert len(load_file(home / "one")["w"]) == 5
+    assert target.undo()
+    assert (home / "one").read_bytes() == b"mine"
+    path.unlink()
+    path.symlink_to("../home/two")  # nothing is there yet, and it is not where it led before
+    target.apply(staged())
+    target.settle()
+    assert [each.name for each in links.iterdir()] == ["file"]
+    assert sorted(each.name for each in home.iterdir()) == ["one", "two"]

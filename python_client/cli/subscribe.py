@@ -9,6 +9,7 @@ from ...bus.net import endpoints
 from ...codecs.errors import WeightBusError
 from ..applying import Update
 from ..checks import check_name
+from ..file_target import FileTarget
 from ..subscriber import Subscriber
 from .outcome import DONE, Stopped, UsageError
 from .screen import DIM, Screen, counted, size
@@ -33,16 +34,12 @@ class Request:
     name: str | None
     keys: Path | None = None
 
-    def check(self) -> None:
-        """Refuse what can never work.
+    def target(self) -> FileTarget:
+        """Return where versions go, or refuse what can never work.
 
         Raises:
             UsageError: It says what, and what to write instead.
         """
-        if self.out.is_dir():
-            raise UsageError(f"{self.out} is a folder; give the file to write")
-        if not self.out.parent.is_dir():
-            raise UsageError(f"{self.out}: there is no folder {self.out.parent}; make it first")
         try:
             check_name(self.model, "model")
             if self.name is not None:
@@ -50,6 +47,10 @@ class Request:
             endpoints.check(self.address)
         except (ValueError, AddressError) as error:
             raise UsageError(str(error)) from None
+        try:
+            return FileTarget(self.out)
+        except OSError as error:
+            raise UsageError(f"--out: {error}") from None
 
     @property
     def patience(self) -> float | None:
@@ -59,8 +60,7 @@ class Request:
 
 def subscribe(screen: Screen, request: Request) -> int:
     """Write one version, or every version until stopped."""
-    request.check()
-    targets = {request.model: request.out}
+    targets = {request.model: request.target()}
     with Subscriber(request.address, targets, name=request.name, keys=request.keys) as subscriber:
         screen.say(f"{subscriber.name} for {request.model} of {request.address}", DIM)
         if request.once:

@@ -1,0 +1,259 @@
+"""A safetensors file that always holds one whole version, for readers who know nothing of the bus.
+
+Theory of operation: a version is written beside the file, under another name, and renamed over it:
+whoever opens the file finds one whole version, and an attempt that fails leaves it as it was. A
+link is followed: what it leads to is replaced, and the link stays. Who may read or write the file
+that is replaced may do so with the new one, and nobody else; a file that was not there before is
+made as any other program of this user would make it (`umask`).
+"""
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bus.staged import StagedVersion
+from ..bus.worker.layouts import Expected
+from ..codecs.apply import STEP_BYTES
+from ..codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout
+from ..codecs.native import crc32c
+
+ACCESS_LIST = "system.posix_acl_access"  # the attribute with what goes beyond the mode, on Linux
+KINDS = {
+    stat.S_IFDIR: (errno.EISDIR, "a folder"),
+    stat.S_IFIFO: (errno.EINVAL, "a FIFO"),
+    stat.S_IFSOCK: (errno.EINVAL, "a socket"),
+    stat.S_IFCHR: (errno.EINVAL, "a device"),
+    stat.S_IFBLK: (errno.EINVAL, "a device"),
+}
+
+
+class FileTarget:
+    """A file that is replaced by each version.
+
+    Args:
+        path: The file, or a link to it; its folder must exist.
+
+    Raises:
+        OSError: No version could be written there: what is there is no file, or nothing can be made
+            in its folder. It says what, with its errno.
+    """
+
+    asks_user = False
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._before: BinaryIO | None = None  # what the last version has replaced
+        self._kept: Path | None = None  # another name of that
+        self._replaced: Path | None = None  # where the last version is
+        try:
+            home = self._home()
+            if (before := _opened(home)) is not None:
+                before.close()
+            _clear_away(home)
+            trial = _hidden(home)
+            os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            trial.unlink(missing_ok=True)  # another one may just have cleared it away
+        except OSError as error:
+            raise self._explained(error) from error
+
+    def fault(self, layout: Layout) -> str:
+        """Any layout can be written."""
+        del layout
+        return ""
+
+    def expected(self) -> Expected:
+        """Nobody knows."""
+        return Expected()
+
+    def summing(
+        self, layout: Layout, names: Iterable[str], sums: list[int | None]
+    ) -> Iterator[int]:
+        """Sum what the file holds, which somebody else may have written."""
+        file = _opened(self._home())
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "it is gone", str(self._path))
+        with file:
+            head = file.read(PREFIX_BYTES)
+            head += file.read(min(int.from_bytes(head, "little"), HEADER_BYTES_MAX))
+            there = Layout.parse(head)
+            for name in names:
+                total: int | None = None
+                if there.signatures.get(name) == layout.signatures[name]:
+                    spec, total = there.by_name(name), 0
+                    for begin in range(spec.begin, spec.end, STEP_BYTES):
+                        count = min(STEP_BYTES, spec.end - begin)
+                        piece = os.pread(file.fileno(), count, len(head) + begin)
+                        total = crc32c(piece, total)
+                        yield count
+                sums.append(total)
+
+    def ahead(self, staged: StagedVersion) -> None:
+        """Files have readers of their own."""
+
+    def apply(self, staged: StagedVersion) -> None:
+        """Write the version beside the file, then rename it over the file.
+
+        Raises:
+            OSError: It could not be written; the file is as it was.
+        """
+        self.settle()
+        try:
+            home = self._home()
+            self._before = _opened(home)  # its bytes stay for as long as it is open
+            self._kept = None if self._before is None else _other_name(home, self._before)
+            pieces = staged.layout.header, staged.data.data
+            _replace(home, self._before, lambda file: file.writelines(pieces))
+        except OSError as error:
+            raise self._explained(error) from error
+        self._replaced = home
+
+    def undo(self) -> bool:
+        """Put the file back that was there before, or have none if there was none."""
+        before, home = self._before, self._replaced
+        try:
+            if home is not None and before is None:
+                home.unlink(missing_ok=True)
+            elif home is not None and self._kept is not None and self._kept.exists():
+                os.replace(self._kept, home)
+            elif home is not None and before is not None:
+                _replace(home, before, lambda file: shutil.copyfileobj(before, file))
+        finally:
+            self.settle()
+        return True
+
+    def settle(self) -> None:
+        """Let go of what was there before."""
+        if self._kept is not None:
+            with suppress(OSError):  # then the next subscriber of this file clears it away
+                self._kept.unlink()
+        if self._before is not None:
+            self._before.close()
+        self._before, self._kept, self._replaced = None, None, None
+
+    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
+        """They lie where they were copied from."""
+        return staged.data if staged.shared is None else None
+
+    def _home(self) -> Path:
+        """Return which file is replaced: a link is followed to where it leads by now."""
+        return Path(os.path.realpath(self._path))
+
+    def _explained(self, error: OSError) -> OSError:
+        """Name the file that is meant, not the one that is written beside it; what to do, too."""
+        folder, text = self._home().parent, error.strerror
+        if error.errno in (errno.ENOENT, errno.ENOTDIR) and not folder.is_dir():
+            text = f"there is no folder {folder} to write it into; make it first"
+        return error if text is None else OSError(error.errno, text, str(self._path))
+
+
+def _opened(path: Path) -> BinaryIO | None:
+    """Open what is to be replaced; None if nothing is there yet.
+
+    Raises:
+        OSError: It is no file that could be replaced, or may not be read, so not put back either.
+    """
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+        if kind in KINDS:
+            number, what = KINDS[kind]
+            raise OSError(number, f"it is {what}; give the file to write", str(path))
+        # If it has become a FIFO since, do not wait for its other end.
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    except FileNotFoundError:
+        return None
+
+
+def _replace(path: Path, before: BinaryIO | None, write: Callable[[BinaryIO], object]) -> None:
+    temporary, handle = _temporary(path, 0o666 if before is None else 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if before is not None:
+                _permit_alike(handle, before.fileno())
+            write(file)
+            file.flush()
+            os.fsync(handle)
+            os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):  # its folder is gone, for instance
+            temporary.unlink()
+        raise
+
+
+def _temporary(path: Path, mode: int) -> tuple[Path, int]:
+    """Make a file beside another, and hold its lock: somebody is at it."""
+    while True:
+        hidden = _hidden(path)
+        handle = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            ours = _locked(handle) and os.fstat(handle).st_nlink > 0
+        except OSError:  # there are no locks here, so nobody clears anything away either
+            ours = True
+        if ours:
+            return hidden, handle
+        os.close(handle)  # it was cleared away before it had its lock
+
+
+def _permit_alike(handle: int, before: int) -> None:
+    """Let those use a new file, as yet its owner's alone, who may use the old one; nobody else."""
+    old, new = os.fstat(before), os.fstat(handle)
+    mode = stat.S_IMODE(old.st_mode)
+    try:
+        if old.st_uid != new.st_uid:
+            with suppress(OSError):  # only root may give files away
+                os.fchown(handle, old.st_uid, -1)
+        if old.st_gid != new.st_gid:
+            os.fchown(handle, -1, old.st_gid)
+    except OSError:  # another group would have its rights: it has those of others
+        mode = (mode & ~0o070) | (mode & 0o007) << 3
+    with suppress(OSError):  # there are none here
+        try:
+            os.setxattr(handle, ACCESS_LIST, os.getxattr(before, ACCESS_LIST))
+        except OSError as error:
+            if error.errno == errno.ENODATA:  # nor shall there be what the folder gives
+                os.removexattr(handle, ACCESS_LIST)
+    with suppress(OSError):  # whoever has mounted this decides, or it stays its owner's alone
+        os.fchmod(handle, mode)
+
+
+def _other_name(path: Path, before: BinaryIO) -> Path | None:
+    """Give a file another name, under its lock, to be put back at once: a copy takes long."""
+    with suppress(OSError):  # there are no links here, or no locks, or others have it
+        if _locked(before.fileno()):
+            hidden = _hidden(path)
+            os.link(path, hidden)
+            return hidden
+    return None
+
+
+def _hidden(path: Path) -> Path:
+    return path.parent / f".{path.name}.{secrets.token_hex(8)}"
+
+
+def _clear_away(path: Path) -> None:
+    """Remove what killed subscribers have left of this file: nobody holds its lock."""
+    left = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}")
+    for hidden in path.parent.iterdir():
+        if left.fullmatch(hidden.name):
+            with suppress(OSError), hidden.open("rb") as file:
+                if _locked(file.fileno()):
+                    hidden.unlink()
+
+
+def _locked(handle: int) -> bool:
+    """Take the lock of a file, which the kernel ends with its holder; return whether it is ours."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
