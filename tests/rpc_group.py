@@ -5,7 +5,6 @@ Workers build their receivers when they are told to, by a call of RPC.
 
 import asyncio
 import multiprocessing
-import socket
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed import rpc
 
+from weightbus.tests.ports import lasting_ports
 from weightbus.tests.ray_cluster import SECONDS, model, values
 
 models: dict[str, nn.Module] = {}
@@ -51,8 +51,7 @@ class Group:
 @contextmanager
 def group(workers: int) -> Generator[Group]:
     """Run a group, and leave no process of it behind; once in a process."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = lasting_ports(1)
     context = multiprocessing.get_context("spawn")
     processes: list[BaseProcess] = [
         context.Process(target=_work, args=(i + 1, workers + 1, port), daemon=True)

@@ -38,6 +38,7 @@ from weightbus.bus.publisher.machine import PublisherMachine
 from weightbus.bus.publisher.publication import Publication
 from weightbus.python_client.state_folder import TABLE
 from weightbus.tests.bus_process import checksum, model
+from weightbus.tests.ports import lasting_address
 
 SECONDS = 60.0  # far more than anything here takes
 QUICK = Timing(ping=0.2, lost_after=2.0)
@@ -342,14 +343,14 @@ def test_workers_outlive_their_publisher_and_follow_the_next(scene: Scene) -> No
 
 def test_the_weights_stay_while_nobody_publishes(scene: Scene) -> None:
     target = model(SMALL, 0)
-    first = Publisher(timing=QUICK)
+    first = Publisher(lasting_address(), timing=QUICK)
     subscriber = scene.subscriber(first, target).start()
     first.wait_for_workers(1, SECONDS)
     first.publish("m", model(SMALL, 1), timeout=SECONDS)
     first.close()
     assert checksum(target) == checksum(model(SMALL, 1))
     assert subscriber.version("m") == 1
-    second = scene.publisher(address=first.address, data=first.data_address)
+    second = scene.publisher(address=first.address)
     second.wait_for_workers(1, SECONDS)
     assert second.workers()[subscriber.name].running == {"m": (first.epoch, 1)}
     second.publish("m", model(SMALL, 2), timeout=SECONDS)
@@ -360,13 +361,13 @@ def test_a_publisher_whose_clock_is_behind_finds_its_workers(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     target, late = model(SMALL, 0), model(SMALL, 0)
-    first = Publisher(timing=QUICK)
+    first = Publisher(lasting_address(), timing=QUICK)
     subscriber = scene.subscriber(first, target).start()
     first.publish("m", model(SMALL, 1), expect=1, timeout=SECONDS)
     first.close()
     hour_ago = time.time_ns() - 3600 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: hour_ago)
-    second = scene.publisher(address=first.address, data=first.data_address, timing=QUICK)
+    second = scene.publisher(address=first.address, timing=QUICK)
     assert second.epoch < first.epoch
     receipt = second.publish("m", model(SMALL, 2), expect=1, timeout=SECONDS)
     assert receipt.in_state("applied") == [subscriber.name]
@@ -380,20 +381,20 @@ def test_a_publisher_whose_clock_is_behind_finds_its_workers(
 
 def test_an_older_epoch_is_refused_and_says_so(scene: Scene) -> None:
     target = model(SMALL, 0)
-    first = Publisher(timing=QUICK, epoch=50)
+    first = Publisher(lasting_address(), timing=QUICK, epoch=50)
     subscriber = scene.subscriber(first, target)
     first.wait_for_workers(1, SECONDS)
     first.publish_async("m", model(SMALL, 1))
     assert subscriber.receive(SECONDS) is not None
     first.close()
-    older = scene.publisher(address=first.address, data=first.data_address, epoch=49, timing=QUICK)
+    older = scene.publisher(address=first.address, epoch=49, timing=QUICK)
     older.publish("m", model(SMALL, 9))
     with pytest.raises(RefusedError, match="of epoch 50, from another publisher") as caught:
         subscriber.receive(SECONDS)
     assert caught.value.code == "stale-epoch"
     assert checksum(target) == checksum(model(SMALL, 1))
     older.close()
-    newer = scene.publisher(address=first.address, data=first.data_address, epoch=51)
+    newer = scene.publisher(address=first.address, epoch=51)
     newer.publish("m", model(SMALL, 2))
 
     def follows() -> bool:

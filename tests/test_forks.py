@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.parse
 import warnings
 from collections.abc import Generator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from weightbus import Publisher
 from weightbus.tests.forking import SECONDS, a_pair, descriptors, weights
+from weightbus.tests.ports import lasting_address, lasting_ports
 
 FORKS = pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="needs Linux")
 
@@ -37,8 +37,8 @@ def test_a_child_closes_all_sockets_and_the_parent_goes_on(tmp_path: Path, schem
 
 @FORKS
 def test_a_child_keeps_no_page_and_nobody_who_looks_at_it() -> None:
-    with Publisher(dashboard="127.0.0.1:0") as publisher:
-        where = urllib.parse.urlsplit(publisher.shown.dashboard).netloc
+    where = f"127.0.0.1:{lasting_ports(1)[0]}"
+    with Publisher(dashboard=where) as publisher:
         browser = http.client.HTTPConnection(where, timeout=SECONDS)
         browser.request("GET", "/events")
         stream = browser.getresponse()
@@ -99,7 +99,7 @@ class Pids(Dataset):
     def __getitem__(self, index): return os.getpid()
 
 model, copy = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
-publisher = weightbus.Publisher(state=sys.argv[1])
+publisher = weightbus.Publisher(sys.argv[2], state=sys.argv[1])
 subscriber = weightbus.Subscriber(publisher.address, {"m": copy}).start()
 publisher.wait_for_workers(1, timeout=30)
 publisher.publish("m", model)
@@ -118,7 +118,7 @@ sys.stdin.readline()
 def a_trainer(state: Path) -> Generator[tuple["subprocess.Popen[str]", list[str], list[int]]]:
     """A trainer with a DataLoader of two processes; its addresses, and their pids."""
     process = subprocess.Popen(  # noqa: S603 - our own code
-        [sys.executable, "-c", TRAINER, str(state)],
+        [sys.executable, "-c", TRAINER, str(state), lasting_address()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

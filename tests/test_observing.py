@@ -50,6 +50,7 @@ from weightbus.codecs.layout import Layout
 from weightbus.python_client.observing.observer import Observer
 from weightbus.python_client.observing.view import View
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.ports import lasting_address
 from weightbus.tests.test_publisher_machine import Bench, hello
 from weightbus.tests.virtual_shell import hash_all
 
@@ -434,8 +435,8 @@ def test_observers_see_what_receipts_say(publisher: Publisher) -> None:
 
 
 def test_an_observer_outlives_its_publisher() -> None:
-    with Publisher() as publisher, Observer(publisher.address) as observer:
-        address = publisher.address
+    address = lasting_address()
+    with Publisher(address) as publisher, Observer(address) as observer:
         assert observer.look(SECONDS)
         epoch = observer.view.epoch
         publisher.close()

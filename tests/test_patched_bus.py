@@ -17,6 +17,7 @@ from weightbus.bus.worker.slot import Slot
 from weightbus.python_client import subscriber as subscribers
 from weightbus.python_client.models import BASES
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.ports import lasting_address
 from weightbus.tests.sealed_bus import keys_in
 
 SECONDS = 20.0
@@ -265,26 +266,28 @@ def test_nothing_is_patched_on_the_shared_road() -> None:
 
 def test_after_a_restart_patches_build_on_what_runs_by_its_new_name(tmp_path: Path) -> None:
     here, model = weights(), weights(1)
-    with bus(state=tmp_path) as (publisher, told):
-        address = publisher.address
-        with Subscriber(address, {"m": here}, name="w", **told) as worker:
-            worker.start()
-            publisher.wait_for_workers(1, SECONDS)
-            publisher.publish("m", model, encoding="delta", timeout=SECONDS)
-            old = publisher.epoch
-            publisher.close()
-            with Publisher(address, shared_memory=False, state=tmp_path) as again:
-                assert worker.wait_for_version("m", 1, epoch=old + 1, timeout=SECONDS)
-                base = slot_of(worker).holds.base
-                assert base is not None
-                wait_for(lambda: base.running.epoch == again.epoch, "its new name", SECONDS)
-                ways: list[str] = []
-                for step in range(3):
-                    model = trained(model, step)
-                    receipt = again.publish("m", model, encoding="delta", timeout=SECONDS)
-                    check(here, model)
-                    ways.append(came(receipt))
-                assert ways[-1] == "delta-1", "the first has nothing to build on at the publisher"
+    address = lasting_address()
+    with (
+        bus(address=address, state=tmp_path) as (publisher, told),
+        Subscriber(address, {"m": here}, name="w", **told) as worker,
+    ):
+        worker.start()
+        publisher.wait_for_workers(1, SECONDS)
+        publisher.publish("m", model, encoding="delta", timeout=SECONDS)
+        old = publisher.epoch
+        publisher.close()
+        with Publisher(address, shared_memory=False, state=tmp_path) as again:
+            assert worker.wait_for_version("m", 1, epoch=old + 1, timeout=SECONDS)
+            base = slot_of(worker).holds.base
+            assert base is not None
+            wait_for(lambda: base.running.epoch == again.epoch, "its new name", SECONDS)
+            ways: list[str] = []
+            for step in range(3):
+                model = trained(model, step)
+                receipt = again.publish("m", model, encoding="delta", timeout=SECONDS)
+                check(here, model)
+                ways.append(came(receipt))
+            assert ways[-1] == "delta-1", "the first has nothing to build on at the publisher"
 
 
 def test_small_versions_go_with_their_announcements() -> None:

@@ -3,9 +3,7 @@
 import contextlib
 import multiprocessing
 import re
-import socket
 from collections.abc import Generator
-from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,14 +13,9 @@ import pytest
 pytest.importorskip("torchrl")
 
 from weightbus.tests import torchrl_story as story
+from weightbus.tests.ports import lasting_ports
 
 SECONDS = 60.0  # what one part of a story may take on a busy machine
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]
 
 
 @contextlib.contextmanager
@@ -30,7 +23,7 @@ def told(make: Any, make_scheme: Any) -> Generator[Connection]:
     """Have a story told by another process, which ends with all that it started."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=story.tell, args=(make, make_scheme, free_ports(2), theirs)
+        target=story.tell, args=(make, make_scheme, lasting_ports(2), theirs)
     )
     process.start()
     theirs.close()

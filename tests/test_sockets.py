@@ -178,7 +178,7 @@ def test_of_two_publishers_at_one_path_the_first_is_undisturbed(
             killed.bind(str(path))
     with contextlib.ExitStack() as stack:
         first = PublisherSockets(f"ipc://{path}", None)
-        with pytest.raises(AddressError, match="in use by another process"):
+        with pytest.raises(AddressError, match="in use by a publisher of this process: close"):
             PublisherSockets(f"ipc://{path}", f"ipc://{path}.elsewhere")
         worker = WorkerSockets(first.address, lambda _frames, _size: None)
         stack.callback(worker.close)

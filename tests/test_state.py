@@ -18,6 +18,7 @@ from weightbus import Publisher, StateFolderError, StoredVersion, Subscriber, Up
 from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.python_client import keeper
 from weightbus.python_client.state_folder import TABLE, StateFolder
+from weightbus.tests.ports import lasting_address
 
 SECONDS = 60.0  # far more than anything here takes
 
@@ -39,7 +40,7 @@ class Fleet:
     """Publishers that come and go over one folder at one address, and their subscribers."""
 
     def __init__(self, path: Path, *, shared_memory: bool) -> None:
-        self.path, self.address, self.shared_memory = path, "tcp://127.0.0.1:0", shared_memory
+        self.path, self.address, self.shared_memory = path, lasting_address(), shared_memory
         self.made: list[Subscriber] = []
         self.publisher: Publisher | None = None
 
@@ -48,8 +49,7 @@ class Fleet:
         if self.publisher is not None:
             self.publisher.close()
         known: dict[str, Any] = {"state": self.path, "shared_memory": self.shared_memory}
-        self.publisher = Publisher(self.address, data="tcp://127.0.0.1:0", **known | options)
-        self.address = self.publisher.address
+        self.publisher = Publisher(self.address, **known | options)
         return self.publisher
 
     def subscriber(self, target: object, **options: Any) -> Subscriber:

@@ -28,7 +28,7 @@ from . import endpoints
 from .accepted import Accepted, unguessable_identities
 from .bell import Bell
 from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
-from .listening import Listener
+from .listening import Listener, belongs, bound
 from .pub import Distribution
 from .sub import Subscription
 from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Arrived, Place
@@ -170,6 +170,7 @@ class PublisherSockets(_Sockets):
     Attributes:
         data: Those who have subscribed.
         key: Of whoever sent the message that was received last; empty where there are none.
+        leaving: Whether they are about to be closed.
 
     Raises:
         AddressError: An address makes no sense, or is taken.
@@ -189,7 +190,7 @@ class PublisherSockets(_Sockets):
         self.data = Distribution(queue, self._selector, grants)
         self._gate: curve.Gate | None = None
         self._asks = False  # somebody, whether it may come in
-        self.key = ""
+        self.key, self.leaving = "", False
         self._listener: Listener | None = None  # of an ipc address
         self._accepted = Accepted(counts=endpoints.ipc_path(address) is None)
         self._last: tuple[int, bytes] | None = None  # of the last message: where it came from
@@ -207,6 +208,8 @@ class PublisherSockets(_Sockets):
             self.address = self._bind(address)
             self._accepted.belong_to(self.address)
             self.data_address = self._bind_data(address, data)
+            belongs(self.address, self)
+            belongs(self.data_address, self)
             self._take_note_of_accepted(time.monotonic())  # only then its descriptor tells of more
         except BaseException:
             self.close()
@@ -226,14 +229,15 @@ class PublisherSockets(_Sockets):
 
     def _bind(self, endpoint: str) -> str:
         self._control.setsockopt(zmq.IPV6, int("[" in endpoint))
-        try:
-            if endpoints.ipc_path(endpoint) in (None, "*"):  # libzmq makes a folder of its own
-                self._control.bind(endpoint)
-            else:
-                self._bind_path(endpoint)
-        except (OSError, zmq.ZMQError) as error:
-            reason = str(error.strerror or error)
-            raise endpoints.unbindable(endpoint, "address", error.errno, reason) from None
+        of_libzmq = endpoints.ipc_path(endpoint) in (None, "*")  # it makes a folder of its own
+
+        def bind() -> None:
+            try:
+                (self._control.bind if of_libzmq else self._bind_path)(endpoint)
+            except zmq.ZMQError as error:
+                raise OSError(error.errno, error.strerror) from None
+
+        bound(bind, endpoint, "address")
         return self._control.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def _bind_path(self, endpoint: str) -> None:

@@ -5,7 +5,6 @@ completes what it is told with the host that it used itself, so that one publish
 under several names (loopback, a container's name, an address behind a port mapping).
 """
 
-import errno
 import ipaddress
 import re
 import socket
@@ -93,6 +92,13 @@ def is_local(endpoint: str) -> bool:
         return False
 
 
+def same_place(one: str, other: str) -> bool:
+    """Return whether two endpoints are one path, or of one port."""
+    if ipc_path(one) is not None or ipc_path(other) is not None:
+        return one == other
+    return host_and_port(one)[1] == host_and_port(other)[1]
+
+
 def ipc_path(endpoint: str) -> str | None:
     """Return the path of an IPC endpoint; None for any other."""
     match = _IPC.match(endpoint)
@@ -127,13 +133,3 @@ def dial(endpoint: str, timeout: float) -> socket.socket:
         found.close()
         raise
     return found
-
-
-def unbindable(endpoint: str, parameter: str, number: int | None, reason: str) -> AddressError:
-    """Return the error for an endpoint that cannot be bound, by the system's number and words."""
-    if number == errno.EADDRINUSE:
-        return AddressError(
-            f"{endpoint} is in use by another process; stop it, or pass another {parameter}= "
-            "(port 0 takes any free one)"
-        )
-    return AddressError(f"cannot bind {parameter} {endpoint}: {reason}")

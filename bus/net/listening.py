@@ -9,25 +9,122 @@ its holder: nothing is left behind.
 import contextlib
 import errno
 import fcntl
+import gc
 import os
 import resource
 import socket
 import stat
 import time
-from collections.abc import Generator
+import weakref
+from collections.abc import Callable, Generator
+from typing import Protocol, TypeVar
 
+from ..errors import AddressError
 from ..limits import DESCRIPTORS_RESERVED
 from . import endpoints
+from .holders import PROC, Holder, given_out, holder_of
 
 BACKLOG = 128  # connections that the kernel keeps until they are accepted
 LOCK_SECONDS = 1.0  # for the lock on a folder, which others hold for less than a millisecond
 LOOK_SECONDS = 0.005  # between two attempts to take it
+# For a port that a connection of somebody's was given, and for a publisher of this process that is
+# on its way out: who is dropped ends once Python has collected it. Whoever else listens stays.
+BIND_SECONDS = 5.0
+AGAIN_SECONDS = 0.05  # between two attempts to bind
+
+T = TypeVar("T")
+
+
+class Leaves(Protocol):
+    """A publisher's sockets.
+
+    Attributes:
+        leaving: Whether they are about to be closed.
+    """
+
+    leaving: bool
+
+
+_here: "weakref.WeakValueDictionary[str, Leaves]" = weakref.WeakValueDictionary()
 
 
 def spent(descriptor: int) -> bool:
     """Return whether hardly any descriptors are left: a new one has the lowest free number."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit != resource.RLIM_INFINITY and descriptor >= limit - DESCRIPTORS_RESERVED
+
+
+def belongs(endpoint: str, publisher: Leaves) -> None:
+    """Say which publisher of this process has an endpoint, for as long as it lives."""
+    _here[endpoint] = publisher
+
+
+def bound(bind: Callable[[], T], endpoint: str, parameter: str) -> T:
+    """Bind an endpoint; where the port is taken for the moment, wait for it.
+
+    Args:
+        bind: Binds it. It raises an `OSError`.
+        endpoint: What that is.
+        parameter: What the user calls it.
+
+    Raises:
+        AddressError: It makes no sense; somebody listens there; or it stayed taken.
+    """
+    started, collected = time.monotonic(), False
+    while True:
+        leaving = any(publisher.leaving for publisher in _at(endpoint))
+        try:
+            return bind()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                reason = str(error.strerror or error)
+                raise AddressError(f"cannot bind {parameter} {endpoint}: {reason}") from None
+        holder = holder_of(endpoint)
+        ours = holder is not None and holder.listens and holder.pid == os.getpid()
+        if ours and not collected:
+            gc.collect()  # it may be one that nobody refers to any more
+            collected = True
+            continue
+        waited = time.monotonic() - started
+        if waited >= BIND_SECONDS or not (leaving if ours else _passes(endpoint, holder)):
+            raise _taken(endpoint, parameter, holder, waited)
+        time.sleep(AGAIN_SECONDS)
+
+
+def _passes(endpoint: str, holder: Holder | None) -> bool:
+    """Return whether an endpoint is taken for the moment only."""
+    connected = holder is None or not holder.listens
+    return connected and endpoints.ipc_path(endpoint) is None and PROC.exists()
+
+
+def _at(endpoint: str) -> list[Leaves]:
+    """Return the publishers of this process at an endpoint."""
+    return [here for own, here in list(_here.items()) if endpoints.same_place(endpoint, own)]
+
+
+def _taken(endpoint: str, parameter: str, holder: Holder | None, waited: float) -> AddressError:
+    other = f"pass another {parameter}= (port 0 takes any free one)"
+    if holder is None and endpoints.ipc_path(endpoint) is not None:
+        return AddressError(
+            f"{endpoint} is taken by a file at which nobody is seen to listen: remove it if it is "
+            f"no use to anybody, or pass another {parameter}="
+        )
+    if holder is None or not holder.listens:
+        by = holder or "something that the system does not name"
+        given = given_out(endpoint)
+        hint = f"; the kernel gives ports of {given} to connections: choose one outside" * bool(
+            given
+        )
+        return AddressError(
+            f"{endpoint} is in use by {by}, and stayed so for {waited:g} s: {other}{hint}"
+        )
+    if holder.pid == os.getpid():
+        ours = bool(_at(endpoint))
+        by = "by a publisher of this process: close() it" if ours else "by this process itself"
+        return AddressError(f"{endpoint} is in use {by}, or {other}")
+    return AddressError(
+        f"{endpoint} is in use by {holder}, which listens there; stop it, or {other}"
+    )
 
 
 class Listener:

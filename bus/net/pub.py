@@ -18,6 +18,7 @@ import selectors
 import socket
 import time
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ..allowance import Allowance
@@ -25,8 +26,7 @@ from ..complaints import Complaints
 from ..limits import ACCEPTS, STRANGER_SECONDS
 from ..messages import Buffer
 from ..trust.grants import Grants
-from . import endpoints
-from .listening import Listener, spent
+from .listening import Listener, bound, spent
 from .outlet import HOLD_SECONDS, Outlet, QueuedMessage
 from .zmtp import ZmtpError
 
@@ -80,11 +80,7 @@ class Distribution:
         Raises:
             AddressError: It is taken, or makes no sense.
         """
-        try:
-            self._listener = Listener(endpoint)
-        except OSError as error:
-            reason = str(error.strerror or error)
-            raise endpoints.unbindable(endpoint, parameter, error.errno, reason) from None
+        self._listener = bound(partial(Listener, endpoint), endpoint, parameter)
         self._selector.register(self._listener.socket, selectors.EVENT_READ)
         return self._listener.endpoint
 

@@ -219,6 +219,7 @@ class PublisherLoop:
     def stop(self) -> bool:
         """Have the thread end as soon as it can; return False if somebody has done so before."""
         before, self._stopping = self._stopping, True
+        self._sockets.leaving = True
         self._sockets.wake()
         return not before
 

@@ -6,7 +6,6 @@ Each query must find something in a Prometheus that scrapes a publisher.
 import json
 import re
 import shutil
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -19,6 +18,7 @@ import pytest
 from weightbus import Publisher, PublishError
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.operators.served import SECONDS, arrays
+from weightbus.tests.ports import lasting_ports
 from weightbus.tests.test_metrics import ROOT, expressions, fetch
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
@@ -51,9 +51,7 @@ def _prometheus(publisher: Publisher, tmp_path: Path) -> Iterator[str]:
         "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
         f"scrape_configs: [{{job_name: weightbus, static_configs: [{{targets: ['{target}']}}]}}]\n"
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{lasting_ports(1)[0]}"
     words = [need(PROMETHEUS), f"--config.file={tmp_path / 'p.yml'}"]
     words += [f"--web.listen-address={address}", f"--storage.tsdb.path={tmp_path / 'data'}"]
     with (tmp_path / "log").open("w") as log, subprocess.Popen(words, stderr=log) as process:  # noqa: S603
