@@ -28,6 +28,7 @@ class Worker:
         self.address, self.model, self.path, self.known = address, model, path, (0, 0)
         self.runs: dict[str, Any] = {}  # epoch, version and digest
         self.reports: dict[str, Any] = {"ping": {}}  # what is said again and again
+        self.later, self.again, self.pause = (0, 0), 0.0, 0.0  # what has failed, and is put off
 
     def session(self) -> str:  # on a connection of its own; returns why it is over
         with zmq.Context.instance().socket(zmq.DEALER) as self.dealer:  # type: ignore
@@ -71,17 +72,19 @@ class Worker:
             case {"epoch": int(epoch)} if epoch != self.epoch:
                 return "another publisher took its place" if self.epoch >= 0 else ""
             case {"type": "pong", "models": {self.model: int(newest)}}:
-                if (self.epoch, newest) > self.known and not self.arriving:
+                put_off = (self.epoch, newest) <= self.later and now < self.again
+                if (self.epoch, newest) > self.known and not self.arriving and not put_off:
                     self.say("fetch", version=0, layout=True)
             case {"type": "announce", "version": int(v)} if (self.epoch, v) > self.known:
                 nbytes, size, self.due = message["nbytes"], message["chunk_bytes"], 0.0
-                failed = {"epoch": self.epoch, "version": v, "text": "a worker of level 1"}
                 if [message.get(key) for key in PLAIN] != [*PLAIN.values()]:
-                    self.reports["failed"] = failed | {"code": "unsupported"}
+                    self.fail(v, "unsupported")
                 elif nbytes > min(BYTES_MAX, CHUNKS_MAX * size):
-                    self.reports["failed"] = failed | {"code": "too-large"}
+                    self.fail(v, "too-large")
                     self.known = self.epoch, v
-                elif not self.arriving and sha256(body).hexdigest() == message["layout"]:
+                elif body and sha256(body).hexdigest() != message["layout"]:
+                    self.fail(v, "layout-invalid")
+                elif body and not self.arriving:
                     self.arriving, self.until, self.nbytes, self.size = v, now + 1, nbytes, size
                     self.head, self.data, self.crcs, self.proof = body, bytearray(), list[int](), ""
             case {"type": "end", "version": self.arriving, "digest": str(digest)}:
@@ -109,9 +112,17 @@ class Worker:
         if sha256(proof).hexdigest() == self.proof:
             Path(self.path + ".part").write_bytes(self.head + self.data)
             os.replace(self.path + ".part", self.path)
-            self.known = self.epoch, self.arriving
-            self.runs, self.reports = runs, {"applied": runs, "ping": {}}
-        self.arriving, self.due = 0, 0.0  # if it is not as it was published, it is fetched anew
+            self.known, self.runs = (self.epoch, self.arriving), runs
+            self.reports = {"applied": runs, "ping": {}}
+        else:
+            self.fail(self.arriving, "digest-mismatch")
+        self.arriving, self.due = 0, 0.0
+
+    def fail(self, version: int, code: str) -> None:  # it is left alone for ever longer
+        key, of = (self.epoch, version), {"epoch": self.epoch, "version": version}
+        self.reports["failed"] = of | {"code": code, "text": "a worker of level 1"}
+        self.pause = min(2 * self.pause, SLOW) if key == self.later else PATIENCE
+        self.later, self.again, self.due = key, time.monotonic() + self.pause, 0.0
 
 
 worker = Worker(*sys.argv[1:])

@@ -58,6 +58,19 @@ def test_it_is_asked_for_by_its_number_once_it_can_be_there() -> None:
     assert bench.slot.asking.hear_of(EPOCH, 3, bench.now) == [], "it is arriving"
 
 
+def test_it_is_left_alone_for_a_while_after_it_has_failed() -> None:
+    bench = Bench()
+    want(bench, 2)
+    assert asked(bench.slot.asking.hear_of(EPOCH, 3, bench.now)) == [(2, True)]
+    assert sent(bench.announce(version(2), encoding="another"), Failed)
+    timing = bench.slot.timing
+    for _ in range(3):
+        bench.now += timing.quiet
+        assert asked(bench.slot.asking.hear_of(EPOCH, 3, bench.now)) == []
+    bench.now += timing.quiet
+    assert asked(bench.slot.asking.hear_of(EPOCH, 3, bench.now)) == [(2, True)]
+
+
 def test_what_was_on_its_way_makes_room_for_it_and_what_is_ready_does_not_matter() -> None:
     bench = Bench()
     for number in (3, 4):

@@ -1,10 +1,12 @@
 """The examples that run by themselves do, and print what every worker runs."""
 
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+import zmq
 
 import weightbus
 from weightbus.tests.compose.waiting import wait_for
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+PAUSE = 1.0  # seconds, after which a worker of level 1 asks again; then twice as long
 
 
 @pytest.mark.parametrize("name", ["ray_actors.py", "rpc_plain_pytorch.py"])
@@ -95,7 +99,47 @@ def test_a_worker_of_level_1_keeps_the_newest_version(tmp_path: Path) -> None:
                 again = later.publish("m", weights, timeout=60)
                 assert (again.epoch > receipt.epoch, again.version) == (True, 1)
                 assert is_published()
-    assert len((EXAMPLES / "level1_worker.py").read_text().splitlines()) <= 120
+    assert len((EXAMPLES / "level1_worker.py").read_text().splitlines()) <= 131
+
+
+@pytest.mark.parametrize("code", ["digest-mismatch", "layout-invalid", "unsupported"])
+def test_a_worker_of_level_1_does_not_ask_at_once_for_what_has_failed(
+    tmp_path: Path, code: str
+) -> None:
+    header = b'{"w":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}   '
+    layout = len(header).to_bytes(8, "little") + header
+    of = {"wbp": 1, "model": "m", "epoch": 7, "version": 1}
+    about = {"layout_bytes": len(layout), "nbytes": 0, "chunk_bytes": 1024, "commit": "auto"}
+    digest = hashlib.sha256(b"" if code == "layout-invalid" else layout).hexdigest()
+    encoding = "another" if code == "unsupported" else "raw"
+    asked, failed = list[float](), set[str]()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+
+        def say(**fields: Any) -> None:
+            body = [layout] if fields["type"] == "announce" else []
+            router.send_multipart([who, json.dumps(of | fields).encode(), *body])
+
+        with running("level1_worker.py", address, "m", str(tmp_path / "m")):
+            while len(asked) < 3:
+                assert router.poll(60_000), "nothing is said any more"
+                who, said = router.recv_multipart()
+                match json.loads(said):
+                    case {"type": "hello"}:
+                        say(type="welcome", data="", ping_ms=1000, lost_ms=5000, models={})
+                    case {"type": "ping"}:
+                        say(type="pong", models={"m": 1})
+                    case {"type": "fetch", "version": version}:
+                        asked += [time.monotonic()] * (version == 0)
+                        say(type="announce", **about, layout=digest, encoding=encoding)
+                        say(type="end", digest="0" * 64)
+                    case told:
+                        failed.add(told["code"])
+    assert failed == {code}
+    assert asked[1] - asked[0] >= 0.99 * PAUSE
+    assert asked[2] - asked[1] >= 1.99 * PAUSE
+    assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize("name", ["numpy_worker.py", "jax_worker.py"])

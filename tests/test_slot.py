@@ -1,7 +1,7 @@
 """The latest version wins, nothing torn is given out, and two buffers are enough."""
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -512,22 +512,80 @@ def test_a_failure_leaves_what_runs_and_is_repeated() -> None:
     assert not sent(bench.slot.repeat(), Failed), "another version is begun"
 
 
-def test_what_found_no_room_is_tried_again_after_ever_longer_pauses() -> None:
+def _no_room(bench: Bench) -> list[Effect]:
+    bench.deliver(version(1))
+    bench.report((EPOCH, 1), "taken")
+    return bench.report((EPOCH, 1), "failed", "full")
+
+
+def _no_memory(bench: Bench) -> list[Effect]:
+    bench.takes = lambda _nbytes: None
+    effects = bench.announce(version(1))
+    bench.takes = empty
+    return effects
+
+
+def _no_match(bench: Bench) -> list[Effect]:
+    v = version(1)
+    bench.announce(v)
+    return [e for _ in range(RESTARTS_MAX) for e in bench.feed(v) + bench.end(v, "0" * 64)]
+
+
+def _no_fit(bench: Bench) -> list[Effect]:
+    v = version(1)
+    bench.announce(v, header=False)
+    return bench.done(bench.slot.announced(announcement(v), b"{}", bench.now))
+
+
+def _unknown(bench: Bench) -> list[Effect]:
+    return bench.announce(version(1), encoding="another")
+
+
+FAILS: dict[str, Callable[[Bench], list[Effect]]] = {
+    "no room": _no_room,
+    "no-memory": _no_memory,
+    "digest-mismatch": _no_match,
+    "layout-invalid": _no_fit,
+    "unsupported": _unknown,
+}
+
+
+@pytest.mark.parametrize("fails", FAILS)
+def test_what_fails_is_tried_again_after_ever_longer_pauses(fails: str) -> None:
     bench, tried = Bench(), list[float]()
     while bench.now < 10 * bench.slot.timing.patience_max:
         bench.now += bench.slot.timing.quiet
+        assert not sent(bench.slot.tick(bench.now), Fetch)
         if sent(bench.slot.asking.hear_of(EPOCH, 1, bench.now), Fetch):
             tried.append(bench.now)
-            bench.deliver(version(1))
-            bench.report((EPOCH, 1), "taken")
-            failure = bench.report((EPOCH, 1), "failed", "full")
-            assert sent(failure, Failed)[0].code == "no-memory"
+            [failed] = sent(FAILS[fails](bench), Failed)
+            assert failed.code == ("no-memory" if fails == "no room" else fails)
     pauses = [after - before for before, after in itertools.pairwise(tried)]
     patience, most = bench.slot.timing.patience, bench.slot.timing.patience_max
     assert pauses[:4] == [patience, 2 * patience, 4 * patience, 8 * patience]
     assert set(pauses[4:]) == {most}
     bench.deliver(version(2))
     assert sent(bench.apply(version(2)), Applied), "another one is not put off"
+    bench.announce(version(3), encoding="another")
+    bench.now += patience
+    assert sent(bench.slot.asking.hear_of(EPOCH, 3, bench.now), Fetch), "it begins with patience"
+
+
+@pytest.mark.parametrize("word", ["gone", "aborted"])
+def test_what_is_before_a_version_that_is_put_off_waits_until_that_is_not_to_be_had(
+    word: str,
+) -> None:
+    bench, v = Bench(), version(2)
+    bench.announce(v, encoding="another")
+    assert not sent(bench.slot.asking.hear_of(EPOCH, 1, bench.now), Fetch), "it would come again"
+    assert not sent(bench.slot.asking.hear_of(EPOCH, 2, bench.now), Fetch)
+    assert not sent(bench.slot.gone(EPOCH, 1, bench.now), Fetch), "that is another"
+    assert not sent(bench.slot.asking.hear_of(EPOCH, 1, bench.now), Fetch)
+    if word == "gone":
+        bench.slot.gone(EPOCH, 2, bench.now)
+    else:
+        bench.abort(v)
+    assert sent(bench.slot.asking.hear_of(EPOCH, 1, bench.now), Fetch)
 
 
 def test_after_an_apply_that_failed_half_way_every_report_says_that_nothing_runs() -> None:

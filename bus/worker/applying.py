@@ -9,6 +9,10 @@ from .events import Report
 from .holdings import Held, Holdings, Key
 from .phases import Event
 
+# What may be otherwise next time, since bytes were damaged or memory was short: it is tried again,
+# after a while.
+TRANSIENT = {"digest-mismatch", "layout-invalid", "no-memory", "unsupported"}
+
 
 class Applying:
     """What runs, and what did not.
@@ -49,25 +53,24 @@ class Applying:
                 self.stale, self.torn = held.key, self.torn + 1
                 self.epoch = max(self.epoch, held.key[0])
                 fate: Event = "torn" if self.torn < APPLIES_MAX else "declined"
-                return self._failed(held, report, fate)
+                return self._failed(held, report, fate, now)
             case "declined":
-                return self._failed(held, report, "declined")
+                return self._failed(held, report, "declined", now)
             case "failed":
-                self._asking.put_off(held.key, now)
                 self._holds.move(held, "failed")
-                return self.fail(held.key, "no-memory", report.text)[:1]
+                return self.fail(held.key, "no-memory", report.text, now)[:1]
             case _:
                 self.stale = held.key if report.what == "stale" else self.stale
                 self._holds.move(held, report.what)
                 return []
 
-    def _failed(self, held: Held, report: Report, fate: Event) -> list[Effect]:
+    def _failed(self, held: Held, report: Report, fate: Event, now: float) -> list[Effect]:
         """The user's part has failed; a version that it still holds stays where it is."""
         if report.still:
             held.fate = fate
         else:
             self._holds.move(held, fate)
-        return self.fail(held.key, "apply", report.text)[:1]
+        return self.fail(held.key, "apply", report.text, now)[:1]
 
     def runs(self, held: Held, running: Running) -> Effect:
         """A version runs by this name; say so."""
@@ -107,9 +110,11 @@ class Applying:
         if not self.torn:
             self._failure = None
 
-    def fail(self, key: Key, code: str, text: str) -> list[Effect]:
-        """Tell the publisher and the user that a version is not taken."""
+    def fail(self, key: Key, code: str, text: str, now: float) -> list[Effect]:
+        """Tell the publisher and the user that a version is not taken; not now, or not ever."""
         epoch, version = key
+        if code in TRANSIENT:
+            self._asking.put_off(key, now)
         self._failure = Failed(
             model=self._model, epoch=epoch, version=version, code=code, text=text
         )

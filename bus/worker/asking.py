@@ -1,7 +1,8 @@
 """When a worker asks for the latest version of a model, of which it has heard. (W4)
 
-A version that found no room is left alone for ever longer pauses, and fetched anew. Where the user
-wants one version and no other, that one is asked for, by its number, once there is such a version.
+A version that has failed, and is to be tried again, is left alone for ever longer pauses. Where the
+user wants one version and no other, that one is asked for, by its number, once there is such a
+version.
 """
 
 import math
@@ -50,7 +51,7 @@ class Asking:
             return []
         if arriving is not None and (key <= arriving.key or self._holds.mode == "catching-up"):
             return []
-        if key == self._later and now < self._until:
+        if key <= self._later and now < self._until:  # W36
             return []
         waiting = self._holds.at("announced")
         if waiting is not None and key <= waiting.key and self._lacks_layout(waiting):
@@ -120,6 +121,8 @@ class Asking:
             return self.forgo(f"the publisher is of epoch {self.heard[0]} now")
         if self.heard < only or only in holds.rejected or holds.has(only):
             return []
+        if only == self._later and now < self._until:  # W36
+            return []
         if now - self._exact_at < self._timing.quiet:
             return []
         self._exact_at = now
@@ -160,10 +163,15 @@ class Asking:
         begun = [held.key for held in self._holds.all("applying", "running")]
         return key in given or key <= max(begun, default=(0, 0))
 
-    # What found no room.
+    # What has failed, and is to be tried again. (W36)
 
     def put_off(self, key: Key, now: float) -> None:
         """Leave a version alone for a while, for twice as long as the last time."""
         longer = min(2 * self._pause, self._timing.patience_max)
         self._pause = longer if key == self._later else self._timing.patience
         self._later, self._until = key, now + self._pause
+
+    def put_off_no_longer(self, key: Key) -> None:
+        """A version is not to be had any more: what was before it may be what there is."""
+        if key == self._later:
+            self._until = -math.inf

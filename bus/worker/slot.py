@@ -15,7 +15,7 @@ from ..limits import PROGRESS_CHUNKS, Timing
 from ..messages import Abort, Announce, AnyChunk, Buffer, Commit, End, Rename, Running
 from ..staged import SharedMemory, StagedVersion
 from . import reports
-from .applying import Applying
+from .applying import TRANSIENT, Applying
 from .asking import Asking
 from .events import Copied, Decoded, Granted, OfSlot, Opened, Report, Wanted
 from .holdings import Held, Holdings
@@ -26,9 +26,6 @@ from .transfer import Transfer, take_whole
 
 RESTARTS_MAX = 3  # transfers of one version whose digest did not match, before it is given up
 NOTHING_FITS = "nothing comes that fits what was announced"
-# What may be otherwise next time, since bytes were damaged or memory was short: the next beacon
-# tries again.
-TRANSIENT = {"digest-mismatch", "layout-invalid", "no-memory", "unsupported"}
 
 
 class Slot:
@@ -79,7 +76,8 @@ class Slot:
         data, layout = (None, payload) if announce.whole is None else (payload, None)
         fault = self._acceptance.learn(announce, layout) if layout is not None else None
         if fault is not None:
-            return self.applying.fail(key, *fault)
+            self.holds.move(self.holds.find(key, "announced"), "failed")  # it waited for this
+            return self.applying.fail(key, *fault, now)
         staged, arriving = self.holds.at("staged"), self.holds.at("arriving")
         if staged is not None and key == staged.key and announce.commit == "auto":  # W5
             return self.asking.overtaken(key) + self._commit(staged)
@@ -104,7 +102,7 @@ class Slot:
         announce = held.announce
         fault = self._acceptance.fault(announce)
         if fault is not None:
-            return self._decline(held, *fault)
+            return self._decline(held, *fault, now)
         held.layout = self._acceptance.layout(announce)
         if held.layout is None:
             held.payload = None
@@ -145,7 +143,7 @@ class Slot:
         if buffer is None:
             nbytes = held.announce.nbytes
             text = f"there is no memory for {nbytes} bytes: lower bytes_max, or make room"
-            return self._decline(held, "no-memory", text)
+            return self._decline(held, "no-memory", text, now)
         self.holds.give(held, buffer)
         return self._receive(held, now)
 
@@ -241,9 +239,9 @@ class Slot:
         newest = self.holds.newest[0]
         return [subscribe, *(self.asking.latest(newest, now) if on else [])]
 
-    def _decline(self, held: Held, code: str, text: str) -> list[Effect]:
+    def _decline(self, held: Held, code: str, text: str, now: float) -> list[Effect]:
         self.holds.move(held, "failed" if code in TRANSIENT else "declined")
-        return self.applying.fail(held.key, code, text)
+        return self.applying.fail(held.key, code, text, now)
 
     # What arrives of it.
 
@@ -296,7 +294,7 @@ class Slot:
         if transfer.restarts < RESTARTS_MAX:
             return []  # the next tick fetches it anew
         text = f"the whole did not match its digest, {transfer.restarts} times"
-        return self._decline(held, "digest-mismatch", text)
+        return self._decline(held, "digest-mismatch", text, now)
 
     def _arrived(self, held: Held, digest: str, now: float) -> list[Effect]:
         """A version is whole and sound: stage it, and commit it unless that waits for others."""
@@ -332,6 +330,7 @@ class Slot:
         for held in self.holds.all("announced", "arriving", "staged"):
             if held.key == key:
                 self.holds.move(held, "aborted")  # W14
+        self.asking.put_off_no_longer(key)
         if key == self.asking.only and not self.holds.has(key):
             return self.asking.forgo("it was aborted")
         return self._go_on(abort.epoch, now)
@@ -339,6 +338,7 @@ class Slot:
     def gone(self, epoch: int, version: int, now: float) -> list[Effect]:
         """The publisher no longer has a version; 0: it has none."""
         only = self.asking.only
+        self.asking.put_off_no_longer((epoch, version))
         for held in self.holds.all("announced", "arriving"):
             named = version == held.key[1] or (version == 0 and held.phase == "announced")  # W27
             late = epoch not in (0, held.key[0])  # a word of an older publisher
@@ -431,7 +431,7 @@ class Slot:
             if held.transfer.hopeless and held.transfer.patch is not None:
                 return self.patches.give_up(held, "nothing more of it comes", now)
             if held.transfer.hopeless:  # W12
-                return self._decline(held, "digest-mismatch", NOTHING_FITS)
+                return self._decline(held, "digest-mismatch", NOTHING_FITS, now)
             return reports.fetches(held.transfer, now) + self._completed(held, held.transfer, now)
         waiting = self.holds.at("announced")
         if waiting is not None and self.asking.due(waiting, now):

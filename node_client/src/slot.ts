@@ -30,8 +30,8 @@ import { type Key, newer, type StagedVersion, sameKey } from "./staging.js";
 import type { Lease } from "./transfer.js";
 
 const RESTARTS_MAX = 3; // transfers of one version whose digest did not match, before it is given up
-// What may be otherwise next time, since bytes were damaged or memory was short: the next beacon
-// tries again.
+// What may be otherwise next time, since bytes were damaged or memory was short: it is tried again,
+// after a while.
 const TRANSIENT = new Set(["digest-mismatch", "layout-invalid", "no-memory", "unsupported"]);
 
 export class Slot {
@@ -42,6 +42,9 @@ export class Slot {
   #failure: Failed | null = null; // the last one, until another version is begun
   #askedAt = Number.NEGATIVE_INFINITY; // when the latest announcement was asked for
   #answered = Number.NEGATIVE_INFINITY; // when the last ping was sent that was answered
+  #later: Key = { epoch: 0, version: 0 }; // what has failed, and is put off
+  #until = Number.NEGATIVE_INFINITY; // when it may be tried again
+  #pause = 0; // for which it was put off
   readonly #acceptance: Acceptance;
   readonly #patches: Patches;
 
@@ -82,6 +85,7 @@ export class Slot {
     if (arriving !== null && (!newer(key, arriving) || this.mode === "catching-up")) return [];
     const waiting = this.holds.at("announced");
     if (waiting !== null && !newer(key, waiting) && this.#lacksLayout(waiting)) return []; // W7
+    if (!newer(key, this.#later) && now < this.#until) return []; // W36
     return this.#askLatest(key.epoch, now);
   }
 
@@ -106,7 +110,11 @@ export class Slot {
     pushed: boolean,
   ): Effect[] {
     const fault = layout === undefined ? null : this.#acceptance.learn(announce, layout);
-    if (fault !== null) return this.#fail(announce, ...fault);
+    if (fault !== null) {
+      const waiting = this.holds.at("announced");
+      if (sameKey(waiting, announce)) this.holds.move(waiting, "failed"); // it waited for this
+      return this.#fail(announce, ...fault, now);
+    }
     const staged = this.holds.at("staged");
     if (staged !== null && sameKey(staged, announce) && announce.commit === "auto") {
       return this.#commit(staged, now); // W5
@@ -149,7 +157,7 @@ export class Slot {
   #begin(held: Held, now: number): Effect[] {
     const { announce, epoch, version } = held;
     const fault = this.#acceptance.fault(announce);
-    if (fault !== null) return this.#decline(held, ...fault);
+    if (fault !== null) return this.#decline(held, ...fault, now);
     const layout = this.#acceptance.layout(announce);
     if (layout === undefined) {
       this.#askedAt = now; // W7
@@ -163,7 +171,7 @@ export class Slot {
     } catch (error) {
       if (!(error instanceof RangeError)) throw error;
       const text = `there is no memory for ${announce.nbytes} bytes: lower bytesMax, or make room`;
-      return [...effects, ...this.#decline(held, "no-memory", text)];
+      return [...effects, ...this.#decline(held, "no-memory", text, now)];
     }
     held.transfer = this.#patches.transfer(held, now);
     this.holds.move(held, "begun");
@@ -184,17 +192,31 @@ export class Slot {
     return [this.subscription, ...asks];
   }
 
-  #decline(held: Held, code: string, text: string): Effect[] {
+  #decline(held: Held, code: string, text: string, now: number): Effect[] {
     this.holds.move(held, TRANSIENT.has(code) ? "failed" : "declined"); // W15
-    return this.#fail(held, code, text);
+    return this.#fail(held, code, text, now);
   }
 
-  #fail({ epoch, version }: Key, code: string, text: string): Effect[] {
+  #fail({ epoch, version }: Key, code: string, text: string, now: number): Effect[] {
     const { model } = this;
+    if (TRANSIENT.has(code)) this.#putOff({ epoch, version }, now);
     this.#failure = { type: "failed", model, epoch, version, code, text: asText(text) };
     const intact = !this.torn;
     const rejected = { do: "rejected", model, epoch, version, code, text, intact } as const;
     return [this.#sayFailed(this.#failure), rejected];
+  }
+
+  /** Leave a version alone for a while, for twice as long as the last time. */
+  #putOff(key: Key, now: number): void {
+    const { patience, patienceMax } = this.timing; // W36
+    this.#pause = sameKey(this.#later, key) ? Math.min(2 * this.#pause, patienceMax) : patience;
+    this.#later = key;
+    this.#until = now + this.#pause;
+  }
+
+  /** A version is not to be had any more: what was before it may be what there is. */
+  #putOffNoLonger(key: Key): void {
+    if (sameKey(this.#later, key)) this.#until = Number.NEGATIVE_INFINITY;
   }
 
   // What arrives of it.
@@ -266,7 +288,7 @@ export class Slot {
     if (transfer.verify()) return this.#arrived(held, transfer.digest ?? "", now);
     if (transfer.restarts < RESTARTS_MAX) return []; // the next tick fetches it anew
     const text = `the whole did not match its digest, ${transfer.restarts} times`;
-    return this.#decline(held, "digest-mismatch", text);
+    return this.#decline(held, "digest-mismatch", text, now);
   }
 
   /** A patch was decoded, and its version is whole; or, if there is a fault, all of it is fetched. */
@@ -324,6 +346,7 @@ export class Slot {
     for (const held of this.holds.all("announced", "arriving", "staged")) {
       if (sameKey(held, key)) this.holds.move(held, "aborted"); // W14
     }
+    this.#putOffNoLonger(key);
     // There may be room now for what waited; who is catching up must find something to do.
     const effects = this.#resume(now);
     const busy = effects.length > 0 || this.holds.at("arriving") !== null;
@@ -332,6 +355,7 @@ export class Slot {
 
   /** The publisher no longer has a version; 0: it has none. */
   gone({ epoch, version }: Key, now: number): Effect[] {
+    this.#putOffNoLonger({ epoch, version });
     for (const held of this.holds.all("announced", "arriving")) {
       const was = held.phase; // W27
       const named = version === held.version || (version === 0 && was === "announced");
@@ -408,7 +432,7 @@ export class Slot {
     }
     const again = !intact && this.#torn < APPLIES_MAX;
     this.holds.move(held, again ? "torn" : "declined");
-    return [...this.#fail(held, "apply", text), ...this.#resume(now)];
+    return [...this.#fail(held, "apply", text, now), ...this.#resume(now)];
   }
 
   /** A buffer is free: begin what waited for it. */
@@ -430,7 +454,7 @@ export class Slot {
         return this.#fetchWhole(arriving, "nothing more of it comes", now);
       }
       const text = "nothing comes that fits what was announced"; // W12
-      return this.#decline(arriving, "digest-mismatch", text);
+      return this.#decline(arriving, "digest-mismatch", text, now);
     }
     if (arriving !== null) return [...this.#pull(arriving, now), ...this.#completed(arriving, now)];
     const waiting = this.holds.at("announced");

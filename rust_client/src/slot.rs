@@ -19,12 +19,37 @@ use crate::transfer::{Key, Payload, Piece, Proof, Time, Transfer, Want};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What may be otherwise next time, since bytes were damaged or memory was short: the next beacon
-/// tries again.
+/// What may be otherwise next time, since bytes were damaged or memory was short: it is tried again,
+/// after a while.
 const TRANSIENT: [&str; 4] = ["digest-mismatch", "layout-invalid", "no-memory", "unsupported"];
 
 const AT_THE_USERS: [Phase; 2] = [Phase::Ready, Phase::Applying];
 const NOT_APPLIED: [Phase; 3] = [Phase::Ready, Phase::Applying, Phase::Staged];
+
+/// A version that has failed and is to be tried again: it is left alone for ever longer (W36).
+#[derive(Default)]
+struct PutOff {
+    key: Key,
+    until: Time,
+    pause: Duration,
+}
+
+impl PutOff {
+    /// Puts a version off, for twice as long as the last time.
+    fn again(&mut self, key: Key, timing: &Timing, now: Time) {
+        let longer = self.pause.saturating_mul(2).min(timing.patience_max);
+        self.pause = if key == self.key { longer } else { timing.patience };
+        self.until = now.saturating_add(self.pause);
+        self.key = key;
+    }
+
+    /// A version is not to be had any more: what was before it may be what there is.
+    fn no_longer(&mut self, key: Key) {
+        if key == self.key {
+            self.until = Time::ZERO;
+        }
+    }
+}
 
 /// How a model of a worker stands. Versions are pairs of epoch and number.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -61,6 +86,7 @@ pub struct Slot {
     stale: Key,              // was not to be had from shared memory: fetch it, if it is offered
     asked_at: Option<Time>,  // when the latest announcement was asked for
     answered: Option<Time>,  // when the last ping was sent that was answered
+    later: PutOff,           // what has failed, and is to be tried again
     leases: u64,             // ids given out so far
     decoding: usize,         // patches that are being decoded, though their versions may be of no use by now
 }
@@ -83,6 +109,7 @@ impl Slot {
             stale: (0, 0),
             asked_at: None,
             answered: None,
+            later: PutOff::default(),
             leases: 0,
             decoding: 0,
         }
@@ -124,6 +151,7 @@ impl Slot {
         match self.holds.at(Phase::Arriving) {
             Some(held) if key <= held.key || self.mode == Mode::CatchingUp => Vec::new(), // W26
             _ if self.awaited_layout().map_or(false, |awaited| key <= awaited) => Vec::new(), // W7
+            _ if key <= self.later.key && now < self.later.until => Vec::new(),           // W36
             _ => self.ask_latest(epoch, now),
         }
     }
@@ -160,7 +188,9 @@ impl Slot {
     ) -> Vec<Effect> {
         let key = (announce.epoch, announce.version);
         if let Some(Err(problem)) = layout.map(|header| self.layouts.learn(&announce, header)) {
-            return self.fail(key, problem);
+            // It may have waited for this.
+            self.holds.tell_those(Event::Failed, |held| held.key == key && held.phase() == Phase::Announced);
+            return self.fail(key, problem, now);
         }
         let staged = self.holds.at(Phase::Staged).map(|held| held.key); // W5, W14
         if staged == Some(key) && announce.commit == CommitMode::Auto {
@@ -236,7 +266,7 @@ impl Slot {
             None => return Vec::new(),
         };
         if let Err(problem) = self.layouts.check(&announce, &*self.host) {
-            return self.decline(Phase::Announced, problem); // W6
+            return self.decline(Phase::Announced, problem, now); // W6
         }
         let key = (announce.epoch, announce.version);
         let layout = match self.layouts.get(&announce) {
@@ -299,7 +329,7 @@ impl Slot {
             Err(error) => {
                 let text = format!("no memory for {} bytes ({})", announce.nbytes, error);
                 let problem = ("no-memory", text + ": lower bytes_max, or make room");
-                effects.extend(self.decline(Phase::Announced, problem));
+                effects.extend(self.decline(Phase::Announced, problem, now));
             }
         }
         effects
@@ -439,14 +469,17 @@ impl Slot {
     }
 
     /// The version in this phase is not taken.
-    fn decline(&mut self, phase: Phase, problem: Problem) -> Vec<Effect> {
+    fn decline(&mut self, phase: Phase, problem: Problem, now: Time) -> Vec<Effect> {
         let key = self.holds.at(phase).map_or((0, 0), |held| held.key);
         let event = if TRANSIENT.contains(&problem.0) { Event::Failed } else { Event::Declined };
         self.holds.tell(phase, event); // W15
-        self.fail(key, problem)
+        self.fail(key, problem, now)
     }
 
-    fn fail(&mut self, key: Key, (code, text): Problem) -> Vec<Effect> {
+    fn fail(&mut self, key: Key, (code, text): Problem, now: Time) -> Vec<Effect> {
+        if TRANSIENT.contains(&code) {
+            self.later.again(key, &self.timing, now);
+        }
         let failed = self.note_failure(key, code, &text);
         vec![failed, Effect::Rejected { model: self.model.clone(), key, code, text }]
     }
@@ -581,7 +614,7 @@ impl Slot {
             return Vec::new(); // the next tick fetches it anew: W13
         }
         let text = format!("the whole did not match its digest, {} times", restarts);
-        self.decline(Phase::Arriving, ("digest-mismatch", text))
+        self.decline(Phase::Arriving, ("digest-mismatch", text), now)
     }
 
     /// What arrives is whole and sound: stage it, and commit it unless that waits for others.
@@ -639,6 +672,7 @@ impl Slot {
     pub fn aborted(&mut self, abort: &Abort, now: Time) -> Vec<Effect> {
         let key = (abort.epoch, abort.version);
         self.holds.tell_those(Event::Aborted, |held| held.key == key); // W14
+        self.later.no_longer(key);
         let effects = self.resume(now);
         let idle = effects.is_empty() && self.holds.at(Phase::Arriving).is_none();
         if idle && self.mode == Mode::CatchingUp {
@@ -650,6 +684,7 @@ impl Slot {
     /// The publisher no longer has a version; 0: it has none.
     pub fn gone(&mut self, epoch: u64, version: u64, now: Time) -> Vec<Effect> {
         let arriving = self.holds.at(Phase::Arriving).map(|held| held.key);
+        self.later.no_longer((epoch, version));
         self.holds.tell_those(Event::Gone, |held| {
             let named = version == held.key.1 || (version == 0 && held.phase() == Phase::Announced);
             named && (epoch == 0 || epoch == held.key.0) // not a late word of an older publisher
@@ -788,7 +823,7 @@ impl Slot {
             let why = "nothing comes that fits what was announced".to_owned(); // W12
             return match patched {
                 true => self.give_up(None, "nothing more of it comes", now),
-                false => self.decline(Phase::Arriving, ("digest-mismatch", why)),
+                false => self.decline(Phase::Arriving, ("digest-mismatch", why), now),
             };
         }
         if let Some(key) = self.holds.at(Phase::Arriving).map(|held| held.key) {

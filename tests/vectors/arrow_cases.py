@@ -71,7 +71,7 @@ def _announced() -> Iterator[Case]:
     yield case.data(*chunk(1, 0, epoch=LATER), sends=[{**NEWEST, "epoch": LATER}])
     case = Case("what was declined for a while is news again", "W4 W6").joined()
     failed = {"type": "failed", **number(1, EPOCH), "code": "unsupported"}
-    case.data(announce(1, encoding="another"), sends=[failed]).wait(RETRY)
+    case.data(announce(1, encoding="another"), sends=[failed]).wait(REPEAT)  # W36
     yield case.data(*chunk(1, 0), sends=[NEWEST])
 
 

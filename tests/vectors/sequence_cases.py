@@ -74,9 +74,9 @@ def end(version: int, *, epoch: int = EPOCH, of: str | None = None) -> bytes:
     return message("end", **number(version, epoch), digest=of or digest_of(version))
 
 
-def welcome(epoch: int = EPOCH, age_ms: int = 0, **models: int) -> bytes:
+def welcome(epoch: int = EPOCH, age_ms: int = 0, ping_ms: int = 1000, **models: int) -> bytes:
     """Return a welcome."""
-    told = {"epoch": epoch, "data": "tcp://*:9", "ping_ms": 1000, "lost_ms": 5000}
+    told = {"epoch": epoch, "data": "tcp://*:9", "ping_ms": ping_ms, "lost_ms": 5 * ping_ms}
     return message("welcome", **told, age_ms=age_ms, models=models)
 
 
@@ -138,7 +138,9 @@ def sequence_cases() -> Iterator[Json]:
     yield from told(
         (*_joining(), *_receiving(), *_many_chunks(), *_slow_layouts(), *_catching_up(), *_whole())
     )
-    yield from told((*_refusing(), *_deciding(), *_living()))
+    yield from told(
+        (*_refusing(), *_for_good(), *_put_off(), *_news_put_off(), *_deciding(), *_living())
+    )
 
 
 def renaming_cases() -> Iterator[Json]:
@@ -246,6 +248,15 @@ def _joining() -> Iterator[Case]:
     yield case.data(beacon, sends=[{"type": "ping", "subscribed": True}])
     case = Case("a ping is answered with its token", "W18").joined()
     yield case.control(message("ping", token=9), sends=[{"type": "pong", "token": 9}])
+    for name, ping_ms, often in (
+        ("a publisher that pings seldom is pinged as often as ever", 10_000, REPEAT),
+        ("a publisher that pings often is pinged as often", 200, RETRY),
+    ):
+        case = Case(name, "W18 W19").wait(RETRY).control(welcome(ping_ms=ping_ms))
+        alive = message("pong", epoch=EPOCH, models={})
+        for _ in range(6):
+            case.wait(often, sends=[{"type": "ping"}], silent=["hello"]).control(alive)
+        yield case
 
 
 def _sessions() -> Iterator[Case]:
@@ -344,10 +355,7 @@ def _receiving() -> Iterator[Case]:
     )
     case.wait(REPEAT).pong().wait(PATIENCE, asks=[0, 1, 2])
     yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
-    case = Case("a version of no bytes", "W13").joined()
-    empty = digest_of(1, EMPTY_LAYOUT, 0)
-    case.data(announce(1, layout=EMPTY_LAYOUT, nbytes=0), EMPTY_LAYOUT)
-    yield case.data(end(1, of=empty), sends=[{"type": "applied", "digest": empty}], runs={"m": 1})
+    yield from _empty()
     case = Case("a stray chunk tells of a version", "W4").joined()
     yield case.data(*chunk(1, 0), sends=[{"type": "fetch", "version": 0}])
     case = (
@@ -365,6 +373,19 @@ def _receiving() -> Iterator[Case]:
     case.control(*chunk(2, 0)).control(*chunk(2, 1)).control(*chunk(2, 2))
     newest = {"type": "fetch", "version": 0}
     yield case.control(end(2), sends=[applied(2), newest], runs={"m": 2})
+
+
+def _empty() -> Iterator[Case]:
+    case = Case("a version of no bytes", "W13").joined()
+    empty = digest_of(1, EMPTY_LAYOUT, 0)
+    case.data(announce(1, layout=EMPTY_LAYOUT, nbytes=0), EMPTY_LAYOUT)
+    yield case.data(end(1, of=empty), sends=[{"type": "applied", "digest": empty}], runs={"m": 1})
+    case = Case("of a version of no bytes nothing but the end is fetched", "W13 W31").joined()
+    one = {"type": "fetch", "version": 1}
+    case.control(announce(1, layout=EMPTY_LAYOUT, nbytes=0), EMPTY_LAYOUT, sends=[one], asks=[])
+    case.wait(RETRY, silent=["fetch"])
+    case.control(end(1, of=empty), sends=[{"type": "applied", "digest": empty}], runs={"m": 1})
+    yield case.wait(REPEAT, silent=["fetch"])
 
 
 def _many_chunks() -> Iterator[Case]:
@@ -429,7 +450,7 @@ def _slow_answers() -> Iterator[Case]:
     failed = {"type": "failed", **number(1, EPOCH), "code": "digest-mismatch"}
     case.wait(3_000, sends=[failed], runs={"m": 0})
     alive = message("pong", epoch=EPOCH, models={"m": 1})  # to a ping that was sent before
-    case.control(alive, sends=[{"type": "fetch", "version": 0}])
+    case.wait(REPEAT).control(alive, sends=[{"type": "fetch", "version": 0}])
     case.control(announce(1), LAYOUT, asks=[0, 1, 2])
     yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
     case = Case("what is on its way is not asked for again", "W12").joined()
@@ -571,6 +592,107 @@ def _refusing() -> Iterator[Case]:
     gone = message("refuse", code="gone", text="", **number(1, EPOCH))
     case.control(gone, sends=[{"type": "fetch", "version": 0}])
     yield case.pushed(2, sends=[applied(2)], runs={"m": 2})
+
+
+def _for_good() -> Iterator[Case]:
+    failed = {"type": "failed", **number(1, EPOCH), "code": "too-large"}
+    case = Case("what is declined for good is not asked for again", "W6 W15 W17")
+    case.options = {"bytes_max": 20}
+    case.joined().control(announce(1, nbytes=21), LAYOUT, sends=[failed])
+    alive = message("pong", epoch=EPOCH, models={"m": 1})
+    for _ in range(6):
+        case.control(alive, silent=["fetch"])
+        case.wait(REPEAT, sends=[failed], silent=["fetch"])
+    newer = message("pong", epoch=EPOCH, models={"m": 2})
+    case.control(newer, sends=[{"type": "fetch", "version": 0}])
+    case.control(announce(2), LAYOUT, asks=[0, 1, 2])
+    yield case.fetched(2, sends=[applied(2)], runs={"m": 2})
+
+
+def _failed(code: str, version: int = 1) -> Json:
+    return {"type": "failed", **number(version, EPOCH), "code": code}
+
+
+def _after(case: Case, seconds: int) -> Case:
+    """News in each second until then lead to nothing, and the first one after it to a fetch."""
+    alive = message("pong", epoch=EPOCH, models={"m": 1})
+    for _ in range(seconds - 1):
+        case.control(alive, silent=["fetch"]).wait(1_000, silent=["fetch"])
+    case.control(alive, silent=["fetch"]).wait(700, silent=["fetch"])
+    case.control(alive, silent=["fetch"]).wait(500, silent=["fetch"])
+    return case.control(alive, sends=[{"type": "fetch", "version": 0}])
+
+
+def _put_off() -> Iterator[Case]:
+    """Yield versions that fail again and again, and are asked for ever less often."""
+
+    def mismatched(case: Case) -> Case:
+        """The version comes as often as it may, and never matches its digest."""
+        case.control(announce(1), LAYOUT, asks=[0, 1, 2])
+        for last in (False, False, True):
+            for index in range(3):
+                case.control(*chunk(1, index))
+            told: Json = {"sends": [_failed("digest-mismatch")]} if last else {"silent": ["failed"]}
+            case.control(end(1, of="0" * 64), **told, runs={"m": 0})
+            if not last:
+                case.wait(TICK, asks=[0, 1, 2])
+        return case
+
+    case = Case("a digest that never matches is put off ever longer", "W13 W36").joined()
+    mismatched(case.data(message("beacon", **number(0, EPOCH))))
+    for seconds in (1, 2, 4, 8, 16, 16):
+        _after(case, seconds)
+        mismatched(case)
+    _after(case, 16).control(announce(1), LAYOUT, asks=[0, 1, 2])
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+    zipped = announce(1, encoding="zip")
+    case = Case("an encoding that is not known is put off", "W6 W36").joined()
+    case.control(zipped, LAYOUT, sends=[_failed("unsupported")])
+    for seconds in (1, 2, 4):
+        _after(case, seconds).control(zipped, sends=[_failed("unsupported")])
+    _after(case, 8).control(announce(1), LAYOUT, asks=[0, 1, 2])
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+    case = Case("a layout that is never valid is put off", "W6 W7 W36").joined()
+    one = {"type": "fetch", "version": 1, "layout": True}
+    case.control(announce(1), sends=[one])
+    case.control(announce(1), OTHER_LAYOUT, sends=[_failed("layout-invalid")])
+    for seconds in (1, 2):
+        _after(case, seconds).control(announce(1), sends=[one])
+        case.control(announce(1), OTHER_LAYOUT, sends=[_failed("layout-invalid")])
+    _after(case, 4).control(announce(1), LAYOUT, asks=[0, 1, 2])
+    yield case.fetched(1, sends=[applied(1)], runs={"m": 1})
+
+
+def _news_put_off() -> Iterator[Case]:
+    """Yield what a worker hears while a version is put off."""
+    alive = message("pong", epoch=EPOCH, models={"m": 1})
+    newest = {"type": "fetch", "version": 0}
+    zipped = announce(1, encoding="zip")
+    case = Case("a newer version than the one that is put off is news", "W36").joined()
+    case.control(zipped, LAYOUT, sends=[_failed("unsupported")]).control(alive, silent=["fetch"])
+    newer = message("pong", epoch=EPOCH, models={"m": 2})
+    case.control(newer, sends=[newest]).control(announce(2), LAYOUT, asks=[0, 1, 2])
+    yield case.fetched(2, sends=[applied(2)], runs={"m": 2})
+    case = Case("what is put off is taken where it comes by itself", "W36").joined()
+    case.data(zipped, LAYOUT, sends=[_failed("unsupported")])
+    yield case.pushed(1, sends=[applied(1)], runs={"m": 1})
+    case = Case("a new session asks no sooner for what is put off", "W28 W36").joined()
+    case.control(zipped, LAYOUT, sends=[_failed("unsupported")])
+    _after(case, 1).control(zipped, sends=[_failed("unsupported")])
+    case.control(message("refuse", code="unknown-worker", text="")).wait(RETRY)
+    case.control(welcome(m=1), silent=["fetch"]).wait(1_000).control(alive, silent=["fetch"])
+    yield case.wait(1_000).control(alive, sends=[newest])
+    later = EPOCH + 1
+    case = Case("a version of another epoch is not put off with its like", "W28 W36").joined()
+    case.control(zipped, LAYOUT, sends=[_failed("unsupported")])
+    case.control(message("refuse", code="unknown-worker", text="")).wait(RETRY)
+    yield case.control(welcome(later, m=1), sends=[newest])
+    name = "what is before a version that is put off waits with it, until that is aborted"
+    case = Case(name, "W14 W36")
+    fails = announce(2, encoding="zip", commit="together", acknowledge="staged")
+    case.joined().control(fails, LAYOUT, sends=[_failed("unsupported", 2)])
+    case.control(alive, silent=["fetch"]).control(message("abort", **number(2, EPOCH)))
+    yield case.control(alive, sends=[newest])
 
 
 def _deciding() -> Iterator[Case]:

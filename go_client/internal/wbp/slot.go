@@ -32,6 +32,7 @@ type slot struct {
 	stale      Key           // was not to be had from shared memory: fetch it, if it is offered
 	askedAt    time.Duration // when the latest announcement was asked for
 	answeredTo time.Duration // when the last ping was sent that was answered
+	later      putOff        // what has failed, and is to be tried again
 }
 
 func newSlot(model string, accepts func(*Layout) string, bytesMax int64, timing *Timing, opens Opens) *slot {
@@ -62,6 +63,9 @@ func (s *slot) hearOf(key Key, now time.Duration) []Effect {
 	if v := s.holds.at(announced); v != nil && !key.Newer(v.Key) && s.lacksLayout(v) { // W7
 		return nil
 	}
+	if !key.Newer(s.later.Key) && now < s.later.until { // W36
+		return nil
+	}
 	return s.askLatest(key.Epoch, now)
 }
 
@@ -86,7 +90,8 @@ func (s *slot) announced(a *Announce, layout []byte, push bool, now time.Duratio
 	key := Key{a.Epoch, a.Version}
 	if layout != nil {
 		if wrong := s.acceptance.learn(a, layout); wrong != "" {
-			return s.fail(key, CodeLayoutInvalid, wrong)
+			s.holds.move(s.holds.given(key, announced), failed) // it waited for this
+			return s.fail(key, CodeLayoutInvalid, wrong, now)
 		}
 	}
 	if v := s.holds.given(key, staged); v != nil && a.Commit == "auto" { // W5
@@ -159,7 +164,7 @@ func (s *slot) renamed(r *Rename, now time.Duration) []Effect {
 func (s *slot) begin(v *held, now time.Duration) []Effect {
 	a := v.announce
 	if code, text := s.acceptance.fault(a); code != "" {
-		return s.decline(v, code, text)
+		return s.decline(v, code, text, now)
 	}
 	layout := s.acceptance.layout(a)
 	if layout == nil { // W7
@@ -186,7 +191,7 @@ func (s *slot) begin(v *held, now time.Duration) []Effect {
 	}
 	if err != nil {
 		text := fmt.Sprintf("there is no memory for %d bytes (%v): lower BytesMax, or make room", a.Bytes, err)
-		return append(effects, s.decline(v, CodeNoMemory, text)...)
+		return append(effects, s.decline(v, CodeNoMemory, text, now)...)
 	}
 	if !enough {
 		return effects // resume begins when one is given back
@@ -249,19 +254,47 @@ func (s *slot) turn(event Event, now time.Duration) []Effect {
 }
 
 // decline says that a version is not taken.
-func (s *slot) decline(v *held, code Code, text string) []Effect {
+func (s *slot) decline(v *held, code Code, text string, now time.Duration) []Effect {
 	if triedAgain[code] { // W15
 		s.holds.move(v, failed)
 	} else {
 		s.holds.move(v, declined)
 	}
-	return s.fail(v.Key, code, text)
+	return s.fail(v.Key, code, text, now)
 }
 
-func (s *slot) fail(key Key, code Code, text string) []Effect {
+func (s *slot) fail(key Key, code Code, text string, now time.Duration) []Effect {
+	if triedAgain[code] {
+		s.later.again(key, s.timing, now)
+	}
 	text = atMost(text, TextMax)
 	s.failure = &Failed{Model: s.model, Epoch: key.Epoch, Version: key.Version, Code: code, Text: text}
 	return []Effect{s.sayFailed(), Rejected{s.model, key, code, text}}
+}
+
+// A putOff is a version that has failed and is to be tried again: it is left alone for ever longer. (W36)
+type putOff struct {
+	Key
+	until, pause time.Duration
+}
+
+// again puts a version off, for twice as long as the last time.
+func (p *putOff) again(key Key, timing *Timing, now time.Duration) {
+	p.pause *= 2
+	if p.Key != key {
+		p.pause = timing.Patience
+	}
+	if p.pause > timing.PatienceMax {
+		p.pause = timing.PatienceMax
+	}
+	p.Key, p.until = key, now+p.pause
+}
+
+// noLonger takes the word that a version is not to be had any more: what was before it may be what there is.
+func (p *putOff) noLonger(key Key) {
+	if p.Key == key {
+		p.until = 0
+	}
 }
 
 // What arrives of it.
@@ -376,7 +409,8 @@ func (s *slot) completed(v *held, now time.Duration) []Effect {
 	case t.Restarts < restartsMax:
 		return nil // the next tick fetches it anew
 	}
-	return s.decline(v, CodeDigestMismatch, fmt.Sprintf("the whole did not match its digest, %d times", t.Restarts))
+	text := fmt.Sprintf("the whole did not match its digest, %d times", t.Restarts)
+	return s.decline(v, CodeDigestMismatch, text, now)
 }
 
 // arrived stages a version that is whole and sound, and commits it unless that waits for others.
@@ -411,6 +445,7 @@ func (s *slot) committed(c *Commit) []Effect {
 // aborted drops what there is of a version that must not be applied.
 func (s *slot) aborted(key Key, now time.Duration) []Effect {
 	s.holds.move(s.holds.given(key, announced, arriving, staged), aborted) // W14
+	s.later.noLonger(key)
 	// There may be room now for what waited; who is catching up must find something to do.
 	effects := s.resume(now)
 	if len(effects) == 0 && s.mode == catchingUp && s.holds.at(arriving) == nil { // W26
@@ -421,6 +456,7 @@ func (s *slot) aborted(key Key, now time.Duration) []Effect {
 
 // gone takes the word that the publisher no longer has a version; 0: it has none.
 func (s *slot) gone(epoch, version int64, now time.Duration) []Effect {
+	s.later.noLonger(Key{epoch, version})
 	for _, v := range s.holds.all(announced, arriving) {
 		waits := v.phase == announced // W27
 		named := version == v.Version || version == 0 && waits
@@ -530,7 +566,7 @@ func (s *slot) failed(key Key, text string, intact bool, now time.Duration) []Ef
 		}
 	}
 	s.holds.move(v, event)
-	return append(s.fail(key, CodeApply, text), s.resume(now)...)
+	return append(s.fail(key, CodeApply, text, now), s.resume(now)...)
 }
 
 // gotStale takes note that a version was gone from shared memory: ask for the latest.
@@ -572,7 +608,7 @@ func (s *slot) tick(now time.Duration) []Effect {
 			return s.giveUp(v, "nothing more of it comes", now)
 		}
 		if v.transfer.hopeless() { // W12
-			return s.decline(v, CodeDigestMismatch, nothingFits)
+			return s.decline(v, CodeDigestMismatch, nothingFits, now)
 		}
 		return append(s.pull(v, now), s.completed(v, now)...)
 	}
