@@ -6,7 +6,7 @@ memory (`data_ptr`), its device and its `requires_grad`. A module on the meta de
 memory.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ from .layout import Layout, Strict, TensorSpec, difference, trimmed
 from .native import crc32c
 from .outline import Leaf, Outline
 from .section import Section
-from .state import identity, is_module, named_leaves, outline_at_once, signature
+from .state import is_module, named_leaves, outline_at_once, signature
+from .ties import Place, Ties, place_of
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,9 @@ def check(
     """Tell in lines why the layout cannot be applied to the target; no lines if it can.
 
     Without `strict`, names that only one of the two has are passed over; with "target" only those
-    that the target lacks. `cast` permits other dtypes (see `dtypes.castable`). Nothing is modified.
+    that the target lacks. A name that stands for the same tensor as one that both have is no
+    difference, on either side (`ties`). `cast` permits other dtypes (see `dtypes.castable`).
+    Nothing is modified.
     """
     return _compare(layout, _open(target), strict=strict, cast=cast)
 
@@ -69,8 +72,11 @@ def summing(
         The bytes of each step.
     """
     leaves = _open(target).leaves
+    known = layout.signatures
+    tied = {layout.by_name(name).name: leaf for name, leaf in leaves.items() if name in known}
     for name in names:
-        leaf, spec = leaves.get(name), layout.by_name(name)
+        spec = layout.by_name(name)
+        leaf = leaves.get(name, tied.get(spec.name))
         total: int | None = None
         if leaf is not None and _is_like(name, leaf, spec):
             total = 0
@@ -150,8 +156,43 @@ class _Known:
     how: tuple[Strict, bool]
     outline: Outline
     copies: Copies
+    pairs: "_Pairs"
     destinations: list[Leaf]
     sources: list[Leaf]
+
+
+class _Pairs:
+    """What is written, each piece of memory once, and what it is read from.
+
+    Attributes:
+        written: Tensors of the target, and what is published for each.
+    """
+
+    def __init__(self, layout: Layout, leaves: Mapping[str, Leaf]) -> None:
+        self.written: list[tuple[Leaf, TensorSpec]] = []
+        self._tied: list[tuple[str, TensorSpec, str, TensorSpec]] = []  # one here, two as published
+        taken: dict[Place, tuple[str, TensorSpec]] = {}
+        for name, leaf in leaves.items():
+            if name not in layout.signatures or (place := place_of(name, leaf)) is None:
+                continue  # not published, or no elements
+            spec = layout.by_name(name)
+            first, other = taken.setdefault(place, (name, spec))
+            if first == name:
+                self.written.append((leaf, spec))
+            elif other is not spec:
+                self._tied.append((first, other, name, spec))
+
+    def check(self, data: numpy_tensors.Bytes) -> None:
+        """Raise StateError if what is one tensor in the target is two of different values.
+
+        That depends on the values, so it is looked at in every version.
+        """
+        for first, a, name, b in self._tied:
+            if not np.array_equal(data[a.begin : a.end], data[b.begin : b.end]):
+                raise StateError(
+                    f"{first!r} and {name!r} are one tensor in the target, but were published with "
+                    "different values; untie them in the target, or tie them at the publisher"
+                )
 
 
 class Reader:
@@ -206,6 +247,7 @@ class Reader:
         outline = outline_at_once(target)
         known = self._known_as(target, outline, (strict, cast))
         if known is not None:
+            known.pairs.check(self.section.data)
             self.begun = True
             if only is not None:
                 only.write()
@@ -214,18 +256,17 @@ class Reader:
             return
         self._known = None
         pairs = self._examine(target, strict=strict, cast=cast)
-        destinations = [leaf for leaf, _ in pairs]
-        sources = [self.section.like(spec.name, leaf) for leaf, spec in pairs]
+        destinations = [leaf for leaf, _ in pairs.written]
+        sources = [self.section.like(spec.name, leaf) for leaf, spec in pairs.written]
         copies = Copies(destinations, sources)
         self.begun = True
         copies.run(destinations, sources)
         if outline is not None and self.section.aligned():
             how = strict, cast
-            self._known = _Known(target, how, outline.bare(), copies, destinations, sources)
+            kept = copies, pairs, destinations, sources
+            self._known = _Known(target, how, outline.bare(), *kept)
 
-    def _examine(
-        self, target: object, *, strict: Strict, cast: bool
-    ) -> list[tuple[Leaf, TensorSpec]]:
+    def _examine(self, target: object, *, strict: Strict, cast: bool) -> _Pairs:
         """Compare a target with the layout; return what is to be copied where."""
         opened = _open(target)
         layout = self.section.layout
@@ -238,38 +279,14 @@ class Reader:
             self.begun = True  # without memory it could not be used by mistake
             torch_modules.materialise(target)
             opened = _open(target)
-        pairs = self._pairs(opened.leaves)
+        pairs = _Pairs(layout, opened.leaves)
+        pairs.check(self.section.data)
         # Extra state first: it is the user's code, and may raise while nothing is written yet.
         for name, put in opened.extra.items():
             if name in layout.signatures:
                 self.begun = True
                 put(self.section.tensors[layout.by_name(name).name].clone())
         return pairs
-
-    def _pairs(self, leaves: Mapping[str, Leaf]) -> list[tuple[Leaf, TensorSpec]]:
-        """Pair what is written with what is read, each piece of memory once."""
-        layout = self.section.layout
-        pairs: list[tuple[Leaf, TensorSpec]] = []
-        taken: dict[Hashable, tuple[str, TensorSpec]] = {}
-        for name, leaf in leaves.items():
-            if name not in layout.signatures:
-                continue
-            spec, same = layout.by_name(name), identity(leaf)
-            if same is None:
-                continue  # no elements
-            first, other = taken.setdefault(same, (name, spec))
-            if first == name:
-                pairs.append((leaf, spec))
-            elif not self._same_bytes(other, spec):
-                raise StateError(
-                    f"{first!r} and {name!r} are one tensor in the target, but were published with "
-                    "different values; untie them in the target, or tie them at the publisher"
-                )
-        return pairs
-
-    def _same_bytes(self, a: TensorSpec, b: TensorSpec) -> bool:
-        data = self.section.data
-        return a is b or np.array_equal(data[a.begin : a.end], data[b.begin : b.end])
 
 
 def _open(target: object) -> _Target:
@@ -293,9 +310,12 @@ def _compare(layout: Layout, target: _Target, *, strict: Strict, cast: bool) -> 
     for name in target.extra:
         if published.pop(name, None) is None and strict:
             lines.append(f"{name}: extra state of the target, not published")
+    ties = Ties(layout, target.leaves)
+    for name in ties.arrived:
+        published.pop(name, None)
     got: dict[str, Any] = {}
     for name, leaf in target.leaves.items():
-        if not strict and name not in published:
+        if name in ties.filled or (not strict and name not in published):
             continue
         try:
             got[name] = signature(name, leaf)
@@ -305,7 +325,7 @@ def _compare(layout: Layout, target: _Target, *, strict: Strict, cast: bool) -> 
             continue
         if not (target.materialises and _on_meta(leaf)) and (fault := _fault(name, leaf)):
             lines.append(fault)
-    return lines + difference(published, got, cast=cast, strict=strict)
+    return lines + ties.faults() + difference(published, got, cast=cast, strict=strict)
 
 
 def _on_meta(leaf: Leaf) -> bool:

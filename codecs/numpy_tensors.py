@@ -38,6 +38,11 @@ def identity(array: Array) -> Hashable | None:
     return "numpy", address, array.shape, array.strides, array.dtype.str
 
 
+def place(array: Array) -> tuple[Hashable, int, tuple[int, ...]]:
+    """Return the memory that an array's elements lie in, where there, and the strides in bytes."""
+    return "cpu", array.__array_interface__["data"][0], array.strides
+
+
 def views(specs: Iterable[TensorSpec], data: Bytes) -> list[Array]:
     """Return each tensor's part of the data section as an array that shares its memory.
 

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import operator
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -59,6 +60,16 @@ def identity(tensor: torch.Tensor) -> Hashable | None:
         return None
     where = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
     return *where, tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+
+def place(tensor: torch.Tensor) -> tuple[Hashable, int, tuple[int, ...]]:
+    """Return the memory that a tensor's elements lie in, where there, and the strides in bytes."""
+    strides = tuple(step * tensor.itemsize for step in tensor.stride())
+    if tensor.is_meta:  # every storage begins at 0 there
+        begin = int(tensor.storage_offset()) * tensor.itemsize
+        return ("meta", cast("Any", tensor.untyped_storage())._cdata), begin, strides  # noqa: SLF001
+    where = tensor.device.type if tensor.device.type == "cpu" else str(tensor.device)
+    return where, tensor.data_ptr(), strides
 
 
 def marks(tensors: Sequence[torch.Tensor]) -> Sequence[object] | None:

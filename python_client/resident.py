@@ -7,7 +7,7 @@ so applying can be undone.
 """
 
 import logging
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
@@ -20,8 +20,16 @@ from ..bus.staged import StagedVersion
 from ..bus.worker.layouts import Expected
 from ..codecs.errors import StateError
 from ..codecs.layout import Layout, TensorSpec
-from ..codecs.outline import Outline, of_torch, outline_of
-from ..codecs.state import identity, is_module, is_tensor, named_leaves, outline_at_once, state_of
+from ..codecs.outline import Leaf, Outline, of_torch, outline_of
+from ..codecs.state import (
+    identity,
+    is_module,
+    is_tensor,
+    named_leaves,
+    outline_at_once,
+    signature,
+    state_of,
+)
 from .targets import Target
 
 if TYPE_CHECKING:
@@ -153,22 +161,41 @@ def _tied(model: object, layout: Layout) -> list[_Tied]:
     Raises:
         StateError: They do not fit, or an object cannot be given other memory.
     """
-    if not (state_of(model).fits(layout) and layout.aligned):
+    leaves = named_leaves(model, in_place=True)
+    whose = _one_for_one(layout, leaves)
+    if whose is None or not layout.aligned:
         raise StateError("only a model of exactly the published tensors can be resident")
     objects: dict[Hashable, list[torch.Tensor]] = {}
     for leaf in _outline(model).leaves:
         if not is_tensor(leaf):
             raise StateError("only torch tensors can be resident; numpy arrays are copied to")
         objects.setdefault(identity(leaf), []).append(leaf)
-    leaves = named_leaves(model, in_place=True)
     tied = [
-        _Tied(spec, objects.pop(identity(leaves[spec.name]), []))
-        for spec in layout.tensors
-        if spec.nbytes
+        _Tied(spec, objects.pop(whose[spec.name], [])) for spec in layout.tensors if spec.nbytes
     ]
     others = (tensor for each in objects.values() for tensor in each)
     _check(tied, others, _storage_of(model))
     return tied
+
+
+def _one_for_one(layout: Layout, leaves: Mapping[str, Leaf]) -> dict[str, Hashable] | None:
+    """Return what tells the tensor of a model that each of a layout is, by any of its names.
+
+    None: one of a layout is several here, or none; or the other way round.
+    """
+    found: dict[str, set[Hashable]] = {spec.name: set() for spec in layout.tensors if spec.nbytes}
+    for name, spec in (
+        (name, layout.by_name(name)) for name in leaves if name in layout.signatures
+    ):
+        if signature(name, leaves[name]) != (spec.dtype, spec.shape):
+            return None
+        if spec.nbytes:
+            found[spec.name].add(identity(leaves[name]))
+    if any(len(each) != 1 for each in found.values()):
+        return None
+    whose = {name: next(iter(each)) for name, each in found.items()}
+    held = {identity(leaf) for leaf in leaves.values()} - {None}
+    return whose if held == set(whose.values()) and len(held) == len(whose) else None
 
 
 def _storage_of(model: object) -> int | None:

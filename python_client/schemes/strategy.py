@@ -18,6 +18,7 @@ from ...codecs.errors import StateError
 from ...codecs.layout import Layout, difference, trimmed
 from ...codecs.outline import Leaf
 from ...codecs.state import is_module, is_tensor, named_leaves, signature, state_of, write_into
+from ...codecs.ties import Ties
 from .model import log
 
 if TYPE_CHECKING:
@@ -228,9 +229,13 @@ def _module_faults(layout: Layout, parts: "ModuleParts", *, strict: bool, cast: 
     from ...codecs.torch_tensors import target_fault
 
     published = {n: s for n, s in layout.signatures.items() if parts.part_of(n) is None}
-    lines = list(parts.faults)
+    lines, ties = list(parts.faults), Ties(layout, parts.tensors)
+    for name in ties.arrived:
+        published.pop(name, None)
     got: dict[str, Any] = {}
     for name, tensor in parts.tensors.items():
+        if name in ties.filled:
+            continue
         if name not in published and tensor.is_meta:
             lines.append(f"{name}: on the meta device, and nothing was published to fill it with")
             if name in parts.optional:
@@ -252,7 +257,7 @@ def _module_faults(layout: Layout, parts: "ModuleParts", *, strict: bool, cast: 
         for name, part in parts.extra.items()
         if strict and name not in sent and extra_of({name: part})
     ]
-    return lines + difference(published, got, cast=cast, strict=strict)
+    return lines + ties.faults() + difference(published, got, cast=cast, strict=strict)
 
 
 def _collection(model: object) -> object:
