@@ -13,7 +13,7 @@ const (
 	openTimeout  = 5 * time.Second       // for the handshake
 	redialMin    = 50 * time.Millisecond // between two attempts; doubles
 	redialMax    = time.Second
-	pingEvery    = 5 * time.Second  // ZMTP's own pings, which free the queues of peers that are gone
+	pingEvery    = 5 * time.Second  // ZMTP's own pings, which tell whether the peer is there
 	silenceMax   = 30 * time.Second // longer than a chunk of 1 MiB takes at 40 kB/s
 	receiveBytes = 1 << 18          // taken at once, while they are in the cache for the checksum
 	outgoingMax  = 1 << 20          // bytes held for a peer that does not read
@@ -123,11 +123,12 @@ func (c *Connection) Tick(now time.Time) {
 	if c.conn == nil {
 		return
 	}
-	if now.Sub(c.heardAt) >= silenceMax || !c.stream.Open() && now.Sub(c.since) >= openTimeout {
+	silent := c.kind.Pings && now.Sub(c.heardAt) >= silenceMax
+	if silent || !c.stream.Open() && now.Sub(c.since) >= openTimeout {
 		_ = c.conn.Close()
 		return
 	}
-	if now.Sub(c.pinged) >= pingEvery {
+	if c.kind.Pings && now.Sub(c.pinged) >= pingEvery {
 		c.pinged = now
 		c.stream.Ping(uint16(silenceMax / (100 * time.Millisecond)))
 		c.flush()

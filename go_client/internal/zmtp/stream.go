@@ -33,12 +33,16 @@ type Kind struct {
 	Payload int    // the index of a message's payload: before it stand topic and header, or the header
 	Peers   string // what may be at the other end
 	Keys    *Keys  // nil: there is no security
+	Pings   bool   // by ZMTP, and is given up if nothing answers
 }
 
 // Dealer and Sub are the sockets of a worker.
+//
+// On the control channel the protocol has pings of its own. And at its other end is libzmq: up to 4.3.5 it
+// aborts its process if a connection breaks that it does not read for now, and a ping is in what it has read ahead.
 var (
-	Dealer = Kind{"DEALER", 1, "ROUTER", nil}
-	Sub    = Kind{"SUB", 2, "PUB XPUB", nil}
+	Dealer = Kind{Name: "DEALER", Payload: 1, Peers: "ROUTER"}
+	Sub    = Kind{Name: "SUB", Payload: 2, Peers: "PUB XPUB", Pings: true}
 )
 
 // Limits are the bytes that a frame may have, as ZMQ_MAXMSGSIZE bounds them.
