@@ -43,8 +43,11 @@
 // by what has changed since the one that a worker runs, in the fewest bytes, where the publisher still has that,
 #define WB_ENCODING_DELTA 1
 
-// or the same in more bytes, which take less time to make and to decode.
+// or the same in more bytes, which take less time to make and to decode;
 #define WB_ENCODING_DELTA_FLAT 2
+
+// or by that of these three which is likely to be there soonest.
+#define WB_ENCODING_AUTO 3
 
 // What came of a call.
 typedef enum {
@@ -251,8 +254,9 @@ typedef struct {
   // in; 0: 1 s and 5 s.
   uint32_t ping_ms;
   uint32_t lost_after_ms;
-  // A folder that outlives it, and keeps its epoch; NULL: none. WB_INVALID if a publisher in Python keeps
-  // versions there, which it would offer again over those of this one.
+  // A folder that outlives it, and keeps its epoch and the latest version of each model, which a publisher that is
+  // started with it later offers again, in this language or in Python; NULL: none. Freeing it waits up to 10 s for
+  // what is to be written there.
   const char *state;
   // How many workers "all" are at least in a publish that does not say.
   size_t expect;
@@ -273,6 +277,8 @@ typedef struct {
   const char *keys;
   // With keys, after how long another group key takes the place of one; 0: a day.
   uint32_t rekey_ms;
+  // How many older versions of each model are kept in the folder `state`, at most 10,000.
+  size_t history;
 } wb_publisher_options;
 
 // What is asked of one publish. Zeros are the defaults; everything here is borrowed for the call.
@@ -292,7 +298,7 @@ typedef struct {
   uint32_t timeout_ms;
   // How many "all" are at least: who is missing is waited for. 0: as many as the publisher was told.
   size_t expect;
-  // How it goes to workers that take patches: WB_ENCODING_RAW, WB_ENCODING_DELTA or WB_ENCODING_DELTA_FLAT.
+  // How it goes to workers that take patches: WB_ENCODING_RAW, _DELTA, _DELTA_FLAT or _AUTO.
   uint32_t encoding;
 } wb_publish_options;
 

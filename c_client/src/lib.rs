@@ -235,8 +235,9 @@ pub struct wb_publisher_options {
     /// in; 0: 1 s and 5 s.
     pub ping_ms: u32,
     pub lost_after_ms: u32,
-    /// A folder that outlives it, and keeps its epoch; NULL: none. WB_INVALID if a publisher in Python keeps
-    /// versions there, which it would offer again over those of this one.
+    /// A folder that outlives it, and keeps its epoch and the latest version of each model, which a publisher that is
+    /// started with it later offers again, in this language or in Python; NULL: none. Freeing it waits up to 10 s for
+    /// what is to be written there.
     pub state: *const c_char,
     /// How many workers "all" are at least in a publish that does not say.
     pub expect: usize,
@@ -257,6 +258,8 @@ pub struct wb_publisher_options {
     pub keys: *const c_char,
     /// With keys, after how long another group key takes the place of one; 0: a day.
     pub rekey_ms: u32,
+    /// How many older versions of each model are kept in the folder `state`, at most 10,000.
+    pub history: usize,
 }
 
 /// When a worker counts as being there: it runs the version,
@@ -270,8 +273,10 @@ pub const WB_WAIT_NOBODY: u32 = 2;
 pub const WB_ENCODING_RAW: u32 = 0;
 /// by what has changed since the one that a worker runs, in the fewest bytes, where the publisher still has that,
 pub const WB_ENCODING_DELTA: u32 = 1;
-/// or the same in more bytes, which take less time to make and to decode.
+/// or the same in more bytes, which take less time to make and to decode;
 pub const WB_ENCODING_DELTA_FLAT: u32 = 2;
+/// or by that of these three which is likely to be there soonest.
+pub const WB_ENCODING_AUTO: u32 = 3;
 
 /// What is asked of one publish. Zeros are the defaults; everything here is borrowed for the call.
 #[repr(C)]
@@ -292,7 +297,7 @@ pub struct wb_publish_options {
     pub timeout_ms: u32,
     /// How many "all" are at least: who is missing is waited for. 0: as many as the publisher was told.
     pub expect: usize,
-    /// How it goes to workers that take patches: WB_ENCODING_RAW, WB_ENCODING_DELTA or WB_ENCODING_DELTA_FLAT.
+    /// How it goes to workers that take patches: WB_ENCODING_RAW, _DELTA, _DELTA_FLAT or _AUTO.
     pub encoding: u32,
 }
 

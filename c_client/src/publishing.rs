@@ -3,8 +3,8 @@
 use crate::inner::{array, c_text, copied, described, invalid, out, put, text_of, Fault, User};
 use crate::{
     wb_code, wb_event, wb_outcome, wb_publish_options, wb_published, wb_publisher, wb_publisher_options,
-    wb_receipt, wb_tensor, WB_ENCODING_DELTA, WB_ENCODING_DELTA_FLAT, WB_ENCODING_RAW, WB_WAIT_APPLIED,
-    WB_WAIT_NOBODY, WB_WAIT_STAGED,
+    wb_receipt, wb_tensor, WB_ENCODING_AUTO, WB_ENCODING_DELTA, WB_ENCODING_DELTA_FLAT, WB_ENCODING_RAW,
+    WB_WAIT_APPLIED, WB_WAIT_NOBODY, WB_WAIT_STAGED,
 };
 use std::ffi::CString;
 use std::mem::size_of;
@@ -39,6 +39,9 @@ pub unsafe fn builder_of(options: *const wb_publisher_options) -> Result<Publish
     }
     if let Some(folder) = text(options.state, "state")? {
         builder = builder.state(folder);
+    }
+    if options.history > 0 {
+        builder = builder.history(options.history);
     }
     if options.epoch > 0 {
         builder = builder.epoch(options.epoch);
@@ -131,8 +134,9 @@ pub unsafe fn options_of(options: *const wb_publish_options) -> Result<PublishOp
         WB_ENCODING_RAW => Encoding::Raw,
         WB_ENCODING_DELTA => Encoding::Delta,
         WB_ENCODING_DELTA_FLAT => Encoding::DeltaFlat,
+        WB_ENCODING_AUTO => Encoding::Auto,
         other => {
-            let text = format!("encoding is {}: WB_ENCODING_RAW, _DELTA or _DELTA_FLAT", other);
+            let text = format!("encoding is {}: WB_ENCODING_RAW, _DELTA, _DELTA_FLAT or _AUTO", other);
             return Err(invalid(&text));
         }
     };

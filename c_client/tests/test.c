@@ -466,8 +466,8 @@ static void a_trainer_in_c_sends_what_has_changed(void) {
   wb_publish_options how = {.size = sizeof how, .expect = 1, .timeout_ms = LONG_MS, .encoding = 7};
   EXPECT(wb_publish(publisher, "large", &tensor, 1, &how, NULL) == WB_INVALID);
   const uint32_t encodings[] = {WB_ENCODING_DELTA, WB_ENCODING_DELTA, WB_ENCODING_DELTA_FLAT,
-                                WB_ENCODING_RAW};
-  for (size_t at = 0; at < 4; at++) {
+                                WB_ENCODING_RAW, WB_ENCODING_AUTO};
+  for (size_t at = 0; at < 5; at++) {  // of the last there is nothing to build on
     how.encoding = encodings[at];
     large_bytes[1000 * at] ^= 1;
     wb_receipt* receipt = NULL;
@@ -616,25 +616,14 @@ static int count_open(bool before[], bool note) {
   return count;
 }
 
-static void a_forked_child_keeps_nothing(void) {
-  static bool before[4096];
+// What a forked child keeps of a publisher and a worker; -1 if it can do anything with them.
+static int kept_by_a_child(bool before[], wb_publisher* publisher, wb_worker* worker) {
   int said[2], count = -1;
-  EXPECT(pipe(said) == 0 && count_open(before, true) == 0);
-  wb_publisher_options options = {
-      .size = sizeof options, .address = "tcp://127.0.0.1:0", .keys = ""};
-  wb_publisher* publisher = NULL;
-  EXPECT(wb_bind(&options, &publisher) == WB_OK);
-  wb_model* model = line_model();
-  const wb_wanted wanted = {.id = "line", .model = model};
-  const wb_options its = {
-      .size = sizeof its, .address = wb_address(publisher), .wanted = &wanted, .wanted_count = 1};
-  wb_worker* worker = NULL;
-  EXPECT(wb_connect(&its, &worker) == WB_OK);
-  EXPECT(wb_wait_for_workers(publisher, "line", 1, LONG_MS) == WB_OK);
-  EXPECT(count_open(before, false) > 10);
+  EXPECT(pipe(said) == 0);
   pid_t child = fork();
   if (child == 0) {
-    count = count_open(before, false);
+    EXPECT(close(said[0]) == 0);
+    count = count_open(before, false) - 1;  // the pipe
     const wb_tensor tensor = {.name = "b", .dtype = "F32", .data = &b, .nbytes = sizeof b};
     wb_update update = {0};
     bool refused = wb_publish(publisher, "line", &tensor, 1, NULL, NULL) == WB_CLOSED &&
@@ -647,8 +636,31 @@ static void a_forked_child_keeps_nothing(void) {
     _exit(1);
   }
   EXPECT(child > 0 && close(said[1]) == 0);
-  EXPECT(read(said[0], &count, sizeof count) == sizeof count && count == 0);
+  EXPECT(read(said[0], &count, sizeof count) == sizeof count);
   EXPECT(waitpid(child, NULL, 0) == child && close(said[0]) == 0);
+  return count;
+}
+
+static void a_forked_child_keeps_nothing(void) {
+  static bool before[4096];
+  EXPECT(count_open(before, true) == 0);
+  wb_publisher_options options = {
+      .size = sizeof options, .address = "tcp://127.0.0.1:0", .keys = ""};
+  wb_publisher* publisher = NULL;
+  EXPECT(wb_bind(&options, &publisher) == WB_OK);
+  wb_model* model = line_model();
+  const wb_wanted wanted = {.id = "line", .model = model};
+  const wb_options its = {
+      .size = sizeof its, .address = wb_address(publisher), .wanted = &wanted, .wanted_count = 1};
+  wb_worker* worker = NULL;
+  EXPECT(wb_connect(&its, &worker) == WB_OK);
+  EXPECT(wb_wait_for_workers(publisher, "line", 1, LONG_MS) == WB_OK);
+  EXPECT(count_open(before, false) > 10);
+  // A connection that is being made this very moment a child may keep.
+  const double until = now_ms() + LONG_MS;
+  int count = kept_by_a_child(before, publisher, worker);
+  while (count > 0 && now_ms() < until) count = kept_by_a_child(before, publisher, worker);
+  EXPECT(count == 0);
   publishes(publisher);  // the parent goes on
   wb_publisher_free(publisher);
   wb_worker_free(worker);

@@ -73,6 +73,7 @@ fn builder(arguments: &[String], usage: &str) -> Result<PublisherBuilder, Fault>
             "--epoch" => builder.epoch(value.parse()?),
             "--chunk-bytes" => builder.chunk_bytes(value.parse()?),
             "--state" => builder.state(value),
+            "--history" => builder.history(value.parse()?),
             "--keys" => builder.keys(value),
             "--rekey" => builder.rekey(Duration::from_secs_f64(value.parse()?)),
             "--ping" => {
@@ -108,6 +109,7 @@ fn publish(publisher: &Publisher, told: &Value, tensors: &mut Tensors) -> Result
         encoding: match told["encoding"].as_str() {
             Some("delta") => Encoding::Delta,
             Some("flat") => Encoding::DeltaFlat,
+            Some("auto") => Encoding::Auto,
             _ => Encoding::Raw,
         },
     };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weightbus::limits::Timing;
 use weightbus::messages::*;
-use weightbus::publisher::bases::Bases;
+use weightbus::publisher::bases::{Bases, Taker};
 use weightbus::publisher::content::{Content, Copier};
 use weightbus::publisher::effects::Effect;
 use weightbus::publisher::machine::Machine;
@@ -213,4 +213,39 @@ fn of_a_patch_are_fetched_the_chunks_that_it_has() {
     assert_eq!(fetch(2, 0, 0, 1), "end");
     assert_eq!(fetch(2, 0, 1, 2), "no-patch", "of another base");
     assert_eq!(fetch(0, 0, 1, 1), "no-patch", "to whatever is the latest");
+}
+
+#[test]
+fn links_are_known_by_what_workers_say_and_decide_whether_a_patch_is_made() {
+    let mut bench = Bench::new();
+    bench.join("w", true, true);
+    bench.publish();
+    let rate = |bench: &Bench| bench.machine.takers(MODEL, None)[0].rate;
+    assert!(rate(&bench).is_infinite());
+    let said = |chunks| Progress {
+        model: MODEL.to_owned(),
+        epoch: 7,
+        version: 1,
+        chunks,
+        phase: Doing::Receiving,
+        patch: None,
+    };
+    for (chunks, at) in [(10, 1), (20, 2), (40, 4)] {
+        let header = encode(&FromWorker::Progress(said(chunks)));
+        bench.machine.receive(b"w", &header, 0, NOW + Duration::from_secs(at));
+    }
+    assert_eq!(rate(&bench), 10.0 * CHUNK_BYTES as f64, "ten chunks a second");
+    bench.applied("w", 1);
+    let (first, rate_now) = (bench.versions[0].clone(), bench.machine.takers(MODEL, None));
+    let mut bytes = first.bytes().to_vec();
+    bytes[0] ^= 1;
+    let tensor = TensorView { name: "w", dtype: Dtype::BF16, shape: &[50_000], bytes: &bytes };
+    let content = Arc::new(Copier::default().copy(&[tensor], CHUNK_BYTES).unwrap());
+    let until = Instant::now() + Duration::from_secs(600);
+    let patches = |takers: &[Taker]| {
+        bench.bases.clone().offer(content.clone(), Encoding::Auto, takers, true, until).patches.len()
+    };
+    assert_eq!(patches(&rate_now), 1);
+    let fast = Taker { rate: 1e15, ..rate_now[0].clone() };
+    assert_eq!(patches(&[fast]), 0);
 }

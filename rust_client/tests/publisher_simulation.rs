@@ -381,7 +381,7 @@ impl World {
                 }
                 Effect::Screen => self.rekey(),
                 Effect::Withdraw { .. } | Effect::Answer { .. } => {}
-                Effect::HangUp | Effect::GiveMemoryBack => {}
+                Effect::HangUp | Effect::GiveMemoryBack | Effect::Settled { .. } => {}
                 Effect::Resolve { id, receipt, achieved, .. } => self.resolved(id, receipt, achieved),
                 Effect::Tell(event) => {
                     let wrong = event.kind == weightbus::WorkerEventKind::WrongDigest;

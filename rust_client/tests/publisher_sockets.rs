@@ -219,7 +219,7 @@ fn a_successor_comes_after_what_the_folder_has_seen() {
     assert_eq!(second.epoch(), ahead + 1);
     assert!(second.wait_for_workers(1, MODEL, LONG).unwrap());
     let (receipt, updates) = published(&second, &[&worker], b"second", &PublishOptions::default());
-    assert_eq!((updates[0].epoch, receipt.unwrap().version), (ahead + 1, 1));
+    assert_eq!((updates[0].epoch, receipt.unwrap().version), (ahead + 1, 2));
     drop((second, worker));
     std::fs::remove_dir_all(folder).unwrap();
 }

@@ -41,7 +41,7 @@ class ProcessPublisher:
         epoch: Its incarnation; None: what it takes itself.
         address: Where it listens.
         folder: Where what is published goes on its way.
-        state: Its state folder, if it has one.
+        state: Its state folder, if it has one; and how many older versions are kept there.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class ProcessPublisher:
         timing: Timing,
         advertise: str | None = None,
         state: str = "",
+        history: int = 0,
         keys: Path | None = None,
         rekey: float | None = None,
     ) -> None:
@@ -63,6 +64,7 @@ class ProcessPublisher:
         words += ["--epoch", str(epoch)] if epoch is not None else []
         words += ["--advertise", advertise] if advertise is not None else []
         words += ["--state", state] if state else []
+        words += ["--history", str(history)] if history else []
         words += ["--keys", str(keys or "")]
         words += ["--rekey", str(rekey)] if rekey is not None else []
         self._folder, self._ids = folder, itertools.count(1)

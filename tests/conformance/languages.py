@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from weightbus.tests.conformance.scenarios import SCENARIOS
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD_SECONDS = 900.0
 LAST_LINES = 15
@@ -118,11 +116,6 @@ LANGUAGES = (
 
 # Of scenarios, what the Rust core cannot do as a publisher.
 CORE_LACKS: Mapping[str, str] = {
-    **{
-        s.name: "it keeps no versions in its state folder"
-        for s in SCENARIOS
-        if s.name.endswith("patched-renamed")
-    },
     **dict.fromkeys(SHARED_ROAD[1:], "it has no shared road"),
 }
 

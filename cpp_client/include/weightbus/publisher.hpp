@@ -39,8 +39,9 @@ struct PublishOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   std::size_t expect = 0;  // how many "all" are at least; 0: as the publisher was told
   // How it goes to workers that take patches: as it is, or by what has changed since the version
-  // that they run; `delta_flat` takes more bytes, and less time to make and to decode.
-  enum class Encoding { raw, delta, delta_flat } encoding = Encoding::raw;
+  // that they run; `delta_flat` takes more bytes, and less time to make and to decode; `automatic`
+  // is that of these which is likely to be there soonest.
+  enum class Encoding { raw, delta, delta_flat, automatic } encoding = Encoding::raw;
 };
 
 struct PublisherOptions {
@@ -49,9 +50,12 @@ struct PublisherOptions {
   std::uint64_t chunk_bytes = 0;  // 0: 2^20
   std::chrono::milliseconds ping = std::chrono::seconds(1);        // between two signs of life
   std::chrono::milliseconds lost_after = std::chrono::seconds(5);  // at least twice that
-  std::string state;       // a folder that outlives it, and keeps its epoch; none with versions
-  std::size_t expect = 0;  // how many workers "all" are at least
-  bool insecure = false;   // without keys, listen where other hosts can connect
+  // A folder that outlives it, and keeps its epoch and the latest version of each model, which a
+  // publisher that is started with it later offers again, in this language or in Python.
+  std::string state;
+  std::size_t history = 0;  // how many older versions of each model are kept there
+  std::size_t expect = 0;   // how many workers "all" are at least
+  bool insecure = false;    // without keys, listen where other hosts can connect
   // How many versions of each model are kept in memory for patches to build on, at most 8, and how
   // many bytes those may take together; 0: 2, and of any size.
   std::size_t bases = 0;
@@ -96,6 +100,7 @@ class Publisher {
     raw.ping_ms = milliseconds(options.ping);
     raw.lost_after_ms = milliseconds(options.lost_after);
     raw.state = text(options.state);
+    raw.history = options.history;
     raw.expect = options.expect;
     raw.insecure = options.insecure;
     raw.keys = options.keys ? options.keys->c_str() : nullptr;

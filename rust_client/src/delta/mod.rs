@@ -10,6 +10,7 @@ mod format;
 mod scan;
 mod steps;
 mod tune;
+pub mod worth;
 mod write;
 
 use crate::digest::digest_while;

@@ -3,15 +3,20 @@
 //! They are made by whoever publishes, before anybody hears of the version: there is one patch on a base, for all
 //! that run it, and its bytes never change.
 
-use super::content::Content;
+use super::content::{Content, Copier, TensorView};
 use super::offer::{Offer, VersionPatch};
 use super::publishing::WHOLE_BYTES_MAX;
+use crate::delta::worth::{chosen, estimate, may_pay, sample, Pair, Way};
 use crate::delta::{encode, Patch, PatchError, Side};
 use crate::messages::Running;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+const PACE: f64 = 1e-8; // seconds a byte, until something was encoded here, or decoded
+const PACE_SHARE: f64 = 0.5; // of what was measured last in what is believed
+const PACE_EVERY: u32 = 32; // decisions, of which the first measures on a sample: what is believed may be wrong
+const SAMPLE_CHUNK: u64 = 1 << 20; // in bytes
 const OFFER_SHARE: u32 = 2; // patches may take that part of the time: the version itself takes some, too
 
 /// How a version goes to workers that take patches.
@@ -25,29 +30,56 @@ pub enum Encoding {
     Delta,
     /// The same without classes of elements: more bytes, which take less time to make and to decode.
     DeltaFlat,
+    /// By one of these or as it is, whichever is likely to be there soonest: by what is known of links, and of how long
+    /// patches take here and at workers.
+    Auto,
+}
+
+/// A worker that takes patches, and what is known of how soon one is there.
+#[derive(Clone, Debug)]
+pub struct Taker {
+    pub running: Option<Running>,
+    /// Bytes a second to it; infinite if that is not known.
+    pub rate: f64,
+    /// Seconds that it takes to decode a patch, for each byte of a version of which nothing changes: without classes and
+    /// with them, as far as it has said so.
+    pub decode: [Option<f64>; 2],
+}
+
+impl Default for Taker {
+    /// One of which nothing is known.
+    fn default() -> Taker {
+        Taker { running: None, rate: f64::INFINITY, decode: [None; 2] }
+    }
 }
 
 /// The versions of one model that patches may build on.
+#[derive(Clone)]
 pub struct Bases {
     kept: VecDeque<Arc<Content>>, // the newest last
     count: usize,
     bytes_max: u64, // of all of them
+    // Seconds that a byte takes, as of late, of patches without classes and with them.
+    encode: Pair,
+    decode: Pair,
+    decisions: u32, // on whether a patch pays
 }
 
 impl Bases {
     pub fn new(count: usize, bytes_max: u64) -> Bases {
-        Bases { kept: VecDeque::new(), count, bytes_max }
+        let (encode, decode) = ([PACE; 2], [PACE; 2]);
+        Bases { kept: VecDeque::new(), count, bytes_max, encode, decode, decisions: 0 }
     }
 
     /// Offers a version, by patches too if that is wanted, and keeps it for patches to come (D1, D2).
     ///
-    /// `takers` is what each of those runs who take patches; what is not `to_all` leaves what is kept for the others
+    /// `takers` are those who take patches; what is not `to_all` leaves what is kept for the others
     /// as it is. Patches that take too much of the time `until` then are left out.
     pub fn offer(
         &mut self,
         content: Arc<Content>,
         encoding: Encoding,
-        takers: &[Option<Running>],
+        takers: &[Taker],
         to_all: bool,
         until: Instant,
     ) -> Offer {
@@ -67,11 +99,25 @@ impl Bases {
         let now = Instant::now();
         let deadline = now + until.saturating_duration_since(now) / OFFER_SHARE;
         for (running, base) in self.bases_of(&content, takers) {
-            match made(&base, &running, &content, encoding, deadline) {
-                Ok(bytes) if (bytes.len() as u64) < nbytes => {
-                    offer.patches.push(VersionPatch::new(running, &content, bytes));
+            let way = match encoding {
+                Encoding::Auto => {
+                    let on = takers.iter().filter(|taker| taker.running.as_ref() == Some(&running));
+                    self.chosen(&base, &content, on, deadline)
                 }
-                Ok(_) => {}
+                _ => Some(Way { classes: encoding == Encoding::Delta, work: 0.0 }),
+            };
+            let way = match way {
+                Some(way) => way,
+                None => continue,
+            };
+            let begun = Instant::now();
+            match made(&base, &running.digest, &content, way.classes, deadline) {
+                Ok(bytes) => {
+                    self.took(way, nbytes, begun.elapsed());
+                    if (bytes.len() as u64) < nbytes {
+                        offer.patches.push(VersionPatch::new(running, &content, bytes, way));
+                    }
+                }
                 Err(PatchError(text)) => {
                     offer.faults.push(format!("no patch on version {}: {}", running.version, text));
                 }
@@ -84,14 +130,86 @@ impl Bases {
         offer
     }
 
+    /// To make a patch in some way took so long.
+    fn took(&mut self, way: Way, nbytes: u64, took: Duration) {
+        let work = way.work * nbytes as f64;
+        if work > 0.0 {
+            let known = &mut self.encode[usize::from(way.classes)];
+            *known += PACE_SHARE * (took.as_secs_f64() / work - *known);
+        }
+    }
+
+    /// What patch is to be made on a base; nothing: the version is there sooner without.
+    ///
+    /// There is one patch on a base, for all that run it. So it is the one that is best for the slowest of them that
+    /// gains by any: it is the last that the publish waits for. Of whom no rate is known, it is fast enough; who has not
+    /// decoded any yet does so as this does. So do all where it was measured anew: what a worker took once for a kind of
+    /// patch that it was not sent again would be believed for ever.
+    fn chosen<'a>(
+        &mut self,
+        base: &Content,
+        content: &Content,
+        takers: impl Iterator<Item = &'a Taker>,
+        deadline: Instant,
+    ) -> Option<Way> {
+        let mut slow: Vec<&Taker> = takers.filter(|taker| taker.rate.is_finite()).collect();
+        slow.sort_by(|one, other| one.rate.total_cmp(&other.rate));
+        if slow.is_empty() {
+            return None;
+        }
+        let anew = self.decisions % PACE_EVERY == 0;
+        if anew {
+            let _ = self.measure(base, content, deadline); // else what was known is believed
+        }
+        self.decisions += 1;
+        let decode = |taker: &Taker| match anew {
+            true => self.decode,
+            false => [0, 1].map(|classes| taker.decode[classes].unwrap_or(self.decode[classes])),
+        };
+        let links = slow.into_iter().map(|taker| (taker.rate, decode(taker)));
+        let links: Vec<(f64, Pair)> =
+            links.filter(|&(rate, decode)| may_pay(rate, self.encode, decode)).collect();
+        if links.is_empty() {
+            return None;
+        }
+        let would = estimate(&content.header.layout, base.bytes(), content.bytes());
+        let nbytes = content.plan.nbytes as f64;
+        links.into_iter().find_map(|(rate, decode)| chosen(nbytes, &would, rate, self.encode, decode))
+    }
+
+    /// Takes the time that a sample takes; else nobody would know if none pays.
+    fn measure(&mut self, base: &Content, content: &Content, deadline: Instant) -> Result<(), String> {
+        let (dtype, place) = sample(&content.header.layout).ok_or("there is nothing to measure")?;
+        let shape = [place.len() as u64 * 8 / dtype.bits()];
+        let of = |its: &Content| {
+            let bytes = &its.bytes()[place.clone()];
+            Copier::default()
+                .copy(&[TensorView { name: "sample", dtype, shape: &shape, bytes }], SAMPLE_CHUNK)
+        };
+        let (before, after) = (of(base)?, of(content)?);
+        let layout = &after.header.layout;
+        let work = estimate(layout, before.bytes(), after.bytes()).work * layout.nbytes as f64;
+        for classes in [false, true] {
+            let begun = Instant::now();
+            let text = |PatchError(text)| text;
+            let patch = made(&before, &before.digest, &after, classes, deadline).map_err(text)?;
+            let encoded = Instant::now();
+            let mut data = before.bytes().to_vec();
+            Patch::parse(layout, &patch).and_then(|its| its.apply(&mut data, None)).map_err(text)?;
+            self.encode[usize::from(classes)] = (encoded - begun).as_secs_f64() / work;
+            self.decode[usize::from(classes)] = encoded.elapsed().as_secs_f64() / work;
+        }
+        Ok(())
+    }
+
     fn bytes(&self) -> u64 {
         self.kept.iter().map(|base| base.plan.nbytes).sum()
     }
 
     /// On what patches are to be made: first on what most of those run who take them.
-    fn bases_of(&self, content: &Content, takers: &[Option<Running>]) -> Vec<(Running, Arc<Content>)> {
+    fn bases_of(&self, content: &Content, takers: &[Taker]) -> Vec<(Running, Arc<Content>)> {
         let mut runs: Vec<(&Running, usize)> = Vec::new();
-        for running in takers.iter().flatten() {
+        for running in takers.iter().filter_map(|taker| taker.running.as_ref()) {
             match runs.iter_mut().find(|(known, _)| *known == running) {
                 Some((_, count)) => *count += 1,
                 None => runs.push((running, 1)),
@@ -123,15 +241,14 @@ fn alike(one: &Content, other: &Content) -> bool {
 /// The patch from one version to another, decoded and compared.
 fn made(
     base: &Content,
-    running: &Running,
+    digest: &str,
     target: &Content,
-    encoding: Encoding,
+    classes: bool,
     deadline: Instant,
 ) -> Result<Vec<u8>, PatchError> {
     let layout = &target.header.layout;
-    let old = Side { data: base.bytes(), digest: &running.digest };
+    let old = Side { data: base.bytes(), digest };
     let new = Side { data: target.bytes(), digest: &target.digest };
-    let classes = encoding == Encoding::Delta;
     let wanted = || Instant::now() < deadline;
     let patch = encode(layout, target.plan.chunk_bytes, old, new, classes, &wanted)?;
     Patch::parse(layout, &patch)?.compare(old.data, new.data, &wanted)?;
@@ -140,10 +257,8 @@ fn made(
 
 #[cfg(test)]
 mod tests {
-    use super::super::content::{Copier, TensorView};
     use super::*;
     use crate::dtype::Dtype;
-    use std::time::Duration;
 
     const ELEMENTS: u64 = 1 << 18; // more than goes along with an announcement
 
@@ -155,8 +270,13 @@ mod tests {
         Arc::new(Copier::default().copy(&[tensor], 1 << 20).unwrap())
     }
 
-    fn runs(number: u64, content: &Content) -> Option<Running> {
-        Some(Running { epoch: 1, version: number, digest: content.digest.clone() })
+    fn runs(number: u64, content: &Content) -> Taker {
+        let running = Running { epoch: 1, version: number, digest: content.digest.clone() };
+        Taker { running: Some(running), ..Taker::default() }
+    }
+
+    fn new() -> Taker {
+        Taker::default()
     }
 
     fn soon() -> Instant {
@@ -167,12 +287,12 @@ mod tests {
     fn a_patch_builds_on_what_most_workers_run_and_leads_to_the_version() {
         let (first, second, third) = (version(1), version(2), version(3));
         let mut bases = Bases::new(2, u64::MAX);
-        let offer = bases.offer(first.clone(), Encoding::Delta, &[None], true, soon());
+        let offer = bases.offer(first.clone(), Encoding::Delta, &[new()], true, soon());
         assert!(offer.keep && offer.patches.is_empty());
-        bases.offer(second.clone(), Encoding::Delta, &[None], true, soon());
-        let takers = [runs(1, &first), runs(2, &second), None, runs(2, &second)];
+        bases.offer(second.clone(), Encoding::Delta, &[new()], true, soon());
+        let takers = [runs(1, &first), runs(2, &second), new(), runs(2, &second)];
         for encoding in [Encoding::Delta, Encoding::DeltaFlat] {
-            let mut bases = Bases { kept: bases.kept.clone(), ..bases };
+            let mut bases = bases.clone();
             let offer = bases.offer(third.clone(), encoding, &takers, true, soon());
             let on: Vec<u64> = offer.patches.iter().map(|patch| patch.id.version).collect();
             assert_eq!(on, [2, 1]);
@@ -188,8 +308,8 @@ mod tests {
     fn there_is_one_patch_on_each_name_whatever_workers_say_that_they_run() {
         let (first, second, third) = (version(1), version(2), version(3));
         let mut bases = Bases::new(2, u64::MAX);
-        bases.offer(first.clone(), Encoding::Delta, &[None], true, soon());
-        bases.offer(second.clone(), Encoding::Delta, &[None], true, soon());
+        bases.offer(first.clone(), Encoding::Delta, &[new()], true, soon());
+        bases.offer(second.clone(), Encoding::Delta, &[new()], true, soon());
         let takers = [runs(2, &first), runs(2, &second), runs(2, &second)];
         let offer = bases.offer(third, Encoding::Delta, &takers, true, soon());
         let on: Vec<String> = offer.patches.iter().map(|patch| patch.offered().digest).collect();
@@ -201,12 +321,12 @@ mod tests {
         let versions: Vec<Arc<Content>> = (0..5).map(version).collect();
         for (mut bases, most) in [(Bases::new(3, u64::MAX), 3), (Bases::new(8, 4 * ELEMENTS + 1), 2)] {
             for (at, content) in versions.iter().enumerate() {
-                bases.offer(content.clone(), Encoding::Delta, &[None], true, soon());
+                bases.offer(content.clone(), Encoding::Delta, &[new()], true, soon());
                 assert_eq!(bases.kept.len(), most.min(at + 1));
             }
         }
         let mut bases = Bases::new(3, 2 * ELEMENTS - 1); // less than one
-        assert!(!bases.offer(versions[0].clone(), Encoding::Delta, &[None], true, soon()).keep);
+        assert!(!bases.offer(versions[0].clone(), Encoding::Delta, &[new()], true, soon()).keep);
     }
 
     #[test]
@@ -232,5 +352,37 @@ mod tests {
         bases.offer(first, Encoding::Delta, &takers, true, soon());
         let offer = bases.offer(second, Encoding::Delta, &takers, true, Instant::now());
         assert!(offer.keep && offer.patches.is_empty() && offer.faults.len() == 1);
+    }
+
+    #[test]
+    fn a_patch_is_made_by_itself_where_it_pays() {
+        let (first, second) = (version(1), version(2));
+        for (rate, count) in [(f64::INFINITY, 0), (1e12, 0), (1e4, 1)] {
+            let mut bases = Bases::new(2, u64::MAX);
+            bases.encode = [1.0; 2]; // it measures, though nothing seems to pay
+            bases.offer(first.clone(), Encoding::Auto, &[new()], true, soon());
+            let takers = [Taker { rate, ..runs(1, &first) }, runs(1, &first)];
+            let offer = bases.offer(second.clone(), Encoding::Auto, &takers, true, soon());
+            assert!(offer.keep && offer.patches.len() == count, "{}", rate);
+            assert!(offer.patches.iter().all(|patch| patch.work >= second.plan.nbytes as f64));
+        }
+    }
+
+    #[test]
+    fn one_patch_is_for_the_slowest_that_gains_by_any_and_one_slow_encode_ends_none_for_ever() {
+        let mut bases = Bases::new(2, u64::MAX);
+        let (first, second) = (version(1), version(2));
+        let slow = |rate: f64, decode: f64| Taker { rate, decode: [Some(decode); 2], ..new() };
+        let (busy, link) = (slow(2e5, 1e-2), slow(1e6, 1e-10)); // one decodes for longer than it waits
+        let mut way = |takers: &[&Taker]| bases.chosen(&first, &second, takers.iter().copied(), soon());
+        assert!(way(&[&link]).is_some(), "and it has measured");
+        assert!(way(&[&busy]).is_none());
+        assert!(way(&[&link, &busy]).is_some());
+        bases.encode = [1.0; 2];
+        let mut made: Vec<bool> = Vec::new();
+        for _ in 0..PACE_EVERY {
+            made.push(bases.chosen(&first, &second, [&link].into_iter(), soon()).is_some());
+        }
+        assert!(!made[0] && made.contains(&true));
     }
 }

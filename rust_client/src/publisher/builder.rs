@@ -1,19 +1,24 @@
 //! How a publisher is set up: its addresses, times, keys and folders, checked before anything is bound.
 
+use super::bases::Bases;
+use super::content::{Content, Copier};
 use super::distribution::Distribution;
 use super::effects::WorkerEvent;
 use super::endpoints::{check_exposure, Place};
+use super::keeper::Keeper;
 use super::keys::PublisherKeys;
 use super::machine::{self, Machine};
 use super::router::Router;
-use super::run::{Listener, Loop, Shared};
+use super::run::{Listener, Loop, Shared, Work};
 use super::sealer::{self, Sealer};
-use super::state::StateFolder;
+use super::state::{StateFolder, Stored, HISTORY_MAX};
+use super::turns::Turns;
 use super::watch::Watch;
-use super::{Publisher, DAY};
+use super::{Published, Publisher, DAY};
 use crate::error::Error;
 use crate::limits::{Timing, CHUNK_BYTES_MAX, INTEGER_MAX, PATCHES_MAX};
 use crate::raw::socket::running_clock;
+use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read};
 use std::path::PathBuf;
@@ -34,6 +39,7 @@ pub struct PublisherBuilder {
     ping: Duration,
     lost_after: Duration,
     state: Option<PathBuf>,
+    history: usize,
     expect: usize,
     keys: Option<PathBuf>, // nothing: what the environment says; empty: none
     rekey: Duration,
@@ -53,6 +59,7 @@ impl PublisherBuilder {
             ping: Duration::from_secs(1),
             lost_after: Duration::from_secs(5),
             state: None,
+            history: 0,
             expect: 0,
             keys: None,
             rekey: DAY,
@@ -94,11 +101,19 @@ impl PublisherBuilder {
         self
     }
 
-    /// A folder that outlives this publisher, and keeps its epoch: one that is started with it later comes after this
-    /// one, whatever clocks say. A folder in which a publisher in Python keeps versions is refused: that one would
-    /// offer them again, over what this one has published since.
+    /// A folder that outlives this publisher, and keeps its epoch, and the latest version of each model: one that is
+    /// started with it later comes after this one, whatever clocks say, and offers these again. It is that of publishers
+    /// in Python, too: either takes up where the other has ended. Versions are written in a thread of their own, a moment
+    /// after they were published; closing waits up to 10 s for the last.
     pub fn state(mut self, folder: impl Into<PathBuf>) -> PublisherBuilder {
         self.state = Some(folder.into());
+        self
+    }
+
+    /// How many older versions of each model are kept in that folder, to which a publisher in Python can go back: none,
+    /// and at most 10,000.
+    pub fn history(mut self, versions: usize) -> PublisherBuilder {
+        self.history = versions;
         self
     }
 
@@ -149,8 +164,9 @@ impl PublisherBuilder {
     pub fn bind(self) -> Result<Publisher, Error> {
         let (place, data, keys) = self.checked()?;
         let timing = timing_of(self.ping, self.lost_after)?;
-        let state = self.state.as_deref().map(StateFolder::open).transpose()?;
+        let state = self.state.as_deref().map(|path| StateFolder::open(path, self.history)).transpose()?;
         let epoch = new_epoch(self.epoch, state.as_ref())?;
+        let mut state = state.map(|folder| Restored::of(folder, || self.published()));
         let broken = |what: &str| {
             let what = what.to_owned();
             move |error: io::Error| Error::Io { what, error }
@@ -163,8 +179,8 @@ impl PublisherBuilder {
             Some(data) => Distribution::bind(&data)?,
             None => bind_beside(&place, &bound)?,
         };
-        if let Some(state) = &state {
-            state.record(epoch)?; // nobody has heard of it yet, and an address that is taken spends none
+        if let Some(its) = &mut state {
+            its.folder.begin(epoch, &its.stored)?; // nobody has heard of it yet, and an address that is taken spends none
         }
         let told = self.advertise.unwrap_or_else(|| data_place.advertised(&bound));
         let started = running_clock();
@@ -186,7 +202,17 @@ impl PublisherBuilder {
             let begun = Watch::begin(keys.allowed, timing.ping, shared.clone());
             watch = Some(begun.map_err(broken("no thread for keys"))?);
         }
-        let thread = Loop::new(machine, router, data, shared.clone(), state, self.listener, sealer);
+        let (mut models, mut keeper) = (HashMap::new(), None);
+        if let Some(mut its) = state {
+            its.offer(&mut machine);
+            for fault in its.folder.faults.drain(..) {
+                shared.leave(Work::Notice(fault))?;
+            }
+            models = its.models;
+            keeper =
+                Some(Keeper::begin(its.folder, shared.clone()).map_err(broken("no thread for the disk"))?);
+        }
+        let thread = Loop::new(machine, router, data, shared.clone(), keeper, self.listener, sealer);
         let thread = thread::Builder::new().name("weightbus-publisher".to_owned()).spawn(|| thread.run());
         Ok(Publisher {
             address: bound.endpoint(),
@@ -196,7 +222,7 @@ impl PublisherBuilder {
             expect: self.expect,
             lost_after: self.lost_after,
             bases: self.bases,
-            models: Mutex::default(),
+            models: Mutex::new(models),
             watch: Mutex::new(watch),
             shared,
             thread: Mutex::new(Some(thread.map_err(broken("no thread for a publisher"))?)),
@@ -204,7 +230,50 @@ impl PublisherBuilder {
     }
 }
 
+/// What a publisher before has left.
+struct Restored {
+    folder: StateFolder,
+    stored: Vec<Stored>, // what can be offered
+    contents: Vec<Arc<Content>>,
+    models: HashMap<String, Arc<Turns<Published>>>,
+}
+
+impl Restored {
+    /// Reads the latest version of each model.
+    fn of(folder: StateFolder, new: impl Fn() -> Published) -> Restored {
+        let (stored, contents, models) = (Vec::new(), Vec::new(), HashMap::new());
+        let mut found = Restored { folder, stored, contents, models };
+        for latest in found.folder.latest() {
+            let mut its = new();
+            match found.folder.read(&latest, &mut its.copier) {
+                Ok(content) => {
+                    found.contents.push(Arc::new(content));
+                    found.models.insert(latest.model.clone(), Arc::new(Turns::new(its)));
+                    found.stored.push(latest);
+                }
+                Err(text) => {
+                    let text =
+                        format!("version {} of {} is not offered: {}", latest.version, latest.model, text);
+                    found.folder.faults.push(text);
+                }
+            }
+        }
+        found
+    }
+
+    fn offer(&mut self, machine: &mut Machine) {
+        for (stored, content) in self.stored.drain(..).zip(self.contents.drain(..)) {
+            machine.offer(&stored.model, content, stored.names.into_iter().collect());
+        }
+    }
+}
+
 impl PublisherBuilder {
+    fn published(&self) -> Published {
+        let (count, bytes_max) = self.bases;
+        Published { copier: Copier::default(), bases: Bases::new(count, bytes_max) }
+    }
+
     /// Where to bind, and with which keys, once all that can be wrong with what the user says was looked at.
     fn checked(&self) -> Result<(Place, Option<Place>, Option<PublisherKeys>), Error> {
         let place = Place::parse(&self.address)?;
@@ -224,6 +293,11 @@ impl PublisherBuilder {
         }
         if !(1..=PATCHES_MAX).contains(&self.bases.0) {
             let text = format!("patches on {} versions; 1 to {} are allowed", self.bases.0, PATCHES_MAX);
+            return Err(Error::Setup(text));
+        }
+        if self.history > HISTORY_MAX {
+            let text =
+                format!("{} older versions of each model; at most {} are kept", self.history, HISTORY_MAX);
             return Err(Error::Setup(text));
         }
         if self.rekey.is_zero() {
@@ -271,7 +345,7 @@ fn timing_of(ping: Duration, lost_after: Duration) -> Result<Timing, Error> {
 
 /// Above all of the folder's, whatever the clock says (P1).
 fn new_epoch(asked: Option<u64>, state: Option<&StateFolder>) -> Result<u64, Error> {
-    let least = state.map_or(Ok(0), StateFolder::epoch)? + 1;
+    let least = state.map_or(0, StateFolder::epoch) + 1;
     let now = unix_millis();
     match asked {
         None => Ok(now.max(least)),

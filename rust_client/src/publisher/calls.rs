@@ -39,6 +39,11 @@ impl Calls {
         }
     }
 
+    /// When the open calls of a version began.
+    pub(super) fn started<'a>(&'a self, model: &'a str, key: Key) -> impl Iterator<Item = Time> + 'a {
+        self.open.values().filter(move |call| call.key == key && call.model == model).map(|call| call.started)
+    }
+
     pub(super) fn end_at(&mut self, now: Time) {
         for call in self.open.values_mut() {
             call.end_at(now);
@@ -200,6 +205,9 @@ impl Machine {
                 Some(version) => version.content.clone(),
                 None => return,
             };
+            if call.asked.workers.is_none() {
+                self.settled(model, number);
+            }
             let commit = self.of_version(model, number, &content);
             for name in there.iter().filter(|name| call.outcome(name) == Some(Outcome::Staged)) {
                 self.say(name, FromPublisher::Commit(commit.clone()));

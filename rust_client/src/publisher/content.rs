@@ -7,11 +7,14 @@ use crate::checksum::{copy_crc32c, crc32c};
 use crate::digest::digest;
 use crate::dtype::Dtype;
 use crate::layout::{Layout, LayoutError};
-use crate::limits::CHUNKS_MAX;
-use crate::staging::Buffers;
+use crate::limits::{CHUNKS_MAX, LAYOUT_BYTES_MAX};
+use crate::staging::{Buffer, Buffers};
 use crate::transfer::ChunkPlan;
 use std::cmp::Reverse;
+use std::convert::TryInto;
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -115,6 +118,54 @@ impl Copier {
         self.fill(Arc::new(header), &[data], chunk_bytes)
     }
 
+    /// Reads a safetensors file into a version.
+    pub fn read_file(&mut self, mut file: &File, chunk_bytes: u64) -> Result<Content, String> {
+        let short = |error: io::Error| format!("it cannot be read to its end: {}", error);
+        let mut header = vec![0; 8];
+        file.read_exact(&mut header).map_err(short)?;
+        let length = u64::from_le_bytes(header[..].try_into().unwrap_or_default());
+        if length > LAYOUT_BYTES_MAX {
+            return Err(format!("its header is said to be {} bytes long", length));
+        }
+        header.resize(8 + length as usize, 0);
+        file.read_exact(&mut header[8..]).map_err(short)?;
+        let layout = Layout::parse(&header).map_err(|LayoutError(text)| text)?;
+        let plan = self.plan(layout.nbytes, chunk_bytes)?;
+        let found = file.metadata().map_err(short)?.len();
+        if found != header.len() as u64 + plan.nbytes {
+            return Err(format!(
+                "it has {} bytes, but its header says {}",
+                found,
+                header.len() as u64 + plan.nbytes
+            ));
+        }
+        let mut block = self.block(plan)?;
+        file.read_exact(&mut block).map_err(short)?;
+        let crcs: Vec<u32> = block.chunks(chunk_bytes as usize).map(crc32c).collect();
+        let digest = digest(&layout.id, chunk_bytes, &crcs);
+        let header = Arc::new(Header { bytes: header, layout });
+        Ok(Content { header, plan, crcs, digest, block: Box::new(block) })
+    }
+
+    fn plan(&self, nbytes: u64, chunk_bytes: u64) -> Result<ChunkPlan, String> {
+        let plan = ChunkPlan::new(nbytes, chunk_bytes).ok_or("no size of a chunk")?;
+        if plan.count() > CHUNKS_MAX {
+            return Err(format!(
+                "{} bytes in chunks of {} are {} chunks; {} are allowed: make chunks larger",
+                plan.nbytes,
+                chunk_bytes,
+                plan.count(),
+                CHUNKS_MAX
+            ));
+        }
+        Ok(plan)
+    }
+
+    fn block(&self, plan: ChunkPlan) -> Result<Buffer, String> {
+        let none = |error| format!("there is no memory for {} bytes: {}", plan.nbytes, error);
+        self.buffers.take_for_copy(plan.nbytes).map_err(none)
+    }
+
     /// The layout of some tensors, and the order in which they lie; that of the version before if nothing changed.
     fn header_of(&mut self, tensors: &[TensorView]) -> Result<(Arc<Header>, Vec<usize>), String> {
         if let Some((looks, header, order)) = &self.last {
@@ -134,18 +185,8 @@ impl Copier {
 
     /// Copies the parts one after another, each hashed as it is copied.
     fn fill(&self, header: Arc<Header>, parts: &[&[u8]], chunk_bytes: u64) -> Result<Content, String> {
-        let plan = ChunkPlan::new(header.layout.nbytes, chunk_bytes).ok_or("no size of a chunk")?;
-        if plan.count() > CHUNKS_MAX {
-            return Err(format!(
-                "{} bytes in chunks of {} are {} chunks; {} are allowed: make chunks larger",
-                plan.nbytes,
-                chunk_bytes,
-                plan.count(),
-                CHUNKS_MAX
-            ));
-        }
-        let none = |error| format!("there is no memory for {} bytes: {}", plan.nbytes, error);
-        let mut block = self.buffers.take_for_copy(plan.nbytes).map_err(none)?;
+        let plan = self.plan(header.layout.nbytes, chunk_bytes)?;
+        let mut block = self.block(plan)?;
         let mut parts = parts.iter().copied().filter(|part| !part.is_empty());
         let mut part: &[u8] = &[];
         let mut crcs = Vec::with_capacity(plan.count() as usize);

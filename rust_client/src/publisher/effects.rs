@@ -4,6 +4,8 @@ use super::content::Content;
 use super::receipt::Receipt;
 use super::sealer::Sealed;
 use crate::messages::FromPublisher;
+use crate::transfer::Key;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A connection to the ROUTER, as ZeroMQ calls it.
@@ -92,6 +94,8 @@ pub enum Effect {
     Broadcast { topic: String, message: FromPublisher, payload: Payload },
     /// Forget what was published of a model and is not on its way yet: it is out of date.
     Withdraw { model: String },
+    /// A version is the latest for all workers now: what there is to keep of a model, and its names of before.
+    Settled { model: String, key: Key, content: Arc<Content>, names: BTreeSet<Key> },
     /// A call of publish is over; with words on who never came, if anybody was expected.
     Resolve { id: u64, receipt: Receipt, achieved: bool, missing: String },
     /// Hang up on those whose keys may not have data connections any more, and draw another group key.

@@ -18,8 +18,10 @@ mod builder;
 mod calls;
 mod distribution;
 mod endpoints;
+mod keeper;
 mod keys;
 mod left_behind;
+mod link;
 mod observing;
 mod outlet;
 mod pages;
@@ -51,9 +53,9 @@ pub use status::{WorkerState, WorkerStatus};
 
 use crate::error::Error;
 use crate::fields::is_name;
-use crate::messages::{CommitMode, Running};
+use crate::messages::CommitMode;
 use crate::threads::join_handle;
-use bases::Bases;
+use bases::{Bases, Taker};
 use content::{Content, Copier};
 use publication::Asked;
 use run::{Answer, Shared, Work};
@@ -274,17 +276,17 @@ impl Publisher {
         Ok(Publishing { answer, until, shared: self.shared.clone() })
     }
 
-    /// What each worker runs, of those that take patches and that a version is for. In the publisher's own thread, and
+    /// What each worker runs, and how soon a patch is there, of those that take patches and that a version is for. In the publisher's own thread, and
     /// where that does not say in time, it is one of which nobody knows: then there is no patch on anything.
-    fn takers(&self, model: &str, asked: &Asked, until: Instant) -> Result<Vec<Option<Running>>, Error> {
+    fn takers(&self, model: &str, asked: &Asked, until: Instant) -> Result<Vec<Taker>, Error> {
         if self.is_own_thread() {
-            return Ok(vec![None]);
+            return Ok(vec![Taker::default()]);
         }
         let (sender, answer) = channel();
         self.shared.leave(Work::Takers(model.to_owned(), asked.workers.clone(), sender))?;
         match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(takers) => Ok(takers),
-            Err(RecvTimeoutError::Timeout) => Ok(vec![None]),
+            Err(RecvTimeoutError::Timeout) => Ok(vec![Taker::default()]),
             Err(RecvTimeoutError::Disconnected) => Err(self.shared.closed()),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::content::Content;
 use super::roster::Peer;
+use crate::delta::worth::Way;
 use crate::messages::{Patch, PatchId, Running, DELTA};
 use std::sync::Arc;
 
@@ -11,13 +12,19 @@ pub struct VersionPatch {
     pub id: PatchId,
     /// Its bytes; the layout and the digest are those of the version.
     pub content: Arc<Content>,
+    /// Its steps may be coded by class, which takes longer to decode.
+    pub classes: bool,
+    /// What it takes to decode it, in bytes of a version that stays as it is; 0: who knows.
+    pub work: f64,
     base: Running, // as workers say that they run it
 }
 
 impl VersionPatch {
-    pub fn new(base: Running, version: &Content, bytes: Vec<u8>) -> VersionPatch {
+    pub fn new(base: Running, version: &Content, bytes: Vec<u8>, way: Way) -> VersionPatch {
         let id = PatchId { encoding: DELTA.to_owned(), epoch: base.epoch, version: base.version };
-        VersionPatch { id, base, content: Arc::new(Content::of_patch(version, bytes)) }
+        let work = way.work * version.plan.nbytes as f64;
+        let content = Arc::new(Content::of_patch(version, bytes));
+        VersionPatch { id, base, content, classes: way.classes, work }
     }
 
     /// What announcements say of it.

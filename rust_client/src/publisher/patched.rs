@@ -1,8 +1,10 @@
 //! How versions go out as patches: which are pushed, what is answered to who asks for one, and what is said of them.
 
+use super::bases::Taker;
 use super::effects::WorkerEventKind;
 use super::machine::Machine;
 use super::offer::{takes_patches, VersionPatch};
+use super::roster::Peer;
 use crate::messages::*;
 use crate::transfer::Time;
 
@@ -18,11 +20,15 @@ pub(super) struct Listeners {
 }
 
 impl Machine {
-    /// What each worker runs of a model, of those that take patches, and to whom a version would go (D2).
-    pub fn takers(&self, model: &str, workers: Option<&[String]>) -> Vec<Option<Running>> {
+    /// What each worker runs of a model, and what is known of its link, of those that take patches, and to whom a version would go (D2).
+    pub fn takers(&self, model: &str, workers: Option<&[String]>) -> Vec<Taker> {
         let named = |name: &String| workers.map_or(true, |workers| workers.contains(name));
         let live = self.roster.iter().filter(|peer| !peer.lost && peer.wants(model) && takes_patches(peer));
-        live.filter(|peer| named(&peer.hello.name)).map(|peer| peer.running.get(model).cloned()).collect()
+        let taker = |peer: &Peer| {
+            let (rate, decode) = (peer.link.rate(), peer.link.decode());
+            Taker { running: peer.running.get(model).cloned(), rate, decode }
+        };
+        live.filter(|peer| named(&peer.hello.name)).map(taker).collect()
     }
 
     pub(super) fn listeners(&self, model: &str, patches: &[VersionPatch]) -> Listeners {
@@ -74,18 +80,33 @@ impl Machine {
         }
     }
 
-    /// A worker says how a version came to it (D11).
-    pub(super) fn carried(&mut self, name: &str, said: &OfVersion) {
+    /// A worker says how a version came to it (D11): in `applied`, or before that.
+    pub(super) fn carried(&mut self, name: &str, said: &OfVersion, applied: bool, now: Time) {
         let versions = self.store.of(&said.model, said.epoch);
         let version = versions.and_then(|versions| versions.get(said.version));
-        let (encoding, nbytes) = match (version, &said.patch) {
-            (Some(version), None) => ("raw", version.content.plan.nbytes),
-            (Some(version), Some(id)) => match version.patches.iter().find(|patch| patch.id == *id) {
-                Some(patch) => (DELTA, patch.content.plan.nbytes),
-                None => return,
-            },
-            (None, _) => return,
+        let version = match version {
+            Some(version) => version,
+            None => return,
         };
-        self.calls.carried(name, &said.model, (said.epoch, said.version), encoding, nbytes);
+        let patch = said.patch.as_ref().map(|id| version.patches.iter().find(|patch| patch.id == *id));
+        let (encoding, plan, decoded) = match patch {
+            None => ("raw", version.content.plan, None),
+            Some(Some(patch)) => (DELTA, patch.content.plan, Some((patch.work, patch.classes))),
+            Some(None) => return,
+        };
+        let key = (said.epoch, said.version);
+        self.calls.carried(name, &said.model, key, encoding, plan.nbytes);
+        let peer = match self.roster.get_mut(name).filter(|_| applied) {
+            Some(peer) => peer,
+            None => return,
+        };
+        if let Some((work, classes)) = decoded {
+            peer.link.decoded(said.decode_us, work, classes);
+        } else if plan.count() > 1 {
+            // One of a chunk is there as soon as anything can be, however fast the link.
+            for started in self.calls.started(&said.model, key) {
+                peer.link.brought(plan.nbytes, now.saturating_sub(started));
+            }
+        }
     }
 }

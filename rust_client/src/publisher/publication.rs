@@ -92,7 +92,7 @@ pub(crate) struct Publication {
     pub ended: String,
     nbytes: u64,
     digest: String,
-    started: Time,
+    pub started: Time,
     deadline: Time,
     targets: BTreeMap<String, Target>,
     counts: [usize; 7], // targets by outcome, kept up to date: it is asked after every report

@@ -9,7 +9,9 @@ use super::push::{topic_of, Push, Step};
 use super::roster::Peer;
 use super::store::Kept;
 use crate::messages::*;
-use crate::transfer::Time;
+use crate::transfer::{Key, Time};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Of a version that travels with its announcement, to all who hear that.
 pub const WHOLE_BYTES_MAX: u64 = 1 << 18;
@@ -63,11 +65,30 @@ impl Machine {
             versions.pending = Some(number);
         } else {
             versions.settle(number, call.asked.workers.as_deref());
+            if call.asked.workers.is_none() {
+                self.settled(model, number);
+            }
         }
         self.announce(&call, number, &names, now);
         self.calls.open(call);
         self.settle(id, now);
         Ok(self.finish())
+    }
+
+    /// Offers a version of an earlier publisher, which had these names, as the latest, before anybody is there (P21).
+    pub fn offer(&mut self, model: &str, content: Arc<Content>, names: BTreeSet<Key>) {
+        let versions = self.store.models.entry(model.to_owned()).or_default();
+        let number = versions.number_again(content, names);
+        versions.settle(number, None);
+    }
+
+    /// A version is the latest for all.
+    pub(super) fn settled(&mut self, model: &str, number: u64) {
+        let key = self.store.key(number);
+        let version = self.store.models.get(model).and_then(|versions| versions.get(number));
+        if let Some((content, names)) = version.map(|its| (its.content.clone(), its.names.clone())) {
+            self.perform(Effect::Settled { model: model.to_owned(), key, content, names });
+        }
     }
 
     fn targets(&self, model: &str, asked: &Asked) -> Result<Vec<String>, String> {

@@ -132,6 +132,10 @@ impl Machine {
         if receiving && !here {
             return; // what it applies may be gone by now, if that takes so long
         }
+        let coming = versions.get(said.version).filter(|_| receiving);
+        if let Some(plan) = coming.and_then(|version| version.plan_of(said.patch.as_ref())) {
+            peer.learn(said, plan, now);
+        }
         peer.note_progress(said, now);
         versions.left(name, said.version + u64::from(!receiving));
         if let Some(version) = versions.get_mut(said.version).filter(|_| receiving) {
@@ -163,7 +167,7 @@ impl Machine {
                 peer.note(&said.model, said.version, Doing::Staged, None, now);
             }
         }
-        self.carried(name, said);
+        self.carried(name, said, false, now);
         self.calls_staged(name, &said.model, (said.epoch, said.version), now);
         let versions = self.store.models.get(&said.model);
         let committed = versions.map_or(false, |versions| {
@@ -191,7 +195,7 @@ impl Machine {
         }
         let key = (said.epoch, said.version);
         if self.roster.get(name).map_or(false, |peer| peer.runs(&said.model) < key) {
-            self.carried(name, &said);
+            self.carried(name, &said, true, now);
         }
         if let Some(versions) = self.store.of(&said.model, said.epoch) {
             versions.left(name, said.version + 1);
@@ -236,10 +240,13 @@ impl Machine {
         if running.epoch != self.epoch() {
             return running.epoch < self.epoch();
         }
-        let known = self.store.models.get(model).and_then(|versions| versions.known_digest(running.version));
-        match known {
+        let versions = self.store.models.get(model);
+        if running.digest.is_empty() {
+            return versions.map_or(false, |versions| versions.may_lack_digest(running.version));
+        }
+        match versions.and_then(|versions| versions.known_digest(running.version)) {
             None => false,
-            Some("") => !running.digest.is_empty(),
+            Some("") => true,
             Some(digest) => running.digest == digest,
         }
     }

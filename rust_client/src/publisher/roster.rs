@@ -4,9 +4,10 @@
 //! sign of life: if one comes, the second is refused; if none comes, or its connection is gone, the name passes on.
 
 use super::effects::Identity;
+use super::link::Link;
 use super::observing::Seen;
 use crate::messages::{Doing, Hello, PatchId, Progress, Running};
-use crate::transfer::{Key, Time};
+use crate::transfer::{ChunkPlan, Key, Time};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
@@ -47,6 +48,7 @@ pub struct Peer {
     pub key: String,
     /// The group key has changed since it was told one.
     pub rekeyed: bool,
+    pub link: Link,
     /// What observers know of it.
     pub seen: Seen,
     revision: u64, // of the roster, when this last changed in a way that observers are told
@@ -59,6 +61,7 @@ impl Peer {
             identity: identity.to_vec(),
             key: key.to_owned(),
             rekeyed: false,
+            link: Link::default(),
             seen: Seen::default(),
             revision: 0,
             ticket: (String::new(), now),
@@ -83,6 +86,18 @@ impl Peer {
     /// What it runs of a model; (0, 0) if nothing.
     pub fn runs(&self, model: &str) -> Key {
         self.running.get(model).map_or((0, 0), |running| (running.epoch, running.version))
+    }
+
+    /// Learns how fast its link is, from two words of how far one version is.
+    pub fn learn(&mut self, said: &Progress, plan: ChunkPlan, now: Time) {
+        let same = |old: &&Incoming| (old.version, old.patch.as_ref()) == (said.version, said.patch.as_ref());
+        if let Some(old) = self.incoming.get(&said.model).filter(same) {
+            let bytes = |chunks: u64| chunks.saturating_mul(plan.chunk_bytes).min(plan.nbytes);
+            let more = bytes(said.chunks).saturating_sub(bytes(old.chunks));
+            if old.phase == Doing::Receiving && more > 0 && now > old.since {
+                self.link.learn(more, now - old.since);
+            }
+        }
     }
 
     /// Remembers what it is doing, and since when it has not moved.

@@ -2,9 +2,11 @@
 //!
 //! Any thread hands it work, and waits for the answer. If the thread ends, for whatever reason, whoever waits is told.
 
+use super::bases::Taker;
 use super::distribution::Distribution;
 use super::effects::{Effect, Payload, WorkerEvent, WorkerEventKind};
 use super::grants::ByKey;
+use super::keeper::Keeper;
 use super::machine::Machine;
 use super::offer::Offer;
 use super::outlet::Queued;
@@ -12,12 +14,11 @@ use super::publication::Asked;
 use super::receipt::Receipt;
 use super::router::Router;
 use super::sealer::Sealer;
-use super::state::StateFolder;
 use super::status::WorkerStatus;
 use super::zap::Gate;
 use crate::bell::Bell;
 use crate::error::Error;
-use crate::messages::{control_topic, data_topic, encode, patch_topic, FromPublisher, Running};
+use crate::messages::{control_topic, data_topic, encode, patch_topic, FromPublisher};
 use crate::raw::fork::Process;
 use crate::raw::os::give_memory_back;
 use crate::transfer::Time;
@@ -30,6 +31,7 @@ use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100); // between two looks at the clock, if nothing happens
 const BATCH: usize = 64; // messages taken from one socket before the other gets a turn
+const DISK: Duration = Duration::from_secs(10); // that closing gives it for the last versions
 const LINGER: Duration = Duration::from_millis(200); // what is on its way at the end gets this
 
 const ELSEWHERE: &str = "it belongs to the process that this one was forked from";
@@ -49,7 +51,7 @@ pub enum Work {
         answer: Sender<Answer>,
     },
     /// What those run of a model who take patches, of all or of these workers.
-    Takers(String, Option<Vec<String>>, Sender<Vec<Option<Running>>>),
+    Takers(String, Option<Vec<String>>, Sender<Vec<Taker>>),
     Status(Sender<Roster>),
     /// Let these keys in, and no others.
     Grant(ByKey),
@@ -127,14 +129,14 @@ pub struct Loop {
     pub router: Router,
     pub data: Distribution,
     pub shared: Arc<Shared>,
-    pub state: Option<StateFolder>,
+    pub keeper: Option<Keeper>,
     pub listener: Option<Listener>,
     /// Seals what goes out, if anything does.
     pub sealer: Option<Sealer>,
     open: HashMap<u64, Sender<Answer>>,
     ids: u64,
     watchers: Vec<(Condition, Instant, Sender<()>)>,
-    recorded: u64, // the epoch that is in the state folder
+    recorded: u64, // the epoch that the state folder was told
     begun: Instant,
 }
 
@@ -155,7 +157,7 @@ impl Loop {
         router: Router,
         data: Distribution,
         shared: Arc<Shared>,
-        state: Option<StateFolder>,
+        keeper: Option<Keeper>,
         listener: Option<Listener>,
         sealer: Option<Sealer>,
     ) -> Loop {
@@ -165,7 +167,7 @@ impl Loop {
             router,
             data,
             shared,
-            state,
+            keeper,
             listener,
             sealer,
             open: HashMap::new(),
@@ -186,7 +188,8 @@ impl Loop {
         while !self.shared.desk().stopping {
             if let Err(error) = self.turn(&mut next_tick) {
                 ending.1 = Some(format!("its sockets failed: {}", error));
-                return;
+                drop(ending); // whoever waits does not wait for the disk
+                return self.close_keeper();
             }
         }
         self.do_work();
@@ -194,6 +197,21 @@ impl Loop {
         self.perform(effects);
         ending.1 = Some("close() was called".to_owned());
         self.linger();
+        drop(ending);
+        self.close_keeper();
+    }
+
+    /// The disk gets some time for the last versions.
+    fn close_keeper(mut self) {
+        let keeper = self.keeper.take();
+        let Loop { machine: _machine, router, data, mut listener, .. } = self; // of whose versions some are to be written
+        drop((router, data)); // their addresses are free
+        if let Some(text) = keeper.and_then(|mut keeper| keeper.close(DISK)) {
+            let (kind, worker) = (WorkerEventKind::Notice, String::new());
+            if let Some(listener) = &mut listener {
+                listener(&WorkerEvent { kind, worker, text });
+            }
+        }
     }
 
     /// What is on its way gets a moment.
@@ -342,10 +360,7 @@ impl Loop {
                     let effects = self.machine.grant(by_key, self.now());
                     self.perform(effects);
                 }
-                Some(Work::Notice(text)) => {
-                    let (kind, worker) = (WorkerEventKind::Notice, String::new());
-                    self.perform(vec![Effect::Tell(WorkerEvent { kind, worker, text })]);
-                }
+                Some(Work::Notice(text)) => self.notice(text),
                 Some(Work::Publish { model, offer, asked, began, answer }) => {
                     self.publish(&model, offer, asked, began, answer);
                 }
@@ -367,6 +382,13 @@ impl Loop {
 
     fn perform(&mut self, effects: Vec<Effect>) {
         self.record();
+        self.perform_all(effects);
+        if let Some(keeper) = &self.keeper {
+            keeper.busy(!self.open.is_empty());
+        }
+    }
+
+    fn perform_all(&mut self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
                 Effect::Send { to, message, payload } => self.send(&to, message, payload),
@@ -385,6 +407,11 @@ impl Loop {
                 }
                 Effect::HangUp => self.router.hang_up(),
                 Effect::GiveMemoryBack => give_memory_back(),
+                Effect::Settled { model, key, content, names } => {
+                    if let Some(keeper) = &self.keeper {
+                        keeper.offer(model, key, &content, names);
+                    }
+                }
                 Effect::Resolve { id, receipt, achieved, missing } => {
                     self.resolve(id, receipt, achieved, missing)
                 }
@@ -437,10 +464,17 @@ impl Loop {
     /// Writes a later epoch down before anybody hears of it.
     fn record(&mut self) {
         let epoch = self.machine.epoch();
-        if let Some(state) = self.state.as_ref().filter(|_| epoch != self.recorded) {
+        if epoch != self.recorded {
             self.recorded = epoch;
-            let _ = state.record(epoch); // it was never below: at worst a successor has to be proven later again
+            if let Some(text) = self.keeper.as_ref().and_then(|keeper| keeper.record(epoch)) {
+                self.notice(text);
+            }
         }
+    }
+
+    fn notice(&mut self, text: String) {
+        let (kind, worker) = (WorkerEventKind::Notice, String::new());
+        self.perform_all(vec![Effect::Tell(WorkerEvent { kind, worker, text })]);
     }
 
     fn resolve(&mut self, id: u64, receipt: Receipt, achieved: bool, missing: String) {

@@ -14,6 +14,7 @@ const EPOCH_CLOCK_MAX: u64 = 1 << 43; // the year 2248 in milliseconds: no later
 const DRIFT: f64 = 1.001; // a second of one host in those of another: clocks are off by a tenth of that
 const ABSENT_MAX: usize = 64; // workers that left or are refused, and are remembered: as many as a person reads
 const ABSENT_AGAIN: Duration = Duration::from_secs(60); // until one that is refused again and again is told again
+const RENAMING: &str = "renaming";
 const UPSTREAM: &str = "upstream";
 
 struct Absence {
@@ -154,12 +155,35 @@ impl Machine {
             keys: self.group_keys(),
         };
         self.say(name, FromPublisher::Welcome(welcome));
+        self.rename(name);
         self.back(name, now);
         for (model, epoch, version) in runs {
             if let Some(versions) = self.store.of(&model, epoch) {
                 versions.left(name, version + 1);
             }
             self.arrived(name, &model, now);
+        }
+    }
+
+    /// Tells a worker which of the versions that it runs are the latest under another name (P21).
+    fn rename(&mut self, name: &str) {
+        let peer = match self.roster.get(name) {
+            Some(peer) if peer.hello.features.iter().any(|feature| feature == RENAMING) => peer,
+            _ => return,
+        };
+        let mut renamed = Vec::new();
+        for (model, was) in &peer.running {
+            let versions = self.store.models.get(model);
+            let latest = versions.and_then(|its| its.get(its.latest_for(name)?));
+            let newer = latest.filter(|latest| self.store.key(latest.number) > (was.epoch, was.version));
+            if let Some(version) = newer.filter(|latest| latest.is_known_as(was)).map(|latest| latest.number)
+            {
+                let (model, epoch) = (model.clone(), self.epoch());
+                renamed.push(Rename { model, epoch, version, was: was.clone() });
+            }
+        }
+        for rename in renamed {
+            self.say(name, FromPublisher::Rename(rename));
         }
     }
 
@@ -239,13 +263,19 @@ impl Machine {
             }
             self.perform(Effect::Withdraw { model: model.clone() });
             if let Some(versions) = self.store.models.get_mut(model) {
-                versions.renew();
+                versions.renew(self.store.epoch);
             }
             self.end_pushes(model);
         }
         let before = std::mem::replace(&mut self.store.epoch, epoch);
         self.renewed_at = Some(now);
         self.calls_renewed(before, epoch);
+        for model in &models {
+            let latest = self.store.models.get(model).and_then(|versions| versions.latest());
+            if let Some(latest) = latest {
+                self.settled(model, latest);
+            }
+        }
         let mut told = Vec::new();
         for peer in self.roster.iter_mut() {
             peer.subscribed = false;

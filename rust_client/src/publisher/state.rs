@@ -1,34 +1,119 @@
-//! What of a publisher outlives it: a folder with its epoch, and a lock.
+//! What of a publisher outlives it: a folder with its versions, its epoch, and a lock.
 //!
 //! ```text
-//! weightbus.json     {"sha256": ..., "table": {"epoch": ..., "versions": [...]}}
-//! weightbus.lock     locked by the publisher that has the folder
+//! weightbus.json                         {"sha256": ..., "table": {"epoch": ..., "versions": [...]}}
+//! policy@1795253000123-42.safetensors    a version: model, epoch, number; its very bytes
+//! weightbus.lock                         locked by the publisher that has the folder
 //! ```
 //!
-//! It is the folder of the Python publisher, of which this one keeps the epoch alone. One with versions is refused:
-//! a Python publisher that has it next would offer them again, under a later epoch than that of all that was published
-//! since, and workers would go back to them. The table is replaced whole, so a crash at any moment leaves the one
-//! before or the one after.
+//! It is the folder of the Python publisher (`state_folder.py`): either takes up where the other has ended. Only what
+//! the table names exists. A version is written beside its place, synced, renamed, and its folder synced; then the
+//! table is replaced in the same way; then the files that it no longer names are deleted. So a crash at any moment
+//! leaves the table before or the one after, and either names whole files only. Bytes may rot: the table carries its own
+//! hash, and a version is held against its digest whenever it is read.
+//!
+//! Nothing here is a thread; `keeper.rs` has the one that writes.
 
+use super::content::{Content, Copier};
 use crate::digest::hex;
 use crate::error::Error;
-use crate::json::Value;
+use crate::fields::is_name;
+use crate::limits::{CHUNK_BYTES_MAX, INTEGER_MAX};
 use crate::raw::fork::{Own, Process};
 use crate::raw::os;
+use crate::transfer::Key;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 const LOCK: &str = "weightbus.lock";
 const TABLE: &str = "weightbus.json";
-const PARTIAL: &str = "weightbus.json.partial";
+const DAMAGED: &str = "weightbus.json.damaged";
+const SUFFIX: &str = ".safetensors";
+const PARTIAL: &str = ".partial"; // the end of the name of a file that is being written
+const NAMES_MAX: usize = 64; // of the same bytes: a worker that missed so many restarts fetches them again
+const SLICE_BYTES: usize = 1 << 22; // written at once, between two looks at what else is going on
+pub const HISTORY_MAX: usize = 10_000; // further files of a model: the table is written anew with every version
 
-/// A folder, locked until it is dropped.
+/// A version on disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stored {
+    pub model: String,
+    pub epoch: u64,
+    pub version: u64,
+    pub nbytes: u64,
+    pub chunk_bytes: u64,
+    /// In chunks of that size.
+    pub digest: String,
+    /// The (epoch, version) under which these bytes were offered, the newest first.
+    pub names: Vec<Key>,
+}
+
+impl Stored {
+    /// What is kept of a version that has these names, that under which it is offered now included.
+    pub fn of(model: &str, (epoch, version): Key, content: &Content, names: &BTreeSet<Key>) -> Stored {
+        Stored {
+            model: model.to_owned(),
+            epoch,
+            version,
+            nbytes: content.plan.nbytes,
+            chunk_bytes: content.plan.chunk_bytes,
+            digest: content.digest.clone(),
+            names: newest(names.iter().copied().chain([(epoch, version)])),
+        }
+    }
+
+    fn key(&self) -> Key {
+        (self.epoch, self.version)
+    }
+
+    fn file(&self) -> String {
+        format!("{}@{}-{}{}", self.model, self.epoch, self.version, SUFFIX)
+    }
+
+    fn is_sound(&self) -> bool {
+        let positive = |number| (1..=INTEGER_MAX).contains(&number);
+        let named = |&(epoch, version): &Key| epoch <= INTEGER_MAX && positive(version);
+        let hexadecimal = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
+        is_name(&self.model)
+            && positive(self.epoch)
+            && positive(self.version)
+            && self.nbytes <= INTEGER_MAX
+            && (1..=CHUNK_BYTES_MAX).contains(&self.chunk_bytes)
+            && self.digest.len() == 64
+            && self.digest.bytes().all(hexadecimal)
+            && self.names.iter().all(named)
+    }
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Table {
+    #[serde(default)]
+    epoch: u64, // the greatest that this folder's publishers ever had
+    #[serde(default)]
+    versions: Vec<Stored>, // as they were written
+}
+
+#[derive(Serialize, Deserialize)]
+struct Sealed<'a> {
+    sha256: String,
+    #[serde(borrow)]
+    table: &'a RawValue,
+}
+
+/// A folder, locked until it is dropped. One thread at a time writes to it.
 pub struct StateFolder {
     path: PathBuf,
     lock: Own<File>,
     owner: Process,
+    history: usize,
+    table: Table,
+    /// What was wrong with it, in words.
+    pub faults: Vec<String>,
 }
 
 impl Drop for StateFolder {
@@ -40,14 +125,14 @@ impl Drop for StateFolder {
 }
 
 impl StateFolder {
-    /// Takes a folder, which is made if it is not there.
-    pub fn open(path: &Path) -> Result<StateFolder, Error> {
+    /// Takes a folder, which is made if it is not there. Of each model so many older versions are kept.
+    pub fn open(path: &Path, history: usize) -> Result<StateFolder, Error> {
         let broken =
             |error| Error::Io { what: format!("{} cannot be a state folder", path.display()), error };
         fs::create_dir_all(path).map_err(broken)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
-        let lock = Own::open(|| options.open(path.join(LOCK))).map_err(broken)?;
+        let lock = options.open(path.join(LOCK)).map(Own::new).map_err(broken)?;
         match os::lock_exclusive_nowait(&lock) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -63,63 +148,206 @@ impl StateFolder {
         }
         lock.set_len(0).map_err(broken)?;
         (&*lock).write_all(format!("process {}\n", std::process::id()).as_bytes()).map_err(broken)?;
-        let folder = StateFolder { path: path.to_owned(), lock, owner: Process::this() };
-        folder.check_for_versions()?;
+        let (path, owner, table) = (path.to_owned(), Process::this(), Table::default());
+        let mut folder = StateFolder { path, lock, owner, history, table, faults: Vec::new() };
+        folder.read_table()?;
+        folder.tidy().map_err(|error| {
+            let what = format!("{} cannot be a state folder", folder.path.display());
+            Error::Io { what, error }
+        })?;
         Ok(folder)
     }
 
-    fn check_for_versions(&self) -> Result<(), Error> {
-        if !self.table()?.1 {
-            return Ok(());
+    /// Takes the table in; of one that is damaged nothing but what the names of files say, and it is put aside.
+    fn read_table(&mut self) -> Result<(), Error> {
+        let file = self.path.join(TABLE);
+        let broken = |error| Error::Io { what: format!("{} cannot be read", file.display()), error };
+        let used = self.names().map_err(broken)?.iter().filter_map(|name| epoch_of(name)).max();
+        let least = used.unwrap_or(0).min(INTEGER_MAX);
+        let text = match fs::read(&file) {
+            Ok(text) => Some(text),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(broken(error)),
+        };
+        self.table = match text.as_deref().map(unsealed) {
+            None => Table::default(),
+            Some(Ok(table)) => table,
+            Some(Err(why)) => {
+                fs::rename(&file, self.path.join(DAMAGED)).map_err(broken)?;
+                self.faults.push(format!(
+                    "{} is damaged ({}) and was moved to {}: no version is offered from this folder until one is \
+                     published; its files are left as they are",
+                    file.display(),
+                    why,
+                    DAMAGED
+                ));
+                Table::default()
+            }
+        };
+        self.table.epoch = self.table.epoch.max(least);
+        Ok(())
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+        fs::read_dir(&self.path)?.map(name).collect()
+    }
+
+    /// Deletes what a publisher left behind that was killed while it wrote.
+    fn tidy(&self) -> io::Result<()> {
+        let named: BTreeSet<String> = self.table.versions.iter().map(Stored::file).collect();
+        for name in self.names()? {
+            let whole = name.strip_suffix(PARTIAL).unwrap_or(&name);
+            let left = name.ends_with(PARTIAL) || (!named.is_empty() && !named.contains(&name));
+            if left && epoch_of(whole).is_some() {
+                remove(&self.path.join(name))?;
+            }
         }
-        Err(Error::Setup(format!(
-            "the state folder {} has versions that a publisher in Python keeps, and would offer again over what this \
-             one publishes: give this one a folder of its own",
-            self.path.display()
-        )))
+        Ok(())
     }
 
     /// The greatest epoch that this folder's publishers ever had.
-    pub fn epoch(&self) -> Result<u64, Error> {
-        Ok(self.table()?.0)
+    pub fn epoch(&self) -> u64 {
+        self.table.epoch
     }
 
-    /// Writes an epoch down, before anybody hears of it.
-    pub fn record(&self, epoch: u64) -> Result<(), Error> {
-        let table = format!(r#"{{"epoch":{},"versions":[]}}"#, epoch.max(self.epoch()?));
-        self.replace(&table).map_err(|error| {
-            let what =
-                format!("the epoch cannot be written to {}: make room, or use another", self.path.display());
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The newest version of each model.
+    pub fn latest(&self) -> Vec<Stored> {
+        let mut latest: BTreeMap<&str, &Stored> = BTreeMap::new();
+        for stored in &self.table.versions {
+            let known = latest.entry(&stored.model).or_insert(stored);
+            if stored.key() > known.key() {
+                *known = stored;
+            }
+        }
+        latest.into_values().cloned().collect()
+    }
+
+    /// Reads a version, if it is what was published.
+    pub fn read(&self, stored: &Stored, copier: &mut Copier) -> Result<Content, String> {
+        let name = stored.file();
+        let broken = |what: &dyn std::fmt::Display| format!("{} cannot be offered: {}", name, what);
+        let file = File::open(self.path.join(&name)).map(Own::new).map_err(|error| broken(&error))?;
+        let content = copier.read_file(&file, stored.chunk_bytes).map_err(|text| broken(&text))?;
+        if content.digest == stored.digest && content.plan.nbytes == stored.nbytes {
+            return Ok(content);
+        }
+        Err(format!(
+            "{} is damaged: it hashes to {}, and {} was published; it is not offered to anybody. Publish anew",
+            name, content.digest, stored.digest
+        ))
+    }
+
+    // Writing.
+
+    /// Writes an epoch down before anybody hears of it, and what is offered in it as version 1.
+    pub fn begin(&mut self, epoch: u64, offered: &[Stored]) -> Result<(), Error> {
+        let mut table = self.table.clone();
+        table.epoch = table.epoch.max(epoch);
+        for stored in table.versions.iter_mut().filter(|stored| offered.contains(stored)) {
+            stored.names = newest(stored.names.drain(..).chain([(epoch, 1)]));
+        }
+        self.replace_table(table).and_then(|()| self.sync()).map_err(|error| {
+            let what = format!(
+                "the epoch cannot be written to {}: make room, or use another state folder",
+                self.path.display()
+            );
             Error::Io { what, error }
         })
     }
 
-    fn replace(&self, table: &str) -> io::Result<()> {
-        let sealed = sealed(table);
-        let partial = self.path.join(PARTIAL);
-        let mut file = File::create(&partial)?;
-        file.write_all(sealed.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&partial, self.path.join(TABLE))?;
-        File::open(&self.path)?.sync_all()
+    /// Writes a version, and deletes what is older than the history goes back. `breathe` is called between two slices;
+    /// its error ends the writing. What was here before is there until all of it is written.
+    pub fn write(
+        &mut self,
+        stored: Stored,
+        content: &Content,
+        breathe: &mut dyn FnMut() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut older: Vec<Stored> = self.table.versions.clone();
+        older.retain(|its| its.model == stored.model && its.key() != stored.key());
+        older.sort_by_key(|its| std::cmp::Reverse(its.key()));
+        let dropped = older.split_off(older.len().min(self.history));
+        let mut table = self.table.clone();
+        table.versions.retain(|its| its.file() != stored.file() && !dropped.contains(its));
+        table.epoch = table.epoch.max(stored.epoch);
+        table.versions.push(stored.clone());
+        let named = self.table.versions.contains(&stored);
+        let written = replace(&self.path, &stored.file(), &[&content.header.bytes, content.bytes()], breathe)
+            .and_then(|()| self.sync()) // before the table names it
+            .and_then(|()| self.replace_table(table));
+        if let Err(error) = written {
+            if !named {
+                let _ = remove(&self.path.join(stored.file()));
+            }
+            return Err(error);
+        }
+        self.sync()?; // before what it names no longer goes
+        dropped.iter().try_for_each(|old| remove(&self.path.join(old.file())))
     }
 
-    /// The epoch in the table, and whether there are versions.
-    fn table(&self) -> Result<(u64, bool), Error> {
-        let file = self.path.join(TABLE);
-        let text = match fs::read_to_string(&file) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((0, false)),
-            Err(error) => return Err(Error::Io { what: format!("cannot read {}", file.display()), error }),
-        };
-        unsealed(&text).ok_or_else(|| {
-            Error::Setup(format!(
-                "{} is damaged: it does not match its own hash, so nobody knows which epochs there were; move it away, \
-                 or use another state folder",
-                file.display()
-            ))
-        })
+    fn replace_table(&mut self, table: Table) -> io::Result<()> {
+        let text = serde_json::to_string(&table)?;
+        replace(&self.path, TABLE, &[sealed(&text).as_bytes()], &mut || Ok(()))?;
+        self.table = table;
+        Ok(())
     }
+
+    fn sync(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+}
+
+/// Puts a file in its place, whole, whatever happens meanwhile.
+fn replace(
+    folder: &Path,
+    name: &str,
+    parts: &[&[u8]],
+    breathe: &mut dyn FnMut() -> io::Result<()>,
+) -> io::Result<()> {
+    let partial = folder.join(name.to_owned() + PARTIAL);
+    let written = File::create(&partial).map(Own::new).and_then(|file| {
+        for slice in parts.iter().flat_map(|part| part.chunks(SLICE_BYTES)) {
+            breathe()?;
+            (&*file).write_all(slice)?;
+        }
+        file.sync_all()
+    });
+    let placed = written.and_then(|()| fs::rename(&partial, folder.join(name)));
+    if placed.is_err() {
+        let _ = remove(&partial);
+    }
+    placed
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The epoch in the name of a version's file; nothing if it is not one of ours.
+fn epoch_of(name: &str) -> Option<u64> {
+    let (model, numbers) = name.strip_suffix(SUFFIX)?.split_once('@')?;
+    let (epoch, version) = numbers.split_once('-')?;
+    let number = |text: &str| (1..=16).contains(&text.len()) && text.bytes().all(|c| c.is_ascii_digit());
+    if is_name(model) && number(epoch) && number(version) {
+        epoch.parse().ok()
+    } else {
+        None
+    }
+}
+
+/// As many of the names of some bytes as are kept, the newest first.
+fn newest(names: impl Iterator<Item = Key>) -> Vec<Key> {
+    let names: BTreeSet<Key> = names.collect();
+    names.into_iter().rev().take(NAMES_MAX).collect()
 }
 
 /// A table with its hash, as it stands in the file.
@@ -127,32 +355,24 @@ fn sealed(table: &str) -> String {
     format!("{{\"sha256\":\"{}\",\"table\":{}}}\n", hex(&Sha256::digest(table)), table)
 }
 
-/// Reads a table, if it is what was written.
-fn unsealed(text: &str) -> Option<(u64, bool)> {
-    let (seal, table) = text.trim_end().strip_suffix('}')?.split_once(r#""table":"#)?;
-    let sha256 = hex(&Sha256::digest(table));
-    if !seal.contains(&sha256) {
-        return None;
+/// Reads a table, if it is what was written; else says what is wrong.
+fn unsealed(text: &[u8]) -> Result<Table, String> {
+    let sealed: Sealed = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    if sealed.sha256 != hex(&Sha256::digest(sealed.table.get())) {
+        return Err("it does not match its hash".to_owned());
     }
-    let table = match serde_json::from_str(table).ok()? {
-        Value::Object(table) => table,
-        _ => return None,
-    };
-    let epoch = match table.get("epoch") {
-        Some(Value::Integer(epoch)) => *epoch,
-        None => 0,
-        Some(_) => return None,
-    };
-    match table.get("versions") {
-        Some(Value::List(versions)) => Some((epoch, !versions.is_empty())),
-        None => Some((epoch, false)),
-        Some(_) => None,
+    let table: Table = serde_json::from_str(sealed.table.get()).map_err(|error| error.to_string())?;
+    if table.epoch > INTEGER_MAX || !table.versions.iter().all(Stored::is_sound) {
+        return Err("a field is out of bounds".to_owned());
     }
+    Ok(table)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::content::TensorView;
     use super::*;
+    use crate::dtype::Dtype;
 
     fn folder(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("weightbus-{}-{}", name, std::process::id()));
@@ -160,97 +380,169 @@ mod tests {
         path
     }
 
+    fn content(byte: u8) -> Content {
+        let tensor = TensorView { name: "w", dtype: Dtype::U8, shape: &[100], bytes: &[byte; 100] };
+        Copier::default().copy(&[tensor], 32).unwrap()
+    }
+
+    fn stored(version: u64, content: &Content) -> Stored {
+        Stored::of("m", (7, version), content, &BTreeSet::new())
+    }
+
+    fn write(folder: &mut StateFolder, version: u64) -> io::Result<()> {
+        let content = content(version as u8);
+        folder.write(stored(version, &content), &content, &mut || Ok(()))
+    }
+
+    fn files(path: &Path) -> Vec<String> {
+        let all = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut all: Vec<String> = all.filter(|name| name.contains('@') || name.contains(PARTIAL)).collect();
+        all.sort();
+        all
+    }
+
     #[test]
-    fn an_epoch_outlives_its_publisher() {
-        let path = folder("state");
-        let state = StateFolder::open(&path).unwrap();
-        assert_eq!(state.epoch().unwrap(), 0);
-        state.record(7).unwrap();
-        state.replace(r#"{"epoch":9,"versions":[]}"#).unwrap(); // as Python writes it
+    fn what_is_written_is_there_again_byte_for_byte() {
+        let path = folder("again");
+        let mut state = StateFolder::open(&path, 0).unwrap();
+        write(&mut state, 1).unwrap();
         drop(state);
-        let state = StateFolder::open(&path).unwrap();
-        state.record(8).unwrap();
-        assert_eq!(state.epoch().unwrap(), 9);
+        let mut state = StateFolder::open(&path, 0).unwrap();
+        assert_eq!(state.epoch(), 7);
+        let latest = state.latest();
+        let read = state.read(&latest[0], &mut Copier::default()).unwrap();
+        assert_eq!((read.bytes(), &read.digest), (content(1).bytes(), &content(1).digest));
+        assert_eq!(read.header.bytes, content(1).header.bytes);
+        state.begin(9, &latest).unwrap();
+        drop(state);
+        let state = StateFolder::open(&path, 0).unwrap();
+        assert_eq!((state.epoch(), &state.latest()[0].names), (9, &vec![(9, 1), (7, 1)]));
         fs::remove_dir_all(path).unwrap();
     }
 
     #[test]
-    fn a_folder_with_versions_is_a_python_publishers() {
-        let path = folder("versions");
-        let table = r#"{"epoch":9,"versions":[{"model":"m"}]}"#;
-        StateFolder::open(&path).unwrap().replace(table).unwrap();
-        let text = StateFolder::open(&path).err().unwrap().to_string();
-        assert!(
-            text.contains(&path.display().to_string()) && text.contains("a folder of its own"),
-            "{}",
-            text
-        );
-        assert!(fs::read_to_string(path.join(TABLE)).unwrap().contains(table), "it is as it was");
-        fs::remove_dir_all(path).unwrap();
+    fn so_many_older_versions_are_kept() {
+        let path = folder("history");
+        for (history, left) in [(2, 3), (0, 1)] {
+            let mut state = StateFolder::open(&path, history).unwrap();
+            for version in 1..5 {
+                write(&mut state, version).unwrap();
+            }
+            assert_eq!(files(&path).len(), left);
+            assert_eq!(state.latest()[0].version, 4);
+            fs::remove_dir_all(&path).unwrap();
+        }
     }
 
     #[test]
     fn a_folder_is_of_one_publisher() {
         let path = folder("locked");
-        let state = StateFolder::open(&path).unwrap();
-        let text = StateFolder::open(&path).err().unwrap().to_string();
+        let state = StateFolder::open(&path, 0).unwrap();
+        let text = StateFolder::open(&path, 0).err().unwrap().to_string();
         assert!(text.contains(&format!("process {}", std::process::id())), "{}", text);
-        drop(state);
-        assert!(StateFolder::open(&path).is_ok());
-        fs::remove_dir_all(path).unwrap();
-    }
-
-    #[test]
-    fn whoever_is_killed_while_it_writes_leaves_the_epoch_before() {
-        let path = folder("killed");
-        StateFolder::open(&path).unwrap().record(7).unwrap();
-        let next = sealed(r#"{"epoch":9999,"versions":[]}"#);
-        for end in 0..=next.len() {
-            let epoch = 7 + end as u64;
-            fs::write(path.join(PARTIAL), &next[..end]).unwrap();
-            fs::write(path.join(LOCK), "process 1\n").unwrap(); // it is gone, and its lock with it
-            let state = StateFolder::open(&path).unwrap();
-            assert_eq!(state.epoch().unwrap(), epoch, "{} bytes", end);
-            state.record(epoch + 1).unwrap();
-        }
-        fs::remove_dir_all(path).unwrap();
-    }
-
-    #[test]
-    fn a_table_is_believed_whole_or_not_at_all() {
-        let path = folder("cut");
-        let state = StateFolder::open(&path).unwrap();
-        let text = sealed(r#"{"epoch":1234,"versions":[]}"#);
-        for end in 0..text.trim_end().len() {
-            fs::write(path.join(TABLE), &text[..end]).unwrap();
-            let error = state.epoch().unwrap_err().to_string();
-            assert!(error.contains("damaged"), "{} bytes: {}", end, error);
-            assert!(state.record(5).is_err(), "{} bytes", end);
-        }
-        fs::write(path.join(TABLE), text.trim_end()).unwrap();
-        assert_eq!(state.epoch().unwrap(), 1234);
-        fs::remove_dir_all(path).unwrap();
-    }
-
-    #[test]
-    fn a_folder_is_free_though_something_else_has_its_lock_open() {
-        let path = folder("forked");
-        let state = StateFolder::open(&path).unwrap();
         let inherited = state.lock.try_clone().unwrap(); // as a child has it that was forked
         drop(state);
-        assert!(StateFolder::open(&path).is_ok());
+        assert!(StateFolder::open(&path, 0).is_ok());
         drop(inherited);
         fs::remove_dir_all(path).unwrap();
     }
 
     #[test]
-    fn a_damaged_table_is_found_out() {
-        let path = folder("damaged");
-        let state = StateFolder::open(&path).unwrap();
-        state.record(1234).unwrap();
-        let text = fs::read_to_string(path.join(TABLE)).unwrap();
-        fs::write(path.join(TABLE), text.replace("1234", "1235")).unwrap();
-        assert!(state.epoch().unwrap_err().to_string().contains("damaged"));
+    fn whatever_ends_the_writing_leaves_what_was_there() {
+        let path = folder("ended");
+        let mut state = StateFolder::open(&path, 0).unwrap();
+        write(&mut state, 1).unwrap();
+        let before = fs::read(path.join(TABLE)).unwrap();
+        let next = content(2);
+        for at in 0..2 {
+            let mut left = at;
+            let mut breathe = || {
+                left -= 1;
+                if left < 0 {
+                    return Err(io::ErrorKind::Other.into());
+                }
+                Ok(())
+            };
+            assert!(state.write(stored(2, &next), &next, &mut breathe).is_err());
+            assert_eq!(fs::read(path.join(TABLE)).unwrap(), before);
+            assert_eq!(files(&path), ["m@7-1.safetensors"]);
+        }
+        write(&mut state, 2).unwrap();
+        assert_eq!(files(&path), ["m@7-2.safetensors"]);
         fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn whoever_was_killed_while_it_wrote_has_left_the_table_before() {
+        let path = folder("killed");
+        write(&mut StateFolder::open(&path, 0).unwrap(), 1).unwrap();
+        let next = sealed(r#"{"epoch":9999,"versions":[]}"#);
+        for end in 0..=next.len() {
+            fs::write(path.join(TABLE.to_owned() + PARTIAL), &next[..end]).unwrap();
+            fs::write(path.join("m@7-2.safetensors.partial"), b"half of it").unwrap();
+            fs::write(path.join("m@7-2.safetensors"), b"which no table names yet").unwrap();
+            let state = StateFolder::open(&path, 0).unwrap();
+            assert_eq!((state.epoch(), state.latest()[0].version), (7, 1), "{} bytes", end);
+            assert_eq!(files(&path)[0], "m@7-1.safetensors");
+            assert!(!files(&path).iter().any(|name| name.starts_with("m@7-2")));
+        }
+        fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_table_is_put_aside_and_files_say_which_epochs_there_were() {
+        let path = folder("damaged");
+        write(&mut StateFolder::open(&path, 0).unwrap(), 1).unwrap();
+        let text = fs::read_to_string(path.join(TABLE)).unwrap();
+        let mut damaged: Vec<String> = (0..text.trim_end().len()).map(|end| text[..end].to_owned()).collect();
+        damaged.push(text.replace("\"version\":1", "\"version\":2"));
+        damaged.push(sealed(r#"{"epoch":9,"versions":[{"model":"m"}]}"#));
+        damaged.push(sealed(r#"{"epoch":-9}"#));
+        for damaged in damaged {
+            fs::write(path.join(TABLE), &damaged).unwrap();
+            let state = StateFolder::open(&path, 0).unwrap();
+            assert_eq!((state.epoch(), state.latest().len()), (7, 0), "{}", damaged);
+            assert!(state.faults[0].contains("is damaged"), "{:?}", state.faults);
+            assert_eq!(fs::read_to_string(path.join(DAMAGED)).unwrap(), damaged);
+            assert_eq!(files(&path), ["m@7-1.safetensors"], "left as it is");
+        }
+        fs::write(path.join(TABLE), text.trim_end()).unwrap();
+        assert_eq!(StateFolder::open(&path, 0).unwrap().latest().len(), 1);
+        fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_file_is_never_offered() {
+        let path = folder("rotten");
+        let mut state = StateFolder::open(&path, 0).unwrap();
+        write(&mut state, 1).unwrap();
+        let (file, latest) = (path.join("m@7-1.safetensors"), state.latest());
+        let whole = fs::read(&file).unwrap();
+        let read = |bytes: &[u8]| {
+            fs::write(&file, bytes).unwrap();
+            state.read(&latest[0], &mut Copier::default()).map(drop)
+        };
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            assert!(read(&damaged).is_err() && read(&whole[..at]).is_err(), "{}", at);
+        }
+        assert!(read(&[&whole[..], b"more"].concat()).is_err());
+        read(&whole).unwrap();
+        fs::remove_file(&file).unwrap();
+        assert!(state.read(&latest[0], &mut Copier::default()).is_err());
+        fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn names_are_bounded_and_files_are_told_apart() {
+        assert_eq!(newest((1..100).map(|epoch| (epoch, 1))).len(), NAMES_MAX);
+        assert_eq!(newest((1..100).map(|epoch| (epoch, 1)))[0], (99, 1));
+        assert_eq!(epoch_of("a.b-c@12-3.safetensors"), Some(12));
+        for other in
+            ["@1-2.safetensors", "m@1.safetensors", "m@1-.safetensors", "m@1-2", "m@+1-2.safetensors"]
+        {
+            assert_eq!(epoch_of(other), None, "{}", other);
+        }
     }
 }

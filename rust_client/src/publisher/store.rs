@@ -6,8 +6,9 @@
 
 use super::content::Content;
 use super::offer::{Offer, VersionPatch};
-use crate::messages::PatchId;
-use crate::transfer::Key;
+use crate::limits::EPOCHS_KEPT;
+use crate::messages::{PatchId, Running};
+use crate::transfer::{ChunkPlan, Key};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -19,6 +20,8 @@ const DIGESTS_KEPT: usize = 1000; // versions that are gone but whose late ackno
 /// A version that is there.
 pub struct Kept {
     pub content: Arc<Content>,
+    /// The (epoch, version) under which the same bytes were published before.
+    pub names: BTreeSet<Key>,
     /// Patches on it may come.
     pub keep: bool,
     /// That lead to it.
@@ -33,6 +36,22 @@ pub struct Kept {
 }
 
 impl Kept {
+    /// Whether a worker runs these very bytes, which were published before (P21).
+    pub fn is_known_as(&self, running: &Running) -> bool {
+        if running.digest.is_empty() || self.names.is_empty() {
+            return self.names.contains(&(running.epoch, running.version));
+        }
+        running.digest == self.content.digest
+    }
+
+    /// How it is cut into chunks, or one of its patches.
+    pub fn plan_of(&self, patch: Option<&PatchId>) -> Option<ChunkPlan> {
+        match patch {
+            None => Some(self.content.plan),
+            Some(id) => self.patches.iter().find(|its| its.id == *id).map(|its| its.content.plan),
+        }
+    }
+
     /// How many chunks there are of it, or of one of its patches.
     pub fn chunks_of(&self, patch: Option<&PatchId>) -> u64 {
         let patch = self.patches.iter().find(|its| Some(&its.id) == patch);
@@ -51,6 +70,7 @@ pub struct Versions {
     digests: BTreeMap<u64, String>, // of versions that are gone
     first: u64,                     // the numbers of this epoch
     count: u64,
+    renamed: u64, // up to there they are bytes that were published before
 }
 
 impl Default for Versions {
@@ -64,6 +84,7 @@ impl Default for Versions {
             digests: BTreeMap::new(),
             first: 1,
             count: 0,
+            renamed: 0,
         }
     }
 }
@@ -74,19 +95,44 @@ impl Versions {
         let Offer { content, keep, patches, .. } = offer.into();
         self.count += 1; // P1
         let (unpatched, number, receivers) = (BTreeSet::new(), self.count, BTreeSet::new());
-        let sums = BTreeMap::new();
-        self.kept.insert(number, Kept { content, keep, patches, unpatched, number, receivers, sums });
+        let (names, sums) = (BTreeSet::new(), BTreeMap::new());
+        let version = Kept { content, names, keep, patches, unpatched, number, receivers, sums };
+        self.kept.insert(number, version);
         number
     }
 
+    /// Takes in what was published before, under these names.
+    pub fn number_again(&mut self, content: Arc<Content>, names: BTreeSet<Key>) -> u64 {
+        let number = self.number(content);
+        self.renamed = number;
+        if let Some(version) = self.kept.get_mut(&number) {
+            version.names = names;
+        }
+        number
+    }
+
+    /// Whether a worker may run it that has no digest of it: it has read it out of shared memory, which was an earlier
+    /// publisher's (S7, P21).
+    pub fn may_lack_digest(&self, number: u64) -> bool {
+        self.had(number) && number <= self.renamed
+    }
+
     /// Another epoch begins: nobody has anything of that yet.
-    pub fn renew(&mut self) {
+    pub fn renew(&mut self, before: u64) {
         for version in self.kept.values_mut() {
             version.receivers.clear();
             version.patches.clear(); // of names that are no more (D2)
         }
         self.prune();
         self.digests.clear();
+        for version in self.kept.values_mut() {
+            version.names.insert((before, version.number));
+            if version.names.len() > EPOCHS_KEPT {
+                let oldest = version.names.iter().next().copied();
+                oldest.map(|oldest| version.names.remove(&oldest));
+            }
+        }
+        self.renamed = self.count;
         self.first = self.kept.keys().next().copied().unwrap_or(self.count + 1);
     }
 
@@ -292,7 +338,7 @@ mod tests {
         assert_eq!(versions.known_digest(1), Some(""));
         assert_eq!(versions.known_digest(2).map(str::len), Some(64));
         assert_eq!(versions.known_digest(DIGESTS_KEPT as u64 + 3), None);
-        versions.renew();
+        versions.renew(1);
         assert_eq!(versions.known_digest(2), None);
         assert!(versions.had(DIGESTS_KEPT as u64 + 2));
     }

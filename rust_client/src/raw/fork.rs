@@ -178,7 +178,7 @@ impl<T: AsRawFd> Own<T> {
         OPENING.hold(|| open().map(|(one, other)| (Own::of(one), Own::of(other))))
     }
 
-    /// What took its time, and is there by now.
+    /// What may have taken its time, as a disk or a network does, and is there by now.
     pub fn new(its: T) -> Own<T> {
         OPENING.hold(|| Own::of(its))
     }

@@ -1,0 +1,255 @@
+//! What a patch would take, from a sample: nobody need scan two versions to learn that all differs.
+//!
+//! A patch is a little more than the entropy of which elements change, and what they change to. Which ones change is told
+//! apart by class where that is known (`encode.rs`), which saves a part of it, and takes longer. So a version is there
+//! soonest as it is over the fastest links, by a patch with classes over the slowest, and by one without in between.
+//!
+//! What is told of patches with classes and without stands in pairs, without first. The numbers are those of Python's
+//! publisher (`codecs/delta/worth.py`), which has measured them.
+
+use super::format::{groups, Block, Kind, HEADER_BYTES};
+use crate::dtype::Dtype;
+use crate::layout::Layout;
+use std::ops::Range;
+
+const SAMPLES: usize = 64; // places that are looked at, at least if there are as many blocks
+const SAMPLE_BYTES: usize = 1 << 18; // at all of them
+const STEPS: usize = 1 << 12; // whose size is looked at
+const STEP_BITS: f64 = 2.0; // of a step of one unit, sign included; of others twice their logarithm more
+const SAVED: f64 = 0.7; // what is left of the entropy of positions where they are told apart by class
+const SAMPLE_BLOCKS: usize = 2; // of which the pace of encoding is taken: a megabyte of 16 bits
+const CHANGED: f64 = 40.0; // times that an element takes if it changes, on top of what each one takes
+const WORTH: f64 = 1.1; // a patch must save so much more than it takes: what is known of links is rough
+
+pub type Pair = [f64; 2];
+
+/// What patches would take.
+#[derive(Clone, Copy, Debug)]
+pub struct Estimate {
+    /// Bytes of either kind.
+    pub sizes: Pair,
+    /// What it takes to make or decode one, over what it would take if nothing had changed.
+    pub work: f64,
+}
+
+/// How a patch is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Way {
+    pub classes: bool,
+    /// As an estimate has it; 0: nobody knows.
+    pub work: f64,
+}
+
+/// Which patch is there soonest; nothing: the version is, as it is.
+///
+/// `nbytes` are those of the version, `rate` the bytes a second that the link carries, `encode` and `decode` the seconds
+/// for each byte of a version of which nothing changes, here and at the worker.
+pub fn chosen(nbytes: f64, would: &Estimate, rate: f64, encode: Pair, decode: Pair) -> Option<Way> {
+    let cost = |classes: usize| (encode[classes] + decode[classes]) * nbytes * would.work;
+    let seconds = |classes: usize| cost(classes) + would.sizes[classes] / rate;
+    let classes = seconds(1) < seconds(0);
+    let saved = (nbytes - would.sizes[usize::from(classes)]) / rate;
+    (saved > WORTH * cost(usize::from(classes))).then_some(Way { classes, work: would.work })
+}
+
+/// Whether a patch could pay on a link, if nothing had changed.
+pub fn may_pay(rate: f64, encode: Pair, decode: Pair) -> bool {
+    chosen(1.0, &Estimate { sizes: [0.0; 2], work: 1.0 }, rate, encode, decode).is_some()
+}
+
+/// About what patches from one data section to another would take.
+pub fn estimate(layout: &Layout, base: &[u8], target: &[u8]) -> Estimate {
+    let blocks: Vec<Block> = groups(layout).flatten().collect();
+    let step = (blocks.len() / SAMPLES).max(1);
+    let blocks: Vec<Block> = blocks.into_iter().skip(step / 2).step_by(step).collect();
+    let mut kinds: Vec<(usize, Kind, Vec<Range<usize>>)> = Vec::new();
+    for block in &blocks {
+        let begin = block.begin + block.nbytes() / block.width / 3 * block.width;
+        let elements = (SAMPLE_BYTES / blocks.len() / block.width).max(1);
+        let place = begin..block.end.min(begin + elements * block.width);
+        match kinds.iter_mut().find(|(width, kind, _)| (*width, *kind) == (block.width, block.kind)) {
+            Some((_, _, places)) => places.push(place),
+            None => kinds.push((block.width, block.kind, vec![place])),
+        }
+    }
+    let mut all = Found::default();
+    for (width, kind, places) in kinds {
+        all.add(width, kind, &places, base, target);
+    }
+    let size =
+        |bits: f64| HEADER_BYTES as f64 + (bits / 8.0 / all.seen.max(1.0) * layout.nbytes as f64).ceil();
+    let work = 1.0 + CHANGED * all.changed / all.elements.max(1.0);
+    Estimate { sizes: all.bits.map(size), work }
+}
+
+/// What some elements take, and what was looked at.
+#[derive(Default)]
+struct Found {
+    bits: Pair,
+    changed: f64,
+    elements: f64,
+    seen: f64, // bytes
+}
+
+impl Found {
+    /// Adds what the changes in places of one dtype take.
+    fn add(&mut self, width: usize, kind: Kind, places: &[Range<usize>], base: &[u8], target: &[u8]) {
+        let differing = |place: &Range<usize>| {
+            let (old, new) = (base[place.clone()].chunks(width), target[place.clone()].chunks(width));
+            old.zip(new).filter(|(old, new)| old != new)
+        };
+        let changed: Vec<usize> = places.iter().map(|place| differing(place).count()).collect();
+        let (each, saved) = match kind {
+            Kind::Plain => (8.0 * width as f64, 1.0),
+            _ => {
+                let every = (changed.iter().sum::<usize>() / STEPS).max(1);
+                let steps = places.iter().flat_map(differing).step_by(every);
+                (STEP_BITS + 2.0 * mean_log2(steps), SAVED)
+            }
+        };
+        for (place, &changed) in places.iter().zip(&changed) {
+            let (count, changed) = ((place.len() / width) as f64, changed as f64);
+            let entropy = count * entropy_of(changed / count);
+            for (bits, part) in self.bits.iter_mut().zip([1.0, saved]) {
+                *bits += (part * entropy + each * changed).min(8.0 * width as f64 * count);
+            }
+            self.changed += changed;
+            self.elements += count;
+            self.seen += place.len() as f64;
+        }
+    }
+}
+
+/// Of what happens with a share of all, in bits for each of them.
+fn entropy_of(share: f64) -> f64 {
+    let part = |share: f64| if share > 0.0 { -share * share.log2() } else { 0.0 };
+    part(share) + part(1.0 - share)
+}
+
+/// The mean logarithm of some steps of two bytes; none is 0.
+fn mean_log2<'a>(steps: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> f64 {
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0i64, |value, &byte| value << 8 | i64::from(byte));
+    let (mut sum, mut count) = (0.0, 0.0);
+    for (old, new) in steps {
+        sum += ((number(new) - number(old)).abs() as f64).log2();
+        count += 1.0;
+    }
+    if count > 0.0 {
+        sum / count
+    } else {
+        0.0
+    }
+}
+
+/// Some blocks of the largest group alone: their dtype, and where they are.
+///
+/// How long their patch takes to encode says how long all of it does: a group shares one table. Nothing of no bytes.
+pub fn sample(layout: &Layout) -> Option<(Dtype, Range<usize>)> {
+    let mut largest: Vec<Block> = Vec::new();
+    let nbytes = |blocks: &[Block]| blocks.iter().map(Block::nbytes).sum::<usize>();
+    for group in groups(layout) {
+        if nbytes(&group) > nbytes(&largest) {
+            largest = group;
+        }
+    }
+    largest.truncate(SAMPLE_BLOCKS);
+    let place = largest.first()?.begin..largest.last()?.end;
+    let begin = place.start as u64;
+    let its = layout.tensors.iter().find(|tensor| (tensor.begin..tensor.end).contains(&begin))?;
+    let dtype = if its.dtype.bits() % 8 == 0 { its.dtype } else { Dtype::U8 }; // they are bytes to a patch
+    Some((dtype, place))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{encode, Side};
+    use super::*;
+    use crate::publisher::content::{Content, Copier};
+    use crate::publisher::TensorView;
+
+    const COUNT: u64 = 1 << 18;
+
+    /// Two versions of which about such a share of the elements differs by one unit.
+    fn versions(share: f64) -> (Content, Content) {
+        let mut chance = 1u64;
+        let mut draw = move || {
+            chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (chance >> 33) as f64 / (1u64 << 31) as f64
+        };
+        let old: Vec<u8> = (0..COUNT)
+            .flat_map(|_| {
+                let weight = ((0..12).map(|_| draw()).sum::<f64>() - 6.0) * 0.05; // about normal
+                ((weight as f32).to_bits() >> 16).to_le_bytes()[..2].to_vec()
+            })
+            .collect();
+        let mut new = old.clone();
+        for element in new.chunks_mut(2) {
+            element[0] ^= u8::from(draw() < share);
+        }
+        let content = |bytes: &[u8]| {
+            let tensor = TensorView { name: "w", dtype: Dtype::BF16, shape: &[COUNT], bytes };
+            Copier::default().copy(&[tensor], 1 << 16).unwrap()
+        };
+        (content(&old), content(&new))
+    }
+
+    #[test]
+    fn an_estimate_is_about_right() {
+        for share in [0.002, 0.01, 0.05, 0.2] {
+            let (old, new) = versions(share);
+            let layout = &new.header.layout;
+            let would = estimate(layout, old.bytes(), new.bytes());
+            assert!((would.work / (1.0 + CHANGED * share) - 1.0).abs() < 0.2, "{}: {:?}", share, would);
+            for classes in [false, true] {
+                let sides = [&old, &new].map(|its| Side { data: its.bytes(), digest: &its.digest });
+                let [old, new] = sides;
+                let size = encode(layout, 1 << 16, old, new, classes, &|| true).unwrap().len() as f64;
+                let told = would.sizes[usize::from(classes)];
+                assert!((0.5 * size..1.5 * size).contains(&told), "{} {}: {} {}", share, classes, size, told);
+            }
+        }
+    }
+
+    #[test]
+    fn where_everything_changed_nothing_is_saved() {
+        let (old, new) = versions(0.0);
+        let other: Vec<u8> = new.bytes().iter().enumerate().map(|(at, byte)| byte ^ (at as u8 | 1)).collect();
+        let would = estimate(&new.header.layout, old.bytes(), &other);
+        assert!(would.sizes[1] > 0.9 * other.len() as f64 && would.work > 0.9 * CHANGED, "{:?}", would);
+    }
+
+    #[test]
+    fn classes_are_for_slow_links_and_nothing_is_for_fast_ones() {
+        let would = Estimate { sizes: [20_000.0, 14_000.0], work: 1.0 };
+        let pace = [1e-10, 2e-10];
+        let way = |rate| chosen(1e6, &would, rate, pace, pace).map(|way| way.classes);
+        assert_eq!([1e6, 1e8, 5e9].map(way), [Some(true), Some(false), None]);
+        assert!(may_pay(1e8, pace, pace) && !may_pay(f64::INFINITY, pace, pace));
+    }
+
+    #[test]
+    fn a_patch_must_save_a_little_more_than_it_takes() {
+        let would = Estimate { sizes: [0.0; 2], work: 1.0 };
+        for (gain, pays) in [(WORTH + 0.02, true), (WORTH - 0.02, false)] {
+            let rate = 1.0 / (gain * 2e-9);
+            assert_eq!(chosen(1e6, &would, rate, [1e-9; 2], [1e-9; 2]).is_some(), pays);
+        }
+    }
+
+    #[test]
+    fn a_sample_is_of_the_largest_group() {
+        let view = |name, dtype, shape, bytes| TensorView { name, dtype, shape, bytes };
+        let bytes = [0; 6000];
+        let tensors = [
+            view("a", Dtype::F32, &[5], &bytes[..20]),
+            view("b", Dtype::BF16, &[3, 1000], &bytes),
+            view("c", Dtype::U8, &[7], &bytes[..7]),
+        ];
+        let content = Copier::default().copy(&tensors, 100).unwrap();
+        let its = content.header.layout.get("b").unwrap();
+        let place = its.begin as usize..its.end as usize;
+        assert_eq!(sample(&content.header.layout), Some((Dtype::BF16, place)));
+        let none = Copier::default().copy(&[], 100).unwrap();
+        assert_eq!(sample(&none.header.layout), None);
+    }
+}

@@ -1,0 +1,275 @@
+//! The thread that keeps a publisher's latest versions on disk, out of everybody's way.
+//!
+//! `offer` leaves a version and returns; a newer one of the model takes its place, so that a slow disk skips versions as
+//! a slow worker does. The thread waits a while for a moment without a publish, and holds on to the version's memory only
+//! while it writes: the publisher takes other memory meanwhile. After a version it rests for a multiple of what that
+//! took, since the system is still busy with what was written. What goes wrong is told, and tried again with the next
+//! version. Nobody waits for the disk but `record`, a second at most, and `close`.
+
+use super::content::Content;
+use super::run::{Shared, Work};
+use super::state::{StateFolder, Stored};
+use crate::transfer::Key;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+const REST_TIMES: u32 = 9; // the disk is left alone for so many times what a version took: a tenth is ours,
+const REST: Duration = Duration::from_secs(5); // but for no longer: so much later a version is safe, beside its own time
+const CALM: Duration = Duration::from_secs(1); // how long one version waits, in all, for moments without a publish
+const RECORD: Duration = Duration::from_secs(1); // how long a new epoch waits for the disk: less than workers wait for a sign
+const WARN: Duration = Duration::from_secs(60); // between two words that the disk fails
+
+/// What waits to be written.
+struct Offered {
+    key: Key,
+    content: Weak<Content>,
+    names: BTreeSet<Key>,
+}
+
+#[derive(Default)]
+struct Desk {
+    offered: BTreeMap<String, Offered>, // by model
+    lacking: BTreeMap<String, String>,  // by model, why its latest is not on disk
+    busy: bool,                         // a publish is under way
+    epoch: u64,                         // that is to be recorded
+    recorded: u64,
+    deadline: Option<Instant>, // to be done by then, since the publisher is closing
+    over: bool,
+}
+
+#[derive(Default)]
+struct Meeting {
+    desk: Mutex<Desk>,
+    changed: Condvar,
+}
+
+impl Meeting {
+    fn open(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner) // never half changed
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Desk)) {
+        change(&mut self.open());
+        self.changed.notify_all();
+    }
+
+    /// Waits until something is so, or until then.
+    fn wait(&self, until: Instant, so: impl Fn(&Desk) -> bool) -> MutexGuard<'_, Desk> {
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(self.open(), left, |desk| !so(desk));
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// Writes into a state folder, in a thread of its own, which lets go of the folder in the end.
+pub struct Keeper {
+    meeting: Arc<Meeting>,
+    thread: Option<JoinHandle<()>>,
+    path: PathBuf,
+}
+
+impl Keeper {
+    pub fn begin(folder: StateFolder, shared: Arc<Shared>) -> io::Result<Keeper> {
+        let meeting = Arc::new(Meeting::default());
+        let (epoch, path) = (folder.epoch(), folder.path().to_owned());
+        meeting.change(|desk| (desk.epoch, desk.recorded) = (epoch, epoch));
+        let mut writer = Writer { folder, shared, meeting: meeting.clone(), calm_by: None, told_at: None };
+        let thread = thread::Builder::new().name("weightbus-state".to_owned()).spawn(move || writer.run())?;
+        Ok(Keeper { meeting, thread: Some(thread), path })
+    }
+
+    /// Has a version written, unless a newer one comes before its turn. Never waits.
+    pub fn offer(&self, model: String, key: Key, content: &Arc<Content>, names: BTreeSet<Key>) {
+        let offered = Offered { key, content: Arc::downgrade(content), names };
+        self.meeting.change(|desk| drop(desk.offered.insert(model, offered)));
+    }
+
+    /// Says whether a publish is under way, which goes first.
+    pub fn busy(&self, busy: bool) {
+        if self.meeting.open().busy != busy {
+            self.meeting.change(|desk| desk.busy = busy);
+        }
+    }
+
+    /// Has an epoch written before workers hear of it; returns what to tell if that takes too long.
+    pub fn record(&self, epoch: u64) -> Option<String> {
+        self.meeting.change(|desk| desk.epoch = epoch);
+        if self.meeting.wait(Instant::now() + RECORD, |desk| desk.recorded >= epoch).recorded >= epoch {
+            return None;
+        }
+        Some(format!(
+            "epoch {} is not in {} yet: should this publisher die now, and the clock be behind when it is started \
+             again, workers would refuse it",
+            epoch,
+            self.path.display()
+        ))
+    }
+
+    /// Writes what is left and ends; returns what is not on disk then, if anything.
+    pub fn close(&mut self, timeout: Duration) -> Option<String> {
+        let until = Instant::now() + timeout;
+        self.meeting.change(|desk| desk.deadline = Some(until));
+        let mut desk = self.meeting.wait(until, |desk| desk.over);
+        let mut lacking = std::mem::take(&mut desk.lacking);
+        let over = desk.over;
+        lacking.extend(desk.offered.keys().map(|model| (model.clone(), "it was never begun".to_owned())));
+        drop(desk);
+        let thread = self.thread.take().filter(|_| over); // else the disk has it, and nobody waits for that
+        let _ = thread.map(JoinHandle::join);
+        let lacking: Vec<String> =
+            lacking.iter().map(|(model, why)| format!("{} ({})", model, why)).collect();
+        if lacking.is_empty() {
+            return None;
+        }
+        Some(format!(
+            "closed without the latest version of {} in the state folder {}: after a restart the one before it is \
+             offered",
+            lacking.join("; "),
+            self.path.display()
+        ))
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.meeting.change(|desk| {
+            desk.deadline.get_or_insert_with(Instant::now); // whoever ended without `close` has failed
+        });
+    }
+}
+
+struct Writer {
+    folder: StateFolder,
+    shared: Arc<Shared>,
+    meeting: Arc<Meeting>,
+    calm_by: Option<Instant>,
+    told_at: Option<Instant>,
+}
+
+/// Tells that the thread has ended, however that came.
+struct Over(Arc<Meeting>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.change(|desk| desk.over = true);
+    }
+}
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(86_400)
+}
+
+impl Writer {
+    fn run(&mut self) {
+        let _over = Over(self.meeting.clone());
+        loop {
+            let news = |desk: &Desk| {
+                !desk.offered.is_empty() || desk.epoch > desk.recorded || desk.deadline.is_some()
+            };
+            let closing = self.meeting.wait(far(), news).deadline.is_some();
+            if !self.write_all() || closing {
+                return;
+            }
+        }
+    }
+
+    /// Writes what there is; false if there is no time for that any more.
+    fn write_all(&mut self) -> bool {
+        self.write_epoch();
+        let models: Vec<String> = self.meeting.open().offered.keys().cloned().collect();
+        for model in models {
+            self.calm_by = Some(Instant::now() + CALM);
+            if self.breathe().is_err() {
+                return false;
+            }
+            let offered = self.meeting.open().offered.remove(&model);
+            let begun = Instant::now();
+            if let Some(offered) = offered {
+                self.meeting.open().lacking.insert(model.clone(), "there was no time for it".to_owned());
+                match self.write(&model, &offered) {
+                    Ok(()) => drop(self.meeting.open().lacking.remove(&model)),
+                    Err(error) if error.kind() == io::ErrorKind::TimedOut => return false,
+                    Err(error) => {
+                        self.meeting.open().lacking.insert(model.clone(), error.to_string());
+                        self.tell(&format!("{} {:?}", model, offered.key), &error.to_string());
+                    }
+                }
+            }
+            self.rest(begun);
+        }
+        true
+    }
+
+    fn write(&mut self, model: &str, offered: &Offered) -> io::Result<()> {
+        let content = match offered.content.upgrade() {
+            Some(content) => content,
+            None => return Ok(()), // a newer one has taken its place, which is offered, too
+        };
+        let stored = Stored::of(model, offered.key, &content, &offered.names);
+        let (mut lungs, calm_by) = (Lungs(self.meeting.clone()), self.calm_by);
+        self.folder.write(stored, &content, &mut || lungs.breathe(calm_by))
+    }
+
+    /// Leaves the disk alone, but for an epoch that somebody waits for.
+    fn rest(&mut self, begun: Instant) {
+        let until = Instant::now() + (begun.elapsed() * REST_TIMES).min(REST);
+        while Instant::now() < until {
+            let news = |desk: &Desk| desk.deadline.is_some() || desk.epoch > desk.recorded;
+            if self.meeting.wait(until, news).deadline.is_some() {
+                return;
+            }
+            self.write_epoch();
+        }
+    }
+
+    fn breathe(&mut self) -> io::Result<()> {
+        self.write_epoch();
+        Lungs(self.meeting.clone()).breathe(self.calm_by)
+    }
+
+    fn write_epoch(&mut self) {
+        let (epoch, recorded) = {
+            let desk = self.meeting.open();
+            (desk.epoch, desk.recorded)
+        };
+        if epoch > recorded {
+            if let Err(error) = self.folder.begin(epoch, &[]) {
+                self.tell(&format!("epoch {}", epoch), &error.to_string());
+            }
+            self.meeting.change(|desk| desk.recorded = epoch); // if it is not there, it comes with the next version
+        }
+    }
+
+    fn tell(&mut self, what: &str, error: &str) {
+        if self.told_at.map_or(false, |at| at.elapsed() < WARN) {
+            return;
+        }
+        self.told_at = Some(Instant::now());
+        let _ = self.shared.leave(Work::Notice(format!(
+            "{} could not be written to the state folder {}: {}. What it held before is still there; the next version \
+             is tried again",
+            what,
+            self.folder.path().display(),
+            error
+        ))); // or the publisher is closing, which says it
+    }
+}
+
+/// Lets publishes go first, between two slices.
+struct Lungs(Arc<Meeting>);
+
+impl Lungs {
+    /// Waits for a moment without a publish, though not for long; an error if there is no time at all.
+    fn breathe(&mut self, calm_by: Option<Instant>) -> io::Result<()> {
+        let calm = |desk: &Desk| !desk.busy || desk.deadline.is_some();
+        let desk = self.0.wait(calm_by.unwrap_or_else(Instant::now), calm);
+        match desk.deadline.filter(|&deadline| Instant::now() >= deadline) {
+            Some(_) => Err(io::ErrorKind::TimedOut.into()),
+            None => Ok(()),
+        }
+    }
+}
