@@ -90,19 +90,27 @@ class Applier:
         self._calls, self._before_apply, self._on_commit = calls, before_apply, on_commit
         self._layouts: dict[str, Layout] = {}  # by model, of what runs
         self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
-        self.lock = ReadingLock()
+        self.lock = ReadingLock()  # of all models in memory
+        self._files = {model: ReadingLock() for model, target in targets.items() if target.on_disk}
 
-    def asks_user(self, model: str) -> bool:
-        """Whether the user's code is called to apply a version of a model: it may take its time."""
+    def lock_of(self, model: str) -> ReadingLock:
+        """Return the lock of a model: a file has one of its own, and keeps nobody waiting."""
+        return self._files.get(model, self.lock)
+
+    def may_take_long(self, model: str) -> bool:
+        """Whether a disk or the user's code is waited for to apply a version of a model."""
         hooked = self._on_commit is not None or self._before_apply is not None
-        return hooked or self._targets[model].asks_user
+        return hooked or self._targets[model].asks_user or self._targets[model].on_disk
 
-    def receive(self, timeout: float) -> Update | None:
-        """Apply the newest version that is ready, waiting for one; see `Subscriber.receive`."""
+    def receive(self, timeout: float, models: frozenset[str] | None = None) -> Update | None:
+        """Apply the newest version that is ready, waiting for one; see `Subscriber.receive`.
+
+        Only versions of these `models`, if some are named.
+        """
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
         while True:
-            staged = self._handoff.take(max(0.0, deadline - time.monotonic()))
+            staged = self._handoff.take(max(0.0, deadline - time.monotonic()), models)
             over, update = (True, None) if staged is None else self._attempt(staged, deadline)
             if over:
                 return update
@@ -204,7 +212,8 @@ class Applier:
         return running is not None and (running.epoch, running.version) >= staged.key
 
     def _writing(self, staged: StagedVersion, timeout: float) -> AbstractContextManager[None]:
-        return self.lock.writing(timeout, f"applying {staged.model} version {staged.version}")
+        lock = self.lock_of(staged.model)
+        return lock.writing(timeout, f"applying {staged.model} version {staged.version}")
 
     def _apply(self, staged: StagedVersion) -> Update | None:
         """Apply a version; what fails once bytes have changed leaves none, unless it is undone."""
@@ -215,7 +224,7 @@ class Applier:
         target, mended = self._targets[staged.model], False
         try:
             update = self._copy(staged, target)
-            mended = self.lock.mend(staged.model)
+            mended = self.lock_of(staged.model).mend(staged.model)
             if self._on_commit is not None:
                 undo = partial(_undone, target, torn=mended)
                 late = partial(self._late, staged, "on_commit", undo, writes=True)
@@ -265,7 +274,7 @@ class Applier:
         told = self._fail(staged, error, intact=undo(), still=True)
         log.error("%s", told)
         if writes:
-            self.lock.despair(staged.model, told)
+            self.lock_of(staged.model).despair(staged.model, told)
         return told
 
     def _returned(self, staged: StagedVersion, late: LateError) -> NoReturn:
@@ -286,7 +295,7 @@ class Applier:
     ) -> ApplyError:
         told = not_applied(staged.model, staged.epoch, staged.version, error, intact=intact)
         if not intact:
-            self.lock.tear(staged.model, told)
+            self.lock_of(staged.model).tear(staged.model, told)
             with self._handoff.changed:
                 self._runs.pop(staged.model, None)
                 self._handoff.changed.notify_all()

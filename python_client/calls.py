@@ -50,6 +50,7 @@ class Calls:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self._turn = threading.RLock()  # files are written by threads of their own, side by side
         self._lock = threading.Lock()
         self._under_way: set[_Call] = set()
 
@@ -59,7 +60,7 @@ class Calls:
         return bool(self._under_way)
 
     def make(self, work: Callable[[], T], give_up: Callable[[], ApplyError]) -> T:
-        """Call the user's code.
+        """Call the user's code, which only one thread does at a time.
 
         Args:
             work: It.
@@ -69,7 +70,10 @@ class Calls:
             LateError: It has returned, or raised, only after that.
             BaseException: What it raised in time, or what is no Exception: it ends a thread.
         """
-        call = _Call(time.monotonic() + self.seconds, give_up)
+        with self._turn:
+            return self._make(_Call(time.monotonic() + self.seconds, give_up), work)
+
+    def _make(self, call: _Call, work: Callable[[], T]) -> T:
         with self._lock:
             self._under_way.add(call)
         try:

@@ -50,6 +50,7 @@ class FileTarget:
     """
 
     asks_user = False
+    on_disk = True
 
     def __init__(self, path: Path) -> None:
         self._path = path

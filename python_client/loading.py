@@ -97,6 +97,7 @@ class FunctionTarget:
     """
 
     asks_user = True
+    on_disk = False
 
     def __init__(self, load: Callable[[Pairs], object]) -> None:
         self._load = load

@@ -261,6 +261,8 @@ class ResidentTarget:
         copying: The same model, overwritten in place.
     """
 
+    on_disk = False
+
     def __init__(self, model: object, copying: Target) -> None:
         self._model, self._copying = model, copying
         self._residence: Residence | None = None

@@ -7,6 +7,7 @@ import re
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
@@ -56,6 +57,7 @@ CLIENT = "weightbus-python/0.1.0"
 AT_ONCE_BYTES = 2**20  # copied within a fraction of a millisecond
 HOOK_SECONDS = 1.0  # that close() waits for the user's code
 COPY_SECONDS = 10.0  # and for a copy into the model, which should not change any more afterwards
+FILE_THREADS_MAX = 8  # that write files in the background, side by side
 
 
 class Subscriber:
@@ -158,7 +160,7 @@ class Subscriber:
         self._calls = Calls(apply_timeout)
         self._running: dict[str, Update] = {}
         self._error: WeightBusError | None = None
-        self._background: threading.Thread | None = None
+        self._background: list[threading.Thread] = []
         self._pid = os.getpid()
         who = _identity(self.name, shared_memory=shared_memory)
         like = {model: target.expected() for model, target in self._targets.items()}
@@ -259,19 +261,31 @@ class Subscriber:
     def start(self) -> "Subscriber":
         """Apply versions in the background from now on, outside every `reading()` block.
 
-        What goes wrong is logged and kept in `error`; the weights then stay as they were, unless
-        that is a `TornError`.
+        Files are written by threads of their own, so that a slow disk delays no other model; the
+        user's code is called by one thread at a time all the same. What goes wrong is logged and
+        kept in `error`; the weights then stay as they were, unless that is a `TornError`.
         """
         self._check_usable()
         self._loop.apply_by(self._apply_at_once)
-        background = threading.Thread(target=self._apply_all, name="weightbus-apply", daemon=True)
-        background.start()
-        self._background = background  # `close` joins it, which it must not before it has started
+        for models in self._shares():
+            first = not self._background
+            name = "weightbus-apply" if first else f"weightbus-apply-{min(models)}"
+            apply = partial(self._apply_all, models, first=first)
+            background = threading.Thread(target=apply, name=name, daemon=True)
+            background.start()
+            self._background.append(background)  # `close` joins it, so it must have started
         return self
+
+    def _shares(self) -> list[frozenset[str]]:
+        """Return the models of each thread that applies: a file waits for nobody but its disk."""
+        files = [model for model, target in self._targets.items() if target.on_disk]
+        shares = [frozenset(self._targets.keys() - set(files))]
+        shares += [frozenset(files[n::FILE_THREADS_MAX]) for n in range(FILE_THREADS_MAX)]
+        return [models for models in shares if models]
 
     def _apply_at_once(self, staged: StagedVersion) -> bool:
         """Apply a small version in the worker's thread: to wake another would take longer."""
-        if staged.layout.nbytes > AT_ONCE_BYTES or self._applier.asks_user(staged.model):
+        if staged.layout.nbytes > AT_ONCE_BYTES or self._applier.may_take_long(staged.model):
             return False
         try:
             return self._applier.at_once(staged)
@@ -279,22 +293,23 @@ class Subscriber:
             self._note(error)
         return True
 
-    def _apply_all(self) -> None:
+    def _apply_all(self, models: frozenset[str], *, first: bool) -> None:
         try:
-            self._apply_until_closed()
+            self._apply_until_closed(models, first=first)
         except BaseException as error:  # nobody would apply any more: it is over for all
             log.exception("%s: the thread that applies has failed", self.name)
             self._handoff.close(error)
             self._loop.stop()
 
-    def _apply_until_closed(self) -> None:
+    def _apply_until_closed(self, models: frozenset[str], *, first: bool) -> None:
         while True:
             try:
-                self._applier.receive(1.0)
+                self._applier.receive(1.0, models)
             except ClosedError:
                 return
             except RefusedError as error:
-                self._note(error)
+                if first:  # the others are told the same
+                    self._note(error)
                 if self._handoff.wait_closed(1.0):
                     return
             except BaseException as error:  # a hook may call sys.exit(), which would end this
@@ -311,7 +326,9 @@ class Subscriber:
             self._applied.notify_all()
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
-        """Return a context in which the weights do not change, for a forward pass.
+        """Return a context in which weights in memory do not change, for a forward pass.
+
+        A file may be replaced meanwhile: whoever has opened it keeps what it opened.
 
         Raises:
             TimeoutError: An apply, a hook included, took longer than `timeout` seconds; the text
@@ -389,14 +406,14 @@ class Subscriber:
             return
         self._loop.close()
         settle()
-        background = self._background
-        if background is None or background is threading.current_thread():
+        if threading.current_thread() in self._background:
             return
-        background.join(HOOK_SECONDS)
-        if not self._calls.under_way:
-            background.join(COPY_SECONDS)
-        if background.is_alive():
-            log.warning("%s: closed while its hook was still running; it was left behind", self)
+        end = time.monotonic() + HOOK_SECONDS
+        left = partial(_left_of, self._background)
+        if left(end) and not self._calls.under_way:
+            left(end + COPY_SECONDS)
+        if left(0.0):
+            log.warning("%s: closed while a hook or a disk was waited for; left behind", self)
 
     def __enter__(self) -> "Subscriber":
         return self
@@ -416,8 +433,15 @@ class Subscriber:
                 "sockets do not survive a fork; make a new Subscriber here"
             )
         self._handoff.check_alive()
-        if self._background is not None:
+        if self._background:
             raise ClosedError("this subscriber applies in the background since start()")
+
+
+def _left_of(threads: list[threading.Thread], end: float) -> bool:
+    """Wait for threads until this moment; return whether some are still there."""
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return any(thread.is_alive() for thread in threads)
 
 
 def _identity(name: str, *, shared_memory: bool) -> Identity:

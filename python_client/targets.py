@@ -39,6 +39,11 @@ class Target(Protocol):
         """Whether applying calls the user's code, which has a deadline and may take its time."""
         ...
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether it is a file: a disk may take its time, and there are no readers to keep out."""
+        ...
+
     def fault(self, layout: Layout) -> str:
         """Say why a layout cannot be applied here; nothing if it can. Changes nothing."""
         ...
@@ -85,6 +90,8 @@ class MemoryTarget:
         cast: Whether values may be converted to the target's dtype.
         sole_writer: Whether nobody else writes there while a version is applied, or just before.
     """
+
+    on_disk = False
 
     def __init__(
         self, target: object, *, strict: bool, cast: bool, sole_writer: bool = False

@@ -476,6 +476,69 @@ def test_a_file_that_cannot_be_written_is_named_to_the_publisher(bus: Bus, tmp_p
     assert worker.version("m") == 2
 
 
+def test_a_slow_disk_delays_nothing_but_its_file(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not pings, nor what is applied to other models, large or small, in memory or on other disks.
+
+    Nor readers of what is in memory.
+    """
+    fsync, slow, go_on = os.fsync, threading.Event(), threading.Event()
+
+    def slowly(handle: int) -> None:
+        if "/.slow." in os.readlink(f"/proc/self/fd/{handle}"):
+            slow.set()
+            assert go_on.wait(SECONDS)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", slowly)
+    timing = Timing(ping=0.1, lost_after=SECONDS)
+    publisher, large = bus.publisher(timing=timing), 2**20  # more than is applied at once
+    small, big = arrays(0), arrays(0, large)
+    models = {"m": tmp_path / "slow", "file": tmp_path / "fast", "small": small, "large": big}
+    worker = bus.subscriber(publisher, None, models=models, name="w", timing=timing).start()
+    for model in ("small", "file", "large"):  # what is new takes longer
+        publisher.publish(model, arrays(1, large if model == "large" else 1000), timeout=SECONDS)
+    pending = publisher.publish_async("m", arrays(1), timeout=SECONDS)
+    try:
+        assert slow.wait(SECONDS)
+        for version in range(2, 5):
+            for model in ("small", "large", "file"):
+                weights = arrays(version, large if model == "large" else 1000)
+                publisher.publish(model, weights, timeout=SECONDS / 4)
+        with worker.reading(SECONDS / 4):
+            assert (small["w"] == 4).all()
+            assert (big["w"] == 4).all()
+        deadline = time.monotonic() + SECONDS / 4
+        while "applying" not in publisher.workers()["w"].phase.get("m", ""):  # which a ping tells
+            assert time.monotonic() < deadline
+        assert not pending.done()
+    finally:
+        go_on.set()
+    pending.result(SECONDS)
+    assert load_file(tmp_path / "slow")["w"][0] == 1
+
+
+def test_hooks_of_files_and_models_are_called_one_at_a_time(bus: Bus, tmp_path: Path) -> None:
+    inside, changed, met = list[None](), threading.Condition(), list[bool]()
+
+    def hook(_: object) -> None:
+        with changed:
+            inside.append(None)
+            changed.notify_all()
+            met.append(changed.wait_for(lambda: len(inside) > 1, 0.02))
+            inside.pop()
+
+    publisher = bus.publisher()
+    models = {"m": tmp_path / "file", "n": arrays(0)}
+    bus.subscriber(publisher, None, models=models, before_apply=hook, on_commit=hook).start()
+    for version in range(5):
+        calls = [publisher.publish_async(m, arrays(version), timeout=SECONDS) for m in models]
+        for call in calls:
+            call.result(SECONDS)
+    assert met == [False] * 20
+
+
 def test_close_does_not_wait_for_a_hook_that_hangs(bus: Bus) -> None:
     publisher, entered, leave = bus.publisher(), threading.Event(), threading.Event()
 

@@ -54,9 +54,9 @@ def test_whoever_waits_for_versions_sleeps_on_while_others_run() -> None:
     handoff, version, looks = Handoff(), staged("a", 1), threading.Semaphore(0)
     news = handoff._news  # noqa: SLF001 # pyright: ignore
 
-    def look() -> bool:
+    def look(models: frozenset[str] | None) -> bool:
         looks.release()
-        return news()
+        return news(models)
 
     handoff._news = look  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
     with ThreadPoolExecutor() as pool:
@@ -67,6 +67,16 @@ def test_whoever_waits_for_versions_sleeps_on_while_others_run() -> None:
         assert not looks.acquire(timeout=0.2)
         handoff.put(version)
         assert waiting.result(SECONDS) is version
+
+
+def test_whoever_waits_for_some_models_is_left_nothing_of_others() -> None:
+    handoff, b = Handoff(), frozenset("b")
+    handoff.put(staged("a", 1))
+    handoff.reject(rejected(1))  # of another one
+    assert handoff.take(0, b) is None
+    handoff.put(version := staged("b", 1))
+    assert handoff.take(0, b) is version
+    assert handoff.take(0, frozenset("a")) is not None
 
 
 def test_what_is_put_back_is_there_again_unless_a_newer_one_is() -> None:

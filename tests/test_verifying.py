@@ -405,6 +405,9 @@ class Applying:
         self.free = list[bool]()  # whether somebody could have written, in each step
         self.steps_of_version = 2
 
+    def lock_of(self, _model: str) -> ReadingLock:
+        return self.lock
+
     def runs(self, _model: str, _key: tuple[int, int]) -> Layout | None:
         return self.layout if len(self.free) < self.steps_of_version else None
 

@@ -76,8 +76,14 @@ class Handoff:
 
     # For the user's thread.
 
-    def take(self, timeout: float | None) -> StagedVersion | None:
+    def take(
+        self, timeout: float | None, models: frozenset[str] | None = None
+    ) -> StagedVersion | None:
         """Return a version that is ready, oldest model first; None when the time is over.
+
+        Args:
+            timeout: Seconds to wait; None: until there is one.
+            models: Of these alone; None: of any.
 
         Raises:
             ApplyError: A version could not be taken.
@@ -85,12 +91,15 @@ class Handoff:
             ClosedError: Nothing will come any more.
         """
         with self._lock:
-            self._left.wait_for(self._news, timeout)
+            self._left.wait_for(lambda: self._news(models), timeout)
             self.check_alive()
-            if self._ready:
-                return self._ready.pop(next(iter(self._ready)))
-            if self._errors:
-                raise self._errors.popleft()
+            for model in self._ready:
+                if models is None or model in models:
+                    return self._ready.pop(model)
+            for error in self._errors:
+                if models is None or error.model in models:
+                    self._errors.remove(error)
+                    raise error
             if self._refusal is not None:
                 raise self._refusal
             self.check_open()
@@ -176,9 +185,11 @@ class Handoff:
         self.changed.notify_all()
         self._left.notify_all()
 
-    def _news(self) -> bool:
-        told = self._refusal is not None or self._closed is not None
-        return bool(self._ready or self._errors or told)
+    def _news(self, models: frozenset[str] | None) -> bool:
+        if self._refusal is not None or self._closed is not None:
+            return True
+        left = (*self._ready, *(error.model for error in self._errors))
+        return any(models is None or model in models for model in left)
 
     def wait_joined(self, timeout: float) -> bool:
         """Wait until the publisher has let this worker in; return whether it has.
