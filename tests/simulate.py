@@ -60,13 +60,20 @@ from weightbus.bus.messages import (
     RENAMING,
     TOKEN_BYTES,
     UPSTREAM,
+    Announce,
+    Applied,
     Buffer,
     Chunk,
     End,
+    Failed,
     Hello,
     Message,
+    Progress,
+    Refuse,
     SealedChunk,
     Shared,
+    Staged,
+    Welcome,
     encode,
     from_publisher,
     from_worker,
@@ -488,7 +495,7 @@ class Publisher:
             secret=lambda: sim.rng.randbytes(TOKEN_BYTES // 2).hex(),
             keys=None if sealer is None else lambda _: sealer.keys,
         )
-        self.told: dict[str, str] = {}  # what a listener knows of workers
+        self.listened: dict[str, str] = {}  # what a listener knows of workers
         self.pools: dict[str, Pool] = {}
         self.bases: dict[str, Bases] = {}  # by model
         self.before: dict[str, bytes] = {}  # by model, what its trainer published last
@@ -497,7 +504,15 @@ class Publisher:
         self.peers: dict[bytes, tuple[Worker, int]] = {}
         for stored in (self.disk or {}).values():
             self.offer_again(stored)
+        self.promised: dict[tuple[bytes, str], Key] = {}  # by worker and model, in its welcome
+        if self.disk and sim.chaotic:  # its trainer goes on at once, while workers come back
+            pause = sim.changes.choice([0.0, 0.05, 0.3, 2.0])
+            sim.later(pause, self.go_on, self.incarnation)
         sim.every_tick(self.incarnation, self, self.tick)
+
+    def go_on(self, incarnation: int) -> None:
+        if self.alive and self.incarnation == incarnation:
+            self.publish()
 
     def offer_again(self, stored: Stored) -> None:
         """Offer what a publisher before has left on disk."""
@@ -543,10 +558,11 @@ class Publisher:
             late = self.sim.now - publication.deadline
             assert late < 2 * TICK, f"publish {publication.id} is open {late:.1f} s past its time"
         self.pump()
-        self.sim.invariants.on_roster(self.machine, self.told, self.sim.now)
+        self.sim.invariants.on_roster(self.machine, self.listened, self.sim.now)
 
     def receive(self, identity: bytes, frames: Frames) -> None:
         epoch = self.machine.epoch
+        self.heard(identity, frames)
         effects = self.machine.receive(identity, frames, self.sim.now)
         if self.machine.epoch != epoch:
             for version in (v for versions in self.machine.store for v in versions):
@@ -556,6 +572,34 @@ class Publisher:
             self.sim.invariants.on_outbid(hello.epoch, self.machine.epoch, self.started)
         self.perform(effects)
         self.pump()
+
+    def heard(self, identity: bytes, frames: Frames) -> None:
+        """A worker that has a version, or wants none, need not find it here any more."""
+        with suppress(ProtocolError):
+            message = from_worker(frames)[0]
+            if isinstance(message, Progress) and message.phase == "receiving":
+                return
+            if isinstance(message, Progress | Staged | Applied | Failed):
+                self.promised.pop((identity, message.model), None)
+
+    def told(self, send: Send) -> None:
+        """What a welcome names can be had until there is another, or a worker is lost."""  # P9
+        match send.message:
+            case Welcome(epoch=epoch, models=models):
+                for model, version in models.items():
+                    self.promised[send.to, model] = (model, epoch, version)
+            case Refuse(code="gone", version=0, model=model, epoch=epoch):
+                promised = self.promised.get((send.to, model or ""), ("", 0, 0))
+                assert promised[1] != epoch, f"{send.to!r} was welcomed with {promised}: it is gone"
+            case Announce(model=model) if model in self.copying:
+                if (send.to, model) in self.promised:
+                    self.sim.met.add("kept though the next one is copied")
+            case _:
+                pass
+
+    def discharge(self, model: str) -> None:
+        """Another version is there for all or some, or the memory is needed for one."""
+        self.promised = {key: said for key, said in self.promised.items() if key[1] != model}
 
     def hashed(self, version: Version, incarnation: int) -> None:
         """All of a version is hashed, a while after it was asked for."""
@@ -585,6 +629,7 @@ class Publisher:
     def do(self, effect: PublisherEffect) -> None:
         match effect:
             case Send():
+                self.told(effect)
                 self.sim.to_worker(self, effect)
             case Broadcast():
                 self.sim.broadcast(self, effect)
@@ -619,11 +664,14 @@ class Publisher:
     def listen(self, notice: Notice) -> None:
         """Do as a user who is told what becomes of workers."""
         if notice.kind in ("joined", "back"):
-            self.told[notice.worker] = "live"
+            self.listened[notice.worker] = "live"
         elif notice.kind in ("lost", "stuck"):
-            self.told[notice.worker] = notice.kind
+            self.listened[notice.worker] = notice.kind
+            peer = self.machine.roster.by_name(notice.worker)
+            lost = peer.identity if peer is not None and peer.lost else b""
+            self.promised = {k: said for k, said in self.promised.items() if k[0] != lost}
         elif notice.kind == "left":
-            del self.told[notice.worker]
+            del self.listened[notice.worker]
 
     def publish(self) -> bool:
         """Publish in one way or another; return whether there was memory for it."""
@@ -704,6 +752,7 @@ class Publisher:
         self, model: str, among: Collection[Snapshot], replaces_latest: bool, _left: float
     ) -> bool:
         effects = self.machine.make_room(model, among, replaces_latest=replaces_latest)
+        self.discharge(model)
         self.perform(effects)
         return any(isinstance(effect, Release) for effect in effects)
 
@@ -719,6 +768,7 @@ class Publisher:
             snapshot.release()
             return
         self.offer_patches(publication)
+        self.discharge(model)
         self.open[publication.id] = publication
         try:
             effects = self.machine.publish(publication, self.sim.now)

@@ -1,7 +1,7 @@
 """What a publisher believes of what workers say, and how it answers."""
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -1187,6 +1187,64 @@ def test_a_version_whose_memory_was_taken_is_gone() -> None:
     assert bench.say("w0", report(Progress, version, chunks=1)) == []
     assert list(bench.machine.store["a"]) == []
     assert bench.publish()[0].key == (EPOCH, 2)
+
+
+def restarting(bench: Bench, *, fails: bool) -> Iterator[None]:
+    """Start a publisher again, whose trainer publishes at once, or fails to; yield at each step."""
+    layout = Layout.plan([("w", "U8", (40,))])
+    yield
+    version = bench.version(layout, replaces_latest=True)
+    version.restored(digest(version), frozenset({OLD}))
+    perform(bench.machine, bench.machine.offer(version), bench.now)
+    yield
+    for _ in range(2):
+        version = bench.version(layout, replaces_latest=True)  # the trainer's thread copies there
+        yield
+        if fails:
+            version.snapshot.release()
+            yield
+            continue
+        call = Publication(
+            next(ids), version, None, None, "none", "auto", bench.now, bench.now + 10
+        )
+        perform(bench.machine, bench.machine.publish(call, bench.now), bench.now)
+        yield
+        bench.say("w0", report(Applied, version))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("how", "fails"),
+    [("new", False), ("new", True), ("returned", False), ("returned", True), ("mute", False)],
+)
+def test_what_a_welcome_names_can_be_had_at_every_step_of_a_restart(
+    how: Literal["new", "returned", "mute"], *, fails: bool
+) -> None:
+    """It is asked for as soon as it is heard of, while the next version is being copied."""
+    promised, steps = 0, sum(1 for _ in restarting(Bench("w0"), fails=fails))
+    for joins, asks in itertools.combinations_with_replacement(range(steps), 2):
+        if how == "mute" and joins < 3:
+            continue  # it was told of nothing yet
+        bench = Bench("w0") if how == "new" else Bench("w0", "w1")
+        named: dict[str, int] = {}
+        for step, _ in enumerate(restarting(bench, fails=fails)):
+            if step == joins and how == "new":
+                [welcome] = sent(bench.say("w1", hello("w1")), Welcome)
+                assert isinstance(welcome, Welcome)
+                named = welcome.models
+            elif step == joins:
+                bench.pass_time(6.0 if how == "returned" else 1.0)
+                [pong] = sent(bench.say("w1", Ping(subscribed=True)), Pong)
+                assert isinstance(pong, Pong)
+                named = pong.models
+            if step == asks and named:
+                promised += 1
+                told = bench.say("w1", Fetch(model="a", epoch=EPOCH, version=0))
+                assert not sent(told, Refuse), f"joined at step {joins}, asked at step {asks}"
+                [announce] = sent(told, Announce, "w1")
+                assert isinstance(announce, Announce)
+                assert announce.version >= named["a"]
+    assert promised >= (5 if fails else 10)
 
 
 def test_a_version_whose_memory_was_taken_has_no_name_in_another_epoch() -> None:

@@ -33,6 +33,11 @@ def test_what_a_publisher_keeps_is_taken_by_its_new_name() -> None:
     assert any(simulate.Simulation(seed).run().invariants.renamed for seed in RENAMING)
 
 
+def test_what_welcomes_name_is_asked_for_while_the_next_version_is_copied() -> None:
+    kept = "kept though the next one is copied"
+    assert any(kept in simulate.Simulation(seed).run().met for seed in RENAMING)
+
+
 def test_the_shared_road_is_walked_and_some_come_too_late_or_hang() -> None:
     met = set[str]()
     for seed in ROAD:

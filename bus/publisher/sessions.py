@@ -165,7 +165,7 @@ class Sessions:
             data=self._introduction.data_endpoint,
             ping_ms=max(1, round(self._timing.ping * 1000)),
             lost_ms=max(2, round(self._timing.lost_after * 1000)),
-            models=self._latest(peer),
+            models=self._kept(peer),
             shared=self._introduction.shared,
             age_ms=0 if self._age is None else math.floor(self._age() * 1000),
             features=self._features(peer, now),
@@ -220,6 +220,21 @@ class Sessions:
             if version is not None:
                 latest[model] = version.version
         return latest
+
+    def _kept(self, peer: Peer) -> dict[str, int]:
+        """Return the same, for one that was not there: what it will ask for is kept until then.
+
+        Else whoever publishes next may have begun to write over it when the question comes.
+        """  # P9
+        for model in peer.hello.models:
+            versions = self._store.get(model)
+            version = versions.latest_for(peer.name) if versions else None
+            if versions is None or version is None or peer.runs(model) >= version.key:
+                continue
+            version = versions.get_latest_for(peer.name)
+            if version is not None and peer.runs(model) < version.key:
+                version.receivers.add(peer.name)
+        return self._latest(peer)
 
     def _rename(self, peer: Peer) -> list[Effect]:
         """Tell a worker which of the versions that it runs are the latest under another name."""
@@ -319,7 +334,10 @@ class Sessions:
 
     def heard(self, peer: Peer, now: float) -> list[Effect]:
         """A worker has said something."""
+        absent = peer.lost or peer.mute(now, self._timing.quiet)
         peer.heard_at, peer.told_at = now, None
+        if absent:
+            self._kept(peer)
         return self._back(peer, now) if peer.lost else []
 
     def _back(self, peer: Peer, now: float) -> list[Effect]:
