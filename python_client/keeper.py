@@ -6,7 +6,8 @@ a second, waits a while for a moment without a publish, and keeps the version's 
 writes: the publisher takes other memory meanwhile. After a version it rests for a multiple of what
 that took, since the system is still busy with what was written, and the processors are the
 trainer's. What goes wrong is a warning, and is tried again with the next version. Nobody waits for
-the disk but `record`, a second at most, and `close`.
+the disk but `close`: a new epoch is not taken before it is on disk, but the publisher goes on, and
+whoever made it necessary asks again.
 """
 
 import logging
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from ..bus.limits import INTEGER_MAX
 from ..bus.publisher.version import Version
 from ..codecs.checksum import digest_of
 from .state_folder import StateFolder, StoredVersion, newest, parts_of
@@ -26,6 +28,7 @@ REST_SECONDS = 5.0  # but for no longer: so much later a version is safe, beside
 CALM_SECONDS = 1.0  # how long one version waits, in all, for moments without a publish
 PAUSE_SECONDS = 0.005  # between two looks whether a publish is over
 RECORD_SECONDS = 1.0  # how long a new epoch waits for the disk: less than workers wait for a sign
+AHEAD = 10_000  # so far above an epoch is what is recorded: who asks again may ask for a later one
 STOP_SECONDS = 10.0  # to write what is left when nobody waits for it
 WARN_SECONDS = 60.0  # between two warnings that the disk fails
 
@@ -34,20 +37,24 @@ class _OutOfTimeError(Exception):
     """The publisher is closing, and its deadline has passed."""
 
 
+def _nothing_is() -> bool:
+    """No publish is under way."""
+    return False
+
+
 class Keeper:
     """Writes into a state folder, in a thread of its own; closes the folder in the end.
 
     Args:
         folder: Where to.
-        is_busy: Tells whether a publish is under way.
     """
 
-    def __init__(self, folder: StateFolder, is_busy: Callable[[], bool]) -> None:
-        self._folder, self._is_busy = folder, is_busy
+    def __init__(self, folder: StateFolder) -> None:
+        self._folder, self._is_busy = folder, _nothing_is
         self._offered: dict[str, Version] = {}  # by model, what waits to be written
         self._lacking: dict[str, str] = {}  # by model, why its latest is not on disk
-        self._epoch = folder.epoch
-        self._recorded = threading.Condition()
+        self._epoch = self._on_disk = folder.epoch
+        self._asked_at: float | None = None  # for an epoch that is not on disk yet
         self._wake = threading.Event()
         self._deadline: float | None = None  # to be done by then, since the publisher is closing
         self._calm_by = 0.0
@@ -61,19 +68,31 @@ class Keeper:
         """Have a version written, unless a newer one comes before its turn. Never waits."""
         self._offered[version.model] = version
 
-    def record(self, epoch: int) -> None:
-        """Have an epoch written before workers hear of it; wait for that, but not for long."""
-        self._epoch = epoch
-        self._wake.set()
-        with self._recorded:
-            done = self._recorded.wait_for(lambda: self._folder.epoch >= epoch, RECORD_SECONDS)
-        if not done:
+    def heed(self, is_busy: Callable[[], bool]) -> None:
+        """Wait for moments without a publish, as far as this tells of one that is under way."""
+        self._is_busy = is_busy
+
+    def recorded(self, epoch: int) -> bool:
+        """Return whether an epoch may be taken: it is on disk, or was waited for for long enough.
+
+        Never waits: whoever needs it asks again. Only the publisher's thread asks.
+        """
+        now = time.monotonic()
+        if epoch > self._on_disk:
+            if epoch > self._epoch:
+                self._epoch = min(epoch + AHEAD, INTEGER_MAX)
+            self._asked_at = now if self._asked_at is None else self._asked_at
+            self._wake.set()
+            if now - self._asked_at < RECORD_SECONDS:
+                return False
             log.warning(
                 "epoch %d is not in %s yet: should this publisher die now, and the clock be behind "
                 "when it is started again, workers would refuse it",
                 epoch,
                 self._folder.path,
             )
+        self._asked_at = None
+        return True
 
     def stop(self) -> None:
         """Write what is left and end, without anybody waiting for it."""
@@ -153,8 +172,8 @@ class Keeper:
                 self._folder.begin(self._epoch)
             except OSError as error:
                 self._warn(None, error)
-            with self._recorded:
-                self._recorded.notify_all()
+            else:
+                self._on_disk = self._folder.epoch
 
     def _write(self, version: Version) -> None:
         data = version.snapshot.keep()

@@ -356,9 +356,9 @@ class PublishedModel:
         state, layout = (None, saved.layout) if saved else self.describe(weights, precision)
         chunk_bytes = saved.stored.chunk_bytes if saved else self._chunk_bytes
         _check_chunks(layout.nbytes, chunk_bytes)
-        snapshot = self.pool.take(
-            layout.nbytes, make_room, replaces_latest=replaces_latest, deadline=deadline
-        )
+        # A disk may be slow, and its file damaged: the latest stays until another is there.
+        over = replaces_latest and saved is None
+        snapshot = self.pool.take(layout.nbytes, make_room, replaces_latest=over, deadline=deadline)
         version = Version(self.name, layout, chunk_bytes, snapshot, snapshot.shared)
         try:
             if saved is not None:

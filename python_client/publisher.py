@@ -136,7 +136,6 @@ class Publisher:
         self._pid = os.getpid()
         self._probe = probe() if shared_memory else None  # kept: it goes with its last user
         shared = self._probe.shared if self._probe is not None else None
-        self._keeper: Keeper | None = None
         with contextlib.ExitStack() as undo:
             self._folder = None if state is None else StateFolder(Path(state), history)
             if self._folder is not None:
@@ -152,12 +151,13 @@ class Publisher:
             sealer = None if keys is None else new_sealer(rekey)
             draw = partial(secrets.token_hex, TOKEN_BYTES // 2)
             trust = group_keys(sealer), grants
+            keeper = self._keeper = _keeper_of(self._folder, undo)
+            recorded = None if keeper is None else keeper.recorded
             self._machine = PublisherMachine(
-                epoch, told, timing, shared, age, draw, *trust, clock=time.time
+                epoch, told, timing, shared, age, draw, *trust, time.time, recorded
             )
-            if self._folder is not None:
-                self._keeper = Keeper(self._folder, _busy(self._machine))
-                undo.callback(self._keeper.close, 0.0)
+            if keeper is not None:
+                keeper.heed(_busy(self._machine))
             self._loop = PublisherLoop(self._machine, sockets, self._keeper, restored, sealer)
             end_with(self, self._loop)
             undo.pop_all()
@@ -440,6 +440,15 @@ class Publisher:
                 f"no worker named {', '.join(sorted(unknown))} has joined; known are "
                 f"{', '.join(sorted(known)) or 'none'}: check the name, or wait_for_workers() first"
             )
+
+
+def _keeper_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> Keeper | None:
+    """Return what writes into a folder, if there is one; it ends if the rest cannot be made."""
+    if folder is None:
+        return None
+    keeper = Keeper(folder)
+    undo.callback(keeper.close, 0.0)
+    return keeper
 
 
 def _busy(machine: PublisherMachine) -> Callable[[], bool]:

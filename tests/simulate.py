@@ -494,6 +494,7 @@ class Publisher:
             age=lambda: (sim.now - started) * drift,
             secret=lambda: sim.rng.randbytes(TOKEN_BYTES // 2).hex(),
             keys=None if sealer is None else lambda _: sealer.keys,
+            recorded=None if self.disk is None else lambda _: sim.changes.random() < 0.5,
         )
         self.listened: dict[str, str] = {}  # what a listener knows of workers
         self.pools: dict[str, Pool] = {}

@@ -8,16 +8,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
+import zmq
 
 from weightbus import Publisher, StateFolderError, StoredVersion, Subscriber, Update
 from weightbus.bus.limits import SNAPSHOTS_MAX
+from weightbus.bus.messages import Hello, Ping, Running, encode
 from weightbus.python_client import keeper
-from weightbus.python_client.state_folder import TABLE, StateFolder
+from weightbus.python_client.state_folder import TABLE, Saved, StateFolder
 from weightbus.tests.ports import lasting_address
 
 SECONDS = 60.0  # far more than anything here takes
@@ -334,21 +337,140 @@ def test_it_rests_after_a_version_but_not_from_epochs_or_closing(
         publisher.publish("m", weights(2))
         kept = publisher._keeper  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         assert kept is not None
-        for epoch in range(2**52, 2**52 + 10):  # more than there are moments to in a version
-            kept.record(epoch)
+        step = 2 * keeper.AHEAD
+        for epoch in range(2**52, 2**52 + 10 * step, step):  # more than moments in a version
+            eventually(lambda epoch=epoch: kept.recorded(epoch))
         assert [stored.version for stored in publisher.history("m")] == [1]
     with StateFolder(tmp_path) as folder:
-        assert folder.epoch == 2**52 + 9
+        assert 2**52 + 9 * step <= folder.epoch <= 2**52 + 10 * step
         assert [stored.version for stored in folder.versions("m")] == [2]
 
 
-def test_an_epoch_is_recorded_before_workers_hear_of_it(tmp_path: Path) -> None:
+def test_an_epoch_is_recorded_before_it_is_taken(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as folder:
-        kept = keeper.Keeper(folder, lambda: True)
-        kept.record(12345)
-        assert folder.epoch == 12345
-        assert b"12345" in (tmp_path / TABLE).read_bytes()
+        kept = keeper.Keeper(folder)
+        assert not kept.recorded(12345), "nobody waits for the disk"
+        eventually(lambda: kept.recorded(12345))
+        assert kept.recorded(12346), "who asks again may ask for a little more"
+        assert folder.epoch == 12345 + keeper.AHEAD
+        assert str(folder.epoch).encode() in (tmp_path / TABLE).read_bytes()
         assert kept.close(SECONDS)
+
+
+def test_an_epoch_is_taken_in_the_end_though_the_disk_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keeper, "RECORD_SECONDS", 0.1)
+    with StateFolder(tmp_path) as folder:
+        kept, disk = keeper.Keeper(folder), Hanging(monkeypatch)
+        assert not kept.recorded(12345)
+        assert disk.entered.wait(SECONDS)
+        eventually(lambda: kept.recorded(12345))
+        assert "epoch 12345 is not in" in caplog.text
+        assert not kept.recorded(12345 + 2 * keeper.AHEAD), "the next one is waited for as well"
+        disk.open.set()
+        assert kept.close(SECONDS)
+
+
+class Hanging:
+    """Stands before `os.fsync`: a disk that takes its time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.entered = threading.Event(), threading.Event()
+        original = os.fsync
+
+        def fsync(file: int) -> None:
+            self.entered.set()
+            assert self.open.wait(SECONDS)
+            original(file)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+
+def test_while_the_disk_hangs_everybody_is_served_whatever_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version is being written, and a later epoch is needed; nothing else waits for either."""
+    monkeypatch.setattr(keeper, "RECORD_SECONDS", SECONDS)
+    with Publisher(state=tmp_path) as publisher, zmq.Context() as context:
+        disk, epoch = Hanging(monkeypatch), publisher.epoch
+        publisher.publish("m", weights(1))
+        assert disk.entered.wait(SECONDS)
+        with (
+            Subscriber(publisher.address, {"other": weights(0)}, name="w").start() as worker,
+            context.socket(zmq.DEALER) as later,
+        ):
+            assert worker.wait_joined(SECONDS)
+            later.linger = 0
+            later.connect(publisher.address)
+            ahead = Running(epoch + 1000, 1, "")
+            hello = Hello(
+                name="ahead",
+                instance="a" * 32,
+                models={"m": ahead},
+                epoch=ahead.epoch,
+                age_ms=10**7,
+            )
+            later.send(encode(hello))
+            later.send(encode(Ping()))  # unknown, so it is answered: the hello was heard before
+            assert later.poll(60_000)
+            receipt = publisher.publish("other", weights(2), require=1, timeout=SECONDS)
+            assert receipt.workers["w"].state == "applied"
+            assert publisher.epoch == epoch, "it is not on disk yet"
+            disk.open.set()
+
+            def taken() -> bool:
+                later.send(encode(hello))
+                return publisher.epoch > epoch
+
+            eventually(taken)
+        assert publisher._folder is not None  # noqa: SLF001  # pyright: ignore
+        assert publisher._folder.epoch >= publisher.epoch  # noqa: SLF001  # pyright: ignore
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_the_latest_is_to_be_had_while_an_old_one_is_read_and_if_it_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    with Publisher(state=tmp_path, history=1) as publisher:
+        for value in (1, 2):
+            publisher.publish("m", weights(value))
+            eventually(lambda value=value: len(publisher.history("m")) == value)
+        pool = publisher._models["m"].pool  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        blocks = pool._blocks  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        eventually(lambda: not any(s is not None and s.kept for s in blocks.values()))
+        entered, disk = threading.Event(), threading.Event()
+        copy_to = Saved.copy_to
+
+        def slowly(saved: Saved, memory: Any) -> None:
+            memory[:100] = 99
+            entered.set()
+            assert disk.wait(SECONDS)
+            if damaged:
+                raise StateFolderError("it is damaged")
+            copy_to(saved, memory)
+
+        monkeypatch.setattr(Saved, "copy_to", slowly)
+        with ThreadPoolExecutor() as threads:
+            first = publisher.history("m")[-1].key
+            back = threads.submit(publisher.rollback, "m", first, timeout=SECONDS)
+            assert entered.wait(SECONDS)
+            target = weights(0)
+            with Subscriber(publisher.address, {"m": target}) as late:
+                update = late.receive(timeout=SECONDS)
+                assert update is not None
+                assert (update.version, set(target["w"])) == (2, {2})
+            disk.set()
+            if not damaged:
+                assert back.result(SECONDS).version == 3
+                return
+            with pytest.raises(StateFolderError, match="damaged"):
+                back.result(SECONDS)
+        target = weights(0)
+        with Subscriber(publisher.address, {"m": target}) as late:
+            update = late.receive(timeout=SECONDS)
+            assert update is not None
+            assert update.version == 2
 
 
 def test_types_of_the_history_are_public() -> None:

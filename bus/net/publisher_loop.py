@@ -78,8 +78,7 @@ class PublisherLoop:
         sealer: Sealer | None = None,
     ) -> None:
         self._machine, self._sockets = machine, sockets
-        self._keeper, self._epoch = keeper, machine.epoch
-        self._restored, self._sealer = restored, sealer
+        self._keeper, self._restored, self._sealer = keeper, restored, sealer
         self._work: deque[tuple[Callable[[float], None], Future[Any]]] = deque()
         self._open: dict[int, Future[Receipt]] = {}
         self._unhurried = Unhurried()
@@ -344,9 +343,6 @@ class PublisherLoop:
                     self._perform(effects, now)
 
     def _perform(self, effects: list[Effect], now: float) -> None:
-        if self._keeper is not None and self._machine.epoch != self._epoch:
-            self._epoch = self._machine.epoch
-            self._keeper.record(self._epoch)
         changed = False
         for effect in worded(effects, self._sealer):
             match effect:

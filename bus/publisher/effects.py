@@ -159,10 +159,6 @@ class Keeper(Protocol):
         """Keep a version, the latest for all of its model; must not wait."""
         ...
 
-    def record(self, epoch: int) -> None:
-        """Keep an epoch, of which no worker has heard yet; everything waits for this."""
-        ...
-
     def stop(self) -> None:
         """Nothing more will come; must not wait."""
         ...

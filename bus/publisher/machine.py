@@ -77,6 +77,8 @@ class PublisherMachine:
             `applied` on their data connection. Where there are keys, it draws tickets for that.
         grants: What each key may do; None: there are no keys.
         clock: Tells observers the seconds since 1970; None: they are not told.
+        recorded: Says whether an epoch may be taken by now, since whoever comes after this one
+            will know of it; it must not wait. None: at any time.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class PublisherMachine:
         keys: Callable[[Peer], list[str]] | None = None,
         grants: Grants | None = None,
         clock: Callable[[], float] | None = None,
+        recorded: Callable[[int], bool] | None = None,
     ) -> None:
         self.timing = timing = timing or Timing()
         self.roster = roster = Roster(timing.lost_after)
@@ -100,7 +103,7 @@ class PublisherMachine:
         self._pushes = pushes = Pushes(store, timing.quiet)
         self._giving = giving = Giving(store, calls)
         self._reports = Reports(roster, store, calls, pushes)
-        introduction = Introduction(data_endpoint, shared, age, secret, keys, grants)
+        introduction = Introduction(data_endpoint, shared, age, secret, keys, grants, recorded)
         self._grants = grants
         plausible = self._reports.plausible
         self._sessions = Sessions(

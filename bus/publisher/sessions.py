@@ -49,6 +49,7 @@ class Introduction:
             to say any there.
         keys: Says which group keys a worker is told; None: nothing is sealed.
         grants: What each key may do; None: there are no keys, and everybody may do everything.
+        recorded: Says whether an epoch may be taken by now; None: at any time.
     """
 
     data_endpoint: str
@@ -57,6 +58,7 @@ class Introduction:
     secret: Callable[[], str] | None
     keys: Callable[[Peer], list[str]] | None = None
     grants: Grants | None = None
+    recorded: Callable[[int], bool] | None = None
 
 
 class Sessions:
@@ -104,6 +106,9 @@ class Sessions:
                 return self._turn_away(identity, hello, "stale-epoch", self._stale(hello), now)
             if now - self._renewed_at < self._timing.lost_after:
                 return []  # it says hello again; whatever is said, workers start anew only so often
+            recorded = self._introduction.recorded
+            if recorded is not None and not recorded(epoch):  # P1
+                return []  # it is by the time that it says hello again
             effects = self._renew(epoch, hello, now)
         other = self._roster.by_identity(identity)
         if other is not None and other.name != hello.name:
