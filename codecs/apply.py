@@ -21,6 +21,7 @@ from .outline import Leaf, Outline
 from .section import Section
 from .state import is_module, named_leaves, outline_at_once, signature
 from .ties import Place, Ties, place_of
+from .wrapping import explanation
 
 if TYPE_CHECKING:
     import torch
@@ -325,7 +326,9 @@ def _compare(layout: Layout, target: _Target, *, strict: Strict, cast: bool) -> 
             continue
         if not (target.materialises and _on_meta(leaf)) and (fault := _fault(name, leaf)):
             lines.append(fault)
-    return lines + ties.faults() + difference(published, got, cast=cast, strict=strict)
+    lines += ties.faults() + difference(published, got, cast=cast, strict=strict)
+    why = explanation(published, got) if lines else None
+    return lines if why is None else [why, *lines]
 
 
 def _on_meta(leaf: Leaf) -> bool:
