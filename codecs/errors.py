@@ -2,6 +2,7 @@
 
 WeightBusError
 ├── LayoutError   bytes that are no layout, or tensors that cannot be laid out
+│   └── LimitError    well-formed, but over a limit
 ├── PatchError    bytes that are no patch, or one of other weights than these
 ├── SealError     nothing can be sealed or opened here
 ├── StateError    a model, dict or TensorDict that cannot travel or cannot be written to
@@ -25,6 +26,10 @@ class WeightBusError(Exception):
 
 class LayoutError(WeightBusError, ValueError):
     """A layout that is malformed, over a limit, or cannot be made from the given tensors."""
+
+
+class LimitError(LayoutError):
+    """A layout that is well-formed, but over a limit, which is named: others may read it."""
 
 
 class PatchError(WeightBusError, ValueError):

@@ -28,7 +28,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from .dtypes import DTYPES, RANK, castable
-from .errors import LayoutError
+from .errors import LayoutError, LimitError
 from .words import printable
 
 HEADER_BYTES_MAX: Final = 100_000_000  # safetensors' own bound; its readers refuse more
@@ -223,7 +223,7 @@ def _decode(header: bytes) -> tuple[dict[str, _Info], dict[str, str]]:
         keys = len(raw)
         metadata = _TEXTS.decode(raw.pop(METADATA, b"{}"))
         if len(raw) > TENSORS_MAX:  # L4
-            raise LayoutError(f"{len(raw)} tensors; at most {TENSORS_MAX} are allowed")
+            raise LimitError(f"{len(raw)} tensors; at most {TENSORS_MAX} are allowed")
         infos: dict[str, _Info] = {}
         for name, value in raw.items():
             infos[name] = _INFO.decode(value)
@@ -291,7 +291,7 @@ def _place(infos: Mapping[str, _Info]) -> tuple[TensorSpec, ...]:
 def _check_name(name: str) -> None:
     size = len(name.encode())
     if not 0 < size <= NAME_BYTES_MAX:  # L4
-        raise LayoutError(
+        raise LimitError(
             f"the name {name[:40]!r}… has {size} bytes; a name has 1 to {NAME_BYTES_MAX}"
         )
 
@@ -311,7 +311,7 @@ def _tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
         # An empty tensor has no bytes, but numpy and torch still multiply its other dimensions.
         extent *= max(size, 1)
         if not 0 <= size <= INT_MAX or extent * DTYPES[dtype].bits > INT_MAX:  # L5, L6
-            raise LayoutError(f"tensor {name!r} has a shape that is negative or beyond 2**53 bits")
+            raise LimitError(f"tensor {name!r} has a shape that is negative or beyond 2**53 bits")
     bits = elements * DTYPES[dtype].bits
     if len(shape) > RANK_MAX or bits % 8:  # L5, L7
         raise LayoutError(

@@ -1,6 +1,6 @@
 """Checkpoints: a model that lies in safetensors files, one or many, as the weights of a publish.
 
-Theory of operation: a file's header is believed only after `Layout.parse`; its tensors are views of
+Theory of operation: a file's header is believed only after `read_layout`; its tensors are views of
 the mapped file, so a publish copies them once, from the page cache into its own memory. Numpy is
 all that this needs.
 
@@ -27,10 +27,12 @@ import numpy as np
 from ...codecs.apply import as_arrays
 from ...codecs.checksum import CHUNK_BYTES_DEFAULT, digest
 from ...codecs.dtypes import numpy_dtype
-from ...codecs.errors import LayoutError, StateError
+from ...codecs.errors import LayoutError, LimitError, StateError
 from ...codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout, TensorSpec
 from ...codecs.native import crc32c
 from ...codecs.numpy_tensors import Array, Bytes
+from .foreign import BEGINNING_BYTES, file_of, part_of
+from .header import read_layout
 from .shards import INDEX_SUFFIX, SUFFIX, CheckpointError, find, is_index, read_index
 
 if TYPE_CHECKING:
@@ -206,11 +208,16 @@ def open_checkpoint(
 def _open_file(path: Path, load: bool, progress: Progress | None) -> Part:
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} is no file that could be mapped; give a {SUFFIX} file")
+    part = part_of(path)
+    if part:
+        raise CheckpointError(f"{path} is {part}")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         header = _read_header(file, path, size)
         try:
-            layout = Layout.parse(header)
+            layout = read_layout(header)
+        except LimitError as error:
+            raise CheckpointError(f"{path} cannot be published: {error}") from error
         except LayoutError as error:
             raise CheckpointError(f"{path} is damaged: {error}") from None
         held = size - len(header)
@@ -227,10 +234,12 @@ def _read_header(file: BufferedReader, path: Path, size: int) -> bytes:
     prefix = file.read(PREFIX_BYTES)
     length = int.from_bytes(prefix, "little") if len(prefix) == PREFIX_BYTES else 0
     if length > HEADER_BYTES_MAX:
+        other = file_of(prefix + file.peek(BEGINNING_BYTES))
+        if other:
+            raise CheckpointError(f"{path} is {other}")
         raise CheckpointError(
             f"{path} is no safetensors file: its first 8 bytes would announce a header of {length} "
-            f"bytes, and at most {HEADER_BYTES_MAX} are allowed; pickled weights (.bin, .pt) "
-            "must be converted, with safetensors.torch.save_file"
+            f"bytes, and at most {HEADER_BYTES_MAX} are allowed"
         )
     header = prefix + file.read(length)
     if len(header) < PREFIX_BYTES + length:

@@ -15,6 +15,7 @@ import msgspec
 
 from ...codecs.errors import WeightBusError
 from ...codecs.layout import HEADER_BYTES_MAX, Layout
+from .foreign import BEGINNING_BYTES, file_of, folder_of, part_of
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -46,14 +47,17 @@ def find(path: Path) -> Path:
     if not indexes and (standard in files or len(files) == 1):
         return standard if standard in files else files[0]
     names = [file.name for file in (*indexes, *files)]
+    part = next((part_of(file) for file in files if part_of(file)), "")
+    if part:
+        raise CheckpointError(f"{path} holds files that are each {part}")
     if names:
         raise CheckpointError(
             f"{path} holds more than one model, or shards without an index ({_some(names)}): name "
             "the file that you mean, or download the index that belongs to the shards"
         )
+    other = folder_of(path)
     raise CheckpointError(
-        f"{path} holds no *{SUFFIX} file; if it holds pickled weights (.bin, .pt), convert them "
-        "with safetensors.torch.save_file"
+        f"{path} holds no *{SUFFIX} file" + (f", but {other}" if other else "; name one that does")
     )
 
 
@@ -121,8 +125,12 @@ def read_index(path: Path) -> Index:
     size = path.stat().st_size
     if size > INDEX_BYTES_MAX:
         raise CheckpointError(f"{path} has {size} bytes; an index has at most {INDEX_BYTES_MAX}")
+    text = path.read_bytes()
+    other = file_of(text[:BEGINNING_BYTES])
+    if other:
+        raise CheckpointError(f"{path} is {other}")
     try:
-        read = json.loads(path.read_bytes(), object_pairs_hook=_once)
+        read = json.loads(text, object_pairs_hook=_once)
         weight_map = msgspec.convert(read, _Index).weight_map
     except (ValueError, RecursionError) as error:
         raise CheckpointError(

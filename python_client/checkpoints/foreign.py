@@ -1,0 +1,94 @@
+"""Files and folders that hold no safetensors: what they are, and what to do about it.
+
+Nothing here is opened: names and first bytes say enough. Nothing is ever unpickled.
+"""
+
+import re
+from pathlib import Path
+
+LFS = b"version https://git-lfs.github.com/spec/"
+TORCH = (
+    "it is pickled, and what is pickled runs code where it is read: load it where you trust it, "
+    "and write its weights with safetensors.torch.save_file"
+)
+
+# What a file begins with, what that is, and what to do.
+BEGINNINGS: tuple[tuple[bytes, str, str], ...] = (
+    (LFS, "a Git LFS pointer, not the file itself", "get the file with `git lfs pull`"),
+    (b"/annex/objects/", "a git-annex pointer", "get the file with `git annex get`"),
+    (b"PK\x03\x04", "a zip archive, as torch.save and Lightning (.ckpt) write", TORCH),
+    (b"\x80\x02", "a pickle, as torch.save wrote before", TORCH),
+    (b"\x80\x03", "a pickle", TORCH),
+    (b"\x80\x04", "a pickle", TORCH),
+    (b"\x80\x05", "a pickle", TORCH),
+    (b"GGUF", "a GGUF file, as llama.cpp reads", "publish the safetensors that it was made of"),
+    (b"\x89HDF\r\n", "an HDF5 file", "write its weights as safetensors"),
+    (b"\x93NUMPY", "a numpy array", "write its weights with safetensors.numpy.save_file"),
+    (b"\x1f\x8b", "compressed with gzip", "unpack it"),
+    (b"(\xb5/\xfd", "compressed with Zstandard", "unpack it"),
+    (b"<!DOCTYPE", "a web page", "download the file itself; a login may be asked for"),
+    (b"<html", "a web page", "download the file itself; a login may be asked for"),
+)
+BEGINNING_BYTES = max(len(beginning) for beginning, _, _ in BEGINNINGS)
+
+# What a folder holds, by a pattern of names, what that is, and what to do.
+FOLDERS: tuple[tuple[str, str, str], ...] = (
+    (
+        "*.distcp",
+        "a checkpoint of torch.distributed.checkpoint",
+        "load it into your model with torch.distributed.checkpoint.load, and write that with "
+        "safetensors.torch.save_file; or have it saved with "
+        "torch.distributed.checkpoint.HuggingFaceStorageWriter",
+    ),
+    (
+        "pytorch_model_fsdp_*",
+        "accelerate's sharded state (FSDP)",
+        "run `accelerate merge-weights`, which writes safetensors",
+    ),
+    (
+        "mp_rank_*_model_states.pt",
+        "a checkpoint of DeepSpeed, which is pickled",
+        "run its zero_to_fp32.py with --safe_serialization",
+    ),
+    (
+        "*.ckpt",
+        "a checkpoint of Lightning, which is pickled",
+        "load it where you trust it, and write its state_dict with safetensors.torch.save_file; or "
+        "publish while it trains, with weightbus' callback for Lightning",
+    ),
+    ("adapter_model.bin", "an adapter that is pickled", "save it with safe_serialization=True"),
+    ("*.bin", "pickled weights", "save them with safe_serialization=True"),
+    ("*.pt", "pickled weights", "write them with safetensors.torch.save_file"),
+    ("*.pth", "pickled weights", "write them with safetensors.torch.save_file"),
+    ("*.gguf", "GGUF files", "publish the safetensors that they were made of"),
+)
+
+PART = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors\Z")
+
+
+def part_of(path: Path) -> str:
+    """Return of what a file holds a part of each tensor, and what to do; empty if it does not."""
+    if not PART.match(path.name):
+        return ""
+    return (
+        "one process's part of the tensors, as torch.distributed.checkpoint writes with "
+        "save_distributed=True: have it saved with enable_consolidation=True as well, and give "
+        "that folder"
+    )
+
+
+def file_of(beginning: bytes) -> str:
+    """Return what a file is that begins so, and what to do; empty if that is not known."""
+    lowered = beginning.lstrip().lower()
+    for known, what, advice in BEGINNINGS:
+        if beginning.startswith(known) or (known[:1] == b"<" and lowered.startswith(known.lower())):
+            return f"{what}: {advice}"
+    return ""
+
+
+def folder_of(path: Path) -> str:
+    """Return what lies in a folder without safetensors, and what to do; empty if nothing known."""
+    for pattern, what, advice in FOLDERS:
+        if next(path.glob(pattern), None) is not None:
+            return f"{what}: {advice}"
+    return ""

@@ -1,0 +1,138 @@
+"""The header of a file that somebody else wrote, read as safetensors' own library reads it.
+
+On the wire a layout has one spelling, which every language reads alike (`Layout.parse`). A file has
+more, and the library opens them: `__metadata__` that is null, keys beside dtype, shape and offsets,
+an entry as an array, white space before the JSON. Such a header is written anew, with the same
+tensors in the same places. What the library refuses is refused here; what it opens and no version
+can carry is a `LimitError`, which names the limit.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypeGuard, cast
+
+import msgspec
+
+from ...codecs.errors import LayoutError, LimitError
+from ...codecs.layout import ALIGNMENT, INT_MAX, METADATA, PREFIX_BYTES, RANK_MAX, Layout
+
+FIELDS = ("dtype", "shape", "data_offsets")  # of an entry, in the order that an array has them in
+DEPTH_MAX = 127  # of brackets in brackets: what the library's own reader of JSON takes
+UNSIGNED_MAX = 2**64 - 1  # the library's sizes and offsets
+
+
+class _Object(list[tuple[str, Any]]):
+    """An object of JSON with every key that stands there, also twice."""
+
+
+def read_layout(header: bytes) -> Layout:
+    """Return the layout of a file that begins with this header, its 8 bytes of length included.
+
+    Raises:
+        LimitError: The library opens it, but no version can carry it.
+        LayoutError: The library refuses it.
+    """
+    try:
+        return Layout.parse(header)
+    except LimitError:
+        raise
+    except LayoutError as error:
+        if int.from_bytes(header[:PREFIX_BYTES], "little") != len(header) - PREFIX_BYTES:
+            raise
+        anew = _spelled_anew(header[PREFIX_BYTES:], error)
+    return Layout.parse(len(anew).to_bytes(PREFIX_BYTES, "little") + anew)
+
+
+def _spelled_anew(text: bytes, error: LayoutError) -> bytes:
+    """Return the JSON of a header in the spelling of the wire.
+
+    Raises:
+        LimitError: A key stands twice, or a shape is beyond what may travel.
+        LayoutError: `error`, if it is none in any spelling.
+    """
+    try:
+        msgspec.json.decode(text)  # is stricter than `json`: no NaN, no halves of surrogates
+        read = json.loads(text.decode(), object_pairs_hook=_Object, parse_int=_integer)
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        raise error from None
+    if not isinstance(read, _Object):
+        raise error
+    _known_once(read, [METADATA], error)
+    rows: dict[str, object] = {}
+    twice = ""
+    for key, value in read:
+        twice = key if key in rows else twice
+        if key != METADATA:
+            rows[key] = _entry(key, value, error)
+        elif value is not None:
+            rows[key] = _texts(value, error)
+    if twice:
+        raise LimitError(f"{twice!r} stands twice in the header, and may stand once: which is it?")
+    anew = msgspec.json.encode(rows)
+    return anew + b" " * (-len(anew) % ALIGNMENT)
+
+
+def _integer(digits: str) -> int | float:
+    """Return a number as the library takes it: as a size, -0 is none, nor is one above 64 bits."""
+    number = int(digits) if len(digits) < 40 else UNSIGNED_MAX + 1
+    return number if digits[0] != "-" and number <= UNSIGNED_MAX else float(number)
+
+
+def _known_once(pairs: _Object, names: Sequence[str], error: LayoutError) -> None:
+    keys = [key for key, _ in pairs if key in names]
+    if len(keys) != len(set(keys)):
+        raise error
+
+
+def _texts(value: object, error: LayoutError) -> dict[str, str]:
+    if not isinstance(value, _Object) or not all(isinstance(text, str) for _, text in value):
+        raise error
+    texts = dict(value)
+    if len(texts) != len(value):
+        raise LimitError(f"a key of {METADATA!r} stands twice, and may stand once: which is it?")
+    return texts
+
+
+def _entry(name: str, value: Any, error: LayoutError) -> dict[str, object]:
+    """Return what a header says of one tensor, without what nobody asked for."""
+    if isinstance(value, _Object):
+        _known_once(value, FIELDS, error)
+        found = dict(value)
+        if any(_depth(each) + 2 > DEPTH_MAX for key, each in value if key not in FIELDS):
+            raise error
+    elif len(_listed(value)) == len(FIELDS):
+        found = dict(zip(FIELDS, _listed(value), strict=True))
+    else:
+        raise error
+    dtype, shape, offsets = map(found.get, FIELDS)
+    if isinstance(dtype, _Object) and [each for _, each in dtype] == [None]:
+        dtype = dtype[0][0]  # as the library's reader writes a choice without a value
+    if not isinstance(dtype, str) or not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
+        raise error
+    if len(shape) > RANK_MAX or max((*shape, *offsets)) > INT_MAX:
+        raise LimitError(
+            f"tensor {name!r} has {len(shape)} dimensions up to {max(shape, default=0)}, at bytes "
+            f"{offsets[0]} to {offsets[1]}; at most {RANK_MAX} dimensions and 2**53 can travel"
+        )
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def _sizes(value: Any) -> TypeGuard[list[int]]:
+    """Tell whether something is a list of sizes: neither truth values nor fractions are."""
+    return type(value) is list and all(type(each) is int for each in _listed(value))
+
+
+def _depth(value: Any) -> int:
+    """Return how many brackets lie in each other."""
+    depth, rows = -1, [[value]]
+    while rows:
+        depth += 1
+        rows = [_listed(each) for row in rows for each in row if isinstance(each, list)]
+    return depth
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return what a list or an object holds; of anything else, nothing."""
+    if isinstance(value, _Object):
+        return [inner for _, inner in value]
+    return cast("list[Any]", value) if isinstance(value, list) else []
