@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -41,7 +41,25 @@ if TYPE_CHECKING:
 READ_BYTES = 16 << 20  # read at once: large enough for any disk, small enough for a progress bar
 
 Progress = Callable[[int], None]  # so many more bytes are done
-Stamp = tuple[tuple[str, int, int, int], ...]  # name, inode, mtime in ns and size of every file
+
+
+class File(NamedTuple):
+    """How a file stands: two that were written one after the other differ in something of it.
+
+    Attributes:
+        name, inode, size: The file.
+        written_ns: Its modification time, which whoever copies a file may set.
+        changed_ns: Its change time, which nobody can.
+    """
+
+    name: str
+    inode: int
+    written_ns: int
+    changed_ns: int
+    size: int
+
+
+Stamp = tuple[File, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +182,13 @@ def stamp_of(path: Path) -> Stamp:
     files = [path]
     if path.is_dir():
         files = sorted([*path.glob(f"*{SUFFIX}"), *path.glob(f"*{INDEX_SUFFIX}")])
-    rows: list[tuple[str, int, int, int]] = []
+    rows: list[File] = []
     for file in files:
         try:
             now = file.stat()
         except FileNotFoundError:  # gone since it was listed, or not there yet
             continue
-        rows.append((file.name, now.st_ino, now.st_mtime_ns, now.st_size))
+        rows.append(File(file.name, now.st_ino, now.st_mtime_ns, now.st_ctime_ns, now.st_size))
     return tuple(rows)
 
 

@@ -124,7 +124,7 @@ def _publish_changes(screen: Screen, order: Order) -> int:
     try:
         with _listen(order) as publisher:
             _introduce(screen, order, publisher)
-            watch = Watch(order.path, lambda text: screen.warn(f"waiting for a whole file: {text}"))
+            watch = Watch(order.path, screen.warn)
             while True:
                 checkpoint = _next(screen, order, watch)
                 if not published:
@@ -181,7 +181,7 @@ def _next(screen: Screen, order: Order, watch: Watch) -> Checkpoint:
         with screen.waiting(f"watching {order.path}"):
             watch.wait_for_change()
         with screen.bars() as bars:
-            loaded = watch.load(_bar(bars, sum(row[-1] for row in stamp_of(order.path))))
+            loaded = watch.load(_bar(bars, sum(file.size for file in stamp_of(order.path))))
         if loaded is not None:
             return loaded
 
