@@ -162,12 +162,12 @@ def test_what_the_library_opens_is_opened_or_over_a_limit(
             open_checkpoint(path)
         event("both refuse")
         return
+    limit: BaseException | None = None
     try:
         ours = open_checkpoint(path)
     except CheckpointError as error:
         limit = error.__cause__ or error
     else:
-        limit = None
         layout = ours.parts[0].layout
         assert {spec.name for spec in layout.tensors} == theirs.keys()
         for spec in layout.tensors:

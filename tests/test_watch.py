@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -235,7 +236,7 @@ class Saves:
     def save_slowly(self, value: float) -> None:
         """Have it saved while it is watched, with time between files for several looks."""
         for file in self.order:
-            self.script.steps += [lambda file=file: self.write(value, file), still, still, still]
+            self.script.steps += [partial(self.write, value, file), still, still, still]
 
     def values(self) -> set[float] | None:
         self.watch.wait_for_change()

@@ -135,4 +135,4 @@ def _listed(value: Any) -> list[Any]:
     """Return what a list or an object holds; of anything else, nothing."""
     if isinstance(value, _Object):
         return [inner for _, inner in value]
-    return cast("list[Any]", value) if isinstance(value, list) else []
+    return cast("list[object]", value) if isinstance(value, list) else []
