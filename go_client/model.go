@@ -1,6 +1,9 @@
 package weightbus
 
 import (
+	"bytes"
+	"fmt"
+	"sort"
 	"sync/atomic"
 
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
@@ -48,7 +51,15 @@ type memory struct {
 	layout  *wbp.Layout
 	own     []byte
 	pieces  []piece // of the layout, where each registered tensor gets its values from
+	tied    []twins // of the layout
 	held    map[*wbp.Spec]Tensor
+	others  map[string]*wbp.Spec // by a registered name that is not published: what fills its memory
+}
+
+// Twins are published as two tensors, and are one in the registered memory.
+type twins struct {
+	names [2]string
+	specs [2]*wbp.Spec
 }
 
 // A piece is a registered tensor, and what is written there.
@@ -62,10 +73,31 @@ func (m *memory) prepare(layout *wbp.Layout) {
 	if m.layout != nil && m.layout.ID == layout.ID {
 		return
 	}
-	m.layout, m.pieces, m.held = layout, nil, map[*wbp.Spec]Tensor{}
+	m.layout, m.pieces, m.tied = layout, nil, nil
+	m.held, m.others = map[*wbp.Spec]Tensor{}, map[string]*wbp.Spec{}
+	_, same := m.tensors.memory()
+	written := map[string]string{} // by the first name of some memory, the name that it is written by
 	for name, t := range m.tensors {
 		spec := layout.ByName(name)
-		m.pieces, m.held[spec] = append(m.pieces, piece{t, spec}), t
+		if spec == nil {
+			continue // another name of its memory is published
+		}
+		m.held[spec] = t
+		first, other := same[name], ""
+		if first != "" {
+			other = written[first]
+			written[first] = name
+		}
+		if other == "" {
+			m.pieces = append(m.pieces, piece{t, spec})
+		} else if twin := layout.ByName(other); twin != spec {
+			m.tied = append(m.tied, twins{[2]string{other, name}, [2]*wbp.Spec{twin, spec}})
+		}
+	}
+	for name := range m.tensors {
+		if layout.ByName(name) == nil {
+			m.others[name] = layout.ByName(written[same[name]])
+		}
 	}
 	if m.tensors != nil {
 		return
@@ -77,6 +109,20 @@ func (m *memory) prepare(layout *wbp.Layout) {
 		spec := &layout.Tensors[i]
 		m.held[spec] = Tensor{dtype: spec.DType, shape: spec.Shape, bytes: m.own[spec.Begin:spec.End:spec.End]}
 	}
+}
+
+// differ says which tensors are one here, and are published with different values; "" if none are. That depends
+// on the version.
+func (m *memory) differ(data []byte) string {
+	for _, t := range m.tied {
+		a, b := t.specs[0], t.specs[1]
+		if !bytes.Equal(data[a.Begin:a.End], data[b.Begin:b.End]) {
+			sort.Strings(t.names[:])
+			return fmt.Sprintf("%s and %s are one tensor here, but were published with different values; give each "+
+				"memory of its own, or tie them at the publisher", t.names[0], t.names[1])
+		}
+	}
+	return ""
 }
 
 // write copies a data section to its place.
@@ -96,6 +142,10 @@ func (m *memory) write(data []byte) {
 
 // tensor returns the memory of a name or an alias.
 func (m *memory) tensor(name string) (Tensor, bool) {
-	t, ok := m.held[m.layout.ByName(name)]
+	spec := m.layout.ByName(name)
+	if spec == nil {
+		spec = m.others[name]
+	}
+	t, ok := m.held[spec]
 	return t, ok
 }

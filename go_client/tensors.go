@@ -2,6 +2,7 @@ package weightbus
 
 import (
 	"fmt"
+	"sort"
 	"unsafe"
 
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
@@ -122,9 +123,41 @@ func (t Tensor) String() string { return t.dtype + " " + wbp.ShapeText(t.shape) 
 
 // difference says how published tensors differ from these; "" if they can be applied.
 func (t Tensors) difference(layout *wbp.Layout, allowed wbp.Lenience) string {
+	_, same := t.memory()
 	own := make(map[string]wbp.Signature, len(t))
 	for name, tensor := range t {
-		own[name] = wbp.Signature{DType: tensor.dtype, Shape: tensor.shape}
+		own[name] = wbp.Signature{DType: tensor.dtype, Shape: tensor.shape, Same: same[name]}
 	}
 	return wbp.Difference(layout, own, allowed)
+}
+
+// memory finds tensors that share memory. Of those that are one, each name has the first of their names in same;
+// fault names two that overlap in part, which cannot hold two tensors.
+func (t Tensors) memory() (fault string, same map[string]string) {
+	var names []string
+	for name, tensor := range t {
+		if len(tensor.bytes) > 0 {
+			names = append(names, name)
+		}
+	}
+	begin := func(name string) uintptr { return uintptr(unsafe.Pointer(&t[name].bytes[0])) }
+	sort.Slice(names, func(i, j int) bool {
+		if a, b := begin(names[i]), begin(names[j]); a != b {
+			return a < b
+		}
+		return names[i] < names[j]
+	})
+	same = map[string]string{}
+	first := ""
+	for _, name := range names {
+		switch {
+		case first == "" || begin(first)+uintptr(len(t[first].bytes)) <= begin(name):
+			first = name
+		case begin(first) == begin(name) && t[first].String() == t[name].String():
+			same[first], same[name] = first, first
+		default:
+			return fmt.Sprintf("%s and %s share a part of their memory, which cannot hold both", first, name), nil
+		}
+	}
+	return "", same
 }

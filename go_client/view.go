@@ -30,7 +30,7 @@ func (m *memory) view(update Update) View {
 
 // snapshot returns a view of a copy.
 func (m *memory) snapshot(update Update) View {
-	to := &memory{layout: m.layout, held: make(map[*wbp.Spec]Tensor, len(m.held))}
+	to := &memory{layout: m.layout, others: m.others, held: make(map[*wbp.Spec]Tensor, len(m.held))}
 	for spec, t := range m.held {
 		t.bytes = append([]byte{}, t.bytes...)
 		to.held[spec] = t

@@ -214,6 +214,9 @@ func (o *Options) check() error {
 				return optionErrorf("model %q, tensor %q: %s", name, tensor, t.fault)
 			}
 		}
+		if fault, _ := tensors.memory(); fault != "" {
+			return optionErrorf("model %q: %s; give each memory of its own", name, fault)
+		}
 	}
 	return nil
 }
@@ -304,11 +307,13 @@ func (w *Worker) isNews(v *wbp.Version) bool {
 
 // copy writes a version into memory that nobody else uses meanwhile.
 func (w *Worker) copy(v *wbp.Version, to *memory) (Update, error) {
-	begun, written := time.Now(), false
+	begun, written, differ := time.Now(), false, ""
 	digest, err := v.Copy(func(data []byte) {
-		written = true
 		to.prepare(v.Layout)
-		to.write(data)
+		if differ = to.differ(data); differ == "" {
+			written = true
+			to.write(data)
+		}
 	})
 	m := w.models[v.Model]
 	switch {
@@ -318,6 +323,9 @@ func (w *Worker) copy(v *wbp.Version, to *memory) (Update, error) {
 		return Update{}, errNotApplied
 	case err != nil:
 		w.loop.stale(v)
+		return Update{}, errNotApplied
+	case differ != "":
+		w.loop.failed(v, differ, true)
 		return Update{}, errNotApplied
 	}
 	update := updateOf(v)

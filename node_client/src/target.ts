@@ -72,7 +72,9 @@ export class RegisteredTarget implements Target {
   readonly keeps = false;
   readonly nbytes: number;
   readonly #tensors = new Map<string, Tensor>();
+  readonly #same: ReadonlyMap<string, string>; // by name, the first name of the very same memory
   #order: readonly (readonly [spec: TensorSpec, name: string])[] = [];
+  #twins: readonly (readonly [name: string, other: string])[] = []; // one here, two as published
   #ordered: Layout | null = null; // the layout that `#order` was made for
 
   constructor(
@@ -83,15 +85,25 @@ export class RegisteredTarget implements Target {
     for (const [name, value] of Object.entries(registered)) {
       const own = asTensor(name, value);
       this.#tensors.set(name, own);
-      nbytes += own.data.byteLength;
+    }
+    this.#same = sameMemory(this.#tensors);
+    for (const [name, { data }] of this.#tensors) {
+      if (this.#same.get(name) === name) nbytes += data.byteLength;
     }
     this.nbytes = tolerance.strict && !tolerance.cast ? nbytes : 0;
   }
 
   fault(layout: Layout): string {
     const names = new Set([...layout.byName.keys(), ...this.#tensors.keys()]);
-    const lines = [...names].sort().flatMap((name) => this.#difference(name, layout));
-    lines.push(...this.#shared(layout));
+    const here = [...this.#tensors.keys()].filter((name) => layout.byName.has(name));
+    const filled = new Set(here.map((name) => this.#same.get(name)));
+    const arrived = new Set(here.map((name) => layout.byName.get(name)));
+    const needed = [...names].filter((name) => {
+      const spec = layout.byName.get(name);
+      if (this.#tensors.has(name)) return spec !== undefined || !filled.has(this.#same.get(name));
+      return !arrived.has(spec); // by another of its names it is here
+    });
+    const lines = needed.sort().flatMap((name) => this.#difference(name, layout));
     if (lines.length <= DIFFERENCE_LINES_MAX) return lines.join("\n");
     const kept = DIFFERENCE_LINES_MAX - 1;
     return [...lines.slice(0, kept), `... and ${lines.length - kept} more`].join("\n");
@@ -102,8 +114,7 @@ export class RegisteredTarget implements Target {
     const own = this.#tensors.get(name);
     if (spec === undefined) return [`${name}: ${own ? show(own) : ""} here, not published`];
     if (own === undefined) {
-      const ignored = !this.tolerance.strict || layout.aliases.has(name);
-      return ignored ? [] : [`${name}: published as ${show(spec)}, not here`];
+      return this.tolerance.strict ? [`${name}: published as ${show(spec)}, not here`] : [];
     }
     const lines: string[] = [];
     if (String(spec.shape) !== String(own.shape)) {
@@ -116,26 +127,20 @@ export class RegisteredTarget implements Target {
     return lines;
   }
 
-  /** Memory under two names can hold two tensors only if they are one at the publisher, too. */
-  #shared(layout: Layout): string[] {
-    const lines: string[] = [];
-    const places = new Map<ArrayBufferLike, string[]>();
-    for (const [name, { data }] of this.#tensors) {
-      if (data.byteLength === 0) continue;
-      const others = places.get(data.buffer) ?? [];
-      for (const other of others) {
-        if (layout.byName.get(other) === layout.byName.get(name)) continue;
-        if (overlap(data, (this.#tensors.get(other) as Tensor).data)) {
-          lines.push(`${other} and ${name} share memory here, but are two tensors as published`);
-        }
-      }
-      places.set(data.buffer, [...others, name]);
-    }
-    return lines;
-  }
-
   begin({ layout, data }: StagedVersion): Writing {
     this.#arrange(layout); // W15: all is checked before the first byte is written
+    for (const twins of this.#twins) {
+      const [one, other] = twins.map((name) => {
+        const { begin, end } = layout.byName.get(name) as TensorSpec;
+        return data.subarray(begin, end);
+      }) as [Uint8Array, Uint8Array];
+      if (Buffer.compare(one, other) !== 0) {
+        throw new Error(
+          `${twins.join(" and ")} are one tensor here, but were published with different values: ` +
+            "give each memory of its own, or tie them at the publisher",
+        );
+      }
+    }
     const copies = this.#order.map(([spec, name]) => {
       return new Copy(name, spec, data, this.#tensors.get(name) as Tensor);
     });
@@ -146,8 +151,20 @@ export class RegisteredTarget implements Target {
 
   #arrange(layout: Layout): void {
     if (this.#ordered === layout) return;
-    const specs = [...this.#tensors.keys()].map((name) => [layout.byName.get(name), name] as const);
-    this.#order = specs.filter((pair): pair is [TensorSpec, string] => pair[0] !== undefined);
+    const written = new Map<string | undefined, string>();
+    const order: (readonly [TensorSpec, string])[] = [];
+    const twins: (readonly [string, string])[] = [];
+    for (const name of this.#tensors.keys()) {
+      const spec = layout.byName.get(name);
+      if (spec === undefined) continue; // another name of its memory is published
+      const other = written.get(this.#same.get(name));
+      if (other === undefined) {
+        written.set(this.#same.get(name), name);
+        order.push([spec, name]);
+      } else if (layout.byName.get(other) !== spec) twins.push([other, name]);
+    }
+    this.#order = order;
+    this.#twins = twins;
     this.#ordered = layout;
   }
 }
@@ -219,10 +236,38 @@ function asTensor(name: string, value: Tensor | TypedArray): Tensor {
   }
 }
 
-function overlap(one: TypedArray, other: TypedArray): boolean {
-  return (
-    one.byteOffset < other.byteOffset + other.byteLength &&
-    other.byteOffset < one.byteOffset + one.byteLength
+/**
+ * Return by name the first name of the very same tensor. Throws if two tensors share a part of their
+ * memory, which cannot hold both.
+ */
+function sameMemory(tensors: ReadonlyMap<string, Tensor>): ReadonlyMap<string, string> {
+  const same = new Map([...tensors.keys()].map((name) => [name, name] as const));
+  const places = new Map<ArrayBufferLike, [name: string, own: Tensor][]>();
+  for (const [name, own] of tensors) {
+    if (own.data.byteLength === 0) continue;
+    const others = places.get(own.data.buffer);
+    if (others === undefined) places.set(own.data.buffer, [[name, own]]);
+    else others.push([name, own]);
+  }
+  for (const entries of places.values()) {
+    entries.sort(([, a], [, b]) => a.data.byteOffset - b.data.byteOffset);
+    let [first, last] = entries[0] as [string, Tensor];
+    for (const [name, own] of entries.slice(1)) {
+      if (isOne(first, last, name, own)) same.set(name, first);
+      else [first, last] = [name, own];
+    }
+  }
+  return same;
+}
+
+/** Tell whether a tensor is the one before it, or lies behind that. */
+function isOne(first: string, last: Tensor, name: string, own: Tensor): boolean {
+  const begin = own.data.byteOffset;
+  if (begin >= last.data.byteOffset + last.data.byteLength) return false;
+  if (begin === last.data.byteOffset && show(own) === show(last)) return true;
+  throw new TypeError(
+    `${first} and ${name} share a part of their memory, which cannot hold both: ` +
+      "give each memory of its own",
   );
 }
 

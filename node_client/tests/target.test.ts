@@ -139,12 +139,56 @@ test("another name of a tensor may be registered, and need not be", () => {
   assert.deepEqual([...w, ...tied], [4, 5, 4, 5]);
 });
 
-test("two tensors cannot share memory, one under two names can", () => {
-  const memory = new Uint8Array(3);
-  const target = new RegisteredTarget({ a: memory.subarray(0, 2), b: memory.subarray(1, 3) });
-  const two = layout({ a: ["U8", [2], 0, 2], b: ["U8", [2], 2, 4] });
-  assert.match(target.fault(two), /a and b share memory/);
-  assert.equal(target.fault(layout({ a: ["U8", [2], 0, 2] }, { b: "a" })), "");
+test("memory of two names is filled by either, or by both with equal bytes", () => {
+  const memory = new Uint8Array(4);
+  const [embed, head] = [memory.subarray(1, 3), memory.subarray(1, 3)];
+  for (const strict of [true, false]) {
+    const target = new RegisteredTarget({ embed, head }, { strict, cast: false });
+    const layouts = [
+      layout({ embed: ["U8", [2], 0, 2] }),
+      layout({ head: ["U8", [2], 0, 2] }),
+      layout({ head: ["U8", [2], 0, 2] }, { embed: "head" }),
+      layout({ embed: ["U8", [2], 0, 2], head: ["U8", [2], 2, 4] }),
+    ];
+    for (const [value, of] of layouts.entries()) {
+      assert.equal(target.fault(of), "");
+      const tensors = applied(
+        target,
+        staged(of, Uint8Array.of(value, 7, value, 7).subarray(0, of.nbytes)),
+      );
+      assert.deepEqual([...memory], [0, value, 7, 0]);
+      assert.deepEqual([...(tensors.get("head") as Tensor).data], [value, 7]);
+    }
+    const two = layouts[3] as Layout;
+    assert.throws(
+      () => applied(target, staged(two, Uint8Array.of(1, 2, 1, 3))),
+      /embed and head are one tensor here/,
+    );
+    assert.deepEqual([...memory], [0, 3, 7, 0]);
+  }
+  const apart = new RegisteredTarget({ embed, head: new Uint8Array(2) });
+  assert.match(
+    apart.fault(layout({ embed: ["U8", [2], 0, 2] })),
+    /^head: U8 \[2\] here, not published$/,
+  );
+  const alone = new RegisteredTarget({ head });
+  assert.equal(alone.fault(layout({ embed: ["U8", [2], 0, 2] }, { head: "embed" })), "");
+});
+
+test("tensors that share a part of their memory are named", () => {
+  const f = new Uint8Array(8);
+  const overlapping = {
+    parts: { a: f.subarray(0, 6), b: f.subarray(2) },
+    inside: { a: f, b: f.subarray(2, 3) },
+    "another shape": { a: f, b: tensor(f, [2, 4], "U8") },
+    "another dtype": { a: f, b: new Int8Array(f.buffer) },
+    "behind one of two names": { a: f, same: f, b: f.subarray(7) },
+  };
+  for (const [what, memory] of Object.entries(overlapping)) {
+    assert.throws(() => new RegisteredTarget(memory), /a and b share a part of their memory/, what);
+  }
+  const apart = { a: f.subarray(0, 4), b: f.subarray(4), none: f.subarray(3, 3) };
+  assert.equal(new RegisteredTarget(apart).nbytes, 8);
 });
 
 test("memory that was transferred fails before anything is written", () => {

@@ -13,7 +13,7 @@ use crate::raw::cast::{bytes_of, bytes_of_mut, values_of};
 use crate::raw::memory::{zeros, Home};
 use crate::staging::Buffer;
 use crate::transfer::Key;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
@@ -216,6 +216,7 @@ impl fmt::Debug for Weights {
 
 struct Inner {
     signature: BTreeMap<String, (Dtype, Vec<u64>)>,
+    same: HashMap<String, String>, // by the name of a tensor that has several: the first of its names
     nbytes: u64,
     ran: Arc<Mutex<Ran>>,
     weights: RwLock<Weights>, // whoever has passed the gate never waits for it
@@ -232,7 +233,6 @@ impl Model {
         let mut tensors: Vec<Tensor> = tensors.into_iter().collect();
         let mut index = HashMap::new();
         let mut signature = BTreeMap::new();
-        let mut total = 0;
         for (at, tensor) in tensors.iter().enumerate() {
             let bytes = tensor.bytes().len() as u64;
             let wanted = nbytes(tensor.dtype, &tensor.shape);
@@ -250,13 +250,18 @@ impl Model {
                 return Err(Error::Setup(format!("two tensors are called {:?}; rename one", tensor.name)));
             }
             signature.insert(tensor.name.clone(), (tensor.dtype, tensor.shape.clone()));
-            total += bytes;
         }
+        let same = same_memory(&tensors)?;
+        let once = tensors
+            .iter()
+            .filter(|tensor| same.get(&tensor.name).map_or(true, |first| *first == tensor.name));
+        let total = once.map(|tensor| tensor.bytes().len() as u64).sum();
         let moves = tensors.iter().all(|tensor| tensor.moves);
         let home = if moves { Home::of(&mut tensors) } else { None };
         let ran = Arc::new(Mutex::new(Ran::Nothing));
         Ok(Model(Arc::new(Inner {
             signature,
+            same,
             nbytes: total,
             ran: ran.clone(),
             weights: RwLock::new(Weights { tensors, home, index, ran }),
@@ -301,8 +306,13 @@ impl Model {
             None => return false,
         };
         let weights = self.0.weights.read().unwrap_or_else(PoisonError::into_inner);
+        let any = |info: &TensorInfo| {
+            let is_it = |name: &str| layout.get(name).map_or(false, |other| other.name == info.name);
+            weights.tensors.iter().position(|tensor| is_it(&tensor.name)) // here by another of its names alone
+        };
         let here = |info: &TensorInfo| {
-            let bytes = weights.tensors[*weights.index.get(&info.name)?].bytes();
+            let at = weights.index.get(&info.name).copied().or_else(|| any(info))?;
+            let bytes = weights.tensors[at].bytes();
             Some(bytes).filter(|bytes| bytes.len() as u64 == info.end - info.begin)
         };
         !weights.is_torn()
@@ -335,12 +345,23 @@ impl Model {
     }
 
     /// Names the tensors that a layout has otherwise; nothing if it fits. One for part of it may lack some
-    /// of the layout's; with `casts`, floats fit floats.
+    /// of the layout's; with `casts`, floats fit floats. A tensor may have several names on either side: it
+    /// has come if it is here by any of them, and is filled if any of them is published.
     #[doc(hidden)]
     pub fn fault(&self, layout: &Layout, partial: bool, casts: bool) -> Option<String> {
         let here = &self.0.signature;
-        let published = layout.names().filter(|_| !partial); // W6
-        let mut names: Vec<&str> = published.chain(here.keys().map(String::as_str)).collect();
+        let first = |name: &str| self.0.same.get(name);
+        let shared: Vec<&str> =
+            here.keys().map(String::as_str).filter(|name| layout.get(name).is_some()).collect();
+        let filled: HashSet<&String> = shared.iter().filter_map(|name| first(name)).collect();
+        let begun: HashSet<&str> =
+            shared.iter().filter_map(|name| layout.get(name)).map(|info| &info.name[..]).collect();
+        let come = |name: &str| layout.get(name).map_or(false, |info| begun.contains(&info.name[..]));
+        let is_filled = |name: &str| first(name).map_or(false, |first| filled.contains(first));
+        let published = layout.names().filter(|name| !partial && !come(name)); // W6
+        let own =
+            here.keys().map(String::as_str).filter(|name| layout.get(name).is_some() || !is_filled(name));
+        let mut names: Vec<&str> = published.chain(own).collect();
         names.sort_unstable();
         names.dedup();
         let mut lines: Vec<String> = Vec::new();
@@ -396,6 +417,40 @@ impl Writing<'_> {
         *ran(&self.inner.ran) = now;
     }
 
+    /// Says which tensors are one here, and have different values in a version; nothing if none have. `copy`
+    /// takes bytes of the data section from where they begin.
+    pub fn differ(&self, layout: &Layout, mut copy: impl FnMut(usize, &mut [u8])) -> Option<String> {
+        const PIECE: usize = 1 << 16;
+        let mut written: HashMap<&str, &str> = HashMap::new(); // by the first name of some memory
+        let (mut one, mut other) = (vec![0; PIECE], vec![0; PIECE]);
+        let mut names: Vec<(&String, &String)> = self.inner.same.iter().collect();
+        names.sort_unstable();
+        for (name, first) in names {
+            let info = match layout.get(name) {
+                Some(info) => info,
+                None => continue, // another name of its memory is published
+            };
+            let before = *written.entry(first).or_insert(name);
+            let twin = layout.get(before)?;
+            let mut alike = twin.end - twin.begin == info.end - info.begin;
+            let mut at = 0;
+            while alike && twin.begin != info.begin && at < (info.end - info.begin) as usize {
+                let size = PIECE.min((info.end - info.begin) as usize - at);
+                copy(twin.begin as usize + at, &mut one[..size]);
+                copy(info.begin as usize + at, &mut other[..size]);
+                alike = one[..size] == other[..size];
+                at += size;
+            }
+            if !alike {
+                return Some(format!(
+                    "{} and {} are one tensor here, but were published with different values; give each memory of its own, or tie them at the publisher",
+                    before, name
+                ));
+            }
+        }
+        None
+    }
+
     /// Exchanges what the tensors hold with a version, where that can be.
     pub fn exchange(&self, layout: &Layout, version: &mut Buffer) -> bool {
         let mut weights = self.inner.weights.write().unwrap_or_else(PoisonError::into_inner);
@@ -428,6 +483,40 @@ impl Writing<'_> {
         self.pass.writes();
         seen
     }
+}
+
+/// Returns the first name of each tensor that has several. Two that share a part of their memory are an error:
+/// it cannot hold both.
+fn same_memory(tensors: &[Tensor]) -> Result<HashMap<String, String>, Error> {
+    let span = |tensor: &Tensor| {
+        let bytes = tensor.bytes().as_ptr_range();
+        (bytes.start as usize, bytes.end as usize)
+    };
+    let mut places: Vec<(usize, usize, &Tensor)> = tensors
+        .iter()
+        .filter(|tensor| !tensor.bytes().is_empty())
+        .map(|tensor| (span(tensor).0, span(tensor).1, tensor))
+        .collect();
+    places.sort_by(|a, b| (a.0, &a.2.name).cmp(&(b.0, &b.2.name)));
+    let mut same = HashMap::new();
+    let mut last: Option<(usize, usize, &Tensor)> = None;
+    for (begin, end, tensor) in places {
+        match last {
+            Some(one) if begin < one.1 => {
+                let first = one.2;
+                if (begin, end, tensor.dtype, &tensor.shape) != (one.0, one.1, first.dtype, &first.shape) {
+                    return Err(Error::Setup(format!(
+                        "{:?} and {:?} share a part of their memory, which cannot hold both; give each memory of its own",
+                        first.name, tensor.name
+                    )));
+                }
+                same.insert(first.name.clone(), first.name.clone());
+                same.insert(tensor.name.clone(), first.name.clone());
+            }
+            _ => last = Some((begin, end, tensor)),
+        }
+    }
+    Ok(same)
 }
 
 /// Fills a tensor with values of another dtype, piece by piece.

@@ -589,6 +589,7 @@ impl Worker {
         let (update, exchanged) = match write(writing, &mut staged) {
             Ok((digest, exchanged)) => (update_of(&staged, digest, begun.elapsed(), None), exchanged),
             Err(Unwritten::Stale) => return Attempt::Stale,
+            Err(Unwritten::Differs(text)) => return failed(text),
             Err(Unwritten::Torn) => {
                 writing.set_ran(Ran::Torn); // before anybody can read it
                 return Attempt::Failed { text: Error::Torn.to_string(), intact: false };
@@ -698,6 +699,8 @@ enum Unwritten {
     Stale,
     /// It was overwritten while it was copied.
     Torn,
+    /// It has different values for what is one tensor here; nothing was copied.
+    Differs(String),
 }
 
 /// Makes a snapshot of a version, without a copy if it is in a buffer. Its digest is known then.
@@ -749,6 +752,11 @@ fn write(writing: &Writing, staged: &mut Staged) -> Result<(String, bool), Unwri
     let (stamp, layout) = (stamp_of(staged), &staged.layout);
     match &mut staged.source {
         Source::Buffer(buffer) => {
+            let differ = writing
+                .differ(layout, |begin, bytes| bytes.copy_from_slice(&buffer[begin..begin + bytes.len()]));
+            if let Some(text) = differ {
+                return Err(Unwritten::Differs(text));
+            }
             let exchanged = writing.exchange(layout, buffer);
             if !exchanged {
                 writing
@@ -757,14 +765,19 @@ fn write(writing: &Writing, staged: &mut Staged) -> Result<(String, bool), Unwri
             Ok((staged.digest.clone(), exchanged))
         }
         Source::Segment { segment, hash_chunks } => {
-            let mut touched = false;
+            let (mut touched, mut differ) = (false, None);
             let read = segment.read(&stamp, |memory| {
+                differ = writing.differ(layout, |begin, bytes| memory.copy_to(begin, bytes));
+                if differ.is_some() {
+                    return (String::new(), false);
+                }
                 touched = true;
                 writing.fill(layout, |begin, bytes| memory.copy_to(begin, bytes));
                 (hashed(memory, layout, *hash_chunks), false)
             });
             // The second look fails only if somebody broke the rules of the segment: S5.
-            read.map_err(|Stale| if touched { Unwritten::Torn } else { Unwritten::Stale })
+            let read = read.map_err(|Stale| if touched { Unwritten::Torn } else { Unwritten::Stale })?;
+            differ.map_or(Ok(read), |text| Err(Unwritten::Differs(text)))
         }
     }
 }

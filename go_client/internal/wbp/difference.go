@@ -12,6 +12,7 @@ const differencesMax = 20 // lines that a person reads before giving up
 type Signature struct {
 	DType string
 	Shape []int64
+	Same  string // another name of the very same memory, the same for all of these names; "" if there is none
 }
 
 func (s Signature) String() string { return s.DType + " " + ShapeText(s.Shape) }
@@ -23,14 +24,21 @@ type Lenience struct {
 }
 
 // Difference says how published tensors differ from those of a target; "" if they can be applied.
-// A tensor that has aliases may be in the target under any of its names, and under several.
+// A tensor that has aliases may be in the target under any of its names, and under several. Memory of the
+// target that has several names is filled if one of them is published.
 func Difference(layout *Layout, target map[string]Signature, allowed Lenience) string {
 	var lines []string
-	covered := map[*Spec]bool{}
+	covered, filled := map[*Spec]bool{}, map[string]bool{}
+	for name, own := range target {
+		if layout.ByName(name) != nil {
+			filled[own.Same] = true
+		}
+	}
 	for name, own := range target {
 		spec := layout.ByName(name)
 		covered[spec] = true
 		switch {
+		case spec == nil && own.Same != "" && filled[own.Same]:
 		case spec == nil:
 			lines = append(lines, fmt.Sprintf("%s: %s in the target, not published", name, own))
 		case ShapeText(spec.Shape) != ShapeText(own.Shape):

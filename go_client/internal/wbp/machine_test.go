@@ -222,7 +222,7 @@ func TestLongReasons(t *testing.T) {
 func TestDifferencesAreFew(t *testing.T) {
 	target := map[string]Signature{}
 	for i := 0; i < 30; i++ {
-		target[fmt.Sprintf("w%02d", i)] = Signature{"F32", []int64{4, 3}}
+		target[fmt.Sprintf("w%02d", i)] = Signature{DType: "F32", Shape: []int64{4, 3}}
 	}
 	layout, err := ParseLayout([]byte("\x02\x00\x00\x00\x00\x00\x00\x00{}"))
 	if err != nil {

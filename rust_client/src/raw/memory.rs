@@ -107,3 +107,99 @@ impl Home {
         fits && self.memory.exchange(version)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Model;
+    use std::time::{Duration, Instant};
+
+    const ONE: &str = r#"{"embed":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
+    const OTHER: &str = r#"{"head":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
+    const TIED: &str =
+        r#"{"__metadata__":{"head":"embed"},"embed":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
+    const TWO: &str = r#"{"embed":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"head":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}"#;
+
+    fn layout(json: &str) -> Layout {
+        Layout::parse(&[&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat()).unwrap()
+    }
+
+    fn over(name: &str, shape: &[u64], memory: *mut u8, at: usize) -> Tensor {
+        let nbytes = shape.iter().product::<u64>() as usize;
+        // SAFETY: each test keeps the memory for as long as its model, and looks at it by that alone.
+        unsafe { Tensor::from_raw_parts(name, Dtype::U8, shape, memory.add(at), nbytes) }
+    }
+
+    /// Applies a version; says which tensors differ.
+    fn apply(model: &Model, layout: &Layout, data: &[u8]) -> Option<String> {
+        let writing = model.write(Instant::now() + Duration::from_secs(20), &|| true).unwrap();
+        let copy = |begin: usize, to: &mut [u8]| to.copy_from_slice(&data[begin..begin + to.len()]);
+        let differ = writing.differ(layout, copy);
+        if differ.is_none() {
+            writing.fill(layout, copy);
+        }
+        differ
+    }
+
+    #[test]
+    fn memory_of_two_names_is_filled_by_either_or_by_both_with_equal_bytes() {
+        let mut memory = [0u8; 4];
+        let begin = memory.as_mut_ptr();
+        let model = Model::new([over("embed", &[2], begin, 1), over("head", &[2], begin, 1)]).unwrap();
+        assert_eq!(model.nbytes(), 2);
+        let holds = |bytes: [u8; 2]| {
+            let weights = model.read();
+            ["embed", "head"].iter().all(|name| weights.get::<u8>(name).unwrap() == bytes)
+        };
+        for (value, json) in [ONE, OTHER, TIED, TWO].iter().enumerate() {
+            for &partial in &[false, true] {
+                assert_eq!(model.fault(&layout(json), partial, partial), None, "{}", json);
+            }
+            let data = [value as u8, 7, value as u8, 7];
+            assert_eq!(apply(&model, &layout(json), &data), None);
+            assert!(holds([value as u8, 7]), "{}", json);
+        }
+        let said = apply(&model, &layout(TWO), &[1, 2, 1, 3]).unwrap();
+        assert!(said.starts_with("embed and head are one tensor here"), "{}", said);
+        assert!(holds([3, 7]), "something was written");
+    }
+
+    #[test]
+    fn what_no_published_tensor_reaches_is_a_fault_and_one_name_of_several_is_enough() {
+        let mut memory = [0u8; 4];
+        let begin = memory.as_mut_ptr();
+        let apart = Model::new([over("embed", &[2], begin, 0), over("head", &[2], begin, 2)]).unwrap();
+        let said = apart.fault(&layout(ONE), false, false);
+        assert_eq!(said.unwrap(), "head: U8 [2] in the target, not published");
+        let alone = Model::new([over("head", &[2], begin, 0)]).unwrap();
+        assert_eq!(alone.fault(&layout(TIED), false, false), None);
+        assert_eq!(apply(&alone, &layout(TIED), &[4, 5]), None);
+        let mut gathered = [0; 2];
+        let copy = |at: usize, from: &[u8]| {
+            gathered[at..at + from.len()].copy_from_slice(from);
+            true
+        };
+        assert!(alone.gather(&layout(TIED), Instant::now(), copy));
+        assert_eq!(gathered, [4, 5]);
+    }
+
+    #[test]
+    fn tensors_that_share_a_part_of_their_memory_are_named() {
+        let mut memory = [0u8; 8];
+        let begin = memory.as_mut_ptr();
+        let cases: [(&[u64], usize, &[u64], usize, bool); 6] = [
+            (&[6], 0, &[6], 2, false),
+            (&[8], 0, &[1], 2, false),
+            (&[8], 0, &[2, 4], 0, false),
+            (&[4], 0, &[4], 4, true),
+            (&[4], 0, &[4], 0, true),
+            (&[8], 0, &[0], 3, true),
+        ];
+        for (a, a_at, b, b_at, fits) in cases {
+            let made = Model::new([over("a", a, begin, a_at), over("b", b, begin, b_at)]);
+            let said = made.err().map(|error| error.to_string());
+            let named = said.as_ref().map_or(false, |said| said.contains(r#""a" and "b" share a part"#));
+            assert_eq!((said.is_none(), named), (fits, !fits), "{:?}", said);
+        }
+    }
+}
