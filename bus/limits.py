@@ -9,6 +9,7 @@ from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
 from .allowance import Rate
 
 DESCRIPTORS_RESERVED = 32  # kept from connections: for the process itself, and while others close
+CROWDED_SECONDS = 60.0  # for which it is said that connections were turned away for want of them
 INTEGER_MAX = 2**53 - 1  # the largest integer that every JSON library carries exactly
 HEADER_BYTES_MAX = 64 * 1024  # a header holds names and numbers; bulk travels in payload frames
 MESSAGE_BYTES_MAX = max(CHUNK_BYTES_MAX, LAYOUT_BYTES_MAX) + HEADER_BYTES_MAX  # ZMQ_MAXMSGSIZE

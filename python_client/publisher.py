@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import secrets
 import time
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import Unpack
 
 from ..bus.chunks import ChunkPlan
+from ..bus.complaints import Complaints
 from ..bus.deadline import ANSWER_SECONDS, Deadline, result_of
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
 from ..bus.limits import PATCHES_MAX, WORKERS_MAX, Timing
@@ -49,6 +51,8 @@ from .observing.shown import Shown
 from .observing.traces import settle
 from .options import TIMEOUT, Dtype, PublishOptions, request
 from .state_folder import StateFolder, StateFolderError, StoredVersion, age_from_now, new_epoch
+
+log = logging.getLogger("weightbus.publisher")
 
 CLOSE_SECONDS = 10.0  # that closing gives the disk for the last versions
 QUEUE_MAX = 2**20  # messages that may wait for one slow worker, each of which is a chunk or less
@@ -92,6 +96,7 @@ class Publisher:
     Raises:
         AddressError: An address makes no sense, is in use, or can be reached by other hosts.
         KeysError: The keys cannot be read.
+        OSError: Too few descriptors are left for sockets; it names `ulimit -n`.
         StateFolderError: Another publisher has the folder, or it cannot be written.
 
     Any thread may call any method. One that is dropped without `close()` is closed, with a
@@ -133,6 +138,7 @@ class Publisher:
         self._chunk_bytes, self._patching = chunk_bytes, (bases, check_patches)
         self._models: dict[str, PublishedModel] = {}
         self._ids = itertools.count(1)
+        self._crowded = Complaints(log, "workers may be missing here: %s")
         self._pid = os.getpid()
         self._probe = probe() if shared_memory else None  # kept: it goes with its last user
         shared = self._probe.shared if self._probe is not None else None
@@ -320,8 +326,16 @@ class Publisher:
         return self._need_folder().versions(check_name(model, "model"))
 
     def workers(self) -> dict[str, WorkerStatus]:
-        """Return who is there, lost workers included, and which version each of them runs."""
+        """Return who is there, lost workers included, and which version each of them runs.
+
+        If connections are turned away for want of descriptors, a warning in the log says so.
+        """
         self._check_usable()
+        if away := self._machine.turned_away:
+            self._crowded.warn(away, time.monotonic())
+        return self._known()
+
+    def _known(self) -> dict[str, WorkerStatus]:
         return {w.name: w for w in result_of(self._loop.status(), ANSWER_SECONDS)}
 
     def wait_for_workers(self, count: int, timeout: float, model: str | None = None) -> None:
@@ -345,12 +359,13 @@ class Publisher:
             future.result(timeout)
         except FutureTimeout:
             future.cancel()
-            names = there(tuple(self.workers().values()))
+            names = there(tuple(self._known().values()))
             wanted = f" that want {model!r}" if model is not None else ""
+            away = self._machine.turned_away
             raise WorkersMissingError(
                 f"{len(names)} of {count} workers{wanted} joined within {timeout} s "
                 f"({', '.join(names) or 'none'}): start the others, and check that they connect to "
-                f"{self.address}"
+                f"{self.address}" + (f"; {away}" if away else "")
             ) from None
 
     def on_worker(self, callback: Callable[[WorkerEvent], object]) -> Callable[[], None]:
@@ -433,7 +448,7 @@ class Publisher:
         self._loop.check()
 
     def _check_known(self, names: tuple[str, ...]) -> None:
-        known = self.workers()
+        known = self._known()
         unknown = [name for name in names if name not in known]
         if unknown:
             raise UnknownWorkerError(

@@ -27,6 +27,7 @@ from weightbus.bus.net.accepted import (
     Accepted,
 )
 from weightbus.bus.net.control import UNREAD, UNREAD_BYTES, PublisherSockets
+from weightbus.bus.net.descriptors import Crowd
 from weightbus.bus.net.endpoints import host_and_port, ipc_path
 from weightbus.bus.net.zmtp import COMMAND, GREETING, MORE, message_parts
 
@@ -250,7 +251,7 @@ class Kernel:
         self.came: collections.Counter[int] = collections.Counter()
         self.trimmed = 0
         self.host = ""  # of all; else each has its own
-        self.accepted = Accepted(counts=True)
+        self.accepted = Accepted(Crowd(), counts=True)
         monkeypatch.setattr(self.accepted, "_came", self.came.__getitem__)
         monkeypatch.setattr(self.accepted, "_host", lambda number: self.host or str(number))
         monkeypatch.setattr(accepted, "give_memory_back", self._trim)

@@ -31,7 +31,7 @@ from ..allowance import Allowance
 from ..complaints import Complaints
 from ..limits import HOSTS_MAX, NEWCOMERS, UNSEEN, UNSEEN_ALL, UNSEEN_SMALL
 from . import endpoints
-from .listening import spent
+from .descriptors import Crowd, spent
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -97,9 +97,11 @@ class Accepted:
 
     Args:
         counts: Whether the kernel counts what comes on them.
+        crowd: Is told of those that there is no descriptor for.
     """
 
-    def __init__(self, *, counts: bool) -> None:
+    def __init__(self, crowd: Crowd, *, counts: bool) -> None:
+        self._crowd = crowd
         self._name: str | int | None = None  # of this side of every connection: a path, or a port
         self._each: dict[int, _Connection] = {}  # by descriptor, of which there are only so many
         self._large: dict[int, float] = {}  # unseen bytes of those that have many
@@ -141,7 +143,10 @@ class Accepted:
             self._large[descriptor] = 0.0  # so that it is looked at soon
         self._alert_until = now + NEW_SECONDS
         self._look_at = min(self._look_at, now + FLOODED_SECONDS)
-        if spent(descriptor) or not self._may_come(descriptor, now):
+        crowded = spent(descriptor)
+        if crowded:
+            self._crowd.note(descriptor, self._host(descriptor), now)
+        if crowded or not self._may_come(descriptor, now):
             each.over = True
             self._shut_down(descriptor)
 

@@ -27,6 +27,7 @@ from ..trust.keys import WorkerKeys
 from . import endpoints
 from .accepted import Accepted, unguessable_identities
 from .bell import Bell
+from .descriptors import Crowd, check_left
 from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
 from .listening import Listener, belongs, bound
 from .pub import Distribution
@@ -68,6 +69,7 @@ class _Sockets:
     def __init__(self, control: int, changes: int = 0, *, asked: bool = False) -> None:
         self._asked = False  # whether `_ready` is how things are at the control socket
         self._ready = 0
+        check_left()
         with contextlib.ExitStack() as undo:
             with descriptors_of_libzmq((3 if changes else 1) + asked) as self._libzmqs:
                 self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -174,6 +176,7 @@ class PublisherSockets(_Sockets):
 
     Raises:
         AddressError: An address makes no sense, or is taken.
+        OSError: Too few descriptors are left.
     """
 
     def __init__(
@@ -187,12 +190,13 @@ class PublisherSockets(_Sockets):
         endpoints.check(address)
         with unguessable_identities():
             super().__init__(zmq.ROUTER, zmq.EVENT_ACCEPTED, asked=grants is not None)
-        self.data = Distribution(queue, self._selector, grants)
+        self._crowd = Crowd()
+        self.data = Distribution(queue, self._selector, grants, self._crowd)
         self._gate: curve.Gate | None = None
         self._asks = False  # somebody, whether it may come in
         self.key, self.leaving = "", False
         self._listener: Listener | None = None  # of an ipc address
-        self._accepted = Accepted(counts=endpoints.ipc_path(address) is None)
+        self._accepted = Accepted(self._crowd, counts=endpoints.ipc_path(address) is None)
         self._last: tuple[int, bytes] | None = None  # of the last message: where it came from
         self._selector.register(int(self._changes.get(zmq.FD)), selectors.EVENT_READ, self._changes)
         try:
@@ -297,6 +301,10 @@ class PublisherSockets(_Sockets):
             self._accepted.drop(identity, source)
             self._accepted.hang_up(source, time.monotonic())
 
+    def turned_away(self, now: float) -> str:
+        """Say of whom there was no descriptor for lately; empty if there was nobody."""
+        return self._crowd.text(now)
+
     def _take_note_of_accepted(self, now: float) -> None:
         while int(self._changes.get(zmq.EVENTS)) & READABLE:
             change, _ = self._changes.recv_multipart(AT_ONCE)
@@ -351,6 +359,7 @@ class WorkerSockets(_Sockets):
 
     Raises:
         AddressError: The address makes no sense.
+        OSError: Too few descriptors are left.
     """
 
     def __init__(self, address: str, place: Place, keys: WorkerKeys | None = None) -> None:

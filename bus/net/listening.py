@@ -11,7 +11,6 @@ import errno
 import fcntl
 import gc
 import os
-import resource
 import socket
 import stat
 import time
@@ -20,7 +19,6 @@ from collections.abc import Callable, Generator
 from typing import Protocol, TypeVar
 
 from ..errors import AddressError
-from ..limits import DESCRIPTORS_RESERVED
 from . import endpoints
 from .holders import PROC, Holder, given_out, holder_of
 
@@ -48,12 +46,6 @@ class Leaves(Protocol):
 _here: "weakref.WeakValueDictionary[str, Leaves]" = weakref.WeakValueDictionary()
 
 
-def spent(descriptor: int) -> bool:
-    """Return whether hardly any descriptors are left: a new one has the lowest free number."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return limit != resource.RLIM_INFINITY and descriptor >= limit - DESCRIPTORS_RESERVED
-
-
 def belongs(endpoint: str, publisher: Leaves) -> None:
     """Say which publisher of this process has an endpoint, for as long as it lives."""
     _here[endpoint] = publisher
@@ -70,7 +62,7 @@ def bound(bind: Callable[[], T], endpoint: str, parameter: str) -> T:
     Raises:
         AddressError: It makes no sense; somebody listens there; or it stayed taken.
     """
-    started, collected = time.monotonic(), False
+    started, looked = time.monotonic(), False
     while True:
         leaving = any(publisher.leaving for publisher in _at(endpoint))
         try:
@@ -80,13 +72,13 @@ def bound(bind: Callable[[], T], endpoint: str, parameter: str) -> T:
                 reason = str(error.strerror or error)
                 raise AddressError(f"cannot bind {parameter} {endpoint}: {reason}") from None
         holder = holder_of(endpoint)
-        ours = holder is not None and holder.listens and holder.pid == os.getpid()
-        if ours and not collected:
-            gc.collect()  # it may be one that nobody refers to any more
-            collected = True
+        if not looked and holder is not None and holder.pid in (0, os.getpid()):
+            if holder.pid:
+                gc.collect()  # it may be one that nobody refers to any more
+            looked = True  # and whoever has no process may have ended while we looked
             continue
         waited = time.monotonic() - started
-        if waited >= BIND_SECONDS or not (leaving if ours else _passes(endpoint, holder)):
+        if waited >= BIND_SECONDS or not (leaving or _passes(endpoint, holder)):
             raise _taken(endpoint, parameter, holder, waited)
         time.sleep(AGAIN_SECONDS)
 

@@ -26,7 +26,8 @@ from ..complaints import Complaints
 from ..limits import ACCEPTS, STRANGER_SECONDS
 from ..messages import Buffer
 from ..trust.grants import Grants
-from .listening import Listener, bound, spent
+from .descriptors import Crowd, spent
+from .listening import Listener, bound
 from .outlet import HOLD_SECONDS, Outlet, QueuedMessage
 from .zmtp import ZmtpError
 
@@ -57,12 +58,17 @@ class Distribution:
         queue: Messages held for a subscriber before more are dropped.
         selector: Where its sockets are registered; what that finds goes to `attend`.
         grants: Whose keys may have connections; None: anybody may have one.
+        crowd: Is told of those that there is no descriptor for.
     """
 
     def __init__(
-        self, queue: int, selector: selectors.BaseSelector, grants: Grants | None = None
+        self,
+        queue: int,
+        selector: selectors.BaseSelector,
+        grants: Grants | None = None,
+        crowd: Crowd | None = None,
     ) -> None:
-        self._grants = grants
+        self._grants, self._crowd = grants, crowd or Crowd()
         self._queue = queue
         self._selector = selector
         self._turned_away = Complaints(log, "a subscriber is turned away: %s")
@@ -222,7 +228,7 @@ class Distribution:
             self._pause(listener.socket, now)
             return
         try:
-            connection, _ = listener.socket.accept()
+            connection, peer = listener.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
@@ -230,6 +236,8 @@ class Distribution:
             self._pause(listener.socket, now)
             return
         if spent(connection.fileno()):
+            host = str(peer[0]) if isinstance(peer, tuple) else ""
+            self._crowd.note(connection.fileno(), host, now)
             connection.close()
             self._pause(listener.socket, now)
             return

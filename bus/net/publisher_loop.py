@@ -288,6 +288,7 @@ class PublisherLoop:
         if self._unhurried:
             self._perform(self._unhurried.go_on(now), now)
         if now >= next_tick:
+            self._perform(self._machine.crowded(self._sockets.turned_away(now), now), now)
             self._perform(self._machine.tick(now), now)
             if self._sealer is not None and self._sealer.due(now):
                 self._rekey(now)

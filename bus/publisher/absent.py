@@ -7,7 +7,7 @@ not reach; the oldest go first.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ..limits import ABSENT_MAX, ABSENT_SECONDS
+from ..limits import ABSENT_MAX, ABSENT_SECONDS, CROWDED_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,15 @@ class Absence:
 
 
 class Absent:
-    """The workers that have left one publisher, or that it refuses."""
+    """The workers that have left one publisher, or that it refuses.
+
+    Attributes:
+        crowded: Whom it has turned away unheard, for want of descriptors; empty: nobody.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, Absence] = {}  # by name, the oldest first
+        self.crowded, self._crowded_at = "", float("-inf")
 
     def note(self, name: str, models: Collection[str], code: str, text: str, now: float) -> bool:
         """Remember why a worker is not there; return whether that is news.
@@ -48,6 +53,13 @@ class Absent:
         """A worker is there."""
         self._known.pop(name, None)
 
+    def crowd(self, text: str, now: float) -> bool:
+        """Remember who was turned away unheard, if anybody was; return whether that is news."""
+        news = bool(text) and now - self._crowded_at >= CROWDED_SECONDS
+        self.crowded, self._crowded_at = text, now if news else self._crowded_at
+        return news
+
     def of(self, model: str) -> list[str]:
-        """Say of every worker that wanted a model why it is not there."""
-        return [absence.text for absence in self._known.values() if model in absence.models]
+        """Say of every worker that wanted a model why it is not there; and who might have."""
+        known = [absence.text for absence in self._known.values() if model in absence.models]
+        return [*known, self.crowded] if self.crowded else known

@@ -16,7 +16,7 @@ here assumes that the publisher is a trainer or that a worker is a leaf.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ..effects import Send
+from ..effects import Notice, Send
 from ..errors import ProtocolError
 from ..limits import WHOLE_BYTES_MAX, Timing
 from ..messages import (
@@ -408,6 +408,16 @@ class PublisherMachine:
         version = publication.version
         shared = version.shared is not None
         return self.sends(version.model, publication.workers, shared=shared)
+
+    def crowded(self, text: str, now: float) -> list[Effect]:
+        """Say who was turned away before it could say who it is; empty: nobody lately."""
+        news = self._publications.absent.crowd(text, now)
+        return [Notice("crowded", text, warning=True)] if news else []
+
+    @property
+    def turned_away(self) -> str:
+        """What was said of that last. Any thread may ask."""
+        return self._publications.absent.crowded
 
     def status(self, now: float) -> tuple[WorkerStatus, ...]:
         """Return who is there, and who runs which version."""

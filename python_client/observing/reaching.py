@@ -5,7 +5,10 @@ import socket
 import time
 
 from ...bus.errors import AddressError
+from ...bus.limits import DESCRIPTORS_RESERVED
 from ...bus.net import endpoints
+from ...bus.net.descriptors import RAISE, used_by
+from ...bus.net.holders import holder_of
 from ...codecs.words import printable
 from .findings import Finding
 
@@ -36,19 +39,37 @@ def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
     except (OSError, AddressError) as error:
         return [_unreachable(address, error, timeout)]
     with connection:
-        connected = Finding("port", "well", f"{address} can be connected to")
+        found = [Finding("port", "well", f"{address} can be connected to")]
+        found += _crowded(connection, address)
         try:
-            return [connected, *_greet(connection, address, until, keyed=keyed)]
+            return [*found, *_greet(connection, address, until, keyed=keyed)]
         except TimeoutError:
             text = f"{address} takes connections, and says nothing within {timeout:g} s"
             advice = "its process is stopped or very busy; or a proxy answers for one that is gone"
-            return [Finding("port", "problem", text, advice)]
+            return [*found[1:], Finding("port", "problem", text, advice)]
         except OSError as error:
             text = f"{address} takes connections, and closes them at once: {error}"
             advice = (
-                "too many newcomers from this host, or a proxy in between: try again in a minute"
+                "too many newcomers from this host, a proxy in between, or a publisher that has no "
+                "descriptors left (its log names `ulimit -n`): try again in a minute"
             )
-            return [Finding("port", "problem", text, advice)]
+            return [*found[1:], Finding("port", "problem", text, advice)]
+
+
+def _crowded(connection: socket.socket, address: str) -> list[Finding]:
+    """Say if whoever listens has no descriptors left for us, where it is on this host."""
+    here, there = connection.getsockname(), connection.getpeername()
+    if connection.family != socket.AF_UNIX and here[0] != there[0]:
+        return []
+    holder = holder_of(address)
+    used = used_by(holder.pid) if holder is not None and holder.pid else None
+    if used is None or used[0] < used[1] - DESCRIPTORS_RESERVED:
+        return []
+    text = (
+        f"{holder} has {used[0]:,} of {used[1]:,} descriptors in use, and turns everybody away: it "
+        f"keeps {DESCRIPTORS_RESERVED}"
+    )
+    return [Finding("descriptors", "problem", text, f"{RAISE}; or have it close what it has open")]
 
 
 def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
