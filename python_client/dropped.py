@@ -6,10 +6,13 @@ collected the thread is told to end: it says goodbye and closes the sockets, and
 it, since the garbage collector must not.
 """
 
+import logging
 import os
 import warnings
 import weakref
 from typing import Protocol
+
+log = logging.getLogger("weightbus")
 
 
 class Loop(Protocol):
@@ -29,4 +32,5 @@ def end_with(owner: object, loop: Loop) -> None:
 def _end(loop: Loop, what: str, pid: int) -> None:
     if os.getpid() == pid and loop.stop():  # a forked child has no thread to end
         text = f"{what} was dropped without close(): call it, or use a with block"
+        log.warning("%s", text)  # Python shows no ResourceWarning unless it is told to
         warnings.warn(text, ResourceWarning, stacklevel=2)

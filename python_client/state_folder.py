@@ -14,6 +14,7 @@ Nothing here is a thread; `keeper.py` has the one that writes.
 """
 
 import fcntl
+import gc
 import hashlib
 import logging
 import os
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightbus.state")
 
+# For a publisher of this process that has the folder, and may be on its way out.
+LOCK_SECONDS, LOOK_SECONDS = 1.0, 0.02
 LOCK, TABLE, DAMAGED = "weightbus.lock", "weightbus.json", "weightbus.json.damaged"
 PARTIAL = ".partial"  # the end of the name of a file that is being written
 HISTORY_MAX = 10_000  # further files of a model: the table is written anew with every version
@@ -164,17 +167,31 @@ class StateFolder:
         return f"<StateFolder {self.path}: epoch {self.epoch}, {len(self._table.versions)} files>"
 
     def _take_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._lock, 512, 0).decode(errors="replace").strip()
+        here, until = f"process {os.getpid()} on {socket.gethostname()}", 0.0
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                holder = os.pread(self._lock, 512, 0).decode(errors="replace").strip()
+            if holder == here and not until:
+                gc.collect()  # it may be one that nobody refers to any more, and ends soon
+                until = time.monotonic() + LOCK_SECONDS
+            if time.monotonic() < until:
+                time.sleep(LOOK_SECONDS)
+                continue
+            whose = (
+                "a publisher of this process: close() it"
+                if holder == here
+                else "another publisher that is running "
+                f"({holder or 'which has only just started'}): stop that one"
+            )
             raise StateFolderError(
-                f"the state folder {self.path} belongs to another publisher that is running "
-                f"({holder or 'which has only just started'}): stop that one, or give this one a "
-                "folder of its own"
-            ) from None
+                f"the state folder {self.path} belongs to {whose}, or give this one a folder of "
+                "its own"
+            )
         os.truncate(self._lock, 0)
-        os.pwrite(self._lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        os.pwrite(self._lock, f"{here}\n".encode(), 0)
 
     def _tidy(self) -> None:
         """Delete what a publisher left behind that was killed while it wrote."""

@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from traceback import clear_frames
 from types import TracebackType
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
-from ..bus.errors import ApplyError, ClosedError, RefusedError
+from ..bus.errors import ClosedError
 from ..bus.limits import (
     APPLY_SECONDS,
     APPLY_SECONDS_MAX,
@@ -31,7 +31,6 @@ from ..bus.net.control import WorkerSockets
 from ..bus.net.handoff import Handoff
 from ..bus.net.worker_loop import WorkerLoop
 from ..bus.observed import CHECKING
-from ..bus.staged import StagedVersion
 from ..bus.trust.keys import WorkerKeys
 from ..bus.worker.keyring import Keyring
 from ..bus.worker.machine import WorkerMachine
@@ -39,6 +38,7 @@ from ..bus.worker.reports import Identity
 from ..codecs.errors import WeightBusError
 from . import checks
 from .applying import Applier, Offer, Update
+from .background import Background
 from .calls import Calls
 from .checks import check_name
 from .dropped import end_with
@@ -54,10 +54,10 @@ log = logging.getLogger("weightbus.subscriber")
 T = TypeVar("T")
 
 CLIENT = "weightbus-python/0.1.0"
-AT_ONCE_BYTES = 2**20  # copied within a fraction of a millisecond
 HOOK_SECONDS = 1.0  # that close() waits for the user's code
 COPY_SECONDS = 10.0  # and for a copy into the model, which should not change any more afterwards
-FILE_THREADS_MAX = 8  # that write files in the background, side by side
+
+_here: "WeakValueDictionary[tuple[str, str], Subscriber]" = WeakValueDictionary()
 
 
 class Subscriber:
@@ -107,6 +107,7 @@ class Subscriber:
     Raises:
         AddressError: The address makes no sense.
         KeysError: The keys cannot be read.
+        OSError: Too few descriptors are left for sockets; it names `ulimit -n`.
         ValueError: A name may not be one.
         TypeError: A hook is a coroutine function.
         OSError: A path leads to what is no file, or into a folder where nothing can be made.
@@ -114,8 +115,9 @@ class Subscriber:
     Versions are received in the background at all times. They are applied either where `receive()`
     is called, or, after `start()`, in the background. In a process that was forked, make a new one.
 
-    One that is dropped without `close()` leaves, with a `ResourceWarning`, when Python collects it.
-    One that was started is at work, and lives on until `close()` or the end of the process.
+    One that is dropped without `close()` leaves, with a warning, when Python collects it, even if
+    it was started: keep it in a variable. A new one of the same `address` and `name` in this
+    process takes its place, which is closed: a notebook's cell may run again.
     """
 
     def __init__(
@@ -159,8 +161,6 @@ class Subscriber:
         self._applied = self._handoff.changed
         self._calls = Calls(apply_timeout)
         self._running: dict[str, Update] = {}
-        self._error: WeightBusError | None = None
-        self._background: list[threading.Thread] = []
         self._pid = os.getpid()
         who = _identity(self.name, shared_memory=shared_memory)
         like = {model: target.expected() for model, target in self._targets.items()}
@@ -181,10 +181,27 @@ class Subscriber:
             tell = self._loop.tell
             about = self._targets, self._handoff, self._running, tell, self._calls
             self._applier = Applier(*about, before_apply, on_commit)
+            self._background = Background(self.name, self._applier, self._handoff, self._loop.stop)
             self._loop.examine_by(Checker(self._targets, self._applier, tell).ask)
             end_with(self, self._loop)
             undo.pop_all()
+        self._take_over()
         self._loop.start()
+
+    def _take_over(self) -> None:
+        """Close the one of this process that has the name: its user may have forgotten it."""
+        before = _here.get((self.address, self.name))
+        _here[self.address, self.name] = self
+        if before is not None:
+            before._give_way()  # noqa: SLF001 - one of ours
+
+    def _give_way(self) -> None:
+        if os.getpid() != self._pid or self._handoff.closed:
+            return
+        text = f"another Subscriber named {self.name!r} of this process has taken its place"
+        log.warning("%s is closed: %s", self, text)
+        self._handoff.close(ClosedError(text))
+        self.close()
 
     def __repr__(self) -> str:
         return f"<Subscriber {self.name} of {self.address}: {', '.join(self._targets)}>"
@@ -266,64 +283,9 @@ class Subscriber:
         kept in `error`; the weights then stay as they were, unless that is a `TornError`.
         """
         self._check_usable()
-        self._loop.apply_by(self._apply_at_once)
-        for models in self._shares():
-            first = not self._background
-            name = "weightbus-apply" if first else f"weightbus-apply-{min(models)}"
-            apply = partial(self._apply_all, models, first=first)
-            background = threading.Thread(target=apply, name=name, daemon=True)
-            background.start()
-            self._background.append(background)  # `close` joins it, so it must have started
+        self._loop.apply_by(self._background.at_once)
+        self._background.start()
         return self
-
-    def _shares(self) -> list[frozenset[str]]:
-        """Return the models of each thread that applies: a file waits for nobody but its disk."""
-        files = [model for model, target in self._targets.items() if target.on_disk]
-        shares = [frozenset(self._targets.keys() - set(files))]
-        shares += [frozenset(files[n::FILE_THREADS_MAX]) for n in range(FILE_THREADS_MAX)]
-        return [models for models in shares if models]
-
-    def _apply_at_once(self, staged: StagedVersion) -> bool:
-        """Apply a small version in the worker's thread: to wake another would take longer."""
-        if staged.layout.nbytes > AT_ONCE_BYTES or self._applier.may_take_long(staged.model):
-            return False
-        try:
-            return self._applier.at_once(staged)
-        except BaseException as error:  # this is the bus's thread
-            self._note(error)
-        return True
-
-    def _apply_all(self, models: frozenset[str], *, first: bool) -> None:
-        try:
-            self._apply_until_closed(models, first=first)
-        except BaseException as error:  # nobody would apply any more: it is over for all
-            log.exception("%s: the thread that applies has failed", self.name)
-            self._handoff.close(error)
-            self._loop.stop()
-
-    def _apply_until_closed(self, models: frozenset[str], *, first: bool) -> None:
-        while True:
-            try:
-                self._applier.receive(1.0, models)
-            except ClosedError:
-                return
-            except RefusedError as error:
-                if first:  # the others are told the same
-                    self._note(error)
-                if self._handoff.wait_closed(1.0):
-                    return
-            except BaseException as error:  # a hook may call sys.exit(), which would end this
-                self._note(error)
-
-    def _note(self, error: BaseException) -> None:
-        known = error if isinstance(error, WeightBusError) else WeightBusError(repr(error))
-        cause = known.__cause__ if isinstance(known, ApplyError) and known.code == "apply" else None
-        log.error("%s: %s", self.name, known, exc_info=cause)
-        for each in (known, known.__cause__):  # they are kept, but not what was in those frames
-            clear_frames(each.__traceback__ if each is not None else None)
-        with self._applied:
-            self._error = known
-            self._applied.notify_all()
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
         """Return a context in which weights in memory do not change, for a forward pass.
@@ -375,7 +337,7 @@ class Subscriber:
     def error(self) -> WeightBusError | None:
         """What went wrong last in the background, if anything has."""
         failure = self._handoff.failure
-        return self._error if failure is None else ClosedError.of("subscriber", failure)
+        return self._background.error if failure is None else ClosedError.of("subscriber", failure)
 
     def update(self, model: str) -> Update | None:
         """Return what a `model` runs; None before its first version, or if one failed half-way."""
@@ -406,10 +368,10 @@ class Subscriber:
             return
         self._loop.close()
         settle()
-        if threading.current_thread() in self._background:
+        if threading.current_thread() in self._background.threads:
             return
         end = time.monotonic() + HOOK_SECONDS
-        left = partial(_left_of, self._background)
+        left = partial(_left_of, self._background.threads)
         if left(end) and not self._calls.under_way:
             left(end + COPY_SECONDS)
         if left(0.0):
@@ -433,7 +395,7 @@ class Subscriber:
                 "sockets do not survive a fork; make a new Subscriber here"
             )
         self._handoff.check_alive()
-        if self._background:
+        if self._background.threads:
             raise ClosedError("this subscriber applies in the background since start()")
 
 

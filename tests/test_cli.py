@@ -264,7 +264,7 @@ def test_what_was_published_is_kept_in_a_folder(small: Path, tmp_path: Path) -> 
         assert (stored.key, stored.digest) == ((receipt["epoch"], 1), receipt["digest"])
         result = run(*command)
     assert result.exit_code == 1
-    assert "belongs to another publisher" in result_of(result)["text"]
+    assert "belongs to a publisher of this process" in result_of(result)["text"]
 
 
 def test_a_worker_that_cannot_apply_is_told_to_people(small: Path, tmp_path: Path) -> None:

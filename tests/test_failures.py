@@ -414,7 +414,9 @@ def test_two_workers_with_one_name(scene: Scene) -> None:
     target = model(SMALL, 0)
     first = scene.subscriber(publisher, target, name="w").start()
     publisher.wait_for_workers(1, SECONDS)
-    second = scene.subscriber(publisher, model(SMALL, 0), name="w")
+    # By another name of the host: as from another process, whose workers are none of ours.
+    elsewhere = publisher.address.replace("127.0.0.1", "localhost")
+    second = scene.subscriber(elsewhere, model(SMALL, 0), name="w")
     with pytest.raises(RefusedError, match="give this one another name") as caught:
         second.receive(SECONDS)
     assert caught.value.code == "name-taken"

@@ -1,5 +1,6 @@
 """How publishers and subscribers end: half made, dropped without close, and in forked children."""
 
+import contextlib
 import gc
 import selectors
 import socket
@@ -13,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, PublishError, Subscriber
+from weightbus import ClosedError, Publisher, PublishError, Subscriber
 from weightbus.bus.net.control import _Sockets  # pyright: ignore
+from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.ports import lasting_address
 
 SECONDS = 30.0  # far more than anything here takes
@@ -186,3 +188,53 @@ def test_one_that_could_not_be_started_can_be_closed(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(threading.Thread, "start", start)
         with pytest.raises(RuntimeError, match="can't start"):
             worker.start()
+
+
+def test_one_that_was_started_and_that_nobody_refers_to_leaves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Publisher() as publisher:
+        before = set(threading.enumerate())
+        dropped = subscriber(publisher.address, name="dropped").start()
+        publisher.publish("m", {"w": np.ones(3)}, expect=1, timeout=SECONDS)
+        with pytest.warns(ResourceWarning, match="<Subscriber dropped of .* without close"):
+            del dropped
+        wait_for(lambda: not publisher.workers(), "it has left", SECONDS)
+        wait_for(lambda: set(threading.enumerate()) <= before, "its threads end", SECONDS)
+    assert "<Subscriber dropped of" in caplog.text, "Python shows no ResourceWarning by itself"
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_worker_takes_the_place_of_one_of_its_name_in_this_process(
+    started: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cell of a notebook that is run again, whose first result the notebook keeps."""
+    models = [{"w": np.zeros(3)} for _ in range(2)]
+    with Publisher() as publisher, contextlib.ExitStack() as undo:
+        made = list[Subscriber]()
+        for model in models:
+            worker = Subscriber(publisher.address, {"m": model}, name="w")
+            made.append(undo.enter_context(worker))
+            if started:
+                worker.start()
+            assert worker.wait_joined(SECONDS)
+        future = publisher.publish_async("m", {"w": np.ones(3)}, expect=1, timeout=SECONDS)
+        if not started:
+            assert made[1].receive(SECONDS)
+        assert future.result(SECONDS).in_state("applied") == ["w"]
+        with pytest.raises(ClosedError, match="'w' of this process has taken its place"):
+            made[0].wait_joined(0)
+    assert [float(model["w"][0]) for model in models] == [0, 1]
+    assert "is closed: another Subscriber named 'w' of this process" in caplog.text
+
+
+def test_a_dropped_publisher_that_waits_for_collection_lets_go_of_its_folder(
+    tmp_path: Path,
+) -> None:
+    def drop() -> None:
+        publisher: Any = Publisher(state=tmp_path)
+        publisher.itself = publisher
+
+    drop()
+    with pytest.warns(ResourceWarning, match="dropped without close"):
+        Publisher(state=tmp_path).close()

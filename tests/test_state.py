@@ -288,7 +288,7 @@ def test_what_was_not_written_in_time_is_said_in_the_end(
     assert disk.entered.wait(SECONDS)
     publisher.close(timeout=0.1)
     assert "closed without the latest version of m (there was no time for it)" in caplog.text
-    with pytest.raises(StateFolderError, match="belongs to another publisher"):
+    with pytest.raises(StateFolderError, match="belongs to a publisher of this process"):
         Publisher(state=tmp_path)  # the disk may yet do what it was asked for
     disk.open.set()
     publisher.close(timeout=SECONDS)

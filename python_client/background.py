@@ -1,0 +1,110 @@
+"""Applying in the background: threads of its own, and small versions in the bus's thread.
+
+Nothing here holds the subscriber: one that nobody refers to any more ends, though it was started.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from traceback import clear_frames
+
+from ..bus.errors import ApplyError, ClosedError, RefusedError
+from ..bus.net.handoff import Handoff
+from ..bus.staged import StagedVersion
+from ..codecs.errors import WeightBusError
+from .applying import Applier
+
+log = logging.getLogger("weightbus.subscriber")
+
+AT_ONCE_BYTES = 2**20  # copied within a fraction of a millisecond
+FILE_THREADS_MAX = 8  # that write files, side by side
+
+
+class Background:
+    """What applies the versions of one subscriber while nobody calls `receive`.
+
+    Args:
+        name: What the worker is called.
+        applier: What applies them.
+        handoff: Where they are left.
+        stop: Ends the worker.
+        others: The models whose targets are in memory.
+        files: Those whose targets are files.
+
+    Attributes:
+        threads: Those that were started.
+        error: What went wrong last.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        applier: Applier,
+        handoff: Handoff,
+        stop: Callable[[], object],
+        others: frozenset[str],
+        files: frozenset[str],
+    ) -> None:
+        self._name, self._applier, self._handoff, self._stop = name, applier, handoff, stop
+        self._others, self._files = others, sorted(files)
+        self.threads: list[threading.Thread] = []
+        self.error: WeightBusError | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        for models in self._shares():
+            first = not self.threads
+            name = "weightbus-apply" if first else f"weightbus-apply-{min(models)}"
+            apply = partial(self._run, models, first=first)
+            thread = threading.Thread(target=apply, name=name, daemon=True)
+            thread.start()
+            self.threads.append(thread)  # `close` joins it, so it must have started
+
+    def _shares(self) -> list[frozenset[str]]:
+        """Return the models of each thread that applies: a file waits for nobody but its disk."""
+        shares = [self._others]
+        shares += [frozenset(self._files[n::FILE_THREADS_MAX]) for n in range(FILE_THREADS_MAX)]
+        return [models for models in shares if models]
+
+    def at_once(self, staged: StagedVersion) -> bool:
+        """Apply a small version in the worker's thread: to wake another would take longer."""
+        if staged.layout.nbytes > AT_ONCE_BYTES or self._applier.may_take_long(staged.model):
+            return False
+        try:
+            return self._applier.at_once(staged)
+        except BaseException as error:  # this is the bus's thread
+            self._note(error)
+        return True
+
+    def _run(self, models: frozenset[str], *, first: bool) -> None:
+        try:
+            self._apply_until_closed(models, first=first)
+        except BaseException as error:  # nobody would apply any more: it is over for all
+            log.exception("%s: the thread that applies has failed", self._name)
+            self._handoff.close(error)
+            self._stop()
+
+    def _apply_until_closed(self, models: frozenset[str], *, first: bool) -> None:
+        while True:
+            try:
+                self._applier.receive(1.0, models)
+            except ClosedError:
+                return
+            except RefusedError as error:
+                if first:  # the others are told the same
+                    self._note(error)
+                if self._handoff.wait_closed(1.0):
+                    return
+            except BaseException as error:  # a hook may call sys.exit(), which would end this
+                self._note(error)
+
+    def _note(self, error: BaseException) -> None:
+        known = error if isinstance(error, WeightBusError) else WeightBusError(repr(error))
+        cause = known.__cause__ if isinstance(known, ApplyError) and known.code == "apply" else None
+        log.error("%s: %s", self._name, known, exc_info=cause)
+        for each in (known, known.__cause__):  # they are kept, but not what was in those frames
+            clear_frames(each.__traceback__ if each is not None else None)
+        with self._handoff.changed:
+            self.error = known
+            self._handoff.changed.notify_all()
