@@ -13,7 +13,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Unpack
+from typing import NoReturn, Unpack
 
 from ..bus.chunks import ChunkPlan
 from ..bus.complaints import Complaints
@@ -174,6 +174,12 @@ class Publisher:
         self.shown = Shown(self, self._loop, self._machine)
         self.shown.serve(dashboard, metrics, self.close)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Publisher stays in its process, with its sockets and threads: hand over its address "
+            f"({self.address!r}) for a Subscriber there, or make the Publisher there"
+        )
+
     def __repr__(self) -> str:
         return f"<Publisher at {self.address}, epoch {self.epoch}>"
 
@@ -292,7 +298,10 @@ class Publisher:
     ) -> Receipt:
         """Publish from a coroutine. Arguments, result and errors are those of `publish`.
 
-        The weights are copied before the first suspension; the event loop then runs on.
+        The weights are copied before the first suspension, so that they may be changed by whatever
+        runs next: the event loop stands still meanwhile, for about a second for each GB. Where that
+        is too long, `await asyncio.to_thread(publisher.publish, ...)`, and change no weights before
+        it returns.
         """
         return await asyncio.wrap_future(self.publish_async(model, weights, **options))
 

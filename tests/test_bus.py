@@ -807,6 +807,18 @@ def test_ipv6(bus: Bus) -> None:
     assert target["w"][0] == 1
 
 
+@pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6")
+def test_both_families_by_one_address(bus: Bus) -> None:
+    publisher, targets = (
+        bus.publisher(address="tcp://[::]:0", insecure=True),
+        [arrays(0), arrays(0)],
+    )
+    for host, target in zip(("127.0.0.1", "[::1]"), targets, strict=True):
+        bus.subscriber(publisher.address.replace("[::]", host), target).start()
+    publisher.publish("m", arrays(1), expect=2, timeout=SECONDS)
+    assert [target["w"][0] for target in targets] == [1, 1]
+
+
 def test_every_interface(bus: Bus) -> None:
     publisher, target = bus.publisher(address="tcp://*:0", insecure=True), arrays(0)
     address = publisher.address.replace("0.0.0.0", "127.0.0.1")  # noqa: S104 - it is replaced

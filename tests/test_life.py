@@ -1,7 +1,9 @@
 """How publishers and subscribers end: half made, dropped without close, and in forked children."""
 
 import contextlib
+import copy
 import gc
+import pickle
 import selectors
 import socket
 import threading
@@ -42,6 +44,11 @@ def until_gone(before: set[str]) -> None:
 
 def subscriber(address: str = "tcp://127.0.0.1:9", **options: object) -> Subscriber:
     return Subscriber(address, {"m": {"w": np.zeros(3)}}, **options)  # type: ignore[arg-type]
+
+
+def cloudpickled(what: object) -> object:
+    """Pickle as Ray does."""
+    return pytest.importorskip("cloudpickle").dumps(what)
 
 
 MAKES: list[Callable[..., object]] = [Publisher, subscriber]
@@ -238,3 +245,13 @@ def test_a_dropped_publisher_that_waits_for_collection_lets_go_of_its_folder(
     drop()
     with pytest.warns(ResourceWarning, match="dropped without close"):
         Publisher(state=tmp_path).close()
+
+
+@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickled, copy.copy])
+def test_one_that_is_handed_to_another_process_says_what_to_hand_over(
+    make: Callable[..., Any], dumps: Callable[[object], object]
+) -> None:
+    with make() as made, pytest.raises(TypeError, match="stays in its process") as told:
+        dumps({"bus": made} if dumps is not copy.copy else made)
+    assert made.address in str(told.value)
