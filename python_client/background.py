@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from traceback import clear_frames
 
-from ..bus.errors import ApplyError, ClosedError, RefusedError
+from ..bus.errors import AddressError, ApplyError, ClosedError, RefusedError
 from ..bus.net.handoff import Handoff
 from ..bus.staged import StagedVersion
 from ..codecs.errors import WeightBusError
@@ -91,7 +91,7 @@ class Background:
                 self._applier.receive(1.0, models)
             except ClosedError:
                 return
-            except RefusedError as error:
+            except (RefusedError, AddressError) as error:
                 if first:  # the others are told the same
                     self._note(error)
                 if self._handoff.wait_closed(1.0):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
 from ..bus.errors import ClosedError
@@ -181,7 +181,10 @@ class Subscriber:
             tell = self._loop.tell
             about = self._targets, self._handoff, self._running, tell, self._calls
             self._applier = Applier(*about, before_apply, on_commit)
-            self._background = Background(self.name, self._applier, self._handoff, self._loop.stop)
+            files = frozenset(m for m, target in self._targets.items() if target.on_disk)
+            work = self._applier, self._handoff, self._loop.stop
+            others = frozenset(self._targets) - files
+            self._background = Background(self.name, *work, others, files)
             self._loop.examine_by(Checker(self._targets, self._applier, tell).ask)
             end_with(self, self._loop)
             undo.pop_all()
@@ -202,6 +205,12 @@ class Subscriber:
         log.warning("%s is closed: %s", self, text)
         self._handoff.close(ClosedError(text))
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Subscriber stays in its process, with its sockets and threads: hand over its "
+            f"publisher's address ({self.address!r}), and make a Subscriber there"
+        )
 
     def __repr__(self) -> str:
         return f"<Subscriber {self.name} of {self.address}: {', '.join(self._targets)}>"
@@ -235,6 +244,7 @@ class Subscriber:
                 the version that was asked for is not to be had any more.
             TornError: A version could not be applied and has spoiled the weights; see `reading`.
             RefusedError: The publisher refuses this worker.
+            AddressError: No address of the publisher's host is found, which is tried on.
             ClosedError: The subscriber is closed, or applies in the background.
             KeyError: There is no such model.
             ValueError: It is not said of which model the version is.
@@ -355,6 +365,7 @@ class Subscriber:
 
         Raises:
             RefusedError: The publisher refuses this worker.
+            AddressError: No address of the publisher's host is found, which is tried on.
         """
         return self._handoff.wait_joined(checks.seconds(timeout, "timeout"))
 

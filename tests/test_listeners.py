@@ -89,7 +89,8 @@ def test_who_is_refused_is_heard_of() -> None:
         heard = Heard()
         publisher.on_worker(heard)
         first = subscriber(publisher, "same")
-        second = Subscriber(publisher.address, {"m": {"w": np.zeros(4, np.float32)}}, name="same")
+        elsewhere = publisher.address.replace("127.0.0.1", "localhost")  # as of another process
+        second = Subscriber(elsewhere, {"m": {"w": np.zeros(4, np.float32)}}, name="same")
         refused = heard.until("refused")
         assert refused.worker == "same"
         assert "name-taken" in refused.text

@@ -30,6 +30,7 @@ from .bell import Bell
 from .descriptors import Crowd, check_left
 from .inheritance import abandon_in_children, close_libzmqs, descriptors_of_libzmq, keep_in_children
 from .listening import Listener, belongs, bound
+from .names import AGAIN_SECONDS, Lookup, is_name
 from .pub import Distribution
 from .sub import Subscription
 from .zmtp import FRAME_HEAD_MAX, FRAMES_MAX, WORD, Arrived, Place
@@ -374,10 +375,12 @@ class WorkerSockets(_Sockets):
             self._control.setsockopt(zmq.RCVHWM, DEALER_QUEUE)
             self._control.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
             self._control.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-            self._control.setsockopt(zmq.IPV6, int("[" in address))
             if keys is not None:
                 curve.pin(self._control, keys.public, keys.secret, keys.publisher)
-            self._control.connect(address)
+            self._dialled = ""  # what the control socket connects to
+            self._lookup = Lookup(address, self._bell.ring) if is_name(address) else None
+            if self._lookup is None:
+                self._dial(address)
         except BaseException as error:
             self.close()
             if isinstance(error, zmq.ZMQError):
@@ -388,6 +391,9 @@ class WorkerSockets(_Sockets):
     def poll(self, seconds: float, *, writable: bool = False) -> Activity:
         """Wait for something to arrive or for `wake`; with `writable`, also for a peer."""
         self._watch(self.data.attend(time.monotonic()))
+        if self._lookup is not None:
+            self._look_up(self._lookup, time.monotonic())
+            seconds = min(seconds, AGAIN_SECONDS)
         pending, wanted = self.data.pending, READABLE | (WRITABLE if writable else 0)
         control, found = self._poll(0.0 if pending else seconds, wanted)
         watched = self._watched[0] if self._watched is not None else None
@@ -396,6 +402,25 @@ class WorkerSockets(_Sockets):
             data=pending or any(key.fileobj is watched for key, _ in found),
             writable=bool(control & WRITABLE),
         )
+
+    def _look_up(self, lookup: Lookup, now: float) -> None:
+        """Follow the host where it goes, as long as nothing is connected."""
+        if not self._ask() & WRITABLE and lookup.attend(now):
+            self._dial(lookup.found)
+
+    def _dial(self, endpoint: str) -> None:
+        """Connect the control socket, in place of any connection before."""
+        self._asked = False
+        if self._dialled:
+            with contextlib.suppress(zmq.ZMQError):  # there is none
+                self._control.disconnect(self._dialled)
+        self._control.setsockopt(zmq.IPV6, int("[" in endpoint))
+        self._control.connect(endpoint)
+        self._dialled = endpoint
+
+    def unknown(self, now: float) -> str:
+        """Say that there is no address of the publisher's host, if that has lasted; else empty."""
+        return self._lookup.fault(now) if self._lookup is not None else ""
 
     def _watch(self, wanted: tuple[socket.socket, bool] | None) -> None:
         """Have the poller look at the data connection, if there is one."""
@@ -442,10 +467,8 @@ class WorkerSockets(_Sockets):
 
     def redial(self) -> None:
         """Make both connections anew; what waits to be sent on the old ones is lost."""
-        self._asked = False
-        with contextlib.suppress(zmq.ZMQError):  # there is none
-            self._control.disconnect(self.address)
-        self._control.connect(self.address)
+        if self._dialled:
+            self._dial(self._dialled)
         self.data.redial()
 
     def abandon(self) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from ..errors import ApplyError, ClosedError, RefusedError
+from ..errors import AddressError, ApplyError, ClosedError, RefusedError
 from ..limits import MODELS_MAX
 from ..staged import StagedVersion
 
@@ -22,7 +22,7 @@ class Handoff:
         self._left = threading.Condition(self._lock)  # something was, for `take`
         self._ready: dict[str, StagedVersion] = {}
         self._errors: deque[ApplyError] = deque(maxlen=MODELS_MAX)
-        self._refusal: RefusedError | None = None
+        self._refusal: RefusedError | AddressError | None = None
         self._closed: BaseException | None = None
         self.joined_epoch = 0
         self._awaited: set[tuple[str, int, int]] = set()  # versions that are wanted, and no others
@@ -62,6 +62,18 @@ class Handoff:
             self._refusal = error
             self._tell()
 
+    def unknown(self, text: str) -> None:
+        """Leave word that the publisher's host is not known; empty: it is, or may yet be."""
+        before = self._refusal if isinstance(self._refusal, AddressError) else None
+        if text == (str(before) if before is not None else ""):
+            return
+        with self._lock:
+            if text:
+                self._refusal = self._refusal or AddressError(text)
+                self._tell()
+            elif before is not None:
+                self._refusal = None
+
     def join(self, epoch: int) -> None:
         """The publisher has let this worker in."""
         with self._lock:
@@ -88,6 +100,7 @@ class Handoff:
         Raises:
             ApplyError: A version could not be taken.
             RefusedError: The publisher refuses this worker.
+            AddressError: There is no address of the publisher's host.
             ClosedError: Nothing will come any more.
         """
         with self._lock:
@@ -128,6 +141,7 @@ class Handoff:
         Raises:
             ApplyError: It could not be taken.
             RefusedError: The publisher refuses this worker.
+            AddressError: There is no address of the publisher's host.
             ClosedError: Nothing will come any more.
         """
 
@@ -196,6 +210,7 @@ class Handoff:
 
         Raises:
             RefusedError: The publisher refuses this worker.
+            AddressError: There is no address of the publisher's host.
             ClosedError: The subscriber was closed.
         """
         with self._lock:

@@ -228,7 +228,7 @@ class Distribution:
             self._pause(listener.socket, now)
             return
         try:
-            connection, peer = listener.socket.accept()
+            connection, _ = listener.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
@@ -236,8 +236,7 @@ class Distribution:
             self._pause(listener.socket, now)
             return
         if spent(connection.fileno()):
-            host = str(peer[0]) if isinstance(peer, tuple) else ""
-            self._crowd.note(connection.fileno(), host, now)
+            self._crowd.note(connection.fileno(), _host_of(connection), now)
             connection.close()
             self._pause(listener.socket, now)
             return
@@ -283,6 +282,15 @@ class Distribution:
         del self._outlets[outlet.fileno()]
         self._selector.unregister(outlet)
         outlet.close()
+
+
+def _host_of(connection: socket.socket) -> str:
+    """Return where a connection comes from; empty over ipc, or if it is gone already."""
+    try:
+        peer: tuple[str, int] | str | bytes = connection.getpeername()
+    except OSError:
+        return ""
+    return peer[0] if isinstance(peer, tuple) else ""
 
 
 def _tune(connection: socket.socket) -> None:

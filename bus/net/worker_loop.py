@@ -173,6 +173,7 @@ class WorkerLoop:
                 self._machine.changed(now)
             if refused:
                 self._perform(self._machine.shut_out(refused, now))
+            self._handoff.unknown(self._sockets.unknown(now))
             if self._sockets.data.needs_ticket:
                 self._perform(self._machine.without_ticket(now))
             self._perform(self._machine.tick(now))

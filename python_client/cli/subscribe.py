@@ -97,14 +97,26 @@ def _receive(screen: Screen, request: Request, subscriber: Subscriber) -> Update
     patience = request.patience
     deadline = None if patience is None else time.monotonic() + patience
     with screen.waiting("") as waiting:
+        unknown = ""
         while deadline is None or time.monotonic() < deadline:
-            there = subscriber.wait_joined(0)
-            what = f"a version of {request.model}" if there else "a publisher"
-            waiting.say(f"waiting for {what} at {request.address}")
-            update = subscriber.receive(LOOK_SECONDS)
+            try:
+                there = subscriber.wait_joined(0)
+                what = f"a version of {request.model}" if there else "a publisher"
+                waiting.say(f"waiting for {what} at {request.address}")
+                update = subscriber.receive(LOOK_SECONDS)
+            except AddressError as error:  # its host may come yet
+                if not unknown:
+                    unknown = str(error)
+                    screen.warn(unknown)
+                time.sleep(LOOK_SECONDS)
+                continue
             if update is not None:
                 return update
-    if subscriber.wait_joined(0):
+    try:
+        there = subscriber.wait_joined(0)
+    except AddressError as error:
+        raise NothingCameError(str(error)) from None
+    if there:
         text = f"no version of {request.model!r} came from {request.address}"
     else:
         text = f"no publisher answered at {request.address}"

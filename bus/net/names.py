@@ -1,0 +1,105 @@
+"""Hosts by name: looked up in threads of their own, since a name server may answer late or never.
+
+libzmq would look a name up in its own thread, again for each attempt to connect; whoever closes the
+socket then waits for the name server. So it is given addresses that are numbers.
+"""
+
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Callable
+
+from ..complaints import Complaints
+from . import endpoints
+
+log = logging.getLogger("weightbus.worker")
+
+AGAIN_SECONDS = 1.0  # between two look-ups while there is no connection: a host may move
+PATIENCE_SECONDS = 2.0  # without an address, after which that is said
+
+
+def is_name(endpoint: str) -> bool:
+    """Return whether an endpoint has the name of a host, to be looked up."""
+    if endpoints.ipc_path(endpoint) is not None:
+        return False
+    host, _ = endpoints.host_and_port(endpoint)
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return True
+    return False
+
+
+class Lookup:
+    """Where a host is. It belongs to one thread, which never waits here.
+
+    Args:
+        endpoint: Of TCP, with its name.
+        ring: Wakes that thread; called by the one that looks it up.
+
+    Attributes:
+        found: The endpoint by its number; empty until it is known.
+    """
+
+    def __init__(self, endpoint: str, ring: Callable[[], None]) -> None:
+        self.found = ""
+        self._endpoint, self._ring = endpoint, ring
+        self._running: threading.Thread | None = None
+        self._answer: str | OSError | None = None
+        self._error: OSError | None = None
+        self._due = float("-inf")
+        self._since: float | None = None  # there is no address
+        self._unknown = Complaints(log, "%s")
+
+    def attend(self, now: float) -> bool:
+        """Look it up if that is due; return whether it is found elsewhere than before."""
+        if self._since is None:
+            self._since = now
+        if self._running is None:
+            if now >= self._due:
+                self._answer = None
+                self._running = threading.Thread(
+                    target=self._look, name="weightbus-lookup", daemon=True
+                )
+                self._running.start()
+            return False
+        if self._answer is None:
+            return False
+        self._running, self._due = None, now + AGAIN_SECONDS
+        if isinstance(self._answer, OSError):
+            self._error = self._answer
+            return False
+        moved, self.found = self._answer != self.found, self._answer
+        self._error = None
+        return moved
+
+    def fault(self, now: float) -> str:
+        """Say for how long there has been no address, and why; empty if there is, or may yet be."""
+        if self.found or self._since is None or now - self._since < PATIENCE_SECONDS:
+            return ""
+        host, _ = endpoints.host_and_port(self._endpoint)
+        error = self._error
+        why = "its name server does not answer" if error is None else error.strerror or str(error)
+        text = (
+            f"{self._endpoint} cannot be connected to: no address of host {host!r} is found "
+            f"({why}); check the name, and the name service of this host or container. It is "
+            "looked up again and again"
+        )
+        self._unknown.warn(text, now)
+        return text
+
+    def _look(self) -> None:
+        """Look it up. (In a thread of its own.)"""
+        host, port = endpoints.host_and_port(self._endpoint)
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            # IPv4 first, as libzmq has it.
+            family, *_, at = min(found, key=lambda each: each[0] != socket.AF_INET)
+            six = family == socket.AF_INET6
+            self._answer = f"tcp://[{at[0]}]:{port}" if six else f"tcp://{at[0]}:{port}"
+        except OSError as error:
+            self._answer = error
+        except UnicodeError as error:
+            self._answer = OSError(str(error))
+        self._ring()
