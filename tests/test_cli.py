@@ -317,8 +317,9 @@ def test_a_name_that_is_taken(tmp_path: Path) -> None:
         weightbus.Subscriber(publisher.address, {"m": tmp_path / "a"}, name="w0") as first,
     ):
         assert first.wait_joined(DEADLINE)
+        elsewhere = f"ipc://{tmp_path}/./bus"  # as of another process, whose workers are not ours
         result = run(
-            *("subscribe", publisher.address, "--model", "m", "--out", tmp_path / "b"),
+            *("subscribe", elsewhere, "--model", "m", "--out", tmp_path / "b"),
             *("--name", "w0", "--json"),
         )
     assert result.exit_code == 1
