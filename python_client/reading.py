@@ -8,32 +8,42 @@ until one has succeeded.
 
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 READING_SECONDS = 60.0  # that a reader waits for an apply unless told otherwise
+LOST_SECONDS = 0.5  # between two looks of a waiting writer at whether readers are still there
 
 
 class InUseError(TimeoutError):
     """Readers did not leave in time."""
 
 
-@dataclass(slots=True)
+Alive = Callable[[int], bool]  # tells whether a thread still does what it began
+
+
 class _Holder:
     """A thread that reads or writes."""
 
-    doing: str
-    name: str = field(default_factory=lambda: threading.current_thread().name)
-    since: float = field(default_factory=time.monotonic)
-    depth: int = 0
+    __slots__ = ("alive", "depth", "doing", "since", "thread")
+
+    def __init__(self, doing: str, thread: int, alive: Alive | None = None) -> None:
+        self.doing, self.thread, self.alive = doing, thread, alive
+        self.since, self.depth = time.monotonic(), 0
 
     def __str__(self) -> str:
-        return f"{self.doing} in thread {self.name} for {time.monotonic() - self.since:.1f} s"
+        names = {t.ident: t.name for t in threading.enumerate()}
+        name = names.get(self.thread, f"{self.thread} (ended)")
+        return f"{self.doing} in thread {name} for {time.monotonic() - self.since:.1f} s"
 
 
 class ReadingLock:
-    """A readers-writer lock that prefers the writer."""
+    """A readers-writer lock that prefers the writer.
+
+    A reader that meets no writer takes no lock of the system's: it notes itself, and only then
+    looks whether somebody writes or waits to; a writer says that it waits, and only then looks for
+    readers. So one of the two sees the other.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -59,12 +69,47 @@ class ReadingLock:
             TimeoutError: A writer was at it for longer than `timeout` seconds; it says who.
             Exception: What was handed to `tear`, or, if nobody waits any more, to `despair`.
         """
+        self.enter(timeout, model)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(
+        self,
+        timeout: float = READING_SECONDS,
+        model: str | None = None,
+        *,
+        doing: str = "reading (`reading()`)",
+        alive: Alive | None = None,
+    ) -> None:
+        """Begin to read, as `reading` does with these arguments; `leave` must follow.
+
+        Args:
+            timeout, model: As of `reading`.
+            doing: What is done, for writers that wait for its end.
+            alive: Where `leave` may be left out, tells a waiting writer whether it was.
+
+        Raises:
+            Exception: As `reading`.
+        """
         me = threading.get_ident()
+        holder = self._readers.get(me)
+        if holder is None:
+            self._readers[me] = holder = _Holder(doing, me, alive)
+            if self._waiting_writers or self._writer or self._torn:
+                del self._readers[me]
+                self._enter_slowly(me, holder, timeout, model)
+        elif self._torn:
+            self._check_whole(me, model)
+        holder.depth += 1
+
+    def _enter_slowly(self, me: int, holder: _Holder, timeout: float, model: str | None) -> None:
         with self._lock:
+            self._changed.notify_all()  # a writer may have seen this reader, which is none yet
             free = self._changed.wait_for(
                 lambda: (
-                    me in self._readers
-                    or me in self._writer
+                    me in self._writer
                     or self._late is not None
                     or not (self._writer or self._waiting_writers)
                 ),
@@ -75,19 +120,35 @@ class ReadingLock:
                 raise TimeoutError(
                     f"weights were being applied for more than {timeout} s: {_all(others)}"
                 )
-            late = None if me in self._readers or me in self._writer else self._late
-            for torn, error in (*self._torn.items(), *([late] if late else [])):
-                if model in (None, torn):
-                    raise error.with_traceback(None)
-            self._readers.setdefault(me, _Holder("reading (`reading()`)")).depth += 1
-        try:
-            yield
-        finally:
+            self._check_whole(me, model)
+            holder.since = time.monotonic()
+            self._readers[me] = holder
+
+    def _check_whole(self, me: int, model: str | None) -> None:
+        late = None if me in self._readers or me in self._writer else self._late
+        for torn, error in (*self._torn.items(), *([late] if late else [])):
+            if model in (None, torn):
+                raise error.with_traceback(None)
+
+    def leave(self) -> None:
+        """End what `enter` began, in the same thread."""
+        me = threading.get_ident()
+        holder = self._readers.get(me)
+        if holder is None:
+            return  # a writer took it for one that would not leave any more
+        holder.depth -= 1
+        if holder.depth:
+            return
+        del self._readers[me]
+        if self._waiting_writers:
             with self._lock:
-                self._readers[me].depth -= 1
-                if not self._readers[me].depth:
-                    del self._readers[me]
                 self._changed.notify_all()
+
+    @property
+    def held(self) -> bool:
+        """Whether this very thread reads or writes."""
+        me = threading.get_ident()
+        return me in self._readers or me in self._writer
 
     def check_not_reading(self) -> None:
         """Check that this thread may write, before anything is done that cannot be undone.
@@ -115,16 +176,15 @@ class ReadingLock:
             self.check_not_reading()
             self._waiting_writers += 1
             try:
-                free = self._changed.wait_for(lambda: not (self._writer or self._readers), timeout)
+                if not self._wait_alone(timeout):
+                    others = self._writer or self._readers
+                    raise InUseError(
+                        f"the weights were in use for more than {timeout} s: {_all(others)}"
+                    )
+                self._writer[me] = _Holder(doing, me)  # before it is none that waits any more
             finally:
                 self._waiting_writers -= 1
                 self._changed.notify_all()
-            if not free:
-                others = self._writer or self._readers
-                raise InUseError(
-                    f"the weights were in use for more than {timeout} s: {_all(others)}"
-                )
-            self._writer[me] = _Holder(doing)
         try:
             yield
         finally:
@@ -132,6 +192,19 @@ class ReadingLock:
                 self._writer.clear()
                 self._late = None
                 self._changed.notify_all()
+
+    def _wait_alone(self, timeout: float) -> bool:
+        """Wait until nobody else reads or writes; readers that are gone do not count."""
+        deadline = time.monotonic() + timeout
+        while True:
+            look = min(LOST_SECONDS, deadline - time.monotonic())
+            if self._changed.wait_for(lambda: not (self._writer or self._readers), look):
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            for thread, holder in [*self._readers.items()]:
+                if holder.alive is not None and not holder.alive(thread):
+                    self._readers.pop(thread, None)
 
     def tear(self, model: str, error: Exception) -> None:
         """A model holds no version: have readers told, from now on. (For the writer.)"""
@@ -149,4 +222,4 @@ class ReadingLock:
 
 
 def _all(holders: dict[int, _Holder]) -> str:
-    return "; ".join(map(str, holders.values()))
+    return "; ".join(map(str, [*holders.values()]))

@@ -45,7 +45,7 @@ from .dropped import end_with
 from .keys import worker_keys
 from .observing.checking import Checker
 from .observing.traces import settle
-from .reading import READING_SECONDS
+from .reading import READING_SECONDS, ReadingLock
 from .resident import ResidentTarget
 from .targets import fault_of, targets_of
 
@@ -311,6 +311,11 @@ class Subscriber:
         """
         self._handoff.check_alive()  # else weights would stay as they are for ever, in silence
         return self._applier.lock.reading(checks.seconds(timeout, "timeout"))
+
+    @property
+    def lock(self) -> ReadingLock:
+        """What `reading` takes, for whom a `with` does not do: hooks, for example."""
+        return self._applier.lock
 
     def wait_for_version(
         self, model: str, version: int = 1, *, epoch: int = 0, timeout: float

@@ -373,6 +373,140 @@ def test_missing_workers_are_waited_for_until_the_deadline() -> None:
             scheme.shutdown()
 
 
+def test_a_worker_that_left_before_the_first_send_is_not_waited_for() -> None:
+    sender, net = ZMQWeightSyncScheme(num_workers=1), fill(Net(), 1.0)
+    sender.init_on_sender("policy", model=net)
+    sender.connect()
+    receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
+    try:
+        receiver.init_on_receiver(model_id="policy", model=Net(), worker_idx=0)
+        receiver.connect()
+        assert receiver.receive(20.0) is not None
+        receiver.shutdown()
+        started = time.monotonic()
+        with pytest.raises(PublishError, match=r"worker 0 lost .*it has left"):
+            sender.send(timeout=60.0)
+        assert time.monotonic() - started < 20.0, "it was waited for"
+    finally:
+        for scheme in (receiver, sender):
+            scheme.shutdown()
+
+
+def test_threads_that_send_at_the_same_time_take_turns() -> None:
+    with one_process() as (sender, net, _, nets):
+        begin, errors = threading.Barrier(4), list[BaseException]()
+
+        def send(value: float) -> None:
+            own = fill(Net(), value)
+            begin.wait(30.0)
+            try:
+                for _ in range(5):
+                    sender.send(own)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=send, args=(value,)) for value in (2.0, 3.0, 4.0, 5.0)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60.0)
+        assert errors == []
+        assert sender.versions() == {0: 21, 1: 21}
+        assert values(nets[0]) == values(nets[1])
+        fill(net, 9.0)
+        sender.send()
+        assert values(nets[0]) == {9.0}
+
+
+def test_a_turn_that_does_not_come_within_the_deadline_names_who_goes_without() -> None:
+    with one_process() as (sender, net, _, nets):
+        sending, begun, go = sender.own_sending(), threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with sending.turn("policy", 60.0):
+                begun.set()
+                assert go.wait(60.0)
+
+        holding = threading.Thread(target=hold)
+        holding.start()
+        try:
+            assert begun.wait(30.0)
+            with pytest.raises(PublishError, match=r"worker 0 behind.*not sent to: another thread"):
+                sender.send(fill(net, 2.0), timeout=0.1)
+            with pytest.raises(PublishError, match=r"worker 1 behind.*not sent to: another thread"):
+                sender.send_async(timeout=0.1)
+        finally:
+            go.set()
+            holding.join(30.0)
+        sender.send()
+        assert values(nets[0]) == {2.0}
+
+
+NO_WEIGHTS = {
+    "list": lambda net: list(net.parameters()),
+    "generator": lambda net: net.parameters(),
+    "int": lambda _: 5,
+    "Tensor": lambda _: torch.ones(2),
+    "method": lambda net: net.state_dict,
+}
+
+
+@pytest.mark.parametrize("kind", NO_WEIGHTS)
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_is_no_weights_is_refused_and_takes_no_number(kind: str, strict: bool) -> None:
+    sender = ZMQWeightSyncScheme(strict=strict, liveness=QUICK)
+    with one_process(1, sender=sender) as (_, net, _, nets):
+        given = NO_WEIGHTS[kind](net)
+        sender.send()
+        assert sender.versions() == {0: 2}
+        for send in (sender.send, sender.send_async, sender.get_sender().update_weights):
+            with pytest.raises(TypeError, match=rf"a {kind} is no weights of 'policy': give an nn"):
+                send(given)
+        with pytest.raises(TypeError, match=rf"a {kind} is no weights"):
+            sender.send({0: given})
+        with pytest.raises(TypeError, match=rf"a {kind} is no weights"):
+            sender.sender_transports[0].send_weights(given)
+        sender.send(fill(net, 2.0))
+        assert sender.versions() == {0: 3}
+        assert values(nets[0]) == {2.0}
+        with pytest.raises(TypeError, match=rf"a {kind} is no weights"):
+            ZMQWeightSyncScheme().init_on_sender("policy", weights=given, num_workers=1)
+
+
+def test_a_worker_without_weights_says_so() -> None:
+    sender = ZMQWeightSyncScheme(liveness=QUICK)
+    sender.init_on_sender("policy", model=fill(Net(), 1.0), num_workers=1)
+    receiver = pickle.loads(pickle.dumps(sender))  # noqa: S301
+    try:
+        receiver.init_on_receiver(model_id="policy", model=lambda td: td, worker_idx=0)
+        receiver.connect()
+        sender.connect()
+        with pytest.raises(PublishError, match=r"worker 0 failed .*a function, which has"):
+            sender.send(timeout=20.0)
+    finally:
+        for scheme in (receiver, sender):
+            scheme.shutdown()
+
+
+def test_a_collector_without_a_policy_of_its_own_sends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Collector:
+        policy, policy_device, num_workers = None, None, 1
+
+    context = Collector()
+    for sync in (True, False):
+        sender = MultiProcessWeightSyncScheme(sync=sync)
+        sender.init_on_sender("policy", context)
+        sender.connect()
+        try:
+            sender.send()
+            assert "nothing was sent: there are no weights of 'policy'" in caplog.text
+            assert sender.receipt is None
+        finally:
+            sender.shutdown()
+
+
 def test_receivers_that_count_from_one() -> None:
     with one_process(2, first=1) as (sender, net, _, nets):
         sender.send()

@@ -39,6 +39,7 @@ from weightbus.tests.torchrl_parts import (
     seen_in,
     valued_echo,
 )
+from weightbus.tests.torchrl_tearing import story
 
 QUICK = Timing(ping=0.2, lost_after=1.0)
 SECONDS = 20.0  # what anything here may take on a busy machine
@@ -99,6 +100,18 @@ def test_a_collector_runs_with_a_scheme_from_start_to_end(
         weights_that_do_not_fit_are_refused(collector, scheme, batches)
         a_killed_worker_is_named(collector, scheme)
     scheme.shutdown()
+    assert threads() == []
+
+
+TORN = ["sync-process", "async-shared", "async-zmq"]
+
+
+@pytest.mark.parametrize("name", TORN)
+def test_no_forward_pass_sees_a_part_of_an_update(name: str) -> None:
+    seen = story(name, 30)
+    assert seen.updates == 30
+    assert seen.newest == 31.0
+    assert seen.torn == 0, seen
     assert threads() == []
 
 

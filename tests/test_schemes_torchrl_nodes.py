@@ -13,18 +13,17 @@ import pytest
 pytest.importorskip("torchrl")
 
 from weightbus.tests import torchrl_story as story
+from weightbus.tests import torchrl_tearing as tearing
 from weightbus.tests.ports import lasting_ports
 
 SECONDS = 60.0  # what one part of a story may take on a busy machine
 
 
 @contextlib.contextmanager
-def told(make: Any, make_scheme: Any) -> Generator[Connection]:
+def told(tell: Any, *args: Any) -> Generator[Connection]:
     """Have a story told by another process, which ends with all that it started."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=story.tell, args=(make, make_scheme, lasting_ports(2), theirs)
-    )
+    process = multiprocessing.get_context("spawn").Process(target=tell, args=(*args, theirs))
     process.start()
     theirs.close()
     teller = psutil.Process(process.pid)
@@ -44,6 +43,14 @@ def next_of(pipe: Connection) -> dict[str, Any]:
     return pipe.recv()
 
 
+def test_no_forward_pass_sees_a_part_of_an_update_by_rpc() -> None:
+    with told(tearing.tell, "rpc-rpc", 30, lasting_ports(2)) as pipe:
+        seen = next_of(pipe)
+    assert seen["updates"] == 30
+    assert seen["newest"] == 31.0
+    assert seen["torn"] == 0, seen
+
+
 STORIES = [
     pytest.param(story.nodes, story.zmq_scheme, "kill", id="distributed-zmq"),
     pytest.param(story.rpc, story.rpc_scheme, "kill", id="rpc-rpc"),
@@ -53,7 +60,7 @@ STORIES = [
 
 @pytest.mark.parametrize(("make", "make_scheme", "end"), STORIES)
 def test_a_collector_of_nodes_runs_with_a_scheme(make: Any, make_scheme: Any, end: str) -> None:
-    with told(make, make_scheme) as pipe:
+    with told(story.tell, make, make_scheme, lasting_ports(2)) as pipe:
         seen = next_of(pipe)
         wrong = seen.pop("wrong")
         assert seen == {

@@ -37,7 +37,7 @@ from .carrier import (
     bus_name,
     receipt_of,
 )
-from .model import is_torchrl
+from .model import POLICY, is_torchrl
 from .receiver import BusTarget, Destination
 from .scheme import WeightSyncScheme
 from .sender import check_sources
@@ -163,10 +163,11 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         if self.sync:
             super().send(weights, worker_ids, timeout=timeout)
             return
-        side = self._as_sender
-        if side is not None and side.sending.pending:
-            self.wait_async()
-        self.send_async(weights, worker_ids, timeout=timeout)
+        sending, limit = self._connected(), self.timeout if timeout is None else timeout
+        with self._nothing_is_fine(weights), sending.turn(self.model_id or POLICY, limit) as left:
+            if sending.pending:
+                self.wait_async()
+            self.send_async(weights, worker_ids, timeout=left)
 
 
 class DistributedWeightSyncScheme(ZMQWeightSyncScheme):
@@ -290,6 +291,7 @@ class _BusSender:
         self._first = 0  # what receivers count from
         self._firsts: dict[int, Weights] = {}  # what workers begin with that have not joined yet
         self._order = threading.Lock()  # so that what is published later is newer
+        publisher.on_worker(lambda event: self._note([event.worker]))  # who leaves at once, too
 
     def workers(self) -> Sequence[int]:
         if self._count is not None:
@@ -427,6 +429,7 @@ class _BusReceiver:
             apply_timeout=min(max(timeout, APPLY_SECONDS), APPLY_SECONDS_MAX),
         )
         if self._background:
+            destination.guard(self._joined.lock, timeout)
             self._joined.start()
 
     def receive(self, timeout: float) -> Update | None:

@@ -12,16 +12,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...bus.errors import ApplyError, TornError
 from ...codecs.layout import Layout
 from ...codecs.numpy_tensors import Bytes
 from ..applying import Update
-from ..reading import READING_SECONDS
-from .model import POLICY, Answer, Outcome, hand_over, weights_of
+from ..reading import READING_SECONDS, ReadingLock
+from .model import POLICY, Answer, Outcome, hand_over, model_in, weights_of
+from .passes import ForwardPasses
 from .receiver import Destination
 
 MARGIN = 0.8  # of the sender's deadline: what a worker spends waiting, so that it can still answer
@@ -96,6 +97,8 @@ class CallReceiver:
     def connect(self, worker_idx: int | None, timeout: float) -> None:
         """Apply what came before (ApplyError: it does not fit), and from now on whatever comes."""
         self.worker = worker_idx
+        if self._background:
+            self._destination.guard(self._destination.lock, timeout)
         kept = registry.claim(self)
         with self._changed:
             self._connected, self._poller = True, threading.get_ident()
@@ -320,4 +323,22 @@ def _handed_over(
     weights = weights_of(version.header, version.data, nested=nested)
     several = wanted is None and version.call.model_id != POLICY  # which is what collectors assume
     named = {"model_id": version.call.model_id} if several else {}
-    return hand(getattr(owner, method), weights, names, version.timeout, **named)
+    with _between_passes(owner, version.call.model_id, version.timeout):
+        return hand(getattr(owner, method), weights, names, version.timeout, **named)
+
+
+_passes: "weakref.WeakKeyDictionary[Any, dict[str, ForwardPasses]]" = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def _between_passes(owner: Any, model_id: str, timeout: float) -> AbstractContextManager[None]:
+    """Return a context in which no forward pass runs of the module that an owner has by this id."""
+    try:
+        model = model_in(owner, model_id)
+        with _making:
+            of_owner = _passes.setdefault(owner, {})
+            passes = of_owner.setdefault(model_id, ForwardPasses(ReadingLock(), timeout))
+    except (AttributeError, TypeError):  # it has none, or cannot be referred to weakly
+        return nullcontext()
+    passes.guard(model)
+    return passes.lock.writing(timeout, f"{type(owner).__name__} takes weights of {model_id}")

@@ -59,6 +59,9 @@ class _NothingSent(Sending):
     def _check_known(self, workers: Sequence[int] | None) -> None:
         """Take any worker for known."""
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.carrier,)
+
 
 class NoWeightSyncScheme(WeightSyncScheme):
     """Synchronises nothing: workers keep the weights that they were built with.
@@ -128,6 +131,3 @@ class NoWeightSyncScheme(WeightSyncScheme):
         """Return a transport by which nothing goes. Arguments are those of the base."""
         del pipe_or_context, kwargs
         return _Nothing()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_nothing": _NothingSent(_Nothing())}

@@ -22,6 +22,7 @@ from ..reading import READING_SECONDS, ReadingLock
 from ..targets import MemoryTarget, Names, Sums
 from .carrier import Receiver
 from .model import POLICY, Subject, log
+from .passes import ForwardPasses
 from .strategy import DestinationError, WeightStrategy
 
 LOOK_SECONDS = 0.05  # between two looks at whether the first weights have come
@@ -69,7 +70,8 @@ class Destination:
         self.refusal = ""  # why the version that was last looked at cannot be applied
         self._filling = False  # it has memory, in which there are no values yet
         self._strict, self._cast = strict, cast
-        self._lock = ReadingLock()
+        self.lock = ReadingLock()  # of `deliver`
+        self.passes: ForwardPasses | None = None
 
     # For what receives layouts and bytes.
 
@@ -85,7 +87,7 @@ class Destination:
         started = time.perf_counter()
         model = self.subject.model_id or ""
         try:
-            with self._lock.writing(timeout, f"applying {model} version {version}"):
+            with self.lock.writing(timeout, f"applying {model} version {version}"):
                 reader = Reader(layout, data)
                 try:
                     self.write(reader)
@@ -95,10 +97,10 @@ class Destination:
                 except Exception as error:
                     torn = not_applied(model, epoch, version, error, intact=False)
                     if reader.begun:
-                        self._lock.tear(model, torn)
+                        self.lock.tear(model, torn)
                         raise torn from error
                     raise
-                self._lock.mend(model)
+                self.lock.mend(model)
         except TornError:
             raise
         except Exception as error:
@@ -107,7 +109,31 @@ class Destination:
 
     def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
         """Return a context in which `deliver` waits."""
-        return self._lock.reading(timeout)
+        return self.lock.reading(timeout)
+
+    # The forward passes of whoever runs the model.
+
+    def guard(self, lock: ReadingLock, timeout: float) -> None:
+        """From now on have forward passes of the model take a lock, which every apply takes alone.
+
+        Args:
+            lock: It.
+            timeout: Seconds that a pass waits for an apply, if that is more than usual.
+        """
+        self.unguard()
+        self.passes = ForwardPasses(lock, max(timeout, READING_SECONDS))
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Guard the model that is to be found now, if it is another."""
+        if self.passes is not None:
+            with suppress(AttributeError):  # the context has none yet
+                self.passes.guard(self.subject.model())
+
+    def unguard(self) -> None:
+        """Leave forward passes alone."""
+        if self.passes is not None:
+            self.passes.release()
 
     # For what decides by itself when to apply.
 
@@ -126,6 +152,7 @@ class Destination:
             Exception: Whatever failed; `reader.begun` says whether half-way.
         """
         self._filling = self.unfilled()
+        self.look_again()
         try:
             self.strategy.write(reader, self.model(), strict=self._strict, cast=self._cast)
         except Exception as error:
@@ -241,13 +268,21 @@ class ReceiverSide:
         """Apply weights that came by another way, and keep versions out that arrive meanwhile."""
         destination = self.destination
         model = destination.model()
-        with self.receiver.reading(timeout) if self.connected else nullcontext():
+        with self._alone(timeout) if self.connected else nullcontext():
             destination.strategy.apply_weights(model, weights, inplace, strict=strict)
+
+    def _alone(self, timeout: float) -> AbstractContextManager[None]:
+        """Return a context in which no version is applied, and no other thread runs the model."""
+        passes = self.destination.passes
+        if passes is None or passes.lock.held:
+            return self.receiver.reading(timeout)
+        return passes.lock.writing(timeout, "apply_weights()")
 
     def close(self) -> None:
         """Let go of everything."""
         with suppress(Exception):
             self.receiver.close()
+        self.destination.unguard()
         self.destination.arrivals.close()
 
 

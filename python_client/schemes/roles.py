@@ -130,6 +130,7 @@ class Roles:
     @context.setter
     def context(self, context: Any | None) -> None:
         self._subject.context = context
+        self._look_again()
 
     @property
     def model_id(self) -> str | None:
@@ -148,6 +149,11 @@ class Roles:
     @model.setter
     def model(self, model: Any | None) -> None:
         self._subject.given = model
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if (side := self._as_receiver) is not None:
+            side.destination.look_again()
 
     @property
     def weights(self) -> Any | None:

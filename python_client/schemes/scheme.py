@@ -22,17 +22,18 @@ know and ignore the others, since collectors pass more than any needs. Whatever 
 scheme is pickled with it, so it must be plain; sockets belong into what carries.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from .. import checks
 from . import carrier
 from .carrier import Carrier, Prepared, Receiver, Weights, WorkerIds
-from .model import POLICY, model_in, own_weights
+from .model import POLICY, is_torchrl, log, model_in, own_weights
 from .receiver import Destination, ReceiverSide
 from .roles import Roles
-from .sender import NothingToSendError, SendCall, SenderSide, Sending, Sources, is_per_worker
-from .strategy import WeightStrategy, has_names
+from .sender import NothingToSendError, SenderSide, Sending, Sources, is_per_worker
+from .strategy import WeightStrategy, check_weights, has_names
 from .vintage import (
     Prepare,
     ReceiverTransport,
@@ -89,9 +90,16 @@ class WeightSyncScheme(Roles):
             **kwargs: Alternatives to a context: `model` or `weights` (what to send if a send does
                 not say), `num_workers` or `devices` or `params_map` (how many workers there are),
                 and whatever the means of transport needs.
+
+        Raises:
+            TypeError: What is given for weights is none.
         """
         self._check_sources(model_id, context, kwargs)
         sources = Sources.taken(kwargs, context)
+        given = sources.weights
+        for weights in given.values() if is_per_worker(given) else [given]:
+            if weights is not None:
+                check_weights(weights, model_id or self.model_id or POLICY)
         self._begin(model_id, context, sources.model)
         self._subject.weights = sources.weights
         try:
@@ -112,21 +120,24 @@ class WeightSyncScheme(Roles):
             worker_ids: Which workers; None: all of them.
             timeout: Seconds for all of it; None: the scheme's own.
 
-        What each worker did is in `receipt`, also after an error.
+        What each worker did is in `receipt`, also after an error. Threads that send at the same
+        time take turns, each within its own deadline.
 
         Raises:
             PublishError: Some workers do not have the weights; it names them. The others do.
             RuntimeError: This is no connected sender, or a `send_async` was not waited for.
             ValueError: There is no worker of that id.
+            TypeError: What is given is no weights; nothing was sent.
             StateError: The weights cannot travel; nothing was sent.
         """
-        self.start_sending("send", self._connected(), weights, worker_ids, timeout).finish()
+        with self._nothing_is_fine(weights):
+            self.send_over(self._connected(), weights, worker_ids, timeout)
 
     def send_async(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
         """Start a `send`, and return once the weights may be changed. Arguments are the same."""
-        self.start_sending("send_async", self._connected(), weights, worker_ids, timeout)
+        self.start_over(self._connected(), weights, worker_ids, timeout)
 
     def wait_async(self, timeout: float | None = None) -> None:
         """Wait until what `send_async` sent is applied; errors are those of `send`.
@@ -137,19 +148,32 @@ class WeightSyncScheme(Roles):
         """
         self._connected().wait(timeout)
 
-    def start_sending(
-        self,
-        call: SendCall,
-        sending: Sending,
-        weights: Any,
-        worker_ids: WorkerIds,
-        timeout: float | None,
-    ) -> Sending:
-        """Prepare weights and start to send them. Arguments are those of `send`, and its name."""
-        sending.check_idle(call)
-        prepared = self._prepared(weights)
-        sending.start(prepared, worker_ids, self.timeout if timeout is None else timeout)
-        return sending
+    @contextmanager
+    def _nothing_is_fine(self, weights: Any) -> Generator[None]:
+        """Send nothing for a collector that has no policy here, as TorchRL's own schemes do."""
+        try:
+            yield
+        except NothingToSendError as error:
+            if weights is not None or not is_torchrl(self.context):
+                raise
+            log.warning("nothing was sent: %s", error)
+
+    def send_over(
+        self, sending: Sending, weights: Any, worker_ids: WorkerIds, timeout: float | None
+    ) -> None:
+        """Prepare weights, send them, and wait. Arguments are those of `send`."""
+        limit = self.timeout if timeout is None else timeout
+        model = self.model_id or POLICY
+        sending.send(model, lambda: self._prepared(weights), worker_ids, limit)
+
+    def start_over(
+        self, sending: Sending, weights: Any, worker_ids: WorkerIds, timeout: float | None
+    ) -> None:
+        """Prepare weights and start to send them. Arguments are those of `send`."""
+        limit = self.timeout if timeout is None else timeout
+        with sending.turn(self.model_id or POLICY, limit) as left:
+            sending.check_idle("send_async")
+            sending.start(self._prepared(weights), worker_ids, left)
 
     def own_sending(self) -> Sending:
         """Return what is being sent by this scheme, connecting it first if need be."""
@@ -206,8 +230,13 @@ class WeightSyncScheme(Roles):
 
     def _source(self, weights: Any, model_id: str, context: Any) -> Any:
         """Return what weights are taken out of, which a send does once."""
+        if weights is None:
+            return self._own_weights(model_id, context)
         if not isinstance(weights, str):
-            return self._own_weights(model_id, context) if weights is None else weights
+            # A collector's own random policy has none, and is no mistake.
+            if weights is not getattr(context, model_id, self._subject.given):
+                check_weights(weights, model_id)
+            return weights
         if context is None:
             raise ValueError(f"Cannot resolve string reference '{weights}' without context")
         return model_in(context, weights)

@@ -1,14 +1,16 @@
 """The sender's side of a scheme: one send at a time, its deadline, its receipt, its errors.
 
 idle ── start() ──> on its way ── finish() ──> idle
+
+Threads that send at the same time take turns: each waits for its own within its deadline.
 """
 
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Mapping, Sequence, Sized
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard, cast
 
@@ -37,11 +39,59 @@ class Sending:
         self._future: Future[Receipt] | None = None
         self._deadline = self._timeout = 0.0
         self._asked: tuple[str, Sequence[int]] = "", ()  # of what model it is, and for whom
+        self._turn = threading.RLock()
+        self._awaited = False  # what is on its way is waited for by who has started it
 
     @property
     def pending(self) -> bool:
-        """Whether a send is on its way that nobody has waited for."""
-        return self._future is not None
+        """Whether a send is on its way that nobody waits for."""
+        return self._future is not None and not self._awaited
+
+    @contextmanager
+    def turn(self, model: str, timeout: float) -> Generator[float]:
+        """Keep other threads from sending; yield the seconds that are left of `timeout`.
+
+        Raises:
+            PublishError: Other threads were sending for as long as that; nothing was sent.
+        """
+        timeout = checks.seconds(timeout, "timeout", positive=True)
+        deadline = time.monotonic() + timeout
+        if not self._turn.acquire(timeout=timeout):
+            told = f"not sent to: another thread was sending for all of {timeout:.3g} s"
+            check(_unanswered(model, self.carrier.workers(), timeout, told))
+            raise TimeoutError(told)  # there are no workers
+        try:
+            yield max(0.001, deadline - time.monotonic())
+        finally:
+            self._turn.release()
+
+    def send(
+        self,
+        model: str,
+        prepare: Callable[[], Prepared],
+        worker_ids: int | Sequence[int] | None,
+        timeout: float,
+    ) -> Receipt:
+        """Send in turn with other threads, and wait until the send is over.
+
+        Args:
+            model: What the weights are of.
+            prepare: Returns what is sent, as it is when the turn has come.
+            worker_ids, timeout: As of `start`.
+
+        Raises:
+            RuntimeError: A `send_async` was not waited for.
+            Exception: As `start` and `finish`.
+        """
+        with self.turn(model, timeout) as left:
+            self.check_idle("send")
+            prepared = prepare()
+            self._awaited = True
+            try:
+                self.start(prepared, worker_ids, left)
+                return self.finish()
+            finally:
+                self._awaited = False
 
     def wait(self, timeout: float | None = None) -> Receipt:
         """Wait for what `send_async` has started; RuntimeError if nothing is on its way."""
@@ -97,19 +147,26 @@ class Sending:
         try:
             receipt = _receipt_of(future, until - time.monotonic())
         except BaseException:
-            self._future = None
+            self._over(future)
             raise
         if receipt is None and until < limit:
             raise TimeoutError(f"the send is still on its way after {timeout} s")
-        self._future = None
+        self._over(future)
         self.receipt = receipt or _unanswered(*self._asked, self._timeout)
         check(self.receipt)
         return self.receipt
 
+    def _over(self, future: "Future[Receipt]") -> None:
+        if self._future is future:  # two may have waited for it, and one have started the next
+            self._future = None
+
     def _check_known(self, workers: Sequence[int] | None) -> None:
         known = self.carrier.workers()
         if workers is None and not known:
-            raise RuntimeError("No transports available.")
+            raise RuntimeError(
+                "No transports available. No worker is there: a send is for those that have "
+                "joined, and connect() has the first weights wait for whoever joins"
+            )
         for worker in workers or ():
             if worker not in known:
                 raise ValueError(f"Worker {worker} not registered")
@@ -177,9 +234,12 @@ def _receipt_of(future: "Future[Receipt]", timeout: float) -> Receipt | None:
         return None
 
 
-def _unanswered(model: str, workers: Sequence[int], timeout: float) -> Receipt:
+def _unanswered(
+    model: str, workers: Sequence[int], timeout: float, detail: str | None = None
+) -> Receipt:
     """Return the receipt of a send whose carrier has said nothing of it."""
-    detail = f"no answer within {timeout:.3g} s; what carries the weights is busy, or stuck"
+    silent = f"no answer within {timeout:.3g} s; what carries the weights is busy, or stuck"
+    detail = detail or silent
     rows = {str(worker): WorkerReceipt(str(worker), "behind", None, detail) for worker in workers}
     return Receipt(model, 0, 0, 0, timeout, "", rows)
 

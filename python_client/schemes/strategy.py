@@ -151,6 +151,12 @@ class WeightStrategy:
             cast: Whether dtypes may be converted.
         """
         if not is_module(model):
+            if layout.signatures and not has_names(model):
+                return [
+                    f"this worker's model is a {type(model).__name__}, which has no weights to "
+                    "update (non-empty weights are associated with a non-dict, non-td, non-Module "
+                    "destination): give its collector a policy with weights, or send it none"
+                ]
             return check(layout, _collection(model), strict=strict, cast=cast)
         from ...codecs.torch_modules import parts_by
 
@@ -264,6 +270,15 @@ def _collection(model: object) -> object:
     """Return a model whose tensors have names; one without weights as an empty mapping."""
     empty: dict[str, Leaf] = {}
     return model if has_names(model) else empty
+
+
+def check_weights(given: object, model_id: str) -> None:
+    """Check that what a user gives for the weights of a model may be some; else TypeError."""
+    if not is_module(given) and not has_names(given):
+        raise TypeError(
+            f"a {type(given).__name__} is no weights of {model_id!r}: give an nn.Module, a "
+            "TensorDict, or a dict of tensors by name, such as model.state_dict()"
+        )
 
 
 def has_names(value: object) -> bool:

@@ -27,10 +27,10 @@ from .. import checks
 from .call_receiver import MARGIN
 from .call_sender import Answers
 from .carrier import TIMEOUT
-from .model import Answer, Outcome, keep, references
+from .model import Answer, Outcome, is_torchrl, keep, references
 from .ray import AsWeights, Store, answer_to, call, explain, taken
 from .sender import check
-from .strategy import WeightStrategy
+from .strategy import WeightStrategy, nested
 
 NAMES = "policy_weights", "policy_or_weights"  # what collectors' methods call weights
 
@@ -337,6 +337,8 @@ class RayWeightUpdater(WeightUpdaterBase):
 
 def _update(actor: Any, weights: Any, timeout: float) -> Outcome:
     """Give an actor its weights. (Runs in the actor.)"""
+    if isinstance(weights, dict) and is_torchrl(actor):  # which take state dicts apart by names
+        weights = nested(cast("dict[str, Any]", weights))
     try:
         return taken(actor.update_policy_weights_, weights, NAMES, timeout)
     except Exception as error:  # raised, it would be printed here, and pickled to the sender

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from ...bus.receipt import Receipt
@@ -52,8 +53,7 @@ class WeightSender:
         Raises:
             RuntimeError: A `send_async` was not waited for.
         """
-        sending = self._sending()
-        self._scheme.start_sending("send", sending, weights, worker_ids, timeout).finish()
+        self._scheme.send_over(self._sending(), weights, worker_ids, timeout)
 
     def send_async(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
@@ -65,8 +65,7 @@ class WeightSender:
         Raises:
             RuntimeError: A `send_async` was not waited for.
         """
-        sending = self._sending()
-        self._scheme.start_sending("send_async", sending, weights, worker_ids, timeout)
+        self._scheme.start_over(self._sending(), weights, worker_ids, timeout)
 
     def wait_async(self, timeout: float | None = None) -> None:
         """Wait until the workers have applied what `send_async` sent.
@@ -160,14 +159,17 @@ class WorkerTransport:
 
     def send_weights(self, *weights: Any) -> None:
         """Send `(weights)` or `(model_id, weights)`; PublishError says why they are not applied."""
-        self.send_weights_async(*weights)
-        self.wait_ack()
+        model = weights[0] if len(weights) > 1 else "weights"
+        prepare = partial(self._prepared, *weights)
+        self._sending.send(str(model), prepare, [self.worker], self._timeout)
 
     def send_weights_async(self, *weights: Any) -> None:
         """Send, and return as soon as the trainer may change its weights."""
+        self._sending.start(self._prepared(*weights), [self.worker], self._timeout)
+
+    def _prepared(self, *weights: Any) -> Weights:
         *model_id, given = weights
-        prepared = self._prepare(given, model_id[0] if model_id else None)
-        self._sending.start(prepared, [self.worker], self._timeout)
+        return self._prepare(given, model_id[0] if model_id else None)
 
     def wait_ack(self, timeout: float | None = None) -> None:
         """Wait until what was sent last is applied.
