@@ -110,6 +110,26 @@ class Layout:
         """Whether every tensor lies at a multiple of its element; planned layouts do."""
         return all(not spec.begin * 8 % DTYPES[spec.dtype].bits for spec in self.tensors)
 
+    def filed(self, texts: Mapping[str, str], *, untied: bool = False) -> "Layout":
+        """Return the layout of a file with the same tensors in the same order, and further texts.
+
+        Args:
+            texts: What `metadata` says as well; what it says already stays, and so do ties. A text
+                that would make an alias of its key is left out.
+            untied: Give every alias a tensor of its own, right behind the one that it stands for.
+        """
+        kept = {key: text for key, text in self.metadata.items() if key not in self.aliases}
+        names = {spec.name: [spec.name] for spec in self.tensors}
+        for alias, name in self.aliases.items():
+            names[name] += [alias] if untied else []
+        rows = [
+            (name, spec.dtype, spec.shape) for spec in self.tensors for name in names[spec.name]
+        ]
+        said = {
+            key: text for key, text in (dict(texts) | kept).items() if text not in self._by_name
+        }
+        return Layout.parse(_encode(rows, said | ({} if untied else dict(self.aliases))))
+
     @staticmethod
     def plan(
         entries: Iterable[tuple[str, str, tuple[int, ...]]],

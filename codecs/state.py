@@ -2,8 +2,9 @@
 
 Sources are an `nn.Module` (its `state_dict()`), a `TensorDict`, or a mapping, nested or not, of
 torch tensors and numpy arrays. Nested keys are joined with dots. Names that stand for the very same
-elements (tied weights) become aliases of the first of them in sorted order, as in
-`safetensors.torch.save_model`; views that merely overlap travel separately.
+elements (tied weights) become aliases of the one that the source has first, as who reads a file by
+name expects (`model.embed_tokens.weight`, not `lm_head.weight`); views that merely overlap travel
+separately.
 """
 
 import sys
@@ -127,7 +128,6 @@ def state_of(source: object, form: Form | None = None) -> State:
     unique: dict[str, Leaf] = {}
     signatures: dict[str, Signature] = {}
     aliases: dict[str, str] = {}
-    kept: dict[Hashable, str] = {}
     for name in sorted(leaves):
         leaf = leaves[name]
         if not isinstance(leaf, np.ndarray) and leaf.is_meta:
@@ -135,9 +135,14 @@ def state_of(source: object, form: Form | None = None) -> State:
                 f"{name}: on the meta device, so it has no values to send; load the model first"
             )
         signatures[name] = signature(name, leaf)
-        same = identity(leaf)
-        if same is None or (first := kept.setdefault(same, name)) == name:
-            unique[name] = leaf
+    identities = {name: identity(leaf) for name, leaf in leaves.items()}
+    kept: dict[Hashable | None, str] = {}
+    for name, same in identities.items():
+        kept.setdefault(same, name)
+    for name in sorted(leaves):
+        same = identities[name]
+        if same is None or (first := kept[same]) == name:
+            unique[name] = leaves[name]
         else:
             aliases[name] = first
             del signatures[name]

@@ -5,6 +5,9 @@ whoever opens the file finds one whole version, and an attempt that fails leaves
 link is followed: what it leads to is replaced, and the link stays. Who may read or write the file
 that is replaced may do so with the new one, and nobody else; a file that was not there before is
 made as any other program of this user would make it (`umask`).
+
+Its header is not the layout of the version, but one of the same tensors in the same order that says
+what readers ask for: `"format": "pt"`, without which transformers 4 reads none.
 """
 
 import errno
@@ -28,6 +31,7 @@ from ..codecs.apply import STEP_BYTES
 from ..codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout
 from ..codecs.native import crc32c
 
+FORMAT = {"format": "pt"}  # what save_pretrained says: tensors named and laid out as PyTorch's are
 ACCESS_LIST = "system.posix_acl_access"  # the attribute with what goes beyond the mode, on Linux
 KINDS = {
     stat.S_IFDIR: (errno.EISDIR, "a folder"),
@@ -43,6 +47,9 @@ class FileTarget:
 
     Args:
         path: The file, or a link to it; its folder must exist.
+        untied: Write a tied tensor once under each of its names, for readers that know no ties.
+            Else it is written once, under the name that its source had first, and the others stand
+            in the file's metadata, as `safetensors.torch.save_model` has it.
 
     Raises:
         OSError: No version could be written there: what is there is no file, or nothing can be made
@@ -52,8 +59,9 @@ class FileTarget:
     asks_user = False
     on_disk = True
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: str | Path, *, untied: bool = False) -> None:
+        self._path, self._untied = Path(path), untied
+        self._known: tuple[Layout, Layout] | None = None  # of the last version, and of its file
         self._before: BinaryIO | None = None  # what the last version has replaced
         self._kept: Path | None = None  # another name of that
         self._replaced: Path | None = None  # where the last version is
@@ -113,8 +121,7 @@ class FileTarget:
             home = self._home()
             self._before = _opened(home)  # its bytes stay for as long as it is open
             self._kept = None if self._before is None else _other_name(home, self._before)
-            pieces = staged.layout.header, staged.data.data
-            _replace(home, self._before, lambda file: file.writelines(pieces))
+            _replace(home, self._before, lambda file: self._write(file, staged))
         except OSError as error:
             raise self._explained(error) from error
         self._replaced = home
@@ -145,6 +152,18 @@ class FileTarget:
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
         """They lie where they were copied from."""
         return staged.data if staged.shared is None else None
+
+    def _write(self, file: BinaryIO, staged: StagedVersion) -> None:
+        layout = staged.layout
+        if self._known is None or self._known[0] is not layout:
+            self._known = layout, layout.filed(FORMAT, untied=self._untied)
+        there = self._known[1]
+        file.write(there.header)
+        if there.nbytes == layout.nbytes:
+            file.write(staged.data.data)
+            return
+        for spec in map(layout.by_name, (each.name for each in there.tensors)):
+            file.write(staged.data[spec.begin : spec.end].data)
 
     def _home(self) -> Path:
         """Return which file is replaced: a link is followed to where it leads by now."""

@@ -53,11 +53,11 @@ def test_numpy_scalars_are_0d_arrays() -> None:
     assert state_of({"x": np.float32(1.5)}).signatures == {"x": ("F32", ())}
 
 
-def test_the_first_name_of_a_tied_tensor_is_kept() -> None:
+def test_the_name_that_the_source_has_first_of_a_tied_tensor_is_kept() -> None:
     w, n = torch.zeros(2, 3), np.zeros(4)
-    state = state_of({"z": w, "m": w.detach(), "a": nn.Parameter(w), "n": n, "o": n[:]})
-    assert list(state.tensors) == ["a", "n"]
-    assert state.aliases == {"m": "a", "o": "n", "z": "a"}
+    state = state_of({"m": w, "z": w.detach(), "a": nn.Parameter(w), "n": n, "o": n[:]})
+    assert list(state.tensors) == ["m", "n"]
+    assert state.aliases == {"a": "m", "o": "n", "z": "m"}
     assert state.layout().aliases == state.aliases
 
 
@@ -66,8 +66,11 @@ def test_the_values_are_the_tensors_in_the_order_of_their_names(names: str) -> N
     a, b = torch.zeros(1), torch.ones(2)
     each = {"a": a, "b": b, "c": a}  # which is tied to the first
     state = state_of({name: each[name] for name in names})
-    assert [id(value) for value in state.values] == [id(a), id(b)]
-    assert [*state.tensors] == ["a", "b"]
+    kept = next(name for name in names if name in "ac")
+    assert [id(value) for value in state.values] == (
+        [id(a), id(b)] if kept == "a" else [id(b), id(a)]
+    )
+    assert [*state.tensors] == sorted([kept, "b"])
 
 
 def test_views_that_are_not_the_same_elements_travel_separately() -> None:

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from weightbus.bus.staged import StagedVersion
+from weightbus.codecs.apply import as_arrays
+from weightbus.codecs.layout import Layout
 from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.file_target import FileTarget
 from weightbus.python_client.targets import READERS_MAX, MemoryTarget
@@ -106,6 +109,60 @@ def test_what_was_there_is_put_back_at_once(
     target.apply(staged())
     target.settle()
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+# What readers of the file find.
+
+
+def tied_version(metadata: dict[str, str] | None = None) -> StagedVersion:
+    """Return a version of `embed`, which is `a.head` as well, and of two others."""
+    layout = Layout.plan(
+        [("embed", "F32", (2, 3)), ("b", "F64", (1,)), ("c", "U8", (3,))],
+        {"a.head": "embed"},
+        metadata,
+    )
+    data = np.arange(layout.nbytes, dtype=np.uint8)
+    return StagedVersion("m", 1, 1, layout, data, "")
+
+
+def read(path: Path) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return the bytes by name, and the metadata, as the safetensors library has them."""
+    with safe_open(path, "np") as file:
+        found = {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
+        return found, file.metadata()
+
+
+@pytest.mark.parametrize("untied", [False, True], ids=["tied", "untied"])
+def test_a_file_says_its_format_and_has_every_tensor_by_name(tmp_path: Path, untied: bool) -> None:
+    """transformers 4 reads no file without a format, and wants one of pt, tf, flax and mlx."""
+    target, version = FileTarget(tmp_path / "file", untied=untied), tied_version()
+    for _ in range(2):
+        target.apply(version)
+    target.settle()
+    tensors = as_arrays(version.layout, version.data)
+    found, metadata = read(tmp_path / "file")
+    names = tensors.keys() - (() if untied else {"a.head"})
+    assert found == {name: tensors[name].tobytes() for name in names}
+    assert metadata == {"format": "pt"} | ({} if untied else {"a.head": "embed"})
+    sums: list[int | None] = []
+    assert len([*target.summing(version.layout, version.layout.names(), sums)]) == 4
+    assert None not in sums, "what was published is found in it again"
+
+
+def test_texts_that_a_version_has_stay(tmp_path: Path) -> None:
+    target = FileTarget(tmp_path / "file", untied=True)
+    target.apply(tied_version({"format": "mlx", "step": "7"}))
+    target.settle()
+    assert read(tmp_path / "file")[1] == {"format": "mlx", "step": "7"}
+
+
+def test_a_text_never_becomes_another_name_of_a_tensor(tmp_path: Path) -> None:
+    layout = Layout.plan([("pt", "U8", (3,))])
+    target = FileTarget(tmp_path / "file")
+    target.apply(StagedVersion("m", 1, 1, layout, np.arange(3, dtype=np.uint8), ""))
+    target.settle()
+    head = (tmp_path / "file").read_bytes()[:-3]
+    assert Layout.parse(head).names() == ("pt",)
 
 
 # What can never be written, and what cannot be written now.

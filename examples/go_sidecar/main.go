@@ -86,7 +86,8 @@ func pack(v weightbus.View) (*file, error) {
 		Shape   []int64  `json:"shape"`
 		Offsets [2]int64 `json:"data_offsets"`
 	}
-	header, data := map[string]entry{}, []byte{}
+	// Some readers ask for the format: whose names and order of dimensions these are.
+	header, data := map[string]any{"__metadata__": map[string]string{"format": "pt"}}, []byte{}
 	for _, name := range v.Names() {
 		t, _ := v.Tensor(name)
 		begin := int64(len(data))

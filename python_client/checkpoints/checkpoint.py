@@ -116,7 +116,7 @@ class Checkpoint:
         entries: list[tuple[str, str, tuple[int, ...]]] = []
         aliases: dict[str, str] = {}
         for kept, names in groups.items():
-            spec, (first, *others) = self.spec(kept), sorted(names)
+            spec, (first, *others) = self.spec(kept), names
             entries.append((first, spec.dtype, spec.shape))
             if spec.nbytes:
                 aliases.update(dict.fromkeys(others, first))

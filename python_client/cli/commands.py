@@ -275,10 +275,14 @@ def subscribe(
         ),
     ] = None,
     keys: Keys = None,
+    untied: Annotated[
+        bool,
+        typer.Option("--untied", metavar="", help="Write tied tensors once under each name."),
+    ] = False,
 ) -> None:
     """Write a model's versions into a file as they are published."""
     screen = Screen(as_json)
-    request = Request(address, model, out, once, timeout, name, keys)
+    request = Request(address, model, out, once, timeout, name, keys, untied)
     raise typer.Exit(conclude(screen, partial(run_subscribe, screen, request)))
 
 

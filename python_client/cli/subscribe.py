@@ -33,6 +33,7 @@ class Request:
     timeout: float | None
     name: str | None
     keys: Path | None = None
+    untied: bool = False
 
     def target(self) -> FileTarget:
         """Return where versions go, or refuse what can never work.
@@ -48,7 +49,7 @@ class Request:
         except (ValueError, AddressError) as error:
             raise UsageError(str(error)) from None
         try:
-            return FileTarget(self.out)
+            return FileTarget(self.out, untied=self.untied)
         except OSError as error:
             raise UsageError(f"--out: {error}") from None
 
