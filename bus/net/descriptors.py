@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..limits import CROWDED_SECONDS, DESCRIPTORS_RESERVED
 
-DESCRIPTORS_TAKEN = 24  # by either side as it is made: at most 23, with keys, a state folder and both pages
+DESCRIPTORS_TAKEN = 24  # at most 23 as a side is made: with keys, a state folder and both pages
 RAISE = "raise the limit (`ulimit -n`) where it is started"
 
 
