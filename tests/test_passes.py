@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,7 +168,7 @@ def test_copies_are_without_hooks_and_need_nothing_of_ours() -> None:
         assert b"weightbus" not in pickled
         for twin in (copy.deepcopy(model), pickle.loads(pickled)):  # noqa: S301
             with lock.writing(SECONDS):
-                thread, came = in_thread(lambda twin=twin: twin(torch.ones(1)))
+                thread, came = in_thread(partial(twin, torch.ones(1)))
                 thread.join(SECONDS)
                 assert came, "a copy takes the lock of its original"
     assert not hooks(model)

@@ -15,7 +15,7 @@ from weightbus.bus.allowance import Rate
 from weightbus.bus.effects import Send
 from weightbus.bus.limits import ROSTER_MODELS_MAX, STRANGERS, TALK, Timing
 from weightbus.bus.messages import Applied, Fetch, Hello, Message, Ping, Progress, encode
-from weightbus.bus.net import listening
+from weightbus.bus.net import descriptors
 from weightbus.bus.net.control import PublisherSockets, WorkerSockets
 from weightbus.bus.net.endpoints import host_and_port, ipc_path
 from weightbus.bus.publisher import patience
@@ -254,7 +254,7 @@ def test_the_last_descriptors_are_kept_from_connections(
         first = stack.enter_context(_dialled(sockets.address))
         sockets.poll(0.1)
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        monkeypatch.setattr(listening, "DESCRIPTORS_RESERVED", limit)
+        monkeypatch.setattr(descriptors, "DESCRIPTORS_RESERVED", limit)
         for where in (sockets.address, sockets.data_address):
             _turned_away(sockets, stack.enter_context(_dialled(where)))
         assert _heard(first), "who was there before is left alone"

@@ -63,6 +63,9 @@ class Road:
     def withdraw(self, topics: Collection[bytes]) -> None:
         pass
 
+    def turned_away(self, _now: float) -> str:
+        return ""
+
     def wake(self) -> None:
         self._bell.set()
 

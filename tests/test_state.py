@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -37,6 +38,10 @@ def eventually(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)
+
+
+def holds(publisher: Publisher, count: int) -> bool:
+    return len(publisher.history("m")) == count
 
 
 class Fleet:
@@ -339,7 +344,7 @@ def test_it_rests_after_a_version_but_not_from_epochs_or_closing(
         assert kept is not None
         step = 2 * keeper.AHEAD
         for epoch in range(2**52, 2**52 + 10 * step, step):  # more than moments in a version
-            eventually(lambda epoch=epoch: kept.recorded(epoch))
+            eventually(partial(kept.recorded, epoch))
         assert [stored.version for stored in publisher.history("m")] == [1]
     with StateFolder(tmp_path) as folder:
         assert 2**52 + 9 * step <= folder.epoch <= 2**52 + 10 * step
@@ -435,7 +440,7 @@ def test_the_latest_is_to_be_had_while_an_old_one_is_read_and_if_it_is_damaged(
     with Publisher(state=tmp_path, history=1) as publisher:
         for value in (1, 2):
             publisher.publish("m", weights(value))
-            eventually(lambda value=value: len(publisher.history("m")) == value)
+            eventually(partial(holds, publisher, value))
         pool = publisher._models["m"].pool  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         blocks = pool._blocks  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         eventually(lambda: not any(s is not None and s.kept for s in blocks.values()))

@@ -133,8 +133,8 @@ def test_the_worst_comes_first_and_keys_choose() -> None:
 
 
 def test_words_of_others_are_neither_markup_nor_orders_to_the_terminal() -> None:
-    assert plain("[red]x[/]\x1b[2J").plain == "[red]x[/] [2J"
-    assert visible("a\x07\nb\x1b]0;t\x07") == "a\nb ]0;t"
+    assert plain("[red]x[/]\x1b[2J").plain == r"[red]x[/]\x1b[2J"
+    assert visible("a\x07\nb\x1b]0;t\x07") == "a\\x07\nb\\x1b]0;t\\x07"
 
 
 class Terminal:

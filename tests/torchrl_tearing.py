@@ -12,6 +12,7 @@ where they differ, it was a mixture.
 # pyright: reportMissingTypeStubs=false
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
@@ -186,14 +187,10 @@ def story(name: str, updates: int, ports: Sequence[int] = ()) -> Seen:
     The name says what it is and what carries its weights: "sync-process"; "async-torchrlprocess"
     is TorchRL's own.
     """
-    import weightbus
-
     kind, _, carrier = name.partition("-")
-    own: Any = weightbus
-    if carrier.startswith("torchrl"):  # beside ours, TorchRL's own
-        from torchrl import weight_update as own
-
-        carrier = carrier.removeprefix("torchrl")
+    theirs = carrier.startswith("torchrl")  # beside ours, TorchRL's own
+    own: Any = importlib.import_module("torchrl.weight_update" if theirs else "weightbus")
+    carrier = carrier.removeprefix("torchrl")
     scheme: Any = {
         "process": lambda: own.MultiProcessWeightSyncScheme(),
         "shared": lambda: own.SharedMemWeightSyncScheme(),

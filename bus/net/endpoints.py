@@ -93,9 +93,11 @@ def is_local(endpoint: str) -> bool:
 
 
 def same_place(one: str, other: str) -> bool:
-    """Return whether two endpoints are one path, or of one port."""
+    """Return whether two endpoints are one path, or of one port; any port is none."""
     if ipc_path(one) is not None or ipc_path(other) is not None:
         return one == other
+    if one.endswith(":*") or other.endswith(":*"):
+        return False
     return host_and_port(one)[1] == host_and_port(other)[1]
 
 

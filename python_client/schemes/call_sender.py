@@ -65,7 +65,7 @@ class Answers:
             deadline=started + timeout,
         )
         self._publication.aim(workers)
-        self._silent = f"no answer within {timeout:g} s; it is stopped, busy or cut off"
+        self._silent = f"no answer within {timeout:.3g} s; it is stopped, busy or cut off"
         self._explain, self._ended = explain, ended
         self._open, self._clean = set(self._publication.targets), True
         self._lock = threading.Lock()

@@ -1,6 +1,7 @@
 """Tied models of Hugging Face transformers, through the bus into a file, and out of it again."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from weightbus import Publisher, Subscriber
 from weightbus.python_client.file_target import FileTarget
 
 SECONDS = 60.0
-SMALL = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}
+SMALL: dict[str, Any] = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}
 MODELS = {
     "transformer.wte.weight": transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=32, **SMALL)
