@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -35,6 +35,7 @@ from weightbus.bus.trust.keys import generate
 from weightbus.codecs import state, torch_modules
 from weightbus.codecs.apply import Reader
 from weightbus.python_client.schemes import strategy
+from weightbus.python_client.schemes.bus import _BusSender  # pyright: ignore[reportPrivateUsage]
 from weightbus.python_client.schemes.receiver import Destination
 from weightbus.tests.scheme_worker import Net, fill, values, work
 
@@ -784,6 +785,29 @@ def test_transports_of_both_vintages() -> None:
         assert older.receive_weights(timeout=10.0)[0] == "policy"
         with pytest.raises(RuntimeError, match="on a receiver side"):
             older.send_weights({})
+
+
+class Door:
+    """A publisher at which a worker joins just after the first look at who is there."""
+
+    def __init__(self) -> None:
+        self._there: dict[str, None] = {}
+        self._tell: Any = None
+
+    def on_worker(self, tell: Any) -> None:
+        self._tell = tell
+
+    def workers(self) -> dict[str, None]:
+        before = dict(self._there)
+        if not self._there:
+            self._there["0"] = None
+            self._tell(SimpleNamespace(worker="0"))
+        return before
+
+
+def test_who_joins_during_the_look_has_not_left() -> None:
+    sender = _BusSender(cast("Any", Door()), 1)
+    assert sender._await_joined([0], time.monotonic() + 60.0) == {"0"}  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("keyed", [False, True])

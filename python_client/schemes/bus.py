@@ -333,9 +333,10 @@ class _BusSender:
     def _await_joined(self, ids: Sequence[int], deadline: float) -> frozenset[str]:
         """Wait until workers have joined once; return the names of all that are there."""
         while True:
+            before = frozenset(self._seen)  # who is seen after the look is not in it
             there = frozenset(self._publisher.workers())
             self._note(there)
-            all_came = self._seen.issuperset(self._names(ids).values())
+            all_came = (before | there).issuperset(self._names(ids).values())
             if all_came or time.monotonic() >= deadline or self._closed.wait(LOOK_SECONDS):
                 return there
 
