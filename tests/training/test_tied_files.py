@@ -13,7 +13,7 @@ from weightbus.python_client.file_target import FileTarget
 
 SECONDS = 60.0
 SMALL: dict[str, Any] = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}
-MODELS = {
+MODELS: dict[str, Any] = {
     "transformer.wte.weight": transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=32, **SMALL)
     ),
