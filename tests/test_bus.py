@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Unpack
 
 import ml_dtypes
@@ -770,16 +771,23 @@ def test_an_address_in_use_says_so(bus: Bus) -> None:
         bus.publisher(data=publisher.data_address)
 
 
-def test_any_port_means_any_port_for_data_too(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The port beside a free one need not be free."""
-    from weightbus.bus.net import endpoints
+@pytest.mark.parametrize("listens", [True, False])
+def test_any_port_means_any_port_for_data_too(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch, *, listens: bool
+) -> None:
+    """The port beside a free one need not be free, and nobody waits until it is."""
+    from weightbus.bus.net import endpoints, listening
 
+    monkeypatch.setattr(listening, "time", SimpleNamespace(monotonic=time.monotonic))
     taken = bus.publisher().address
-    beside: Callable[[str], str] = endpoints.beside
-    monkeypatch.setattr(
-        endpoints, "beside", lambda control: beside(control) if control.endswith(":0") else taken
-    )
-    publisher, target = bus.publisher(address="tcp://127.0.0.1:0"), arrays(0)
+    with socket.create_connection(endpoints.host_and_port(taken)) as connection:
+        if not listens:
+            taken = f"tcp://127.0.0.1:{connection.getsockname()[1]}"
+        beside: Callable[[str], str] = endpoints.beside
+        monkeypatch.setattr(
+            endpoints, "beside", lambda own: beside(own) if own.endswith(":0") else taken
+        )
+        publisher, target = bus.publisher(address="tcp://127.0.0.1:0"), arrays(0)
     both(publisher, bus.subscriber(publisher, target), arrays(1))
     assert target["w"][0] == 1
 

@@ -224,12 +224,13 @@ class PublisherSockets(_Sockets):
     def _bind_data(self, address: str, data: str | None) -> str:
         if data is not None:
             return self.data.bind(endpoints.check(data), "data")
+        beside = endpoints.beside(self.address)
+        if not endpoints.beside(address).endswith(":0"):
+            return self.data.bind(beside, "data")
         try:
-            return self.data.bind(endpoints.beside(self.address), "data")
+            return self.data.bind(beside, "data", patience=0.0)
         except AddressError:
-            if not endpoints.beside(address).endswith(":0"):
-                raise
-            # The port beside is taken, but any would have done for control, so any does for data.
+            # It is taken, but any port would have done for control, so any does for data.
             return self.data.bind(endpoints.resolve("tcp://*:0", self.address), "data")
 
     def _bind(self, endpoint: str) -> str:

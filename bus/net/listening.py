@@ -51,13 +51,16 @@ def belongs(endpoint: str, publisher: Leaves) -> None:
     _here[endpoint] = publisher
 
 
-def bound(bind: Callable[[], T], endpoint: str, parameter: str) -> T:
+def bound(
+    bind: Callable[[], T], endpoint: str, parameter: str, patience: float = BIND_SECONDS
+) -> T:
     """Bind an endpoint; where the port is taken for the moment, wait for it.
 
     Args:
         bind: Binds it. It raises an `OSError`.
         endpoint: What that is.
         parameter: What the user calls it.
+        patience: Seconds to wait.
 
     Raises:
         AddressError: It makes no sense; somebody listens there; or it stayed taken.
@@ -78,7 +81,7 @@ def bound(bind: Callable[[], T], endpoint: str, parameter: str) -> T:
             looked = True  # and whoever has no process may have ended while we looked
             continue
         waited = time.monotonic() - started
-        if waited >= BIND_SECONDS or not (leaving or _passes(endpoint, holder)):
+        if waited >= patience or not (leaving or _passes(endpoint, holder)):
             raise _taken(endpoint, parameter, holder, waited)
         time.sleep(AGAIN_SECONDS)
 

@@ -27,7 +27,7 @@ from ..limits import ACCEPTS, STRANGER_SECONDS
 from ..messages import Buffer
 from ..trust.grants import Grants
 from .descriptors import Crowd, spent
-from .listening import Listener, bound
+from .listening import BIND_SECONDS, Listener, bound
 from .outlet import HOLD_SECONDS, Outlet, QueuedMessage
 from .zmtp import ZmtpError
 
@@ -80,13 +80,16 @@ class Distribution:
         self._ping_at = self._hold_at = 0.0
         self._accept_at = 0.0
 
-    def bind(self, endpoint: str, parameter: str) -> str:
+    def bind(self, endpoint: str, parameter: str, patience: float = BIND_SECONDS) -> str:
         """Listen at an endpoint; return it with the port that was taken.
+
+        Args:
+            endpoint, parameter, patience: As of `bound`.
 
         Raises:
             AddressError: It is taken, or makes no sense.
         """
-        self._listener = bound(partial(Listener, endpoint), endpoint, parameter)
+        self._listener = bound(partial(Listener, endpoint), endpoint, parameter, patience)
         self._selector.register(self._listener.socket, selectors.EVENT_READ)
         return self._listener.endpoint
 
