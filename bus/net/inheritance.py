@@ -65,7 +65,8 @@ def descriptors_of_libzmq(sockets: int) -> Generator[list[int]]:
     with _opening:
         before = _descriptors()
         yield found
-        opened = {number: kind for number, kind in _descriptors().items() if number not in before}
+        # By kind as well: a number may have been that of another thread's file a moment before.
+        opened = dict(_descriptors().items() - before.items())
         if sorted(opened.values()) == [_EVENTS] * (3 + sockets) + [_POLL] * 2:
             found.extend(opened)
 

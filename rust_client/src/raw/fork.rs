@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::mem::zeroed;
+use std::mem::{zeroed, ManuallyDrop};
 use std::ops::{Deref, DerefMut};
 use std::os::unix::io::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -165,7 +165,7 @@ impl Process {
 
 /// Something with a descriptor that children let go of.
 #[derive(Debug)]
-pub struct Own<T: AsRawFd>(T);
+pub struct Own<T: AsRawFd>(ManuallyDrop<T>);
 
 impl<T: AsRawFd> Own<T> {
     /// Opens something, which takes no time: nobody can fork meanwhile.
@@ -185,13 +185,18 @@ impl<T: AsRawFd> Own<T> {
 
     fn of(its: T) -> Own<T> {
         OURS.add(its.as_raw_fd());
-        Own(its)
+        Own(ManuallyDrop::new(its))
     }
 }
 
 impl<T: AsRawFd> Drop for Own<T> {
     fn drop(&mut self) {
-        OURS.remove(self.0.as_raw_fd()); // before it is closed, and the number another's
+        // Nobody can fork in between, so it is either ours or closed, and its number another's.
+        OPENING.hold(|| {
+            OURS.remove(self.0.as_raw_fd());
+            // SAFETY: it is not used any more.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        });
     }
 }
 
@@ -221,7 +226,9 @@ impl Libzmqs {
             let made = make()?;
             let now = descriptors();
             let opened = |kind: &str| -> Vec<RawFd> {
-                let new = now.iter().filter(|(number, what)| *what == kind && !before.contains_key(number));
+                // Its number may have been that of another thread's file a moment before.
+                let new =
+                    now.iter().filter(|(number, what)| *what == kind && before.get(number) != Some(what));
                 new.map(|(&number, _)| number).collect()
             };
             let (mut events, polls) = (opened(EVENT), opened(POLL));
