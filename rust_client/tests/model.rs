@@ -46,7 +46,7 @@ fn differences_are_named() {
     let a = || Tensor::new("a", &[1], vec![0f32]);
     let tied = || Tensor::new("tied", &[1], vec![0f32]);
     assert_eq!(fault(vec![a(), tied()]), None);
-    assert_eq!(fault(vec![a()]).unwrap(), "tied: published as F32 [1], not in the target");
+    assert_eq!(fault(vec![a()]), None); // by one of its names it is there
     let other = fault(vec![Tensor::new("a", &[2], vec![0i32; 2]), tied(), Tensor::new("z", &[], vec![0u8])]);
     let lines = "a: shape [1] published, [2] here\na: dtype F32 published, I32 here\nz: U8 [] in the target, not published";
     assert_eq!(other.unwrap(), lines);
