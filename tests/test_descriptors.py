@@ -55,7 +55,7 @@ publisher = Publisher(shared_memory=False, timing=Timing(ping=0.1, lost_after=0.
 held = fill(22)
 other = [sys.executable, "-c", "import sys, numpy as np; from weightbus import Subscriber\\n"
     "with Subscriber(sys.argv[1], {'m': {'m': np.zeros(8, np.float32)}}): sys.stdin.read()"]
-for each in held[:12]: os.close(each)
+for _ in range(12): os.close(held.pop(0))
 with subprocess.Popen([*other, publisher.address], stdin=subprocess.PIPE) as worker:
     held += fill(22)
     told, until = {}, time.monotonic() + 90
@@ -71,13 +71,9 @@ with subprocess.Popen([*other, publisher.address], stdin=subprocess.PIPE) as wor
     told["log"], said[:] = list(said), []
     publisher.workers()
     told["workers"] = list(said)
-    freed = [held.pop() for _ in range(20)]
-    for each in freed: os.close(each)
     look = [sys.executable, "-m", "weightbus", "doctor", publisher.address, "--json"]
-    pipe = subprocess.Popen(look, stdout=subprocess.PIPE)
-    again = fill(22)
-    told["doctor"] = pipe.communicate()[0].decode()
-    for each in again: os.close(each)
+    told["doctor"] = subprocess.run(look, stdout=subprocess.PIPE).stdout.decode()
+    for each in held: os.close(each)
     publisher.wait_for_workers(1, 30)
     worker.communicate()
 print(json.dumps(told))
