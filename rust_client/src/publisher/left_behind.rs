@@ -45,7 +45,7 @@ pub fn free_path(path: &Path) -> io::Result<Locked> {
 
 fn lock_folder(path: &Path) -> io::Result<Locked> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let folder = Own::open(|| File::open(parent.unwrap_or_else(|| Path::new("."))))?;
+    let folder = File::open(parent.unwrap_or_else(|| Path::new("."))).map(Own::new)?;
     let until = Instant::now() + LOCK;
     loop {
         match os::lock_exclusive_nowait(&folder) {

@@ -232,7 +232,7 @@ impl StateFolder {
     pub fn read(&self, stored: &Stored, copier: &mut Copier) -> Result<Content, String> {
         let name = stored.file();
         let broken = |what: &dyn std::fmt::Display| format!("{} cannot be offered: {}", name, what);
-        let file = Own::open(|| File::open(self.path.join(&name))).map_err(|error| broken(&error))?;
+        let file = File::open(self.path.join(&name)).map(Own::new).map_err(|error| broken(&error))?;
         let content = copier.read_file(&file, stored.chunk_bytes).map_err(|text| broken(&text))?;
         if content.digest == stored.digest && content.plan.nbytes == stored.nbytes {
             return Ok(content);
@@ -299,7 +299,7 @@ impl StateFolder {
     }
 
     fn sync(&self) -> io::Result<()> {
-        Own::open(|| File::open(&self.path))?.sync_all()
+        File::open(&self.path).map(Own::new)?.sync_all()
     }
 }
 
@@ -311,7 +311,7 @@ fn replace(
     breathe: &mut dyn FnMut() -> io::Result<()>,
 ) -> io::Result<()> {
     let partial = folder.join(name.to_owned() + PARTIAL);
-    let written = Own::open(|| File::create(&partial)).and_then(|file| {
+    let written = File::create(&partial).map(Own::new).and_then(|file| {
         for slice in parts.iter().flat_map(|part| part.chunks(SLICE_BYTES)) {
             breathe()?;
             (&*file).write_all(slice)?;

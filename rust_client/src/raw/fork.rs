@@ -168,7 +168,7 @@ impl Process {
 pub struct Own<T: AsRawFd>(ManuallyDrop<T>);
 
 impl<T: AsRawFd> Own<T> {
-    /// Opens something, which takes no time: nobody can fork meanwhile.
+    /// Opens something, which takes no time: nobody can fork meanwhile, and nobody else can open or close.
     pub fn open(open: impl FnOnce() -> io::Result<T>) -> io::Result<Own<T>> {
         OPENING.hold(|| open().map(Own::of))
     }
@@ -178,7 +178,8 @@ impl<T: AsRawFd> Own<T> {
         OPENING.hold(|| open().map(|(one, other)| (Own::of(one), Own::of(other))))
     }
 
-    /// What may have taken its time, as a disk or a network does, and is there by now.
+    /// What may have taken its time, as a disk or a network does, and is there by now. A child that is forked at the
+    /// very moment keeps it.
     pub fn new(its: T) -> Own<T> {
         OPENING.hold(|| Own::of(its))
     }
