@@ -9,6 +9,9 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # not from `typing`, which takes longer than everything else here
 if TYPE_CHECKING:
+    from weightbus import torchrl as torchrl
+    from weightbus import types as types
+
     from .bus.errors import (
         AddressError,
         ApplyError,
