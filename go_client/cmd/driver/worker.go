@@ -143,7 +143,7 @@ func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.
 var errTurnedDown = errors.New("told to turn down")
 
 // beforeApply turns down what would be written in place.
-func (s settings) beforeApply(_ context.Context, next weightbus.types.Update) error {
+func (s settings) beforeApply(_ context.Context, next weightbus.Update) error {
 	if s.inPlace[next.Model] != nil && s.turnDown[next.Version] {
 		return errTurnedDown
 	}
@@ -217,7 +217,7 @@ func (s settings) run(ctx context.Context, w *weightbus.Worker) {
 }
 
 // applied says what was applied, and the checksums of what a user would read.
-func (s settings) applied(ctx context.Context, w *weightbus.Worker, update weightbus.types.Update) {
+func (s settings) applied(ctx context.Context, w *weightbus.Worker, update weightbus.Update) {
 	line := object{"event": "applied", "model": update.Model, "epoch": update.Epoch, "version": update.Version,
 		"digest": update.Digest}
 	if !s.noTensors {
