@@ -15,7 +15,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from weightbus.types import Receipt
+from weightbus import Receipt
 
 from .bus import MODEL, Bus, Road, road_of
 from .comparison import Spread, over

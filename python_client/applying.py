@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
+from ..bus.complaints import Complaints
 from ..bus.errors import ApplyError, not_applied, told_of
 from ..bus.net.handoff import Handoff
 from ..bus.staged import OverwrittenError, StagedVersion, StaleError
@@ -19,10 +20,15 @@ from ..codecs.checksum import digest_of
 from ..codecs.layout import Layout
 from .calls import Calls, LateError
 from .observing.traces import on_apply
-from .reading import InUseError, ReadingLock
+from .reading import READING_SECONDS, InUseError, ReadingLock
 from .targets import Target
 
 log = logging.getLogger("weightbus.subscriber")
+
+# That a version in the background waits for readers, who queue behind it. Then those that have are
+# let in, well before their own time is over: one that never leaves is no reason to fail all others.
+PATIENCE_SECONDS = READING_SECONDS / 2
+WARN_SECONDS = 1.0  # that readers may be in a version's way before it is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,40 @@ class Update:
     nbytes: int
     digest: str
     seconds: float
+
+
+class Running:
+    """What is read in a block of `reading()`.
+
+    Attributes:
+        model: Of which model that is; None: of several, none of which was named.
+        update: How it came; None if no version runs yet.
+    """
+
+    __slots__ = ("model", "update")
+
+    def __init__(self, runs: Mapping[str, Update], model: str | None) -> None:
+        self.model = model
+        self.update = runs.get(model) if model is not None else None
+
+    @property
+    def epoch(self) -> int:
+        """The publisher's incarnation that has published it; 0 if no version runs yet."""
+        return self._update.epoch if self._update is not None else 0
+
+    @property
+    def version(self) -> int:
+        """Its number; 0 if no version runs yet."""
+        return self._update.version if self._update is not None else 0
+
+    @property
+    def _update(self) -> Update | None:
+        if self.model is None:
+            raise ValueError("several models are read here: say which, reading(model=...)")
+        return self.update
+
+    def __repr__(self) -> str:
+        return f"<Running {self.model}: {self.update}>"
 
 
 class Offer:
@@ -90,6 +130,7 @@ class Applier:
         self._calls, self._before_apply, self._on_commit = calls, before_apply, on_commit
         self._layouts: dict[str, Layout] = {}  # by model, of what runs
         self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
+        self._held_up = Complaints(log, "new weights wait for who uses the old ones: %s")
         self.lock = ReadingLock()  # of all models in memory
         self._files = {model: ReadingLock() for model, target in targets.items() if target.on_disk}
 
@@ -97,21 +138,30 @@ class Applier:
         """Return the lock of a model: a file has one of its own, and keeps nobody waiting."""
         return self._files.get(model, self.lock)
 
+    def stop_waiting(self) -> None:
+        """What waits for readers is to look whether the subscriber was closed."""
+        for lock in (self.lock, *self._files.values()):
+            lock.look()
+
     def may_take_long(self, model: str) -> bool:
         """Whether a disk or the user's code is waited for to apply a version of a model."""
         hooked = self._on_commit is not None or self._before_apply is not None
         return hooked or self._targets[model].asks_user or self._targets[model].on_disk
 
-    def receive(self, timeout: float, models: frozenset[str] | None = None) -> Update | None:
+    def receive(
+        self, timeout: float, models: frozenset[str] | None = None, *, patience: float = 0.0
+    ) -> Update | None:
         """Apply the newest version that is ready, waiting for one; see `Subscriber.receive`.
 
-        Only versions of these `models`, if some are named.
+        Only versions of these `models`, if some are named. Readers of one that has come are given
+        so much `patience` at least.
         """
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
         while True:
             staged = self._handoff.take(max(0.0, deadline - time.monotonic()), models)
-            over, update = (True, None) if staged is None else self._attempt(staged, deadline)
+            until = max(deadline, time.monotonic() + patience)
+            over, update = (True, None) if staged is None else self._attempt(staged, until)
             if over:
                 return update
 
@@ -159,6 +209,7 @@ class Applier:
                 update = self._apply(staged)
         except InUseError:  # somebody is reading and does not leave: later, then
             self._put_back(staged)
+            self._handoff.check_open()
             return True, None
         except StaleError:  # a newer version took its place in shared memory: wait for that
             self._say(staged, "stale")
@@ -212,8 +263,16 @@ class Applier:
         return running is not None and (running.epoch, running.version) >= staged.key
 
     def _writing(self, staged: StagedVersion, timeout: float) -> AbstractContextManager[None]:
-        lock = self.lock_of(staged.model)
-        return lock.writing(timeout, f"applying {staged.model} version {staged.version}")
+        lock, since = self.lock_of(staged.model), time.monotonic()
+
+        def waits(who: str) -> None:
+            seconds = time.monotonic() - since
+            if seconds >= WARN_SECONDS:
+                named = f"{staged.model} version {staged.version}"
+                self._held_up.warn(f"{named} has waited {seconds:.1f} s: {who}", time.monotonic())
+
+        doing = f"applying {staged.model} version {staged.version}"
+        return lock.writing(timeout, doing, stop=lambda: self._handoff.closed, waiting=waits)
 
     def _apply(self, staged: StagedVersion) -> Update | None:
         """Apply a version; what fails once bytes have changed leaves none, unless it is undone."""

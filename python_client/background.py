@@ -13,7 +13,7 @@ from ..bus.errors import AddressError, ApplyError, ClosedError, RefusedError
 from ..bus.net.handoff import Handoff
 from ..bus.staged import StagedVersion
 from ..codecs.errors import WeightBusError
-from .applying import Applier
+from .applying import PATIENCE_SECONDS, Applier
 
 log = logging.getLogger("weightbus.subscriber")
 
@@ -88,7 +88,7 @@ class Background:
     def _apply_until_closed(self, models: frozenset[str], *, first: bool) -> None:
         while True:
             try:
-                self._applier.receive(1.0, models)
+                self._applier.receive(1.0, models, patience=PATIENCE_SECONDS)
             except ClosedError:
                 return
             except (RefusedError, AddressError) as error:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,9 +36,8 @@ from ..bus.worker.keyring import Keyring
 from ..bus.worker.machine import WorkerMachine
 from ..bus.worker.reports import Identity
 from ..codecs.errors import WeightBusError
-from ..codecs.renaming import Rename, renaming_of
 from . import checks
-from .applying import Applier, Offer, Update
+from .applying import Applier, Offer, Running, Update
 from .background import Background
 from .calls import Calls
 from .checks import check_name
@@ -46,7 +45,7 @@ from .dropped import end_with
 from .keys import worker_keys
 from .observing.checking import Checker
 from .observing.traces import settle
-from .reading import READING_SECONDS, ReadingLock
+from .reading import READING_SECONDS, Reading, ReadingLock
 from .resident import ResidentTarget
 from .targets import fault_of, targets_of
 
@@ -104,15 +103,12 @@ class Subscriber:
         keys: A file of `weightbus keygen`, its folder (then `name` says whose file), or what is in
             it: this worker then speaks to that publisher alone. None: what WEIGHTBUS_KEYS says,
             else there are none.
-        rename: What published names become here, for all `models`, where their targets have others:
-            as of `Publisher.publish`. `before_apply` is told those that are published. A function
-            is called in a thread that serves the connection: it must not take its time.
 
     Raises:
         AddressError: The address makes no sense.
         KeysError: The keys cannot be read.
         OSError: Too few descriptors are left for sockets; it names `ulimit -n`.
-        ValueError: A name may not be one, or cannot be renamed so.
+        ValueError: A name may not be one.
         TypeError: A hook is a coroutine function.
         OSError: A path leads to what is no file, or into a folder where nothing can be made.
 
@@ -141,8 +137,10 @@ class Subscriber:
         shared_memory: bool = True,
         timing: Timing | None = None,
         keys: WorkerKeys | str | Path | None = None,
-        rename: Rename = None,
     ) -> None:
+        if not (isinstance(models, Mapping) and 1 <= len(models) <= MODELS_MAX):  # pyright: ignore
+            given = repr(models)[:100]
+            raise ValueError(f"models={given}: give 1 to {MODELS_MAX} targets, by model id")
         checks.whole(bytes_max, "bytes_max", 0, INTEGER_MAX)
         checks.instance(timing, "timing", Timing)
         checks.hook(before_apply, "before_apply")
@@ -153,11 +151,10 @@ class Subscriber:
         keys = worker_keys(keys, name)
         self.name = check_name(_default_name(keys) if name is None else name, "worker")
         self._targets = targets_of(
-            _checked(models),
+            {check_name(model, "model"): target for model, target in models.items()},
             strict=strict,
             cast=cast,
             sole_writer=sole_writer,
-            renaming=renaming_of(rename),
             keep=ResidentTarget if resident else None,
         )
         self.address, self._handoff = address, Handoff()
@@ -300,20 +297,53 @@ class Subscriber:
         self._background.start()
         return self
 
-    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
-        """Return a context in which weights in memory do not change, for a forward pass.
+    def reading(
+        self,
+        timeout: float = READING_SECONDS,
+        *,
+        model: str | None = None,
+        needs_version: bool = False,
+    ) -> Reading[Running]:
+        """Return a block in which weights in memory do not change, for a forward pass.
 
-        A file may be replaced meanwhile: whoever has opened it keeps what it opened.
+            with worker.reading() as running:  # in a coroutine, async with
+                answer = model(question), running.version
+
+        New weights that have arrived go first: who comes after them queues until they are applied,
+        and in a coroutine `async with` does so without stopping the event loop. It may await
+        inside. A plain `with` in a coroutine must not: then it is refused where it would have to
+        wait for another task of its own loop. Blocks may be nested, also in tasks and threads that
+        have inherited the context (`asyncio.gather`, `asyncio.to_thread`).
+
+        Args:
+            timeout: Seconds to wait for an apply, or for a first version.
+            model: Which model is read; None: all. A file may be replaced meanwhile, unless it is
+                named: whoever has opened it keeps what it opened.
+            needs_version: Wait until a version runs, of each model that is read.
+
+        Returns:
+            A context manager of both kinds, for one block. What it yields says which version runs
+            (`version`, `epoch`; 0 if none does yet), where the model is named, or the only one.
 
         Raises:
             TimeoutError: An apply, a hook included, took longer than `timeout` seconds; the text
-                says of which version, in which thread, and for how long.
+                says of which version, in which thread, and for how long. Or no version came.
             TornError: A version failed after it had begun to change the weights, which now are
                 parts of two. Any version that is applied mends them: that one is tried a few times
                 more by itself, and publishing a new one does.
+            RuntimeError: A plain `with` in a coroutine would wait for its own event loop.
+            KeyError: There is no such model.
         """
         self._handoff.check_alive()  # else weights would stay as they are for ever, in silence
-        return self._applier.lock.reading(checks.seconds(timeout, "timeout"))
+        timeout, lacks = checks.seconds(timeout, "timeout"), None
+        if model is not None:
+            self._targets[model]
+        only = next(iter(self._targets)) if len(self._targets) == 1 else model
+        if needs_version:
+            of = (*self._targets,) if model is None else (model,)
+            lacks = partial(_lacks, self._running, of, self.address)
+        lock = self._applier.lock if model is None else self._applier.lock_of(model)
+        return Reading(lock, timeout, partial(Running, self._running, only), model, lacks=lacks)
 
     @property
     def lock(self) -> ReadingLock:
@@ -386,6 +416,7 @@ class Subscriber:
         if os.getpid() != self._pid:
             return
         self._loop.close()
+        self._applier.stop_waiting()
         settle()
         if threading.current_thread() in self._background.threads:
             return
@@ -418,19 +449,17 @@ class Subscriber:
             raise ClosedError("this subscriber applies in the background since start()")
 
 
+def _lacks(runs: Mapping[str, Update], models: tuple[str, ...], address: str) -> str:
+    """Say which models run no version yet; nothing if all do."""
+    missing = ", ".join(model for model in models if model not in runs)
+    return missing and f"no version of {missing} runs here yet: does {address} publish it?"
+
+
 def _left_of(threads: list[threading.Thread], end: float) -> bool:
     """Wait for threads until this moment; return whether some are still there."""
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     return any(thread.is_alive() for thread in threads)
-
-
-def _checked(models: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the targets that a user names, if that is what they are."""
-    if not (isinstance(models, Mapping) and 1 <= len(models) <= MODELS_MAX):  # pyright: ignore
-        given = repr(models)[:100]
-        raise ValueError(f"models={given}: give 1 to {MODELS_MAX} targets, by model id")
-    return {check_name(model, "model"): target for model, target in models.items()}
 
 
 def _identity(name: str, *, shared_memory: bool) -> Identity:

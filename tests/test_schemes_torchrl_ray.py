@@ -21,7 +21,14 @@ from tensordict.nn import TensorDictModule
 from torchrl import weight_update
 from torchrl.envs.transforms.module import RayModuleTransform
 
-from weightbus import PublishError, Timing
+from weightbus import (
+    PublishError,
+    RayModuleTransformScheme,
+    RayWeightSyncScheme,
+    RayWeightUpdater,
+    Timing,
+    ZMQWeightSyncScheme,
+)
 from weightbus.python_client.schemes.ray import actor_of
 from weightbus.tests.ray_cluster import SECONDS, cluster
 from weightbus.tests.torchrl_parts import (
@@ -32,12 +39,6 @@ from weightbus.tests.torchrl_parts import (
     fill,
     one_weight,
     policy,
-)
-from weightbus.torchrl import (
-    RayModuleTransformScheme,
-    RayWeightSyncScheme,
-    RayWeightUpdater,
-    ZMQWeightSyncScheme,
 )
 
 # Ray's own collectors warn of their own ways, in words that change; and start many processes.

@@ -16,8 +16,7 @@ from concurrent.futures import Future
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus import Publisher, Timing
-from weightbus.types import Receipt
+from weightbus import Publisher, Receipt, Timing
 
 SECONDS = 60.0
 

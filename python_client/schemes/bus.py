@@ -440,7 +440,7 @@ class _BusReceiver:
         update = subscriber.receive(timeout)
         return None if update is None else self._destination.arrivals.take(0.0)
 
-    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
         return self._subscriber().reading(timeout)
 
     def close(self) -> None:

@@ -119,7 +119,7 @@ class CallReceiver:
             self._apply(version)
         return self._destination.arrivals.take(0.0)
 
-    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
         """Return a context in which no version is applied."""
         return self._destination.reading(timeout)
 
@@ -331,7 +331,7 @@ _passes: "weakref.WeakKeyDictionary[Any, dict[str, ForwardPasses]]" = weakref.We
 _making = threading.Lock()
 
 
-def _between_passes(owner: Any, model_id: str, timeout: float) -> AbstractContextManager[None]:
+def _between_passes(owner: Any, model_id: str, timeout: float) -> AbstractContextManager[object]:
     """Return a context in which no forward pass runs of the module that an owner has by this id."""
     try:
         model = model_in(owner, model_id)

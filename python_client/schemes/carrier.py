@@ -113,7 +113,7 @@ class Receiver(Protocol):
         What polls applies it here and now; everything else has done so before.
         """
 
-    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
         """Return a context in which no version is applied."""
         ...
 

@@ -39,7 +39,7 @@ class _Nothing:
 
     def receive(self, timeout: float) -> None: ...
 
-    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
         del timeout
         return nullcontext()
 

@@ -19,11 +19,15 @@ from types import FrameType
 from typing import Any, cast
 
 from ...codecs.state import is_module
-from ..reading import READING_SECONDS, ReadingLock
+from ..reading import READING_SECONDS, Reading, ReadingLock
 
 EARLIER_SECONDS = 1.0  # that passes which began before there were hooks are waited for
 
 _nothing = nullcontext().__exit__  # takes any arguments, and returns None
+
+
+def _none() -> None:
+    """Return what a pass is told: nothing."""
 
 
 class _Hook(partial[None]):
@@ -49,7 +53,7 @@ class ForwardPasses:
 
     def __init__(self, lock: ReadingLock, timeout: float = READING_SECONDS) -> None:
         self.lock, self._timeout = lock, timeout
-        self._inside: dict[int, int] = {}  # by thread, how many passes are under way
+        self._inside: dict[int, list[Reading[None]]] = {}  # by thread, the passes under way
         self._called: list[weakref.ref[Any]] = []  # the modules that have the hooks
         self._handles: list[Any] = []
         self._turn = threading.Lock()
@@ -91,25 +95,27 @@ class ForwardPasses:
 
     def _before(self, _module: object, _args: object) -> None:
         me = threading.get_ident()
-        if self._inside.setdefault(me, 0):
+        if self._inside.setdefault(me, []):
             # This pass is inside another, or that one has ended without a word: torch calls no
             # hook on KeyboardInterrupt.
             self._end_lost(self._passes_of(inspect.currentframe()) - 1)
-        self.lock.enter(self._timeout, doing="a forward pass", alive=self._is_under_way)
-        self._inside[me] = self._inside.get(me, 0) + 1
+        alive = self._is_under_way
+        begun = Reading(self.lock, self._timeout, _none, doing="a forward pass", alive=alive)
+        begun.__enter__()
+        self._inside.setdefault(me, []).append(begun)
 
     def _after(self, _module: object, _args: object, _result: object) -> None:
         me = threading.get_ident()
-        depth = self._inside.pop(me, 0)
-        if not depth:
+        begun = self._inside.get(me)
+        if not begun:
             return  # it was the hook before that failed, or it was not there yet
-        if depth > 1:
-            self._inside[me] = depth - 1
-        self.lock.leave()
+        begun.pop().__exit__()
+        if not begun:
+            del self._inside[me]
 
     def _end_lost(self, under_way: int) -> None:
         me = threading.get_ident()
-        for _ in range(under_way, self._inside.get(me, 0)):
+        for _ in range(under_way, len(self._inside.get(me, ()))):
             self._after(None, None, None)
 
     # In any thread.

@@ -107,7 +107,7 @@ class Destination:
             raise not_applied(model, epoch, version, error, intact=True) from error
         return update
 
-    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[None]:
+    def reading(self, timeout: float = READING_SECONDS) -> AbstractContextManager[object]:
         """Return a context in which `deliver` waits."""
         return self.lock.reading(timeout)
 
@@ -271,7 +271,7 @@ class ReceiverSide:
         with self._alone(timeout) if self.connected else nullcontext():
             destination.strategy.apply_weights(model, weights, inplace, strict=strict)
 
-    def _alone(self, timeout: float) -> AbstractContextManager[None]:
+    def _alone(self, timeout: float) -> AbstractContextManager[object]:
         """Return a context in which no version is applied, and no other thread runs the model."""
         passes = self.destination.passes
         if passes is None or passes.lock.held:

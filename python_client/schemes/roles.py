@@ -191,7 +191,7 @@ class Roles:
         side = self._as_sender
         return {} if side is None else dict(side.sending.carrier.versions())
 
-    def reading(self, timeout: float | None = None) -> AbstractContextManager[None]:
+    def reading(self, timeout: float | None = None) -> AbstractContextManager[object]:
         """Return a context in which the receiver's weights do not change, for a forward pass.
 
         Raises:
