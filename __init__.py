@@ -2,12 +2,16 @@
 
 This is the face: users import from here, and everything else may move. Each name is loaded when it
 is first used, so that importing the package costs nothing and needs neither torch nor ZeroMQ.
+`weightbus.types` names what calls return, `weightbus.torchrl` what TorchRL's users import.
 """
 
 from importlib import import_module
 
 TYPE_CHECKING = False  # not from `typing`, which takes longer than everything else here
 if TYPE_CHECKING:
+    from weightbus import torchrl as torchrl
+    from weightbus import types as types
+
     from .bus.errors import (
         AddressError,
         ApplyError,
@@ -22,46 +26,13 @@ if TYPE_CHECKING:
         WorkersMissingError,
     )
     from .bus.limits import Timing
-    from .bus.net.listeners import WorkerEvent
-    from .bus.publisher.status import WorkerStatus
-    from .bus.receipt import Receipt, WorkerReceipt
     from .bus.trust.keys import PublisherKeys, WorkerKeys
     from .codecs.errors import LayoutError, StateError, WeightBusError
-    from .python_client.applying import Offer, Update
-    from .python_client.loading import Pairs, UnchangedError
+    from .python_client.loading import UnchangedError
     from .python_client.observing.access import Http
     from .python_client.publisher import Publisher
     from .python_client.resident import resident
-    from .python_client.schemes.bus import (
-        DistributedWeightSyncScheme,
-        MPTransport,
-        MultiProcessWeightSyncScheme,
-        SharedMemWeightSyncScheme,
-        ZMQWeightSyncScheme,
-    )
-    from .python_client.schemes.carrier import WeightSyncBackend, register_weight_sync_backend
-    from .python_client.schemes.none import NoWeightSyncScheme
-    from .python_client.schemes.ray import (
-        RayActorTransport,
-        RayModuleTransformReceiver,
-        RayModuleTransformScheme,
-        RayModuleTransformSender,
-        RayTransport,
-        RayWeightSyncScheme,
-    )
-    from .python_client.schemes.scheme import WeightSyncScheme
-    from .python_client.schemes.strategy import WeightStrategy
-    from .python_client.schemes.torch_rpc import RPCTransport, RPCWeightSyncScheme
-    from .python_client.schemes.updater import RayWeightUpdater, WeightUpdaterBase
-    from .python_client.schemes.vintage import (
-        DistributedTransport,
-        InitialSyncTransport,
-        SharedMemTransport,
-        TransportBackend,
-        WeightReceiver,
-        WeightSender,
-    )
-    from .python_client.state_folder import StateFolderError, StoredVersion
+    from .python_client.state_folder import StateFolderError
     from .python_client.subscriber import Subscriber
 
 __version__ = "0.1.0"
@@ -71,59 +42,24 @@ __all__ = [
     "ApplyError",
     "ClosedError",
     "DeadlineError",
-    "DistributedTransport",
-    "DistributedWeightSyncScheme",
     "Http",
-    "InitialSyncTransport",
     "KeysError",
     "LayoutError",
-    "MPTransport",
-    "MultiProcessWeightSyncScheme",
-    "NoWeightSyncScheme",
-    "Offer",
-    "Pairs",
     "ProtocolError",
     "PublishError",
     "Publisher",
     "PublisherKeys",
-    "RPCTransport",
-    "RPCWeightSyncScheme",
-    "RayActorTransport",
-    "RayModuleTransformReceiver",
-    "RayModuleTransformScheme",
-    "RayModuleTransformSender",
-    "RayTransport",
-    "RayWeightSyncScheme",
-    "RayWeightUpdater",
-    "Receipt",
     "RefusedError",
-    "SharedMemTransport",
-    "SharedMemWeightSyncScheme",
     "StateError",
     "StateFolderError",
-    "StoredVersion",
     "Subscriber",
     "Timing",
     "TornError",
-    "TransportBackend",
     "UnchangedError",
     "UnknownWorkerError",
-    "Update",
     "WeightBusError",
-    "WeightReceiver",
-    "WeightSender",
-    "WeightStrategy",
-    "WeightSyncBackend",
-    "WeightSyncScheme",
-    "WeightUpdaterBase",
-    "WorkerEvent",
     "WorkerKeys",
-    "WorkerReceipt",
-    "WorkerStatus",
     "WorkersMissingError",
-    "ZMQWeightSyncScheme",
-    "__version__",
-    "register_weight_sync_backend",
     "resident",
 ]
 
@@ -133,70 +69,60 @@ _HOMES = {
     "ApplyError": "bus.errors",
     "ClosedError": "bus.errors",
     "DeadlineError": "bus.errors",
-    "DistributedTransport": "python_client.schemes.vintage",
-    "DistributedWeightSyncScheme": "python_client.schemes.bus",
     "Http": "python_client.observing.access",
-    "InitialSyncTransport": "python_client.schemes.vintage",
     "KeysError": "bus.errors",
     "LayoutError": "codecs.errors",
-    "MPTransport": "python_client.schemes.bus",
-    "MultiProcessWeightSyncScheme": "python_client.schemes.bus",
-    "NoWeightSyncScheme": "python_client.schemes.none",
-    "Offer": "python_client.applying",
-    "Pairs": "python_client.loading",
     "ProtocolError": "bus.errors",
     "PublishError": "bus.errors",
     "Publisher": "python_client.publisher",
     "PublisherKeys": "bus.trust.keys",
-    "RPCTransport": "python_client.schemes.torch_rpc",
-    "RPCWeightSyncScheme": "python_client.schemes.torch_rpc",
-    "RayActorTransport": "python_client.schemes.ray",
-    "RayModuleTransformReceiver": "python_client.schemes.ray",
-    "RayModuleTransformScheme": "python_client.schemes.ray",
-    "RayModuleTransformSender": "python_client.schemes.ray",
-    "RayTransport": "python_client.schemes.ray",
-    "RayWeightSyncScheme": "python_client.schemes.ray",
-    "RayWeightUpdater": "python_client.schemes.updater",
-    "Receipt": "bus.receipt",
     "RefusedError": "bus.errors",
-    "SharedMemTransport": "python_client.schemes.vintage",
-    "SharedMemWeightSyncScheme": "python_client.schemes.bus",
     "StateError": "codecs.errors",
     "StateFolderError": "python_client.state_folder",
-    "StoredVersion": "python_client.state_folder",
     "Subscriber": "python_client.subscriber",
     "Timing": "bus.limits",
     "TornError": "bus.errors",
-    "TransportBackend": "python_client.schemes.vintage",
     "UnchangedError": "python_client.loading",
     "UnknownWorkerError": "bus.errors",
-    "Update": "python_client.applying",
     "WeightBusError": "codecs.errors",
-    "WeightReceiver": "python_client.schemes.vintage",
-    "WeightSender": "python_client.schemes.vintage",
-    "WeightStrategy": "python_client.schemes.strategy",
-    "WeightSyncBackend": "python_client.schemes.carrier",
-    "WeightSyncScheme": "python_client.schemes.scheme",
-    "WeightUpdaterBase": "python_client.schemes.updater",
-    "WorkerEvent": "bus.net.listeners",
     "WorkerKeys": "bus.trust.keys",
-    "WorkerReceipt": "bus.receipt",
-    "WorkerStatus": "bus.publisher.status",
     "WorkersMissingError": "bus.errors",
-    "ZMQWeightSyncScheme": "python_client.schemes.bus",
-    "register_weight_sync_backend": "python_client.schemes.carrier",
     "resident": "python_client.resident",
 }
+
+
+# Faces of their own, for fewer users. What is installed has them beside this file. A checkout must
+# not: where its folder is on Python's path, `import torchrl` would find ours.
+_FACES = ("torchrl", "types")
+__path__.append(f"{__path__[0]}/python_client/faces")
 
 
 def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _moved(name)
     value = getattr(import_module(f".{home}", __name__), name)
     globals()[name] = value  # found without us from now on
     return value
 
 
+def _moved(name: str) -> object:
+    """Return one of the other faces, or what stood here before it was moved to one of them."""
+    if name in _FACES:
+        return import_module(f".{name}", __name__)
+    for face in () if name.startswith("_") else _FACES:
+        there = import_module(f".{face}", __name__)
+        if name in there.__all__:
+            _warn(f"weightbus.{name} has moved to weightbus.{face}: import it from there")
+            return getattr(there, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _warn(text: str) -> None:
+    import warnings  # takes longer than everything else here
+
+    warnings.warn(text, DeprecationWarning, stacklevel=4)
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_FACES})

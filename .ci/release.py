@@ -100,8 +100,7 @@ def go(number: str) -> None:
     """The module's files, as a proxy would serve them; a tag of its own is what publishes it."""
     module = (ROOT / "go_client" / "go.mod").read_text().split()[1]
     name, prefix = DIST / f"go-weightbus-{number}.zip", f"{module}@v{number}/"
-    files = ("HEAD:go_client", ".", ":(exclude)vendor")  # a proxy takes no copies of others
-    run("git", "archive", f"--prefix={prefix}", f"--output={name}", *files)
+    run("git", "archive", f"--prefix={prefix}", f"--output={name}", "HEAD:go_client")
 
 
 # By how the files begin or end: where they would go, and by which command.

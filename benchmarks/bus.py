@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from weightbus import Publisher, Subscriber, Update
+from weightbus import Publisher, Subscriber
+from weightbus.types import Update
 
 from . import memory
 from .contender import Kind

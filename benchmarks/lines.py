@@ -26,7 +26,7 @@ CLIENTS = {
 }
 CORE = ("C", "C++", "Java", "Rust")  # one implementation of the protocol, and what lies over it
 SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".rs", ".go", ".java", ".ts"}
-BESIDE = {"tests", "examples", "driver", "conformance", "fuzz", "testdata", "vendor"}  # folders
+BESIDE = {"tests", "examples", "driver", "conformance", "fuzz", "testdata"}  # folders
 UNIT_TESTS = b"#[cfg(test)]\nmod tests {"  # the end of a file in Rust
 GENERATED = {"c_client/include/weightbus.h"}  # by cbindgen
 

@@ -15,7 +15,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from weightbus import Receipt
+from weightbus.types import Receipt
 
 from .bus import MODEL, Bus, Road, road_of
 from .comparison import Spread, over

@@ -15,7 +15,7 @@ import numpy as np
 from . import numpy_tensors
 from .copies import Copies, Differences
 from .errors import StateError
-from .layout import Layout, Strict, TensorSpec, difference, trimmed
+from .layout import Layout, Signature, Strict, TensorSpec, difference, trimmed
 from .native import crc32c
 from .outline import Leaf, Outline
 from .section import Section
@@ -326,7 +326,19 @@ def _compare(layout: Layout, target: _Target, *, strict: Strict, cast: bool) -> 
             continue
         if not (target.materialises and _on_meta(leaf)) and (fault := _fault(name, leaf)):
             lines.append(fault)
-    lines += ties.faults() + difference(published, got, cast=cast, strict=strict)
+    return differing(lines + ties.faults(), published, got, strict=strict, cast=cast)
+
+
+def differing(
+    faults: list[str],
+    published: Mapping[str, Signature],
+    got: Mapping[str, Signature],
+    *,
+    strict: Strict,
+    cast: bool,
+) -> list[str]:
+    """Return the faults of a target and how it differs; first of all why, if that can be seen."""
+    lines = faults + difference(published, got, cast=cast, strict=strict)
     why = explanation(published, got) if lines else None
     return lines if why is None else [why, *lines]
 

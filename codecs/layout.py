@@ -130,6 +130,26 @@ class Layout:
         }
         return Layout.parse(_encode(rows, said | ({} if untied else dict(self.aliases))))
 
+    def renamed(self, names: Mapping[str, str]) -> "Layout":
+        """Return the layout of the same tensors, in the same places, under other names.
+
+        Args:
+            names: What each name is called there, an alias as well, each otherwise. A text of
+                `metadata` that would then make an alias of its key, or has the key of one, goes.
+
+        Raises:
+            LayoutError: A name may not be one.
+        """
+        rows = [(names[spec.name], spec.dtype, spec.shape) for spec in self.tensors]
+        aliases = {names[alias]: names[name] for alias, name in self.aliases.items()}
+        taken = {*names.values()}
+        kept = {
+            key: text
+            for key, text in self.metadata.items()
+            if key not in self.aliases and not {key, text} & taken
+        }
+        return Layout.parse(_encode(rows, kept | aliases))
+
     @staticmethod
     def plan(
         entries: Iterable[tuple[str, str, tuple[int, ...]]],

@@ -1,8 +1,8 @@
 """Why the names of two models differ, where one is the other in a wrapper: one line that says so.
 
 What wraps a module (a compiler, data parallelism, an adapter) gives its tensors longer names, all
-of them alike. Twenty lines of names hide that; the one line here names what stands in front, or
-between, and what to give instead.
+of them alike. Twenty lines of names hide that; the one line here names what stands in front, at the
+end or between, and what to give instead.
 """
 
 from collections import Counter
@@ -30,9 +30,20 @@ QUANTISED = {
     "._packed_params._packed_params": "torch.ao.quantization",
     ".weight_scale": "compressed-tensors or fp8",
 }
-LOOKED_AT = 64  # names that are tried for what all of them have in front
+LOOKED_AT = 64  # names that are tried for what all of them have in front, or at the end
+# What stands at the end of names where the tensor is not the one that it is computed to.
+COMPUTED = {
+    "_orig": (
+        "pruning or spectral norm",
+        "torch.nn.utils.prune.remove() or remove_spectral_norm()",
+    ),
+    "_mask": ("pruning", "torch.nn.utils.prune.remove()"),
+    "_g": ("weight norm", "torch.nn.utils.remove_weight_norm()"),
+    "_v": ("weight norm", "torch.nn.utils.remove_weight_norm()"),
+}
+SIGNS = "._"  # with one of which an end begins
 SHARE = 0.5  # of the names that differ, on the side that has fewer, that a line must explain
-SHOWN = 64  # characters of what stands in front
+SHOWN = 64  # characters of what stands in front or at the end
 
 
 def explanation(published: Collection[str], own: Collection[str]) -> str | None:
@@ -49,9 +60,13 @@ def explanation(published: Collection[str], own: Collection[str]) -> str | None:
         return None
     for longer, shorter, whose in ((ours, theirs, "the target's"), (theirs, ours, "the published")):
         if prefix := _prefix(longer, shorter):
-            return _said(whose, "begin with", prefix)
+            return _said(whose, "begin with", prefix, f"{prefix!r}", f"{{'': {prefix!r}}}")
+        if suffix := _suffix(longer, shorter):
+            less = f"lambda name: name.removesuffix({suffix!r})"
+            return _said(whose, "end with", suffix, less, f"lambda name: name + {suffix!r}")
         if inside := _inside(longer, shorter):
-            return _said(whose, "have", inside, "in them ")
+            less = f"lambda name: name.replace({inside!r}, '')"
+            return _said(whose, "have in them", inside, less, "a mapping of names")
     return None
 
 
@@ -76,6 +91,24 @@ def _prefix(longer: set[str], shorter: set[str]) -> str:
     return ""
 
 
+def _suffix(longer: set[str], shorter: set[str]) -> str:
+    """Return what stands at the end of the names of one side, and not of the other."""
+    begins: dict[str, list[str]] = {}
+    for name in shorter:
+        begins.setdefault(name.rpartition(".")[0], []).append(name)
+    tried = Counter(
+        name.removeprefix(begin)
+        for name in islice(sorted(longer), LOOKED_AT)
+        for at in (name.rpartition(".")[0], name.rpartition(".")[0].rpartition(".")[0])
+        for begin in begins.get(at, ())[:LOOKED_AT]
+        if name.startswith(begin) and name.removeprefix(begin)[:1] in SIGNS
+    )
+    for suffix, _ in tried.most_common(LOOKED_AT):
+        if _enough(sum(name + suffix in longer for name in shorter), longer, shorter):
+            return suffix
+    return ""
+
+
 def _inside(longer: set[str], shorter: set[str]) -> str:
     """Return which wrappers' parts stand in names of one side, and not of the other."""
     bare, found = Counter[str](), Counter[str]()
@@ -89,15 +122,25 @@ def _inside(longer: set[str], shorter: set[str]) -> str:
     return next(iter(found), "") if _enough(len(bare), longer, shorter) else ""
 
 
-def _said(whose: str, how: str, part: str, where: str = "") -> str:
+def _said(whose: str, how: str, part: str, less: str, more: str) -> str:
+    """Say whose names are longer, by what, and what to give instead: another model, or `rename`.
+
+    Args:
+        whose: Whose.
+        how, part: How the names differ.
+        less, more: What renames to shorter names, and to longer ones.
+    """
     known = [(text, inner) for each, (text, inner) in WRAPPERS.items() if each in part]
     who = f" ({' in '.join(text for text, _ in known)})" if known else ""
     inner = known[-1][1] if known else "the module inside"
-    verb, side = ("give", "target") if whose == "the target's" else ("publish", "trainer")
-    return (
-        f"{whose} names {how} {printable(part, SHOWN)!r} {where}and the others do not{who}: {verb} "
-        f"{inner} at the {side}, or a mapping of the other side's names to the same tensors"
-    )
+    if part in COMPUTED:
+        by, undo = COMPUTED[part]
+        who, instead = f" ({by})", f"make it one tensor there first, with {undo}"
+    elif whose == "the target's":
+        instead = f"give {inner} as the target, or rename={printable(more)} at this worker"
+    else:
+        instead = f"publish {inner}, or rename={printable(less)} at the trainer or this worker"
+    return f"{whose} names {how} {printable(part, SHOWN)!r} and the others do not{who}: {instead}"
 
 
 def _quantised(theirs: Iterable[str], ours: Iterable[str]) -> str | None:

@@ -9,7 +9,7 @@ import ray
 import torch
 from torch import nn
 
-from weightbus.python_client.schemes.ray import RayWeightSyncScheme
+from weightbus.torchrl import RayWeightSyncScheme
 
 
 class Rollout:

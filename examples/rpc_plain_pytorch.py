@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed import rpc
 from torch.multiprocessing.spawn import spawn
 
-from weightbus.python_client.schemes.torch_rpc import RPCWeightSyncScheme
+from weightbus.torchrl import RPCWeightSyncScheme
 
 WORKERS = ["worker1", "worker2"]
 policy = nn.Linear(4, 1, bias=False)  # each process has its own

@@ -12,7 +12,7 @@ from torch import nn
 from torchrl.collectors import MultiSyncCollector
 from torchrl.envs import GymEnv
 
-from weightbus import ZMQWeightSyncScheme
+from weightbus.torchrl import ZMQWeightSyncScheme
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from ..codecs.delta.worth import Way, chosen, estimate, may_pay, sample
 from ..codecs.errors import PatchError, StateError
 from ..codecs.layout import Layout
 from ..codecs.precision import Precision, precision_of
+from ..codecs.renaming import Rename, Renaming, renaming_of
 from ..codecs.state import Form, State, state_of
 from .options import Dtype, Encoding
 from .state_folder import Saved, StateFolder, StateFolderError, StoredVersion
@@ -256,7 +257,8 @@ class PublishedModel:
         self._chunk_bytes = chunk_bytes
         self._form: Form | None = None
         self._layout: Layout | None = None
-        self._converted: tuple[Form, Precision, Form] | None = None  # what became what, last
+        # What became what, last: a form, in a precision and under other names.
+        self._converted: tuple[Form, Precision | None, Renaming | None, Form] | None = None
 
     @contextlib.contextmanager
     def locked(self, deadline: Deadline) -> Generator[None]:
@@ -292,33 +294,48 @@ class PublishedModel:
             version.snapshot.release()
             raise
 
-    def describe(self, weights: object, precision: Precision | None = None) -> tuple[State, Layout]:
+    def describe(
+        self,
+        weights: object,
+        precision: Precision | None = None,
+        renaming: Renaming | None = None,
+    ) -> tuple[State, Layout]:
         """Return the state of some weights and its layout, the ones before if nothing changed.
 
         Raises:
-            StateError: They cannot travel, or not in this precision.
+            StateError: They cannot travel, or not in this precision or under these names.
         """
         state = state_of(weights, self._form)
         self._form = state.form
-        if precision is not None:
-            state = State(self._form_in(precision, state, weights), state.leaves)
+        if precision is not None or renaming is not None:
+            state = State(self._form_in(precision, renaming, state, weights), state.leaves)
         self._layout = state.layout(self._layout)
         return state, self._layout
 
-    def _form_in(self, precision: Precision, state: State, weights: object) -> Form:
+    def _form_in(
+        self,
+        precision: Precision | None,
+        renaming: Renaming | None,
+        state: State,
+        weights: object,
+    ) -> Form:
         known = self._converted
-        if known is not None and known[0] is state.form and known[1] == precision:
-            return known[2]
-        form = precision.form_of(state, weights)
-        self._converted = state.form, precision, form
+        if known is not None and known[0] is state.form and known[1:3] == (precision, renaming):
+            return known[3]
+        form = state.form if renaming is None else renaming.form_of(state.form)
+        if precision is not None:
+            form = precision.form_of(State(form, state.leaves), weights)
+        self._converted = state.form, precision, renaming, form
         return form
 
-    def reserve(self, weights: object, dtype: Dtype = None) -> tuple[Shared, int] | None:
+    def reserve(
+        self, weights: object, dtype: Dtype = None, rename: Rename = None
+    ) -> tuple[Shared, int] | None:
         """Take memory for weights like these; return where workers find it, and its size.
 
         None: they do not, or there was memory before.
         """
-        _, layout = self.describe(weights, precision_of(dtype))
+        _, layout = self.describe(weights, precision_of(dtype), renaming_of(rename))
         _check_chunks(layout.nbytes, self._chunk_bytes)
         shared = self.pool.reserve(layout.nbytes)
         return None if shared is None else (shared, layout.nbytes)
@@ -329,6 +346,7 @@ class PublishedModel:
         *,
         replaces_latest: bool,
         precision: Precision | None = None,
+        renaming: Renaming | None = None,
         hashed: Callable[[], bool] = lambda: False,
         make_room: MakeRoom = nobody,
         deadline: Deadline = NEVER,
@@ -339,6 +357,7 @@ class PublishedModel:
             weights: What to copy.
             replaces_latest: The version will be the latest for all at once.
             precision: What to convert while it is copied.
+            renaming: What the tensors are called in the version.
             hashed: Whether to hash it while it is copied: it will be sent, or its digest asked for.
             make_room: Asks for memory where all of it is in use.
             deadline: When it must be there.
@@ -351,9 +370,13 @@ class PublishedModel:
             DeadlineError: There was no time.
         """
         saved = weights if isinstance(weights, Saved) else None
-        if saved and precision is not None:
-            raise ValueError("a rollback publishes the bytes that were: leave out dtype=")
-        state, layout = (None, saved.layout) if saved else self.describe(weights, precision)
+        if saved and (precision is not None or renaming is not None):
+            raise ValueError(
+                "a rollback publishes the bytes that were: leave out dtype= and rename="
+            )
+        state, layout = (
+            (None, saved.layout) if saved else self.describe(weights, precision, renaming)
+        )
         chunk_bytes = saved.stored.chunk_bytes if saved else self._chunk_bytes
         _check_chunks(layout.nbytes, chunk_bytes)
         # A disk may be slow, and its file damaged: the latest stays until another is there.

@@ -8,6 +8,7 @@ from ..bus.limits import WORKERS_MAX
 from ..bus.publisher.publication import CommitMode, Publication, Wait
 from ..bus.publisher.version import Version
 from ..codecs.precision import Precision, precision_of
+from ..codecs.renaming import Rename, Renaming, renaming_of
 from . import checks
 from .checks import check_name
 
@@ -31,6 +32,7 @@ class PublishOptions(TypedDict, total=False):
     expect: int | None
     dtype: Dtype
     encoding: Encoding
+    rename: Rename
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class Request:
         expect: How many all are at least.
         precision: What is converted while it is copied; None: nothing.
         encoding: How it goes to workers that take patches.
+        renaming: What the tensors are called in the version; None: what they are called here.
     """
 
     workers: tuple[str, ...] | None
@@ -58,6 +61,7 @@ class Request:
     expect: int
     precision: Precision | None
     encoding: Encoding
+    renaming: Renaming | None
 
     @property
     def deadline(self) -> float:
@@ -129,6 +133,7 @@ def request(options: PublishOptions, started: float, *, expect: int, grace: floa
         expect=_expected(options.get("expect"), expect, names, needed),
         precision=None if dtype is None else precision_of(dtype),
         encoding=encoding,
+        renaming=renaming_of(options.get("rename")),
     )
 
 

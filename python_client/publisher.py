@@ -32,6 +32,7 @@ from ..bus.receipt import Receipt
 from ..bus.trust.grants import Grants
 from ..bus.trust.keys import PublisherKeys
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT
+from ..codecs.renaming import Rename
 from . import checks
 from .checks import check_name
 from .dropped import end_with
@@ -188,7 +189,9 @@ class Publisher:
         """This publisher's incarnation."""
         return self._machine.epoch
 
-    def prepare(self, model: str, weights: object, *, dtype: Dtype = None) -> None:
+    def prepare(
+        self, model: str, weights: object, *, dtype: Dtype = None, rename: Rename = None
+    ) -> None:
         """Do now what the first publish of a model would have to do once; publish nothing.
 
         It describes the weights and takes memory for a copy of them, which workers on this host
@@ -197,7 +200,7 @@ class Publisher:
         Args:
             model: The model's id.
             weights: What will be published, or anything of the same names, shapes and dtypes.
-            dtype: As it will be given to `publish`.
+            dtype, rename: As they will be given to `publish`.
 
         Raises:
             StateError: The weights cannot travel.
@@ -205,7 +208,7 @@ class Publisher:
         self._check_usable()
         kept = self._model(model)
         with kept.lock:
-            reserved = kept.reserve(weights, dtype)
+            reserved = kept.reserve(weights, dtype, rename)
             if reserved is not None:
                 self._loop.decide(lambda machine, _now: machine.prepare(model, *reserved))
 
@@ -240,6 +243,11 @@ class Publisher:
                 "delta", as what has changed since the version that they run; "auto", as that where
                 it is likely to be there sooner, with classes or without (docs/guides/deltas.md).
                 It is encoded before this waits for anybody.
+            rename: What the tensors are called in the version, where that is not what they are
+                called here. "module." takes this prefix off. A mapping has names, and what they
+                become; a key that ends with a dot is the beginning of names ("" that of all), and
+                the longest counts. A function is given each name once. `dtype` has patterns of what
+                names become. Tied tensors stay tied.
 
         Returns:
             What each worker did, and when. With no worker there, and none expected, `workers` in
@@ -250,7 +258,7 @@ class Publisher:
             PublishError: Less was achieved than required. It carries the receipt, and says who is
                 missing of those that were expected.
             UnknownWorkerError: A worker of that name has never joined; nothing was published.
-            StateError: The weights cannot travel; nothing was published.
+            StateError: The weights cannot travel, or not under these names; nothing was published.
             DeadlineError: They were not copied in time; nothing was published. (One tensor is
                 copied in one go.)
             ClosedError: The publisher is closed.
@@ -283,6 +291,7 @@ class Publisher:
                 weights,
                 replaces_latest=asked.replaces_latest,
                 precision=asked.precision,
+                renaming=asked.renaming,
                 hashed=(lambda: True) if asked.asks_for_digests else sent,
                 make_room=partial(self._loop.make_room, model),
                 deadline=until,
@@ -313,7 +322,7 @@ class Publisher:
         Args:
             model: The model's id.
             to: Epoch and version of one that `history` names.
-            options: The keywords of `publish`, all but `dtype`.
+            options: The keywords of `publish`, all but `dtype` and `rename`.
 
         Returns:
             What `publish` returns. The version has a new number; the bytes, and so the digest, are

@@ -36,6 +36,7 @@ from ..bus.worker.keyring import Keyring
 from ..bus.worker.machine import WorkerMachine
 from ..bus.worker.reports import Identity
 from ..codecs.errors import WeightBusError
+from ..codecs.renaming import Rename, renaming_of
 from . import checks
 from .applying import Applier, Offer, Running, Update
 from .background import Background
@@ -103,12 +104,15 @@ class Subscriber:
         keys: A file of `weightbus keygen`, its folder (then `name` says whose file), or what is in
             it: this worker then speaks to that publisher alone. None: what WEIGHTBUS_KEYS says,
             else there are none.
+        rename: What published names become here, for all `models`, where their targets have others:
+            as of `Publisher.publish`. `before_apply` is told those that are published. A function
+            is called in a thread that serves the connection: it must not take its time.
 
     Raises:
         AddressError: The address makes no sense.
         KeysError: The keys cannot be read.
         OSError: Too few descriptors are left for sockets; it names `ulimit -n`.
-        ValueError: A name may not be one.
+        ValueError: A name may not be one, or cannot be renamed so.
         TypeError: A hook is a coroutine function.
         OSError: A path leads to what is no file, or into a folder where nothing can be made.
 
@@ -137,10 +141,8 @@ class Subscriber:
         shared_memory: bool = True,
         timing: Timing | None = None,
         keys: WorkerKeys | str | Path | None = None,
+        rename: Rename = None,
     ) -> None:
-        if not (isinstance(models, Mapping) and 1 <= len(models) <= MODELS_MAX):  # pyright: ignore
-            given = repr(models)[:100]
-            raise ValueError(f"models={given}: give 1 to {MODELS_MAX} targets, by model id")
         checks.whole(bytes_max, "bytes_max", 0, INTEGER_MAX)
         checks.instance(timing, "timing", Timing)
         checks.hook(before_apply, "before_apply")
@@ -151,10 +153,11 @@ class Subscriber:
         keys = worker_keys(keys, name)
         self.name = check_name(_default_name(keys) if name is None else name, "worker")
         self._targets = targets_of(
-            {check_name(model, "model"): target for model, target in models.items()},
+            _checked(models),
             strict=strict,
             cast=cast,
             sole_writer=sole_writer,
+            renaming=renaming_of(rename),
             keep=ResidentTarget if resident else None,
         )
         self.address, self._handoff = address, Handoff()
@@ -460,6 +463,14 @@ def _left_of(threads: list[threading.Thread], end: float) -> bool:
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     return any(thread.is_alive() for thread in threads)
+
+
+def _checked(models: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the targets that a user names, if that is what they are."""
+    if not (isinstance(models, Mapping) and 1 <= len(models) <= MODELS_MAX):  # pyright: ignore
+        given = repr(models)[:100]
+        raise ValueError(f"models={given}: give 1 to {MODELS_MAX} targets, by model id")
+    return {check_name(model, "model"): target for model, target in models.items()}
 
 
 def _identity(name: str, *, shared_memory: bool) -> Identity:

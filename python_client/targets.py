@@ -3,10 +3,13 @@
 nn.Module, TensorDict, mapping of torch tensors or numpy arrays      copied in place
 a path                                                               written, then renamed
 a function                                                           called to load it (`loading`)
+
+Each of them may have other names than what is published (`Renamed`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,8 +20,9 @@ from ..bus.staged import StagedVersion
 from ..bus.worker.layouts import Expected
 from ..codecs.apply import Reader, calls_users, check, summing
 from ..codecs.copies import Differences
-from ..codecs.errors import StateError
+from ..codecs.errors import LayoutError, StateError
 from ..codecs.layout import Layout, Strict, trimmed
+from ..codecs.renaming import Renaming
 from ..codecs.state import is_module, state_of
 from . import checks
 from .file_target import FileTarget
@@ -28,6 +32,7 @@ from .loading import FunctionTarget
 LAYOUT_SLACK_BYTES = 2**20
 Names = Iterable[str]
 Sums = list[int | None]
+LAYOUTS_MAX = 4  # kept under other names
 READERS_MAX = 4  # readers kept, of the last applies: two staging buffers, or a publisher's blocks
 
 
@@ -185,6 +190,74 @@ class MemoryTarget:
         return next(known, None)
 
 
+class Renamed:
+    """A target that has other names than what is published: it is given versions under its own.
+
+    Args:
+        target: It.
+        renaming: What the published names become.
+    """
+
+    def __init__(self, target: Target, renaming: Renaming) -> None:
+        self._target, self._renaming = target, renaming
+        self.asks_user, self.on_disk = target.asks_user, target.on_disk
+        # Layouts with their names here; a new tuple each time, since two threads use it.
+        self._known: tuple[tuple[Layout, Layout, Mapping[str, str]], ...] = ()
+        self._looked_at: tuple[StagedVersion, StagedVersion] | None = None  # by `ahead`
+
+    def fault(self, layout: Layout) -> str:
+        """Say what cannot be renamed; then what the target says."""
+        try:
+            renamed, _ = self._of(layout)
+        except (StateError, LayoutError) as error:
+            return str(error)
+        return self._target.fault(renamed)
+
+    def expected(self) -> Expected:
+        """Say what the target says, but for the length of names."""
+        return Expected(self._target.expected().nbytes)
+
+    def summing(self, layout: Layout, names: Names, sums: Sums) -> Iterator[int]:
+        """Sum what is there by those names."""
+        renamed, became = self._of(layout)
+        return self._target.summing(renamed, [became[name] for name in names], sums)
+
+    def ahead(self, staged: StagedVersion) -> None:
+        """Do it for the version under its names here."""
+        self._looked_at = staged, self._here(staged)
+        self._target.ahead(self._looked_at[1])
+
+    def apply(self, staged: StagedVersion) -> None:
+        """Apply the version under its names here, which is the very object that `ahead` had."""
+        known, self._looked_at = self._looked_at, None
+        self._target.apply(known[1] if known and known[0] is staged else self._here(staged))
+
+    def undo(self) -> bool:
+        """Have the target do it."""
+        return self._target.undo()
+
+    def settle(self) -> None:
+        """Have the target do it."""
+        self._target.settle()
+
+    def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
+        """Where the target says."""
+        return self._target.lies_in(staged)
+
+    def _here(self, staged: StagedVersion) -> StagedVersion:
+        return replace(staged, layout=self._of(staged.layout)[0])
+
+    def _of(self, layout: Layout) -> tuple[Layout, Mapping[str, str]]:
+        """Return a layout under the names of the target, and what became of its own."""
+        for known, renamed, became in self._known:
+            if known is layout:
+                return renamed, became
+        became = self._renaming.of(layout.names())
+        renamed = layout.renamed(became)
+        self._known = (*self._known[1 - LAYOUTS_MAX :], (layout, renamed, became))
+        return renamed, became
+
+
 def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
     """Say why a layout cannot be applied. (Called by the background thread.)"""
     try:
@@ -204,11 +277,13 @@ def targets_of(
     strict: bool,
     cast: bool,
     sole_writer: bool = False,
+    renaming: Renaming | None = None,
     keep: Callable[[object, Target], Target] | None = None,
 ) -> dict[str, Target]:
     """Return the target of each model that a user named; one that is a target already is taken.
 
-    `keep` makes of a model in memory, and the target that copies to it, the target that is used.
+    `keep` makes of a model in memory, and the target that copies to it, the target that is used. A
+    `renaming` says what published names become in all of them.
     """
 
     def target_of(named: object) -> Target:
@@ -222,4 +297,7 @@ def targets_of(
         copying = MemoryTarget(named, strict=strict, cast=cast, sole_writer=sole_writer)
         return copying if keep is None else keep(named, copying)
 
-    return {model: target_of(named) for model, named in models.items()}
+    targets = {model: target_of(named) for model, named in models.items()}
+    if renaming is None:
+        return targets
+    return {model: Renamed(target, renaming) for model, target in targets.items()}

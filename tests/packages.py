@@ -4,7 +4,7 @@
 
 Every publisher is the one that the README says to try it with, in an environment that has the wheel
 and nothing of this checkout. Crates are Debian's where those are installed. Go takes its modules
-from a proxy of files: ours as it is in dist/, the others as they are in go_client/vendor.
+from a proxy of files: ours as it is in dist/, the others as Debian has them.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 PATIENCE = 600.0  # seconds for one step
 SECONDS = 60.0  # for an example to show what it does
-VENDOR = ROOT / "go_client" / "vendor"
+MODULES = Path("/usr/share/gocode/src")  # golang-golang-x-crypto-dev, and what it needs
 JNA = os.environ.get("JNA", "/usr/share/java/jna.jar")
 DEBIAN = next(Path("/usr/share/cargo/registry").glob("zmq-*"), None)
 
@@ -237,8 +237,8 @@ def go(bench: Bench) -> None:
     offer(
         proxy, module, f"v{number}", (ROOT / "go_client" / "go.mod").read_text(), ours.read_bytes()
     )
-    vendored = re.findall(r"^# (\S+) (\S+)", (VENDOR / "modules.txt").read_text(), re.MULTILINE)
-    for name, version in vendored:
+    sums = (ROOT / "go_client" / "go.sum").read_text()
+    for name, version in re.findall(r"^(\S+) (v[^\s/]+) ", sums, re.MULTILINE):
         offer(proxy, name, version, f"module {name}\n\ngo 1.17\n")
     settings = {"GOPROXY": proxy.as_uri(), "GOSUMDB": "off", "GOFLAGS": "-modcacherw"}
     settings |= {"GOPATH": str(bench.folder / "gopath"), "CGO_ENABLED": "0"}
@@ -259,7 +259,7 @@ def java(bench: Bench) -> None:
 
 
 def offer(proxy: Path, module: str, version: str, manifest: str, archive: bytes = b"") -> None:
-    """Put a version of a module into a proxy of files: this archive, or what is vendored of it."""
+    """Put a version of a module into a proxy of files: this archive, or what Debian has of it."""
     folder = proxy / module / "@v"
     folder.mkdir(parents=True)
     (folder / "list").write_text(f"{version}\n")
@@ -271,9 +271,9 @@ def offer(proxy: Path, module: str, version: str, manifest: str, archive: bytes 
         return
     with ZipFile(folder / f"{version}.zip", "w") as made:
         made.writestr(f"{module}@{version}/go.mod", manifest)
-        for path in sorted((VENDOR / module).rglob("*")):
-            if path.is_file():
-                made.write(path, f"{module}@{version}/{path.relative_to(VENDOR / module)}")
+        for path in sorted((MODULES / module).rglob("*")):
+            if path.is_file() and path.name != "go.mod":
+                made.write(path, f"{module}@{version}/{path.relative_to(MODULES / module)}")
 
 
 PACKAGES = {package.__name__: package for package in (python, node, rust, native, go, java)}

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from weightbus import WeightSyncScheme
+from weightbus.torchrl import WeightSyncScheme
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -17,9 +17,10 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from weightbus import ApplyError, Offer, Publisher, Receipt, Subscriber, TornError, Update
+from weightbus import ApplyError, Publisher, Subscriber, TornError
 from weightbus.bus.limits import APPLIES_MAX, Timing
 from weightbus.tests.test_bus import SECONDS, Bus, arrays, both
+from weightbus.types import Offer, Receipt, Update
 
 QUICK = Timing(ping=0.05, lost_after=SECONDS)
 

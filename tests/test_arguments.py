@@ -13,18 +13,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from weightbus import (
-    NoWeightSyncScheme,
-    Publisher,
-    RayWeightUpdater,
-    Subscriber,
-    Timing,
-    ZMQWeightSyncScheme,
-)
+from weightbus import Publisher, Subscriber, Timing
 from weightbus.bus.errors import AddressError
 from weightbus.bus.limits import TEXT_MAX
 from weightbus.python_client.checks import SECONDS_MAX
 from weightbus.python_client.cli.commands import app
+from weightbus.torchrl import NoWeightSyncScheme, RayWeightUpdater, ZMQWeightSyncScheme
 
 WEIGHTS = {"w": np.zeros(3, np.float32)}
 TIMES: list[object] = [math.inf, -math.inf, math.nan, 1e10, SECONDS_MAX * 1.001, "1", True]

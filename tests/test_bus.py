@@ -31,7 +31,6 @@ from weightbus import (
     Subscriber,
     Timing,
     UnknownWorkerError,
-    Update,
     WorkersMissingError,
 )
 from weightbus.bus.memory import staging
@@ -46,6 +45,7 @@ from weightbus.python_client.options import PublishOptions
 from weightbus.python_client.subscriber import COPY_SECONDS
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.ports import lasting_address
+from weightbus.types import Update
 
 SECONDS = 60.0  # far more than anything here takes
 LARGE = AT_ONCE_BYTES // 4 + 1  # numbers of a model that is not copied at once

@@ -70,7 +70,6 @@ def client_words(folder: str) -> Words:
     return [
         (path.relative_to(ROOT).as_posix(), number, comment[0])
         for path in sorted((ROOT / folder).rglob(CLIENTS[folder]))
-        if "vendor" not in path.parts  # which others have written
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if (comment := re.search(r"//.*|^\s*/?\*.*", line)) is not None
     ]

@@ -272,7 +272,6 @@ def test_the_clients_are_measured() -> None:
         ("java_client/conformance/Driver.java", False),
         ("go_client/internal/wbp/machine_test.go", False),
         ("go_client/cmd/driver/main.go", False),
-        ("go_client/vendor/golang.org/x/crypto/poly1305/poly1305_compat.go", False),
         ("node_client/tests/live.test.ts", False),
         ("node_client/package.json", False),
         ("c_client/include/weightbus.h", False),

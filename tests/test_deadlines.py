@@ -26,19 +26,12 @@ import pytest
 import torch
 import zmq
 
-from weightbus import (
-    Publisher,
-    PublishError,
-    Subscriber,
-    Timing,
-    WeightSyncScheme,
-    WorkersMissingError,
-    ZMQWeightSyncScheme,
-)
+from weightbus import Publisher, PublishError, Subscriber, Timing, WorkersMissingError
 from weightbus.bus.messages import Hello, encode
 from weightbus.python_client.options import PublishOptions
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.sealed_bus import keys_in
+from weightbus.torchrl import WeightSyncScheme, ZMQWeightSyncScheme
 
 T = TypeVar("T")
 DEADLINE = 0.4

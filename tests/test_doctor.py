@@ -15,7 +15,7 @@ import pytest
 from weightbus import Publisher, PublishError, Subscriber, Timing
 from weightbus.bus.trust.keys import generate
 from weightbus.codecs import native
-from weightbus.python_client.observing import host
+from weightbus.python_client.observing import host, reaching
 from weightbus.python_client.observing.reaching import reach
 from weightbus.tests.test_cli import result_of, run
 
@@ -134,6 +134,24 @@ def test_somebody_who_says_nothing_is_found() -> None:
     with saying(b"") as address:
         (last,) = reach(address, keyed=False, timeout=0.2)
     assert "says nothing within 0.2 s" in last.text
+
+
+def test_a_crowded_publisher_is_found_however_soon_it_hangs_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reset(_address: str, _timeout: float) -> socket.socket:
+        raise ConnectionResetError("Connection reset by peer")
+
+    monkeypatch.setattr(reaching.endpoints, "dial", reset)
+    monkeypatch.setattr(reaching, "used_by", lambda _pid: (250, 256))  # pyright: ignore
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        address = f"tcp://localhost:{server.getsockname()[1]}"
+        crowded, last = reach(address, keyed=False, timeout=SECONDS)
+    assert "has 250 of 256 descriptors in use" in crowded.text
+    assert (last.about, last.state) == ("port", "problem")
+    assert "takes connections, and closes them at once" in last.text
 
 
 def test_keys_that_are_missing_or_refused_are_found(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from weightbus import ApplyError, Offer, Pairs, Subscriber, TornError, Update
+from weightbus import ApplyError, Subscriber, TornError
 from weightbus.bus.limits import Timing
 from weightbus.python_client.calls import Calls, LateError
 from weightbus.tests.test_apply import runs
 from weightbus.tests.test_bus import SECONDS, Bus, arrays
+from weightbus.types import Offer, Pairs, Update
 
 QUICK = Timing(ping=0.05, lost_after=SECONDS)
 DEADLINE = 0.2

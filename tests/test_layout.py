@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -81,61 +82,70 @@ FACE = [
     "ApplyError",
     "ClosedError",
     "DeadlineError",
-    "DistributedTransport",
-    "DistributedWeightSyncScheme",
     "Http",
-    "InitialSyncTransport",
     "KeysError",
     "LayoutError",
-    "MPTransport",
-    "MultiProcessWeightSyncScheme",
-    "NoWeightSyncScheme",
-    "Offer",
-    "Pairs",
     "ProtocolError",
     "PublishError",
     "Publisher",
     "PublisherKeys",
-    "RPCTransport",
-    "RPCWeightSyncScheme",
-    "RayActorTransport",
-    "RayModuleTransformReceiver",
-    "RayModuleTransformScheme",
-    "RayModuleTransformSender",
-    "RayTransport",
-    "RayWeightSyncScheme",
-    "RayWeightUpdater",
-    "Receipt",
     "RefusedError",
-    "SharedMemTransport",
-    "SharedMemWeightSyncScheme",
     "StateError",
     "StateFolderError",
-    "StoredVersion",
     "Subscriber",
     "Timing",
     "TornError",
-    "TransportBackend",
     "UnchangedError",
     "UnknownWorkerError",
-    "Update",
     "WeightBusError",
-    "WeightReceiver",
-    "WeightSender",
-    "WeightStrategy",
-    "WeightSyncBackend",
-    "WeightSyncScheme",
-    "WeightUpdaterBase",
-    "WorkerEvent",
     "WorkerKeys",
-    "WorkerReceipt",
-    "WorkerStatus",
     "WorkersMissingError",
-    "ZMQWeightSyncScheme",
-    "__version__",
-    "register_weight_sync_backend",
     "resident",
 ]
+NAMES_MAX = 30  # on the face: what somebody new has to look through
+
+# What has a face of its own, and where old imports still find it.
+FACES = {
+    "torchrl": [
+        "DistributedTransport",
+        "DistributedWeightSyncScheme",
+        "InitialSyncTransport",
+        "MPTransport",
+        "MultiProcessWeightSyncScheme",
+        "NoWeightSyncScheme",
+        "RPCTransport",
+        "RPCWeightSyncScheme",
+        "RayActorTransport",
+        "RayModuleTransformReceiver",
+        "RayModuleTransformScheme",
+        "RayModuleTransformSender",
+        "RayTransport",
+        "RayWeightSyncScheme",
+        "RayWeightUpdater",
+        "SharedMemTransport",
+        "SharedMemWeightSyncScheme",
+        "TransportBackend",
+        "WeightReceiver",
+        "WeightSender",
+        "WeightStrategy",
+        "WeightSyncBackend",
+        "WeightSyncScheme",
+        "WeightUpdaterBase",
+        "ZMQWeightSyncScheme",
+        "register_weight_sync_backend",
+    ],
+    "types": [
+        "Offer",
+        "Pairs",
+        "Receipt",
+        "StoredVersion",
+        "Update",
+        "WorkerEvent",
+        "WorkerReceipt",
+        "WorkerStatus",
+    ],
+}
+MOVED = [(face, public) for face, names in FACES.items() for public in names]
 
 
 def tree(path: Path) -> ast.Module:
@@ -259,9 +269,10 @@ def test_every_module_says_its_subject(path: Path) -> None:
     assert ast.get_docstring(tree(path)), f"{name(path)} has no docstring"
 
 
-def test_only_the_root_has_an_init() -> None:
+def test_only_faces_have_an_init() -> None:
     found = {p for shelf in (*SHELVES, "tests") for p in (ROOT / shelf).rglob("__init__.py")}
-    assert not found, "folders below the root are shelves: import from the file"
+    faces = {ROOT / "python_client" / "faces" / face / "__init__.py" for face in FACES}
+    assert found == faces, "folders below the root are shelves: import from the file"
 
 
 def test_the_root_holds_no_stray_module() -> None:
@@ -283,7 +294,26 @@ def test_the_package_is_loaded_once() -> None:
 
 def test_the_face_is_this_list() -> None:
     assert weightbus.__all__ == FACE
-    assert set(FACE) <= set(dir(weightbus))
+    assert len(FACE) <= NAMES_MAX
+    assert {*FACE, *FACES, "__version__"} <= set(dir(weightbus))
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_other_faces_are_these_lists(face: str) -> None:
+    there = getattr(weightbus, face)
+    assert there is import_module(f"weightbus.{face}")
+    assert there.__all__ == FACES[face]
+    assert set(FACES[face]) <= set(dir(there))
+    with pytest.raises(AttributeError, match="no attribute 'Publischer'"):
+        _ = there.Publischer
+
+
+@pytest.mark.parametrize(("face", "public"), MOVED)
+def test_what_has_moved_is_found_where_it_was(face: str, public: str) -> None:
+    there = getattr(getattr(weightbus, face), public)
+    with pytest.warns(DeprecationWarning, match=f"moved to weightbus.{face}: ") as told:
+        assert getattr(weightbus, public) is there
+    assert [Path(warning.filename) for warning in told] == [Path(__file__)], "not who imports it"
 
 
 @pytest.mark.parametrize("public", FACE)
@@ -299,7 +329,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
     code = (
-        "import sys, weightbus; "
+        "import sys, weightbus, weightbus.torchrl; "
         "print([m for m in ('torch', 'tensordict', 'zmq', 'ray', 'torchrl', 'numpy') "
         "if m in sys.modules])"
     )
@@ -307,3 +337,21 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_no_face_hides_what_it_is_named_after() -> None:
+    """A checkout may be on Python's path: `python -m pytest` puts it there."""
+    code = (
+        "import importlib.util as i; print([i.find_spec(n).origin for n in ('torchrl', 'types')])"
+    )
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "torchrl" in done.stdout
+    assert "faces" not in done.stdout
+    assert f"'{ROOT}/torchrl" not in done.stdout

@@ -9,9 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from weightbus import ClosedError, Publisher, Subscriber, Timing, WorkerEvent
+from weightbus import ClosedError, Publisher, Subscriber, Timing
 from weightbus.bus.net import listeners
 from weightbus.bus.net.listeners import Listener
+from weightbus.types import WorkerEvent
 
 SECONDS = 60.0  # far more than anything here takes
 QUICK = Timing(ping=0.1, lost_after=0.5)

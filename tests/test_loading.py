@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from weightbus import ApplyError, Pairs, Subscriber, TornError, UnchangedError
+from weightbus import ApplyError, Subscriber, TornError, UnchangedError
 from weightbus.bus.limits import APPLIES_MAX, Timing
 from weightbus.tests.test_apply import runs
 from weightbus.tests.test_bus import SECONDS, Bus, arrays, both
+from weightbus.types import Pairs
 
 QUICK = Timing(ping=0.05, lost_after=SECONDS)
 

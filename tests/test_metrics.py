@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, PublishError, Receipt, Subscriber, Timing
+from weightbus import Publisher, PublishError, Subscriber, Timing
 from weightbus.bus.observed import Doing, ModelRow, Roster, WorkerRow
 from weightbus.python_client.observing.view import View
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.types import Receipt
 
 pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from weightbus import Publisher, Receipt, Subscriber
+from weightbus import Publisher, Subscriber
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.slot import Slot
 from weightbus.python_client import subscriber as subscribers
@@ -19,6 +19,7 @@ from weightbus.python_client.models import BASES
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.ports import lasting_address
 from weightbus.tests.sealed_bus import keys_in
+from weightbus.types import Receipt
 
 SECONDS = 20.0
 COUNT = 300_000  # elements: more than goes with an announcement

@@ -18,19 +18,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-import weightbus
-from weightbus import (
-    DistributedWeightSyncScheme,
-    MultiProcessWeightSyncScheme,
-    NoWeightSyncScheme,
-    RPCWeightSyncScheme,
-    SharedMemWeightSyncScheme,
-    WeightSender,
-    WeightStrategy,
-    WeightSyncScheme,
-    ZMQWeightSyncScheme,
-    register_weight_sync_backend,
-)
+from weightbus import torchrl
 from weightbus.bus.errors import TornError
 from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.schemes import carrier
@@ -46,6 +34,18 @@ from weightbus.tests.documented_api import (
     Member,
     Parameters,
 )
+from weightbus.torchrl import (
+    DistributedWeightSyncScheme,
+    MultiProcessWeightSyncScheme,
+    NoWeightSyncScheme,
+    RPCWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WeightSender,
+    WeightStrategy,
+    WeightSyncScheme,
+    ZMQWeightSyncScheme,
+    register_weight_sync_backend,
+)
 
 PAGES = Path(__file__).parents[2] / "shared" / "reference" / "documented-api"
 BUS = [ZMQWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme]
@@ -58,7 +58,7 @@ def values(parameters: Parameters) -> dict[str, Any]:
 
 @pytest.mark.parametrize("member", [*DOCUMENTED, *BOTH_VINTAGES], ids=str)
 def test_every_documented_member_exists(member: Member) -> None:
-    kind = getattr(weightbus, member.of)
+    kind = getattr(torchrl, member.of)
     found = inspect.getattr_static(kind, member.name)
     if member.kind == "property":
         assert isinstance(found, property)
@@ -102,7 +102,7 @@ def test_the_table_is_the_pages(page: str) -> None:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_what_no_original_has_is_on_every_scheme(name: str) -> None:
-    kind = getattr(weightbus, name)
+    kind = getattr(torchrl, name)
     for method in ("send", "send_async"):
         assert inspect.signature(getattr(kind, method)).parameters["timeout"].default is None
     for member in ("wait_async", "versions", "receipt", "reading", "from_backend"):
@@ -306,9 +306,9 @@ def test_what_older_receivers_are_given(named: bool, came: object) -> None:
 
 def test_every_name_that_torchrl_has_is_there() -> None:
     theirs = pytest.importorskip("torchrl.weight_update")
-    assert [name for name in theirs.__all__ if not hasattr(weightbus, name)] == []
-    assert set(get_args(theirs.WeightSyncBackend)) <= set(get_args(weightbus.WeightSyncBackend))
-    for backend in get_args(weightbus.WeightSyncBackend):
+    assert [name for name in theirs.__all__ if not hasattr(torchrl, name)] == []
+    assert set(get_args(theirs.WeightSyncBackend)) <= set(get_args(torchrl.WeightSyncBackend))
+    for backend in get_args(torchrl.WeightSyncBackend):
         assert isinstance(WeightSyncScheme.from_backend(backend), WeightSyncScheme)
 
 
@@ -325,7 +325,7 @@ def test_a_transport_that_leads_nowhere_here_says_what_to_write(
     name: str, given: tuple[Any, ...]
 ) -> None:
     with pytest.raises(TypeError, match=rf"{name}.*(sender_transports|MPTransport\(pipe)"):
-        getattr(weightbus, name)(*given)
+        getattr(torchrl, name)(*given)
 
 
 def test_the_distributed_scheme_is_made_as_torchrls_is() -> None:
@@ -341,7 +341,7 @@ def test_the_distributed_scheme_is_made_as_torchrls_is() -> None:
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_what_older_tests_look_at_is_there(name: str) -> None:
-    scheme: Any = getattr(weightbus, name)()
+    scheme: Any = getattr(torchrl, name)()
     assert scheme._sender is scheme._receiver is None  # noqa: SLF001
     assert scheme._initialized_on_sender is scheme._initialized_on_worker is False  # noqa: SLF001
     if name in ("RayWeightSyncScheme", "RayModuleTransformScheme"):

@@ -17,20 +17,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from weightbus import (
-    MPTransport,
-    MultiProcessWeightSyncScheme,
-    PublishError,
-    RefusedError,
-    SharedMemWeightSyncScheme,
-    StateError,
-    Subscriber,
-    Timing,
-    WeightBusError,
-    WeightStrategy,
-    WeightSyncScheme,
-    ZMQWeightSyncScheme,
-)
+from weightbus import PublishError, RefusedError, StateError, Subscriber, Timing, WeightBusError
 from weightbus.bus.trust.keys import generate
 from weightbus.codecs import state, torch_modules
 from weightbus.codecs.apply import Reader
@@ -38,6 +25,14 @@ from weightbus.python_client.schemes import strategy
 from weightbus.python_client.schemes.bus import _BusSender  # pyright: ignore[reportPrivateUsage]
 from weightbus.python_client.schemes.receiver import Destination
 from weightbus.tests.scheme_worker import Net, fill, values, work
+from weightbus.torchrl import (
+    MPTransport,
+    MultiProcessWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WeightStrategy,
+    WeightSyncScheme,
+    ZMQWeightSyncScheme,
+)
 
 SCHEMES = [ZMQWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme]
 QUICK = Timing(ping=0.2, lost_after=1.0)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-import weightbus
+from weightbus import torchrl
 from weightbus.tests.ray_cluster import model, values
 
 GUIDE = Path(__file__).parent.parent / "docs" / "guides" / "migrating-from-torchrl.md"
@@ -115,7 +115,7 @@ def goes(scheme: Any, calls: Callable[..., list[Any]]) -> bool:
     finally:
         for each in (*receivers, scheme):
             each.shutdown()
-    nothing = isinstance(scheme, weightbus.NoWeightSyncScheme)
+    nothing = isinstance(scheme, torchrl.NoWeightSyncScheme)
     assert [values(net) for net in nets] == [{0.0 if nothing else 2.0}] * 2
     return True
 
@@ -128,7 +128,7 @@ CELLS = {
 
 
 def test_every_scheme_is_in_the_table() -> None:
-    schemes = {n for n in weightbus.__all__ if n.endswith("WeightSyncScheme") and len(n) > 16}
+    schemes = {n for n in torchrl.__all__ if n.endswith("WeightSyncScheme") and len(n) > 16}
     assert {row for row, _ in CELLS} == schemes
 
 
@@ -136,7 +136,7 @@ def test_every_scheme_is_in_the_table() -> None:
 def test_a_scheme_goes_with_a_collector_as_the_guide_says(
     row: str, calls: Any, tmp_path: Path
 ) -> None:
-    kind, cell = getattr(weightbus, row), CELLS[row, calls]
+    kind, cell = getattr(torchrl, row), CELLS[row, calls]
     if (row, calls) in ELSEWHERE:
         assert cell == "yes"
     elif cell == "with an address":

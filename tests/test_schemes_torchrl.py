@@ -22,14 +22,7 @@ pytest.importorskip("torchrl")
 from tensordict import TensorDict
 from torchrl import weight_update
 
-from weightbus import (
-    MultiProcessWeightSyncScheme,
-    NoWeightSyncScheme,
-    PublishError,
-    SharedMemWeightSyncScheme,
-    Timing,
-    ZMQWeightSyncScheme,
-)
+from weightbus import PublishError, Timing
 from weightbus.tests.torchrl_parts import (
     Echo,
     collectors,
@@ -40,6 +33,12 @@ from weightbus.tests.torchrl_parts import (
     valued_echo,
 )
 from weightbus.tests.torchrl_tearing import story
+from weightbus.torchrl import (
+    MultiProcessWeightSyncScheme,
+    NoWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    ZMQWeightSyncScheme,
+)
 
 QUICK = Timing(ping=0.2, lost_after=1.0)
 SECONDS = 20.0  # what anything here may take on a busy machine

@@ -21,14 +21,7 @@ from tensordict.nn import TensorDictModule
 from torchrl import weight_update
 from torchrl.envs.transforms.module import RayModuleTransform
 
-from weightbus import (
-    PublishError,
-    RayModuleTransformScheme,
-    RayWeightSyncScheme,
-    RayWeightUpdater,
-    Timing,
-    ZMQWeightSyncScheme,
-)
+from weightbus import PublishError, Timing
 from weightbus.python_client.schemes.ray import actor_of
 from weightbus.tests.ray_cluster import SECONDS, cluster
 from weightbus.tests.torchrl_parts import (
@@ -39,6 +32,12 @@ from weightbus.tests.torchrl_parts import (
     fill,
     one_weight,
     policy,
+)
+from weightbus.torchrl import (
+    RayModuleTransformScheme,
+    RayWeightSyncScheme,
+    RayWeightUpdater,
+    ZMQWeightSyncScheme,
 )
 
 # Ray's own collectors warn of their own ways, in words that change; and start many processes.

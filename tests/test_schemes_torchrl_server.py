@@ -18,8 +18,9 @@ from torchrl.modules.inference_server import (
     ThreadingTransport,
 )
 
-from weightbus import MultiProcessWeightSyncScheme, PublishError, Timing, ZMQWeightSyncScheme
+from weightbus import PublishError, Timing
 from weightbus.tests.torchrl_parts import Echo, collectors, fill, policy
+from weightbus.torchrl import MultiProcessWeightSyncScheme, ZMQWeightSyncScheme
 
 Evaluator: Any = collectors.Evaluator
 

@@ -277,7 +277,7 @@ def test_a_version_that_fails_leaves_its_memory_though_the_error_is_kept(started
     """Errors have tracebacks, and so all that was there where they were raised."""
     before = segments_open()
 
-    def turn_down(_offer: weightbus.Offer) -> None:
+    def turn_down(_offer: weightbus.types.Offer) -> None:
         raise OSError(errno.ENOSPC, "no room")
 
     into = {"w": np.zeros(3)}

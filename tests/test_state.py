@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 import zmq
 
-from weightbus import Publisher, StateFolderError, StoredVersion, Subscriber, Update
+from weightbus import Publisher, StateFolderError, Subscriber
 from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.messages import Hello, Ping, Running, encode
 from weightbus.python_client import keeper
 from weightbus.python_client.state_folder import TABLE, Saved, StateFolder
 from weightbus.tests.ports import lasting_address
+from weightbus.types import StoredVersion, Update
 
 SECONDS = 60.0  # far more than anything here takes
 

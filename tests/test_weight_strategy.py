@@ -9,10 +9,10 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from weightbus import WeightStrategy
 from weightbus.codecs.torch_modules import take_out_of_shared_memory
 from weightbus.python_client.schemes.strategy import DestinationError
 from weightbus.tests.scheme_worker import Net, Statistics, fill, values
+from weightbus.torchrl import WeightStrategy
 
 NAMES = {
     "first.weight",

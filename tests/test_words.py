@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from weightbus import Receipt, RefusedError
+from weightbus import RefusedError
 from weightbus.bus.complaints import Complaints, Told
 from weightbus.bus.effects import Notice
 from weightbus.bus.errors import ApplyError, ProtocolError, PublishError
@@ -41,6 +41,7 @@ from weightbus.tests.test_observing import Watched
 from weightbus.tests.test_publisher_machine import EPOCH, hello
 from weightbus.tests.test_worker_machine import Bench as WorkerBench
 from weightbus.tests.test_worker_machine import welcome
+from weightbus.types import Receipt
 
 NASTY = [
     "\x1b[2J\x1b[31m", "\x1b]0;title\x07", "\x9b31m", "\r", "\n", "\r\n", "\x00", "\x08\x08", "\t",

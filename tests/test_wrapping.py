@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from weightbus.codecs.apply import check
 from weightbus.codecs.state import state_of
 from weightbus.codecs.wrapping import explanation
+from weightbus.python_client.schemes.strategy import DestinationError, WeightStrategy
 
 
 def policy() -> nn.Module:
@@ -62,6 +64,34 @@ def test_the_first_line_names_the_wrapper_and_what_to_give_instead(
     assert others, "what differs is still told"
 
 
+@pytest.mark.parametrize("form", ["tensordict", "state_dict"])
+@pytest.mark.parametrize("published", [False, True])
+def test_schemes_say_it_too(form: Any, *, published: bool) -> None:
+    pair = (nn.DataParallel(policy()), policy())
+    source, target = pair if published else pair[::-1]
+    with pytest.raises(DestinationError) as raised:
+        WeightStrategy(form).apply_weights(target, WeightStrategy(form).extract_weights(source))
+    first, second = str(raised.value).splitlines()[:2]
+    assert "begin with 'module.' and the others do not" in first
+    assert "not published" in second or "not in the target" in second
+
+
+def test_ends_of_names_are_named_as_beginnings_are() -> None:
+    averaged = {f"{name}_ema": tensor for name, tensor in policy().state_dict().items()}
+    pruned = policy()
+    normed = {f"{i}.weight_{end}": np.zeros(1) for i in (0, 2) for end in "gv"}
+    normed |= {f"{i}.bias": np.zeros(1) for i in (0, 2)}
+    for index in (0, 2):
+        prune.random_unstructured(pruned[index], "weight", 0.5)  # type: ignore[index]
+    for longer, end in ((averaged, "_ema"), (pruned, "_mask"), (normed, "_g")):
+        for pair in ((longer, policy()), (policy(), longer)):
+            first = check(state_of(pair[0]).layout(), pair[1])[0]
+            assert f"names end with '{end}' and the others do not" in first
+            computed = longer is not averaged
+            assert ("rename=" in first) != computed, "these are not the values that are used"
+            assert ("torch.nn.utils" in first) == computed
+
+
 def test_a_mapping_of_the_other_names_is_the_way_out() -> None:
     wrapped: Any = nn.DataParallel(policy())
     target = {name.removeprefix("module."): t for name, t in wrapped.state_dict().items()}
@@ -82,6 +112,8 @@ def test_a_quantised_module_is_named_as_such(end: str) -> None:
         (["a.weight", "b.weight"], ["a.weight"]),
         (["a", "b", "c", "d"], ["x.a", "q", "r", "s"]),
         ([], ["a"]),
+        (["w1"], ["w10"]),
+        (["a.w", "b.w"], ["a.w.x", "b.w.y", "c.w.z"]),
     ],
 )
 def test_what_is_no_wrapper_is_not_called_one(published: list[str], own: list[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from torchrl import weight_update
 
-from weightbus import PublishError, RPCWeightSyncScheme, Timing, ZMQWeightSyncScheme
+from weightbus import PublishError, Timing
 from weightbus.tests.torchrl_parts import (
     Echo,
     Seen,
@@ -29,6 +29,7 @@ from weightbus.tests.torchrl_parts import (
     policy,
     seen_in,
 )
+from weightbus.torchrl import RPCWeightSyncScheme, ZMQWeightSyncScheme
 
 QUICK = Timing(ping=0.2, lost_after=1.0)
 

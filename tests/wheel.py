@@ -26,7 +26,8 @@ def modules() -> Iterator[str]:
     for shelf in SHELVES:
         for path in (ROOT / shelf).rglob("*"):
             if path.suffix in {".py", ".html"} or path.name == "py.typed":
-                yield f"weightbus/{path.relative_to(ROOT).as_posix()}"
+                place = path.relative_to(ROOT).as_posix()
+                yield f"weightbus/{place.removeprefix('python_client/faces/')}"
 
 
 def run(*command: str | Path, cwd: Path) -> None:

@@ -16,7 +16,8 @@ from concurrent.futures import Future
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus import Publisher, Receipt, Timing
+from weightbus import Publisher, Timing
+from weightbus.types import Receipt
 
 SECONDS = 60.0
 

@@ -36,32 +36,34 @@ def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
     until = time.monotonic() + timeout
     try:
         connection = endpoints.dial(address, timeout)
+    except ConnectionResetError as error:  # it was accepted, and closed before we had it
+        return [*_crowded(address), _closed(address, error)]
     except (OSError, AddressError) as error:
         return [_unreachable(address, error, timeout)]
     with connection:
-        found = [Finding("port", "well", f"{address} can be connected to")]
-        found += _crowded(connection, address)
+        port, crowded = Finding("port", "well", f"{address} can be connected to"), _crowded(address)
         try:
-            return [*found, *_greet(connection, address, until, keyed=keyed)]
+            return [port, *crowded, *_greet(connection, address, until, keyed=keyed)]
         except TimeoutError:
             text = f"{address} takes connections, and says nothing within {timeout:g} s"
             advice = "its process is stopped or very busy; or a proxy answers for one that is gone"
-            return [*found[1:], Finding("port", "problem", text, advice)]
+            return [*crowded, Finding("port", "problem", text, advice)]
         except OSError as error:
-            text = f"{address} takes connections, and closes them at once: {error}"
-            advice = (
-                "too many newcomers from this host, a proxy in between, or a publisher that has no "
-                "descriptors left (its log names `ulimit -n`): try again in a minute"
-            )
-            return [*found[1:], Finding("port", "problem", text, advice)]
+            return [*crowded, _closed(address, error)]
 
 
-def _crowded(connection: socket.socket, address: str) -> list[Finding]:
+def _closed(address: str, error: OSError) -> Finding:
+    text = f"{address} takes connections, and closes them at once: {error}"
+    advice = (
+        "too many newcomers from this host, a proxy in between, or a publisher that has no "
+        "descriptors left (its log names `ulimit -n`): try again in a minute"
+    )
+    return Finding("port", "problem", text, advice)
+
+
+def _crowded(address: str) -> list[Finding]:
     """Say if whoever listens has no descriptors left for us, where it is on this host."""
-    here, there = connection.getsockname(), connection.getpeername()
-    if connection.family != socket.AF_UNIX and here[0] != there[0]:
-        return []
-    holder = holder_of(address)
+    holder = holder_of(address) if _is_here(address) else None
     used = used_by(holder.pid) if holder is not None and holder.pid else None
     if used is None or used[0] < used[1] - DESCRIPTORS_RESERVED:
         return []
@@ -70,6 +72,20 @@ def _crowded(connection: socket.socket, address: str) -> list[Finding]:
         f"keeps {DESCRIPTORS_RESERVED}"
     )
     return [Finding("descriptors", "problem", text, f"{RAISE}; or have it close what it has open")]
+
+
+def _is_here(address: str) -> bool:
+    """Return whether an address is of this host; a connection to it may be gone by now."""
+    if endpoints.ipc_path(address) is not None:
+        return True
+    host, port = endpoints.host_and_port(address)
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # which sends nothing
+            return bool(probe.getsockname()[0] == probe.getpeername()[0])
+    except OSError:
+        return False
 
 
 def _unreachable(address: str, error: Exception, timeout: float) -> Finding:

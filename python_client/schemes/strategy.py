@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from ...codecs.apply import Reader, check
+from ...codecs.apply import Reader, check, differing
 from ...codecs.errors import StateError
-from ...codecs.layout import Layout, difference, trimmed
+from ...codecs.layout import Layout, trimmed
 from ...codecs.outline import Leaf
 from ...codecs.state import is_module, is_tensor, named_leaves, signature, state_of, write_into
 from ...codecs.ties import Ties
@@ -263,7 +263,7 @@ def _module_faults(layout: Layout, parts: "ModuleParts", *, strict: bool, cast: 
         for name, part in parts.extra.items()
         if strict and name not in sent and extra_of({name: part})
     ]
-    return lines + ties.faults() + difference(published, got, cast=cast, strict=strict)
+    return differing(lines + ties.faults(), published, got, strict=strict, cast=cast)
 
 
 def _collection(model: object) -> object:

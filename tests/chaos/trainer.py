@@ -24,12 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weightbus import AddressError, Publisher, PublishError, Receipt, Timing, WeightBusError
+from weightbus import AddressError, Publisher, PublishError, Timing, WeightBusError
 from weightbus.bus.messages import DELTA
 from weightbus.python_client.options import Encoding
 from weightbus.tests.chaos.content import CHUNK_BYTES, LARGE, MODELS, Kind, weights
 from weightbus.tests.conformance.driver import Fault
 from weightbus.tests.conformance.elsewhere import ProcessPublisher
+from weightbus.types import Receipt
 
 PING, LOST_AFTER = 0.2, 1.5  # seconds
 CALM_SECONDS = 30.0  # for every worker to be on the newest version, once nothing fails any more

@@ -161,7 +161,7 @@ class Story:
         read = self._read()
         return len(read.by_all(read.epochs()[-1])) if read.published else 0
 
-    def _published(self, update: weightbus.Update | None) -> bool:
+    def _published(self, update: weightbus.types.Update | None) -> bool:
         return update is not None and update.digest in self._read().published
 
     def _newest(self) -> Key:

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from weightbus import Receipt, Timing
+from weightbus import Timing
 from weightbus.codecs.native import crc32c
 from weightbus.tests.conformance.decisions import heard_twice_more, of
 from weightbus.tests.conformance.driver import Driver
@@ -19,6 +19,7 @@ from weightbus.tests.conformance.publishing import SMALL, expect
 from weightbus.tests.conformance.rules import Passing
 from weightbus.tests.conformance.stage import PING, Stage
 from weightbus.tests.conformance.weights import spec, uniform
+from weightbus.types import Receipt
 
 MINE = spec(w=("F32", [40, 30]), b=("BF16", [77]))
 SLOW, LOST_AFTER = 2.5, 1.5  # seconds: an apply that outlasts the patience with a silent worker

@@ -14,13 +14,14 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from weightbus import PublishError, Receipt, Timing, WeightBusError
+from weightbus import PublishError, Timing, WeightBusError
 from weightbus.bus.net.listeners import EVENT_KINDS, WorkerEvent
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.bus.receipt import WorkerReceipt
 from weightbus.codecs.state import state_of
 from weightbus.tests.conformance.driver import LAST_WORDS, WAIT_SECONDS, Fault
 from weightbus.tests.conformance.ledger import Weights
+from weightbus.types import Receipt
 
 LOGGER = logging.getLogger("weightbus.publisher")
 LOOK_SECONDS = 0.05  # between two looks at a roster that nothing tells us of

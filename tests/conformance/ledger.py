@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus import Receipt
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.native import crc32c
 from weightbus.codecs.state import state_of
 from weightbus.tests.conformance.driver import Driver, Event
+from weightbus.types import Receipt
 
 Weights = dict[str, NDArray[Any]]
 Key = tuple[str, int, int]  # model, epoch, version

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from weightbus import Receipt
 from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.delta.encoding import encode
 from weightbus.codecs.native import crc32c
@@ -33,6 +32,7 @@ from weightbus.tests.conformance.rules import (
 from weightbus.tests.conformance.stage import EPOCH, Stage
 from weightbus.tests.conformance.weights import DTYPES_OF_NUMPY, spec, stepped, uniform
 from weightbus.tests.vectors.parts import text_of
+from weightbus.types import Receipt
 
 LITTLE, MUCH = 0.02, 0.2  # of the elements change in a step: a patch of one chunk, of a dozen
 SMALL_CHUNKS = 512  # bytes, where a patch is to have several

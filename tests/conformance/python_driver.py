@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus import ApplyError, Offer, RefusedError, Subscriber, Update
+from weightbus import ApplyError, RefusedError, Subscriber
 from weightbus.bus.limits import APPLY_SECONDS, STAGING_BYTES_MAX
 from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.codecs.layout import PREFIX_BYTES, Layout
 from weightbus.codecs.native import crc32c
 from weightbus.tests.conformance.python_vectors import results
+from weightbus.types import Offer, Update
 
 Array = NDArray[Any]
 Weights = dict[str, Array]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from weightbus import Publisher, PublishError, Receipt, Timing, WeightBusError
+from weightbus import Publisher, PublishError, Timing, WeightBusError
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.bus.trust.keys import WORKERS, file_name, generate
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Driver, Fault, Options
@@ -18,6 +18,7 @@ from weightbus.tests.conformance.elsewhere import ProcessPublisher
 from weightbus.tests.conformance.ledger import Bytes, Ledger, Weights
 from weightbus.tests.conformance.proxy import Proxy
 from weightbus.tests.conformance.rules import Which
+from weightbus.types import Receipt
 
 PING, LOST_AFTER = 0.2, 4.0  # seconds: the publisher's timers
 CHUNK_BYTES = 4096

@@ -197,6 +197,7 @@ def sidecar(folder: Path) -> Path:
     """Build it with the modules that the Go client brings."""
     need("go")
     made, module = folder / "sidecar", ROOT / "go_client"
+    build("make", "modules", cwd=module)
     source = {str(module / "sidecar" / "main.go"): str(EXAMPLES / "go_sidecar" / "main.go")}
     (folder / "overlay.json").write_text(json.dumps({"Replace": source}))
     overlay = ("-overlay", folder / "overlay.json")

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from weightbus import Receipt, Timing
+from weightbus import Timing
 from weightbus.python_client.state_folder import PARTIAL, TABLE, StateFolder
 from weightbus.tests.chaos.content import CHUNK_BYTES, LARGE, weights
 from weightbus.tests.chaos.judge import Judge
@@ -26,6 +26,7 @@ from weightbus.tests.conformance.driver import Driver, Fault, Options
 from weightbus.tests.conformance.elsewhere import ProcessPublisher
 from weightbus.tests.conformance.languages import chosen
 from weightbus.tests.languages.test_examples import SECONDS, need
+from weightbus.types import Receipt
 
 FAR = 2**42  # an epoch of the year 2109
 LIVES = 12

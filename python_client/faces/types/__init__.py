@@ -1,0 +1,19 @@
+"""What calls return, and what hooks are given: nobody makes one, but annotations name them."""
+
+from weightbus.bus.net.listeners import WorkerEvent
+from weightbus.bus.publisher.status import WorkerStatus
+from weightbus.bus.receipt import Receipt, WorkerReceipt
+from weightbus.python_client.applying import Offer, Update
+from weightbus.python_client.loading import Pairs
+from weightbus.python_client.state_folder import StoredVersion
+
+__all__ = [
+    "Offer",
+    "Pairs",
+    "Receipt",
+    "StoredVersion",
+    "Update",
+    "WorkerEvent",
+    "WorkerReceipt",
+    "WorkerStatus",
+]
