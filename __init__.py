@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .python_client.observing.access import Http
     from .python_client.publisher import Publisher
     from .python_client.resident import resident
+    from .python_client.restart import load
     from .python_client.state_folder import StateFolderError
     from .python_client.subscriber import Subscriber
 
@@ -60,6 +61,7 @@ __all__ = [
     "WeightBusError",
     "WorkerKeys",
     "WorkersMissingError",
+    "load",
     "resident",
 ]
 
@@ -87,6 +89,7 @@ _HOMES = {
     "WeightBusError": "codecs.errors",
     "WorkerKeys": "bus.trust.keys",
     "WorkersMissingError": "bus.errors",
+    "load": "python_client.restart",
     "resident": "python_client.resident",
 }
 

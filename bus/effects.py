@@ -3,7 +3,8 @@
 What only a publisher wants is in `publisher/effects.py`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .messages import Buffer, Message, Shared
 from .observed import Check
@@ -112,6 +113,7 @@ class Renamed:
     model: str
     epoch: int
     version: int
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)

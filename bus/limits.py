@@ -4,6 +4,7 @@ A peer may send anything. What it can make this side remember or allocate is bou
 `docs/PROTOCOL.md` repeats the numbers; `tests/test_limits.py` holds the relations between them.
 """
 
+from ..codecs import metadata
 from ..codecs.checksum import CHUNK_BYTES_MAX
 from ..codecs.layout import HEADER_BYTES_MAX as LAYOUT_BYTES_MAX
 from .allowance import Rate
@@ -28,6 +29,9 @@ PATCHES_MAX = 8  # of one version: each is on another base, and most workers run
 TRIES_MAX = 5
 GROUP_KEYS_MAX = 2  # group keys of a session: one, and the one before while it changes
 FEATURES_MAX = 64  # features that one side can name
+METADATA_MAX = metadata.ENTRIES_MAX  # of what is said of one version, as of all that follow
+METADATA_NAME_MAX = metadata.NAME_MAX
+METADATA_BYTES_MAX = metadata.BYTES_MAX
 LABEL_MAX = 256  # characters of a client's description or a host, which reasons may repeat
 TEXT_MAX = 4096  # characters of a reason or an address
 TOPIC_BYTES_MAX = 128 + len("/ctl")  # of the longest model id's: nobody has more to ask for

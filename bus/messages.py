@@ -29,6 +29,8 @@ from .limits import (
     HEADER_BYTES_MAX,
     INTEGER_MAX,
     LABEL_MAX,
+    METADATA_MAX,
+    METADATA_NAME_MAX,
     MODELS_MAX,
     PATCHES_MAX,
     TEXT_MAX,
@@ -53,6 +55,13 @@ Features = Annotated[list[Name], msgspec.Meta(max_length=FEATURES_MAX)]
 Keys = Annotated[list[Hex64], msgspec.Meta(max_length=GROUP_KEYS_MAX)]
 Sealed = Annotated[bytes, msgspec.Meta(max_length=HEADER_BYTES_MAX)]
 Label = Annotated[str, msgspec.Meta(max_length=LABEL_MAX)]
+Metadata = Annotated[
+    dict[
+        Annotated[str, msgspec.Meta(max_length=METADATA_NAME_MAX)],
+        Text,
+    ],
+    msgspec.Meta(max_length=METADATA_MAX),
+]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -263,6 +272,7 @@ class Rename(Versioned, tag="rename", frozen=True, kw_only=True):
     """What you run is this version here, byte for byte: nothing needs fetching or applying."""
 
     was: Running
+    metadata: Metadata = {}
 
 
 class Announce(Versioned, tag="announce", frozen=True, kw_only=True):
@@ -283,6 +293,7 @@ class Announce(Versioned, tag="announce", frozen=True, kw_only=True):
     whole: Whole | None = None
     keep: bool = False
     patches: Patches = []
+    metadata: Metadata = {}
 
 
 class Chunk(Versioned, tag="chunk", frozen=True, kw_only=True):

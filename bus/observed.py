@@ -30,6 +30,7 @@ from .messages import (
     Crc,
     Label,
     Message,
+    Metadata,
     Name,
     Positive,
     PublisherMessage,
@@ -92,6 +93,7 @@ class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
     nbytes: Count
     encoding: Name
     published: Ages = []
+    metadata: Metadata = {}
 
 
 class WorkerRow(Worded, frozen=True, omit_defaults=True):

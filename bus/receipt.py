@@ -1,7 +1,7 @@
 """What a publish returns: what every worker did with a version, and when."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 State = Literal["applied", "staged", "failed", "lost", "behind", "skipped", "left"]
@@ -53,6 +53,7 @@ class Receipt:
         seconds: From the call of publish to this receipt.
         digest: The digest that the workers' bytes were held against; empty if none was needed.
         workers: By name, every worker that the publish was meant for.
+        metadata: What was said of the version, as text by name.
     """
 
     model: str
@@ -62,6 +63,7 @@ class Receipt:
     seconds: float
     digest: str
     workers: Mapping[str, WorkerReceipt]
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
     def in_state(self, *states: State) -> list[str]:
         """Return the names of the workers in one of these `states`, sorted."""

@@ -1,7 +1,8 @@
 """Versions that are here: in shared memory, on their way from there, or whole and to be applied."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -52,6 +53,7 @@ class StagedVersion:
         hash_chunks: On the shared road: hash the bytes, in chunks of this size; 0: do not.
         patch: By which patch it came; None: as it is.
         decode_us: Microseconds that this patch took to be decoded.
+        metadata: What its publisher says of it, as text by name.
     """
 
     model: str
@@ -65,6 +67,7 @@ class StagedVersion:
     hash_chunks: int = 0
     patch: PatchId | None = None
     decode_us: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def reading(self) -> AbstractContextManager[None]:
         """Hold the bytes while copying from them.

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
@@ -41,6 +41,7 @@ class Update:
         digest: What its bytes hash to, as the publisher was told; empty if it was read from shared
             memory and nobody asked for it.
         seconds: How long the copy into the target took.
+        metadata: What the publisher says of the version, as text by name.
     """
 
     model: str
@@ -49,6 +50,7 @@ class Update:
     nbytes: int
     digest: str
     seconds: float
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
 
 class Running:
@@ -92,11 +94,13 @@ class Offer:
         model, epoch, version: Its name and number.
         nbytes: Bytes of its tensors.
         digest: What its bytes hash to; empty if it is read from shared memory.
+        metadata: What the publisher says of it, as text by name.
     """
 
     def __init__(self, staged: StagedVersion) -> None:
         self.model, self.epoch, self.version = staged.model, staged.epoch, staged.version
         self.nbytes, self.digest = staged.layout.nbytes, staged.digest
+        self.metadata = dict(staged.metadata)
         self._staged = staged
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -316,7 +320,8 @@ class Applier:
             if staged.hash_chunks:
                 digest = digest_of(staged.layout.id, staged.data, staged.hash_chunks)
         nbytes, seconds = staged.layout.nbytes, time.perf_counter() - before
-        return Update(staged.model, staged.epoch, staged.version, nbytes, digest, seconds)
+        about = staged.model, *staged.key, nbytes, digest, seconds
+        return Update(*about, dict(staged.metadata))
 
     def _late(
         self,

@@ -7,7 +7,8 @@ that is replaced may do so with the new one, and nobody else; a file that was no
 made as any other program of this user would make it (`umask`).
 
 Its header is not the layout of the version, but one of the same tensors in the same order that says
-what readers ask for: `"format": "pt"`, without which transformers 4 reads none.
+what readers ask for: `"format": "pt"`, without which transformers 4 reads none; and the version's
+metadata beside it, but for what readers would take for the name of a tied tensor.
 """
 
 import errno
@@ -17,7 +18,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -61,7 +62,8 @@ class FileTarget:
 
     def __init__(self, path: str | Path, *, untied: bool = False) -> None:
         self._path, self._untied = Path(path), untied
-        self._known: tuple[Layout, Layout] | None = None  # of the last version, and of its file
+        # Of the last version its layout and metadata, and the layout of its file.
+        self._known: tuple[Layout, Mapping[str, str], Layout] | None = None
         self._before: BinaryIO | None = None  # what the last version has replaced
         self._kept: Path | None = None  # another name of that
         self._replaced: Path | None = None  # where the last version is
@@ -155,9 +157,11 @@ class FileTarget:
 
     def _write(self, file: BinaryIO, staged: StagedVersion) -> None:
         layout = staged.layout
-        if self._known is None or self._known[0] is not layout:
-            self._known = layout, layout.filed(FORMAT, untied=self._untied)
-        there = self._known[1]
+        known, texts = self._known, staged.metadata
+        if known is None or known[0] is not layout or known[1] != texts:
+            there = layout.filed({**texts, **FORMAT}, untied=self._untied)
+            known = self._known = layout, texts, there
+        there = known[2]
         file.write(there.header)
         if there.nbytes == layout.nbytes:
             file.write(staged.data.data)

@@ -183,7 +183,8 @@ class Keeper:
             chunk_bytes, layout, key = version.plan.chunk_bytes, version.layout, version.key
             digest = version.digest or digest_of(layout.id, data, chunk_bytes)
             names = newest({key, *version.names})
-            stored = StoredVersion(version.model, *key, layout.nbytes, chunk_bytes, digest, names)
+            about = version.model, *key, layout.nbytes, chunk_bytes, digest, names
+            stored = StoredVersion(*about, dict(version.metadata))
             self._folder.write(stored, parts_of(layout, data), self._breathe)
         finally:
             version.snapshot.let_go()

@@ -49,11 +49,13 @@ class Pairs:
         model, epoch, version: What is loaded.
         nbytes: Bytes of its tensors.
         digest: What its bytes hash to; empty if it is read from shared memory.
+        metadata: What the publisher says of it, as text by name.
     """
 
     def __init__(self, staged: StagedVersion) -> None:
         self.model, self.epoch, self.version = staged.model, staged.epoch, staged.version
         self.nbytes, self.digest = staged.layout.nbytes, staged.digest
+        self.metadata = dict(staged.metadata)
         self._layout = staged.layout
         # What numpy and torch make of this holds it, so that it tells whether anything is kept.
         lent = (ctypes.c_uint8 * self.nbytes).from_address(address_of(staged.data))

@@ -387,6 +387,7 @@ class PublishedModel:
             if saved is not None:
                 saved.copy_to(snapshot.data)
                 version.restored(saved.stored.digest, frozenset(saved.stored.names))
+                version.metadata = saved.stored.metadata
             elif state is not None:
                 crcs = snapshot.write(state, layout, deadline.check, chunk_bytes, hashed)
                 version.hashed_all(crcs)

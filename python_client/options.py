@@ -7,6 +7,7 @@ from typing import Literal, TypedDict
 from ..bus.limits import WORKERS_MAX
 from ..bus.publisher.publication import CommitMode, Publication, Wait
 from ..bus.publisher.version import Version
+from ..codecs import metadata
 from ..codecs.precision import Precision, precision_of
 from ..codecs.renaming import Rename, Renaming, renaming_of
 from . import checks
@@ -33,6 +34,7 @@ class PublishOptions(TypedDict, total=False):
     dtype: Dtype
     encoding: Encoding
     rename: Rename
+    metadata: Mapping[str, str] | None
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class Request:
         precision: What is converted while it is copied; None: nothing.
         encoding: How it goes to workers that take patches.
         renaming: What the tensors are called in the version; None: what they are called here.
+        metadata: What is said of the version; None: nothing, or what was said before.
     """
 
     workers: tuple[str, ...] | None
@@ -62,6 +65,7 @@ class Request:
     precision: Precision | None
     encoding: Encoding
     renaming: Renaming | None
+    metadata: Mapping[str, str] | None
 
     @property
     def deadline(self) -> float:
@@ -104,7 +108,7 @@ def request(options: PublishOptions, started: float, *, expect: int, grace: floa
         expect, grace: What the publisher was told of these.
 
     Raises:
-        TypeError: There is no such keyword.
+        TypeError: There is no such keyword, or metadata is not text.
         ValueError: A value makes no sense.
     """
     unknown = options.keys() - PublishOptions.__optional_keys__
@@ -120,7 +124,7 @@ def request(options: PublishOptions, started: float, *, expect: int, grace: floa
     checks.choice(commit, "commit", ("auto", "together"))
     encoding = options.get("encoding", "raw")
     checks.choice(encoding, "encoding", ("raw", "delta", "auto"))
-    asked, dtype = options.get("grace"), options.get("dtype")
+    asked, dtype, said = options.get("grace"), options.get("dtype"), options.get("metadata")
     return Request(
         workers=names,
         needed=needed,
@@ -134,6 +138,7 @@ def request(options: PublishOptions, started: float, *, expect: int, grace: floa
         precision=None if dtype is None else precision_of(dtype),
         encoding=encoding,
         renaming=renaming_of(options.get("rename")),
+        metadata=None if said is None else metadata.checked(said),
     )
 
 

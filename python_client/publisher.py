@@ -248,6 +248,9 @@ class Publisher:
                 become; a key that ends with a dot is the beginning of names ("" that of all), and
                 the longest counts. A function is given each name once. `dtype` has patterns of what
                 names become. Tied tensors stay tied.
+            metadata: What to say of the version, as text by name, such as {"step": "12000",
+                "reward": "3.1"}: at most 32 entries and 4 KiB. It is in each worker's `Update`, in
+                the receipt, in files that workers write, and in what operators see.
 
         Returns:
             What each worker did, and when. With no worker there, and none expected, `workers` in
@@ -296,6 +299,8 @@ class Publisher:
                 make_room=partial(self._loop.make_room, model),
                 deadline=until,
             )
+            if asked.metadata is not None:
+                version.metadata = asked.metadata
             shared = version.shared is not None
             takers = partial(self._machine.roster.takers, model, asked.workers, shared=shared)
             kept.offer(version, asked.encoding, takers, until, to_all=not asked.workers)
@@ -322,7 +327,8 @@ class Publisher:
         Args:
             model: The model's id.
             to: Epoch and version of one that `history` names.
-            options: The keywords of `publish`, all but `dtype` and `rename`.
+            options: The keywords of `publish`, all but `dtype` and `rename`. Its `metadata` is what
+                was said of that version, unless another is given.
 
         Returns:
             What `publish` returns. The version has a new number; the bytes, and so the digest, are

@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from ..bus.limits import INTEGER_MAX
-from ..bus.messages import Count, Hex64, Name, Positive
+from ..bus.messages import Count, Hex64, Metadata, Name, Positive
 from ..bus.net.inheritance import abandon_in_children, keep_in_children
 from ..codecs.checksum import CHUNK_BYTES_MAX, digest_of
 from ..codecs.errors import WeightBusError
@@ -70,6 +70,7 @@ class StoredVersion(msgspec.Struct, frozen=True):
         nbytes: Bytes of its tensors.
         digest: What it hashes to, in chunks of `chunk_bytes`.
         names: The (epoch, version) under which these bytes were offered, the newest first.
+        metadata: What was said of it, as text by name.
     """
 
     model: Name
@@ -79,6 +80,10 @@ class StoredVersion(msgspec.Struct, frozen=True):
     chunk_bytes: Annotated[int, msgspec.Meta(ge=1, le=CHUNK_BYTES_MAX)]
     digest: Hex64
     names: tuple[tuple[Count, Positive], ...]
+    metadata: Metadata = msgspec.field(default_factory=dict[str, str])
+
+    def __hash__(self) -> int:
+        return hash((self.model, self.epoch, self.version, self.digest))
 
     @property
     def key(self) -> Key:
@@ -134,7 +139,79 @@ def _go_on() -> None:
     """Nothing else is going on."""
 
 
-class StateFolder:
+class Shelf:
+    """The versions that a table names, for whoever reads them.
+
+    Args:
+        path: The folder.
+        table: What its table says.
+    """
+
+    def __init__(self, path: Path, table: _Table) -> None:
+        self.path, self._table = path, table
+
+    def models(self) -> list[str]:
+        """Return the models of which there are versions."""
+        return sorted({stored.model for stored in self._table.versions})
+
+    def versions(self, model: str) -> list[StoredVersion]:
+        """Return a model's versions, the newest first."""
+        found = [stored for stored in self._table.versions if stored.model == model]
+        return sorted(found, key=lambda stored: stored.key, reverse=True)
+
+    def find(self, model: str, key: Key) -> StoredVersion:
+        """Return one version, by any of its names.
+
+        Raises:
+            StateFolderError: It is not here; the error says which are.
+        """
+        versions = self.versions(model)
+        for stored in versions:
+            if stored.key == key or key in stored.names:
+                return stored
+        raise StateFolderError(
+            f"version {key} of {model!r} is not in {self.path}; there are "
+            f"{', '.join(str(stored.key) for stored in versions) or 'none'}: see history(), and "
+            "have more of them kept by history="
+        )
+
+    def open(self, stored: StoredVersion) -> Saved:
+        """Open a version's file; its bytes are read, and checked, where they are copied.
+
+        Raises:
+            StateFolderError: It is gone, cut short, or not what was written.
+        """
+        path = self.path / stored.file
+        try:
+            part = open_checkpoint(path).parts[0]
+        except (CheckpointError, OSError) as error:
+            raise StateFolderError(f"{stored.file} cannot be offered: {error}") from None
+        if part.layout.nbytes != stored.nbytes:
+            raise StateFolderError(f"{stored.file} is damaged: it is another model's file")
+        return Saved(stored, part.layout, part.data)
+
+
+def look_into(path: Path) -> Shelf:
+    """Return what a folder holds now. It takes no lock: a publisher may have it, and write on.
+
+    Raises:
+        StateFolderError: Its table cannot be read, or is damaged.
+    """
+    file = path / TABLE
+    try:
+        return Shelf(path, _unsealed(file.read_bytes()))
+    except FileNotFoundError:
+        return Shelf(path, _Table())
+    except OSError as error:
+        raise StateFolderError(f"{file} cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise StateFolderError(
+            f"{file} is damaged ({error}): its versions cannot be told apart. Start from a "
+            "checkpoint of your own; the next version that is published makes a new table"
+        ) from None
+
+
+class StateFolder(Shelf):
     """A folder, locked for one publisher until `close`. One thread at a time may write to it.
 
     Args:
@@ -147,8 +224,8 @@ class StateFolder:
 
     def __init__(self, path: Path, history: int = 0) -> None:
         checks.whole(history, "history", 0, HISTORY_MAX)
-        self.path, self._history = path, history
-        self._table = _Table()
+        super().__init__(path, _Table())
+        self._history = history
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -230,46 +307,6 @@ class StateFolder:
     def epoch(self) -> int:
         """The greatest epoch that this folder's publishers ever had."""
         return self._table.epoch
-
-    def models(self) -> list[str]:
-        """Return the models of which there are versions."""
-        return sorted({stored.model for stored in self._table.versions})
-
-    def versions(self, model: str) -> list[StoredVersion]:
-        """Return a model's versions, the newest first."""
-        found = [stored for stored in self._table.versions if stored.model == model]
-        return sorted(found, key=lambda stored: stored.key, reverse=True)
-
-    def find(self, model: str, key: Key) -> StoredVersion:
-        """Return one version, by any of its names.
-
-        Raises:
-            StateFolderError: It is not here; the error says which are.
-        """
-        versions = self.versions(model)
-        for stored in versions:
-            if stored.key == key or key in stored.names:
-                return stored
-        raise StateFolderError(
-            f"version {key} of {model!r} is not in {self.path}; there are "
-            f"{', '.join(str(stored.key) for stored in versions) or 'none'}: see history(), and "
-            "have more of them kept by history="
-        )
-
-    def open(self, stored: StoredVersion) -> Saved:
-        """Open a version's file; its bytes are read, and checked, where they are copied.
-
-        Raises:
-            StateFolderError: It is gone, cut short, or not what was written.
-        """
-        path = self.path / stored.file
-        try:
-            part = open_checkpoint(path).parts[0]
-        except (CheckpointError, OSError) as error:
-            raise StateFolderError(f"{stored.file} cannot be offered: {error}") from None
-        if part.layout.nbytes != stored.nbytes:
-            raise StateFolderError(f"{stored.file} is damaged: it is another model's file")
-        return Saved(stored, part.layout, part.data)
 
     # Writing.
 

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
+from ..bus.effects import Renamed
 from ..bus.errors import ClosedError
 from ..bus.limits import (
     APPLY_SECONDS,
@@ -484,12 +485,16 @@ def _identity(name: str, *, shared_memory: bool) -> Identity:
     )
 
 
-def _rename(
-    runs: dict[str, Update], changed: threading.Condition, model: str, epoch: int, version: int
-) -> None:
+def _rename(runs: dict[str, Update], changed: threading.Condition, renamed: Renamed) -> None:
     """A restarted publisher has what runs here as a version of its own: no bytes change."""
     with changed:
-        runs[model] = replace(runs[model], epoch=epoch, version=version)
+        known = runs[renamed.model]
+        runs[renamed.model] = replace(
+            known,
+            epoch=renamed.epoch,
+            version=renamed.version,
+            metadata=dict(renamed.metadata),
+        )
         changed.notify_all()
 
 

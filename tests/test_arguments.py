@@ -94,6 +94,7 @@ ROWS: dict[str, Row] = {
             "commit": CHOICES,
             "require": [*COUNTS, "x"],
             "workers": ["w0", 5, [5], [""], [None]],
+            "metadata": ["step", 5, ["step"], {"step": 5}, {5: "step"}, {"": "x"}],
         }.items()
     },
     "publish model": (lambda e, bad: e.publisher.publish(bad, WEIGHTS), [*NAMES, None]),

@@ -67,10 +67,13 @@ def test_a_change_is_streamed_and_agrees_with_the_receipt(publisher: Publisher) 
     with Subscriber(publisher.address, {"m": arrays()}, name="w") as subscriber:
         subscriber.start()
         publisher.wait_for_workers(1, SECONDS)
-        receipt = publisher.publish("m", arrays())
+        said = {"step": "12", "a\x1b[2J": "\u202ex"}
+        receipt = publisher.publish("m", arrays(), metadata=said)
         while not (told := state())["models"] or told["workers"][0]["verdict"] != "current":
             pass
         assert (told["epoch"], told["models"][0]["version"]) == (receipt.epoch, receipt.version)
+        shown = {"step": "12", "a\\x1b[2J": "\\u202ex"}
+        assert told["models"][0]["metadata"] == shown
         assert (told["workers"][0]["worker"], told["workers"][0]["version"]) == ("w", 1)
         assert told["events"][0]["text"] == "worker w joined"
     publisher.close()

@@ -100,6 +100,7 @@ FACE = [
     "WeightBusError",
     "WorkerKeys",
     "WorkersMissingError",
+    "load",
     "resident",
 ]
 NAMES_MAX = 30  # on the face: what somebody new has to look through

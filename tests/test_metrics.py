@@ -89,7 +89,7 @@ def test_every_metric_is_in_the_table_and_every_row_is_told(publisher: Publisher
     with Subscriber(publisher.address, {"m": arrays()}, name="w") as subscriber:
         subscriber.start()
         publisher.wait_for_workers(1, SECONDS)
-        publisher.publish("m", arrays())
+        publisher.publish("m", arrays(), metadata={"step": "12"})
         families = list(text_string_to_metric_families(fetch(publisher)))
     told = {}
     for family in families:
@@ -98,6 +98,27 @@ def test_every_metric_is_in_the_table_and_every_row_is_told(publisher: Publisher
             labels = {label for s in family.samples for label in s.labels} - {"le"}
             told[name] = (family.type, labels, family.documentation)
     assert told == {row.name: (row.kind, {*row.labels}, row.help) for row in METRICS.values()}
+
+
+def test_metadata_that_is_a_number_is_told_and_no_other(publisher: Publisher) -> None:
+    numbers = {"step": "12000", "reward": "-3.5", "lr": "1e-4", "whole": "7."}
+    others = {
+        "git": "12e4567",
+        "nan": "nan",
+        "under": "1_000",
+        "empty": "",
+        "space": " 1",
+        "x": "0x1",
+    }
+    publisher.publish("m", arrays(), metadata={**numbers, **others})
+    found = {
+        dict(labels)["name"]: value
+        for (name, labels), value in samples(fetch(publisher)).items()
+        if name == "weightbus_model_metadata"
+    }
+    assert found == {name: float(text) for name, text in numbers.items()}
+    publisher.publish("m", arrays(), metadata={"step": "12001"})
+    assert fetch(publisher).count("weightbus_model_metadata{") == 1, "one for each that is said now"
 
 
 def test_names_follow_the_conventions() -> None:

@@ -86,6 +86,7 @@ MESSAGES = [
     *table("renaming.json", "messages"),
     *table("sealing.json", "headers"),
     *table("patching.json", "headers"),
+    *table("metadata.json", "messages"),
 ]
 
 

@@ -71,7 +71,7 @@ class WorkerLoop:
         sockets: WorkerSockets,
         handoff: Handoff,
         look: Callable[[], None],
-        on_renamed: Callable[[str, int, int], None] | None = None,
+        on_renamed: Callable[[Renamed], None] | None = None,
         *,
         shared_memory: bool = True,
     ) -> None:
@@ -234,9 +234,9 @@ class WorkerLoop:
                             code,
                         )
                     )
-                case Renamed(model, epoch, version):
+                case Renamed():
                     if self._on_renamed is not None:
-                        self._on_renamed(model, epoch, version)
+                        self._on_renamed(effect)
                 case Examine(check):
                     if self._examine is not None:
                         self._examine(check)

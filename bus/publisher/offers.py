@@ -56,6 +56,7 @@ def announcement(version: Version, publication: Publication | None) -> Announce:
         hash=publication is not None and publication.hash,
         keep=version.keep,
         patches=[patch.offered for patch in version.patches],
+        metadata=dict(version.metadata),
     )
 
 

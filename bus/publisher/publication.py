@@ -221,4 +221,5 @@ class Publication:
                 )
                 for t in self.targets.values()
             },
+            metadata=dict(self.version.metadata),
         )

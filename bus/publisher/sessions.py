@@ -252,7 +252,13 @@ class Sessions:
             unproven = not running.digest and self._publications.must_hash(model, version.version)
             if version.is_known_as(running) and not unproven:  # P21, S7
                 epoch, number = version.key
-                rename = Rename(model=model, epoch=epoch, version=number, was=running)
+                rename = Rename(
+                    model=model,
+                    epoch=epoch,
+                    version=number,
+                    was=running,
+                    metadata=dict(version.metadata),
+                )
                 effects.append(Send(rename, to=peer.identity))
         return effects
 

@@ -9,7 +9,7 @@ A version may be given out as patches, too, each on another that workers run: th
 chunks, hashed, sealed and fetched as it is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal, Protocol
 
 import numpy as np
@@ -135,6 +135,7 @@ class Version(Chunked):
         claims: What workers report of it that is to be checked then, the last of each kind.
         keep: Whether patches on it may come: workers that take those keep its bytes.
         unpatched: Names of the workers of which it was told why they take no patch.
+        metadata: What its publisher says of it, as text by name.
         patches: That lead to it. The first is pushed, the others are fetched.
     """
 
@@ -160,6 +161,7 @@ class Version(Chunked):
         self.keep = False
         self.unpatched: set[str] = set()
         self.patches: tuple[VersionPatch, ...] = ()
+        self.metadata: Mapping[str, str] = {}
         self._digest = ""
 
     def __repr__(self) -> str:

@@ -103,7 +103,7 @@ class Applying:
         holds.rename(held, key)
         said = self.runs(held, Running(*key, rename.was.digest))
         self.begun()
-        return [Renamed(self._model, *key), said]
+        return [Renamed(self._model, *key, rename.metadata), said]
 
     def begun(self) -> None:
         """A version is on its way: forget why another was not. (That nothing runs is said on.)"""

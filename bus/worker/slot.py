@@ -215,9 +215,9 @@ class Slot:
         for older in self.holds.all("arriving", "staged"):
             self.holds.move(older, "newer")
         chunks = announce.chunk_bytes if announce.hash else 0  # S7
-        epoch, version = held.key
+        about = self.model, *held.key, layout, memory.data, ""
         held.staged = StagedVersion(
-            self.model, epoch, version, layout, memory.data, "", shared=memory, hash_chunks=chunks
+            *about, shared=memory, hash_chunks=chunks, metadata=announce.metadata
         )
         held.payload = None
         self.holds.move(held, "mapped")
@@ -305,7 +305,9 @@ class Slot:
         by = held.transfer
         patch, took = (by.patch, by.decode_us) if by is not None else (None, 0)
         about = self.model, *held.key, layout, buffer, digest
-        held.staged = StagedVersion(*about, say_staged=say, patch=patch, decode_us=took)
+        held.staged = StagedVersion(
+            *about, say_staged=say, patch=patch, decode_us=took, metadata=announce.metadata
+        )
         self.holds.move(held, "whole")
         effects = reports.staged([held])
         if announce.commit != "together":

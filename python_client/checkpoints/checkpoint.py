@@ -99,7 +99,7 @@ class Checkpoint:
 
     @cached_property
     def metadata(self) -> Mapping[str, str]:
-        """The files' own texts, such as `format`; a publish does not carry them."""
+        """The files' own texts, such as `format`, without those that name tied tensors."""
         texts: dict[str, str] = {}
         for part in self.parts:
             texts.update(part.layout.metadata)

@@ -103,6 +103,13 @@ Patience = Annotated[
 ]
 
 
+Said = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=TEXT",
+        help="Say this of each version, beside what the files say of themselves; repeatable.",
+    ),
+]
 Encoded = Annotated[
     Encoding,
     typer.Option(metavar="HOW", help="To workers that take patches: raw, delta or auto."),
@@ -228,6 +235,7 @@ def publish(
         ),
     ] = None,
     encoding: Encoded = "raw",
+    metadata: Said = None,
     keys: Keys = None,
     insecure: Annotated[
         bool,
@@ -242,7 +250,7 @@ def publish(
     """Publish a checkpoint, and show what every worker did with it."""
     screen = Screen(as_json)
     pages = Pages(dashboard, metrics, token, insecure_http)
-    how = (dtype or (), keys, insecure, pages, encoding)
+    how = (dtype or (), keys, insecure, pages, encoding, metadata or ())
     order = Order(path, model, bind, expect, watch, timeout, state, grace, *how)
     raise typer.Exit(conclude(screen, partial(run_publish, screen, order)))
 

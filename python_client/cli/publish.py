@@ -10,6 +10,7 @@ from ...bus.errors import AddressError, ClosedError, PublishError, WorkersMissin
 from ...bus.net import endpoints
 from ...bus.publisher.status import WorkerStatus
 from ...bus.receipt import Receipt
+from ...codecs.metadata import BYTES_MAX, ENTRIES_MAX, FORMAT, checked, fitting
 from ...codecs.precision import precision_of
 from ..checkpoints.checkpoint import Checkpoint, Progress, open_checkpoint, stamp_of
 from ..checkpoints.watch import Watch
@@ -18,7 +19,7 @@ from ..observing.access import Http
 from ..options import Encoding
 from ..publisher import Publisher
 from .outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
-from .screen import DIM, STATE_STYLES, Bars, Screen, counted, plain, size, table
+from .screen import DIM, STATE_STYLES, Bars, Screen, counted, plain, said_of, size, table
 
 LOOK_SECONDS = 0.1  # between two looks at what the workers are doing
 BARS_MAX = 8  # workers that get a bar each; of more, one bar says what all of them have
@@ -63,6 +64,7 @@ class Order:
     insecure: bool = False
     pages: Pages = Pages()
     encoding: Encoding = "raw"
+    metadata: Sequence[str] = ()
 
     def check(self) -> None:
         """Refuse what can never work.
@@ -80,6 +82,7 @@ class Order:
             check_name(self.model, "model")
             endpoints.check(self.bind)
             precision_of(self.dtype)
+            checked(self.said)
         except (ValueError, AddressError) as error:
             raise UsageError(str(error)) from None
 
@@ -90,6 +93,33 @@ class Order:
             return self.dtypes[0]
         pairs = (each.rpartition("=") for each in self.dtypes)
         return {pattern or "*": dtype for pattern, _, dtype in pairs} or None
+
+    @property
+    def said(self) -> dict[str, str]:
+        """What the user says of each version.
+
+        Raises:
+            UsageError: One of them is no `NAME=TEXT`.
+        """
+        for each in self.metadata:
+            if not each.partition("=")[0] or "=" not in each:
+                raise UsageError(
+                    f"--metadata {each}: give NAME=TEXT, such as --metadata step=12000"
+                )
+        return {name: text for name, _, text in (each.partition("=") for each in self.metadata)}
+
+    def metadata_of(self, screen: Screen, checkpoint: Checkpoint) -> dict[str, str]:
+        """Return what is said of a version: the user's words, then what its files say."""
+        said = self.said
+        texts = {name: t for name, t in checkpoint.metadata.items() if name != FORMAT}
+        found, rest = fitting({**said, **texts, **said}.items())
+        if rest:
+            screen.warn(
+                f"{checkpoint.path}: of its metadata, {', '.join(rest[:10])}"
+                + (f" and {len(rest) - 10} more" if len(rest) > 10 else "")
+                + f" stay behind: at most {ENTRIES_MAX} entries and {BYTES_MAX} bytes travel"
+            )
+        return found
 
 
 def publish(screen: Screen, order: Order) -> int:
@@ -233,6 +263,7 @@ def _send(
             grace=order.grace,
             dtype=order.dtype,
             encoding=order.encoding,
+            metadata=order.metadata_of(screen, checkpoint),
             expect=0 if order.watch else order.expect,  # with --watch, whoever is there
         )
         give_up = time.monotonic() + timeout + GRACE_SECONDS
@@ -288,6 +319,8 @@ def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
             note = plain(worker.detail or came)
             rows.add_row(worker.name, f"[{style}]{worker.state}[/]", after, note)
         screen.show(rows)
+    if receipt.metadata:
+        screen.say(said_of(receipt.metadata), DIM)
     screen.say(f"digest {receipt.digest}" if receipt.digest else "no digest was needed", DIM)
     if shortfall:
         screen.error(shortfall)
@@ -307,6 +340,7 @@ def _emit_nothing(
         nbytes=checkpoint.nbytes,
         seconds=order.timeout,
         digest="",
+        metadata={},
         workers={},
         text=why,
     )
@@ -320,6 +354,7 @@ def _fields(receipt: Receipt) -> dict[str, object]:
         "nbytes": receipt.nbytes,
         "seconds": round(receipt.seconds, 6),
         "digest": receipt.digest,
+        "metadata": dict(receipt.metadata),
         "workers": {
             worker.name: {
                 "state": worker.state,

@@ -8,7 +8,7 @@ words go to standard error. Every object has a `kind`.
 import contextlib
 import json
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 
 from rich.console import Console, RenderableType
 from rich.filesize import decimal
@@ -30,6 +30,7 @@ from ...codecs.words import printable
 
 GOOD, BAD, DIM = "green", "red", "bright_black"
 PIPE_COLUMNS = 240
+SAID_SHOWN = 40  # characters of each text of metadata: a commit has so many
 
 STATE_STYLES = {
     "applied": GOOD,
@@ -170,3 +171,10 @@ def counted(number: int, noun: str) -> str:
 def size(nbytes: int) -> str:
     """Return bytes as people read them."""
     return decimal(nbytes)
+
+
+def said_of(metadata: Mapping[str, str]) -> str:
+    """Return what is said of a version in one line: of a long text, its beginning."""
+    return " ".join(
+        f"{printable(name)}={printable(text, SAID_SHOWN)}" for name, text in metadata.items()
+    )

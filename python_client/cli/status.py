@@ -17,7 +17,7 @@ from ..keys import worker_keys
 from ..observing.observer import Observer
 from ..observing.view import Standing, View
 from .outcome import DONE, NOT_ACHIEVED, UsageError
-from .screen import BAD, DIM, GOOD, Screen, counted, plain, size, table
+from .screen import BAD, DIM, GOOD, Screen, counted, plain, said_of, size, table
 
 UNREACHABLE = 2
 ROWS_SHOWN = 200  # of a table, each of which takes milliseconds; more than a person reads
@@ -42,9 +42,11 @@ def status(
     standings = view.standings(now)
     text = shortfall(view, standings, expect)
     show(screen, standings)
+    models = show_models(screen, view, now)
     screen.say(text or f"everybody is up to date: {counted(len(view.workers), 'worker')}", DIM)
     rows = [fields(standing) for standing in standings]
-    screen.emit("status", achieved=not text, reachable=True, text=text, workers=rows)
+    about = {"models": models, "workers": rows}
+    screen.emit("status", achieved=not text, reachable=True, text=text, **about)
     return NOT_ACHIEVED if text else DONE
 
 
@@ -89,6 +91,21 @@ def show(screen: Screen, standings: list[Standing]) -> None:
         screen.show(rows_of(standings[:ROWS_SHOWN]))
     if len(standings) > ROWS_SHOWN:
         screen.say(f"{len(standings) - ROWS_SHOWN:,} more rows: --json has all of them", DIM)
+
+
+def show_models(screen: Screen, view: View, now: float) -> dict[str, dict[str, object]]:
+    """Show what is said of the latest version of each model; return the models for programs."""
+    models: dict[str, dict[str, object]] = {}
+    for name, (row, age) in view.models(now).items():
+        if row.metadata:
+            screen.say(f"{name} {row.version}: {said_of(row.metadata)}", DIM)
+        models[name] = {
+            "version": row.version,
+            "nbytes": row.nbytes,
+            "age_s": age and round(age, 3),
+            "metadata": row.metadata,
+        }
+    return models
 
 
 def rows_of(standings: list[Standing]) -> Table:

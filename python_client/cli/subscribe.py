@@ -12,7 +12,7 @@ from ..checks import check_name
 from ..file_target import FileTarget
 from ..subscriber import Subscriber
 from .outcome import DONE, Stopped, UsageError
-from .screen import DIM, Screen, counted, size
+from .screen import DIM, Screen, counted, said_of, size
 
 LOOK_SECONDS = 0.2  # between two looks at whether the publisher is there
 ONCE_SECONDS = 300.0  # what --once waits for a version unless told otherwise
@@ -131,6 +131,7 @@ def _show(screen: Screen, request: Request, update: Update) -> None:
     screen.say(
         f"{time.strftime('%H:%M:%S')}  {update.model} version {update.version}  "
         f"{size(update.nbytes)}  written in {update.seconds:.2f} s to {request.out}"
+        + (f"  {said_of(update.metadata)}" if update.metadata else "")
     )
     screen.emit(
         "update",
@@ -140,6 +141,7 @@ def _show(screen: Screen, request: Request, update: Update) -> None:
         version=update.version,
         nbytes=update.nbytes,
         digest=update.digest,
+        metadata=dict(update.metadata),
         seconds=round(update.seconds, 6),
         path=str(request.out),
     )

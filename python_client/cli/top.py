@@ -21,8 +21,8 @@ from rich.text import Text
 from ..observing.observer import Observer
 from ..observing.view import VERDICTS, Standing
 from .outcome import DONE, NOT_ACHIEVED
-from .screen import DIM, Screen, counted, plain
-from .status import fields, observer_of, rows_of, show, unread
+from .screen import DIM, Screen, counted, plain, said_of
+from .status import fields, observer_of, rows_of, show, show_models, unread
 
 LOOK_SECONDS = 0.5  # between two questions
 CHROME_LINES = 6  # that are no rows: titles, head and keys
@@ -118,10 +118,7 @@ def _tell(screen: Screen, observer: Observer, choice: Choice) -> None:
     standings = choice.of(observer.view.standings(now))
     show(screen, standings)
     screen.say(_summary(observer, standings), DIM)
-    models = {
-        name: {"version": row.version, "nbytes": row.nbytes, "age_s": age and round(age, 3)}
-        for name, (row, age) in observer.view.models(now).items()
-    }
+    models = show_models(screen, observer.view, now)
     rows = [fields(standing) for standing in standings]
     screen.emit("top", epoch=observer.view.epoch, models=models, workers=rows)
 
@@ -148,7 +145,9 @@ def _picture(observer: Observer, address: str, choice: Choice, rows: int) -> Gro
     now = time.monotonic()
     standings = choice.of(observer.view.standings(now))
     models = ", ".join(
-        f"{name} {row.version}" + ("" if age is None else f" ({age:.0f} s ago)")
+        f"{name} {row.version}"
+        + ("" if age is None else f" ({age:.0f} s ago)")
+        + (f" {said_of(row.metadata)}" if row.metadata else "")
         for name, (row, age) in observer.view.models(now).items()
     )
     more = f"{len(standings) - rows} more rows" if len(standings) > rows else ""

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from ...bus.observed import Observe
 from ...codecs.errors import WeightBusError
+from ...codecs.words import printable
 from .view import View
 from .web import HEADERS, STOPPING
 
@@ -106,7 +107,14 @@ class Dashboard:
 def json_of(view: View, now: float) -> bytes:
     """Return what the page shows, as it is told."""
     models = [
-        {"name": n, "version": m.version, "nbytes": m.nbytes, "encoding": m.encoding, "age_s": age}
+        {
+            "name": n,
+            "version": m.version,
+            "nbytes": m.nbytes,
+            "encoding": m.encoding,
+            "age_s": age,
+            "metadata": {printable(name): printable(text) for name, text in m.metadata.items()},
+        }
         for n, (m, age) in view.models(now).items()
     ]
     events = [

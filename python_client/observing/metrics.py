@@ -3,6 +3,8 @@
 Labels are bounded: models and workers beyond a bound are not told one by one, but in the sums.
 """
 
+import math
+import re
 import threading
 import time
 from collections import Counter as Tally
@@ -24,6 +26,8 @@ WORKERS_LABELLED = (
     256  # workers: each is a series for each of its models, for as long as it is kept
 )
 OTHER = "other"  # the label of models beyond that
+# Text that is told as a number. Other text is not told: as a label, each new one would be a series.
+NUMBER = re.compile(r"[+-]?[0-9]{1,32}(\.[0-9]{0,32})?([eE][+-]?[0-9]{1,4})?")
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
@@ -60,6 +64,8 @@ METRICS: Final = {
             "Bytes of that version."),
         Row("weightbus_model_published_timestamp_seconds", "gauge", ("model",),
             "When that version was published, in seconds since 1970."),
+        Row("weightbus_model_metadata", "gauge", ("model", "name"),
+            "What is said of that version, where it is a number: a step, a reward."),
         Row("weightbus_model_workers", "gauge", ("model", "state"),
             "Workers of a model; state is current, behind, stuck, failed or lost."),
         Row("weightbus_model_lag_versions", "gauge", ("model",),
@@ -151,6 +157,13 @@ class Metrics(Collector):
             "weightbus_model_published_timestamp_seconds",
             {(n,): time.time() - age for n, (_, age) in models.items() if age is not None},
         )
+        numbers = {
+            (n, name): float(text)
+            for n, (row, _) in models.items()
+            for name, text in row.metadata.items()
+            if NUMBER.fullmatch(text) and math.isfinite(float(text))  # a commit may read as 1e999
+        }
+        yield _gauge("weightbus_model_metadata", numbers)
 
 
 def _of_standings(standings: list[Standing]) -> Iterable[Metric]:

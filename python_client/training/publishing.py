@@ -28,7 +28,8 @@ class StepPublisher:
             is over.
         model: What the model is called on the bus.
         every: Steps between two versions.
-        **options: Keywords of `Publisher.publish`. `timeout` is for each version, in seconds; the
+        **options: Keywords of `Publisher.publish`. Its `metadata` gets a "step" beside what is
+            given, unless that has one. `timeout` is for each version, in seconds; the
             last one is waited for as long, and so is room for another copy if workers are slow.
 
     Attributes:
@@ -86,8 +87,10 @@ class StepPublisher:
         if self.publisher is None:
             raise ClosedError(f"{self._model} is published between begin() and end() alone")
         self._published = step
+        said = {"step": str(step), **(self._options.get("metadata") or {})}
+        options = {**self._options, "metadata": said}
         try:
-            self._last = self.publisher.publish_async(self._model, weights, **self._options)
+            self._last = self.publisher.publish_async(self._model, weights, **options)
         except StateError:
             raise  # it would be the same at every step
         except WeightBusError as error:

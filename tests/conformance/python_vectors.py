@@ -257,6 +257,7 @@ RUNS: dict[str, Callable[[Case, Path], Result]] = {
     "sealing.json messages": _counted,
     "sealing.json headers": _message,
     "patching.json headers": _message,
+    "metadata.json messages": _message,
     "applying.json messages": _message,
     "applying.json sequences": _sequence,
 }

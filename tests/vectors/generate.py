@@ -121,6 +121,8 @@ def files() -> dict[str, bytes]:
     out.table("deltas.json", cases=deltas)
     patching = [{**_message(out, each), "level": None} for each in message_cases.patching_cases()]
     out.table("patching.json", headers=patching)
+    said = [{**_message(out, each), "level": None} for each in message_cases.metadata_cases()]
+    out.table("metadata.json", messages=said)
     sealed = [{**_message(out, each), "level": None} for each in message_cases.sealing_cases()]
     out.table("sealing.json", **sealing_cases.cases(), headers=sealed)
     return out.contents

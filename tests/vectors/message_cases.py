@@ -146,6 +146,12 @@ PATCHING: dict[tuple[str, str], dict[str, Field]] = {
     ("from_publisher", "sealed_chunk"): OF_PATCH,
     ("from_publisher", "end"): OF_PATCH,
 }
+# What is said of a version, which others pass over.
+SAID: dict[str, Field] = {"metadata": ("metadata", {})}
+METADATA: dict[tuple[str, str], dict[str, Field]] = {
+    ("from_publisher", "announce"): SAID,
+    ("from_publisher", "rename"): SAID,
+}
 CHECKING: dict[str, tuple[str, dict[str, Field]]] = {
     "check": ("from_publisher", {**OF_VERSION, "first": ("count", 0)}),
     "checked": (
@@ -199,6 +205,7 @@ SAMPLES: dict[str, object] = {
     "names": ["a", "b.c"],
     "boolean": True,
     "sums": [7, None],
+    "metadata": {"step": "12000", "commit \u00fcber \U0001f69a": 'a\nb\u0000"\\'},
     "phase": "applying",
     "commit": "together",
     "acknowledge": "staged",
@@ -290,6 +297,17 @@ BAD_VALUES: dict[str, list[object]] = {
     "names": ["a", [1], ["a b"], [f"f{i}" for i in range(65)]],
     "boolean": [0, 1, "true", None],
     "sums": [7, [-1], [2**32], ["7"], [0.5], [True], {}, None, [0] * 4097],
+    "metadata": [
+        "step",
+        ["step"],
+        None,
+        {"step": 12_000},
+        {"step": None},
+        {"step": ["12000"]},
+        {"x" * 129: ""},
+        {"step": "x" * 4097},
+        {f"m{i}": "" for i in range(33)},
+    ],
     "phase": ["waiting", "", 1],
     "commit": ["later", "", 1, None],
     "acknowledge": ["applying", "", 1, None],
@@ -315,6 +333,11 @@ EXTREMES: dict[str, dict[str, object]] = {  # by kind: what may just be, and wha
     "run": {"not hashed": {**RUNNING, "digest": ""}},
     "versions": {"largest": {f"m{i}": INTEGER_MAX for i in range(64)}},
     "names": {"largest": [f"f{i}" for i in range(64)]},
+    "metadata": {
+        "largest": {f"{i:0128d}": "" for i in range(32)},
+        "of the longest text": {"": "\u00e9" * 4096},
+        "empty": {},
+    },
     "sums": {"largest": [2**32 - 1] * 4096, "of none": [None]},
 }
 
@@ -414,8 +437,25 @@ def renaming_cases() -> Iterator[Json]:
 
 def patching_cases() -> Iterator[Json]:
     """Yield the fields of the feature `delta-1`."""
-    for (direction, kind), fields in PATCHING.items():
-        known = {**DIRECTIONS[direction], **SEALING}[kind]
+    yield from _further(PATCHING)
+    inside = {"zukunft": [1], **PATCHID, "Epoch": "x"}
+    header = message("end", FROM_PUBLISHER["end"], full=False)
+    expect = ok({**header, "patch": PATCHID}, {**FROM_PUBLISHER["end"], **OF_PATCH}, 0)
+    frames = [text_of({**header, "patch": inside})]
+    yield case(
+        "from_publisher end patch with unknown fields inside", "from_publisher", frames, expect
+    )
+
+
+def metadata_cases() -> Iterator[Json]:
+    """Yield the fields that say something of a version."""
+    yield from _further(METADATA)
+
+
+def _further(table: dict[tuple[str, str], dict[str, Field]]) -> Iterator[Json]:
+    """Yield the cases of fields that not everybody knows."""
+    for (direction, kind), fields in table.items():
+        known = {**DIRECTIONS[direction], **SEALING, **RENAMING}[kind]
         header = message(kind, known, full=False)
         payloads = payload_of(kind, optional=False)
         for field, (value_kind, default) in fields.items():
@@ -431,13 +471,6 @@ def patching_cases() -> Iterator[Json]:
                 frames = [text_of({**header, field: value}), *payloads]
                 name = f"{direction} {kind} bad {field} {number}"
                 yield case(name, direction, frames, MALFORMED)
-    inside = {"zukunft": [1], **PATCHID, "Epoch": "x"}
-    header = message("end", FROM_PUBLISHER["end"], full=False)
-    expect = ok({**header, "patch": PATCHID}, {**FROM_PUBLISHER["end"], **OF_PATCH}, 0)
-    frames = [text_of({**header, "patch": inside})]
-    yield case(
-        "from_publisher end patch with unknown fields inside", "from_publisher", frames, expect
-    )
 
 
 def checking_cases() -> Iterator[Json]:

@@ -18,7 +18,8 @@ PATCHING: dict[str, object] = {
     "keep": False,
     "patches": [],
 }
-OF_FEATURES = SEALING | PATCHING
+METADATA: dict[str, object] = {"metadata": {}}
+OF_FEATURES = SEALING | PATCHING | METADATA
 
 Json = dict[str, Any]
 

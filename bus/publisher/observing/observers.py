@@ -66,6 +66,7 @@ class _Model:
 
     latest: tuple[int, int] = (0, 0)
     nbytes: int = 0
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
     revision: int = 0
     times: dict[int, float] = field(default_factory=dict[int, float])  # by version, when published
     targeted: dict[str, int] = field(default_factory=dict[str, int])  # see `Versions.targeted`
@@ -238,7 +239,7 @@ class Observers:
         if latest is not None and latest.key != model.latest:
             self._roster.revision += 1
             model.latest, model.revision = latest.key, self._roster.revision
-            model.nbytes = latest.layout.nbytes
+            model.nbytes, model.metadata = latest.layout.nbytes, dict(latest.metadata)
         targeted = versions.targeted()
         for worker in sorted({name for name, _ in targeted.items() ^ model.targeted.items()}):
             peer = self._roster.by_name(worker)
@@ -305,7 +306,7 @@ def _model_row(name: str, model: _Model, now: float) -> ModelRow:
         if at is not None:
             published.append(Published(version - step, _ms(now - at)))
         step += 1 << max(0, back // 2 - 1)  # 1 1 1 1 2 2 4 4 8 8 ...
-    return ModelRow(name, version, model.nbytes, "raw", published)
+    return ModelRow(name, version, model.nbytes, "raw", published, model.metadata)
 
 
 def _event(notice: Notice, at: float, now: float) -> Happened:

@@ -1,0 +1,78 @@
+"""Metadata: what a publisher says of a version beside its weights, as text by name.
+
+It is small, since it stands in every announcement of its version, in what each worker keeps of what
+runs, and in the answers to whoever looks on. It is neither part of a version's digest nor of its
+layout: the same weights with other words are the same version's bytes.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+ENTRIES_MAX: Final = 32  # step, loss, commit and the like: what a person reads in a table
+NAME_MAX: Final = 128  # characters of a name, which is a column's head or a label
+# Of names and texts together, as UTF-8. Written with JSON's longest escapes that is six times as
+# much, which fits a header of 64 KiB beside all else that an announcement may hold, sealed, too.
+BYTES_MAX: Final = 4096
+FORMAT: Final = "format"  # what a file's own metadata says of the file: not of the version
+
+
+def checked(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy of some metadata.
+
+    Raises:
+        TypeError: It is not text by name.
+        ValueError: There is too much of it, or a name is empty or too long.
+    """
+    if not isinstance(metadata, Mapping):  # pyright: ignore - callers need not be checked
+        raise TypeError(
+            f'metadata={metadata!r:.80}: give names and texts, such as {{"step": "12000"}}'
+        )
+    if len(metadata) > ENTRIES_MAX:
+        raise ValueError(f"metadata has {len(metadata)} entries; at most {ENTRIES_MAX} travel")
+    found, left = dict[str, str](), BYTES_MAX
+    for name, text in metadata.items():
+        for what in (name, text):
+            if not isinstance(what, str):  # pyright: ignore - callers need not be checked
+                raise TypeError(
+                    f"metadata: {name!r:.80} has {what!r:.80}, a {type(what).__name__}; names and "
+                    "values are text: give str(...) of it"
+                )
+        why = _fault(name, text)
+        left -= _size(name, text)
+        if why or left < 0:
+            raise ValueError(
+                f"metadata: {why}"
+                if why
+                else f"metadata: {BYTES_MAX - left} bytes with {name!r:.80}; names and texts are "
+                f"at most {BYTES_MAX} bytes of UTF-8 in all: keep what is larger in a file of "
+                "your own, and say here where it lies"
+            )
+        found[name] = text
+    return found
+
+
+def fitting(entries: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
+    """Return what of a file's metadata can travel, the first of it, and the names of the rest."""
+    found, rest, left = dict[str, str](), list[str](), BYTES_MAX
+    for name, text in entries:
+        if len(found) == ENTRIES_MAX or _fault(name, text) or _size(name, text) > left:
+            rest.append(name)
+            continue
+        found[name] = text
+        left -= _size(name, text)
+    return found, rest
+
+
+def _fault(name: str, text: str) -> str:
+    """Return what is wrong with an entry, whatever the others are."""
+    if not 0 < len(name) <= NAME_MAX:
+        return f"the name {name!r:.80} has {len(name)} characters; a name has 1 to {NAME_MAX}"
+    try:
+        (name + text).encode()
+    except UnicodeEncodeError as error:
+        return f"{name!r:.80} is no text that UTF-8 can carry: {error}"
+    return f"{name!r:.80} holds a NUL; text has none" if "\0" in name + text else ""
+
+
+def _size(name: str, text: str) -> int:
+    return len((name + text).encode(errors="surrogatepass"))
