@@ -35,6 +35,7 @@ BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 SOME = (
     "join-and-push",
     "late-join",
+    "metadata",
     "every-shape-and-dtype",
     "in-place-with-a-reader",
     "lost-chunks",

@@ -228,7 +228,11 @@ def _resolve(future: "Future[Any]", told: dict[str, Any]) -> None:
         for name, its in told["workers"].items()
     }
     fields = ("model", "epoch", "version", "nbytes", "seconds", "digest")
-    receipt = Receipt(**{name: told[name] for name in fields}, workers=workers)
+    receipt = Receipt(
+        **{name: told[name] for name in fields},
+        workers=workers,
+        metadata=told.get("metadata", {}),
+    )
     if told["achieved"]:
         future.set_result(receipt)
     else:

@@ -19,19 +19,23 @@ Key = tuple[str, int, int]  # model, epoch, version
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """What a version consists of: the CRC of each tensor, and the digest of the whole."""
+    """What a version consists of: the CRC of each tensor, and the digest of the whole.
+
+    `metadata` is what is said of it beside.
+    """
 
     crcs: Mapping[str, int]
     digest: str
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
-    def of(cls, weights: Weights, chunk_bytes: int) -> "Bytes":
-        """Compute both, from the weights alone."""
+    def of(cls, weights: Weights, chunk_bytes: int, metadata: Mapping[str, str]) -> "Bytes":
+        """Compute them, from the weights alone."""
         layout = state_of(weights).layout()
         parts = {s.name: weights[s.name].tobytes() for s in layout.tensors}
         whole = np.frombuffer(b"".join(parts.values()), np.uint8)
         crcs = {name: crc32c(part) for name, part in parts.items()}
-        return cls(crcs, digest_of(layout.id, whole, chunk_bytes))
+        return cls(crcs, digest_of(layout.id, whole, chunk_bytes), metadata)
 
 
 @dataclass
@@ -73,6 +77,8 @@ class Ledger:
         hashed = event["digest"] or not driver.options.shared
         if hashed and event["digest"] != known.digest:
             yield f"{_shown(event)} has digest {event['digest']!r}, not {known.digest}"
+        if (said := event.get("metadata", {})) != known.metadata:
+            yield f"{_shown(event)} has metadata {said}, not {known.metadata}"
         if driver.options.tensors and not driver.options.cast:
             crcs, names = event["tensors"], known.crcs.keys()
             if driver.options.partial:
@@ -84,6 +90,9 @@ class Ledger:
     def false_claims(self, drivers: list[Driver]) -> Iterator[str]:
         """Yield what receipts claim that no worker of that name has told (yet)."""
         for receipt in self.receipts:
+            known = self.versions[receipt.model, receipt.epoch, receipt.version]
+            if receipt.metadata != known.metadata:
+                yield f"the receipt has metadata {receipt.metadata}, not {known.metadata}"
             of = {"model": receipt.model, "epoch": receipt.epoch}
             for claim in receipt.workers.values():
                 mine = [d for d in drivers if d.name == claim.name]

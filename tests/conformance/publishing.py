@@ -5,6 +5,7 @@ from contextlib import closing
 import numpy as np
 
 from weightbus.bus.limits import PROGRESS_CHUNKS
+from weightbus.codecs.metadata import BYTES_MAX, ENTRIES_MAX, NAME_MAX
 from weightbus.tests.conformance.driver import Fault
 from weightbus.tests.conformance.proxy import Proxy
 from weightbus.tests.conformance.rules import Passing, hold
@@ -33,6 +34,26 @@ def join_and_push(stage: Stage) -> None:
         stage.publish(noise(stage.chance, (PROGRESS_CHUNKS + 1) * stage.chunk_bytes))
     expect(bool(stage.proxy.seen("chunk", on_data)), "no chunk was pushed")
     expect(stage.keys is not None or bool(stage.proxy.seen("progress")), "no progress was reported")
+
+
+def metadata(stage: Stage) -> None:
+    """is told what is said of a version, whole or in chunks, pushed, fetched or patched"""
+    stage.open()
+    worker = stage.worker()
+    said = {"step": "12000", "reward": "-3.5e-1", "\u00fcber": 'ein "Satz"\n\\ \U0001f69a\u202e'}
+    largest = {f"{number:0100d}": "" for number in range(ENTRIES_MAX - 1)}
+    largest["x" * NAME_MAX] = "\x01" * (BYTES_MAX - NAME_MAX - 100 * len(largest))
+    for size in (600, SMALL):
+        for words in (said, {}, largest):
+            stage.publish(noise(stage.chance, size), metadata=words)
+    weights = noise(stage.chance, SMALL)
+    for step in range(3):
+        next(iter(weights.values())).reshape(-1)[step] += 1
+        stage.publish(weights, metadata={"step": str(step)}, encoding="delta")
+    stage.publish(weights, metadata={"step": "of the same bytes"})
+    late = stage.worker("late")
+    late.wait_applied("m", *worker.last_applied("m"))
+    stage.publish(weights)
 
 
 def late_join(stage: Stage) -> None:

@@ -158,6 +158,7 @@ class Driver:
             "epoch": update.epoch,
             "version": update.version,
             "digest": update.digest,
+            "metadata": update.metadata,
         }
         if self._tensors:
             facts["tensors"] = {n: crc32c(raw(a)) for n, a in self._held(update.model).items()}

@@ -32,6 +32,7 @@ PLAIN, BOTH, KEYED = (False,), (False, True), (True,)  # whether either side has
 PLAYS: tuple[tuple[Play, tuple[bool, ...]], ...] = (
     (publishing.join_and_push, BOTH),
     (publishing.late_join, BOTH),
+    (publishing.metadata, BOTH),
     (publishing.before_the_publisher, BOTH),
     (publishing.over_ipc, BOTH),
     (publishing.several_models, BOTH),

@@ -151,7 +151,7 @@ class Stage:
 
     def submit(self, weights: Weights, model: str = "m", **options: Any) -> "Future[Receipt]":
         """Publish and do not wait; `settle` does."""
-        content = Bytes.of(weights, self.chunk_bytes)
+        content = Bytes.of(weights, self.chunk_bytes, options.get("metadata", {}))
         options = {"timeout": self._patience, **options}
         try:
             future = self.publisher.publish_async(model, weights, **options)
