@@ -20,35 +20,26 @@ def checked(metadata: Mapping[str, str]) -> dict[str, str]:
     """Return a copy of some metadata.
 
     Raises:
-        TypeError: It is not text by name.
-        ValueError: There is too much of it, or a name is empty or too long.
+        ValueError: It is not text by name, or there is too much of it, or a name is empty or too
+            long.
     """
-    if not isinstance(metadata, Mapping):  # pyright: ignore - callers need not be checked
-        raise TypeError(
-            f'metadata={metadata!r:.80}: give names and texts, such as {{"step": "12000"}}'
-        )
+    some = isinstance(metadata, Mapping)  # pyright: ignore - callers need not be checked
+    odd = [e for e in metadata.items() if not all(isinstance(w, str) for w in e)] if some else [()]
+    if odd:
+        given = f"{odd[0][0]!r:.80} has {odd[0][1]!r:.80}" if some else f"it is {metadata!r:.80}"
+        raise ValueError(f'metadata: {given}; give names and texts, such as {{"step": str(step)}}')
     if len(metadata) > ENTRIES_MAX:
         raise ValueError(f"metadata has {len(metadata)} entries; at most {ENTRIES_MAX} travel")
-    found, left = dict[str, str](), BYTES_MAX
     for name, text in metadata.items():
-        for what in (name, text):
-            if not isinstance(what, str):  # pyright: ignore - callers need not be checked
-                raise TypeError(
-                    f"metadata: {name!r:.80} has {what!r:.80}, a {type(what).__name__}; names and "
-                    "values are text: give str(...) of it"
-                )
-        why = _fault(name, text)
-        left -= _size(name, text)
-        if why or left < 0:
-            raise ValueError(
-                f"metadata: {why}"
-                if why
-                else f"metadata: {BYTES_MAX - left} bytes with {name!r:.80}; names and texts are "
-                f"at most {BYTES_MAX} bytes of UTF-8 in all: keep what is larger in a file of "
-                "your own, and say here where it lies"
-            )
-        found[name] = text
-    return found
+        if why := _fault(name, text):
+            raise ValueError(f"metadata: {why}")
+    total = sum(_size(name, text) for name, text in metadata.items())
+    if total > BYTES_MAX:
+        raise ValueError(
+            f"metadata of {total} bytes; names and texts are at most {BYTES_MAX} bytes of UTF-8 in "
+            "all: keep what is larger in a file of your own, and say here where it lies"
+        )
+    return dict(metadata)
 
 
 def fitting(entries: Iterable[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:

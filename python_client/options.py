@@ -108,7 +108,7 @@ def request(options: PublishOptions, started: float, *, expect: int, grace: floa
         expect, grace: What the publisher was told of these.
 
     Raises:
-        TypeError: There is no such keyword, or metadata is not text.
+        TypeError: There is no such keyword.
         ValueError: A value makes no sense.
     """
     unknown = options.keys() - PublishOptions.__optional_keys__

@@ -100,21 +100,21 @@ def test_a_function_that_loads_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "kind", "words"),
+    ("metadata", "words"),
     [
-        ("step", TypeError, "give names and texts"),
-        ({"step": 12_000}, TypeError, "'step' has 12000, a int; names and values are text"),
-        ({1: "x"}, TypeError, "names and values are text"),
-        ({f"m{i}": "" for i in range(ENTRIES_MAX + 1)}, ValueError, "33 entries; at most 32"),
-        ({"": "x"}, ValueError, "a name has 1 to 128"),
-        ({"n" * (NAME_MAX + 1): "x"}, ValueError, "a name has 1 to 128"),
-        ({"n": "\0"}, ValueError, "holds a NUL"),
-        ({"n": "\udc80"}, ValueError, "no text that UTF-8 can carry"),
-        ({"n": "é" * (BYTES_MAX // 2)}, ValueError, "at most 4096 bytes of UTF-8 in all"),
+        ("step", "give names and texts"),
+        ({"step": 12_000}, "'step' has 12000; give names and texts"),
+        ({1: "x"}, "1 has 'x'; give names and texts"),
+        ({f"m{i}": "" for i in range(ENTRIES_MAX + 1)}, "33 entries; at most 32"),
+        ({"": "x"}, "a name has 1 to 128"),
+        ({"n" * (NAME_MAX + 1): "x"}, "a name has 1 to 128"),
+        ({"n": "\0"}, "holds a NUL"),
+        ({"n": "\udc80"}, "no text that UTF-8 can carry"),
+        ({"n": "é" * (BYTES_MAX // 2)}, "at most 4096 bytes of UTF-8 in all"),
     ],
 )
-def test_what_cannot_travel_is_refused_at_once(metadata: Any, kind: Any, words: str) -> None:
-    with Publisher() as publisher, pytest.raises(kind, match=words):
+def test_what_cannot_travel_is_refused_at_once(metadata: Any, words: str) -> None:
+    with Publisher() as publisher, pytest.raises(ValueError, match=words):
         publisher.publish("m", arrays(), metadata=metadata)
     assert checked(LARGEST) == LARGEST
 
