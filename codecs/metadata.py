@@ -24,9 +24,11 @@ def checked(metadata: Mapping[str, str]) -> dict[str, str]:
             long.
     """
     some = isinstance(metadata, Mapping)  # pyright: ignore - callers need not be checked
-    odd = [e for e in metadata.items() if not all(isinstance(w, str) for w in e)] if some else [()]
-    if odd:
-        given = f"{odd[0][0]!r:.80} has {odd[0][1]!r:.80}" if some else f"it is {metadata!r:.80}"
+    given = "" if some else f"it is {metadata!r:.80}"
+    for name, text in metadata.items() if some else ():
+        if not (isinstance(name, str) and isinstance(text, str)):  # pyright: ignore
+            given = f"{name!r:.80} has {text!r:.80}"
+    if given:
         raise ValueError(f'metadata: {given}; give names and texts, such as {{"step": str(step)}}')
     if len(metadata) > ENTRIES_MAX:
         raise ValueError(f"metadata has {len(metadata)} entries; at most {ENTRIES_MAX} travel")

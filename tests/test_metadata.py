@@ -73,12 +73,13 @@ def test_a_patched_version_and_one_that_is_committed_together_have_it() -> None:
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
-        ways: list[dict[str, Any]] = [{}, {"encoding": "delta"}, {"commit": "together"}]
-        for number, way in enumerate(({"encoding": "delta"}, *ways)):
-            said = {"step": str(number)}
+        ways = ("raw", "auto"), ("delta", "auto"), ("delta", "auto"), ("raw", "together")
+        for number, (encoding, commit) in enumerate(ways):
+            way: dict[str, Any] = {"encoding": encoding, "commit": commit}
+            way["metadata"] = said = {"step": str(number)}
             weights = arrays(1, 400_000)
             weights["w"][number] = 2
-            publisher.publish("m", weights, metadata=said, timeout=SECONDS, **way)
+            publisher.publish("m", weights, timeout=SECONDS, **way)
             update = worker.update("m")
             assert update is not None
             assert update.metadata == said, way

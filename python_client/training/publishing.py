@@ -88,7 +88,7 @@ class StepPublisher:
             raise ClosedError(f"{self._model} is published between begin() and end() alone")
         self._published = step
         said = {"step": str(step), **(self._options.get("metadata") or {})}
-        options = {**self._options, "metadata": said}
+        options: PublishOptions = {**self._options, "metadata": said}
         try:
             self._last = self.publisher.publish_async(self._model, weights, **options)
         except StateError:

@@ -52,7 +52,9 @@ def metadata(stage: Stage) -> None:
         stage.publish(weights, metadata={"step": str(step)}, encoding="delta")
     stage.publish(weights, metadata={"step": "of the same bytes"})
     late = stage.worker("late")
-    late.wait_applied("m", *worker.last_applied("m"))
+    newest = worker.last_applied("m")
+    assert newest is not None
+    late.wait_applied("m", *newest)
     stage.publish(weights)
 
 
