@@ -10,9 +10,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from weightbus import Publisher, Subscriber, Timing
-from weightbus.types import Offer, Pairs, Update
 from weightbus.codecs.metadata import BYTES_MAX, ENTRIES_MAX, NAME_MAX, checked, fitting
 from weightbus.tests.test_cli import Commands, commands, run, small
+from weightbus.types import Offer, Pairs, Update
 
 __all__ = ["commands", "small"]  # fixtures
 
