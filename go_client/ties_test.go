@@ -1,7 +1,10 @@
 package weightbus
 
 import (
+	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -10,7 +13,7 @@ import (
 
 func layoutOf(t *testing.T, text string) *wbp.Layout {
 	t.Helper()
-	layout, err := wbp.ParseLayout(append([]byte{byte(len(text)), 0, 0, 0, 0, 0, 0, 0}, text...))
+	layout, err := wbp.ParseLayout(append([]byte{byte(len(text)), byte(len(text) >> 8), 0, 0, 0, 0, 0, 0}, text...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,6 +99,69 @@ func TestTensorsThatOverlapInPartAreNamed(t *testing.T) {
 		}
 		if err == nil || c.says == "" || !strings.Contains(err.Error(), c.says+" share a part of their memory") {
 			t.Errorf("%v: %v", c.tensors, err)
+		}
+	}
+}
+
+// The vectors that all clients share.
+func TestTiesOfVectors(t *testing.T) {
+	text, err := os.ReadFile("../tests/vectors/ties.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var table struct {
+		Cases []struct {
+			Name, Layout, Data string
+			Partial            bool
+			Memory             int
+			Target             map[string]struct {
+				DType string
+				Shape []int
+				At    int
+			}
+			Expect struct{ OK, Error string }
+		}
+	}
+	if err := json.Unmarshal(text, &table); err != nil || len(table.Cases) == 0 {
+		t.Fatal(err, "no cases")
+	}
+	for _, c := range table.Cases {
+		memory, tensors := make([]uint8, c.Memory), Tensors{}
+		for name, at := range c.Target {
+			count := 1
+			for _, size := range at.Shape {
+				count *= size
+			}
+			tensors[name] = Bits(at.DType, memory[at.At:at.At+count], at.Shape...)
+		}
+		data, err := hex.DecodeString(c.Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		is := func() (says, kind string) {
+			w, err := New("tcp://127.0.0.1:1", Options{Models: map[string]Tensors{"m": tensors}})
+			if err != nil {
+				return err.Error(), "memory"
+			}
+			w.Close()
+			m, layout := newModel(tensors, wbp.Lenience{Partial: c.Partial}), layoutOf(t, c.Layout)
+			if says := m.accepts(layout); says != "" {
+				return says, "layout"
+			}
+			m.prepare(layout)
+			if says := m.differ(data); says != "" {
+				return says, "differ"
+			}
+			m.write(data)
+			return "", ""
+		}
+		says, kind := is()
+		want := c.Expect.OK
+		if c.Expect.Error != "" {
+			want = strings.Repeat("00", c.Memory)
+		}
+		if kind != c.Expect.Error || hex.EncodeToString(memory) != want {
+			t.Errorf("%s: %s %q, and the memory holds %x", c.Name, kind, says, memory)
 		}
 	}
 }

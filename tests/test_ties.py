@@ -15,6 +15,7 @@ from torch import nn
 from weightbus import Publisher, PublishError, Subscriber
 from weightbus.codecs import native
 from weightbus.codecs.apply import Reader, check, copy_into, summing
+from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.codecs.errors import StateError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
@@ -22,6 +23,7 @@ from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.loading import Pairs
 from weightbus.python_client.resident import Residence, residence_of
 from weightbus.python_client.schemes.strategy import DestinationError, WeightStrategy
+from weightbus.tests.test_vectors import Case, named, table
 
 SECONDS = 60.0
 
@@ -208,6 +210,36 @@ def test_a_tied_model_can_be_resident_by_a_layout_with_one_of_its_names() -> Non
             residence_of(Tied(), version(source)[0])
     with pytest.raises(StateError, match="exactly the published tensors"):
         residence_of(Tied(tie=False), version(Tied())[0])
+
+
+@pytest.mark.parametrize("case", table("ties.json"), ids=named)
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_vectors(case: Case, kind: str) -> None:
+    memory = np.zeros(case["memory"], np.uint8)
+    target: dict[str, Any] = {}
+    for name, at in case["target"].items():
+        count = int(np.prod(at["shape"]))
+        flat = memory[at["at"] : at["at"] + count].view(numpy_dtype(at["dtype"]))
+        array = flat.reshape(at["shape"])
+        target[name] = array if kind == "numpy" else torch.from_numpy(array)
+    text = case["layout"].encode()
+    layout = Layout.parse(len(text).to_bytes(8, "little") + text)
+    data = np.frombuffer(bytes.fromhex(case["data"]), np.uint8)
+    strict: Any = "target" if case["partial"] else True
+    error, lines = case["expect"].get("error"), check(layout, target, strict=strict)
+    if error in ("layout", "memory"):
+        assert lines
+        assert all(("share a part" in line) == (error == "memory") for line in lines)
+        assert not memory.any()
+        return
+    assert lines == []
+    if error == "differ":
+        with pytest.raises(StateError, match="are one tensor"):
+            copy_into(layout, data, target, strict=strict)
+        assert not memory.any()
+    else:
+        copy_into(layout, data, target, strict=strict)
+        assert memory.tobytes().hex() == case["expect"]["ok"]
 
 
 OVERLAPPING = {

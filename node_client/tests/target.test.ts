@@ -1,6 +1,7 @@
 /** Registered memory, snapshots, and what must fit. */
 
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { type Tensor, tensor, toFloat32 } from "../src/index.js";
 import { Layout } from "../src/layout.js";
@@ -173,6 +174,54 @@ test("memory of two names is filled by either, or by both with equal bytes", () 
   );
   const alone = new RegisteredTarget({ head });
   assert.equal(alone.fault(layout({ embed: ["U8", [2], 0, 2] }, { head: "embed" })), "");
+});
+
+interface Case {
+  name: string;
+  layout: string;
+  data: string;
+  partial: boolean;
+  memory: number;
+  target: Record<string, { dtype: "U8" | "I8"; shape: number[]; at: number }>;
+  expect: { ok?: string; error?: string };
+}
+
+/** Apply a version to memory that lies as a case says; return what is wrong with it. */
+function kindOf(given: Case, memory: Uint8Array<ArrayBuffer>): string | undefined {
+  const tensors = Object.entries(given.target).map(([name, { dtype, shape, at }]) => {
+    const count = shape.reduce((product, size) => product * size, 1);
+    const array = dtype === "U8" ? Uint8Array : Int8Array;
+    return [name, tensor(new array(memory.buffer, at, count), shape, dtype)];
+  });
+  const tolerance = { strict: !given.partial, cast: false };
+  let target: RegisteredTarget;
+  try {
+    target = new RegisteredTarget(Object.fromEntries(tensors), tolerance);
+  } catch (error) {
+    assert.match(String(error), /share a part of their memory/);
+    return "memory";
+  }
+  const of = Layout.parse(layoutOf(given.layout));
+  if (target.fault(of) !== "") return "layout";
+  try {
+    applied(target, staged(of, Buffer.from(given.data, "hex")));
+  } catch (error) {
+    assert.match(String(error), /are one tensor here/);
+    return "differ";
+  }
+  return undefined;
+}
+
+test("what is one tensor, in the vectors that all clients share", () => {
+  const file = new URL("../../../tests/vectors/ties.json", import.meta.url);
+  const { cases } = JSON.parse(readFileSync(file, "utf8")) as { cases: Case[] };
+  assert.notEqual(cases.length, 0);
+  for (const each of cases) {
+    const memory = new Uint8Array(each.memory);
+    assert.equal(kindOf(each, memory), each.expect.error, each.name);
+    const held = Buffer.from(memory).toString("hex");
+    assert.equal(held, each.expect.ok ?? "00".repeat(each.memory), each.name);
+  }
 });
 
 test("tensors that share a part of their memory are named", () => {

@@ -25,6 +25,7 @@ from weightbus.tests.vectors import (
     segment_cases,
     sequence_cases,
     sum_cases,
+    tie_cases,
 )
 from weightbus.tests.vectors.parts import Json
 
@@ -111,6 +112,7 @@ def files() -> dict[str, bytes]:
     applying = [_sequence(out, each) for each in in_applying]
     out.table("applying.json", messages=failing, sequences=applying)
     out.table("casts.json", cases=cast_cases.cast_cases())
+    out.table("ties.json", cases=tie_cases.tie_cases())
     deltas = [
         {
             **case,

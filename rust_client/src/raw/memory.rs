@@ -183,6 +183,52 @@ mod tests {
         assert_eq!(gathered, [4, 5]);
     }
 
+    /// What comes of a case of `ties.json`; the memory it is about.
+    fn played(case: &serde_json::Value) -> (Option<&'static str>, Vec<u8>) {
+        let mut memory = vec![0u8; case["memory"].as_u64().unwrap() as usize];
+        let begin = memory.as_mut_ptr();
+        let tensors = case["target"].as_object().unwrap().iter().map(|(name, tensor)| {
+            let shape: Vec<u64> =
+                tensor["shape"].as_array().unwrap().iter().map(|size| size.as_u64().unwrap()).collect();
+            let dtype = Dtype::named(tensor["dtype"].as_str().unwrap()).unwrap();
+            let nbytes = shape.iter().product::<u64>() as usize;
+            // SAFETY: the memory lives longer than the model, and is looked at once that is gone.
+            unsafe {
+                let at = begin.add(tensor["at"].as_u64().unwrap() as usize);
+                Tensor::from_raw_parts(name, dtype, &shape, at, nbytes)
+            }
+        });
+        let kind = match Model::new(tensors.collect::<Vec<_>>()) {
+            Err(_) => Some("memory"),
+            Ok(model) => {
+                let layout = layout(case["layout"].as_str().unwrap());
+                let data = crate::digest::bytes_of_hex(case["data"].as_str().unwrap());
+                if model.fault(&layout, case["partial"].as_bool().unwrap(), false).is_some() {
+                    Some("layout")
+                } else {
+                    apply(&model, &layout, &data).map(|_| "differ")
+                }
+            }
+        };
+        (kind, memory)
+    }
+
+    #[test]
+    fn what_is_one_tensor_is_as_in_the_vectors_that_all_clients_share() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors/ties.json");
+        let table: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let cases = table["cases"].as_array().unwrap();
+        assert!(!cases.is_empty());
+        for case in cases {
+            let (kind, memory) = played(case);
+            assert_eq!(kind, case["expect"]["error"].as_str(), "{}", case["name"]);
+            let held = case["expect"]["ok"]
+                .as_str()
+                .map_or(vec![0; memory.len()], crate::digest::bytes_of_hex);
+            assert_eq!(memory, held, "{}", case["name"]);
+        }
+    }
+
     #[test]
     fn tensors_that_share_a_part_of_their_memory_are_named() {
         let mut memory = [0u8; 8];
