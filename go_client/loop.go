@@ -23,7 +23,7 @@ type loop struct {
 	handoff   *handoff
 	address   string
 	name      string
-	renamed   func(model string, key wbp.Key)
+	renamed   func(model string, key wbp.Key, metadata map[string]string)
 	door      door
 	started   time.Time
 	events    chan Event
@@ -178,7 +178,7 @@ func (l *loop) perform(effects []wbp.Effect) {
 			l.handoff.reject(rejection{effect.Model, effect.Key, effect.Code}, &ApplyError{
 				effect.Model, effect.Key.Epoch, effect.Key.Version, effect.Code, effect.Text})
 		case wbp.Renamed:
-			l.renamed(effect.Model, effect.Key)
+			l.renamed(effect.Model, effect.Key, effect.Metadata)
 		case wbp.Joined:
 			l.handoff.join(effect.Epoch)
 			l.tell(Event{Kind: Joined, Epoch: effect.Epoch})

@@ -73,6 +73,8 @@ type Update struct {
 	Digest         string        // of its bytes; empty if they were read from shared memory and nobody asked for it
 	Encoding       string        // how they came: "raw" as they are, "delta-1" by a patch; empty: from shared memory
 	Elapsed        time.Duration // what the copy into the model took
+
+	Metadata map[string]string // what the publisher says of it: a step, a reward; nil: nothing
 }
 
 // An Event is something that an operator may want to know.
@@ -336,7 +338,19 @@ func (w *Worker) copy(v *wbp.Version, to *memory) (Update, error) {
 // updateOf says what is known of a version before it is applied.
 func updateOf(v *wbp.Version) Update {
 	return Update{Model: v.Model, Epoch: v.Key.Epoch, Version: v.Key.Version, Bytes: v.Layout.Bytes, Digest: v.Digest,
-		Encoding: v.Encoding()}
+		Encoding: v.Encoding(), Metadata: copied(v.Metadata)}
+}
+
+// copied makes a map the user's own.
+func copied(said map[string]string) map[string]string {
+	if len(said) == 0 {
+		return nil
+	}
+	own := make(map[string]string, len(said))
+	for name, text := range said {
+		own[name] = text
+	}
+	return own
 }
 
 // runs takes note that a version was applied.
@@ -347,11 +361,11 @@ func (w *Worker) runs(v *wbp.Version, update Update) {
 
 // renamed takes note that what runs has another name, too, by which the publisher knows it. Nothing is
 // being applied.
-func (w *Worker) renamed(model string, key wbp.Key) {
+func (w *Worker) renamed(model string, key wbp.Key, metadata map[string]string) {
 	m := w.models[model]
 	if runs := m.running.Load(); runs != nil {
 		renamed := *runs
-		renamed.Epoch, renamed.Version = key.Epoch, key.Version
+		renamed.Epoch, renamed.Version, renamed.Metadata = key.Epoch, key.Version, copied(metadata)
 		m.running.Store(&renamed)
 	}
 }

@@ -115,7 +115,7 @@ LANGUAGES = (
         NO_MAPPING | NO_CHECKING | NO_METADATA,
     ),
     Language("c", "C", "c_client", ("make", "cargo", "cc"), NO_METADATA | RUST_INSIDE),
-    Language("go", "Go", "go_client", ("make", "go"), NO_CHECKING | NO_METADATA),
+    Language("go", "Go", "go_client", ("make", "go"), NO_CHECKING),
     Language("java", "Java", "java_client", ("make", "cargo", "javac"), NO_METADATA | RUST_INSIDE),
 )
 

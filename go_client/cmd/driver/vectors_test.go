@@ -101,6 +101,7 @@ func TestMessages(t *testing.T) {
 	cases(t, "mapping.json", "cases", checkMessage)
 	cases(t, "sealing.json", "headers", checkMessage)
 	cases(t, "patching.json", "headers", checkMessage)
+	cases(t, "metadata.json", "messages", checkMessage)
 }
 
 func checkMessage(t *testing.T, c map[string]interface{}, got object) {

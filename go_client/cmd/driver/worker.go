@@ -220,6 +220,9 @@ func (s settings) run(ctx context.Context, w *weightbus.Worker) {
 func (s settings) applied(ctx context.Context, w *weightbus.Worker, update weightbus.Update) {
 	line := object{"event": "applied", "model": update.Model, "epoch": update.Epoch, "version": update.Version,
 		"digest": update.Digest}
+	if update.Metadata != nil {
+		line["metadata"] = update.Metadata
+	}
 	if !s.noTensors {
 		crcs := map[string]uint32{}
 		err := w.Read(ctx, update.Model, func(v weightbus.View) {

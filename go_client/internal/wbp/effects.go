@@ -35,8 +35,9 @@ type (
 	}
 	// Renamed says that what a model runs is this version, byte for byte.
 	Renamed struct {
-		Model string
-		Key   Key
+		Model    string
+		Key      Key
+		Metadata map[string]string
 	}
 	// Joined says that the publisher has let this worker in.
 	Joined struct{ Epoch int64 }

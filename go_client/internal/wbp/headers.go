@@ -89,6 +89,7 @@ var fromPublisher = map[string]func(*fields) Message{
 			Encoding: f.name("encoding"), Encryption: f.optionalName("encryption"),
 			Key: f.optionalHex("key", 16), Tag: f.optionalHex("tag", 32),
 			Shared: f.shared(), Hash: f.boolean("hash"), Whole: f.whole(), Keep: f.boolean("keep"), Patches: f.patches(),
+			Metadata: f.metadata(),
 		}
 	},
 	"chunk": func(f *fields) Message {
@@ -127,7 +128,7 @@ var fromPublisher = map[string]func(*fields) Message{
 		return m
 	},
 	"rename": func(f *fields) Message {
-		return &Rename{f.name("model"), f.count("epoch", required), f.version(), f.running("was")}
+		return &Rename{f.name("model"), f.count("epoch", required), f.version(), f.running("was"), f.metadata()}
 	},
 	"beacon": func(f *fields) Message {
 		return &Beacon{f.name("model"), f.count("epoch", required), f.count("version", required)}
@@ -383,6 +384,31 @@ func (f *fields) patches() (offers []PatchOffer) {
 		f.failf("patches: %w", err)
 	}
 	return offers
+}
+
+// metadata returns what is said of a version, by name; nil where that is nothing.
+func (f *fields) metadata() map[string]string {
+	if !f.has("metadata") {
+		return nil
+	}
+	inner := &fields{raw: map[string][]byte{}}
+	if err := inner.readObject(&scanner{text: f.raw["metadata"]}); err != nil {
+		f.failf("metadata: %w", err)
+	}
+	if len(inner.raw) > MetadataMax {
+		f.failf("metadata has more than %d entries", MetadataMax)
+	}
+	said := make(map[string]string, len(inner.raw))
+	for name := range inner.raw {
+		if utf8.RuneCountInString(name) > MetadataNameMax {
+			f.failf("metadata has a name of more than %d characters", MetadataNameMax)
+		}
+		said[name] = inner.text(name, TextMax)
+	}
+	if inner.err != nil {
+		f.failf("metadata: %w", inner.err)
+	}
+	return said
 }
 
 // running returns a version that runs at a worker; its digest may be empty.

@@ -11,6 +11,8 @@ const (
 	HeaderBytesMax  = 65536           // a header holds names and numbers; bulk travels in payload frames
 	DepthMax        = 32              // nesting that a reader of JSON follows; senders stop at 16
 	TextMax         = 4096            // characters of a reason, an address, a path
+	MetadataMax     = 32              // entries of what is said of one version
+	MetadataNameMax = 128             // characters of the name of one
 	LabelMax        = 256             // characters of a client's description or a host
 	FeaturesMax     = 64              // features that one side can name
 	GroupKeysMax    = 2               // group keys of a session: one, and the one before while it changes

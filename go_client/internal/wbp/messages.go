@@ -158,6 +158,8 @@ type (
 		Whole       *Whole       `json:"whole"`
 		Keep        bool         `json:"keep,omitempty"`    // there may be patches on it
 		Patches     []PatchOffer `json:"patches,omitempty"` // that lead to it; the first is pushed
+
+		Metadata map[string]string `json:"metadata,omitempty"` // what its publisher says of it
 	}
 	// Chunk is a piece of a version, or of a patch to it.
 	Chunk struct {
@@ -219,6 +221,8 @@ type (
 		Epoch   int64   `json:"epoch"`
 		Version int64   `json:"version"`
 		Was     Running `json:"was"`
+
+		Metadata map[string]string `json:"metadata,omitempty"` // what is said of the named version
 	}
 	// Beacon names the newest version of a model.
 	Beacon struct {

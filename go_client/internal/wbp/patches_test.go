@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -83,6 +84,7 @@ type taker struct {
 	jobs      []*Patching
 	ready     []*Version
 	said      []Message // but for fetches
+	renamed   []Renamed
 	unpatched []string
 	topics    map[string]bool
 	withdrawn bool // the publisher has no patches any more
@@ -116,6 +118,8 @@ func (k *taker) do(effects []Effect) {
 			k.ready = append(k.ready, effect.Version)
 		case Unpatched:
 			k.unpatched = append(k.unpatched, effect.Why)
+		case Renamed:
+			k.renamed = append(k.renamed, effect)
 		case Rejected:
 			k.t.Fatalf("%+v", effect)
 		}
@@ -548,7 +552,11 @@ func TestABaseOfAnOldSizeIsNotKept(t *testing.T) {
 func TestARenamedBase(t *testing.T) {
 	k := newTaker(t, false)
 	one, three := k.first(), patchedVersion(3, 3)
-	k.control(nil, &Rename{"m", 7, 2, *k.slots["m"].running()}, nil)
+	said := map[string]string{"step": "2"}
+	k.control(nil, &Rename{"m", 7, 2, *k.slots["m"].running(), said}, nil)
+	if want := []Renamed{{"m", Key{7, 2}, said}}; !reflect.DeepEqual(k.renamed, want) {
+		t.Fatalf("renamed: %v, not %v", k.renamed, want)
+	}
 	two := *one
 	two.announce.Version = 2
 	three.offer(&two)

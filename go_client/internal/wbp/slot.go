@@ -156,7 +156,7 @@ func (s *slot) renamed(r *Rename, now time.Duration) []Effect {
 	}
 	s.holds.rename(v, key)
 	s.failure = nil
-	said := append(s.runs(v, r.Was.Digest), Renamed{s.model, key})
+	said := append(s.runs(v, r.Was.Digest), Renamed{s.model, key, r.Metadata})
 	return append(said, s.turn(completed, now)...)
 }
 
@@ -222,7 +222,8 @@ func (s *slot) point(v *held, layout *Layout, segment Segment, now time.Duration
 	for _, older := range s.holds.all(arriving, staged) {
 		s.holds.move(older, newer)
 	}
-	v.segment, v.version = segment, &Version{Model: s.model, Key: v.Key, Layout: layout, Shared: true, segment: segment}
+	v.segment, v.version = segment, &Version{Model: s.model, Key: v.Key, Layout: layout, Shared: true, segment: segment,
+		Metadata: v.announce.Metadata}
 	if v.announce.Hash { // S7
 		v.version.hash = v.announce.ChunkBytes
 	}
@@ -418,7 +419,7 @@ func (s *slot) arrived(v *held, now time.Duration) []Effect {
 	together := v.announce.Commit == "together" // W14
 	v.version = &Version{Model: s.model, Key: v.Key, Layout: v.transfer.Layout, Digest: v.transfer.Digest,
 		Shared: v.shared, Patch: v.transfer.by(), data: v.buffer, took: v.transfer.took,
-		sayStaged: together || v.announce.Acknowledge == "staged"}
+		sayStaged: together || v.announce.Acknowledge == "staged", Metadata: v.announce.Metadata}
 	s.holds.move(s.holds.at(staged), newer)
 	s.holds.move(v, whole)
 	effects := s.sayStaged(v)

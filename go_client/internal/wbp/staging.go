@@ -40,6 +40,8 @@ type Version struct {
 	Shared bool     // it came on the shared road, straight or by a buffer
 	Patch  *PatchID // by which it came; nil: as it is
 
+	Metadata map[string]string // what its publisher says of it; nobody writes to it
+
 	data      []byte
 	segment   Segment
 	took      time.Duration // decoding the patch
