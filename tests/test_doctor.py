@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from weightbus import Publisher, PublishError, Subscriber, Timing
+from weightbus.bus.net import endpoints
 from weightbus.bus.trust.keys import generate
 from weightbus.codecs import native
 from weightbus.python_client.observing import host, reaching
@@ -142,7 +143,7 @@ def test_a_crowded_publisher_is_found_however_soon_it_hangs_up(
     def reset(_address: str, _timeout: float) -> socket.socket:
         raise ConnectionResetError("Connection reset by peer")
 
-    monkeypatch.setattr(reaching.endpoints, "dial", reset)
+    monkeypatch.setattr(endpoints, "dial", reset)
     monkeypatch.setattr(reaching, "used_by", lambda _pid: (250, 256))  # pyright: ignore
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

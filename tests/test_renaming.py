@@ -62,8 +62,8 @@ def test_what_names_become() -> None:
         (str.upper, ["M.A", "M.B.C", "N"]),
     ):
         assert [*asked(given).of(names).values()] == became, given
-    for nothing in (None, {}):
-        assert renaming_of(nothing) is None
+    assert renaming_of(None) is None
+    assert renaming_of({}) is None
     assert asked({"": "module."}).of([]) == {}
 
 

@@ -48,4 +48,4 @@ def _pattern(begin: int) -> NDArray[np.uint8]:
 @cache
 def expected(model: str, serial: int, kind: Kind) -> Bytes:
     """Return what workers must find in it."""
-    return Bytes.of(weights(model, serial, kind), CHUNK_BYTES)
+    return Bytes.of(weights(model, serial, kind), CHUNK_BYTES, {})
