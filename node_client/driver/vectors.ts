@@ -64,6 +64,7 @@ const LEFT_OUT: ReadonlyMap<string, string> = new Map([
   ["keep", "false"],
   ["patches", "[]"],
   ["patch", "null"],
+  ["metadata", "{}"],
 ]);
 const SEGMENTS = "Node has no flock, so this client never takes the shared road";
 
@@ -96,6 +97,7 @@ export function* vectors(folder: string): Generator<Row> {
   yield* rows(folder, "sealing.json", "messages", published);
   yield* rows(folder, "sealing.json", "headers", (c) => message(folder, c));
   yield* rows(folder, "patching.json", "headers", (c) => message(folder, c));
+  yield* rows(folder, "metadata.json", "messages", (c) => message(folder, c));
 }
 
 function* rows(
@@ -185,7 +187,7 @@ function sequence(folder: string, c: Case): Row {
 function layout(bytes: Uint8Array): Row {
   return tried(() => {
     const { id, nbytes, tensors, aliases, metadata } = Layout.parse(bytes);
-    return { ok: { id, nbytes, tensors, ...plain({ aliases, metadata }) } };
+    return { ok: { id, nbytes, tensors, aliases: written(aliases), metadata: written(metadata) } };
   });
 }
 

@@ -60,7 +60,8 @@ export async function worker(address: string, options: Options): Promise<void> {
   for await (const update of worker) {
     const { model, epoch, version, digest } = update;
     const tensors = options.tensors ? { tensors: checksums(update) } : {};
-    const row = { event: "applied", model, epoch, version, digest, ...tensors };
+    const metadata = Object.fromEntries(update.metadata);
+    const row = { event: "applied", model, epoch, version, digest, metadata, ...tensors };
     if (!options.loopDelay) say(row);
     else void longest(delays).then((delay_ms) => say({ ...row, delay_ms })); // the next may be here
   }
@@ -82,7 +83,7 @@ function say(row: object): void {
 }
 
 /** Return the CRC-32C of every tensor's memory, each once: an alias has the memory of another. */
-function checksums({ tensors, metadata }: Update): Record<string, number> {
-  const rows = [...tensors].filter(([name]) => !tensors.has(metadata.get(name) ?? ""));
+function checksums({ tensors, aliases }: Update): Record<string, number> {
+  const rows = [...tensors].filter(([name]) => !aliases.has(name));
   return Object.fromEntries(rows.map(([name, tensor]) => [name, crc32c(bytesOf(tensor))]));
 }

@@ -33,7 +33,9 @@ export interface Update {
   readonly encoding: string;
   /** By name, aliases included: the registered memory, or the snapshot. */
   readonly tensors: ReadonlyMap<string, Tensor>;
-  /** The texts that were published with it. */
+  /** The other names of tied tensors, each with that under which it was published. */
+  readonly aliases: ReadonlyMap<string, string>;
+  /** What the publisher says of it, as text by name: a step, a reward. */
   readonly metadata: ReadonlyMap<string, string>;
 }
 
@@ -190,9 +192,10 @@ export class Applier {
 }
 
 function told(staged: StagedVersion, tensors: Update["tensors"]): Update {
-  const { model, epoch, version, digest, layout, patch } = staged;
+  const { model, epoch, version, digest, layout, patch, metadata } = staged;
   const encoding = patch?.encoding ?? "raw";
-  return { model, epoch, version, digest, encoding, tensors, metadata: layout.metadata };
+  const { aliases } = layout;
+  return { model, epoch, version, digest, encoding, tensors, aliases, metadata: new Map(metadata) };
 }
 
 /** Return what somebody threw in words, whatever it is. */

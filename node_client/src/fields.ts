@@ -11,6 +11,8 @@ import {
   HEADER_BYTES_MAX,
   INTEGER_MAX,
   LABEL_MAX,
+  METADATA_MAX,
+  METADATA_NAME_MAX,
   MODELS_MAX,
   PATCHES_MAX,
   TEXT_MAX,
@@ -115,17 +117,21 @@ export const sealed: Field<Uint8Array> = {
 };
 
 /** An object whose keys are names, as a map: a name may be `__proto__`. */
-export function byName<T>(field: Field<T>): Field<ReadonlyMap<string, T>> {
+export function byName<T>(
+  field: Field<T>,
+  key: Field<string> = name,
+  most = MODELS_MAX,
+): Field<ReadonlyMap<string, T>> {
   return {
-    must: `an object of at most ${MODELS_MAX} names, each with ${field.must}`,
+    must: `an object of at most ${most} names, each with ${field.must}`,
     read: (v) => {
       const entries = isObject(v) ? Object.entries(v) : null;
-      if (entries === null || entries.length > MODELS_MAX) return undefined;
+      if (entries === null || entries.length > most) return undefined;
       const values = new Map<string, T>();
-      for (const [key, value] of entries) {
-        const read = isName(key) ? field.read(value) : undefined;
+      for (const [named, value] of entries) {
+        const read = key.read(named) === undefined ? undefined : field.read(value);
         if (read === undefined) return undefined;
-        values.set(key, read);
+        values.set(named, read);
       }
       return values;
     },
@@ -165,6 +171,8 @@ export const count = integer(0);
 export const positive = integer(1);
 export const reason = text(TEXT_MAX);
 export const label = text(LABEL_MAX);
+/** What is said of a version: text by name. */
+export const metadata = byName(reason, text(METADATA_NAME_MAX), METADATA_MAX);
 export const digestOrEmpty = matching("64 hex digits or empty", /^([0-9a-f]{64})?$/);
 export const shared = object({ path: reason, token: hex32 });
 export const running = object({ epoch: count, version: positive, digest: digestOrEmpty });

@@ -7,6 +7,9 @@
 export const INTEGER_MAX = Number.MAX_SAFE_INTEGER; // 2^53 - 1
 export const HEADER_BYTES_MAX = 65_536;
 export const TEXT_MAX = 4096; // code points of a reason, an address, a path
+/** Of what is said of one version: entries, and characters of a name. */
+export const METADATA_MAX = 32;
+export const METADATA_NAME_MAX = 128;
 export const LABEL_MAX = 256; // code points of a client's description or a host
 export const FEATURES_MAX = 64;
 export const MODELS_MAX = 64;

@@ -24,6 +24,7 @@ const TICKET = /^ticket\.([0-9a-f]{32})$/; // the feature that brings one
 const OF_VERSION = { model: f.name, epoch: f.count, version: f.positive };
 const WITH_DIGEST = { ...OF_VERSION, digest: f.hex64 };
 const BY_PATCH = { patch: f.optional(f.nullable(f.patchId), () => null) };
+const METADATA = { metadata: f.optional(f.metadata, () => new Map<string, string>()) };
 const off = () => false;
 const zero = () => 0;
 const empty = () => "";
@@ -60,6 +61,7 @@ const FROM_PUBLISHER = {
     whole: f.optional(f.nullable(f.whole), nothing),
     keep: f.optional(f.boolean, off),
     patches: f.optional(f.patches, () => []),
+    ...METADATA,
   },
   chunk: {
     ...OF_VERSION,
@@ -78,7 +80,7 @@ const FROM_PUBLISHER = {
   end: { ...WITH_DIGEST, ...BY_PATCH },
   commit: WITH_DIGEST,
   abort: { ...OF_VERSION, text: f.optional(f.reason, empty) },
-  rename: { ...OF_VERSION, was: f.running },
+  rename: { ...OF_VERSION, was: f.running, ...METADATA },
   beacon: { ...OF_VERSION, version: f.count },
   refuse: {
     code: f.name,

@@ -318,7 +318,17 @@ export class Slot {
     const together = announce.commit === "together"; // W14
     const sayStaged = together || announce.acknowledge === "staged";
     const { patch, decodeUs } = transfer;
-    const said = { model: this.model, epoch, version, digest, sayStaged, patch, decodeUs };
+    const { metadata } = announce;
+    const said = {
+      model: this.model,
+      epoch,
+      version,
+      digest,
+      sayStaged,
+      patch,
+      decodeUs,
+      metadata,
+    };
     this.holds.move(this.holds.at("staged"), "newer");
     held.staged = { ...said, layout, data: held.buffer as Uint8Array };
     this.holds.move(held, "whole");

@@ -21,7 +21,15 @@ function layout(rows: Rows, metadata?: object): Layout {
 
 function staged(of: Layout, data = bytesOf(of.nbytes, 3)) {
   const key = { model: "m", epoch: 1, version: 1, digest: "" };
-  return { ...key, layout: of, data, sayStaged: false, patch: null, decodeUs: 0 };
+  return {
+    ...key,
+    layout: of,
+    data,
+    sayStaged: false,
+    patch: null,
+    decodeUs: 0,
+    metadata: new Map(),
+  };
 }
 
 /** Write all of a version, and return what a user sees of it. */

@@ -105,7 +105,7 @@ LANGUAGES = (
         "TypeScript",
         "node_client",
         ("make", "node", "npm"),
-        dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_CHECKING | NO_METADATA,
+        dict.fromkeys(SHARED_ROAD, NO_FLOCK) | NO_MAPPING | NO_CHECKING,
     ),
     Language(
         "rust",
