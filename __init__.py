@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .bus.limits import Timing
     from .bus.trust.keys import PublisherKeys, WorkerKeys
     from .codecs.errors import LayoutError, StateError, WeightBusError
+    from .python_client.file_target import FileTarget
     from .python_client.loading import UnchangedError
     from .python_client.observing.access import Http
     from .python_client.publisher import Publisher
@@ -43,6 +44,7 @@ __all__ = [
     "ApplyError",
     "ClosedError",
     "DeadlineError",
+    "FileTarget",
     "Http",
     "KeysError",
     "LayoutError",
@@ -71,6 +73,7 @@ _HOMES = {
     "ApplyError": "bus.errors",
     "ClosedError": "bus.errors",
     "DeadlineError": "bus.errors",
+    "FileTarget": "python_client.file_target",
     "Http": "python_client.observing.access",
     "KeysError": "bus.errors",
     "LayoutError": "codecs.errors",

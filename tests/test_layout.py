@@ -82,6 +82,7 @@ FACE = [
     "ApplyError",
     "ClosedError",
     "DeadlineError",
+    "FileTarget",
     "Http",
     "KeysError",
     "LayoutError",
