@@ -78,6 +78,11 @@ class Running:
         return self._update.version if self._update is not None else 0
 
     @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the publisher says of it, as text by name; empty if no version runs yet."""
+        return self._update.metadata if self._update is not None else {}
+
+    @property
     def _update(self) -> Update | None:
         if self.model is None:
             raise ValueError("several models are read here: say which, reading(model=...)")

@@ -48,12 +48,16 @@ def test_a_worker_and_the_receipt_have_it(shared: bool, size: int) -> None:
         ).start() as worker,
     ):
         publisher.wait_for_workers(1, SECONDS)
+        with worker.reading() as running:
+            assert running.metadata == {}, "nothing runs yet"
         for number, said in enumerate((SAID, LARGEST, {}, OTHER)):
             receipt = publisher.publish("m", arrays(number, size), metadata=said, timeout=SECONDS)
             assert receipt.metadata == said
             update = worker.update("m")
             assert update is not None
             assert update.metadata == said
+            with worker.reading() as running:
+                assert (running.version, running.metadata) == (receipt.version, said)
         receipt = publisher.publish("m", arrays(9, size), timeout=SECONDS)
         assert receipt.metadata == {}, "what was said of another version"
         with Subscriber(publisher.address, {"m": arrays(size=size)}, name="late") as late:
