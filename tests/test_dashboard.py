@@ -1,6 +1,8 @@
 """The page: what it is fed, and who may look at it."""
 
+import base64
 import contextlib
+import hashlib
 import http.client
 import json
 import re
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from weightbus import AddressError, Http, Publisher, Subscriber, Timing
+from weightbus import AddressError, Http, Publisher, PublishError, Subscriber, Timing
 from weightbus.python_client.observing import dashboard
 from weightbus.python_client.observing.access import is_loopback
 from weightbus.python_client.observing.web import STOP_SECONDS
@@ -53,15 +55,27 @@ def code(url: str, path: str = "/", **headers: str) -> int:
     return answer.status
 
 
+def told(answer: http.client.HTTPResponse, wanted: str = "message") -> dict[str, Any]:
+    """Return the next event of a kind that a stream tells."""
+    kind = "message"
+    while line := answer.readline():
+        word, _, text = line.decode().rstrip("\n").partition(": ")
+        if word == "event":
+            kind = text
+        elif word == "data" and kind == wanted:
+            found: dict[str, Any] = json.loads(text)
+            return found
+        elif not word:
+            kind = "message"
+    raise AssertionError("the stream has ended")
+
+
 def test_a_change_is_streamed_and_agrees_with_the_receipt(publisher: Publisher) -> None:
     answer, connection = get(publisher.shown.dashboard, "/events")
     assert answer.getheader("Content-Type") == "text/event-stream"
 
     def state() -> dict[str, Any]:
-        while not (line := answer.readline()).startswith(b"data: "):
-            assert line, "the stream has ended"
-        found: dict[str, Any] = json.loads(line[6:])
-        return found
+        return told(answer)
 
     assert state()["workers"] == []
     with Subscriber(publisher.address, {"m": arrays()}, name="w") as subscriber:
@@ -69,13 +83,13 @@ def test_a_change_is_streamed_and_agrees_with_the_receipt(publisher: Publisher) 
         publisher.wait_for_workers(1, SECONDS)
         said = {"step": "12", "a\x1b[2J": "\u202ex"}
         receipt = publisher.publish("m", arrays(), metadata=said)
-        while not (told := state())["models"] or told["workers"][0]["verdict"] != "current":
+        while not (now := state())["models"] or now["workers"][0]["verdict"] != "current":
             pass
-        assert (told["epoch"], told["models"][0]["version"]) == (receipt.epoch, receipt.version)
+        assert (now["epoch"], now["models"][0]["version"]) == (receipt.epoch, receipt.version)
         shown = {"step": "12", "a\\x1b[2J": "\\u202ex"}
-        assert told["models"][0]["metadata"] == shown
-        assert (told["workers"][0]["worker"], told["workers"][0]["version"]) == ("w", 1)
-        assert told["events"][0]["text"] == "worker w joined"
+        assert now["models"][0]["metadata"] == shown
+        assert (now["workers"][0]["worker"], now["workers"][0]["version"]) == ("w", 1)
+        assert now["events"][0]["text"] == "worker w joined"
     publisher.close()
     with contextlib.suppress(http.client.IncompleteRead):  # the stream ends with its publisher
         answer.read()
@@ -90,25 +104,71 @@ def test_whoever_comes_later_is_told_how_long_ago_it_is_by_then(
     url = publisher.shown.dashboard
     publisher.publish("m", arrays(), wait="none")
 
-    def age(path: str) -> float:
+    def models(path: str) -> list[dict[str, Any]]:
         answer, connection = get(url, path)
-        line = answer.readline()
-        connection.close()
+        state = told(answer) if path == "/events" else json.loads(answer.read())
         answer.close()
-        found: float = json.loads(line.removeprefix(b"data: "))["models"][0]["age_s"]
+        connection.close()
+        found: list[dict[str, Any]] = state["models"]
         return found
 
+    def age(path: str) -> float:
+        found: float = models(path)[0]["age_s"]
+        return found
+
+    wait_for(lambda: models("/state"), "it is published", SECONDS)
     answer, connection = get(url, "/events")
-    told = [answer.readline()]
-    assert told[0].startswith(b"data: ")
+    told(answer)
     begun = age("/state")
     wait_for(lambda: age("/state") > begun + 0.3, "time goes by", SECONDS)
     assert age("/events") > begun + 0.3
-    while len(told) < 6:
-        told.append(answer.readline())
-    assert {*told[1:]} == {b"\n", b": still here\n"}
+    lines = [answer.readline() for _ in range(8)]
+    assert b": still here\n" in lines
+    assert not [line for line in lines if line.startswith(b'data: {"epoch"')]
     answer.close()
     connection.close()
+
+
+def test_what_was_before_is_told_to_whoever_opens_the_page_afterwards(publisher: Publisher) -> None:
+    """Publishes, the lag of who was behind, and what fell short: nobody had looked on by then."""
+    url = publisher.shown.dashboard
+    with Subscriber(publisher.address, {"m": arrays()}, name="well") as well:
+        well.start()
+        publisher.wait_for_workers(1, SECONDS)
+        for _ in range(3):
+            publisher.publish("m", arrays(), timeout=SECONDS)
+        with pytest.raises(PublishError) as short:
+            publisher.publish("m", arrays(), expect=2, timeout=0.2)
+        with Subscriber(publisher.address, {"m": arrays()}, name="idle"):
+            publisher.wait_for_workers(2, SECONDS)
+            publisher.publish("m", arrays(), require=1, timeout=SECONDS)
+
+            def most() -> dict[str, Any]:
+                """Return of each number the largest that there was in a moment."""
+                answer, connection = get(url, "/history")
+                told = json.loads(answer.read())
+                connection.close()
+                columns = zip(*told["models"].get("m", [[""] * 11]), strict=True)
+                found = dict(zip(told["fields"], map(max, columns), strict=True))
+                counts = (m[told["fields"].index("publishes")] for m in told["models"].get("m", []))
+                return {**found, "all": sum(counts)}
+
+            wait_for(lambda: most()["who"] == "idle", "somebody is seen to be behind", SECONDS)
+        found = most()
+        assert (found["all"], found["version"], found["short"]) == (5, 5, 1)
+        assert found["late"] >= 1
+        assert found["lag"] == 5
+        assert 0 < found["applied_s"] < SECONDS
+        for path in ("/events", "/events"):  # the page is opened, and loaded again
+            answer, connection = get(url, path)
+            history, state = told(answer, "history"), told(answer)
+            answer.close()
+            connection.close()
+            assert history["since"] == -1
+            assert sum(m[history["fields"].index("publishes")] for m in history["models"]["m"]) == 5
+            (trouble,) = [t for t in state["troubles"] if "fell short" in t["text"]]
+            assert trouble["text"] == "1 publish of m fell short in the last 15 minutes"
+            assert str(short.value).splitlines()[0][:60] in trouble["advice"]
 
 
 def test_a_publisher_does_not_wait_for_those_who_look_on(publisher: Publisher) -> None:
@@ -127,8 +187,14 @@ def test_the_page_asks_nobody_else_for_anything(publisher: Publisher) -> None:
     connection.close()
     policy = answer.getheader("Content-Security-Policy") or ""
     assert "default-src 'none'" in policy
-    assert "unsafe-inline'; connect-src 'self'" in policy
-    assert "unsafe" not in policy.split("style-src")[0]
+    assert "connect-src 'self'" in policy
+    assert "unsafe" not in policy
+    for tag in ("script", "style"):
+        (own,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy, "what is in the page, and nothing else"
+        assert len(own) > 1000
+    assert " style=" not in page, "the policy would not have it"
     links = re.findall(r"https?://[^\"' ]+", page)
     assert set(links) == {"http://www.w3.org/2000/svg"}
     assert "innerHTML" not in page

@@ -210,9 +210,10 @@ def found_of(standing: Any, text: str) -> verify.Found:
 
 
 def page_of(view: View, now: float) -> bytes:
-    from weightbus.python_client.observing import dashboard
+    from weightbus.python_client.observing import dashboard, diagnosis
 
-    return dashboard.json_of(view, now)
+    standings = view.standings(now)
+    return dashboard.json_of(view, standings, diagnosis.troubles(view, standings, now), now)
 
 
 def metrics_of(view: View) -> list[str]:
@@ -229,7 +230,8 @@ def metrics_of(view: View) -> list[str]:
 def test_the_page_takes_words_as_text_only() -> None:
     from importlib.resources import files
 
-    page = files("weightbus").joinpath("python_client/observing/page.html").read_text()
+    folder = files("weightbus").joinpath("python_client/observing")
+    page = "".join(folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "js"))
     assert "textContent" in page
     for way in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval("):
         assert way not in page

@@ -4,24 +4,41 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-import re
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from importlib.resources import files
 
 import msgspec
 from aiohttp import web
 
+from ...bus.errors import PublishError
 from ...bus.observed import Observe
+from ...bus.receipt import Receipt
 from ...codecs.errors import WeightBusError
 from ...codecs.words import printable
-from .view import View
+from .diagnosis import Trouble, troubles
+from .history import MOMENT_SECONDS, MOMENTS_MAX, History, Moment
+from .view import Standing, View
 from .web import HEADERS, STOPPING
 
 LOOK_SECONDS = 0.5  # between two looks at what has changed
 STILL_SECONDS = 5.0  # after which a stream on which nothing changes says that it is there
 STREAMS_MAX = 32  # browsers at once: each costs memory, and a message for each change
+KEEP_SECONDS = MOMENT_SECONDS / 2  # between two looks for the history, whether anybody looks or not
+KEEP_SHARE = 0.02  # of a core that these may take at most
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """How things stand, as the page is told it; `number` counts up with each that differs."""
+
+    number: int = 0
+    asked: Observe = field(default_factory=Observe)
+    troubles: tuple[Trouble, ...] = ()
+    state: bytes = b""
+    made_at: float = float("-inf")
 
 
 class Dashboard:
@@ -34,28 +51,30 @@ class Dashboard:
     def __init__(self, refresh: Callable[[], View]) -> None:
         self._refresh, self._lock = refresh, asyncio.Lock()
         self._view, self._looked_at = View(), float("-inf")
-        self._state, self._asked, self._made_at = b"", Observe(), float("-inf")
+        self._history, self._kept_at = History(), float("-inf")
+        self._picture = _Picture()
         self._streams = 0
-        self._page = files(__package__ or "").joinpath("page.html").read_bytes()
+        folder = files(__package__ or "")
+        self._page, self._policy = page_of(
+            *(folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+        )
 
     async def page(self, _request: web.Request) -> web.StreamResponse:
         """Answer with the page: one file that asks for nothing but the stream."""
-        script = re.search(rb"<script>(.*?)</script>", self._page, re.DOTALL)
-        assert script is not None  # noqa: S101 - it is our own
-        digest = base64.b64encode(hashlib.sha256(script[1]).digest()).decode()
-        policy = (
-            f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
-            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        )
-        headers = {**HEADERS, "Content-Security-Policy": policy}
+        headers = {**HEADERS, "Content-Security-Policy": self._policy}
         return web.Response(
             body=self._page, content_type="text/html", charset="utf-8", headers=headers
         )
 
     async def state(self, _request: web.Request) -> web.StreamResponse:
         """Answer with how things stand, once, for programs."""
-        _, state = await self._current(anew=True)
-        return web.Response(body=state, content_type="application/json", headers=HEADERS)
+        picture = await self._current(anew=True)
+        return web.Response(body=picture.state, content_type="application/json", headers=HEADERS)
+
+    async def history(self, _request: web.Request) -> web.StreamResponse:
+        """Answer with what there was in the last minutes, once, for programs."""
+        _, told = history_of(self._history, -1, time.monotonic())
+        return web.Response(body=told, content_type="application/json", headers=HEADERS)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Tell a browser how things stand, whenever that has changed."""
@@ -74,37 +93,115 @@ class Dashboard:
             self._streams -= 1
         return response
 
+    def count(self, done: "Future[Receipt]") -> None:
+        """A call of publish is over."""
+        error = None if done.cancelled() else done.exception()
+        if done.cancelled() or not (error is None or isinstance(error, PublishError)):
+            return
+        receipt = done.result() if error is None else error.receipt
+        self._history.published(receipt, str(error or ""), time.monotonic())
+
+    async def watch(self, stopping: asyncio.Event) -> None:
+        """Keep the history, whether anybody looks on or not, until there is no publisher."""
+        with contextlib.suppress(WeightBusError):  # it is closed
+            while not stopping.is_set():
+                begun = time.monotonic()
+                async with self._lock:
+                    await asyncio.to_thread(self._keep)
+                pause = max(KEEP_SECONDS, (time.monotonic() - begun) / KEEP_SHARE)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), pause)
+
     async def _stream(self, response: web.StreamResponse, stopping: asyncio.Event) -> None:
-        told, told_at = None, 0.0
+        told, told_at, since = -1, 0.0, -1
         while not stopping.is_set():
-            asked, state = await self._current(anew=told is None)
+            picture = await self._current(anew=told < 0)
             now = time.monotonic()
-            if asked != told:
-                await response.write(b"data: " + state + b"\n\n")
-                told, told_at = asked, now
+            if self._history.changes != since:  # first: the page then draws both at once
+                since, moments = history_of(self._history, since, now)
+                await response.write(b"event: history\ndata: " + moments + b"\n\n")
+                told_at = now
+            if picture.number != told:
+                await response.write(b"data: " + picture.state + b"\n\n")
+                told, told_at = picture.number, now
             elif now - told_at >= STILL_SECONDS:
                 await response.write(b": still here\n\n")
                 told_at = now
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), LOOK_SECONDS)
 
-    async def _current(self, *, anew: bool) -> tuple[Observe, bytes]:
-        """Return up to where is known how things stand, and how.
+    async def _current(self, *, anew: bool) -> _Picture:
+        """Return how things stand.
 
         All who look on within a while share one look. In it are ages, which those who saw it come
         go on counting by themselves; `anew`: for whoever did not, they are those of now.
         """
         async with self._lock:
-            if time.monotonic() - self._looked_at >= LOOK_SECONDS / 2:
-                self._view = await asyncio.to_thread(self._refresh)
-                self._looked_at = time.monotonic()
-            asked, now = self._view.question(), time.monotonic()
-            if asked != self._asked or (anew and now - self._made_at >= LOOK_SECONDS / 2):
-                self._asked, self._made_at, self._state = asked, now, json_of(self._view, now)
-            return asked, self._state
+            return await asyncio.to_thread(self._draw, anew=anew)
+
+    def _look(self) -> float:
+        """Bring the view up to date, unless that was done a moment ago; return the time."""
+        if time.monotonic() - self._looked_at >= LOOK_SECONDS / 2:
+            self._view = self._refresh()
+            self._looked_at = time.monotonic()
+        return time.monotonic()
+
+    def _keep(self) -> list[Standing]:
+        """Take note of how everybody stands, and return that."""
+        now = self._kept_at = self._look()
+        standings = self._view.standings(now)
+        self._history.looked(self._view, standings, now)
+        return standings
+
+    def _draw(self, *, anew: bool) -> _Picture:
+        """Return how things stand, with another number if that differs from what was told."""
+        now, before = self._look(), self._picture
+        old = anew and now - before.made_at >= LOOK_SECONDS / 2
+        due = now - self._kept_at >= KEEP_SECONDS / 2
+        asked = self._view.question()
+        if not (old or due or asked != before.asked):
+            return before
+        standings = self._keep() if due else self._view.standings(now)
+        found = (*troubles(self._view, standings, now), *_shortfalls(self._history, now))
+        differs = (asked, found) != (before.asked, before.troubles)
+        if differs or old:
+            state = json_of(self._view, standings, found, now)
+            self._picture = _Picture(before.number + differs, asked, found, state, now)
+        return self._picture
 
 
-def json_of(view: View, now: float) -> bytes:
+def page_of(page: str, style: str, script: str) -> tuple[bytes, str]:
+    """Return the page in one piece, and the policy by which nothing runs but what is in it."""
+    whole = page.replace("/* page.css */", style).replace("/* page.js */", script)
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return whole.encode(), policy
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _shortfalls(history: History, now: float) -> list[Trouble]:
+    """Return what publishes of the last minutes fell short of."""
+    minutes = MOMENTS_MAX * MOMENT_SECONDS / 60
+    return [
+        Trouble(
+            "note",
+            f"{count} {'publish' if count == 1 else 'publishes'} of {last.model} fell short in "
+            f"the last {minutes:.0f} minutes",
+            f"the last one: {last.text}",
+            model=last.model,
+        )
+        for last, count in history.short(now)
+    ]
+
+
+def json_of(
+    view: View, standings: Sequence[Standing], found: Sequence[Trouble], now: float
+) -> bytes:
     """Return what the page shows, as it is told."""
     models = [
         {
@@ -121,6 +218,25 @@ def json_of(view: View, now: float) -> bytes:
         {"kind": e.kind, "worker": e.worker, "text": e.text, "age_s": now - at}
         for e, at in view.events
     ]
-    workers = [asdict(s) for s in view.standings(now)]
-    state = {"epoch": view.epoch, "models": models, "workers": workers, "events": events}
+    state = {
+        "epoch": view.epoch,
+        "troubles": found,
+        "models": models,
+        "workers": standings,
+        "events": events,
+    }
     return msgspec.json.encode(state)
+
+
+def history_of(history: History, since: int, now: float) -> tuple[int, bytes]:
+    """Return what has changed of the history since then, as the page is told it."""
+    changes, models = history.moments(since, now)
+    told = {
+        "since": since,  # -1: this is all of it
+        "now": now / MOMENT_SECONDS,
+        "moment_s": MOMENT_SECONDS,
+        "moments": MOMENTS_MAX,
+        "fields": Moment.__struct_fields__,
+        "models": models,
+    }
+    return changes, msgspec.json.encode(told)

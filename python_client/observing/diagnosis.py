@@ -1,13 +1,18 @@
 """What a roster says of a bus: who cannot take versions, and what to do about it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from ...bus.units import span
 from .findings import Finding, State
 from .view import Standing, View
 
 CLOCK_SECONDS = 2.0  # by which clocks may differ: epochs order publishers that start later
 EVENTS_SECONDS = 60.0  # for which a refusal is news
 WORKERS_TOLD = 20  # of a kind one by one: as many as a person reads
+TROUBLES_TOLD = 8  # before one looks at workers at all
+NAMED = 3  # workers of one trouble, by name
+BEHIND_SECONDS = 5.0  # for which to be behind is nothing but being at it
 
 BY_CODE = {
     "layout-mismatch": (
@@ -49,6 +54,89 @@ def diagnose(view: View, now: float, ahead: float | None) -> Iterator[Finding]:
             yield Finding("refused", "problem", event.text, "its own log says the same")
 
 
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that is wrong, in a line, with all those whom it is wrong with.
+
+    Attributes:
+        state: `problem`, or `note`: it may pass by itself.
+        text: What, and who: without ages, so that it changes only if something has.
+        advice: What to do; empty where nothing is to be done.
+        verdict, model: Which rows show it; empty: all, or none.
+    """
+
+    state: State
+    text: str
+    advice: str = ""
+    verdict: str = ""
+    model: str = ""
+
+
+def troubles(view: View, standings: Sequence[Standing], now: float) -> list[Trouble]:
+    """Return what is wrong, the worst first: what whoever looks at a bus has to see first.
+
+    Args:
+        view: What the publisher has told.
+        standings: How everybody stands now, the worst first.
+        now: The time.
+    """
+    found = [_trouble(group) for group in _groups(standings)]
+    refused = {e.text for e, at in view.events if e.kind == "refused" and now - at < EVENTS_SECONDS}
+    found += (Trouble("problem", text, "its own log says the same") for text in sorted(refused))
+    if not standings:
+        found.append(Trouble("note", "no worker is there", "start one: weightbus subscribe"))
+    else:
+        taken = {s.model for s in standings}
+        found += (
+            Trouble("note", f"no worker takes {name}", "is that what workers call it?")
+            for name in view.models(now)
+            if name not in taken
+        )
+    if len(found) > TROUBLES_TOLD:
+        more = len(found) - TROUBLES_TOLD + 1
+        found[TROUBLES_TOLD - 1 :] = [Trouble("problem", f"and {more} more things are wrong")]
+    return found
+
+
+def _groups(standings: Sequence[Standing]) -> list[list[Standing]]:
+    """Return those whom the same is wrong with: lost ones are so with all of their models."""
+    groups: dict[tuple[str, str, str], list[Standing]] = {}
+    lost = set[str]()
+    for s in standings:
+        match s.verdict:
+            case "current":
+                continue
+            case "behind" if (s.lag_s or 0.0) < BEHIND_SECONDS:
+                continue
+            case "lost" if s.worker in lost:
+                continue
+            case "lost":
+                lost.add(s.worker)
+                key = s.verdict, "", ""
+            case _:
+                key = s.verdict, s.model, s.error.partition(":")[0]
+        groups.setdefault(key, []).append(s)
+    return [*groups.values()]
+
+
+def _trouble(group: Sequence[Standing]) -> Trouble:
+    first, advice = group[0], _of_worker(group[0]).advice
+    named = ", ".join(s.worker for s in group[:NAMED])
+    who = named if len(group) <= NAMED else f"{named} and {len(group) - NAMED:,} more"
+    are = "is" if len(group) == 1 else "are"
+    match first.verdict:
+        case "lost":
+            return Trouble("problem", f"{who} {are} lost", advice, "lost")
+        case "failed":
+            return Trouble("problem", f"{who} failed {first.model}: {first.error}", advice,
+                           "failed", first.model)  # fmt: skip
+        case verdict:
+            doing = first.phase.partition(",")[0].rpartition(" ")[0]
+            text = f"{who} {are} {verdict} with {first.model}" + (f", {doing}" if doing else "")
+            state: State = "problem" if verdict == "stuck" else "note"
+            return Trouble(state, text, advice, verdict, first.model)
+
+
 def _clock(ahead: float | None) -> Iterator[Finding]:
     if ahead is None:
         return
@@ -73,7 +161,7 @@ def _of_worker(s: Standing) -> Finding:
             return Finding("layout" if code.startswith("layout") else "worker", "problem",
                            f"{who}: {s.error}", BY_CODE.get(code, "its log says more"))  # fmt: skip
         case "lost":
-            text = f"{who}: nothing was heard of it for {s.silent_s:.0f} s"
+            text = f"{who}: nothing was heard of it for {span(s.silent_s)}"
             advice = "is its process there, and its host? Stopped ones come back with SIGCONT"
             return Finding("worker", "problem", text, advice)
         case "stuck" if s.phase.startswith("applying"):

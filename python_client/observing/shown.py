@@ -18,7 +18,7 @@ from .traces import on_publish
 from .view import View
 
 if TYPE_CHECKING:
-    from .web import Handler, HttpServer
+    from .web import Handler, HttpServer, Meanwhile
 
 
 class Shown:
@@ -34,7 +34,7 @@ class Shown:
         self._loop, self._machine = loop, machine
         self._servers: list[HttpServer] = []
         self._listener: Listener | None = None
-        self._count: Callable[[Future[Receipt]], None] | None = None
+        self._counts: list[Callable[[Future[Receipt]], None]] = []
         weakref.finalize(owner, self._stop).atexit = False
 
     def serve(
@@ -61,8 +61,8 @@ class Shown:
             ) from None
 
     def count(self, publish: "Future[Receipt]", started: float) -> "Future[Receipt]":
-        """Count a call of publish once it is over, for metrics and traces, and return it."""
-        for told in (self._count, on_publish(started)):
+        """Count a call of publish once it is over, for all that is shown, and return it."""
+        for told in (*self._counts, on_publish(started)):
             if told is not None:
                 publish.add_done_callback(told)
         return publish
@@ -79,18 +79,21 @@ class Shown:
         if self._listener is not None:
             self._listener.end()
 
-    def _serve(self, http: Http, pages: "Mapping[str, Handler]") -> str:
+    def _serve(
+        self, http: Http, pages: "Mapping[str, Handler]", meanwhile: "Meanwhile | None" = None
+    ) -> str:
         from .web import HttpServer
 
-        self._servers.append(HttpServer(http, pages))
+        self._servers.append(HttpServer(http, pages, meanwhile))
         return self._servers[-1].address
 
     def _serve_dashboard(self, http: Http) -> str:
         from .dashboard import Dashboard
 
         page = Dashboard(_Inside(self._loop).refresh)
+        self._counts.append(page.count)
         pages = {"/": page.page, "/state": page.state, "/events": page.events}
-        return self._serve(http, pages)
+        return self._serve(http, {**pages, "/history": page.history}, page.watch)
 
     def _serve_metrics(self, http: Http) -> str:
         from aiohttp import web
@@ -105,7 +108,8 @@ class Shown:
             return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
         address = self._serve(http, {"/metrics": page})
-        self._listener, self._count = Listener(metrics.event), metrics.count
+        self._listener = Listener(metrics.event)
+        self._counts.append(metrics.count)
         self._loop.listen(self._listener)
         return address + "metrics"
 

@@ -6,7 +6,7 @@ import hmac
 import os
 import selectors
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from http.cookies import CookieError, SimpleCookie
 
 from aiohttp import web
@@ -27,6 +27,7 @@ HEADERS = {
 }
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Meanwhile = Callable[[asyncio.Event], Coroutine[None, None, None]]
 
 
 class HttpServer:
@@ -35,6 +36,7 @@ class HttpServer:
     Args:
         http: Where, and to whom.
         pages: By path, what answers a GET.
+        meanwhile: Goes on beside them, until the event is set.
 
     Attributes:
         address: Where the first page is, as a browser takes it.
@@ -43,8 +45,10 @@ class HttpServer:
         AddressError: The address is in use.
     """
 
-    def __init__(self, http: Http, pages: Mapping[str, Handler]) -> None:
-        self._http = http
+    def __init__(
+        self, http: Http, pages: Mapping[str, Handler], meanwhile: Meanwhile | None = None
+    ) -> None:
+        self._http, self._meanwhile = http, meanwhile
         self._selector = selectors.DefaultSelector()
         self._loop = asyncio.SelectorEventLoop(self._selector)
         self._stop = asyncio.Event()
@@ -97,15 +101,21 @@ class HttpServer:
     async def _serve(self, application: web.Application) -> None:
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_SECONDS)
         await runner.setup()
+        meanwhile: asyncio.Task[None] | None = None
         try:
             await web.TCPSite(runner, self._http.host, self._http.port).start()
             host = f"[{self._http.host}]" if ":" in self._http.host else self._http.host
             self.address = f"http://{host}:{runner.addresses[0][1]}/"
+            if self._meanwhile is not None:
+                meanwhile = asyncio.create_task(self._meanwhile(self._stop))
             self._ready.set()
             await self._stop.wait()
         except OSError as error:
             self._error = error
         finally:
+            if meanwhile is not None:
+                meanwhile.cancel()
+                await asyncio.wait([meanwhile])
             await runner.cleanup()
 
     @web.middleware

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from weightbus import Publisher, Timing
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.operators.browser import Browser
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS, COLUMNS, LINES = 60.0, 150, 60
@@ -52,12 +53,12 @@ def weights(value: float) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.f
 
 
 @contextmanager
-def running() -> Generator[str]:
-    """Have a bus in which not all is well; give its address."""
+def running() -> Generator[tuple[str, str]]:
+    """Have a bus in which not all is well; give its address, and that of its page."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         timing = Timing(ping=0.2, lost_after=1.0)
-        publisher = stack.enter_context(Publisher(timing=timing))
+        publisher = stack.enter_context(Publisher(timing=timing, dashboard="127.0.0.1:0"))
 
         def start(*words: str) -> "subprocess.Popen[bytes]":
             process = subprocess.Popen([sys.executable, *words])  # noqa: S603
@@ -82,7 +83,7 @@ def running() -> Generator[str]:
             return publisher.workers()["rollout-1"].state == "lost"
 
         wait_for(lost, "the stopped one is lost", SECONDS)
-        yield address
+        yield address, publisher.shown.dashboard
 
 
 def shown(*words: str) -> str:
@@ -106,7 +107,11 @@ def shown(*words: str) -> str:
 
 def main(folder: Path) -> None:
     """Write the pictures."""
-    with running() as address:
+    with running() as (address, page), tempfile.TemporaryDirectory() as profile:
+        with Browser(Path(profile), 1300, 900) as browser:
+            browser.open(page)
+            wait_for(lambda: browser.shows("rollout-1 is lost"), "the page", SECONDS)
+            browser.picture(folder / "dashboard.png")
         for name, (command, *options) in COMMANDS.items():
             text = shown(command, address, *options)
             console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))  # noqa: SIM115

@@ -1,0 +1,157 @@
+"""The last quarter of an hour of a publisher: its publishes, and how far its workers were behind.
+
+It is kept where the publisher is, so that whoever opens the page afterwards sees it, too. Time is
+cut into moments of some seconds; of each there are a few numbers for each model, whatever the
+number of workers and of publishes.
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ...bus.receipt import Receipt
+from ...codecs.words import printable
+from .view import Standing, View
+
+MOMENT_SECONDS = 5.0
+MOMENTS_MAX = 180  # 15 minutes
+MODELS_MAX = 64  # a publisher has a few: 64 are some 2 MB; of more, those heard of last
+TEXT_MAX = 200  # characters of why a publish fell short
+
+
+class Moment(msgspec.Struct, array_like=True):
+    """Some seconds of a model, told as a list of these.
+
+    Attributes:
+        at: Which: the seconds since the clock began, over `MOMENT_SECONDS`.
+        version: The latest by then.
+        publishes: Calls of publish that ended.
+        short: How many of those achieved less than was required.
+        applied_s: Seconds from publishing to applied, of the slowest worker; 0: none applied.
+        late: How many workers were not up to date, at most at once; of these `bad` were lost or
+            stuck, or had failed.
+        lag: Versions that the worst of those that are there was behind, at most.
+        lag_s: Seconds since the first of these was published.
+        who: That worker.
+        changed: When it was changed last, in changes of the history.
+    """
+
+    at: int
+    version: int = 0
+    publishes: int = 0
+    short: int = 0
+    applied_s: float = 0.0
+    late: int = 0
+    bad: int = 0
+    lag: int = 0
+    lag_s: float = 0.0
+    who: str = ""
+    changed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """A publish that achieved less than was required: of which model, why, and when."""
+
+    model: str
+    text: str
+    at: float
+
+
+class History:
+    """What there was. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._models: OrderedDict[str, deque[Moment]] = OrderedDict()
+        self._short: dict[str, Shortfall] = {}
+        self._changes = 0
+
+    @property
+    def changes(self) -> int:
+        """How often it has changed."""
+        return self._changes
+
+    def published(self, receipt: Receipt, shortfall: str, now: float) -> None:
+        """A call of publish is over; `shortfall` says what it lacks, if it does."""
+        took = [w.seconds for w in receipt.workers.values() if w.state == "applied" and w.seconds]
+        with self._lock:
+            self._changes += 1
+            moment = self._moment(receipt.model, now)
+            moment.version = max(moment.version, receipt.version)
+            moment.publishes += 1
+            _applied(moment, took)
+            if shortfall:
+                moment.short += 1
+                text = printable(" ".join(shortfall.split()), TEXT_MAX)
+                self._short[receipt.model] = Shortfall(receipt.model, text, now)
+
+    def looked(self, view: View, standings: Sequence[Standing], now: float) -> None:
+        """Take note of how everybody stands now."""
+        by_model: dict[str, list[Standing]] = {}
+        for standing in standings:
+            by_model.setdefault(standing.model, []).append(standing)
+        with self._lock:
+            self._changes += 1
+            for name, (row, age) in view.models(now).items():
+                mine = by_model.get(name, [])
+                _note(self._moment(name, now), row.version, mine)
+                took = [s.took_s for s in mine if s.version == row.version and s.lag == 0]
+                then = self._models[name] if age is not None else ()
+                for moment in (m for m in then if m.at == number_of(now - (age or 0.0))):
+                    if _applied(moment, took):
+                        moment.changed = self._changes
+
+    def moments(self, since: int, now: float) -> tuple[int, dict[str, list[Moment]]]:
+        """Return how often it has changed, and what has since then, the oldest first."""
+        first = number_of(now) - MOMENTS_MAX + 1
+        with self._lock:
+            found = {
+                name: [msgspec.structs.replace(m) for m in there]
+                for name, moments in self._models.items()
+                if (there := [m for m in moments if m.changed > since and m.at >= first])
+            }
+            return self._changes, found
+
+    def short(self, now: float) -> list[tuple[Shortfall, int]]:
+        """Return the last publish of each model that fell short, and how many there were."""
+        _, told = self.moments(0, now)
+        counts = {name: sum(m.short for m in moments) for name, moments in told.items()}
+        with self._lock:
+            return [(self._short[name], count) for name, count in counts.items() if count]
+
+    def _moment(self, model: str, now: float) -> Moment:
+        """Return a model's moment of now, which is about to change."""
+        moments = self._models.setdefault(model, deque(maxlen=MOMENTS_MAX))
+        self._models.move_to_end(model)
+        while len(self._models) > MODELS_MAX:
+            gone, _ = self._models.popitem(last=False)
+            self._short.pop(gone, None)
+        if not moments or moments[-1].at < number_of(now):
+            moments.append(Moment(number_of(now), moments[-1].version if moments else 0))
+        moments[-1].changed = self._changes
+        return moments[-1]
+
+
+def number_of(now: float) -> int:
+    """Return which moment a time is in."""
+    return int(now // MOMENT_SECONDS)
+
+
+def _note(moment: Moment, version: int, standings: Sequence[Standing]) -> None:
+    late = [s for s in standings if s.verdict != "current"]
+    moment.version = max(moment.version, version)
+    moment.late = max(moment.late, len(late))
+    moment.bad = max(moment.bad, sum(s.verdict != "behind" for s in late))
+    worst = max((s for s in late if s.verdict != "lost"), key=lambda s: s.lag, default=None)
+    if worst is not None and worst.lag > moment.lag:
+        moment.lag, moment.lag_s, moment.who = worst.lag, worst.lag_s or 0.0, worst.worker
+
+
+def _applied(moment: Moment, took: Sequence[float]) -> bool:
+    """Take note of how long versions took to be applied; return whether that is news."""
+    before, moment.applied_s = moment.applied_s, max([moment.applied_s, *took])
+    return moment.applied_s > before
