@@ -37,7 +37,18 @@ class Command:
         )
 
     def line(self) -> dict[str, Any]:
-        """Wait for the next object that it writes."""
+        """Wait for the next object that it writes, but for what it tells of workers."""
+        while (found := self._line())["kind"] == "worker":
+            pass
+        return found
+
+    def event(self, kind: str) -> dict[str, Any]:
+        """Wait until it tells that this has become of a worker."""
+        while (found := self._line()).get("event") != kind:
+            pass
+        return found
+
+    def _line(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         text = self.process.stdout.readline()
         assert text, f"ended: {self.process.communicate(timeout=DEADLINE)[1]}"
@@ -207,6 +218,21 @@ def test_watch_waits_for_a_file_to_come(commands: Commands, tmp_path: Path) -> N
     out = tmp_path / "out.safetensors"
     assert commands.subscribe(address, out, "--once").end()[0] == 0
     assert np.array_equal(load_file(out)["layer.weight"], SMALL["layer.weight"])
+
+
+def test_watch_tells_of_workers_that_are_lost_and_of_others(
+    commands: Commands, small: Path, tmp_path: Path
+) -> None:
+    """While nothing is published, as well: nobody else would say so before the next version."""
+    publisher, address = commands.publish(small, "--watch")
+    worker = commands.subscribe(address, tmp_path / "a.safetensors", "--name", "a")
+    assert publisher.event("joined")["worker"] == "a"
+    assert worker.line()["version"] == 1
+    worker.process.kill()
+    assert publisher.event("lost")["worker"] == "a"
+    assert "a" in publisher.complaint("warning:")
+    assert commands.subscribe(address, tmp_path / "b.safetensors", "--name", "b").line()["version"]
+    assert publisher.event("joined")["worker"] == "b"
 
 
 # Not achieved.

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from weightbus import Receipt, WorkerReceipt
 from weightbus.bus.messages import Applied
 from weightbus.python_client.observing import history
 from weightbus.python_client.observing.diagnosis import TROUBLES_TOLD, troubles
@@ -12,6 +11,7 @@ from weightbus.python_client.observing.history import MOMENT_SECONDS, MOMENTS_MA
 from weightbus.python_client.observing.view import Standing, View
 from weightbus.tests.test_observing import Watched
 from weightbus.tests.test_publisher_machine import EPOCH, hello
+from weightbus.types import Receipt, WorkerReceipt
 
 STANDING = Standing(
     model="a", worker="w", verdict="current", epoch=1, version=1, newest=1, lag=0, lag_s=None,

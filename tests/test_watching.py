@@ -1,8 +1,10 @@
 """`weightbus top` and `weightbus status` show what is, and tell it to scripts by their codes."""
 
+import io
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -12,12 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from weightbus import Publisher, PublishError, Subscriber, Timing
 from weightbus.bus.allowance import Rate
 from weightbus.python_client.cli.screen import Screen, plain, visible
 from weightbus.python_client.cli.status import ROWS_SHOWN, show
-from weightbus.python_client.cli.top import SORTS, Choice
+from weightbus.python_client.cli.top import (
+    SORTS,
+    Choice,
+    _picture,  # pyright: ignore[reportPrivateUsage]
+)
+from weightbus.python_client.observing.observer import Observer
 from weightbus.python_client.observing.view import VERDICTS, Standing, Verdict
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.test_cli import result_of, run
@@ -92,6 +100,52 @@ def test_a_roster_that_cannot_be_read_in_time_is_not_said_to_be_of_nobody(
         once = run("top", publisher.address, "--once", "--timeout", 0.5)
         assert once.exit_code == 1
         assert "could not be read within 0.5 s" in once.stderr
+
+
+def test_what_is_wrong_is_said_first(publisher: Publisher) -> None:
+    """Before any row, in words and in units that fit."""
+    with (
+        Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as narrow,
+        Subscriber(publisher.address, {"m": arrays()}, name="good") as good,
+    ):
+        narrow.start()
+        good.start()
+        publisher.wait_for_workers(2, SECONDS)
+        publisher.publish("m", arrays(), require=1)
+
+        def failed() -> list[str]:
+            lines = run("top", publisher.address, "--once").stdout.splitlines()
+            return lines if "narrow failed" in lines[0] else []
+
+        lines = wait_for(failed, "it has failed", SECONDS)
+        assert lines[0] == "narrow failed m: layout-mismatch: w: shape [10] published, [3] here"
+        assert lines[1].startswith("2 workers: 1 failed, 1 current")
+        (row,) = [line for line in lines[2:] if line.startswith("good")]
+        assert re.search(r"applied in [\d.]+ (µs|ms|s)", row)
+        assert "0.0 s" not in "".join(lines)
+        told = result_of(run("top", publisher.address, "--once", "--json"))["troubles"]
+        assert [(t["verdict"], t["model"], t["state"]) for t in told] == [
+            ("failed", "m", "problem")
+        ]
+        first = run("status", publisher.address).stdout.splitlines()[0]
+        assert first == "narrow failed m"
+
+
+def test_the_live_picture_says_first_what_is_wrong(publisher: Publisher) -> None:
+    with Subscriber(publisher.address, {"m": arrays(3)}, name="narrow") as narrow:
+        narrow.start()
+        publisher.wait_for_workers(1, SECONDS)
+        with pytest.raises(PublishError):
+            publisher.publish("m", arrays())
+        with Observer(publisher.address) as observer:
+            assert observer.look(SECONDS)
+            out = io.StringIO()
+            console = Console(file=out, width=60, height=20)
+            console.print(_picture(observer, publisher.address, Choice(), 14))
+    lines = out.getvalue().splitlines()
+    (wrong,) = [n for n, line in enumerate(lines) if line.startswith("narrow failed m: ")]
+    assert wrong <= 2, "below the summary"
+    assert lines[wrong].endswith("…"), "and on one line, however narrow the terminal"
 
 
 def test_of_many_rows_those_in_trouble_are_shown_and_the_rest_are_counted(

@@ -36,6 +36,7 @@ from weightbus.codecs.words import printable
 from weightbus.python_client.cli import status, verify
 from weightbus.python_client.cli.inspect import inspect
 from weightbus.python_client.cli.screen import Screen
+from weightbus.python_client.observing.diagnosis import troubles
 from weightbus.python_client.observing.view import View
 from weightbus.tests.test_observing import Watched
 from weightbus.tests.test_publisher_machine import EPOCH, hello
@@ -181,6 +182,8 @@ def test_words_of_a_worker_are_shown_printable(text: str, client: str, host: str
     (standing,) = view.standings(bench.now)
     assert standing.verdict == "failed"
     assert not strange(lines_of(status.rows_of([standing])))
+    for trouble in troubles(view, [standing], bench.now):
+        assert not strange([trouble.text, trouble.advice])
     assert not strange(lines_of(verify.rows_of([found_of(standing, text)])))
     assert not strange(texts_in(json.loads(page_of(view, bench.now))))
     labels = metrics_of(view)
@@ -210,10 +213,10 @@ def found_of(standing: Any, text: str) -> verify.Found:
 
 
 def page_of(view: View, now: float) -> bytes:
-    from weightbus.python_client.observing import dashboard, diagnosis
+    from weightbus.python_client.observing import dashboard
 
     standings = view.standings(now)
-    return dashboard.json_of(view, standings, diagnosis.troubles(view, standings, now), now)
+    return dashboard.json_of(view, standings, troubles(view, standings, now), now)
 
 
 def metrics_of(view: View) -> list[str]:
@@ -332,6 +335,7 @@ def test_what_commands_say_is_printable(text: str) -> None:
         screen = Screen(as_json=False)
         screen.say(text)
         screen.warn(text)
+        screen.note(text)
         screen.error(text)
         Screen(as_json=True).emit("error", text=text)
     assert not strange(out.getvalue().split("\n") + err.getvalue().split("\n"))

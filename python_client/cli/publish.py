@@ -8,8 +8,10 @@ from pathlib import Path
 
 from ...bus.errors import AddressError, ClosedError, PublishError, WorkersMissingError
 from ...bus.net import endpoints
+from ...bus.net.listeners import WorkerEvent
 from ...bus.publisher.status import WorkerStatus
 from ...bus.receipt import Receipt
+from ...bus.units import span
 from ...codecs.metadata import BYTES_MAX, ENTRIES_MAX, FORMAT, checked, fitting
 from ...codecs.precision import precision_of
 from ..checkpoints.checkpoint import Checkpoint, Progress, open_checkpoint, stamp_of
@@ -154,6 +156,7 @@ def _publish_changes(screen: Screen, order: Order) -> int:
     try:
         with _listen(order) as publisher:
             _introduce(screen, order, publisher)
+            publisher.on_worker(lambda event: _tell(screen, event))
             watch = Watch(order.path, screen.warn)
             while True:
                 checkpoint = _next(screen, order, watch)
@@ -203,6 +206,18 @@ def _introduce(screen: Screen, order: Order, publisher: Publisher) -> None:
         epoch=publisher.epoch,
         **shown,
     )
+
+
+def _tell(screen: Screen, event: WorkerEvent) -> None:
+    """Tell what has become of a worker: nobody calls publish meanwhile, whose receipt would."""
+    text = f"{time.strftime('%H:%M:%S')}  {event.text}"
+    if event.missed:
+        text += f" (and {counted(event.missed, 'event')} before it)"
+    if event.kind in ("lost", "stuck", "refused"):
+        screen.warn(text)
+    else:
+        screen.note(text)
+    screen.emit("worker", event=event.kind, worker=event.worker, text=event.text)
 
 
 def _next(screen: Screen, order: Order, watch: Watch) -> Checkpoint:
@@ -309,12 +324,12 @@ def _show(screen: Screen, receipt: Receipt, shortfall: str) -> None:
     """Show what became of a publish."""
     rate = size(round(receipt.nbytes / max(receipt.seconds, 1e-9)))
     head = f"{time.strftime('%H:%M:%S')}  {receipt.model} version {receipt.version}"
-    screen.say(f"{head}: {size(receipt.nbytes)} in {receipt.seconds:.2f} s, {rate}/s")
+    screen.say(f"{head}: {size(receipt.nbytes)} in {span(receipt.seconds)}, {rate}/s")
     if receipt.workers:
         rows = table("worker", "state", "after", "", right=("after",))
         for worker in sorted(receipt.workers.values(), key=lambda worker: worker.name):
             style = STATE_STYLES[worker.state]
-            after = "" if worker.seconds is None else f"{worker.seconds:.2f} s"
+            after = "" if worker.seconds is None else span(worker.seconds)
             came = f"{size(worker.nbytes)} as {worker.encoding}" if worker.patched else ""
             note = plain(worker.detail or came)
             rows.add_row(worker.name, f"[{style}]{worker.state}[/]", after, note)

@@ -71,6 +71,10 @@ class Screen:
         """Show what is odd but does not end the command."""
         self._errors.print(f"[yellow]warning:[/] {escape(visible(text))}", soft_wrap=True)
 
+    def note(self, text: str) -> None:
+        """Show what happens meanwhile, beside bars and whatever waits."""
+        self._errors.print(Text(visible(text), style=DIM), soft_wrap=True)
+
     def error(self, text: str) -> None:
         """Show what went wrong."""
         self._errors.print(f"[bold red]error:[/] {escape(visible(text))}", soft_wrap=True)

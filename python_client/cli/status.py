@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...bus.errors import AddressError, RefusedError
+from ...bus.units import span
 from ..keys import worker_keys
 from ..observing.observer import Observer
 from ..observing.view import Standing, View
@@ -41,9 +42,10 @@ def status(
         view, now = observer.view, time.monotonic()
     standings = view.standings(now)
     text = shortfall(view, standings, expect)
+    workers = counted(len(view.workers), "worker")
+    screen.say(text or f"everybody is up to date: {workers}", BAD if text else GOOD)
     show(screen, standings)
     models = show_models(screen, view, now)
-    screen.say(text or f"everybody is up to date: {counted(len(view.workers), 'worker')}", DIM)
     rows = [fields(standing) for standing in standings]
     about = {"models": models, "workers": rows}
     screen.emit("status", achieved=not text, reachable=True, text=text, **about)
@@ -78,7 +80,13 @@ def unread(observer: Observer, address: str, timeout: float) -> str:
 
 def shortfall(view: View, standings: list[Standing], expect: int) -> str:
     """Say why not everybody is up to date; empty: everybody is."""
-    bad = [f"{s.worker} is {s.verdict} with {s.model}" for s in standings if s.verdict != "current"]
+    bad = [
+        f"{s.worker} failed {s.model}"
+        if s.verdict == "failed"
+        else f"{s.worker} is {s.verdict} with {s.model}"
+        for s in standings
+        if s.verdict != "current"
+    ]
     live = sum(row.state != "lost" for row in view.workers.values())
     if live < expect:
         bad.insert(0, f"{live} of {counted(expect, 'worker')} are there")
@@ -115,13 +123,20 @@ def rows_of(standings: list[Standing]) -> Table:
         "road", "encoding", "error", right=("version", "behind", "rate"),
     )  # fmt: skip
     for s in standings:
-        behind = f"{s.lag}" + (f", {s.lag_s:.1f} s" if s.lag_s is not None else "") if s.lag else ""
-        silent = f"silent {s.silent_s:.0f} s" if s.verdict == "lost" else s.phase
+        behind = f"{s.lag}" + ("" if s.lag_s is None else f", {span(s.lag_s)}") if s.lag else ""
         rate = f"{size(round(s.rate))}/s" if s.rate else ""
         words = (s.worker, s.model, Text(s.verdict, STYLES[s.verdict]), str(s.version or "none"))
-        cells = (behind, silent, rate, s.language, s.host, s.road, s.encoding, s.error)
+        cells = (behind, _doing(s), rate, s.language, s.host, s.road, s.encoding, s.error)
         rows.add_row(*(w if isinstance(w, Text) else plain(w) for w in (*words, *cells)))
     return rows
+
+
+def _doing(s: Standing) -> str:
+    """Return what a worker does, or how its last version went."""
+    if s.verdict == "lost":
+        return f"silent {span(s.silent_s)}"
+    took = f"applied in {span(s.took_s)}" if s.verdict == "current" and s.took_s else ""
+    return s.phase or took
 
 
 def fields(standing: Standing) -> dict[str, object]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...bus.errors import AddressError, ApplyError
 from ...bus.net import endpoints
+from ...bus.units import span
 from ...codecs.errors import WeightBusError
 from ..applying import Update
 from ..checks import check_name
@@ -130,7 +131,7 @@ def _receive(screen: Screen, request: Request, subscriber: Subscriber) -> Update
 def _show(screen: Screen, request: Request, update: Update) -> None:
     screen.say(
         f"{time.strftime('%H:%M:%S')}  {update.model} version {update.version}  "
-        f"{size(update.nbytes)}  written in {update.seconds:.2f} s to {request.out}"
+        f"{size(update.nbytes)}  written in {span(update.seconds)} to {request.out}"
         + (f"  {said_of(update.metadata)}" if update.metadata else "")
     )
     screen.emit(

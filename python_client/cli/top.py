@@ -11,21 +11,24 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from ...bus.units import span
+from ..observing.diagnosis import Trouble, troubles
 from ..observing.observer import Observer
 from ..observing.view import VERDICTS, Standing
 from .outcome import DONE, NOT_ACHIEVED
-from .screen import DIM, Screen, counted, plain, said_of
+from .screen import BAD, DIM, GOOD, Screen, counted, plain, said_of
 from .status import fields, observer_of, rows_of, show, show_models, unread
 
 LOOK_SECONDS = 0.5  # between two questions
 CHROME_LINES = 6  # that are no rows: titles, head and keys
+TROUBLE_STYLES = {"problem": BAD, "note": "yellow"}
 KEYS = "q quit   s sort   / filter, then Enter   Esc all"
 
 SORTS: dict[str, Callable[[Standing], tuple[object, ...]]] = {
@@ -115,12 +118,16 @@ def top(
 
 def _tell(screen: Screen, observer: Observer, choice: Choice) -> None:
     now = time.monotonic()
-    standings = choice.of(observer.view.standings(now))
+    everybody = observer.view.standings(now)
+    standings, wrong = choice.of(everybody), troubles(observer.view, everybody, now)
+    for trouble in wrong:
+        screen.say(trouble.text, TROUBLE_STYLES.get(trouble.state, ""))
+    screen.say(_summary(observer, everybody), DIM if wrong else GOOD)
     show(screen, standings)
-    screen.say(_summary(observer, standings), DIM)
     models = show_models(screen, observer.view, now)
     rows = [fields(standing) for standing in standings]
-    screen.emit("top", epoch=observer.view.epoch, models=models, workers=rows)
+    said = [asdict(trouble) for trouble in wrong]
+    screen.emit("top", epoch=observer.view.epoch, troubles=said, models=models, workers=rows)
 
 
 def _stream(screen: Screen, observer: Observer, choice: Choice) -> None:
@@ -137,29 +144,39 @@ def _summary(observer: Observer, standings: list[Standing]) -> str:
     counts = [(verdict, sum(s.verdict == verdict for s in standings)) for verdict in VERDICTS]
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts if count) or "nobody"
     silent = time.monotonic() - (observer.heard_at or 0.0)
-    lost = f"; the publisher is silent for {silent:.0f} s" if silent > 4 * LOOK_SECONDS else ""
+    lost = f"; the publisher is silent for {span(silent)}" if silent > 4 * LOOK_SECONDS else ""
     return f"{counted(len(observer.view.workers), 'worker')}: {words}{lost}"
 
 
 def _picture(observer: Observer, address: str, choice: Choice, rows: int) -> Group:
     now = time.monotonic()
-    standings = choice.of(observer.view.standings(now))
+    everybody = observer.view.standings(now)
+    standings, wrong = choice.of(everybody), troubles(observer.view, everybody, now)
     models = ", ".join(
         f"{name} {row.version}"
-        + ("" if age is None else f" ({age:.0f} s ago)")
+        + ("" if age is None else f" ({span(age)} ago)")
         + (f" {said_of(row.metadata)}" if row.metadata else "")
         for name, (row, age) in observer.view.models(now).items()
     )
+    rows = max(1, rows - len(wrong))
     more = f"{len(standings) - rows} more rows" if len(standings) > rows else ""
     asked = f"sorted by {choice.sort}" + (f", with “{choice.text}”" if choice.text else "")
     asked += " (typing)" if choice.typing else ""
     return Group(
-        Text(f"{address}  {_summary(observer, standings)}", "bold"),
+        Text(f"{address}  {_summary(observer, everybody)}", "bold"),
+        *(_line(trouble) for trouble in wrong),
         plain(models or "nothing is published yet"),
         rows_of(standings[:rows]),
         Text(more, DIM),
         Text(f"{KEYS}   {asked}", DIM),
     )
+
+
+def _line(trouble: Trouble) -> Text:
+    """Return what is wrong on one line of a terminal, however narrow that is."""
+    line = plain(trouble.text, TROUBLE_STYLES.get(trouble.state, ""))
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ class Dashboard:
     def __init__(self, refresh: Callable[[], View]) -> None:
         self._refresh, self._lock = refresh, asyncio.Lock()
         self._view, self._looked_at = View(), float("-inf")
-        self._history, self._kept_at = History(), float("-inf")
+        self._history, self._keep_at = History(), float("-inf")
         self._picture = _Picture()
         self._streams = 0
         folder = files(__package__ or "")
@@ -105,10 +105,9 @@ class Dashboard:
         """Keep the history, whether anybody looks on or not, until there is no publisher."""
         with contextlib.suppress(WeightBusError):  # it is closed
             while not stopping.is_set():
-                begun = time.monotonic()
                 async with self._lock:
                     await asyncio.to_thread(self._keep)
-                pause = max(KEEP_SECONDS, (time.monotonic() - begun) / KEEP_SHARE)
+                pause = max(KEEP_SECONDS, self._keep_at - time.monotonic())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), pause)
 
@@ -148,16 +147,18 @@ class Dashboard:
 
     def _keep(self) -> list[Standing]:
         """Take note of how everybody stands, and return that."""
-        now = self._kept_at = self._look()
+        now = self._look()
         standings = self._view.standings(now)
         self._history.looked(self._view, standings, now)
+        after = time.monotonic()
+        self._keep_at = after + max(KEEP_SECONDS / 2, (after - now) / KEEP_SHARE)
         return standings
 
     def _draw(self, *, anew: bool) -> _Picture:
         """Return how things stand, with another number if that differs from what was told."""
         now, before = self._look(), self._picture
         old = anew and now - before.made_at >= LOOK_SECONDS / 2
-        due = now - self._kept_at >= KEEP_SECONDS / 2
+        due = now >= self._keep_at
         asked = self._view.question()
         if not (old or due or asked != before.asked):
             return before

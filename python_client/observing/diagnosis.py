@@ -153,7 +153,8 @@ def _clock(ahead: float | None) -> Iterator[Finding]:
 
 
 def _of_worker(s: Standing) -> Finding:
-    who = f"{s.worker} ({s.host or 'host unknown'}, process {s.pid}) is {s.verdict} with {s.model}"
+    who = f"{s.worker} ({s.host or 'host unknown'}, process {s.pid}) "
+    who += f"failed {s.model}" if s.verdict == "failed" else f"is {s.verdict} with {s.model}"
     runs = f"it runs {s.version or 'none'}, the newest is {s.newest}"
     match s.verdict:
         case "failed":

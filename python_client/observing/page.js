@@ -39,6 +39,8 @@ const COLUMNS = [
   ["road", s => s.road], ["encoding", s => s.encoding], ["error", s => s.error],
 ];
 
+const WORDS = ["worker", "host", "error"];  // which may be long
+
 const SORTS = {
   trouble: (a, b) => VERDICTS.indexOf(a.verdict) - VERDICTS.indexOf(b.verdict) || b.lag - a.lag,
   worker: () => 0, model: (a, b) => a.model < b.model ? -1 : +(a.model > b.model),
@@ -242,7 +244,7 @@ function drawRow(s, old) {
   let row = rows.get(key);
   if (!row) {
     row = document.createElement("tr");
-    row.append(...COLUMNS.map(([name]) => { const cell = make("td", "", "num"); cell.dataset.label = name; return cell; }));
+    row.append(...COLUMNS.map(([name]) => { const cell = make("td", "", WORDS.includes(name) ? "words" : "num"); cell.dataset.label = name; return cell; }));
     row.cells[0].append(link(s.worker, { filter: s.worker }));
     rows.set(key, row);
   }
