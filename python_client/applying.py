@@ -147,8 +147,9 @@ class Applier:
         """Return the lock of a model: a file has one of its own, and keeps nobody waiting."""
         return self._files.get(model, self.lock)
 
-    def stop_waiting(self) -> None:
-        """What waits for readers is to look whether the subscriber was closed."""
+    def look(self) -> None:
+        """Have whatever waits here see whether to stop, or whether the subscriber was closed."""
+        self._handoff.look()
         for lock in (self.lock, *self._files.values()):
             lock.look()
 
@@ -158,43 +159,58 @@ class Applier:
         return hooked or self._targets[model].asks_user or self._targets[model].on_disk
 
     def receive(
-        self, timeout: float, models: frozenset[str] | None = None, *, patience: float = 0.0
+        self,
+        timeout: float,
+        models: frozenset[str] | None = None,
+        *,
+        patience: float = 0.0,
+        stop: Callable[[], bool] = lambda: False,
     ) -> Update | None:
         """Apply the newest version that is ready, waiting for one; see `Subscriber.receive`.
 
         Only versions of these `models`, if some are named. Readers of one that has come are given
-        so much `patience` at least.
+        so much `patience` at least. Once it is to `stop`, nothing more is applied.
         """
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
         while True:
-            staged = self._handoff.take(max(0.0, deadline - time.monotonic()), models)
+            staged = self._handoff.take(max(0.0, deadline - time.monotonic()), models, stop)
             until = max(deadline, time.monotonic() + patience)
-            over, update = (True, None) if staged is None else self._attempt(staged, until)
+            over, update = (True, None) if staged is None else self._attempt(staged, until, stop)
             if over:
                 return update
 
     def receive_exact(
-        self, model: str, version: int, epoch: int | None, timeout: float
+        self,
+        model: str,
+        version: int,
+        epoch: int | None,
+        timeout: float,
+        stop: Callable[[], bool] = lambda: False,
     ) -> Update | None:
         """Apply one version, waiting for it if need be, and no other; see `Subscriber.receive`."""
         self.lock.check_not_reading()
         deadline = time.monotonic() + timeout
-        if epoch is None and not self._handoff.wait_joined(timeout):
+        if epoch is None and not self._handoff.wait_joined(timeout, stop):
             return None
         key = (self._handoff.joined_epoch if epoch is None else epoch, version)
         with self._handoff.awaiting(model, key):
             self._tell(Wanted(model, key))
             try:
-                return self._apply_exact(model, key, deadline)
+                return self._apply_exact(model, key, deadline, stop)
             finally:
                 self._tell(Wanted(model, None))
 
-    def _apply_exact(self, model: str, key: tuple[int, int], deadline: float) -> Update | None:
+    def _apply_exact(
+        self, model: str, key: tuple[int, int], deadline: float, stop: Callable[[], bool]
+    ) -> Update | None:
+        def done() -> bool:
+            return self._running(model) == key
+
         while True:
             left = max(0.0, deadline - time.monotonic())
-            staged = self._handoff.take_exact(model, key, left, lambda: self._running(model) == key)
-            over, update = (True, None) if staged is None else self._attempt(staged, deadline)
+            staged = self._handoff.take_exact(model, key, left, done, stop)
+            over, update = (True, None) if staged is None else self._attempt(staged, deadline, stop)
             if over:
                 return self._runs[model] if self._running(model) == key else update
 
@@ -206,14 +222,16 @@ class Applier:
         running = self._runs.get(model)
         return None if running is None else (running.epoch, running.version)
 
-    def _attempt(self, staged: StagedVersion, deadline: float) -> tuple[bool, Update | None]:
+    def _attempt(
+        self, staged: StagedVersion, deadline: float, stop: Callable[[], bool]
+    ) -> tuple[bool, Update | None]:
         """Apply a version that is ready; return whether that was all there was time for."""
         waits = False
         try:
             self._approve(staged)
             waits = True
             self._targets[staged.model].ahead(staged)
-            with self._writing(staged, max(0.0, deadline - time.monotonic())):
+            with self._writing(staged, max(0.0, deadline - time.monotonic()), stop):
                 waits = False
                 update = self._apply(staged)
         except InUseError:  # somebody is reading and does not leave: later, then
@@ -237,7 +255,7 @@ class Applier:
     def at_once(self, staged: StagedVersion) -> bool:
         """Apply a version unless somebody is reading; return whether that is done with."""
         try:
-            with self._writing(staged, 0.0):
+            with self._writing(staged, 0.0, lambda: False):
                 self._apply(staged)
         except InUseError:
             return False
@@ -271,7 +289,9 @@ class Applier:
         running = self._runs.get(staged.model)
         return running is not None and (running.epoch, running.version) >= staged.key
 
-    def _writing(self, staged: StagedVersion, timeout: float) -> AbstractContextManager[None]:
+    def _writing(
+        self, staged: StagedVersion, timeout: float, stop: Callable[[], bool]
+    ) -> AbstractContextManager[None]:
         lock, since = self.lock_of(staged.model), time.monotonic()
 
         def waits(who: str) -> None:
@@ -281,7 +301,9 @@ class Applier:
                 self._held_up.warn(f"{named} has waited {seconds:.1f} s: {who}", time.monotonic())
 
         doing = f"applying {staged.model} version {staged.version}"
-        return lock.writing(timeout, doing, stop=lambda: self._handoff.closed, waiting=waits)
+        return lock.writing(
+            timeout, doing, stop=lambda: self._handoff.closed or stop(), waiting=waits
+        )
 
     def _apply(self, staged: StagedVersion) -> Update | None:
         """Apply a version; what fails once bytes have changed leaves none, unless it is undone."""

@@ -34,6 +34,7 @@ from ..bus.trust.keys import PublisherKeys
 from ..codecs.checksum import CHUNK_BYTES_DEFAULT
 from ..codecs.renaming import Rename
 from . import checks
+from .awaiting import in_thread
 from .checks import check_name
 from .dropped import end_with
 from .keeper import Keeper
@@ -312,6 +313,8 @@ class Publisher:
     ) -> Receipt:
         """Publish from a coroutine. Arguments, result and errors are those of `publish`.
 
+        Cancelled, it is published all the same: nobody waits for the receipt then.
+
         The weights are copied before the first suspension, so that they may be changed by whatever
         runs next: the event loop stands still meanwhile, for about a second for each GB. Where that
         is too long, `await asyncio.to_thread(publisher.publish, ...)`, and change no weights before
@@ -368,22 +371,33 @@ class Publisher:
         Raises:
             WorkersMissingError: They did not come within `timeout` seconds; it says who did.
         """
+        self._await_workers(self._watch(count, timeout, model), count, timeout, model)
+
+    async def wait_for_workers_awaitable(
+        self, count: int, timeout: float, model: str | None = None
+    ) -> None:
+        """Wait in a coroutine. Arguments and errors are those of `wait_for_workers`."""
+        future = self._watch(count, timeout, model)
+        work = partial(self._await_workers, future, count, timeout, model)
+        await in_thread(work, "weightbus-wait", future.cancel)
+
+    def _watch(self, count: int, timeout: float, model: str | None) -> "Future[None]":
+        """Return what is done once so many workers are there."""
         self._check_usable()
         checks.whole(count, "count", 0, WORKERS_MAX)
-        timeout = checks.seconds(timeout, "timeout")
+        checks.seconds(timeout, "timeout")
         if model is not None:
             check_name(model, "model")
+        return self._loop.watch(lambda status: len(_there(status, model)) >= count)
 
-        def there(status: tuple[WorkerStatus, ...]) -> list[str]:
-            live = [w for w in status if w.state != "lost"]
-            return sorted(w.name for w in live if model is None or model in w.models)
-
-        future = self._loop.watch(lambda status: len(there(status)) >= count)
+    def _await_workers(
+        self, future: "Future[None]", count: int, timeout: float, model: str | None
+    ) -> None:
         try:
-            future.result(timeout)
+            future.result(checks.seconds(timeout, "timeout"))
         except FutureTimeout:
             future.cancel()
-            names = there(tuple(self._known().values()))
+            names = _there(tuple(self._known().values()), model)
             wanted = f" that want {model!r}" if model is not None else ""
             away = self._machine.turned_away
             raise WorkersMissingError(
@@ -435,6 +449,21 @@ class Publisher:
         if self._keeper is not None:
             self._keeper.close(max(0.0, deadline - time.monotonic()))
 
+    async def close_awaitable(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Close from a coroutine, in a thread, so that its event loop goes on. See `close`."""
+        await in_thread(partial(self.close, timeout), "weightbus-close")
+
+    async def __aenter__(self) -> "Publisher":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close_awaitable()
+
     def __enter__(self) -> "Publisher":
         return self
 
@@ -479,6 +508,12 @@ class Publisher:
                 f"no worker named {', '.join(sorted(unknown))} has joined; known are "
                 f"{', '.join(sorted(known)) or 'none'}: check the name, or wait_for_workers() first"
             )
+
+
+def _there(status: tuple[WorkerStatus, ...], model: str | None) -> list[str]:
+    """Return the names of the workers that are there, and want a model, if one is given."""
+    live = [w for w in status if w.state != "lost"]
+    return sorted(w.name for w in live if model is None or model in w.models)
 
 
 def _keeper_of(folder: StateFolder | None, undo: contextlib.ExitStack) -> Keeper | None:

@@ -344,7 +344,7 @@ class ReadingLock:
         timeout: float,
         doing: str = "applying a version",
         *,
-        stop: Callable[[], bool] | None = None,
+        stop: Callable[[], bool] = lambda: False,
         waiting: Callable[[str], object] | None = None,
     ) -> Generator[None]:
         """Write: nobody reads or writes meanwhile.
@@ -352,7 +352,7 @@ class ReadingLock:
         Args:
             timeout: Seconds to wait for others to leave.
             doing: What is done, for those who wait for its end.
-            stop: Tells whether to give up before that; see `look`.
+            stop: Tells whether to give up, though nobody were in the way; see `look`.
             waiting: Told again and again who is in the way, while that is waited for.
 
         Raises:
@@ -389,7 +389,7 @@ class ReadingLock:
         self,
         timeout: float,
         writer: Holder,
-        stop: Callable[[], bool] | None,
+        stop: Callable[[], bool],
         waiting: Callable[[str], object] | None,
     ) -> bool:
         """Wait until nobody else reads or writes; readers that are gone do not count."""
@@ -398,10 +398,8 @@ class ReadingLock:
             look = min(LOST_SECONDS, deadline - time.monotonic())
             if timeout > 0:
                 self._check_may_wait(writer)
-            if self._left.wait_for(
-                lambda: not (self._writer or self._readers) or (stop is not None and stop()), look
-            ):
-                return not (self._writer or self._readers)
+            if self._left.wait_for(lambda: not (self._writer or self._readers) or stop(), look):
+                return not (self._writer or self._readers or stop())
             if time.monotonic() >= deadline:
                 return False
             for reader in [*self._readers]:

@@ -1,6 +1,5 @@
 """Subscribing: `Subscriber` receives versions and applies them in place, at a safe point."""
 
-import asyncio
 import logging
 import os
 import re
@@ -8,8 +7,10 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
 from ..bus.effects import Renamed
-from ..bus.errors import ClosedError
+from ..bus.errors import ApplyError, ClosedError
 from ..bus.limits import (
     APPLY_SECONDS,
     APPLY_SECONDS_MAX,
@@ -40,6 +41,7 @@ from ..codecs.errors import WeightBusError
 from ..codecs.renaming import Rename, renaming_of
 from . import checks
 from .applying import Applier, Offer, Running, Update
+from .awaiting import Cut, in_thread
 from .background import Background
 from .calls import Calls
 from .checks import check_name
@@ -57,6 +59,7 @@ T = TypeVar("T")
 
 CLIENT = "weightbus-python/0.1.0"
 HOOK_SECONDS = 1.0  # that close() waits for the user's code
+ROUND_SECONDS = 30.0  # that an `async for` waits at a time; readers of it wait for no longer
 COPY_SECONDS = 10.0  # and for a copy into the model, which should not change any more afterwards
 
 _here: "WeakValueDictionary[tuple[str, str], Subscriber]" = WeakValueDictionary()
@@ -165,6 +168,7 @@ class Subscriber:
         self._applied = self._handoff.changed
         self._calls = Calls(apply_timeout)
         self._running: dict[str, Update] = {}
+        self._kept: deque[Future[Update | None]] = deque(maxlen=MODELS_MAX)
         self._pid = os.getpid()
         who = _identity(self.name, shared_memory=shared_memory)
         like = {model: target.expected() for model, target in self._targets.items()}
@@ -253,12 +257,23 @@ class Subscriber:
             KeyError: There is no such model.
             ValueError: It is not said of which model the version is.
         """
+        return self._receive(timeout, version, model, lambda: False)
+
+    def _receive(
+        self,
+        timeout: float,
+        version: int | tuple[int, int] | None,
+        model: str | None,
+        stop: Callable[[], bool],
+    ) -> Update | None:
         self._check_usable()
         timeout = checks.seconds(timeout, "timeout")
         if version is None and model is None:
-            return self._applier.receive(timeout)
+            with suppress(IndexError):
+                return self._kept.popleft().result()
+            return self._applier.receive(timeout, stop=stop)
         name, epoch, number = self._exact(version, model)
-        return self._applier.receive_exact(name, number, epoch, timeout)
+        return self._applier.receive_exact(name, number, epoch, timeout, stop)
 
     def _exact(
         self, version: int | tuple[int, int] | None, model: str | None
@@ -281,11 +296,21 @@ class Subscriber:
         version: int | tuple[int, int] | None = None,
         model: str | None = None,
     ) -> Update | None:
-        """Receive from a coroutine: waits and applies in a thread of the event loop's executor.
+        """Receive from a coroutine: waits and applies in a thread of its own.
 
-        Arguments, result and errors are those of `receive`.
+        Arguments, result and errors are those of `receive`. Cancelled, it applies nothing. A copy
+        that has begun by then ends first, and the next call that asks for no certain version
+        returns its `Update`.
         """
-        return await asyncio.to_thread(self.receive, timeout, version=version, model=model)
+        cut = Cut(self._applier.look)
+        work = partial(self._receive, timeout, version, model, cut)
+        return await in_thread(work, "weightbus-receive", cut.make, self._keep)
+
+    def _keep(self, received: "Future[Update | None]") -> None:
+        """Keep for the next call what one that was cancelled had applied already, or failed to."""
+        error = received.exception()
+        if isinstance(error, ApplyError) or (error is None and received.result() is not None):
+            self._kept.append(received)
 
     # Applying in the background.
 
@@ -366,6 +391,19 @@ class Subscriber:
             KeyError: This subscriber does not have that model.
             ClosedError: It is closed, or a thread of it has failed; see the cause.
         """
+        return self._wait_for_version(model, version, epoch, timeout, lambda: False)
+
+    async def wait_for_version_awaitable(
+        self, model: str, version: int = 1, *, epoch: int = 0, timeout: float
+    ) -> Update | None:
+        """Wait in a coroutine. Arguments, result and errors are those of `wait_for_version`."""
+        cut = Cut(self._handoff.look)
+        work = partial(self._wait_for_version, model, version, epoch, timeout, cut)
+        return await in_thread(work, "weightbus-wait", cut.make)
+
+    def _wait_for_version(
+        self, model: str, version: int, epoch: int, timeout: float, stop: Callable[[], bool]
+    ) -> Update | None:
         self._targets[model]
         checks.whole(version, "version", 0, INTEGER_MAX)
         checks.whole(epoch, "epoch", 0, INTEGER_MAX)
@@ -378,10 +416,54 @@ class Subscriber:
             return (running.epoch, running.version) >= (epoch, version)
 
         with self._applied:
-            self._applied.wait_for(lambda: there() or self._handoff.closed, timeout)
+            self._applied.wait_for(lambda: there() or self._handoff.closed or stop(), timeout)
             if not there():
                 self._handoff.check_open()
             return self._running[model] if there() else None
+
+    async def __aiter__(self) -> AsyncIterator[Update]:
+        """Yield each version as it is applied, until the subscriber is closed.
+
+        Without `start()` it is applied by this loop, as by `receive_awaitable`, between two turns.
+        After `start()` the first that is told of is what runs already, and none is waited for.
+
+        Raises:
+            ApplyError, TornError, RefusedError, AddressError: As of `receive`, without `start()`.
+            ClosedError: A thread of the subscriber has failed.
+        """
+        seen: dict[str, Update] = {}
+        while True:
+            try:
+                if self._background.threads:
+                    update = await self._next(seen)
+                else:
+                    update = await self.receive_awaitable(ROUND_SECONDS)
+            except ClosedError:
+                self._handoff.check_alive()
+                return
+            if update is not None:
+                yield update
+
+    async def _next(self, seen: dict[str, Update]) -> Update | None:
+        """Return a version that runs and was not seen yet."""
+        cut = Cut(self._handoff.look)
+
+        def news() -> Update | None:
+            return next((u for m, u in self._running.items() if seen.get(m) is not u), None)
+
+        def work() -> Update | None:
+            with self._applied:
+                self._applied.wait_for(
+                    lambda: news() or self._handoff.closed or cut(), ROUND_SECONDS
+                )
+                if (update := news()) is None:
+                    self._handoff.check_open()
+                return update
+
+        update = await in_thread(work, "weightbus-wait", cut.make)
+        if update is not None:
+            seen[update.model] = update
+        return update
 
     # How things stand.
 
@@ -420,7 +502,7 @@ class Subscriber:
         if os.getpid() != self._pid:
             return
         self._loop.close()
-        self._applier.stop_waiting()
+        self._applier.look()
         settle()
         if threading.current_thread() in self._background.threads:
             return
@@ -430,6 +512,21 @@ class Subscriber:
             left(end + COPY_SECONDS)
         if left(0.0):
             log.warning("%s: closed while a hook or a disk was waited for; left behind", self)
+
+    async def close_awaitable(self) -> None:
+        """Close from a coroutine, in a thread, so that others of its event loop may leave."""
+        await in_thread(self.close, "weightbus-close")
+
+    async def __aenter__(self) -> "Subscriber":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close_awaitable()
 
     def __enter__(self) -> "Subscriber":
         return self

@@ -73,7 +73,11 @@ OF_PUBLISHER: dict[str, Callable[[Publisher], object]] = {
     "wait_for_workers": lambda p: raising(
         lambda: p.wait_for_workers(2, timeout=DEADLINE), WorkersMissingError
     ),
+    "wait_for_workers_awaitable": lambda p: raising(
+        lambda: asyncio.run(p.wait_for_workers_awaitable(2, DEADLINE)), WorkersMissingError
+    ),
     "close": busy_close,
+    "close_awaitable": lambda p: asyncio.run(p.close_awaitable(DEADLINE)),
 }
 
 
@@ -89,6 +93,9 @@ OF_SUBSCRIBER: dict[str, Callable[[Subscriber], object]] = {
     "receive_awaitable": lambda s: asyncio.run(s.receive_awaitable(DEADLINE)),
     "reading": reads,
     "wait_for_version": lambda s: s.wait_for_version("m", timeout=DEADLINE),
+    "wait_for_version_awaitable": lambda s: asyncio.run(
+        s.wait_for_version_awaitable("m", timeout=DEADLINE)
+    ),
     "wait_joined": lambda s: s.wait_joined(DEADLINE),
 }
 

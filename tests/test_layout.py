@@ -140,6 +140,7 @@ FACES = {
         "Offer",
         "Pairs",
         "Receipt",
+        "Running",
         "StoredVersion",
         "Update",
         "WorkerEvent",

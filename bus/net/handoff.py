@@ -88,14 +88,23 @@ class Handoff:
 
     # For the user's thread.
 
+    def look(self) -> None:
+        """Have whoever waits see whether to stop."""
+        with self._lock:
+            self._tell()
+
     def take(
-        self, timeout: float | None, models: frozenset[str] | None = None
+        self,
+        timeout: float | None,
+        models: frozenset[str] | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> StagedVersion | None:
         """Return a version that is ready, oldest model first; None when the time is over.
 
         Args:
             timeout: Seconds to wait; None: until there is one.
             models: Of these alone; None: of any.
+            stop: Tells whether to return None at once; see `look`.
 
         Raises:
             ApplyError: A version could not be taken.
@@ -104,7 +113,9 @@ class Handoff:
             ClosedError: Nothing will come any more.
         """
         with self._lock:
-            self._left.wait_for(lambda: self._news(models), timeout)
+            self._left.wait_for(lambda: self._news(models) or stop(), timeout)
+            if stop():
+                return None
             self.check_alive()
             for model in self._ready:
                 if models is None or model in models:
@@ -134,9 +145,14 @@ class Handoff:
                         self._errors.remove(error)
 
     def take_exact(
-        self, model: str, key: tuple[int, int], timeout: float, done: Callable[[], bool]
+        self,
+        model: str,
+        key: tuple[int, int],
+        timeout: float,
+        done: Callable[[], bool],
+        stop: Callable[[], bool] = lambda: False,
     ) -> StagedVersion | None:
-        """Return this version once it is ready; None when it is done, or the time is over.
+        """Return this version once it is ready; None when it is done, or to stop, or in the end.
 
         Raises:
             ApplyError: It could not be taken.
@@ -151,10 +167,12 @@ class Handoff:
         def news() -> bool:
             ready, told = map(mine, self._ready.values()), map(mine, self._errors)
             ended = self._refusal is not None or self._closed is not None
-            return done() or ended or any(ready) or any(told)
+            return done() or ended or any(ready) or any(told) or stop()
 
         with self._lock:
             self.changed.wait_for(news, timeout)
+            if stop():
+                return None
             self.check_alive()
             if any(map(mine, self._ready.values())):
                 return self._ready.pop(model)
@@ -205,7 +223,7 @@ class Handoff:
         left = (*self._ready, *(error.model for error in self._errors))
         return any(models is None or model in models for model in left)
 
-    def wait_joined(self, timeout: float) -> bool:
+    def wait_joined(self, timeout: float, stop: Callable[[], bool] = lambda: False) -> bool:
         """Wait until the publisher has let this worker in; return whether it has.
 
         Raises:
@@ -215,7 +233,7 @@ class Handoff:
         """
         with self._lock:
             self.changed.wait_for(
-                lambda: bool(self.joined_epoch or self._refusal or self._closed), timeout
+                lambda: bool(self.joined_epoch or self._refusal or self._closed) or stop(), timeout
             )
             self.check_open()
             if self._refusal is not None:

@@ -3,7 +3,7 @@
 from weightbus.bus.net.listeners import WorkerEvent
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.bus.receipt import Receipt, WorkerReceipt
-from weightbus.python_client.applying import Offer, Update
+from weightbus.python_client.applying import Offer, Running, Update
 from weightbus.python_client.loading import Pairs
 from weightbus.python_client.state_folder import StoredVersion
 
@@ -11,6 +11,7 @@ __all__ = [
     "Offer",
     "Pairs",
     "Receipt",
+    "Running",
     "StoredVersion",
     "Update",
     "WorkerEvent",
