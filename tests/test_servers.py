@@ -2,14 +2,25 @@
 
 import asyncio
 import logging
+import os
+import re
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from weightbus import Publisher, Subscriber, TornError
 from weightbus.tests.test_bus import SECONDS, Bus, arrays, both
+
+VERSIONS = 30  # while the example answers
 
 
 @pytest.mark.parametrize("nbytes", [1024, 4 * 2**20])  # applied in either thread
@@ -194,3 +205,75 @@ def test_insisting_ends_where_a_version_has_failed_half_way(bus: Bus) -> None:
         publisher.publish("m", arrays(1), require=0, wait="none")
         with pytest.raises(TornError, match="mine"):
             reads.result(SECONDS)
+
+
+# The example.
+
+
+def test_the_example_mixes_no_versions_under_load() -> None:
+    """Each answer is the version's that it names, while new ones are published without a break."""
+    if not os.environ.get("CI"):
+        pytest.importorskip("fastapi")
+        pytest.importorskip("uvicorn")
+        pytest.importorskip("aiohttp")
+    question, answers = {"x": [1.0, 2.0, 4.0]}, list[dict[str, float]]()
+
+    async def client(session: Any, url: str, over: asyncio.Event) -> None:
+        last = 0
+        while not over.is_set():
+            async with session.post(f"{url}/predict", json=question) as response:
+                assert response.status == 200, await response.text()
+                answer = await response.json()
+            answers.append(answer)
+            assert answer["version"] >= last, "a client never goes back"
+            last = answer["version"]
+
+    async def main() -> None:
+        from aiohttp import ClientSession
+
+        async with Publisher() as publisher, ClientSession() as session:
+            with server_of(publisher.address) as url:
+                await publisher.wait_for_workers_awaitable(1, SECONDS)
+                async with session.get(f"{url}/health") as response:
+                    assert await response.json() == {"version": 0}
+                over = asyncio.Event()
+                clients = [asyncio.create_task(client(session, url, over)) for _ in range(8)]
+                for value in range(1, VERSIONS + 1):
+                    weights = {
+                        "slope": np.full(3, value, np.float32),
+                        "offset": np.array(value, np.float32),
+                    }
+                    receipt = await publisher.publish_awaitable("line", weights, timeout=SECONDS)
+                    assert len(receipt.in_state("applied")) == 1
+                    deadline = time.monotonic() + SECONDS
+                    while len(answers) < 8 * value:  # it is under load all the time
+                        assert time.monotonic() < deadline
+                        await asyncio.sleep(0.001)
+                over.set()
+                await asyncio.gather(*clients)
+
+    asyncio.run(main())
+    assert len({answer["version"] for answer in answers}) > VERSIONS / 2
+    mixed = [answer for answer in answers if answer["y"] != 8 * answer["version"]]
+    assert not mixed, f"{len(mixed)} of {len(answers)}"
+
+
+@contextmanager
+def server_of(address: str) -> Generator[str]:
+    """Run the example on a free port; yield where it serves."""
+    example = Path(__file__).parent.parent / "examples" / "fastapi_server.py"
+    command = [sys.executable, str(example), address, "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
+        try:
+            assert process.stderr is not None
+            said = ""
+            while (found := re.search(r"http://127\.0\.0\.1:\d+", said)) is None:
+                line = process.stderr.readline()
+                assert line, said
+                said += line
+            # What it says later has to go somewhere.
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            yield found[0]
+        finally:
+            process.terminate()
+            process.wait(SECONDS)
