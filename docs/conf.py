@@ -11,11 +11,13 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+import docstrings  # noqa: E402 - it is there by now
 
 project = "weightbus"
 author = "The weightbus authors"
 release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 
 root_doc = "docs/index"
 include_patterns = [
@@ -31,13 +33,12 @@ myst_enable_extensions = ["strikethrough"]
 highlight_language = "none"
 suppress_warnings = ["misc.highlighting_failure"]  # excerpts of JSON with "..." in them
 
-# The reference, from docstrings in Google's style, in which `x` is code as it is in Markdown.
-default_role = "literal"
+# The reference, from docstrings (docstrings.py). What stands in quotes is what users write: only
+# the dashes that Sphinx puts in are made dashes.
+smartquotes_action = "D"
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-napoleon_use_ivar = True
-napoleon_use_rtype = False
 python_use_unqualified_type_names = True
 
 html_theme = "furo"
@@ -52,9 +53,10 @@ html_theme_options = {
 
 def setup(app: Sphinx) -> None:
     """Have what is documented read from this checkout, whatever is installed beside it."""
-    del app
     import weightbus
 
     read = Path(weightbus.__file__).resolve().parent
     if read != ROOT:
         sys.exit(f"weightbus is imported from {read}: install this checkout (make site does)")
+    app.connect("autodoc-process-docstring", docstrings.on_docstring)
+    app.connect("autodoc-process-signature", docstrings.on_signature)

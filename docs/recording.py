@@ -3,7 +3,8 @@
     make recording
 
 `pyte` is the terminal. The picture needs neither script nor font: one group of lines for each half
-a second, of which CSS shows one after another; lines that stay the same are there once.
+a second, of which CSS shows one after another; lines that stay the same are there once. It begins
+where the demo has begun, and whoever shows no moving pictures shows the last one.
 """
 
 import argparse
@@ -94,6 +95,16 @@ def color_of(cell: pyte.screens.Char) -> str:
     return COLORS.get(cell.fg, INK if cell.fg == "default" else DIM)
 
 
+def begun(pictures: list[list[Row]]) -> list[list[Row]]:
+    """Return them from where there is something to be seen: half of the lines that there will be.
+
+    Until then the demo starts its processes, for as long as this machine takes to load PyTorch.
+    """
+    lines = [sum(map(bool, picture)) for picture in pictures]
+    first = next((n for n, count in enumerate(lines) if 2 * count >= max(lines)), 0)
+    return pictures[first:]
+
+
 def drawing(pictures: list[list[Row]]) -> str:
     """Return pictures, one after another, as SVG."""
     hold = int(LAST_SECONDS / FRAME_SECONDS)
@@ -108,7 +119,8 @@ def drawing(pictures: list[list[Row]]) -> str:
             if row
         ]
         last = ' id="last"' if index == len(pictures) - 1 else ""
-        delay = index * FRAME_SECONDS
+        # Below zero: it has begun by the time it is loaded, so that there is no time before that.
+        delay = index * FRAME_SECONDS - seconds
         groups.append(f'<g{last} style="animation-delay:{delay:g}s">{"".join(used)}</g>')
     shown_in_turn = "\n".join(groups)
     rows = "\n".join(f'<g id="r{number}">{line(row)}</g>' for row, number in numbers.items())
@@ -121,11 +133,12 @@ text {{
   white-space: pre
 }}
 .frames > g {{ visibility: hidden; animation: show {seconds:g}s step-end infinite }}
+#last {{ visibility: visible }}
 @keyframes show {{
   0% {{ visibility: visible }} {100 / len(pictures):.4f}% {{ visibility: hidden }}
 }}
 @media (prefers-reduced-motion) {{
-  .frames > g {{ animation: none }} #last {{ visibility: visible }}
+  .frames > g {{ animation: none }}
 }}
 </style>
 <rect width="100%" height="100%" rx="8" fill="{PAPER}"/>
@@ -156,7 +169,7 @@ def main() -> None:
     parser.add_argument("--seconds", default="16", help="of the demo")
     given = parser.parse_args()
     command = [sys.executable, "-m", "weightbus", "demo", "--seconds", given.seconds]
-    pictures = [picture for picture in frames(command) if any(picture)]
+    pictures = begun([picture for picture in frames(command) if any(picture)])
     given.out.write_text(drawing(pictures))
     print(f"{given.out}: {len(pictures)} pictures, {given.out.stat().st_size / 1000:.0f} kB")
 
