@@ -50,13 +50,15 @@ static bool all_bytes(const void* data, size_t count, unsigned char byte) {
 static const uint64_t kShape[] = {4, 3};
 static float w[12], b;
 
+// "head" is "w", and nobody publishes it.
 static wb_model* line_model(void) {
   const wb_tensor tensors[] = {
       {.name = "w", .dtype = "F32", .shape = kShape, .rank = 2, .data = w, .nbytes = sizeof w},
       {.name = "b", .dtype = "F32", .data = &b, .nbytes = sizeof b},
+      {.name = "head", .dtype = "F32", .shape = kShape, .rank = 2, .data = w, .nbytes = sizeof w},
   };
   wb_model* model = NULL;
-  EXPECT(wb_model_new(tensors, 2, &model) == WB_OK);
+  EXPECT(wb_model_new(tensors, 3, &model) == WB_OK);
   return model;
 }
 
@@ -72,6 +74,12 @@ static void what_cannot_be_is_said(void) {
   tensor.name = "\xff";
   EXPECT(wb_model_new(&tensor, 1, &model) == WB_INVALID && strstr(wb_error(), "UTF-8"));
   EXPECT(wb_model_new(NULL, 1, &model) == WB_INVALID && wb_model_new(NULL, 0, NULL) == WB_INVALID);
+  const uint64_t ten[] = {10};
+  const wb_tensor parts[] = {
+      {.name = "a", .dtype = "F32", .shape = ten, .rank = 1, .data = w, .nbytes = 40},
+      {.name = "b", .dtype = "F32", .shape = ten, .rank = 1, .data = w + 2, .nbytes = 40},
+  };
+  EXPECT(wb_model_new(parts, 2, &model) == WB_INVALID && strstr(wb_error(), "share a part"));
   EXPECT(model == NULL);
   wb_worker* worker = NULL;
   wb_options options = {.size = 3, .address = "tcp://localhost:1"};

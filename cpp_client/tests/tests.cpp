@@ -44,7 +44,10 @@ struct Line {
     return count;
   }
 
-  std::vector<Tensor> tensors() { return {tensor("w", w, shape_), tensor("b", &b, {})}; }
+  // "head" is "w", and nobody publishes it.
+  std::vector<Tensor> tensors() {
+    return {tensor("w", w, shape_), tensor("b", &b, {}), tensor("head", w, shape_)};
+  }
 
   bool is(int byte) const {
     const auto same = [byte](const float& one) {

@@ -136,6 +136,11 @@ final class Tests {
     fails("invalid", "direct", () -> Tensor.f32("w").in(ByteBuffer.allocate(4)));
     fails("invalid", "direct", () -> Tensor.f32("w").in(memory(4).asReadOnlyBuffer()));
     fails("invalid", "no tensors", Model::resident);
+    ByteBuffer f = memory(12);
+    fails("invalid", "share a part of their memory",
+        ()
+            -> Model.of(Tensor.f32("a", 2).in(f.slice(0, 8).order(f.order())),
+                Tensor.f32("b", 2).in(f.slice(4, 8).order(f.order()))));
     fails("system", "\"w\" of F32", () -> Model.resident(Tensor.f32("w", 1L << 50, 64)));
     fails("not-found", "w: F32[4, 3]", () -> line().tensor("nix"));
     fails("invalid", "ask the model", () -> Tensor.f32("w").bytes());
@@ -155,7 +160,9 @@ final class Tests {
   private static void versionsAreWrittenInPlace() throws InterruptedException {
     ByteBuffer w = memory(100).position(50).limit(98); // what remains counts
     ByteBuffer b = memory(4);
-    Model line = Model.of(Tensor.f32("w", 4, 3).in(w), Tensor.f32("b").in(b));
+    // "head" is "w", and nobody publishes it.
+    Model line = Model.of(
+        Tensor.f32("w", 4, 3).in(w), Tensor.f32("b").in(b), Tensor.f32("head", 4, 3).in(w));
     var events = new LinkedBlockingQueue<Event>();
     try (Worker worker = builder("java").inPlace("place", line).onEvent(events::add).connect()) {
       System.gc(); // functions of ours are still there when they are called
