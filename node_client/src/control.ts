@@ -1,5 +1,6 @@
 /** The control channel: a DEALER of the `zeromq` package, connected to the publisher's ROUTER. */
 
+import { closeSync, openSync } from "node:fs";
 import { setImmediate } from "node:timers/promises";
 import { capability, Dealer } from "zeromq";
 import { AddressError, KeysError } from "./errors.js";
@@ -8,6 +9,8 @@ import type { WorkerKeys } from "./keys.js";
 import { MESSAGE_BYTES_MAX, SLICE_MS } from "./limits.js";
 
 const LINGER_MS = 200; // what is on its way at closing (a goodbye, an acknowledgement) gets this
+const DESCRIPTORS = 16; // that a worker takes at most
+const TOO_MANY = new Set(["EMFILE", "ENFILE"]);
 const CONNECT_MS = 3_000; // for one attempt: the kernel's own second comes after 1 s, its third 3 s
 
 export interface ControlHandlers {
@@ -32,8 +35,30 @@ const CHANGES = [
   "disconnect",
 ] as const;
 
-export class Control {
-  readonly #socket = new Dealer({
+/**
+ * Take as many descriptors as a worker is made of, and give them back: ZeroMQ ends the process
+ * where it finds none.
+ *
+ * @throws AddressError - if there are fewer.
+ */
+function checkDescriptors(address: string): void {
+  const taken: number[] = [];
+  try {
+    while (taken.length < DESCRIPTORS) taken.push(openSync("/dev/null", "r"));
+  } catch (error) {
+    if (!TOO_MANY.has((error as NodeJS.ErrnoException).code ?? "")) return; // it has no such file
+    throw new AddressError(
+      `cannot connect to ${address}: ${taken.length} descriptors are left, and its sockets need ` +
+        `${DESCRIPTORS}: close files, or raise the limit (\`ulimit -n\`) where this is started`,
+    );
+  } finally {
+    for (const descriptor of taken) closeSync(descriptor);
+  }
+}
+
+function dealer(address: string): Dealer {
+  checkDescriptors(address);
+  return new Dealer({
     immediate: true, // say nothing to nobody: it would pile up
     sendTimeout: 0, // a message that cannot go out now is lost, and will be repeated
     linger: LINGER_MS,
@@ -43,6 +68,10 @@ export class Control {
     reconnectInterval: 50,
     reconnectMaxInterval: 1_000,
   });
+}
+
+export class Control {
+  readonly #socket: Dealer;
 
   /**
    * @param keys - our own, and the publisher's public one; null: there are none.
@@ -54,6 +83,7 @@ export class Control {
     patience: number,
     readonly handlers: ControlHandlers,
   ) {
+    this.#socket = dealer(address);
     try {
       if (keys !== null) this.#pin(keys);
       this.#socket.ipv6 = address.includes("[");

@@ -10,6 +10,7 @@ import { dataDestination } from "./endpoints.js";
 import type { WorkerKeys } from "./keys.js";
 import type { WorkerMachine } from "./machine.js";
 import { encode } from "./messages.js";
+import { Names } from "./names.js";
 import { type Patching, patching } from "./patching.js";
 import { inSlices, touched } from "./slices.js";
 import { Subscription } from "./subscription.js";
@@ -32,6 +33,7 @@ export class WorkerLoop {
   readonly #control: Control;
   readonly #subscription: Subscription;
   readonly #timer: NodeJS.Timeout;
+  readonly #names: Names;
   readonly #patches: Patching[] = []; // to be decoded, the first of them now
   #closed = false;
 
@@ -52,6 +54,7 @@ export class WorkerLoop {
       message: (frames) => this.#guarded(() => machine.receivePublished(frames, now())),
       broken: (reason) => this.#notice(`no pushed data, all is fetched: ${reason}`),
     });
+    this.#names = new Names(address);
     // Timers come before input in a turn of the event loop. After somebody has blocked it for long,
     // what the publisher said meanwhile must be heard before it is called silent.
     this.#timer = setInterval(() => setImmediate(() => this.#tick()), TICK_MS);
@@ -113,6 +116,8 @@ export class WorkerLoop {
     if (this.#subscription.needsTicket) this.#guarded(() => this.machine.withoutTicket(now()));
     // After that, for a connection that this gives up takes messages for a moment, and loses them.
     this.#guarded(() => this.machine.tick(now()));
+    const text = this.#closed ? null : this.#names.attend(this.machine.inside, now());
+    if (text !== null) this.handlers.told({ do: "notice", code: "unknown-host", text });
   }
 
   #connect(endpoint: string, ticket: string): void {

@@ -20,6 +20,7 @@ mod gate;
 mod handoff;
 mod keys;
 mod model;
+mod names;
 mod raw;
 mod run;
 mod snapshot;

@@ -14,6 +14,7 @@ use crate::gate::Fate;
 use crate::handoff::Handoff;
 use crate::machine::{Machine, State, Ticket};
 use crate::messages::encode;
+use crate::names::Names;
 use crate::patching::{Base, Decoding};
 use crate::raw::fork::Process;
 use crate::sockets::Control;
@@ -157,6 +158,7 @@ pub struct Loop {
     decoder: Decoder,
     data: Subscription<Ticket>,
     begun: Instant,
+    names: Option<Names>,
     told: Option<(String, Key, &'static str)>, // of the rejections, so that a repetition is none
 }
 
@@ -173,7 +175,9 @@ impl Loop {
         let data = Subscription::new(shared.bell.clone());
         let begun = Instant::now();
         let decoder = Decoder::new(shared.clone());
-        Loop { machine, control, address, worker, shared, listener, host, decoder, data, begun, told: None }
+        let names = Names::of(&address);
+        let told = None;
+        Loop { machine, control, address, worker, shared, listener, host, decoder, data, begun, names, told }
     }
 
     fn now(&self) -> Time {
@@ -227,6 +231,10 @@ impl Loop {
             }
             effects.extend(self.machine.tick(now));
             self.perform(effects);
+            let inside = self.machine.inside();
+            if let Some(text) = self.names.as_mut().and_then(|names| names.attend(inside, now)) {
+                self.tell(Event::Notice { code: Code::from("unknown-host"), text });
+            }
             self.note_state();
             *next_tick = now + TICK;
         }

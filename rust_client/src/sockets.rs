@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::keys::WorkerKeys;
 use crate::limits::MESSAGE_BYTES_MAX;
 use crate::raw::fork::Libzmqs;
+use crate::raw::os::check_descriptors;
 use crate::transfer::Time;
 use std::convert::TryInto;
 use std::io;
@@ -49,10 +50,9 @@ impl Control {
     /// Connects, with keys to the owner of the publisher's key alone.
     pub fn connect(address: &str, keys: Option<&WorkerKeys>) -> Result<Control, Error> {
         Endpoint::parse(address)?;
-        open(address, keys).map_err(|error| Error::Io {
-            what: format!("cannot connect to {}", address),
-            error: io::Error::from_raw_os_error(error.to_raw()),
-        })
+        let broken = |error| Error::Io { what: format!("cannot connect to {}", address), error };
+        check_descriptors().map_err(broken)?;
+        open(address, keys).map_err(|error| broken(io::Error::from_raw_os_error(error.to_raw())))
     }
 
     /// What to poll: for messages, and also for somebody at the other end.

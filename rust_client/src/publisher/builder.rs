@@ -2,7 +2,7 @@
 
 use super::bases::Bases;
 use super::content::{Content, Copier};
-use super::distribution::Distribution;
+use super::distribution::{unbindable, Distribution};
 use super::effects::WorkerEvent;
 use super::endpoints::{check_exposure, Place};
 use super::keeper::Keeper;
@@ -17,6 +17,7 @@ use super::watch::Watch;
 use super::{Published, Publisher, DAY};
 use crate::error::Error;
 use crate::limits::{Timing, CHUNK_BYTES_MAX, INTEGER_MAX, PATCHES_MAX};
+use crate::raw::os::check_descriptors;
 use crate::raw::socket::running_clock;
 use std::collections::HashMap;
 use std::fs;
@@ -164,6 +165,7 @@ impl PublisherBuilder {
     pub fn bind(self) -> Result<Publisher, Error> {
         let (place, data, keys) = self.checked()?;
         let timing = timing_of(self.ping, self.lost_after)?;
+        check_descriptors().map_err(|error| unbindable(&place.endpoint(), error))?;
         let state = self.state.as_deref().map(|path| StateFolder::open(path, self.history)).transpose()?;
         let epoch = new_epoch(self.epoch, state.as_ref())?;
         let mut state = state.map(|folder| Restored::of(folder, || self.published()));

@@ -222,9 +222,8 @@ mod tests {
         for case in cases {
             let (kind, memory) = played(case);
             assert_eq!(kind, case["expect"]["error"].as_str(), "{}", case["name"]);
-            let held = case["expect"]["ok"]
-                .as_str()
-                .map_or(vec![0; memory.len()], crate::digest::bytes_of_hex);
+            let held =
+                case["expect"]["ok"].as_str().map_or(vec![0; memory.len()], crate::digest::bytes_of_hex);
             assert_eq!(memory, held, "{}", case["name"]);
         }
     }

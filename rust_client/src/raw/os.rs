@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::io::{AsRawFd, RawFd};
 
+const DESCRIPTORS: usize = 24; // at most, with keys
+
 /// Takes the shared lock of an open file; `WouldBlock` if somebody has it alone.
 pub fn lock_shared_nowait(file: &File) -> io::Result<()> {
     flock(file, libc::LOCK_SH | libc::LOCK_NB)
@@ -30,6 +32,27 @@ pub fn give_memory_back() {
 /// Another C library has no call for that.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub fn give_memory_back() {}
+
+/// Takes as many descriptors as a worker or a publisher is made of, and gives them back: libzmq ends the process where it
+/// finds none for a socket that it makes.
+pub fn check_descriptors() -> io::Result<()> {
+    let mut taken = Vec::new();
+    while taken.len() < DESCRIPTORS {
+        match File::open("/dev/null") {
+            Ok(file) => taken.push(file),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE) | Some(libc::ENFILE)) => {
+                let text = format!(
+                    "{} descriptors are left, and its sockets need {}: close files, or raise the limit (`ulimit -n`) where it is started",
+                    taken.len(),
+                    DESCRIPTORS
+                );
+                return Err(io::Error::new(error.kind(), text));
+            }
+            Err(_) => break, // there is nothing to count with
+        }
+    }
+    Ok(())
+}
 
 fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
     // SAFETY: the descriptor is open for as long as `file` is borrowed.

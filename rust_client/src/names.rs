@@ -1,0 +1,170 @@
+//! The publisher's host by its name: whether the system finds an address, which is told where nothing connects.
+//!
+//! libzmq looks names up by itself, and says nothing where it finds none. So it is asked here once more, in a thread of
+//! its own, since a name server may answer late or never.
+
+use crate::endpoint::Endpoint;
+use crate::transfer::Time;
+use std::io;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::sync::mpsc::{sync_channel, Receiver, TryRecvError};
+use std::thread;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(2); // without a session, after which the name is looked up
+const AGAIN: Duration = Duration::from_secs(1); // between two look-ups
+const NEWS: Duration = Duration::from_secs(60); // after which the same is told again
+
+type Resolve = fn(&str, u16) -> io::Result<()>;
+
+/// Tells why a host is not found.
+pub struct Names {
+    host: String,
+    port: u16,
+    resolve: Resolve,
+    since: Option<Time>,                     // there is no session
+    asked: Option<Receiver<io::Result<()>>>, // a thread that looks it up
+    due: Time,
+    told: Option<Time>,
+}
+
+impl Names {
+    /// Of an address; nothing where that is a path or a number.
+    pub fn of(address: &str) -> Option<Names> {
+        Names::with(address, |host, port| (host, port).to_socket_addrs().map(drop))
+    }
+
+    fn with(address: &str, resolve: Resolve) -> Option<Names> {
+        let (host, port) = match Endpoint::parse(address) {
+            Ok(Endpoint::Tcp { host, port }) => (host, port),
+            _ => return None,
+        };
+        let number = host.split('%').next().map_or(false, |host| host.parse::<IpAddr>().is_ok());
+        let (since, asked, due, told) = (None, None, Time::ZERO, None);
+        Some(Names { host, port, resolve, since, asked, due, told }).filter(|_| !number)
+    }
+
+    /// Says why the host is not found, once in a while; `inside`: there is a session, so it is.
+    pub fn attend(&mut self, inside: bool, now: Time) -> Option<String> {
+        if inside {
+            self.since = None;
+            return None;
+        }
+        let since = *self.since.get_or_insert(now);
+        if now < since + PATIENCE {
+            return None;
+        }
+        let found = match self.asked.as_ref().map(|answer| answer.try_recv()) {
+            None if now < self.due => return None,
+            None => {
+                self.ask();
+                self.due = now;
+                return None;
+            }
+            Some(Err(TryRecvError::Empty)) if now < self.due + PATIENCE => return None,
+            Some(Err(TryRecvError::Empty)) => return self.tell("its name server does not answer", now),
+            Some(Ok(found)) => found,
+            Some(Err(TryRecvError::Disconnected)) => Ok(()), // there was no thread for it
+        };
+        self.asked = None;
+        self.due = now + AGAIN;
+        match found {
+            Ok(()) => {
+                self.told = None;
+                None
+            }
+            Err(error) => self.tell(&error.to_string(), now),
+        }
+    }
+
+    fn ask(&mut self) {
+        let (tell, answer) = sync_channel(1);
+        let (host, port, resolve) = (self.host.clone(), self.port, self.resolve);
+        let thread = thread::Builder::new().name("weightbus-lookup".to_owned());
+        let _ = thread.spawn(move || tell.send(resolve(&host, port))); // else nobody is asked
+        self.asked = Some(answer);
+    }
+
+    fn tell(&mut self, why: &str, now: Time) -> Option<String> {
+        if self.told.map_or(false, |at| now < at + NEWS) {
+            return None;
+        }
+        self.told = Some(now);
+        Some(format!(
+            "no address of the publisher's host {:?} is found ({}): check the name, and the name service of this host or \
+             container; it is looked up again and again",
+            self.host, why
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn unknown(_: &str, _: u16) -> io::Result<()> {
+        Err(io::Error::new(io::ErrorKind::Other, "no such host"))
+    }
+
+    fn known(_: &str, _: u16) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn silent(_: &str, _: u16) -> io::Result<()> {
+        thread::park_timeout(Duration::from_secs(60));
+        Ok(())
+    }
+
+    /// Attends until an answer was there.
+    fn answered(names: &mut Names, now: Time) -> Option<String> {
+        let end = Instant::now() + Duration::from_secs(20);
+        assert_eq!(names.attend(false, now), None);
+        assert!(names.asked.is_some(), "nobody was asked");
+        while names.asked.is_some() {
+            assert!(Instant::now() < end, "never answered");
+            if let Some(text) = names.attend(false, now) {
+                return Some(text);
+            }
+            thread::yield_now();
+        }
+        None
+    }
+
+    #[test]
+    fn a_host_that_is_not_found_is_told_once_in_a_while() {
+        let mut names = Names::with("tcp://nowhere.invalid:5", unknown).unwrap();
+        assert_eq!(names.attend(false, SECOND), None);
+        assert_eq!(names.attend(false, SECOND + PATIENCE / 2), None);
+        assert!(names.asked.is_none(), "it may be about to connect");
+        let text = answered(&mut names, SECOND + PATIENCE).unwrap();
+        assert!(text.contains("\"nowhere.invalid\" is found (no such host): check the name"), "{}", text);
+        assert_eq!(answered(&mut names, SECOND + PATIENCE + AGAIN), None, "it was told a moment ago");
+        assert!(answered(&mut names, SECOND + PATIENCE + NEWS).is_some());
+        assert_eq!(names.attend(true, NEWS * 2), None);
+        assert_eq!(names.attend(false, NEWS * 2), None, "patience begins anew");
+        assert!(names.asked.is_none());
+    }
+
+    #[test]
+    fn a_host_that_is_found_is_not_told_of_and_one_of_a_silent_server_is() {
+        let mut names = Names::with("tcp://somewhere:5", known).unwrap();
+        assert_eq!(names.attend(false, Time::ZERO), None);
+        assert_eq!(answered(&mut names, PATIENCE), None);
+        let mut names = Names::with("tcp://somewhere:5", silent).unwrap();
+        assert_eq!(names.attend(false, Time::ZERO), None);
+        assert_eq!(names.attend(false, PATIENCE), None);
+        let text = names.attend(false, PATIENCE * 2).unwrap();
+        assert!(text.contains("its name server does not answer"), "{}", text);
+    }
+
+    #[test]
+    fn only_names_are_looked_up() {
+        for address in ["tcp://127.0.0.1:5", "tcp://[::1]:5", "tcp://[fe80::1%eth0]:5", "ipc:///tmp/x"] {
+            assert!(Names::of(address).is_none(), "{}", address);
+        }
+        assert!(Names::of("tcp://localhost:5").is_some());
+    }
+}
