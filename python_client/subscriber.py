@@ -124,8 +124,10 @@ class Subscriber:
     is called, or, after `start()`, in the background. In a process that was forked, make a new one.
 
     One that is dropped without `close()` leaves, with a warning, when Python collects it, even if
-    it was started: keep it in a variable. A new one of the same `address` and `name` in this
-    process takes its place, which is closed: a notebook's cell may run again.
+    it was started: keep it in a variable. A hook, or a function that is a target, which refers to
+    it (a closure, a bound method of what holds it) keeps it for as long as the process: close it,
+    or have that hold a `weakref`. A new one of the same `address` and `name` in this process takes
+    its place, which is closed: a notebook's cell may run again.
     """
 
     def __init__(

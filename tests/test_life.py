@@ -211,6 +211,28 @@ def test_one_that_was_started_and_that_nobody_refers_to_leaves(
     assert "<Subscriber dropped of" in caplog.text, "Python shows no ResourceWarning by itself"
 
 
+class Holder:
+    """Has a subscriber, whose hook refers back to it."""
+
+    def __init__(self, address: str, *, weak: bool) -> None:
+        me: Callable[[], Any] = weakref.ref(self) if weak else lambda: self
+        self.worker = subscriber(address, on_commit=lambda _: me()).start()
+
+
+def test_a_hook_that_refers_to_its_subscriber_keeps_it_unless_weakly() -> None:
+    with Publisher() as publisher:
+        kept = weakref.ref(Holder(publisher.address, weak=False).worker)
+        gc.collect()
+        worker = kept()
+        assert worker is not None
+        worker.close()
+        holder = Holder(publisher.address, weak=True)
+        dropped = weakref.ref(holder.worker)
+        with pytest.warns(ResourceWarning, match="without close"):
+            del holder
+        assert dropped() is None
+
+
 @pytest.mark.parametrize("started", [True, False])
 def test_a_worker_takes_the_place_of_one_of_its_name_in_this_process(
     started: bool, caplog: pytest.LogCaptureFixture

@@ -129,17 +129,20 @@ def test_what_says_nothing_of_names_is_refused_before_anything_is_made(
 
 
 def test_a_version_is_the_same_but_for_its_names() -> None:
-    source = Tied(2.0)
+    source = Tied()
+    for value, tensor in enumerate(source.state_dict().values()):
+        tensor.fill_(value)
     state = state_of(source)
-    renamed = State(asked({"": "z.", "embed.": "a."}).form_of(state.form), state.leaves)
+    others = asked({"": "z.", "head.": "a.", "norm.": "b."})  # in another order
+    renamed = State(others.form_of(state.form), state.leaves)
     data = np.zeros(renamed.layout().nbytes, np.uint8)
     Writer(renamed.layout(), data).write(renamed)
     arrays = as_arrays(renamed.layout(), data)
-    became = asked({"": "z.", "embed.": "a."}).of([*source.state_dict()])
+    became = others.of([*source.state_dict()])
     assert arrays.keys() == {*became.values()}
     for name, tensor in source.state_dict().items():
         np.testing.assert_array_equal(arrays[became[name]], tensor.numpy())
-    assert renamed.layout().aliases == {"z.head.weight": "a.weight"}
+    assert renamed.layout().aliases == {"a.weight": "z.embed.weight"}
 
 
 def test_texts_of_a_layout_stay_texts() -> None:

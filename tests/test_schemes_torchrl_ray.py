@@ -139,6 +139,8 @@ def an_updater_serves_it(collector: Any, batches: Any) -> None:
     collects(batches, {0: 7.0, 1: 7.0})
     updater.push_weights(fill(policy(), 8.0), worker_ids=0)
     collects(batches, {0: 8.0, 1: 7.0})
+    updater.push_weights(fill(policy(), 9.0).state_dict())
+    collects(batches, {0: 9.0, 1: 9.0})
 
 
 def a_killed_actor_is_named(collector: Any, scheme: Any, batch: Any) -> None:
