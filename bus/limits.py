@@ -120,6 +120,7 @@ class Timing:
             )
         self.ping = ping  # between two pings, beacons, or repetitions of a report
         self.lost_after = lost_after  # silence after which the other side is lost
+        self.gone_after = 2 * ping  # a worker without connection: it dials again, and pings on that
         self.deaf_after = 6 * lost_after  # silence of control alone: a chunk may take long
         self.stuck_after = lost_after  # life without progress after which a worker is stuck
         self.hello_retry = min(ping, 0.25)  # between two hellos while nobody answers

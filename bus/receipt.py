@@ -14,9 +14,9 @@ class WorkerReceipt:
     Attributes:
         name: The worker.
         state: `applied` (it runs the version), `staged` (it holds the version, verified),
-            `failed` (it will not run it; `detail` says why), `lost` (it fell silent), `left` (it
-            said goodbye, and is no longer one of "all"), `behind` (it is still at it; `detail` says
-            in which phase), `skipped` (it runs a newer version).
+            `failed` (it will not run it; `detail` says why), `lost` (it died, or fell
+            silent), `left` (it said goodbye, and is no longer one of "all"), `behind` (it is still
+            at it; `detail` says in which phase), `skipped` (it runs a newer version).
         seconds: From the call of publish to that state; None while `behind`.
         detail: Words for a person; empty where the state says it all.
         encoding: How the version came to it: `raw` (all of it) or `delta-1` (a patch on what ran

@@ -13,7 +13,7 @@ from ..codecs.renaming import Rename, Renaming, renaming_of
 from . import checks
 from .checks import check_name
 
-Require = Literal["all"] | int  # all workers, or this many
+Require = Literal["all", "alive"] | int  # all workers, those that are not lost, or this many
 Encoding = Literal["raw", "delta", "auto"]
 Dtype = str | Mapping[str, str] | None  # of all parameters, or by patterns of names; as they are
 
@@ -44,8 +44,10 @@ class Request:
     Attributes:
         workers: Names; None: all.
         needed: How many of them must get there; None: all.
+        alive: All but those that are lost.
         started, deadline: On the monotonic clock, in seconds.
         timeout, grace: Seconds.
+        grace_of_gone: Seconds, for those that are known not to be there.
         expect: How many all are at least.
         precision: What is converted while it is copied; None: nothing.
         encoding: How it goes to workers that take patches.
@@ -55,12 +57,14 @@ class Request:
 
     workers: tuple[str, ...] | None
     needed: int | None
+    alive: bool
     wait: Wait
     commit: CommitMode
     verify: bool
     started: float
     timeout: float
     grace: float
+    grace_of_gone: float
     expect: int
     precision: Precision | None
     encoding: Encoding
@@ -95,6 +99,8 @@ class Request:
             deadline=self.deadline,
             hash=self.verify,
             grace=self.grace,
+            grace_of_gone=self.grace_of_gone,
+            alive=self.alive,
             expect=self.expect,
         )
 
@@ -118,7 +124,8 @@ def request(options: PublishOptions, started: float, *, expect: int, grace: floa
             f"{', '.join(sorted(PublishOptions.__optional_keys__))}"
         )
     names = _names(options.get("workers"))
-    needed = _needed(options.get("require", "all"), names)
+    require = options.get("require", "all")
+    needed = _needed(require, names)
     wait, commit = options.get("wait", "applied"), options.get("commit", "auto")
     checks.choice(wait, "wait", ("applied", "staged", "none"))
     checks.choice(commit, "commit", ("auto", "together"))
@@ -128,12 +135,14 @@ def request(options: PublishOptions, started: float, *, expect: int, grace: floa
     return Request(
         workers=names,
         needed=needed,
+        alive=require == "alive",
         wait=wait,
         commit=commit,
         verify=options.get("verify", False),
         started=started,
         timeout=checks.seconds(options.get("timeout", TIMEOUT), "timeout", positive=True),
         grace=checks.seconds(grace if asked is None else asked, "grace"),
+        grace_of_gone=0.0 if asked is None else asked,
         expect=_expected(options.get("expect"), expect, names, needed),
         precision=None if dtype is None else precision_of(dtype),
         encoding=encoding,
@@ -152,9 +161,9 @@ def _names(workers: Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def _needed(require: object, names: tuple[str, ...] | None) -> int | None:
-    if require == "all":
+    if require in ("all", "alive"):
         return None
-    number = checks.whole(require, 'require (of workers, or "all")', 0, WORKERS_MAX)
+    number = checks.whole(require, 'require (of workers, or "all", or "alive")', 0, WORKERS_MAX)
     if names is not None and number > len(names):
         raise ValueError(f"require={number}, but the publish is for {len(names)} workers only")
     return number

@@ -223,7 +223,8 @@ class Publisher:
             workers: Names of the workers it is for; None: all that want the model. Workers that
                 join later get the latest version that was meant for all. (This and what follows
                 are keywords, `options`.)
-            require: How many of them must get there: "all", or a number (0: no matter).
+            require: How many of them must get there: "all"; "alive", which is all but those that
+                are lost meanwhile, of which the receipt tells; or a number (0: no matter).
             wait: What "there" is: "applied"; "staged" (there, whole and verified, to be applied at
                 the worker's next safe point); or "none", which returns at once.
             commit: "auto": each worker applies as soon as it can. "together": none applies before
@@ -231,9 +232,11 @@ class Publisher:
             verify: Have workers that read shared memory hash what they read, too. (What comes over
                 the network is always verified.) It costs about as much as the copy.
             timeout: Seconds for all of this.
-            grace: Seconds of it for which a worker that falls silent meanwhile is waited for, since
-                it may return; 0: not at all. None: `lost_after` of the publisher's timing. Who says
-                goodbye is not waited for, and no longer one of "all".
+            grace: Seconds of it for which a worker that is lost meanwhile is waited for: it may
+                return; 0: not at all. None: `lost_after` of the publisher's timing for who falls
+                silent, and no longer for who is known to be gone: its process has ended, or its
+                connection is closed and it made no other. Who says goodbye is not waited for, and
+                no longer one of "all".
             expect: How many "all" are at least: those that are missing are waited for, until they
                 join and get there. None: as many as the Publisher was told to expect.
             dtype: What parameters in float travel as: "bf16", "f16", "f32" or "f64". Or a mapping
@@ -279,7 +282,9 @@ class Publisher:
 
         The weights may be changed at once. Arguments, and the errors that the future or this call
         raises, are those of `publish`. A newer version overtakes an older one that is still on its
-        way: a worker that goes straight to the newer one counts as `skipped`, which is success.
+        way: a worker that goes straight to the newer one counts as `skipped`, which is success. If
+        it fails, and the future is dropped with nobody having asked for its result, a warning in
+        the log says so.
         """
         started = time.monotonic()
         self._check_usable()

@@ -170,7 +170,8 @@ class Invariants:
         if achieved and publication.wait != "none":
             done = ["applied", "skipped"] + (["staged"] if publication.wait == "staged" else [])
             there = sum(w.state in done for w in receipt.workers.values())
-            present = sum(w.state != "left" for w in receipt.workers.values())
+            gone = ("left", "lost") if publication.alive else ("left",)
+            present = sum(w.state not in gone for w in receipt.workers.values())
             needed = max(present, publication.expect)
             needed = needed if publication.require is None else publication.require
             assert there >= needed, f"achieved with {there} of {needed}: {receipt}"

@@ -708,6 +708,8 @@ class Publisher:
             require=require,
             expect=rng.choice([1, 2, 5]) if expected else 0,
             grace=rng.choice([0.0, 0.3, sim.timing.lost_after]),
+            grace_of_gone=sim.ends.choice([0.0, 0.3]),
+            alive=require is None and sim.ends.random() < 0.3,
             wait=rng.choice(["applied", "applied", "staged", "none"]),
             commit="together" if together else "auto",
             hash=rng.random() < 0.2,
@@ -797,6 +799,7 @@ class Simulation:
         self.invariants = Invariants()
         self.sealed = seed % 3 == 0
         self.keys = random.Random(f"group keys of {seed}")
+        self.ends = random.Random(f"ends of {seed}")  # of connections
         self.patched = seed % 5 == 2
         self.changes = random.Random(f"changes of {seed}")
         if self.patched:
@@ -948,9 +951,21 @@ class Simulation:
         link = (publisher.name, worker.process)
         self._deliver(link, frames, worker.rate, self._at_worker, worker, incarnation, False)
 
-    def _unreachable(self, publisher: Publisher, identity: bytes, incarnation: int) -> None:
+    def _unreachable(
+        self, publisher: Publisher, identity: bytes, incarnation: int, ended: str = ""
+    ) -> None:
         if publisher.alive and publisher.incarnation == incarnation:
-            publisher.perform(publisher.machine.unreachable(identity, self.now))
+            publisher.perform(publisher.machine.unreachable(identity, self.now, ended))
+            peer = publisher.machine.roster.by_identity(identity)
+            self.met |= {"ended" if ended else "closed"} if peer is not None else set()
+            assert not ended or peer is None or peer.lost, f"{identity!r} is not known to be dead"
+
+    def _hang_up(self, worker: Worker, ended: str = "") -> None:
+        """Have a connection found closed, with its process or without; or have nobody find it."""
+        publisher, identity = worker.at, worker.at.identity(worker)
+        delay = self.ends.choice([0.0, 0.05, 1.0])
+        if publisher.alive and self.ends.random() < 0.7:
+            self.later(delay, self._unreachable, publisher, identity, publisher.incarnation, ended)
 
     def broadcast(
         self, publisher: Publisher, effect: Broadcast, to: Sequence[Worker] | None = None
@@ -1032,6 +1047,7 @@ class Simulation:
         for worker in self.workers:
             if rng.random() < faults.cut * step:
                 worker.cut_until = self.now + rng.choice([0.5, 2.0, 8.0])
+                self._hang_up(worker)
             if worker.alive and rng.random() < faults.whims * step:
                 worker.want()
             if rng.random() < 0.3 * step:
@@ -1040,6 +1056,7 @@ class Simulation:
                 if rng.random() < 0.3:
                     worker.leave()
                 worker.alive = False
+                self._hang_up(worker, self.ends.choice(["", "its process has ended"]))
                 self.later(rng.choice([0.0, 0.5, 7.0]), self._restart, worker)
         for publisher in self.publishers:
             if publisher.alive and rng.random() < faults.death * step / 2:

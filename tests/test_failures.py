@@ -146,6 +146,8 @@ class Scene:
 class Tunnel:
     """Takes connections and forwards what comes, until `cut`: then it goes nowhere, untold.
 
+    `sever` ends all connections that there are, at both ends.
+
     Args:
         bytes_per_second: How fast it does.
 
@@ -170,6 +172,11 @@ class Tunnel:
     def cut(self) -> None:
         self._dead.set()
         self._dead = threading.Event()
+
+    def sever(self) -> None:
+        for end in self._ends[1:]:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         for end in self._ends:
@@ -247,12 +254,110 @@ def test_a_worker_killed_in_the_middle_costs_nobody_else(scene: Scene) -> None:
     assert receipt.in_state("applied") == ["w0", "w2"]
     assert receipt.workers["w1"].state == "lost"
     assert re.search(
-        r"silent for .* while receiving version 2, \d+ of 8000 chunks", receipt.workers["w1"].detail
+        r"process, \d+, has ended while receiving version 2, \d+ of 8000 chunks",
+        receipt.workers["w1"].detail,
     )
     assert receipt.seconds < SECONDS / 2, "long before the deadline"
     assert publisher.workers()["w1"].state == "lost"
     receipt = publisher.publish("m", model(nbytes, 3), timeout=SECONDS)
     assert receipt.in_state("applied") == sorted(receipt.workers) == ["w0", "w2"]
+
+
+PATIENT = Timing(ping=SECONDS, lost_after=2 * SECONDS)  # so that silence is no reason
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "ipc"])
+def test_a_worker_of_this_host_that_is_killed_is_known_to_be_dead_at_once(
+    scene: Scene, address: str, tmp_path: Path
+) -> None:
+    address = address if address != "ipc" else f"ipc://{tmp_path}/bus"
+    publisher = scene.publisher(address=address, timing=PATIENT)
+    names = [f"w{number}" for number in range(3)]
+    workers = {name: scene.worker(publisher, name) for name in names}
+    publisher.wait_for_workers(len(names), SECONDS)
+    publisher.publish("m", model(SMALL, 1), timeout=SECONDS)
+    told: queue.SimpleQueue[tuple[str, str, float]] = queue.SimpleQueue()
+    publisher.on_worker(lambda event: told.put((event.kind, event.text, time.monotonic())))
+    assert {told.get(timeout=SECONDS)[0] for _ in names} == {"joined"}
+    waits: list[float] = []
+    for name in names:
+        killed = time.monotonic()
+        workers[name].signal(signal.SIGKILL)
+        with pytest.raises(PublishError) as caught:
+            publisher.publish("m", model(SMALL, 2), timeout=SECONDS)
+        raised = time.monotonic()
+        ended = f"its process, {workers[name].popen.pid}, has ended"
+        assert caught.value.receipt.workers[name].detail.startswith(ended)
+        kind, text, at = told.get(timeout=SECONDS)
+        assert (kind, text.startswith(f"worker {name} is lost: {ended}")) == ("lost", True)
+        waits.append(max(raised, at) - killed)
+    assert min(waits) < 0.2, f"it took {waits} s"
+
+
+def test_a_learner_that_requires_the_living_goes_on(scene: Scene) -> None:
+    publisher = scene.publisher(timing=PATIENT)
+    workers = {name: scene.worker(publisher, name) for name in ("w0", "w1")}
+    publisher.wait_for_workers(2, SECONDS)
+    workers["w1"].signal(signal.SIGSTOP)  # so that the next version is on its way to it
+    future = publisher.publish_async("m", model(SMALL, 1), require="alive", timeout=SECONDS)
+    workers["w0"].wait("applied", version=1)
+    workers["w1"].signal(signal.SIGKILL)
+    receipt = future.result(SECONDS)
+    assert receipt.in_state("applied") == ["w0"]
+    assert receipt.in_state("lost") == ["w1"]
+    receipt = publisher.publish("m", model(SMALL, 2), require="alive", timeout=SECONDS)
+    assert receipt.in_state("applied") == sorted(receipt.workers) == ["w0"]
+
+
+def test_a_worker_of_elsewhere_that_is_killed_is_lost_as_it_makes_no_other_connection(
+    scene: Scene,
+) -> None:
+    """Behind a tunnel, whose process has the connection: nobody can see the worker's."""
+    publisher = scene.publisher(timing=Timing(ping=0.2, lost_after=SECONDS))
+    tunnel = scene.tunnel()
+    tunnel.lead_to(publisher.address)
+    worker = scene.worker(tunnel.address, "far")
+    publisher.wait_for_workers(1, SECONDS)
+    worker.signal(signal.SIGKILL)
+    with pytest.raises(PublishError, match="its connection is closed, and it made no other in"):
+        publisher.publish("m", model(SMALL, 1), timeout=SECONDS)
+
+
+@pytest.mark.parametrize("far", [True, False])
+def test_a_worker_whose_connection_breaks_is_not_lost(scene: Scene, *, far: bool) -> None:
+    """It dials again; whether or not anybody can see that its process lives."""
+    timing = Timing(ping=1.0, lost_after=SECONDS)
+    publisher, tunnel = scene.publisher(timing=timing), scene.tunnel()
+    tunnel.lead_to(publisher.address)
+    address = tunnel.address if far else publisher.address
+    worker = scene.worker(address, "w", ping=1.0, lost_after=SECONDS)
+    publisher.wait_for_workers(1, SECONDS)
+    publisher.publish("m", model(SMALL, 1), timeout=SECONDS)
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    publisher.on_worker(lambda event: told.put(event.kind))
+    assert told.get(timeout=SECONDS) == "joined"
+    loop = vars(publisher)["_loop"]
+    accepted = vars(vars(loop)["_sockets"])["_accepted"]
+    before = [*publisher_identities(publisher)]
+
+    def hang_up(_machine: PublisherMachine, now: float) -> list[PublisherEffect]:
+        (descriptor,) = vars(accepted)["_each"]
+        accepted.hang_up(descriptor, now)
+        return []
+
+    tunnel.sever() if far else loop.decide(hang_up)
+    until(lambda: [*publisher_identities(publisher)] != before, "it has come again")
+    receipt = publisher.publish("m", model(SMALL, 2), timeout=SECONDS)
+    assert receipt.in_state("applied") == ["w"]
+    assert worker.wait("applied", version=2)["checksum"] == checksum(model(SMALL, 2))
+    assert told.empty(), "nobody was told that it was lost"
+
+
+def publisher_identities(publisher: Publisher) -> Iterator[bytes]:
+    """Yield what its ROUTER calls each worker."""
+    machine: PublisherMachine = vars(publisher)["_machine"]
+    for peer in machine.roster.everybody():
+        yield peer.identity
 
 
 def test_a_worker_may_come_back_with_its_name(scene: Scene) -> None:
@@ -314,7 +419,7 @@ def test_a_worker_that_leaves_in_the_middle_fails_nothing(
     leaving.close()
     assert future.result(SECONDS).in_state("left") == ["leaving"]
     assert "published to nobody: worker leaving has left: it said goodbye" in caplog.text
-    with pytest.raises(PublishError, match=r"1 of 1 workers never came \(worker leaving has left"):
+    with pytest.raises(PublishError, match=r"1 of 1 workers are missing \(worker leaving has left"):
         publisher.publish("m", model(SMALL, 2), expect=1, timeout=0.2)
 
 

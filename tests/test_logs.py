@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, PublishError, Subscriber
+from weightbus import Publisher, PublishError, RefusedError, Subscriber
 from weightbus.bus.complaints import TOLD, Told
 from weightbus.bus.effects import Notice
 from weightbus.bus.errors import FRAMES_TOLD, told_of
@@ -87,6 +87,36 @@ def test_what_nobody_wants_to_hear_costs_no_allowance(caplog: pytest.LogCaptureF
             told.tell(Notice("joined", "worker w joined", "w"), 0)
         told.tell(Notice("nobody", "a warning", warning=True), 0)
     assert [record.getMessage() for record in caplog.records] == ["a warning"]
+
+
+def records(caplog: pytest.LogCaptureFixture, name: str, kind: str) -> list[logging.LogRecord]:
+    """Return the records of one logger that are about one kind of thing."""
+    mine = [r for r in caplog.records if r.name == name]
+    return [r for r in mine if r.__dict__.get("weightbus", {}).get("kind") == kind]
+
+
+def test_both_sides_say_who_joined_and_who_is_refused_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        caplog.at_level(logging.INFO, "weightbus"),
+        Publisher() as publisher,
+        Subscriber(publisher.address, {"m": arrays()}, name="w") as first,
+    ):
+        assert first.wait_joined(SECONDS)
+        # By another name of the host: as from another process, whose workers are none of ours.
+        elsewhere = publisher.address.replace("127.0.0.1", "localhost")
+        with Subscriber(elsewhere, {"m": arrays()}, name="w") as second:
+            for _ in range(3):
+                with pytest.raises(RefusedError):
+                    second.receive(SECONDS)
+    for name in ("weightbus.publisher", "weightbus.worker"):
+        (joined,) = records(caplog, name, "joined")
+        assert joined.levelno == logging.INFO
+        (refused,) = records(caplog, name, "refused")
+        assert refused.levelno == logging.WARNING
+        assert "name-taken" in refused.getMessage()
+    assert f"worker w of {publisher.address}: joined, epoch {publisher.epoch}" in caplog.text
 
 
 SILENT = "logging.getLogger('weightbus').addHandler(logging.NullHandler())"

@@ -50,6 +50,12 @@ class Road:
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         return self.control.popleft() if self.control else None
 
+    def any_closed(self, _now: float) -> bool:
+        return False
+
+    def follow(self, _pid: int) -> None:
+        pass
+
     def send(self, _identity: bytes, frames: Sequence[Buffer]) -> bool:
         self.answers.append(bytes(frames[0]))
         return True

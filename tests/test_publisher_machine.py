@@ -89,7 +89,9 @@ class Bench:
         commit: Literal["auto", "together"] = "auto",
         seconds: float = 10.0,
         grace: float = 0.0,
+        grace_of_gone: float = 0.0,
         expect: int = 0,
+        alive: bool = False,
     ) -> tuple[Version, list[Effect]]:
         layout = Layout.plan([("w", "U8", (nbytes,))])
         fresh = workers is None and commit == "auto"
@@ -104,7 +106,9 @@ class Bench:
             started=self.now,
             deadline=self.now + seconds,
             grace=grace,
+            grace_of_gone=grace_of_gone,
             expect=expect,
+            alive=alive,
         )
         effects = self.machine.publish(publication, self.now)
         return version, perform(self.machine, effects, self.now)
@@ -549,9 +553,154 @@ def test_a_shortfall_says_who_is_missing() -> None:
     answer = resolved(bench.pass_time(1.0))
     assert answer is not None
     assert not answer.achieved
-    assert answer.missing.startswith("3 of 3 workers never came (")
-    for part in ("w0 is lost", "w2 is lost", "w1 has left", "old is refused (stale-epoch)"):
-        assert part in answer.missing
+    assert "a version 1 is applied by 0 of 3 workers after 1.00 s" in answer.shortfall
+    assert "3 of 3 workers are missing (" in answer.shortfall, "nobody says that they never came"
+    lost = ("w0 is lost: silent for 5.0 s", "w2 is lost: silent for 5.0 s")
+    for part in (*lost, "w1 has left", "old is refused (stale-epoch)"):
+        assert part in answer.shortfall
+
+
+def test_a_shortfall_counts_who_is_required_and_who_never_came() -> None:
+    bench = Bench("w0", "w1")
+    version, effects = bench.publish(require=3)
+    answer = resolved(effects)
+    assert answer is not None
+    assert "by 0 of 2 workers (3 are required) after" in answer.shortfall
+    version, _ = bench.publish(expect=3, seconds=1)
+    for name in ("w0", "w1"):
+        bench.say(name, report(Applied, version))
+    answer = resolved(bench.pass_time(1.0))
+    assert answer is not None
+    assert "by 2 of 3 workers after 1.00 s; 1 of 3 workers never came" in answer.shortfall
+
+
+def test_a_shortfall_says_what_has_ended_it() -> None:
+    bench = Bench("w0")
+    bench.publish(commit="together")
+    answer = resolved(bench.publish()[1])
+    assert answer is not None
+    assert answer.shortfall.endswith("superseded by a newer publish")
+
+
+def gone(bench: Bench, name: str, ended: str = "") -> list[Effect]:
+    effects = bench.machine.unreachable(name.encode(), bench.now, ended)
+    return perform(bench.machine, effects, bench.now)
+
+
+ENDED = "its process, 42, has ended"
+
+
+def test_whose_process_has_ended_is_lost_at_once_and_not_waited_for() -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(seconds=60, grace=5.0)
+    bench.say("w0", report(Applied, version))
+    effects = gone(bench, "w1", ENDED)
+    [notice] = notices(effects, "lost")
+    assert notice.warning
+    assert notice.text == f"worker w1 is lost: {ENDED}"
+    answer = resolved(effects)
+    assert answer is not None
+    assert not answer.achieved
+    assert answer.receipt.workers["w1"].detail == ENDED
+    assert not gone(bench, "w1", ENDED), "it is known"
+
+
+def test_who_was_silent_before_its_process_ended_is_waited_for_no_longer() -> None:
+    bench = Bench("w0")
+    bench.publish(seconds=60, grace=5.0)
+    assert notices(effects := bench.pass_time(5.0), "lost")
+    assert resolved(effects) is None, "it is waited for"
+    effects = gone(bench, "w0", ENDED)
+    assert not notices(effects, "lost"), "it is known to be"
+    assert resolved(effects) is not None
+
+
+def test_whose_connection_is_closed_may_dial_again() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=60, grace=5.0)
+    assert not gone(bench, "w0")
+    assert bench.machine.status(bench.now)[0].state == "live"
+    bench.now += bench.machine.timing.gone_after - 0.01
+    assert not notices(bench.pass_time(0.0), "lost")
+    again = bench.machine.receive(b"other", [encode(hello("w0"))], bench.now)
+    assert not notices(again, "lost")
+    assert sent(again, Welcome, "other")
+    assert not notices(bench.pass_time(bench.machine.timing.gone_after), "lost")
+    bench.machine.receive(b"other", [encode(report(Applied, version))], bench.now)
+    assert bench.machine.status(bench.now)[0].running == {"a": version.key}
+
+
+def test_whose_connection_is_closed_and_makes_no_other_is_lost_and_may_return() -> None:
+    bench = Bench("w0")
+    bench.publish(seconds=60, grace=5.0)
+    gone(bench, "w0")
+    effects = bench.pass_time(bench.machine.timing.gone_after)
+    [notice] = notices(effects, "lost")
+    assert "its connection is closed, and it made no other in 2 s" in notice.text
+    assert resolved(effects) is not None, "it was waited for"
+    assert notices(bench.say("w0", Ping(subscribed=True)), "back")
+
+
+def test_what_is_heard_of_a_closed_connection_keeps_nobody_from_being_lost_of_silence() -> None:
+    bench = Bench("w0")
+    gone(bench, "w0")
+    bench.say("w0", Ping())
+    assert not notices(bench.pass_time(bench.machine.timing.gone_after), "lost")
+    assert notices(bench.pass_time(bench.machine.timing.lost_after), "lost")
+
+
+def test_a_rival_is_let_in_at_once_if_the_connection_of_the_first_is_closed() -> None:
+    bench = Bench("w0")
+    gone(bench, "w0")
+    effects = bench.machine.receive(b"rival", [encode(hello("w0", "1" * 32))], bench.now)
+    assert [n.kind for n in effects if isinstance(n, Notice)] == ["lost", "joined"]
+    assert sent(effects, Welcome, "rival")
+
+
+def test_a_caller_may_have_the_dead_waited_for() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=60, grace_of_gone=5.0)
+    assert resolved(gone(bench, "w0", ENDED)) is None
+    bench.say("w0", hello("w0", "1" * 32))
+    answer = resolved(bench.say("w0", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+
+
+@pytest.mark.parametrize("commit", ["auto", "together"])
+def test_where_the_living_are_required_the_dead_are_told_of(
+    commit: Literal["auto", "together"],
+) -> None:
+    bench = Bench("w0", "w1")
+    version, _ = bench.publish(seconds=60, alive=True, commit=commit)
+    bench.say("w0", report(Staged, version))
+    effects = gone(bench, "w1", ENDED)
+    if commit == "auto":
+        assert resolved(effects) is None, "one that lives is behind"
+    else:
+        assert sent(effects, Commit, "w0")
+    answer = resolved(bench.say("w0", report(Applied, version)))
+    assert answer is not None
+    assert answer.achieved
+    assert answer.receipt.in_state("lost") == ["w1"]
+
+
+def test_where_the_living_are_required_one_that_fails_is_an_error() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=60, alive=True)
+    answer = resolved(bench.say("w0", report(Failed, version, code="apply", text="does not fit")))
+    assert answer is not None
+    assert not answer.achieved
+
+
+def test_where_the_living_are_required_the_silent_are_waited_for_first() -> None:
+    bench = Bench("w0")
+    bench.publish(seconds=60, grace=1.0, alive=True)
+    assert resolved(bench.pass_time(5.0)) is None
+    answer = resolved(effects := bench.pass_time(1.0))
+    assert answer is not None
+    assert answer.achieved
+    assert notices(effects, "nobody")
 
 
 def test_a_publish_to_nobody_any_more_is_a_warning_once() -> None:

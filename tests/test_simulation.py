@@ -47,6 +47,15 @@ def test_the_shared_road_is_walked_and_some_come_too_late_or_hang() -> None:
     pytest.fail(f"only {met} happened")
 
 
+def test_connections_are_found_closed_with_their_processes_and_without() -> None:
+    met = set[str]()
+    for seed in range(SEEDS):
+        met |= simulate.Simulation(seed).run().met
+        if met >= {"ended", "closed"}:
+            return
+    pytest.fail(f"only {met} happened")
+
+
 def test_patches_arrive_are_overtaken_and_given_up() -> None:
     met = set[str]()
     for seed in PATCHED:

@@ -55,6 +55,7 @@ from weightbus.codecs.native import crc32c
 from weightbus.tests.performing import Opens, another_host, done
 
 EPOCH = 7
+SILENT = Notice("lost", "the publisher is silent; what runs, runs on", warning=True)
 LAYOUT = Layout.plan([("w", "U8", (4,))])
 
 
@@ -254,7 +255,7 @@ def test_silence_is_loss() -> None:
     bench = Bench()
     bench.machine.tick(104.9)
     assert bench.machine.inside
-    assert bench.machine.tick(105.0) == [Notice("lost", "the publisher is silent"), Redial()]
+    assert bench.machine.tick(105.0) == [SILENT, Redial()]
     assert not bench.machine.inside
 
 
@@ -293,7 +294,7 @@ def test_a_control_connection_that_broke_ends_the_session_if_nothing_comes_of_it
         assert Redial() not in bench.machine.tick(bench.now)
         bench.now += 1.0
         bench.publish(Beacon(model="a", epoch=EPOCH, version=0))
-    assert bench.machine.tick(bench.now) == [Notice("lost", "the publisher is silent"), Redial()]
+    assert bench.machine.tick(bench.now) == [SILENT, Redial()]
     assert not bench.machine.inside
 
 
@@ -303,7 +304,7 @@ def test_published_messages_alone_keep_a_session_only_so_long() -> None:
         assert Redial() not in bench.machine.tick(bench.now)
         bench.now += 1.0
         bench.publish(Beacon(model="a", epoch=EPOCH, version=0))
-    assert bench.machine.tick(bench.now) == [Notice("lost", "the publisher is silent"), Redial()]
+    assert bench.machine.tick(bench.now) == [SILENT, Redial()]
 
 
 def unheard(effects: list[Effect]) -> int:

@@ -11,6 +11,9 @@ among users of one host, messages alone are counted.
 A descriptor that libzmq has named may be another connection's by now. So whatever is done to one is
 done to a duplicate, after a look at whose it is. If it is another of this socket, that worker comes
 back.
+
+libzmq says as well which ones are closed, and the kernel whether a worker of this host has ended
+with its connection, which then need not be waited for.
 """
 
 import contextlib
@@ -32,6 +35,7 @@ from ..complaints import Complaints
 from ..limits import HOSTS_MAX, NEWCOMERS, UNSEEN, UNSEEN_ALL, UNSEEN_SMALL
 from . import endpoints
 from .descriptors import Crowd, spent
+from .processes import Ends, Process, connected_by, ends_of, inodes_of, process_with
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -43,6 +47,8 @@ QUIET_SECONDS = 3.0  # without a hang-up, after which memory goes back to the sy
 DROPPED_KEPT = 4096  # connections that were hung up on, and may have left something to be read
 RECEIVED = slice(128, 136)  # of Linux's `struct tcp_info`: tcpi_bytes_received (since 4.1)
 SCRATCH_BYTES = 2**16
+FIND_SECONDS = 0.1  # between two searches for processes, each of which takes a few milliseconds
+ENDING_SECONDS, AGAIN_SECONDS = 1.0, 0.01  # that a process may be there after its connections
 _ATTACH_FILTER = 26  # Linux's SO_ATTACH_FILTER, which Python does not name
 _NOTHING_PASSES = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF's "ret #0"
 _FILTER = struct.pack("HP", 1, ctypes.addressof(_NOTHING_PASSES))  # a `struct sock_fprog`
@@ -83,6 +89,8 @@ class _Connection:
         seen: Bytes of its messages since.
         said: Whether there was any.
         over: Whether it was hung up on; what is left of it is dropped.
+        identity: What the ROUTER calls it; empty until it has said anything.
+        process: The worker's, at the other end, if it is known.
     """
 
     unseen: Allowance
@@ -90,6 +98,8 @@ class _Connection:
     seen: int = 0
     said: bool = False
     over: bool = False
+    identity: bytes = b""
+    process: Process | None = None
 
 
 class Accepted:
@@ -108,6 +118,11 @@ class Accepted:
         self._dropped: dict[bytes, int] = {}  # identity and descriptor: peers can choose the former
         self._hosts: dict[str, Allowance] = {}  # where newcomers came from a moment ago
         self._newcomers: dict[int, tuple[Allowance, float]] = {}  # of whose, and until when
+        self._followed: dict[int, int] = {}  # whose processes are to be found, by what they say
+        self._found_at, self._find_at = -math.inf, math.inf
+        self._closed: list[_Connection] = []  # of which nobody was told yet
+        self._ending: list[tuple[_Connection, float, str]] = []  # of which, and until when to look
+        self._ending_at = math.inf
         self._look_at, self._trim_at = 0.0, math.inf
         self._alert_until = 0.0
         self._complaints = Complaints(log, "hung up on a control connection: %s")
@@ -163,6 +178,78 @@ class Accepted:
         self._newcomers[descriptor] = self._hosts[host], now + PROOF_SECONDS
         return True
 
+    def closed(self, descriptor: int) -> None:
+        """Take note that one is closed; of its messages some may not have been taken yet."""
+        self._followed.pop(descriptor, None)
+        each = self._each.pop(descriptor, None)
+        if each is not None and each.identity:
+            self._closed.append(each)
+
+    def take_closed(self, now: float) -> list[tuple[bytes, str]]:
+        """Return the identities of those that were closed, and whose process has ended, in words.
+
+        A process is there a moment longer than its connections: it is named again once it is not.
+        """
+        told: list[tuple[bytes, str]] = []
+        closed = [(each, now + ENDING_SECONDS, "closed") for each in self._closed]
+        before, self._closed, self._ending = self._ending, [], []
+        for each, until, news in closed + before:
+            process = each.process
+            if process is not None and process.ended:
+                told.append((each.identity, f"its process, {process.pid}, has ended"))
+                continue
+            if news:
+                told.append((each.identity, ""))
+            if process is not None and now < until:
+                self._ending.append((each, until, ""))
+        self._ending_at = now + AGAIN_SECONDS if self._ending else math.inf
+        return told
+
+    def any_closed(self, now: float) -> bool:
+        """Whether `take_closed` may have anything to tell."""
+        return bool(self._closed) or now >= self._ending_at
+
+    def follow(self, descriptor: int, pid: int) -> None:
+        """Say whose a connection is: a worker's, which says that its process is `pid`."""
+        each = self._each.get(descriptor)
+        if each is None or each.over:
+            return
+        if isinstance(self._name, int):
+            self._followed[descriptor] = pid
+            self._find_at = self._found_at + FIND_SECONDS
+            return
+        with self._duplicate(descriptor) as connection:
+            each.process = connected_by(connection)
+
+    def _find(self, now: float) -> None:
+        """Find the processes of some workers of this host."""
+        some = list(itertools.islice(self._followed.items(), LOOKS))
+        ends: dict[int, Ends] = {}
+        for descriptor, _ in some:
+            del self._followed[descriptor]
+            with self._duplicate(descriptor) as connection:
+                if found := ends_of(connection):
+                    ends[descriptor] = found
+        inodes = inodes_of(set(ends.values()))
+        for descriptor, pid in some:
+            inode = inodes.get(ends[descriptor]) if descriptor in ends else None
+            if inode is not None and descriptor in self._each:
+                self._each[descriptor].process = process_with(pid, inode)
+        self._found_at = now
+        self._find_at = now + FIND_SECONDS if self._followed else math.inf
+
+    @contextlib.contextmanager
+    def _duplicate(self, descriptor: int) -> Generator[socket.socket]:
+        """Have the spare be a connection, if that is one of ours; else it is none at all."""
+        try:
+            with contextlib.suppress(OSError):
+                os.dup2(descriptor, self._spare.fileno(), inheritable=False)
+                if _local_name(self._spare) != self._name:  # it is another's by now
+                    self._let_go()
+            yield self._spare
+        finally:
+            self._let_go()
+
     def has(self, descriptor: int) -> bool:
         """Return whether there is such a connection. (One that was hung up on may be another.)"""
         each = self._each.get(descriptor)
@@ -173,7 +260,7 @@ class Accepted:
         each = self._each.get(descriptor)
         if each is None:
             return True
-        each.seen, each.said = each.seen + nbytes, True
+        each.seen, each.said, each.identity = each.seen + nbytes, True, identity
         if each.over:
             self.drop(identity, descriptor)
         return not each.over
@@ -205,13 +292,16 @@ class Accepted:
     @property
     def due(self) -> float:
         """When to look next."""
-        return self._look_at if self._each and self._counts else math.inf
+        look_at = self._look_at if self._each and self._counts else math.inf
+        return min(look_at, self._find_at, self._ending_at)
 
     def look(self, now: float, *, drained: bool) -> None:
         """Hang up on whoever has too much unseen, and on the largest if all have together.
 
         The latter only where all messages are taken (`drained`): who waits for us is no flood.
         """
+        if now >= self._find_at:
+            self._find(now)
         if now < self._look_at:
             return
         if self._counts:
@@ -252,7 +342,7 @@ class Accepted:
         if each is None or each.over:
             return
         if came < each.came:  # it is closed, or another one's by now
-            del self._each[descriptor]
+            self.closed(descriptor)
             return
         unseen = came - each.came - each.seen
         each.came, each.seen = came, 0

@@ -11,7 +11,7 @@ import errno
 import os
 import selectors
 import socket
-import sys
+import struct
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -47,6 +47,7 @@ DEALER_QUEUE = 32  # messages a worker holds before TCP pushes back; bytes count
 UNREAD = 4  # messages of one worker before TCP pushes back: each may have 128 KiB
 UNREAD_BYTES = 2**15  # in the kernel, which takes twice that: what may come between two looks
 ROUTER_QUEUE = 128  # messages per worker, who keeps less than a window outstanding
+CHANGES = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED  # of a publisher's connections
 DROPPED = 256  # messages of connections that were hung up on, before others have a turn
 
 # Plain numbers: arithmetic with the enumerations of pyzmq takes longer than what it is for.
@@ -190,7 +191,7 @@ class PublisherSockets(_Sockets):
     ) -> None:
         endpoints.check(address)
         with unguessable_identities():
-            super().__init__(zmq.ROUTER, zmq.EVENT_ACCEPTED, asked=grants is not None)
+            super().__init__(zmq.ROUTER, CHANGES, asked=grants is not None)
         self._crowd = Crowd()
         self.data = Distribution(queue, self._selector, grants, self._crowd)
         self._gate: curve.Gate | None = None
@@ -215,7 +216,7 @@ class PublisherSockets(_Sockets):
             self.data_address = self._bind_data(address, data)
             belongs(self.address, self)
             belongs(self.data_address, self)
-            self._take_note_of_accepted(time.monotonic())  # only then its descriptor tells of more
+            self._take_note_of_changes(time.monotonic())  # only then its descriptor tells of more
         except BaseException:
             self.close()
             raise
@@ -268,7 +269,7 @@ class PublisherSockets(_Sockets):
         now = time.monotonic()
         self.data.attend(found, now)
         if any(key.data is self._changes for key, _ in found):
-            self._take_note_of_accepted(now)
+            self._take_note_of_changes(now)
         if self._gate is not None and (
             self._asks or any(k.fileobj is self._gate for k, _ in found)
         ):
@@ -288,7 +289,7 @@ class PublisherSockets(_Sockets):
                 if self._accepted.dropped(identity, source):
                     continue
                 if not self._accepted.has(source):  # the word of it comes before its messages
-                    self._take_note_of_accepted(time.monotonic())
+                    self._take_note_of_changes(time.monotonic())
                 head = FRAME_HEAD_MAX + (curve.COMMAND_BYTES if self._gate is not None else 0)
                 if self._accepted.saw(source, identity, sum(map(len, frames)) + head * len(frames)):
                     self._last = source, identity
@@ -307,10 +308,30 @@ class PublisherSockets(_Sockets):
         """Say of whom there was no descriptor for lately; empty if there was nobody."""
         return self._crowd.text(now)
 
-    def _take_note_of_accepted(self, now: float) -> None:
+    def follow(self, pid: int) -> None:
+        """Say that the message that was received last is a worker's, whose process is `pid`."""
+        if self._last is not None:
+            self._accepted.follow(self._last[0], pid)
+
+    def any_closed(self, now: float) -> bool:
+        """Whether `take_closed` may have anything to tell."""
+        return self._accepted.any_closed(now)
+
+    def take_closed(self, now: float) -> list[tuple[bytes, str]]:
+        """Return the identities of closed connections, and whose process has ended, in words.
+
+        Take all messages first: what a connection brought before its end is among them.
+        """
+        return self._accepted.take_closed(now)
+
+    def _take_note_of_changes(self, now: float) -> None:
         while int(self._changes.get(zmq.EVENTS)) & READABLE:
             change, _ = self._changes.recv_multipart(AT_ONCE)
-            self._accepted.accept(int.from_bytes(change[2:6], sys.byteorder), now)
+            event, descriptor = struct.unpack("=HI", change)
+            if event == zmq.EVENT_ACCEPTED:
+                self._accepted.accept(descriptor, now)
+            else:
+                self._accepted.closed(descriptor)
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
         """Send to one worker; return False if its connection is gone.

@@ -27,7 +27,8 @@ class WorkerEvent:
     """Something became of a worker.
 
     Attributes:
-        kind: `joined`; `lost` (it fell silent); `stuck` (it answers, and makes no progress); `back`
+        kind: `joined`; `lost` (its process has ended, its connection is closed and it made no
+            other, or it fell silent); `stuck` (it answers, and makes no progress); `back`
             (it answers again, or moves again); `left` (it said goodbye); `refused` (it was not let
             in; said once a minute while it goes on asking).
         worker: Its name.

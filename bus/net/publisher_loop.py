@@ -25,6 +25,7 @@ from ..publisher.effects import (
     Broadcast,
     Compare,
     Effect,
+    Follow,
     HangUp,
     Hash,
     Keeper,
@@ -45,6 +46,7 @@ from ..receipt import Receipt
 from ..sealer import Sealer
 from .control import PublisherSockets
 from .listeners import CLOSE_SECONDS, EVENT_KINDS, EventKind, Listener, WorkerEvent
+from .promise import Promise
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -83,6 +85,7 @@ class PublisherLoop:
         self._open: dict[int, Future[Receipt]] = {}
         self._unhurried = Unhurried()
         self._full, self._told = Complaints(log, "%s"), Told(log)
+        self._unasked = Complaints(log, "a publish failed, and nobody asked for its result: %s")
         self._watchers: list[tuple[Condition, Future[None]]] = []
         self._listeners: list[Listener] = []
         self._stopping = False
@@ -102,7 +105,7 @@ class PublisherLoop:
 
     def submit(self, publication: Publication) -> "Future[Receipt]":
         """Publish; the future is the receipt, or a PublishError that carries it."""
-        future: Future[Receipt] = Future()
+        future = Promise(self._unasked)
 
         def work(now: float) -> None:
             self._open[publication.id] = future
@@ -281,6 +284,8 @@ class PublisherLoop:
         now = time.monotonic()
         if activity.control:
             self._take_messages(now)
+        if self._sockets.any_closed(now) and self._take_messages(now):
+            self._take_closed(now)
         if activity.data:
             self._take_heard(now)
         if topics := self._with_room():
@@ -312,14 +317,20 @@ class PublisherLoop:
             self._work.popleft()
             self._look(now)
 
-    def _take_messages(self, now: float) -> None:
+    def _take_messages(self, now: float) -> bool:
+        """Take what workers say; return whether that was all there is."""
         for _ in range(BATCH):
             message = self._sockets.receive()
             if message is None:
-                return
+                return True
             effects = self._machine.receive(*message, now, self._sockets.key)
             if effects:
                 self._perform(effects, now)
+        return False
+
+    def _take_closed(self, now: float) -> None:
+        for identity, ended in self._sockets.take_closed(now):
+            self._perform(self._machine.unreachable(identity, now, ended), now)
 
     def _take_heard(self, now: float) -> None:
         """Take what workers say; tell whoever has subscribed that it is heard, and nobody else."""
@@ -355,6 +366,8 @@ class PublisherLoop:
                     self._sockets.data.withdraw(topics_of(model))
                 case HangUp():
                     self._sockets.hang_up()
+                case Follow(pid):
+                    self._sockets.follow(pid)
                 case Screen():
                     self._sockets.data.screen()
                     self._rekey(now)

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from ...codecs.words import printable
 from ..effects import (
     Connect,
     Copy,
@@ -80,7 +81,7 @@ class WorkerLoop:
         self._views = Views() if shared_memory else None
         self._work: deque[Happening] = deque()
         self._copier = Copier(partial(_hand_in, self._work, sockets))  # `tell` would hold us
-        self._stopping = False
+        self._stopping, self._refused = False, ""
         self._at_once: Callable[[StagedVersion], bool] | None = None
         self._examine: Callable[[Check], None] | None = None
         self._thread = Owner(self._run, "weightbus-worker")
@@ -215,7 +216,7 @@ class WorkerLoop:
                 case Redial():
                     self._sockets.redial()
                 case Joined():
-                    self._handoff.join(effect.epoch)
+                    self._join(effect.epoch)
                 case Rejected(model, epoch, version, code, text):
                     log.warning("%s version %d: %s: %s", model, version, code, text)
                     error = ApplyError(
@@ -227,24 +228,39 @@ class WorkerLoop:
                     )
                     self._handoff.reject(error)
                 case Refused(code, text):
-                    self._handoff.refuse(
-                        RefusedError(
-                            f"the publisher at {self._sockets.address} refuses worker "
-                            f"{self._machine.identity.name!r} ({code}): {text}",
-                            code,
-                        )
-                    )
+                    self._refuse(code, text)
                 case Renamed():
                     if self._on_renamed is not None:
                         self._on_renamed(effect)
                 case Examine(check):
                     if self._examine is not None:
                         self._examine(check)
-                case Notice():
-                    level = logging.WARNING if effect.warning else logging.INFO
-                    log.log(level, "%s: %s", effect.kind, effect.text)
+                case Notice(kind, text):
+                    self._say(kind, f"{kind}: {text}", warning=effect.warning)
                 case _:
                     raise AssertionError(f"a worker does not {effect}")
+
+    def _say(self, kind: str, text: str, *, warning: bool = False) -> None:
+        """Tell the log, on one line, whatever others have said."""
+        name, level = self._machine.identity.name, logging.WARNING if warning else logging.INFO
+        line = printable(f"worker {name} of {self._sockets.address}: {text}")
+        log.log(level, "%s", line, extra={"weightbus": {"kind": kind, "worker": name}})
+
+    def _join(self, epoch: int) -> None:
+        self._say("joined", f"joined, epoch {epoch}")
+        self._refused = ""
+        self._handoff.join(epoch)
+
+    def _refuse(self, code: str, text: str) -> None:
+        """Tell the user; the log hears it once, though the worker asks on and is refused again."""
+        said = (
+            f"the publisher at {self._sockets.address} refuses worker "
+            f"{self._machine.identity.name!r} ({code}): {text}"
+        )
+        if said != self._refused:
+            self._refused = said
+            self._say("refused", f"refused ({code}): {text}", warning=True)
+        self._handoff.refuse(RefusedError(said, code))
 
     def _leave(self, staged: StagedVersion) -> None:
         if self._at_once is not None and self._at_once(staged):

@@ -64,32 +64,57 @@ class HangUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Follow:
+    """Whoever sent the message that was received last is let in: say `unreachable` once it is gone.
+
+    That is once its connection is closed. If its process, which it says is `pid`, is of this host,
+    say as well once that has ended.
+    """
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Screen:
     """Hang up on data connections whose keys may not have any, any more; seal otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """A call of publish is over; `done` are the states of workers that it counts."""
+    """A call of publish is over.
+
+    Attributes:
+        publication: Which.
+        receipt: What became of it.
+        achieved: Whether that is what it required.
+        done: The states of workers that it counts.
+        missing: How many workers more were expected.
+        required: How many had to get there; None: all.
+        why: What else there is to say if that was not achieved.
+    """
 
     publication: int
     receipt: Receipt
     achieved: bool
     done: frozenset[State]
-    missing: str = ""  # who was expected, and never came
+    missing: int = 0
+    required: int | None = None
+    why: str = ""
 
     @property
     def shortfall(self) -> str:
         """What was achieved, and what became of everybody else."""
         receipt, there = self.receipt, self.receipt.in_state(*self.done)
-        left = receipt.in_state("left")
+        left, required = receipt.in_state("left"), self.required
         others = [str(w) for name, w in receipt.workers.items() if name not in (*there, *left)]
+        total = len(receipt.workers) - len(left) + self.missing
         what = (
             f"{receipt.model} version {receipt.version} is "
             f"{'staged' if 'staged' in self.done else 'applied'} by {len(there)} of "
-            f"{len(receipt.workers) - len(left)} workers after {receipt.seconds:.2f} s"
+            f"{total} workers{'' if required is None else f' ({required} are required)'} "
+            f"after {receipt.seconds:.2f} s"
         )
-        return "; ".join([what, *others, *([self.missing] if self.missing else [])])
+        return "; ".join([what, *others, *([self.why] if self.why else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +165,7 @@ Worded = (
     | Broadcast
     | Withdraw
     | HangUp
+    | Follow
     | Screen
     | Resolve
     | Settled

@@ -218,9 +218,12 @@ class PublisherMachine:
             case _:
                 raise AssertionError(f"{type(message).__name__} is no message of a worker")
 
-    def unreachable(self, identity: bytes, now: float) -> list[Effect]:
-        """The connection is gone. Its worker may reconnect, unless another wants its name."""
-        return self._freeing(self._sessions.unreachable(identity, now))
+    def unreachable(self, identity: bytes, now: float, ended: str = "") -> list[Effect]:
+        """A connection is closed; `ended` says so, in words, if its worker's process has ended.
+
+        Say it once all messages of that connection were taken: the last one may be a goodbye.
+        """
+        return self._freeing(self._sessions.unreachable(identity, now, ended))
 
     def subscribed(self, topic: bytes) -> Beacon | None:
         """Somebody has subscribed: what to tell it at once, so that it knows it is heard."""

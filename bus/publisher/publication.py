@@ -10,9 +10,10 @@ Theory of operation: every target is in one state, and only moves along an arrow
 time left? A call that must commit together also asks whether enough workers have staged. It is
 asked whenever a worker has reported, so the counts are kept up to date and not made anew.
 
-Who becomes lost may return, and is waited for a while (`grace`). Who leaves in order will not, and
-is no longer one of all. Where a number of workers is expected, those that join become targets until
-so many are there.
+Who falls silent may return, and is waited for a while (`grace`); whose connection is closed was
+waited for before it became lost, and whose process has ended will not return (`grace_of_gone`, for
+who starts it again). Who leaves in order is no longer one of all. Where a number of workers is
+expected, those that join become targets until so many are there.
 """
 
 from collections.abc import Iterable
@@ -64,11 +65,13 @@ class Publication:
         version: What is published.
         workers: Names given by the caller; None means every worker that has the model.
         require: How many must get there; None means all.
+        alive: Where all are required: all but those that are lost.
         wait: What "there" is.
         commit: Whether workers apply on their own or together.
         started, deadline: On the machine's clock, in seconds.
         hash: Workers that read shared memory hash what they read.
-        grace: Seconds for which a worker that becomes lost is waited for.
+        grace: Seconds for which a worker that becomes lost is waited for, as it fell silent.
+        grace_of_gone: The same, where its connection is closed or its process has ended.
         expect: Where all are required: how many those must be, at least.
         ended: Why it is given up before its time; empty: it is not.
     """
@@ -83,7 +86,9 @@ class Publication:
     deadline: float
     hash: bool = False
     grace: float = 0.0
+    grace_of_gone: float = 0.0
     expect: int = 0
+    alive: bool = False
     decision: Decision = "open"
     resolved: bool = False
     ended: str = ""
@@ -122,12 +127,12 @@ class Publication:
             self.move(target.name, target.state, target.at or 0.0, target.detail)
         self._away = away
 
-    def lose(self, name: str, now: float, detail: str) -> None:
-        """A worker is lost, and may return."""
+    def lose(self, name: str, now: float, detail: str, *, gone: bool = False) -> None:
+        """A worker is lost, and may return; `gone`: it is known that it is not there."""
         self.move(name, "lost", now, detail)
         target = self.targets.get(name)
         if target is not None and target.state == "lost":
-            self._away[name] = now + self.grace
+            self._away[name] = now + (self.grace_of_gone if gone else self.grace)
 
     def move(self, name: str, state: State, now: float, detail: str = "") -> None:
         """Note what a worker did; a worker that is no target changes nothing."""
@@ -154,32 +159,40 @@ class Publication:
         """How many workers are expected besides those that are there."""
         if not self.expect or self.require is not None:
             return 0
-        return max(0, self.expect - len(self.targets) + self._counts["left"])
+        return max(0, self.expect - len(self.targets) + self._gone)
 
     @property
     def nobody(self) -> bool:
         """Whether it is for all, and all are none."""
-        return self.require is None and len(self.targets) == self._counts["left"]
+        return self.require is None and len(self.targets) == self._gone
 
     @property
-    def _needed(self) -> int:
+    def _gone(self) -> int:
+        """How many are not of all any more."""
+        return self._counts["left"] + (self._counts["lost"] if self.alive else 0)
+
+    def _needed(self, now: float) -> int:
         if self.require is not None:
             return self.require
-        return len(self.targets) - self._counts["left"] + self.missing
+        away = self._may_return(now) if self.alive and now < self.deadline else 0
+        return len(self.targets) - self._gone + away + self.missing
+
+    def _may_return(self, now: float) -> int:
+        """Count those that are lost and are waited for."""
+        return sum(until > now for until in self._away.values()) if self._away else 0
 
     def _may_come(self, now: float) -> int:
         """Count those that are not there and are waited for."""
-        away = sum(until > now for until in self._away.values()) if self._away else 0
-        return self.missing + away
+        return self.missing + self._may_return(now)
 
     def decide(self, now: float) -> Decision:
         """Decide a `together` publish: commit, abort, or still open."""
         if self.decision == "open" and self.commit == "together":  # P10
             staged = self._count(_FINISHED) + self._counts["staged"]
             possible = staged + self._counts["behind"] + self._may_come(now)
-            if staged >= self._needed:
+            if staged >= self._needed(now):
                 self.decision = "commit"
-            elif self.ended or possible < self._needed or now >= self.deadline:
+            elif self.ended or possible < self._needed(now) or now >= self.deadline:
                 self.decision = "abort"
         return self.decision
 
@@ -194,7 +207,7 @@ class Publication:
         if self.wait == "none":
             return True
         if self.require is None:  # every target: do not give up on the others when one has failed
-            return True if done == self._needed else (False if over else None)
+            return True if done == self._needed(now) else (False if over else None)
         if self.require == 0:
             return True if over else None
         if done >= self.require:

@@ -104,11 +104,11 @@ class Publications:
                 waiting.append(version)
         return waiting
 
-    def lost(self, peer: Peer, detail: str, now: float) -> list[Effect]:
-        """A worker is lost."""
+    def lost(self, peer: Peer, now: float, *, gone: bool) -> list[Effect]:
+        """A worker is lost; `gone`: it is known that it is not there."""
         effects: list[Effect] = []
         for publication in self:
-            publication.lose(peer.name, now, detail)
+            publication.lose(peer.name, now, peer.why, gone=gone)
             effects += self.settle(publication, now)
         return effects
 
@@ -184,8 +184,10 @@ class Publications:
             publication.resolved = True
             self._explain(publication, now)
             receipt = publication.receipt(now, publication.version.digest)
-            missing = "" if achieved else self._missing(publication)
-            effects.append(Resolve(publication.id, receipt, achieved, publication.done, missing))
+            missing, require = publication.missing, publication.require
+            why = "" if achieved else self._why(publication)
+            done = publication.done
+            effects.append(Resolve(publication.id, receipt, achieved, done, missing, require, why))
             if achieved and publication.nobody:
                 effects += self._to_nobody(publication)
         if publication.resolved and (
@@ -214,18 +216,21 @@ class Publications:
         return [Send(abort, to=p.identity) for p in peers]
 
     def _away(self, publication: Publication) -> list[str]:
-        """Say of everybody who wants the model, and is no target, why it is not there."""
+        """Say of everybody who wants the model, and is none of those that are there, why."""
         model = publication.version.model
-        lost = [p.name for p in self._roster if p.lost and model in p.hello.models]
-        names = [name for name in lost if name not in publication.targets]
-        return [f"worker {name} is lost" for name in names] + self.absent.of(model)
+        lost = [p for p in self._roster if p.lost and model in p.hello.models]
+        others = [p for p in lost if publication.alive or p.name not in publication.targets]
+        return [f"worker {p.name} is lost: {p.why}" for p in others] + self.absent.of(model)
 
-    def _missing(self, publication: Publication) -> str:
-        """Say how many workers were expected and never came, and who they may be."""
-        if not publication.missing:
-            return ""
-        away = "; ".join(self._away(publication)) or "nobody was refused, is lost or has left"
-        return f"{publication.missing} of {publication.expect} workers never came ({away})"
+    def _why(self, publication: Publication) -> str:
+        """Say why a call is given up, and of workers that were expected where they are."""
+        said = [publication.ended] if publication.ended else []
+        if publication.missing:
+            away = self._away(publication)
+            what = "are missing" if away else "never came"
+            why = "; ".join(away) or "nobody was refused, is lost or has left"
+            said.append(f"{publication.missing} of {publication.expect} workers {what} ({why})")
+        return "; ".join(said)
 
     def _to_nobody(self, publication: Publication) -> list[Effect]:
         """Say that nobody is there any more; once, until somebody is."""

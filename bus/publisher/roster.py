@@ -109,6 +109,8 @@ class Peer:
     subscribed: bool = False  # published messages are known to reach it
     shared: bool = False  # it reads shared memory of this host
     lost: bool = False
+    why: str = ""  # it was lost, with what it was doing
+    closed_at: float | None = None  # when its connection was, and nothing came of it since
     told_at: float | None = None  # of a version, for the first time since it was heard
     stuck: bool = False  # it was said to be stuck
     contested_at: float | None = None  # when another instance asked for its name
@@ -267,6 +269,7 @@ class Roster:
             self._models += len(hello.models) - len(peer.hello.models)
             self._by_identity.pop(peer.identity, None)
             peer.identity, peer.hello, peer.heard_at = identity, hello, now
+            peer.closed_at = None
             self._by_identity[identity] = peer
             peer.seen = Seen()
             self.touch(peer)
@@ -311,6 +314,11 @@ class Roster:
     def silent(self, now: float) -> list[Peer]:
         """Return the live workers that have been silent for too long."""
         return [p for p in self if not p.lost and now - p.heard_at >= self._lost_after]
+
+    def gone(self, now: float, patience: float) -> list[Peer]:
+        """Return the live workers without connection that have come on no other for so long."""
+        closed = [p for p in self if p.closed_at is not None]
+        return [p for p in closed if not p.lost and now - (p.closed_at or 0.0) >= patience]
 
     def _forget_lost(self, but: Peer | None) -> bool:
         lost = [peer for peer in self if peer.lost and peer is not but]

@@ -26,7 +26,7 @@ from ..messages import (
     Welcome,
 )
 from ..trust.grants import Grants
-from .effects import Effect, Screen, Settled, Withdraw
+from .effects import Effect, Follow, Screen, Settled, Withdraw
 from .giving import Giving
 from .publications import Publications
 from .push import Pushes
@@ -118,6 +118,9 @@ class Sessions:
     def _admit(self, identity: bytes, hello: Hello, now: float, key: str) -> list[Effect]:
         admission, peer = self._roster.admit(identity, hello, now, key)
         match admission:
+            case "contested" if peer is not None and peer.closed_at is not None:
+                lost = self._lose(peer, now, "its connection is closed", gone=True)
+                return lost + self._admit(identity, hello, now, key)
             case "contested" if peer is not None:
                 return [Send(Ping(token=0), to=peer.identity)]
             case "taken" if peer is not None:
@@ -178,7 +181,8 @@ class Sessions:
         )
         prepared = self._prepared.values()
         told = [e for each in prepared for e in self._tell_prepared(peer, each)]
-        return [Send(welcome, to=peer.identity), *self._rename(peer), *told, *effects]
+        follow = Follow(peer.hello.pid)
+        return [Send(welcome, to=peer.identity), follow, *self._rename(peer), *told, *effects]
 
     def _features(self, peer: Peer, now: float) -> list[str]:
         """Give a worker a ticket for its data connection, where there are keys.
@@ -346,7 +350,7 @@ class Sessions:
     def heard(self, peer: Peer, now: float) -> list[Effect]:
         """A worker has said something."""
         absent = peer.lost or peer.mute(now, self._timing.quiet)
-        peer.heard_at, peer.told_at = now, None
+        peer.heard_at, peer.told_at, peer.closed_at = now, None, None
         if absent:
             self._kept(peer)
         return self._back(peer, now) if peer.lost else []
@@ -361,18 +365,30 @@ class Sessions:
             effects += self._giving.describe(peer, version)
         return effects
 
-    def unreachable(self, identity: bytes, now: float) -> list[Effect]:
-        """The connection is gone. Its worker may reconnect, unless another wants its name."""
+    def unreachable(self, identity: bytes, now: float, ended: str = "") -> list[Effect]:
+        """A connection is closed, and if `ended` says so its worker's process has ended, too.
+
+        Else it may dial again, which takes a moment, unless another wants its name.
+        """  # P18
         peer = self._roster.by_identity(identity)
-        if peer is not None and peer.contested_at is not None and not peer.lost:
-            return self._lose(peer, now, "its connection is gone")
+        if peer is None:
+            return []
+        if peer.lost:  # it was silent: calls that wait for it need not
+            return self._publications.lost(peer, now, gone=True) if ended else []
+        if ended or peer.contested_at is not None:
+            return self._lose(peer, now, ended or "its connection is closed", gone=True)
+        if peer.closed_at is None:
+            peer.closed_at = now
         return []
 
     def tick(self, now: float) -> list[Effect]:
         """Look for workers that are silent, or stuck."""  # P18
         effects: list[Effect] = []
         for peer in self._roster.silent(now):
-            effects += self._lose(peer, now, f"silent for {now - peer.heard_at:.1f} s")
+            effects += self._lose(peer, now, f"silent for {now - peer.heard_at:.1f} s", gone=False)
+        for peer in self._roster.gone(now, self._timing.gone_after):
+            why = f"its connection is closed, and it made no other in {self._timing.gone_after:g} s"
+            effects += self._lose(peer, now, why, gone=True)
         effects += [self._moved(p, now) for p in self._roster if self._turned(p, now)]
         self._forget_mute(now)
         return effects
@@ -385,13 +401,13 @@ class Sessions:
                     incoming = peer.incoming.get(versions.model)
                     versions.left_all(peer.name, but=incoming.version if incoming else 0)
 
-    def _lose(self, peer: Peer, now: float, why: str) -> list[Effect]:
+    def _lose(self, peer: Peer, now: float, why: str, *, gone: bool) -> list[Effect]:
         phases = self._doing(peer, now)
-        detail = why + (f" while {phases}" if phases else "")
-        peer.lost, peer.stuck = True, False
+        peer.why = why + (f" while {phases}" if phases else "")
+        peer.lost, peer.stuck, peer.closed_at = True, False, None
         self._forget(peer)
-        notice = Notice("lost", f"worker {peer.name} is lost: {detail}", peer.name)
-        return [notice, *self._publications.lost(peer, detail, now)]
+        notice = Notice("lost", f"worker {peer.name} is lost: {peer.why}", peer.name, warning=True)
+        return [notice, *self._publications.lost(peer, now, gone=gone)]
 
     def _turned(self, peer: Peer, now: float) -> bool:
         """Return whether a worker is stuck and was not, or the other way round."""

@@ -367,7 +367,8 @@ class WorkerMachine:
         return self.inside and (deaf or now - self._heard_at >= timing.lost_after)  # W19
 
     def _call_again(self) -> list[Effect]:
-        lost: list[Effect] = [Notice("lost", "the publisher is silent")] if self.inside else []
+        text = "the publisher is silent; what runs, runs on"
+        lost: list[Effect] = [Notice("lost", text, warning=True)] if self.inside else []
         self._turn("silent")
         self._unanswered_since = self._redial_at = None
         return [*lost, Redial()]

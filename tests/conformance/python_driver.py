@@ -45,7 +45,7 @@ class Lost(logging.Handler):
     """Turns the client's word that the publisher is silent into an event."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage().startswith("lost:"):
+        if record.__dict__.get("weightbus", {}).get("kind") == "lost":
             tell("lost")
 
 

@@ -1,0 +1,134 @@
+"""Which process is at the other end of a connection, and whether it has ended."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from weightbus.bus.net import processes
+from weightbus.bus.net.processes import (
+    Process,
+    connected_by,
+    ends_of,
+    inodes_of,
+    process_of,
+    process_with,
+)
+
+SECONDS = 30.0  # far more than anything here takes
+HOSTS = ("127.0.0.1", "::1", "::ffff:127.0.0.1")  # the last one of a server for both
+
+
+@contextlib.contextmanager
+def connected(host: str) -> Generator[tuple[socket.socket, socket.socket]]:
+    """Yield the accepted and the dialled end of a connection within this host."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        both = "ffff" in host
+        server = stack.enter_context(
+            socket.create_server(("::" if both else host, 0), family=family, dualstack_ipv6=both)
+        )
+        port = server.getsockname()[1]
+        dialled = stack.enter_context(
+            socket.create_connection((host.replace("::ffff:", ""), port), SECONDS)
+        )
+        accepted = stack.enter_context(server.accept()[0])
+        yield accepted, dialled
+
+
+@contextlib.contextmanager
+def sleeper() -> Generator[subprocess.Popen[bytes]]:
+    """Yield a process that waits to be ended."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as popen:
+        yield popen
+        popen.kill()
+
+
+def until_ended(process: Process) -> None:
+    deadline, tick = time.monotonic() + SECONDS, threading.Event()
+    while not process.ended:
+        assert time.monotonic() < deadline, "it never ended"
+        tick.wait(0.005)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_who_has_the_other_end_is_found(host: str) -> None:
+    with connected(host) as (accepted, dialled):
+        ends = ends_of(accepted)
+        assert ends is not None
+        inode = inodes_of({ends})[ends]
+        assert int(inode) == os.fstat(dialled.fileno()).st_ino
+        found = process_with(os.getpid(), inode)
+        assert found == process_of(os.getpid())
+        assert found is not None
+        assert not found.ended
+
+
+def test_whoever_says_it_is_another_process_is_not_believed() -> None:
+    """A worker in a container says the number that it has there, which is another's here."""
+    with connected("127.0.0.1") as (accepted, _), sleeper() as other:
+        ends = ends_of(accepted)
+        assert ends is not None
+        inode = inodes_of({ends})[ends]
+        for pid in (other.pid, 0, -1, 2**40):
+            assert process_with(pid, inode) is None
+
+
+def test_who_has_too_many_files_is_not_searched_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "FILES_MAX", 0)
+    with connected("127.0.0.1") as (accepted, _):
+        ends = ends_of(accepted)
+        assert ends is not None
+        assert process_with(os.getpid(), inodes_of({ends})[ends]) is None
+
+
+def test_elsewhere_nothing_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with connected("127.0.0.1") as (accepted, dialled):
+        ends = ends_of(accepted)
+        assert ends is not None
+        monkeypatch.setattr(processes, "PROC", tmp_path)
+        assert inodes_of({ends}) == {}
+        dialled.close()
+        accepted.shutdown(socket.SHUT_RDWR)
+        assert ends_of(accepted) is None
+
+
+def test_over_ipc_the_kernel_names_who_connected(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        code = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({path!r}); input()"
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as other:  # noqa: S603
+            with server.accept()[0] as accepted:
+                found = connected_by(accepted)
+            other.kill()
+    assert found is not None
+    assert found.pid == other.pid
+    assert found.ended
+
+
+def test_a_process_that_nobody_has_waited_for_has_ended() -> None:
+    with sleeper() as other:
+        found = process_of(other.pid)
+        assert found is not None
+        assert not found.ended
+        other.kill()
+        until_ended(found)  # it is a zombie
+        assert Path(f"/proc/{other.pid}").exists()
+    assert found.ended
+    assert process_of(other.pid) is None
+
+
+def test_another_process_of_that_number_is_not_the_same() -> None:
+    found = process_of(os.getpid())
+    assert found is not None
+    assert Process(found.pid, "1").ended
