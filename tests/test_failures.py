@@ -202,12 +202,13 @@ class Tunnel:
     def _forward(
         self, from_: socket.socket, to: socket.socket, dead: threading.Event, heard: bytearray
     ) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # reset, as by a process that is killed
             while data := from_.recv(65536):
                 heard += data
                 if not dead.is_set():
                     to.sendall(data)
                     dead.wait(len(data) / self._speed)
+        with contextlib.suppress(OSError):
             if not dead.is_set():
                 to.shutdown(socket.SHUT_WR)
 
@@ -291,7 +292,8 @@ def test_a_worker_of_this_host_that_is_killed_is_known_to_be_dead_at_once(
         kind, text, at = told.get(timeout=SECONDS)
         assert (kind, text.startswith(f"worker {name} is lost: {ended}")) == ("lost", True)
         waits.append(max(raised, at) - killed)
-    assert min(waits) < 0.2, f"it took {waits} s"
+    # Some 0.02 s where nothing else runs; silence, and the want of a connection, take minutes here.
+    assert min(waits) < 2.0, f"it took {waits} s"
 
 
 def test_a_learner_that_requires_the_living_goes_on(scene: Scene) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, PublishError, Receipt
+from weightbus import Publisher, PublishError
 from weightbus.bus.complaints import Complaints
 from weightbus.bus.net.promise import Promise
+from weightbus.bus.receipt import Receipt
 
 SECONDS = 30.0  # far more than anything here takes
 UNASKED = "nobody asked for its result"

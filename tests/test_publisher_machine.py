@@ -14,6 +14,7 @@ from weightbus.bus.memory.snapshots import Pool, Snapshot
 from weightbus.bus.messages import (
     MAPPING,
     RENAMING,
+    UPSTREAM,
     Abort,
     Announce,
     Applied,
@@ -647,6 +648,17 @@ def test_what_is_heard_of_a_closed_connection_keeps_nobody_from_being_lost_of_si
     bench.say("w0", Ping())
     assert not notices(bench.pass_time(bench.machine.timing.gone_after), "lost")
     assert notices(bench.pass_time(bench.machine.timing.lost_after), "lost")
+
+
+def test_what_the_dead_have_said_on_their_data_connection_is_no_sign_of_life() -> None:
+    bench = Bench()
+    bench.machine = PublisherMachine(EPOCH, "tcp://d:1", Timing(), secret=lambda: "5" * 32)
+    bench.say("w0", hello("w0", features=[UPSTREAM]))
+    version, _ = bench.publish(seconds=60)
+    gone(bench, "w0")
+    word = b"5" * 32 + encode(report(Applied, version))
+    assert bench.machine.receive_word(word, bench.now)
+    assert notices(bench.pass_time(bench.machine.timing.gone_after), "lost")
 
 
 def test_a_rival_is_let_in_at_once_if_the_connection_of_the_first_is_closed() -> None:

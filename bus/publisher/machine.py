@@ -163,6 +163,7 @@ class PublisherMachine:
         if isinstance(message, Observe | Verify):  # P23, P24, K4
             return self.observers.asked(identity, message, grant, now)
         if peer is not None and not isinstance(message, Hello | Bye):
+            peer.closed_at = None  # it has called itself the same on another connection
             effects = self._sessions.heard(peer, now) + self._sessions.tell_keys(peer)
             effects += self._heed(peer, message, now)
             self.observers.heard(peer, message, now)

@@ -110,7 +110,7 @@ class Peer:
     shared: bool = False  # it reads shared memory of this host
     lost: bool = False
     why: str = ""  # it was lost, with what it was doing
-    closed_at: float | None = None  # when its connection was, and nothing came of it since
+    closed_at: float | None = None  # when its connection was, and it has come on no other
     told_at: float | None = None  # of a version, for the first time since it was heard
     stuck: bool = False  # it was said to be stuck
     contested_at: float | None = None  # when another instance asked for its name

@@ -350,7 +350,7 @@ class Sessions:
     def heard(self, peer: Peer, now: float) -> list[Effect]:
         """A worker has said something."""
         absent = peer.lost or peer.mute(now, self._timing.quiet)
-        peer.heard_at, peer.told_at, peer.closed_at = now, None, None
+        peer.heard_at, peer.told_at = now, None
         if absent:
             self._kept(peer)
         return self._back(peer, now) if peer.lost else []
