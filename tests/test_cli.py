@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from typer.testing import CliRunner, Result
 
 import weightbus
 from weightbus.codecs import native
+from weightbus.python_client.cli import publish
 from weightbus.python_client.cli.commands import app
+from weightbus.python_client.cli.screen import Screen
 from weightbus.python_client.state_folder import StateFolder
 
 DEADLINE = 60.0  # seconds for what takes one or two
@@ -233,6 +236,19 @@ def test_watch_tells_of_workers_that_are_lost_and_of_others(
     assert "a" in publisher.complaint("warning:")
     assert commands.subscribe(address, tmp_path / "b.safetensors", "--name", "b").line()["version"]
     assert publisher.event("joined")["worker"] == "b"
+
+
+def test_what_is_logged_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """What becomes of a worker is told as an event, so its line in the log is left out."""
+    log = logging.getLogger("weightbus.publisher")
+    with publish._logged(Screen(as_json=False)):  # noqa: SLF001 # pyright: ignore
+        log.warning("worker w is lost", extra={"weightbus": {"kind": "lost", "worker": "w"}})
+        log.warning("nobody is there: %s", "a\x1b[2J", extra={"weightbus": {"kind": "nobody"}})
+        log.warning("odd")
+        log.info("quiet")
+    assert not logging.getLogger("weightbus").handlers
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["warning: nobody is there: a\\x1b[2J", "warning: odd"]
 
 
 # Not achieved.

@@ -1,14 +1,16 @@
 """`weightbus publish`: a checkpoint's weights, to all workers that come for them."""
 
+import contextlib
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...bus.errors import AddressError, ClosedError, PublishError, WorkersMissingError
 from ...bus.net import endpoints
-from ...bus.net.listeners import WorkerEvent
+from ...bus.net.listeners import EVENT_KINDS, WorkerEvent
 from ...bus.publisher.status import WorkerStatus
 from ...bus.receipt import Receipt
 from ...bus.units import span
@@ -154,7 +156,7 @@ def _publish_once(screen: Screen, order: Order) -> int:
 def _publish_changes(screen: Screen, order: Order) -> int:
     published = 0
     try:
-        with _listen(order) as publisher:
+        with _logged(screen), _listen(order) as publisher:
             _introduce(screen, order, publisher)
             publisher.on_worker(lambda event: _tell(screen, event))
             watch = Watch(order.path, screen.warn)
@@ -206,6 +208,30 @@ def _introduce(screen: Screen, order: Order, publisher: Publisher) -> None:
         epoch=publisher.epoch,
         **shown,
     )
+
+
+class _Log(logging.Handler):
+    """Shows what is logged, but for what `_tell` tells."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(logging.WARNING)
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        about: dict[str, str] = getattr(record, "weightbus", {})
+        if about.get("kind") not in EVENT_KINDS:
+            self._screen.warn(self.format(record))
+
+
+@contextlib.contextmanager
+def _logged(screen: Screen) -> Generator[None]:
+    """Show what the package logs, for as long as the block runs."""
+    log, handler = logging.getLogger("weightbus"), _Log(screen)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def _tell(screen: Screen, event: WorkerEvent) -> None:
