@@ -293,8 +293,8 @@ def test_what_differs_alone_is_written_though_it_is_renamed(
 
 def test_a_state_folder_has_the_names_that_were_published(tmp_path: Path) -> None:
     with Publisher(state=tmp_path, history=2) as publisher:
-        first = publisher.publish("m", trained(1), rename="module.")
-        publisher.publish("m", trained(2), rename="module.")
+        publisher.publish("m", trained(1), rename="module.")
+        last = publisher.publish("m", trained(2), rename="module.")  # written by the end
     target = {"x": torch.zeros(300_000)}
     with (
         Publisher(state=tmp_path, history=2) as publisher,
@@ -302,7 +302,7 @@ def test_a_state_folder_has_the_names_that_were_published(tmp_path: Path) -> Non
     ):
         assert worker.receive(SECONDS) is not None
         assert torch.equal(target["x"], trained(2)["module.w"])
-        to = first.epoch, first.version
+        to = last.epoch, last.version
         with pytest.raises(ValueError, match="leave out dtype= and rename="):
             publisher.rollback("m", to, rename={"w": "x"})
         future = publisher.publish_async("m", trained(3), rename="module.", wait="none")
