@@ -194,6 +194,24 @@ def test_a_spelling_that_is_not_the_wires_is_published_in_the_wires(tmp_path: Pa
     assert open_checkpoint(odd, load=True).arrays()["a"] == [1.0]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"a":{ENTRY},"a":{ENTRY}}}',
+        f'{{"a":{ENTRY[:-1]},"x":1}},"a":{ENTRY}}}',
+        f'{{"__metadata__":{{"b":"1","b":"2"}},"a":{ENTRY}}}',
+    ],
+)
+def test_of_two_entries_of_one_name_none_is_chosen(tmp_path: Path, text: str) -> None:
+    """The library takes the last, without a word."""
+    written = file_of(text)
+    safetensors.deserialize(written)
+    (path := tmp_path / "a.safetensors").write_bytes(written)
+    with pytest.raises(CheckpointError, match="stands twice") as raised:
+        open_checkpoint(path)
+    assert isinstance(raised.value.__cause__, LimitError)
+
+
 # What is no safetensors file at all.
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
