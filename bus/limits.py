@@ -87,6 +87,7 @@ SNAPSHOTS_MAX = 3  # copies of a model that a publisher holds at most while old 
 APPLIES_MAX = 3  # in a row that fail half-way, before a version is tried no more
 APPLY_SECONDS = 60  # that the user's part of applying may take, unless told otherwise
 APPLY_SECONDS_MAX = 86_400  # that it may be told: a day
+HINT_SECONDS = 3.0  # at most: what is found is told within 5 s, however long links may be silent
 BUFFERS_MAX = 2  # staging buffers of a worker: one complete, one arriving
 
 
@@ -128,3 +129,11 @@ class Timing:
         self.report = 0.4 * self.quiet  # between two reports of progress where chunks come slowly
         self.patience = ping  # silence after which a fetch is repeated; doubles each time
         self.patience_max = 16 * ping
+
+    @property
+    def hint_after(self) -> float:
+        """Seconds in which nothing happens, until users are told what is probably wrong.
+
+        They look for it by then; it is no part of the protocol.
+        """
+        return min(HINT_SECONDS, 0.6 * self.lost_after)

@@ -71,4 +71,5 @@ class Receipt:
 
     def __str__(self) -> str:
         head = f"{self.model} version {self.version} ({self.nbytes} bytes, {self.seconds:.3f} s)"
-        return "; ".join([head, *(str(w) for w in self.workers.values())])
+        workers = [str(worker) for worker in self.workers.values()]
+        return "; ".join([head, *(workers or ["nobody is there: it waits for those that join"])])

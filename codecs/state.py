@@ -317,7 +317,10 @@ def _walk(node: object, path: str, depth: int, in_place: bool) -> Iterator[tuple
         yield path, np.asarray(cast("np.generic[Any]", node))
     elif depth and (isinstance(node, np.ndarray) or is_tensor(node)):
         yield path, cast("Leaf", node)
-    elif not isinstance(node, Mapping) and not _is_tensordict(node):
+    elif depth and is_module(node):
+        text = f"{where}a {type(node).__name__} in a mapping cannot travel; give it by itself"
+        raise StateError(text)
+    elif not isinstance(node, Mapping) and not is_tensordict(node):
         raise StateError(f"{where}a {type(node).__name__} cannot travel; give {WANTED}")
     elif depth >= DEPTH_MAX:
         raise StateError(f"{path[:80]}…: nested deeper than {DEPTH_MAX} levels; flatten it")
@@ -345,10 +348,11 @@ def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
 def is_module(value: object) -> "TypeGuard[torch.nn.Module]":
     """Tell a torch module that is not a TensorDict as well, without importing torch."""
     module = _imported("torch.nn", "Module")
-    return module is not None and isinstance(value, module) and not _is_tensordict(value)
+    return module is not None and isinstance(value, module) and not is_tensordict(value)
 
 
-def _is_tensordict(value: object) -> bool:
+def is_tensordict(value: object) -> bool:
+    """Tell a TensorDict, or what counts as one, without importing it."""
     is_collection = _imported("tensordict", "is_tensor_collection")
     is_other = _imported("tensordict", "is_non_tensor")
     return bool(is_collection and is_other and is_collection(value) and not is_other(value))

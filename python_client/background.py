@@ -92,8 +92,8 @@ class Background:
             except ClosedError:
                 return
             except (RefusedError, AddressError) as error:
-                if first:  # the others are told the same
-                    self._note(error)
+                if first:  # the others are told the same, and it is in the log already
+                    self._keep(error)
                 if self._handoff.wait_closed(1.0):
                     return
             except BaseException as error:  # a hook may call sys.exit(), which would end this
@@ -103,6 +103,9 @@ class Background:
         known = error if isinstance(error, WeightBusError) else WeightBusError(repr(error))
         cause = known.__cause__ if isinstance(known, ApplyError) and known.code == "apply" else None
         log.error("%s: %s", self._name, known, exc_info=cause)
+        self._keep(known)
+
+    def _keep(self, known: WeightBusError) -> None:
         for each in (known, known.__cause__):  # they are kept, but not what was in those frames
             clear_frames(each.__traceback__ if each is not None else None)
         with self._handoff.changed:

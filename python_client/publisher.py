@@ -258,8 +258,8 @@ class Publisher:
 
         Returns:
             What each worker did, and when. With no worker there, and none expected, `workers` in
-            it is empty: the version waits for those that join. If there were workers before, a
-            warning in the log says who is lost, has left or is refused, and why.
+            it is empty: the version waits for those that join. A warning in the log says so once,
+            and why: who is lost, has left or is refused, or what the workers want that are there.
 
         Raises:
             PublishError: Less was achieved than required. It carries the receipt, and says who is

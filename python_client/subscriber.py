@@ -48,10 +48,11 @@ from .checks import check_name
 from .dropped import end_with
 from .keys import worker_keys
 from .observing.checking import Checker
+from .observing.silence import Silence
 from .observing.traces import settle
 from .reading import READING_SECONDS, Reading, ReadingLock
 from .resident import ResidentTarget
-from .targets import fault_of, targets_of
+from .targets import by_id, fault_of, targets_of
 
 log = logging.getLogger("weightbus.subscriber")
 
@@ -116,7 +117,8 @@ class Subscriber:
         AddressError: The address makes no sense.
         KeysError: The keys cannot be read.
         OSError: Too few descriptors are left for sockets; it names `ulimit -n`.
-        ValueError: A name may not be one, or cannot be renamed so.
+        ValueError: A name may not be one, or cannot be renamed so; or `models` is no mapping of
+            ids to targets.
         TypeError: A hook is a coroutine function.
         OSError: A path leads to what is no file, or into a folder where nothing can be made.
 
@@ -159,7 +161,7 @@ class Subscriber:
         keys = worker_keys(keys, name)
         self.name = check_name(_default_name(keys) if name is None else name, "worker")
         self._targets = targets_of(
-            _checked(models),
+            by_id(models),
             strict=strict,
             cast=cast,
             sole_writer=sole_writer,
@@ -180,22 +182,22 @@ class Subscriber:
         machine = WorkerMachine(who, self._targets, fault, bytes_max, timing, like, keyring=ring)
         with ExitStack() as undo:
             sockets = undo.enter_context(closing(WorkerSockets(address, machine.place, keys)))
+            silence = Silence(address, machine, self._handoff, keyed=keys is not None)
             self._loop = WorkerLoop(
                 machine,
                 sockets,
                 self._handoff,
-                self._calls.look,
+                partial(_look, self._calls, silence),
                 partial(_rename, self._running, self._applied),
                 shared_memory=shared_memory,
             )
-            tell = self._loop.tell
-            about = self._targets, self._handoff, self._running, tell, self._calls
+            about = self._targets, self._handoff, self._running, self._loop.tell, self._calls
             self._applier = Applier(*about, before_apply, on_commit)
             files = frozenset(m for m, target in self._targets.items() if target.on_disk)
             work = self._applier, self._handoff, self._loop.stop
             others = frozenset(self._targets) - files
             self._background = Background(self.name, *work, others, files)
-            self._loop.examine_by(Checker(self._targets, self._applier, tell).ask)
+            self._loop.examine_by(Checker(self._targets, self._applier, self._loop.tell).ask)
             end_with(self, self._loop)
             undo.pop_all()
         self._take_over()
@@ -565,12 +567,9 @@ def _left_of(threads: list[threading.Thread], end: float) -> bool:
     return any(thread.is_alive() for thread in threads)
 
 
-def _checked(models: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the targets that a user names, if that is what they are."""
-    if not (isinstance(models, Mapping) and 1 <= len(models) <= MODELS_MAX):  # pyright: ignore
-        given = repr(models)[:100]
-        raise ValueError(f"models={given}: give 1 to {MODELS_MAX} targets, by model id")
-    return {check_name(model, "model"): target for model, target in models.items()}
+def _look(calls: Calls, silence: Silence) -> None:
+    calls.look()
+    silence.look()
 
 
 def _identity(name: str, *, shared_memory: bool) -> Identity:

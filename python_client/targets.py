@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..bus.limits import MODELS_MAX
 from ..bus.staged import StagedVersion
 from ..bus.worker.layouts import Expected
 from ..codecs.apply import Reader, calls_users, check, summing
@@ -23,7 +24,7 @@ from ..codecs.copies import Differences
 from ..codecs.errors import LayoutError, StateError
 from ..codecs.layout import Layout, Strict, trimmed
 from ..codecs.renaming import Renaming
-from ..codecs.state import is_module, state_of
+from ..codecs.state import is_module, is_tensor, is_tensordict, named_leaves, state_of
 from . import checks
 from .file_target import FileTarget
 from .loading import FunctionTarget
@@ -266,6 +267,33 @@ def fault_of(targets: Mapping[str, Target], model: str, layout: Layout) -> str:
         return f"the target could not be examined: {error!r}"
 
 
+def by_id(models: object) -> Mapping[str, object]:
+    """Return targets by model id, if they are that: the id may have been forgotten.
+
+    Raises:
+        ValueError: They are not.
+    """
+    outer = 'write Subscriber(address, {"policy": ...}), with the id that publish() is given'
+    if is_tensordict(models) or not isinstance(models, Mapping):
+        raise ValueError(f"models={_shown(models)} is no mapping of targets by model id: {outer}")
+    named = cast("Mapping[str, object]", models)
+    if named and all(map(_is_tensor, named.values())):
+        what = f"models= has tensors by name ({next(iter(named))!r}, ...), not targets by model id"
+        raise ValueError(f"{what}: {outer}")
+    if not 1 <= len(named) <= MODELS_MAX:
+        what = f"models={_shown(named)} has {len(named)} targets"
+        raise ValueError(f"{what}: give 1 to {MODELS_MAX}, by model id")
+    return {checks.check_name(model, "model"): target for model, target in named.items()}
+
+
+def _shown(value: object) -> str:
+    return " ".join(repr(value).split())[:100]  # of a module, one line
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, np.ndarray) or (is_tensor(value) and not is_tensordict(value))
+
+
 def is_function(named: object) -> bool:
     """Return whether a target is a function. (A module can be called, too.)"""
     return callable(named) and not (is_module(named) or isinstance(named, Mapping))
@@ -286,7 +314,7 @@ def targets_of(
     `renaming` says what published names become in all of them.
     """
 
-    def target_of(named: object) -> Target:
+    def target_of(model: str, named: object) -> Target:
         if isinstance(named, MemoryTarget | FileTarget):
             return named
         load = checks.hook(named, "a target that is a function") if is_function(named) else None
@@ -294,10 +322,15 @@ def targets_of(
             return FunctionTarget(load)
         if isinstance(named, str | Path):
             return FileTarget(Path(named))
+        try:
+            named_leaves(named)
+        except StateError as error:
+            text = f"models={{{model!r}: ...}}: {error}; or a path, or a function"
+            raise ValueError(text.replace("cannot travel", "is no target")) from None
         copying = MemoryTarget(named, strict=strict, cast=cast, sole_writer=sole_writer)
         return copying if keep is None else keep(named, copying)
 
-    targets = {model: target_of(named) for model, named in models.items()}
+    targets = {model: target_of(model, named) for model, named in models.items()}
     if renaming is None:
         return targets
     return {model: Renamed(target, renaming) for model, target in targets.items()}

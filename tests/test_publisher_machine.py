@@ -69,7 +69,7 @@ class Bench:
     def __init__(self, *names: str, listening: bool = True) -> None:
         self.now = 0.0
         self.machine = PublisherMachine(EPOCH, "tcp://d:1", Timing(), age=lambda: self.now)
-        self.pool, self.chunk_bytes = Pool("a"), CHUNK
+        self.pool, self.chunk_bytes, self.model = Pool("a"), CHUNK, "a"
         self.where: Shared | None = None  # where workers on its host find versions
         for name in names:
             self.say(name, hello(name))
@@ -119,7 +119,7 @@ class Bench:
         nbytes = layout.nbytes
         snapshot = self.pool.take(nbytes, self.make_room, replaces_latest=replaces_latest)
         snapshot.data[:] = np.arange(nbytes, dtype=np.uint8)
-        return Version("a", layout, self.chunk_bytes, snapshot, self.where)
+        return Version(self.model, layout, self.chunk_bytes, snapshot, self.where)
 
     def make_room(self, among: Collection[Snapshot], replaces_latest: bool, _left: float) -> bool:
         effects = self.machine.make_room("a", among, replaces_latest=replaces_latest)
@@ -715,9 +715,12 @@ def test_where_the_living_are_required_the_silent_are_waited_for_first() -> None
     assert notices(effects, "nobody")
 
 
-def test_a_publish_to_nobody_any_more_is_a_warning_once() -> None:
+def test_a_publish_to_nobody_is_a_warning_once() -> None:
     bench = Bench()
-    assert not notices(bench.publish()[1], "nobody"), "there never was anybody"
+    [notice] = notices(bench.publish()[1], "nobody")
+    assert notice.warning
+    assert "no worker has joined" in notice.text
+    assert not notices(bench.publish()[1], "nobody")
     bench.say("w0", hello("w0"))
     bench.say("w1", hello("w1"))
     version, _ = bench.publish()
@@ -727,7 +730,7 @@ def test_a_publish_to_nobody_any_more_is_a_warning_once() -> None:
     assert notice.warning
     assert "w0 has left" in notice.text
     assert "w1 has left" in notice.text
-    assert version.version == 2
+    assert version.version == 3
     assert not notices(bench.publish()[1], "nobody")
     bench.say("w0", hello("w0", "1" * 32))
     bench.pass_time(5.0)
@@ -1542,3 +1545,87 @@ def test_memory_that_is_read_in_place_is_free_once_there_is_a_newer_version(
     assert not first.gone, "what is for some does not replace it"
     bench.publish(wait="none")
     assert (first.gone, some.gone) == (not kept, True)
+
+
+def test_a_model_that_workers_misspell_is_named_to_both_sides_once() -> None:
+    bench = Bench("w0")  # which wants a, as what is published first
+    bench.publish()
+    bench.model = "policy"
+    bench.say("right", hello("right", models={"policy": None}))
+    bench.publish()
+    bench.say("typo", hello("typo", models={"polcy": None}))
+    for name, models in (
+        ("other", {"critic": None}),  # it may yet be published
+        ("second", {"policy-2": None}),  # so may another of many
+        ("both", {"policies": None, "policy": None}),  # who wants both knows them apart
+    ):
+        bench.say(name, hello(name, models=models))
+
+    def told(seconds: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for _ in range(round(seconds / 0.25)):
+            for name in ("w0", "right", "typo", "other", "second", "both"):
+                bench.say(name, Ping())
+            effects += bench.pass_time(0.25)
+        return effects
+
+    assert not notices(told(2.5), "misspelt"), "it may come"
+    effects = told(2.0)
+    [notice] = notices(effects, "misspelt")
+    text = "worker typo wants 'polcy', of which nothing is published: is 'policy' meant?"
+    assert (notice.text, notice.warning) == (text, True)
+    [refuse] = sent(effects, Refuse)
+    assert sent(effects, Refuse, to="typo") == [refuse]
+    assert refuse == Refuse(code="no-model", text=text, model="polcy")
+    again = told(20.0)
+    assert not notices(again, "misspelt") + sent(again, Refuse), "it is told once"
+
+
+def test_a_publish_of_a_model_that_is_misspelt_says_what_is_wanted() -> None:
+    bench = Bench()
+    bench.say("w0", hello("w0", models={"policy": None}))
+    bench.model = "polcy"
+    [notice] = notices(bench.publish()[1], "nobody")
+    assert "no worker wants 'polcy', and those that are there want 'policy'" in notice.text
+    assert "(is 'policy' meant?)" in notice.text
+    effects: list[Effect] = []
+    for _ in range(20):
+        bench.say("w0", Ping())
+        effects += bench.pass_time(0.25)
+    assert not notices(effects, "misspelt"), "it was told"
+    assert sent(effects, Refuse, to="w0"), "but not to the worker"
+
+
+@pytest.mark.parametrize("commit", ["auto", "together"])
+def test_a_version_that_nobody_ever_applies_is_named_once(
+    commit: Literal["auto", "together"],
+) -> None:
+    bench, told = Bench("w0", "w1", "w2"), list[Effect]()
+    version, _ = bench.publish(commit=commit, expect=4, seconds=60)
+    for _ in range(10):  # seconds, with a new version every one
+        if commit == "auto":
+            version, _ = bench.publish(expect=4, seconds=60)
+        bench.say("w2", report(Applied, version))
+        for _ in range(10):
+            for name in ("w0", "w1"):
+                bench.say(name, report(Progress, version, chunks=0, phase="staged"))
+            bench.say("w2", Ping())
+            told += bench.pass_time(0.1)
+            assert bench.now > 3.0 or not notices(told, "untaken"), "it may be about to"
+    if commit == "together":
+        assert not notices(told, "untaken"), "they wait for its commit"
+        return
+    [notice] = notices(told, "untaken")
+    assert notice.warning
+    assert notice.text.startswith("2 workers (w0, w1) have version 5 of a, and nothing there")
+
+
+def test_a_receipt_says_what_a_staged_version_waits_for() -> None:
+    bench = Bench("w0")
+    version, _ = bench.publish(seconds=2.0)
+    bench.say("w0", report(Progress, version, chunks=0, phase="staged"))
+    answer = resolved(bench.pass_time(2.0))
+    assert answer is not None
+    detail = answer.receipt.workers["w0"].detail
+    assert "staged version 1" in detail
+    assert "waits for start() or receive() there" in detail

@@ -247,7 +247,9 @@ def test_a_publisher_that_forgot_us_is_greeted_at_once() -> None:
 
 def test_a_refusal_that_is_not_known_is_for_the_operator() -> None:
     bench = Bench()
-    assert bench.tell(Refuse(code="of-the-future", text="why")) == [Notice("of-the-future", "why")]
+    assert bench.tell(Refuse(code="of-the-future", text="why")) == [
+        Notice("of-the-future", "why", warning=True)
+    ]
     assert bench.machine.inside
 
 

@@ -25,6 +25,7 @@ class Handoff:
         self._refusal: RefusedError | AddressError | None = None
         self._closed: BaseException | None = None
         self.joined_epoch = 0
+        self._asked = False  # whether anybody ever came to take a version
         self._awaited: set[tuple[str, int, int]] = set()  # versions that are wanted, and no others
 
     # For the worker's thread.
@@ -61,6 +62,16 @@ class Handoff:
         with self._lock:
             self._refusal = error
             self._tell()
+
+    @property
+    def refused(self) -> bool:
+        """Whether the publisher refuses this worker, or has no address."""
+        return self._refusal is not None
+
+    @property
+    def unasked(self) -> StagedVersion | None:
+        """A version that is ready, where nobody ever came to take any."""
+        return None if self._asked else next(iter(self._ready.values()), None)
 
     def unknown(self, text: str) -> None:
         """Leave word that the publisher's host is not known; empty: it is, or may yet be."""
@@ -113,6 +124,7 @@ class Handoff:
             ClosedError: Nothing will come any more.
         """
         with self._lock:
+            self._asked = True
             self._left.wait_for(lambda: self._news(models) or stop(), timeout)
             if stop():
                 return None
@@ -170,6 +182,7 @@ class Handoff:
             return done() or ended or any(ready) or any(told) or stop()
 
         with self._lock:
+            self._asked = True
             self.changed.wait_for(news, timeout)
             if stop():
                 return None

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -393,6 +394,9 @@ class PublisherLoop:
                     self._full.warn(effect.text, now)
                 case Notice():
                     changed = True
+                    if effect.kind == "nobody":
+                        text = f"{effect.text}; they connect to {self._sockets.address}"
+                        effect = replace(effect, text=text)
                     self._told.tell(effect, now)
                     self._tell(effect, now)
                     self._machine.observers.happened(effect, now)

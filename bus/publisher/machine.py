@@ -49,6 +49,7 @@ from .giving import Giving
 from .observing.checks import Comparison
 from .observing.observers import Observers
 from .offers import announcement
+from .oversights import Oversights
 from .patience import DEAR, Patience, cost_of
 from .publication import Publication
 from .publications import Publications
@@ -110,6 +111,7 @@ class PublisherMachine:
             introduction, timing, roster, store, calls, pushes, giving, plausible
         )
         self.observers = Observers(roster, store, timing, clock)
+        self._oversights = Oversights(roster, store, timing, calls.unheard)
         self._beacon_at = 0.0
 
     @property
@@ -384,6 +386,7 @@ class PublisherMachine:
             beacons = [self._beacon(versions.model) for versions in self.store]
             effects += [Broadcast(control_topic(b.model), b) for b in beacons if b.version]  # P16
         effects += self._pushes.step(now) + self.observers.checks.tick(now)
+        effects += self._oversights.tick(now)
         return self._freeing(effects + self._publications.settle_all(now))
 
     def close(self, now: float) -> list[Effect]:

@@ -12,6 +12,7 @@ from ..messages import Applied, Failed, Staged
 from .absent import Absent
 from .effects import Effect, Resolve, Settled
 from .offers import abort_of, commit_of
+from .oversights import why_nobody
 from .publication import Publication
 from .roster import Peer, Roster
 from .status import phase_of
@@ -20,12 +21,17 @@ from .version import Version, VersionPatch
 
 
 class Publications:
-    """The open calls of one publisher."""
+    """The open calls of one publisher.
+
+    Attributes:
+        absent: Who is not there, and why.
+        unheard: Models of which it was said that nobody gets them.
+    """
 
     def __init__(self, roster: Roster, store: Store, timing: Timing, absent: Absent) -> None:
         self._roster, self._store, self._timing, self.absent = roster, store, timing, absent
         self._open: dict[int, Publication] = {}
-        self._unheard: set[str] = set()  # models of which it was said that nobody gets them
+        self.unheard: set[str] = set()  # models of which it was said that nobody gets them
 
     def __iter__(self) -> Iterator[Publication]:
         return iter([*self._open.values()])
@@ -91,7 +97,7 @@ class Publications:
 
     def returned(self, peer: Peer, now: float) -> list[Version]:
         """A worker is there (again); return what it has to stage, and may not have heard of."""
-        self._unheard.difference_update(peer.hello.models)
+        self.unheard.difference_update(peer.hello.models)
         waiting: list[Version] = []
         for publication in self:
             version = publication.version
@@ -233,14 +239,16 @@ class Publications:
         return "; ".join(said)
 
     def _to_nobody(self, publication: Publication) -> list[Effect]:
-        """Say that nobody is there any more; once, until somebody is."""
-        version, away = publication.version, self._away(publication)
-        if not away or version.model in self._unheard:
+        """Say that nobody is there; once, until somebody is."""
+        version = publication.version
+        if version.model in self.unheard:
             return []
-        self._unheard.add(version.model)
+        self.unheard.add(version.model)
+        away = self._away(publication)
+        why = "; ".join(away) if away else why_nobody(version.model, self._roster)
         text = (
-            f"version {version.version} of {version.model} was published to nobody: "
-            f"{'; '.join(away)}. It waits for those that join; publish(expect=N) fails without them"
+            f"version {version.version} of {version.model} was published to nobody: {why}. It "
+            "waits for those that join; publish(expect=N) waits for N workers"
         )
         return [Notice("nobody", text, warning=True)]
 
@@ -256,4 +264,6 @@ class Publications:
                     if incoming
                     else "nothing heard of it yet"
                 )
+                if incoming and incoming.phase == "staged" and publication.commit == "auto":
+                    doing += ", and waits for start() or receive() there"
                 target.detail = f"{doing}; last heard {now - peer.heard_at:.1f} s ago"

@@ -96,6 +96,11 @@ class Versions:
                 self._forget(version)
         return not version.gone
 
+    @property
+    def any(self) -> bool:
+        """Whether there ever was a version."""
+        return self._count > 0
+
     def had(self, number: int) -> bool:
         """Return whether there ever was a version of this number in this epoch."""
         return self._first <= number <= self._count

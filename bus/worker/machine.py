@@ -279,7 +279,7 @@ class WorkerMachine:
                 self._turn("refused")
                 return [Refused(code, refuse.text)]
             case _:
-                return [Notice(refuse.code, refuse.text)]
+                return [Notice(refuse.code, refuse.text, warning=True)]
 
     # Joining.
 

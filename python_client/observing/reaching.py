@@ -46,7 +46,10 @@ def reach(address: str, *, keyed: bool, timeout: float) -> list[Finding]:
             return [port, *crowded, *_greet(connection, address, until, keyed=keyed)]
         except TimeoutError:
             text = f"{address} takes connections, and says nothing within {timeout:g} s"
-            advice = "its process is stopped or very busy; or a proxy answers for one that is gone"
+            advice = (
+                "it is another program's, or its process is stopped or very busy; or a proxy "
+                "answers for one that is gone"
+            )
             return [*crowded, Finding("port", "problem", text, advice)]
         except OSError as error:
             return [*crowded, _closed(address, error)]
@@ -97,7 +100,7 @@ def _unreachable(address: str, error: Exception, timeout: float) -> Finding:
         advice = (
             "nobody listens there: is the publisher running, on that port, and on that address "
         )
-        advice += "(127.0.0.1 is reached from its own host alone)?"
+        advice += "(127.0.0.1 is reached from its own host alone, and 0.0.0.0 is this one)?"
     elif number == errno.ENOENT:
         advice = "there is no such socket: the publisher does not run, or in another container"
     elif number == errno.EACCES:
@@ -136,11 +139,22 @@ def _greet(connection: socket.socket, address: str, until: float, *, keyed: bool
     if kind not in (b"ROUTER", b""):
         shown = printable(kind.decode("ascii", "replace"))
         text = f"{address} is no control socket, but a {shown}"
-        advice = "a publisher's data is one port above: give the address that it calls its own"
+        advice = (
+            f"a publisher's data is one port above its address{_below(address)}: give the address "
+            "that it calls its own"
+        )
         if kind not in (b"PUB", b"XPUB"):
             advice = "something else speaks ZeroMQ there: give a publisher's address"
         return [Finding("protocol", "problem", text, advice)]
     return [Finding("protocol", "well", "ZeroMQ answers there, without keys")]
+
+
+def _below(address: str) -> str:
+    """Return, in words, the address whose data may be here."""
+    if endpoints.ipc_path(address) is not None:
+        return ""
+    port = endpoints.host_and_port(address)[1]
+    return f" (perhaps {address.removesuffix(str(port))}{port - 1})"
 
 
 def _another(address: str, heard: bytes) -> Finding:
@@ -155,10 +169,13 @@ def _another(address: str, heard: bytes) -> Finding:
 def _keys(address: str, theirs: str, *, keyed: bool) -> Finding:
     if keyed:
         text = f"{address} speaks without keys ({theirs}), and there are keys here"
-        advice = "start the publisher with keys=; or leave --keys and WEIGHTBUS_KEYS away"
+        advice = "start the publisher with keys=; or leave keys=, --keys and WEIGHTBUS_KEYS away"
     else:
         text = f"{address} asks for keys ({theirs}), and there are none here"
-        advice = "--keys FILE, an observer's that `weightbus keygen DIR --observer NAME` has made"
+        advice = (
+            "give keys= or --keys a file that `weightbus keygen` has made: for a worker, or with "
+            "--observer for who only looks on"
+        )
     return Finding("keys", "problem", text, advice)
 
 
