@@ -211,13 +211,32 @@ static void say_tensors(const wb_tensor* tensors, size_t count) {
   putchar('}');
 }
 
-static void say_applied(const wb_update* update) {
+static void say_metadata(const wb_worker* worker, const wb_update* update) {
+  wb_metadata* metadata = NULL;
+  if (wb_metadata_of(worker, update->model, update->epoch, update->version, &metadata) != WB_OK)
+    die("metadata", wb_error());
+  size_t count = 0;
+  const wb_text* all = wb_metadata_all(metadata, &count);
+  printf(",\"metadata\":{");
+  for (size_t i = 0; i < count; i++) {
+    if (i > 0) putchar(',');
+    say_text(all[i].name, strlen(all[i].name));
+    putchar(':');
+    say_text(all[i].text, strlen(all[i].text));
+    if (wb_metadata_get(metadata, all[i].name) != all[i].text) die("metadata", all[i].name);
+  }
+  putchar('}');
+  wb_metadata_free(metadata);
+}
+
+static void say_applied(const wb_worker* worker, const wb_update* update) {
   const Registered* its = registered(update->model);
   wb_reading* reading = NULL;
   if (with_tensors && its->model) wb_read(its->model, &reading, NULL, NULL);
   begin("applied");
   say_version(update->model, update->epoch, update->version);
   say_field("digest", update->digest);
+  say_metadata(worker, update);
   if (with_tensors && its->model) {
     say_tensors(its->tensors, its->count);
   } else if (with_tensors) {
@@ -371,7 +390,7 @@ static void follow(const wb_options* options, double seconds) {
     wb_update update;
     const wb_code code = wb_receive(worker, LOOK_MS, &update);
     if (code == WB_OK) {
-      say_applied(&update);
+      say_applied(worker, &update);
       wb_snapshot_free(update.snapshot);
     } else if (code != WB_NOTHING) {
       fprintf(stderr, "%d: %s\n", (int)code, wb_error());  // `on_event` has said so

@@ -75,6 +75,9 @@ typedef enum {
   WB_UNACHIEVED = 10,
 } wb_code;
 
+// What is said of a version.
+typedef struct wb_metadata wb_metadata;
+
 // A model whose memory is yours.
 typedef struct wb_model wb_model;
 
@@ -210,6 +213,13 @@ typedef struct {
   bool patched;
 } wb_update;
 
+// Something that is said of a version: a name, and a text.
+typedef struct {
+  // UTF-8 with a zero behind it, as is the text.
+  const char *name;
+  const char *text;
+} wb_text;
+
 // How a worker stands. What runs is of now, the rest of a moment ago; numbers are 0 where there is nothing.
 typedef struct {
   // Of the session.
@@ -300,6 +310,9 @@ typedef struct {
   size_t expect;
   // How it goes to workers that take patches: WB_ENCODING_RAW, _DELTA, _DELTA_FLAT or _AUTO.
   uint32_t encoding;
+  // What to say of the version: a step, a reward. At most 32 entries, and 4 KiB of names and texts.
+  const wb_text *metadata;
+  size_t metadata_count;
 } wb_publish_options;
 
 // What became of one publish.
@@ -373,6 +386,22 @@ wb_code wb_joined(const wb_worker *worker, uint32_t timeout_ms, uint64_t *epoch)
 
 // Applies the newest version that has arrived, waiting for one if need be. 0 ms: does not wait.
 wb_code wb_receive(const wb_worker *worker, uint32_t timeout_ms, wb_update *update);
+
+// Tells what its publisher says of a version, one of the last few of its model that wb_receive() has told; to be freed
+// by wb_metadata_free(). WB_NOTHING: it is none of those.
+wb_code wb_metadata_of(const wb_worker *worker,
+                       const char *model,
+                       uint64_t epoch,
+                       uint64_t version,
+                       wb_metadata **metadata);
+
+// Returns all that is said, by name, and how many entries there are. They live as long as `metadata`.
+const wb_text *wb_metadata_all(const wb_metadata *metadata, size_t *count);
+
+// Returns the text of one name, for as long as `metadata` lives; NULL if nothing is said under it.
+const char *wb_metadata_get(const wb_metadata *metadata, const char *name);
+
+void wb_metadata_free(wb_metadata *metadata);
 
 // Tells how a worker stands, and one of its models; `model` may be NULL.
 wb_code wb_look(const wb_worker *worker, const char *model, wb_state *state);

@@ -2,16 +2,17 @@
 //! values of Rust that C may hold.
 
 use crate::{
-    wb_code, wb_event, wb_offer, wb_options, wb_snapshot, wb_state, wb_tensor, wb_update, wb_worker,
+    wb_code, wb_event, wb_offer, wb_options, wb_snapshot, wb_state, wb_tensor, wb_text, wb_update, wb_worker,
 };
 use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, CString};
 use std::mem::{size_of, transmute, MaybeUninit};
 use std::os::raw::{c_char, c_int, c_void};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 use std::slice;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use weightbus_core::messages::DELTA;
 use weightbus_core::{
     Dtype, Error, Event, Model, ModelState, Offer, Snapshot, State, Tensor, TensorInfo, Update, WeightsGuard,
@@ -297,10 +298,68 @@ pub unsafe fn worker_of<'a>(worker: *const wb_worker) -> Result<&'a Worker, Faul
     unsafe { worker.as_ref() }.map(|worker| &worker.0).ok_or_else(|| invalid("no worker"))
 }
 
+/// # Safety
+///
+/// `worker` must be NULL or live for all of `'a`.
+pub unsafe fn all_said<'a>(worker: *const wb_worker) -> Result<&'a AllSaid, Fault> {
+    // SAFETY: the caller's word.
+    unsafe { worker.as_ref() }.map(|worker| &worker.2).ok_or_else(|| invalid("no worker"))
+}
+
+const SAID_KEPT: usize = 8; // versions of a model: threads that receive side by side ask a moment later
+
+/// What is said of a version, by its epoch and number.
+type OfVersion = ((u64, u64), BTreeMap<String, String>);
+
+/// What is said of the last versions of each model that a worker has told.
+#[derive(Default)]
+pub struct AllSaid(Mutex<BTreeMap<String, VecDeque<OfVersion>>>);
+
+impl AllSaid {
+    pub fn keep(&self, update: &Update) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = all.entry(update.model.clone()).or_default();
+        last.truncate(SAID_KEPT - 1);
+        last.push_front(((update.epoch, update.version), update.metadata.clone()));
+    }
+
+    pub fn of(&self, model: &str, key: (u64, u64)) -> Option<Said> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(model)?.iter().find(|(known, _)| *known == key).map(|(_, metadata)| Said::of(metadata))
+    }
+}
+
+/// What is said of a version, as C reads it.
+pub struct Said {
+    all: Vec<wb_text>, // point into the next
+    texts: Vec<[CString; 2]>,
+}
+
+// SAFETY: nothing that they point to changes, and all of it goes with them.
+unsafe impl Send for Said {}
+unsafe impl Sync for Said {}
+
+impl Said {
+    fn of(metadata: &BTreeMap<String, String>) -> Said {
+        let texts: Vec<_> = metadata.iter().map(|(name, text)| [c_text(name), c_text(text)]).collect();
+        let all = texts.iter().map(|[name, text]| wb_text { name: name.as_ptr(), text: text.as_ptr() });
+        Said { all: all.collect(), texts }
+    }
+
+    pub fn all(&self) -> &[wb_text] {
+        &self.all
+    }
+
+    pub fn text(&self, name: &str) -> *const c_char {
+        let found = self.texts.iter().find(|[known, _]| known.as_bytes() == name.as_bytes());
+        found.map_or(ptr::null(), |[_, text]| text.as_ptr())
+    }
+}
+
 /// A worker that tells its name to C.
 pub fn named(worker: Worker) -> wb_worker {
     let name = c_text(worker.name());
-    wb_worker(worker, name)
+    wb_worker(worker, name, AllSaid::default())
 }
 
 /// A pointer that only its owner looks behind.

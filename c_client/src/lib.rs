@@ -154,6 +154,15 @@ pub struct wb_options {
     pub whole_only: bool,
 }
 
+/// Something that is said of a version: a name, and a text.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct wb_text {
+    /// UTF-8 with a zero behind it, as is the text.
+    pub name: *const c_char,
+    pub text: *const c_char,
+}
+
 /// What wb_receive() tells: a version that was applied, or (WB_REJECTED) that could not be.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -206,7 +215,9 @@ pub struct wb_model(weightbus_core::Model);
 /// One who reads a model.
 pub struct wb_reading(#[allow(dead_code)] inner::Reading); // what counts is that it is there
 /// A worker.
-pub struct wb_worker(weightbus_core::Worker, CString);
+pub struct wb_worker(weightbus_core::Worker, CString, inner::AllSaid);
+/// What is said of a version.
+pub struct wb_metadata(inner::Said);
 /// A version that never changes.
 pub struct wb_snapshot(inner::Tensors);
 /// A publisher.
@@ -299,6 +310,9 @@ pub struct wb_publish_options {
     pub expect: usize,
     /// How it goes to workers that take patches: WB_ENCODING_RAW, _DELTA, _DELTA_FLAT or _AUTO.
     pub encoding: u32,
+    /// What to say of the version: a step, a reward. At most 32 entries, and 4 KiB of names and texts.
+    pub metadata: *const wb_text,
+    pub metadata_count: usize,
 }
 
 /// What one worker did with a version. It lives as long as its receipt.
@@ -508,9 +522,11 @@ pub unsafe extern "C" fn wb_receive(
 ) -> wb_code {
     answer(|| {
         // SAFETY: the caller gives a worker that lives, and a place.
-        let (worker, update) = unsafe { (inner::worker_of(worker)?, inner::blank(update)?) };
+        let (worker, update, all) =
+            unsafe { (inner::worker_of(worker)?, inner::blank(update)?, inner::all_said(worker)?) };
         match worker.receive(Duration::from_millis(timeout_ms.into())) {
             Ok(Some(found)) => {
+                all.keep(&found);
                 inner::tell(update, found);
                 Ok(wb_code::WB_OK)
             }
@@ -521,6 +537,51 @@ pub unsafe extern "C" fn wb_receive(
             }
         }
     })
+}
+
+/// Tells what its publisher says of a version, one of the last few of its model that wb_receive() has told; to be freed
+/// by wb_metadata_free(). WB_NOTHING: it is none of those.
+#[no_mangle]
+pub unsafe extern "C" fn wb_metadata_of(
+    worker: *const wb_worker,
+    model: *const c_char,
+    epoch: u64,
+    version: u64,
+    metadata: *mut *mut wb_metadata,
+) -> wb_code {
+    answer(|| {
+        // SAFETY: the caller gives a worker that lives, a name, and a place.
+        let (all, model) = unsafe { (inner::all_said(worker)?, text_of(model, 0, "id of a model")?) };
+        match all.of(model, (epoch, version)) {
+            Some(said) => unsafe { out(metadata, wb_metadata(said)) },
+            None => Ok(wb_code::WB_NOTHING),
+        }
+    })
+}
+
+/// Returns all that is said, by name, and how many entries there are. They live as long as `metadata`.
+#[no_mangle]
+pub unsafe extern "C" fn wb_metadata_all(metadata: *const wb_metadata, count: *mut usize) -> *const wb_text {
+    // SAFETY: the caller gives metadata that lives, or NULL, and a place or NULL.
+    let all = unsafe { metadata.as_ref() }.map_or(&[][..], |metadata| metadata.0.all());
+    unsafe { fill(count, all.len()) };
+    all.as_ptr()
+}
+
+/// Returns the text of one name, for as long as `metadata` lives; NULL if nothing is said under it.
+#[no_mangle]
+pub unsafe extern "C" fn wb_metadata_get(metadata: *const wb_metadata, name: *const c_char) -> *const c_char {
+    quietly(std::ptr::null(), || {
+        // SAFETY: the caller gives metadata that lives, or NULL, and a name.
+        let (metadata, name) = unsafe { (metadata.as_ref(), text_of(name, 0, "name").ok()) };
+        metadata.zip(name).map_or(std::ptr::null(), |(metadata, name)| metadata.0.text(name))
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn wb_metadata_free(metadata: *mut wb_metadata) {
+    // SAFETY: it came of `wb_metadata_of`, and nobody uses it any more.
+    unsafe { inner::free(metadata) }
 }
 
 /// Tells how a worker stands, and one of its models; `model` may be NULL.

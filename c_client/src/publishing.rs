@@ -140,6 +140,12 @@ pub unsafe fn options_of(options: *const wb_publish_options) -> Result<PublishOp
             return Err(invalid(&text));
         }
     };
+    for said in unsafe { array(options.metadata, options.metadata_count, "metadata") }? {
+        let (name, text) = unsafe {
+            (text_of(said.name, 0, "name of metadata")?, text_of(said.text, 0, "text of metadata")?)
+        };
+        asked.metadata.insert(name.to_owned(), text.to_owned());
+    }
     asked.expect = Some(options.expect).filter(|&expect| expect > 0);
     Ok(asked)
 }

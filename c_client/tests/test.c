@@ -360,6 +360,7 @@ static const char kTakersKeys[] =
     "\", \"secret\": \"D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs\", \"publisher\": \"" PUBLISHERS_KEY
     "\"}";
 static const char* takers_keys = "";
+static const char* takers_step = NULL;  // what is said of what it takes
 
 // Takes one version, as a worker of another process would.
 static void* take_one(void* address) {
@@ -377,6 +378,14 @@ static void* take_one(void* address) {
   size_t count;
   const wb_tensor* tensors = wb_snapshot_tensors(update.snapshot, &count);
   EXPECT(count == 2 && all_bytes(tensors[0].data, tensors[0].nbytes, 5));
+  wb_metadata* metadata = NULL;
+  EXPECT(wb_metadata_of(worker, "line", update.epoch, update.version + 1, &metadata) == WB_NOTHING);
+  EXPECT(wb_metadata_of(worker, "line", update.epoch, update.version, &metadata) == WB_OK);
+  EXPECT(wb_metadata_all(metadata, &count) != NULL && count == (takers_step ? 1 : 0));
+  const char* step = wb_metadata_get(metadata, "step");
+  EXPECT(takers_step ? step && strcmp(step, takers_step) == 0 : step == NULL);
+  EXPECT(wb_metadata_get(metadata, "none") == NULL && wb_metadata_get(NULL, "step") == NULL);
+  wb_metadata_free(metadata);
   wb_snapshot_free(update.snapshot);
   wb_worker_free(worker);
   return NULL;
@@ -396,6 +405,7 @@ static void a_trainer_in_c_publishes(void) {
   EXPECT(wb_bind(&options, &publisher) == WB_OK);
   char address[64];
   snprintf(address, sizeof address, "%s", wb_address(publisher));
+  takers_step = "12";
   pthread_t taker;
   EXPECT(pthread_create(&taker, NULL, take_one, address) == 0);
   memset(w, 5, sizeof w);
@@ -404,9 +414,19 @@ static void a_trainer_in_c_publishes(void) {
       {.name = "w", .dtype = "F32", .shape = kShape, .rank = 2, .data = w, .nbytes = sizeof w},
       {.name = "b", .dtype = "F32", .data = &b, .nbytes = sizeof b},
   };
-  const wb_publish_options how = {.size = sizeof how, .expect = 1, .timeout_ms = LONG_MS};
+  const wb_text said = {.name = "step", .text = takers_step};
+  const wb_publish_options how = {.size = sizeof how,
+                                  .expect = 1,
+                                  .timeout_ms = LONG_MS,
+                                  .metadata = &said,
+                                  .metadata_count = 1};
   wb_receipt* receipt = NULL;
   EXPECT(wb_publish(publisher, "line", tensors, 2, &how, &receipt) == WB_OK);
+  const wb_text unsaid = {.name = "", .text = "12"};
+  const wb_publish_options nameless = {.size = sizeof nameless,
+                                       .metadata = &unsaid,
+                                       .metadata_count = 1};
+  EXPECT(wb_publish(publisher, "line", tensors, 2, &nameless, NULL) == WB_INVALID);
   wb_published published;
   EXPECT(wb_receipt_look(receipt, &published) == WB_OK && published.version == 1);
   EXPECT(published.nbytes == sizeof w + sizeof b && strlen(published.digest) == 64);
@@ -519,6 +539,7 @@ static void a_trainer_in_c_with_keys_lets_nobody_else_in(void) {
   char address[64];
   snprintf(address, sizeof address, "tcp://127.0.0.1%s", strrchr(wb_address(publisher), ':'));
   takers_keys = kTakersKeys;
+  takers_step = NULL;
   pthread_t taker;
   EXPECT(pthread_create(&taker, NULL, take_one, address) == 0);
   const wb_tensor tensors[] = {

@@ -327,6 +327,10 @@ void serve(weightbus::Worker& worker, Arguments& arguments) {
     const weightbus::Update& applied = **update;
     Line line("applied");
     line.version(applied.model, applied.epoch, applied.version).text("digest", applied.digest);
+    std::string said;
+    for (const auto& [name, text] : applied.metadata)
+      said += (said.empty() ? "{" : ",") + Line::quoted(name) + ":" + Line::quoted(text);
+    line.raw("metadata", said.empty() ? "{}" : said + "}");
     if (arguments.tensors) line.raw("tensors", checksums(applied, worker, arguments.registered));
     line.say();
   }

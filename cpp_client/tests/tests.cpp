@@ -516,11 +516,15 @@ TEST_CASE("a trainer publishes, and learns who runs what") {
   REQUIRE(worker.ok());
   std::thread taking([&worker] {
     const auto update = worker->receive(kLong);
-    if (update.ok() && *update) CHECK((*update)->snapshot->find("w")->as<float>()->data()[5] == 6);
+    if (update.ok() && *update) {
+      CHECK((*update)->snapshot->find("w")->as<float>()->data()[5] == 6);
+      CHECK((*update)->metadata == std::map<std::string, std::string>{{"step", "12"}});
+    }
   });
   PublishOptions options;
   options.expect = 1;
   options.timeout = kLong;
+  options.metadata["step"] = "12";
   const auto receipt = publisher->publish("line", {tensor("w", w, {2, 3})}, options);
   taking.join();
   REQUIRE(receipt.ok());

@@ -287,6 +287,9 @@ final class Driver {
   private void applied(Update update) {
     Line line = line("applied").version(update.model(), update.epoch(), update.version());
     line.add("digest", update.digest());
+    Line said = new Line();
+    update.metadata().forEach(said::add);
+    line.raw("metadata", said);
     try (Snapshot snapshot = update.snapshot()) {
       if (tensors && snapshot != null) {
         line.raw("tensors", checksums(snapshot.tensors()));

@@ -135,6 +135,7 @@ fn applied(update: &Update, memory: Option<&Model>, tensors: bool) {
         "epoch": update.epoch,
         "version": update.version,
         "digest": update.digest,
+        "metadata": update.metadata,
     });
     if tensors {
         row["tensors"] = match (memory, &update.snapshot) {

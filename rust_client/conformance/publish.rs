@@ -112,6 +112,7 @@ fn publish(publisher: &Publisher, told: &Value, tensors: &mut Tensors) -> Result
             Some("auto") => Encoding::Auto,
             _ => Encoding::Raw,
         },
+        metadata: serde_json::from_value(told["metadata"].clone()).unwrap_or_default(),
     };
     let bytes = tensors.read(told["file"].as_str().ok_or("no file")?)?;
     Ok(publisher.publish_safetensors(told["model"].as_str().ok_or("no model")?, bytes, &options)?)
@@ -173,6 +174,7 @@ fn answer(id: &Value, result: Result<Receipt, weightbus::Error>) {
         "nbytes": receipt.nbytes,
         "seconds": receipt.took.as_secs_f64(),
         "digest": receipt.digest,
+        "metadata": receipt.metadata,
         "workers": workers,
     }));
 }

@@ -28,7 +28,7 @@ pub type Answer = Option<Value>;
 /// All cases: file, name, the case itself, and the answer.
 pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, Answer)>> {
     type Answers = fn(&Path, &Value) -> io::Result<Answer>;
-    let tables: [(&'static str, &[(&str, Answers)]); 14] = [
+    let tables: [(&'static str, &[(&str, Answers)]); 15] = [
         ("messages.json", &[("cases", message)]),
         ("layouts.json", &[("cases", layout)]),
         ("chunks.json", &[("cases", chunks)]),
@@ -41,6 +41,7 @@ pub fn answers(folder: &Path) -> io::Result<Vec<(&'static str, String, Value, An
         ("casts.json", &[("cases", casts)]),
         ("deltas.json", &[("cases", delta)]),
         ("patching.json", &[("headers", message)]),
+        ("metadata.json", &[("messages", message)]),
         ("renaming.json", &[("messages", message), ("sequences", sequences::play)]),
         (
             "sealing.json",

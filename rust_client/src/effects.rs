@@ -1,7 +1,7 @@
 //! What the machine wants done, and what it asks of its surroundings.
 
 use crate::layout::Layout;
-use crate::messages::{FromWorker, Shared};
+use crate::messages::{FromWorker, Metadata, Shared};
 use crate::patching::Decoding;
 use crate::segment::Segment;
 use crate::staging::Buffer;
@@ -58,6 +58,8 @@ pub struct Staged {
     pub digest: String,
     /// How it came, as `Update` says.
     pub encoding: &'static str,
+    /// What its publisher says of it.
+    pub metadata: Metadata,
     /// There may be patches on it: who applies it says where its bytes lie then.
     pub keep: bool,
 }

@@ -2,7 +2,10 @@
 
 use crate::base64;
 use crate::json::{Object, Value};
-use crate::limits::{FEATURES_MAX, GROUP_KEYS_MAX, INTEGER_MAX, MODELS_MAX, NAME_MAX};
+use crate::limits::{
+    FEATURES_MAX, GROUP_KEYS_MAX, INTEGER_MAX, METADATA_MAX, METADATA_NAME_MAX, MODELS_MAX, NAME_MAX,
+    TEXT_MAX,
+};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
@@ -145,6 +148,21 @@ impl<'a> Fields<'a> {
                 return Err(format!("{:?} has a key that is no name", field));
             }
             Ok((model.clone(), read(&object, model)?))
+        };
+        object.0.keys().map(entry).collect()
+    }
+
+    /// What is said of a version: text by name.
+    pub fn metadata(&self, field: &str) -> Result<BTreeMap<String, String>, Fault> {
+        let object = self.object(field)?;
+        if object.0.len() > METADATA_MAX {
+            return Err(format!("{:?} has more than {} entries", field, METADATA_MAX));
+        }
+        let entry = |name: &String| {
+            if name.chars().count() > METADATA_NAME_MAX {
+                return Err(format!("{:?} has a name of more than {} characters", field, METADATA_NAME_MAX));
+            }
+            Ok((name.clone(), object.text(name, TEXT_MAX)?))
         };
         object.0.keys().map(entry).collect()
     }

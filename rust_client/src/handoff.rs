@@ -210,7 +210,16 @@ mod tests {
     fn staged(model: &str) -> Staged {
         let layout = Arc::new(Layout::parse(b"\x02\0\0\0\0\0\0\0{}").unwrap());
         let (model, source) = (model.to_owned(), Source::Buffer(Buffer::default()));
-        Staged { model, key: (1, 1), layout, source, digest: String::new(), encoding: "", keep: false }
+        Staged {
+            model,
+            key: (1, 1),
+            layout,
+            source,
+            digest: String::new(),
+            encoding: "",
+            metadata: Default::default(),
+            keep: false,
+        }
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub const WBP: u64 = 1;
 /// The feature, and the encoding, of patches.
 pub const DELTA: &str = "delta-1";
 
+/// What is said of a version: text by name.
+pub type Metadata = BTreeMap<String, String>;
+
 /// Why a message is dropped.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MessageError {
@@ -278,6 +281,9 @@ messages! {
         /// Those that lead to it, of which the first is pushed.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         patches: Vec<Patch> = or(Vec::new(), |f, k| f.objects(k, PATCHES_MAX, Patch::read)),
+        /// What its publisher says of it.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        metadata: Metadata = or(Metadata::new(), Fields::metadata),
     }
 
     Chunk {
@@ -326,6 +332,9 @@ messages! {
         epoch: u64 = Fields::count,
         version: u64 = Fields::positive,
         was: Running = |f, k| Running::read(&f.object(k)?),
+        /// What its publisher says of the named version.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        metadata: Metadata = or(Metadata::new(), Fields::metadata),
     }
 
     Refuse {

@@ -12,7 +12,7 @@
 
 use crate::fields::{Fault, Fields};
 use crate::limits::{NAME_MAX, TEXT_MAX};
-use crate::messages::{is_zero, open, worker_message, Doing, FromWorker, MessageError};
+use crate::messages::{is_zero, open, worker_message, Doing, FromWorker, MessageError, Metadata};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -182,6 +182,8 @@ pub struct ModelRow<'a> {
     pub nbytes: u64,
     pub encoding: &'static str,
     pub published: Vec<Published>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: &'a Metadata,
 }
 
 /// How a worker stands with a model: what runs, what is on its way, what went wrong.

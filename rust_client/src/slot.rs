@@ -300,8 +300,8 @@ impl Slot {
         let (model, key) = (self.model.clone(), (announce.epoch, announce.version));
         let source = Source::Segment { segment, hash_chunks };
         let mut effects = self.turn(Turn::Completed, Some(now));
-        let digest = String::new();
-        let staged = Staged { model, key, layout, source, digest, encoding: "", keep: false };
+        let (digest, metadata) = (String::new(), announce.metadata);
+        let staged = Staged { model, key, layout, source, digest, encoding: "", metadata, keep: false };
         effects.push(Effect::Ready(staged));
         effects
     }
@@ -639,6 +639,7 @@ impl Slot {
                         None if held.local => "",
                         None => "raw",
                     },
+                    metadata: held.announce.metadata.clone(),
                     keep: held.announce.keep && self.patches.taken && !held.local, // D3
                 });
             }

@@ -52,6 +52,8 @@ pub struct Update {
     /// How it came: `"raw"`, as it is; `"delta-1"`, as a patch on the version that ran before; or empty, out of the
     /// publisher's memory.
     pub encoding: &'static str,
+    /// What its publisher says of it, as text by name: a step, a reward.
+    pub metadata: BTreeMap<String, String>,
     /// How long the copy took.
     pub took: Duration,
     /// The version itself, of a model without memory of the user's.
@@ -688,6 +690,7 @@ fn update_of(staged: &Staged, digest: String, took: Duration, snapshot: Option<A
         nbytes: staged.layout.nbytes,
         digest,
         encoding: staged.encoding,
+        metadata: staged.metadata.clone(),
         took,
         snapshot,
     }
@@ -874,7 +877,16 @@ mod tests {
         let (model, layout) = ("m".to_owned(), Arc::new(Layout::parse(header).unwrap()));
         let source = Source::Buffer(buffer);
         let (key, digest) = ((1, version), String::new());
-        worker.handoff().put(Staged { model, key, layout, source, digest, encoding: "", keep: false });
+        worker.handoff().put(Staged {
+            model,
+            key,
+            layout,
+            source,
+            digest,
+            encoding: "",
+            metadata: Default::default(),
+            keep: false,
+        });
     }
 
     /// A version of two tensors of 1 MiB and a number, of which every byte is the same.
@@ -892,7 +904,16 @@ mod tests {
         let mut buffer = Buffers::default().take(layout.nbytes).unwrap().unwrap();
         buffer.fill(byte);
         let (model, source) = ("m".to_owned(), Source::Buffer(buffer));
-        Staged { model, key: (1, 1), layout, source, digest: "d".to_owned(), encoding: "", keep: false }
+        Staged {
+            model,
+            key: (1, 1),
+            layout,
+            source,
+            digest: "d".to_owned(),
+            encoding: "",
+            metadata: Default::default(),
+            keep: false,
+        }
     }
 
     #[test]

@@ -530,7 +530,7 @@ fn patches_build_on_what_runs_by_its_new_name() {
     let mut world = World::new(false, true);
     world.bring(&first());
     let was = Running { epoch: 1, version: 1, digest: first().digest() };
-    let rename = Rename { model: MODEL.to_owned(), epoch: 1, version: 5, was };
+    let rename = Rename { model: MODEL.to_owned(), epoch: 1, version: 5, was, metadata: Metadata::new() };
     world.control((encode(&FromPublisher::Rename(rename)), Vec::new()));
     let six = after(&Version { number: 5, ..first() });
     world.bring(&six);

@@ -247,7 +247,7 @@ fn a_new_name_has_its_epoch() {
     let (header, _) = welcome(5, "tcp://*:1", BTreeMap::new());
     machine.receive(&header, &[], NOW);
     let was = Running { epoch: 1, version: 2, digest: String::new() };
-    let rename = Rename { model: MODEL.to_owned(), epoch: 5, version: 1, was };
+    let rename = Rename { model: MODEL.to_owned(), epoch: 5, version: 1, was, metadata: Metadata::new() };
     let effects = machine.receive(&encode(&FromPublisher::Rename(rename)), &[], NOW);
     assert!(effects.iter().any(|e| matches!(e, Effect::Renamed { was: (1, 2), key: (5, 1), .. })));
     assert_eq!(machine.applied_epoch(), 5, "no older publisher is followed");

@@ -48,6 +48,7 @@ def check_offered(publisher: Either, value: int, digest: str) -> None:
     if update is not None:
         found = update.epoch, update.version, update.digest
         expect(found == (publisher.epoch, 1, digest), f"{found} is offered, not {digest}")
+        expect(update.metadata == {"value": str(value)}, f"of {value} is said {update.metadata}")
     same = all(np.array_equal(target[name], its) for name, its in weights(value).items())
     expect(same, f"what is offered are not the weights of publisher {value}")
 
@@ -60,7 +61,8 @@ def turn(kind: str, driver: str, folder: Path, value: int, digest: str) -> tuple
     target = weights(0)
     with Subscriber(publisher.address, {"m": target}, shared_memory=False, keys="") as worker:
         expect(value == 1 or worker.receive(SECONDS) is not None, "nothing is offered")
-        publisher.publish_async("m", weights(value), wait="none").result(SECONDS)
+        said = {"value": str(value)}
+        publisher.publish_async("m", weights(value), wait="none", metadata=said).result(SECONDS)
         update = worker.receive(SECONDS)
     publisher.close()
     with StateFolder(folder, history=2) as kept:

@@ -86,10 +86,6 @@ SHARED_ROAD = (
 NO_MAPPING = {"mapping.json": "without the feature `mapping`: memory is mapped by the first copy"}
 NO_CHECKING = {"checking.json": "without the feature `checking`: it cannot be verified"}
 
-NO_METADATA = dict.fromkeys(
-    ("metadata.json", "metadata", "keys-metadata"), "it passes over what is said of a version"
-)
-
 RUST_INSIDE = {
     table.name: "the Rust client inside, whose driver answers them"
     for table in (ROOT / "tests" / "vectors").glob("*.json")
@@ -97,9 +93,7 @@ RUST_INSIDE = {
 
 LANGUAGES = (
     Language("python", "Python", ""),
-    Language(
-        "cpp", "C++", "cpp_client", ("make", "cargo", "cmake", "c++"), NO_METADATA | RUST_INSIDE
-    ),
+    Language("cpp", "C++", "cpp_client", ("make", "cargo", "cmake", "c++"), RUST_INSIDE),
     Language(
         "node",
         "TypeScript",
@@ -112,18 +106,17 @@ LANGUAGES = (
         "Rust",
         "rust_client",
         ("make", "cargo"),
-        NO_MAPPING | NO_CHECKING | NO_METADATA,
+        NO_MAPPING | NO_CHECKING,
     ),
-    Language("c", "C", "c_client", ("make", "cargo", "cc"), NO_METADATA | RUST_INSIDE),
+    Language("c", "C", "c_client", ("make", "cargo", "cc"), RUST_INSIDE),
     Language("go", "Go", "go_client", ("make", "go"), NO_CHECKING),
-    Language("java", "Java", "java_client", ("make", "cargo", "javac"), NO_METADATA | RUST_INSIDE),
+    Language("java", "Java", "java_client", ("make", "cargo", "javac"), RUST_INSIDE),
 )
 
 
 # Of scenarios, what the Rust core cannot do as a publisher.
 CORE_LACKS: Mapping[str, str] = {
     **dict.fromkeys(SHARED_ROAD[1:], "it has no shared road"),
-    **dict.fromkeys(("metadata", "keys-metadata"), "it says nothing of a version"),
 }
 
 

@@ -42,6 +42,8 @@ struct PublishOptions {
   // that they run; `delta_flat` takes more bytes, and less time to make and to decode; `automatic`
   // is that of these which is likely to be there soonest.
   enum class Encoding { raw, delta, delta_flat, automatic } encoding = Encoding::raw;
+  // What to say of the version: a step, a reward. At most 32 entries, and 4 KiB in all.
+  std::map<std::string, std::string> metadata;
 };
 
 struct PublisherOptions {
@@ -190,6 +192,11 @@ class Publisher {
     raw.timeout_ms = milliseconds(options.timeout);
     raw.expect = options.expect;
     raw.encoding = static_cast<std::uint32_t>(options.encoding);
+    std::vector<wb_text> said;
+    said.reserve(options.metadata.size());
+    for (const auto& [name, text] : options.metadata) said.push_back({name.c_str(), text.c_str()});
+    raw.metadata = said.data();
+    raw.metadata_count = said.size();
     wb_receipt* made = nullptr;
     const wb_code code = publish(raw, &made);
     const detail::Handle<wb_receipt, wb_receipt_free> receipt(made);

@@ -386,6 +386,7 @@ struct Update {
   double seconds = 0;  // how long the copy took
   std::shared_ptr<const Snapshot> snapshot;  // of a model without memory of yours
   bool patched = false;  // it came as a patch on the version that ran before, not as a whole
+  std::map<std::string, std::string> metadata;  // what the publisher says of it: a step, a reward
 };
 
 // A version, whole and verified, on which a function of yours decides.
@@ -608,7 +609,18 @@ class Worker {
       return std::optional(Update{told.model, told.epoch, told.version, told.nbytes, told.digest,
                                   1e-9 * static_cast<double>(told.nanoseconds),
                                   told.snapshot ? std::make_shared<const Snapshot>(told) : nullptr,
-                                  told.patched});
+                                  told.patched, metadata_of(told)});
+    }
+
+    std::map<std::string, std::string> metadata_of(const wb_update& told) const {
+      wb_metadata* made = nullptr;
+      wb_metadata_of(raw.get(), told.model, told.epoch, told.version, &made);
+      const detail::Handle<wb_metadata, wb_metadata_free> metadata(made);
+      std::size_t count = 0;
+      const wb_text* texts = wb_metadata_all(metadata.get(), &count);
+      std::map<std::string, std::string> all;
+      for (std::size_t i = 0; i < count; i++) all.emplace(texts[i].name, texts[i].text);
+      return all;
     }
 
     void start() {

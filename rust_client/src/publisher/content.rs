@@ -8,6 +8,7 @@ use crate::digest::digest;
 use crate::dtype::Dtype;
 use crate::layout::{Layout, LayoutError};
 use crate::limits::{CHUNKS_MAX, LAYOUT_BYTES_MAX};
+use crate::messages::Metadata;
 use crate::staging::{Buffer, Buffers};
 use crate::transfer::ChunkPlan;
 use std::cmp::Reverse;
@@ -44,6 +45,8 @@ pub struct Content {
     pub plan: ChunkPlan,
     pub crcs: Vec<u32>,
     pub digest: String,
+    /// What is said of the version beside.
+    pub metadata: Metadata,
     block: Box<dyn Deref<Target = [u8]> + Send + Sync>,
 }
 
@@ -64,7 +67,7 @@ impl Content {
         let plan = ChunkPlan { nbytes: bytes.len() as u64, ..version.plan };
         let crcs = bytes.chunks(plan.chunk_bytes as usize).map(crc32c).collect();
         let (header, digest) = (version.header.clone(), version.digest.clone());
-        Content { header, plan, crcs, digest, block: Box::new(bytes) }
+        Content { header, plan, crcs, digest, metadata: Metadata::new(), block: Box::new(bytes) }
     }
 }
 
@@ -144,7 +147,7 @@ impl Copier {
         let crcs: Vec<u32> = block.chunks(chunk_bytes as usize).map(crc32c).collect();
         let digest = digest(&layout.id, chunk_bytes, &crcs);
         let header = Arc::new(Header { bytes: header, layout });
-        Ok(Content { header, plan, crcs, digest, block: Box::new(block) })
+        Ok(Content { header, plan, crcs, digest, metadata: Metadata::new(), block: Box::new(block) })
     }
 
     fn plan(&self, nbytes: u64, chunk_bytes: u64) -> Result<ChunkPlan, String> {
@@ -205,7 +208,7 @@ impl Copier {
             crcs.push(crc);
         }
         let digest = digest(&header.layout.id, chunk_bytes, &crcs);
-        Ok(Content { header, plan, crcs, digest, block: Box::new(block) })
+        Ok(Content { header, plan, crcs, digest, metadata: Metadata::new(), block: Box::new(block) })
     }
 }
 

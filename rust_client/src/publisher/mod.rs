@@ -53,6 +53,7 @@ pub use status::{WorkerState, WorkerStatus};
 
 use crate::error::Error;
 use crate::fields::is_name;
+use crate::limits::{METADATA_BYTES_MAX, METADATA_MAX, METADATA_NAME_MAX};
 use crate::messages::CommitMode;
 use crate::threads::join_handle;
 use bases::{Bases, Taker};
@@ -100,6 +101,8 @@ pub struct PublishOptions {
     pub expect: Option<usize>,
     /// How it goes to workers that take patches.
     pub encoding: Encoding,
+    /// What to say of the version, as text by name: a step, a reward. At most 32 entries, and 4 KiB of names and texts.
+    pub metadata: BTreeMap<String, String>,
 }
 
 impl Default for PublishOptions {
@@ -114,6 +117,7 @@ impl Default for PublishOptions {
             grace: None,
             expect: None,
             encoding: Encoding::Raw,
+            metadata: BTreeMap::new(),
         }
     }
 }
@@ -266,8 +270,9 @@ impl Publisher {
             Encoding::Raw => Vec::new(),
             _ => self.takers(model, &asked, until)?,
         };
-        let content = copy(&mut its.copier)
+        let mut content = copy(&mut its.copier)
             .map_err(|text| Error::Setup(format!("{} cannot be published: {}", model, text)))?;
+        content.metadata = options.metadata.clone();
         let to_all = asked.workers.is_none();
         let offer = its.bases.offer(Arc::new(content), options.encoding, &takers, to_all, until);
         let (sender, answer) = channel();
@@ -308,6 +313,9 @@ impl Publisher {
                 "a timeout of {:?}; it is more than nothing, and at most a year",
                 options.timeout
             ));
+        }
+        if let Some(why) = unfit(&options.metadata) {
+            return wrong(format!("metadata: {}", why));
         }
         if let Some(workers) = &options.workers {
             let mut names = workers.clone();
@@ -404,6 +412,27 @@ impl Drop for Publisher {
     }
 }
 
+/// Says why metadata cannot travel; nothing if it can.
+fn unfit(metadata: &BTreeMap<String, String>) -> Option<String> {
+    let named = |name: &&String| !(1..=METADATA_NAME_MAX).contains(&name.chars().count());
+    if metadata.len() > METADATA_MAX {
+        return Some(format!("{} entries; at most {} travel", metadata.len(), METADATA_MAX));
+    }
+    if let Some(name) = metadata.keys().find(named) {
+        return Some(format!("the name {:.80?}; a name has 1 to {} characters", name, METADATA_NAME_MAX));
+    }
+    if metadata.iter().any(|(name, text)| name.contains('\0') || text.contains('\0')) {
+        return Some("a NUL; text has none".to_owned());
+    }
+    let total: usize = metadata.iter().map(|(name, text)| name.len() + text.len()).sum();
+    (total > METADATA_BYTES_MAX).then(|| {
+        format!(
+            "{} bytes; names and texts are at most {} in all: keep what is larger in a file of your own",
+            total, METADATA_BYTES_MAX
+        )
+    })
+}
+
 fn late(model: &str, waited: Duration) -> Error {
     if waited.is_zero() {
         let text =
@@ -419,4 +448,27 @@ fn late(model: &str, waited: Duration) -> Error {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_has_bounds() {
+        let said = |name: &str, text: &str| [(name.to_owned(), text.to_owned())].into_iter().collect();
+        let many = (0..=METADATA_MAX).map(|number| (number.to_string(), String::new())).collect();
+        assert_eq!(unfit(&said("step", "12000")), None);
+        assert_eq!(unfit(&said("s", &"x".repeat(METADATA_BYTES_MAX - 1))), None);
+        for (wrong, why) in [
+            (many, "33 entries; at most 32"),
+            (said("", "x"), "1 to 128 characters"),
+            (said(&"n".repeat(METADATA_NAME_MAX + 1), ""), "1 to 128 characters"),
+            (said("n", "a\0b"), "a NUL"),
+            (said("s", &"x".repeat(METADATA_BYTES_MAX)), "4097 bytes"),
+        ] {
+            let told = unfit(&wrong).expect("a fault");
+            assert!(told.contains(why), "{}", told);
+        }
+    }
 }

@@ -14,7 +14,7 @@ use super::machine::Machine;
 use super::pages::{Changed, Page};
 use super::patience::{Allowance, Rate};
 use super::roster::{Peer, Roster};
-use crate::messages::{Doing, FromWorker};
+use crate::messages::{Doing, FromWorker, Metadata};
 use crate::observed::{printable, Observe};
 use crate::transfer::{Key, Time};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -52,6 +52,7 @@ pub struct Seen {
 pub struct ModelSeen {
     pub latest: Key,
     pub nbytes: u64,
+    pub metadata: Metadata,
     /// When each of its versions was published.
     pub times: BTreeMap<u64, Time>,
     revision: u64,
@@ -226,6 +227,7 @@ impl Machine {
             if let Some(latest) = latest.filter(|latest| self.store.key(latest.number) != model.latest) {
                 model.latest = self.store.key(latest.number);
                 (model.revision, model.nbytes) = (self.roster.revise(), latest.content.plan.nbytes);
+                model.metadata = latest.content.metadata.clone();
             }
             let (before, targeted) = (&model.targeted, versions.targeted());
             if before != targeted {

@@ -114,7 +114,7 @@ fn json(row: &impl Serialize) -> String {
 }
 
 /// Of a model, when its latest version was published, and ever fewer of those before.
-fn model_row<'a>(name: &'a str, model: &ModelSeen, now: Time) -> ModelRow<'a> {
+fn model_row<'a>(name: &'a str, model: &'a ModelSeen, now: Time) -> ModelRow<'a> {
     let version = model.latest.1;
     let (mut published, mut step) = (Vec::new(), 0u64);
     for back in 0..VERSIONS_TOLD {
@@ -124,7 +124,7 @@ fn model_row<'a>(name: &'a str, model: &ModelSeen, now: Time) -> ModelRow<'a> {
         );
         step += 1 << (back / 2).saturating_sub(1); // 1 1 1 1 2 2 4 4 8 8 ...
     }
-    ModelRow { name, version, nbytes: model.nbytes, encoding: "raw", published }
+    ModelRow { name, version, nbytes: model.nbytes, encoding: "raw", published, metadata: &model.metadata }
 }
 
 /// A worker, with so many characters of each error at most.

@@ -10,7 +10,7 @@
 //! all. Where a number of workers is expected, those that join become targets until so many are there.
 
 use super::receipt::{Outcome, Receipt, WorkerReceipt};
-use crate::messages::CommitMode;
+use crate::messages::{CommitMode, Metadata};
 use crate::transfer::{Key, Time};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -92,6 +92,7 @@ pub(crate) struct Publication {
     pub ended: String,
     nbytes: u64,
     digest: String,
+    pub metadata: Metadata,
     pub started: Time,
     deadline: Time,
     targets: BTreeMap<String, Target>,
@@ -116,6 +117,7 @@ impl Publication {
             ended: String::new(),
             nbytes,
             digest: digest.to_owned(),
+            metadata: Metadata::new(),
             started,
             deadline: started.saturating_add(asked.timeout),
             asked,
@@ -311,6 +313,7 @@ impl Publication {
             version: self.key.1,
             nbytes: self.nbytes,
             digest: self.digest.clone(),
+            metadata: self.metadata.clone(),
             took: now.saturating_sub(self.started),
             workers: self.targets.iter().map(|(name, target)| (name.clone(), of(target))).collect(),
         }

@@ -44,6 +44,7 @@ impl Machine {
         }
         let about = (content.plan.nbytes, &content.digest[..]);
         let mut call = Publication::new(id, model, self.store.key(number), about, asked, started);
+        call.metadata = content.metadata.clone();
         let quiet = self.timing.quiet;
         let mut receivers = Vec::new();
         for name in &names {
@@ -190,6 +191,7 @@ impl Machine {
             whole: None,
             keep: version.keep,
             patches: version.patches.iter().map(VersionPatch::offered).collect(),
+            metadata: content.metadata.clone(),
         }
     }
 

@@ -86,6 +86,8 @@ pub struct Receipt {
     pub digest: String,
     /// From the call of publish to this receipt.
     pub took: Duration,
+    /// What was said of the version.
+    pub metadata: BTreeMap<String, String>,
     /// By name, every worker that it was for.
     pub workers: BTreeMap<String, WorkerReceipt>,
 }

@@ -176,10 +176,10 @@ impl Machine {
             let versions = self.store.models.get(model);
             let latest = versions.and_then(|its| its.get(its.latest_for(name)?));
             let newer = latest.filter(|latest| self.store.key(latest.number) > (was.epoch, was.version));
-            if let Some(version) = newer.filter(|latest| latest.is_known_as(was)).map(|latest| latest.number)
-            {
+            if let Some(latest) = newer.filter(|latest| latest.is_known_as(was)) {
+                let (version, metadata) = (latest.number, latest.content.metadata.clone());
                 let (model, epoch) = (model.clone(), self.epoch());
-                renamed.push(Rename { model, epoch, version, was: was.clone() });
+                renamed.push(Rename { model, epoch, version, was: was.clone(), metadata });
             }
         }
         for rename in renamed {

@@ -19,6 +19,7 @@ use crate::digest::hex;
 use crate::error::Error;
 use crate::fields::is_name;
 use crate::limits::{CHUNK_BYTES_MAX, INTEGER_MAX};
+use crate::messages::Metadata;
 use crate::raw::fork::{Own, Process};
 use crate::raw::os;
 use crate::transfer::Key;
@@ -51,6 +52,9 @@ pub struct Stored {
     pub digest: String,
     /// The (epoch, version) under which these bytes were offered, the newest first.
     pub names: Vec<Key>,
+    /// What was said of it.
+    #[serde(default)]
+    pub metadata: Metadata,
 }
 
 impl Stored {
@@ -64,6 +68,7 @@ impl Stored {
             chunk_bytes: content.plan.chunk_bytes,
             digest: content.digest.clone(),
             names: newest(names.iter().copied().chain([(epoch, version)])),
+            metadata: content.metadata.clone(),
         }
     }
 
@@ -233,7 +238,8 @@ impl StateFolder {
         let name = stored.file();
         let broken = |what: &dyn std::fmt::Display| format!("{} cannot be offered: {}", name, what);
         let file = File::open(self.path.join(&name)).map(Own::new).map_err(|error| broken(&error))?;
-        let content = copier.read_file(&file, stored.chunk_bytes).map_err(|text| broken(&text))?;
+        let mut content = copier.read_file(&file, stored.chunk_bytes).map_err(|text| broken(&text))?;
+        content.metadata = stored.metadata.clone();
         if content.digest == stored.digest && content.plan.nbytes == stored.nbytes {
             return Ok(content);
         }

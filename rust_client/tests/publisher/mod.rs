@@ -74,6 +74,7 @@ impl Version {
 
     pub fn announce(&self, epoch: u64) -> Announce {
         Announce {
+            metadata: Metadata::new(),
             model: MODEL.to_owned(),
             epoch,
             version: self.number,

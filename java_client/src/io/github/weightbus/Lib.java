@@ -57,6 +57,13 @@ interface Lib extends Library {
 
   int wb_receive(Pointer worker, int timeout_ms, RawUpdate update);
 
+  int wb_metadata_of(
+      Pointer worker, String model, long epoch, long version, PointerByReference metadata);
+
+  Pointer wb_metadata_all(Pointer metadata, LongByReference count);
+
+  void wb_metadata_free(Pointer metadata);
+
   int wb_look(Pointer worker, String model, RawState state);
 
   int wb_latest(Pointer worker, String model, RawUpdate update);

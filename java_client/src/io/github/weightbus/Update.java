@@ -1,6 +1,13 @@
 package io.github.weightbus;
 
+import com.sun.jna.Native;
+import com.sun.jna.Pointer;
+import com.sun.jna.ptr.LongByReference;
+import com.sun.jna.ptr.PointerByReference;
 import java.time.Duration;
+import java.util.Collections;
+import java.util.Map;
+import java.util.TreeMap;
 
 /**
  * A version that was just applied.
@@ -10,12 +17,39 @@ import java.time.Duration;
  *     publisher's memory
  * @param took how long the copy took
  * @param snapshot the version of a model without memory of yours, else null; close it
+ * @param metadata what the publisher says of it, as text by name: a step, a reward
  */
 public record Update(String model, long epoch, long version, long nbytes, String digest,
-    Duration took, Snapshot snapshot) {
-  static Update of(Lib.RawUpdate told) {
+    Duration took, Snapshot snapshot, Map<String, String> metadata) {
+  /** What a worker has told, while it is in use. */
+  static Update of(Pointer worker, Lib.RawUpdate told) {
     return new Update(Lib.RawUpdate.text(told.model), told.epoch, told.version, told.nbytes,
         Lib.RawUpdate.text(told.digest), Duration.ofNanos(told.nanoseconds),
-        told.snapshot == null ? null : new Snapshot(told));
+        told.snapshot == null ? null : new Snapshot(told), metadataOf(worker, told));
+  }
+
+  private static Map<String, String> metadataOf(Pointer worker, Lib.RawUpdate told) {
+    PointerByReference place = new PointerByReference();
+    String model = Lib.RawUpdate.text(told.model);
+    int status =
+        Lib.LIB.wb_metadata_of(worker, model, told.epoch, told.version, place);
+    if (status == Lib.NOTHING) {
+      return Map.of();
+    }
+    WeightbusException.check(status);
+    Pointer metadata = place.getValue();
+    try {
+      LongByReference count = new LongByReference();
+      Pointer texts = Lib.LIB.wb_metadata_all(metadata, count);
+      Map<String, String> all = new TreeMap<>();
+      for (long at = 0; at < 2 * count.getValue(); at += 2) { // a wb_text is two pointers
+        Pointer name = texts.getPointer(at * Native.POINTER_SIZE);
+        Pointer text = texts.getPointer((at + 1) * Native.POINTER_SIZE);
+        all.put(name.getString(0, "UTF-8"), text.getString(0, "UTF-8"));
+      }
+      return Collections.unmodifiableMap(all);
+    } finally {
+      Lib.LIB.wb_metadata_free(metadata);
+    }
   }
 }

@@ -221,7 +221,7 @@ public final class Worker implements AutoCloseable {
       if (status != Lib.OK) {
         throw WeightbusException.of(status, told);
       }
-      return Optional.of(Update.of(told));
+      return Optional.of(Update.of(its, told));
     });
   }
 
