@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .units import span
+
 State = Literal["applied", "staged", "failed", "lost", "behind", "skipped", "left"]
 
 
@@ -37,7 +39,7 @@ class WorkerReceipt:
         return self.encoding not in ("", "raw")
 
     def __str__(self) -> str:
-        when = "" if self.seconds is None else f" after {self.seconds:.3f} s"
+        when = "" if self.seconds is None else f" after {span(self.seconds)}"
         if self.patched:
             when += f" by {self.encoding} ({self.nbytes} bytes)"
         return f"{self.name} {self.state}{when}" + (f": {self.detail}" if self.detail else "")

@@ -153,7 +153,7 @@ def test_the_receipt_tells_seconds_since_the_call() -> None:
     assert receipt.seconds == 4.0
     assert receipt.workers["w0"].seconds == 2.0
     assert receipt.workers["w1"].seconds is None
-    assert "w0 applied after 2.000 s" in str(receipt)
+    assert "w0 applied after 2.0 s" in str(receipt)
     assert receipt.in_state("applied", "behind") == ["w0", "w1"]
 
 

@@ -554,7 +554,7 @@ def test_a_shortfall_says_who_is_missing() -> None:
     answer = resolved(bench.pass_time(1.0))
     assert answer is not None
     assert not answer.achieved
-    assert "a version 1 is applied by 0 of 3 workers after 1.00 s" in answer.shortfall
+    assert "a version 1 is applied by 0 of 3 workers after 1.0 s" in answer.shortfall
     assert "3 of 3 workers are missing (" in answer.shortfall, "nobody says that they never came"
     lost = ("w0 is lost: silent for 5.0 s", "w2 is lost: silent for 5.0 s")
     for part in (*lost, "w1 has left", "old is refused (stale-epoch)"):
@@ -572,7 +572,7 @@ def test_a_shortfall_counts_who_is_required_and_who_never_came() -> None:
         bench.say(name, report(Applied, version))
     answer = resolved(bench.pass_time(1.0))
     assert answer is not None
-    assert "by 2 of 3 workers after 1.00 s; 1 of 3 workers never came" in answer.shortfall
+    assert "by 2 of 3 workers after 1.0 s; 1 of 3 workers never came" in answer.shortfall
 
 
 def test_a_shortfall_says_what_has_ended_it() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..effects import Notice, Send
 from ..messages import Announce, Buffer, Message
 from ..receipt import Receipt, State
+from ..units import span
 from .version import Chunked, Version
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Resolve:
             f"{receipt.model} version {receipt.version} is "
             f"{'staged' if 'staged' in self.done else 'applied'} by {len(there)} of "
             f"{total} workers{'' if required is None else f' ({required} are required)'} "
-            f"after {receipt.seconds:.2f} s"
+            f"after {span(receipt.seconds)}"
         )
         return "; ".join([what, *others, *([self.why] if self.why else [])])
 

@@ -26,6 +26,7 @@ from ..messages import (
     Welcome,
 )
 from ..trust.grants import Grants
+from ..units import span
 from .effects import Effect, Follow, Screen, Settled, Withdraw
 from .giving import Giving
 from .publications import Publications
@@ -385,7 +386,7 @@ class Sessions:
         """Look for workers that are silent, or stuck."""  # P18
         effects: list[Effect] = []
         for peer in self._roster.silent(now):
-            effects += self._lose(peer, now, f"silent for {now - peer.heard_at:.1f} s", gone=False)
+            effects += self._lose(peer, now, f"silent for {span(now - peer.heard_at)}", gone=False)
         for peer in self._roster.gone(now, self._timing.gone_after):
             why = f"its connection is closed, and it made no other in {self._timing.gone_after:g} s"
             effects += self._lose(peer, now, why, gone=True)

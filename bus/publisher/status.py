@@ -5,6 +5,7 @@ from typing import Literal
 
 from ..limits import Timing
 from ..observed import Road
+from ..units import span
 from .roster import Incoming, Peer
 from .store import Store
 
@@ -77,7 +78,7 @@ def phase_of(model: str, incoming: Incoming, store: Store, timing: Timing, now: 
     if incoming.phase == "receiving":
         text += f", {incoming.chunks} of {chunks_of(model, incoming, store)} chunks here"
     idle = now - incoming.since
-    return text + (f", no progress for {idle:.1f} s" if idle >= timing.quiet else "")
+    return text + (f", no progress for {span(idle)}" if idle >= timing.quiet else "")
 
 
 def chunks_of(model: str, incoming: Incoming, store: Store) -> int:
