@@ -255,3 +255,18 @@ def test_a_publisher_of_its_own_is_bound_and_closed() -> None:
         assert update.version == 3
         assert replica["a"].tolist() == [4.0] * 3
     assert steps.publisher is None
+
+
+def test_each_version_says_its_step() -> None:
+    weights = {"w": torch.zeros(3)}
+    with Publisher() as publisher, Subscriber(publisher.address, {"policy": weights}) as worker:
+        worker.start()
+        publisher.wait_for_workers(1, SECONDS)
+        steps = StepPublisher(publisher, "policy", every=2, metadata={"git": "abc"})
+        steps.begin(0, weights)
+        for step in range(1, 6):
+            steps.step(step, weights)
+        steps.end(5, weights)
+        last = worker.wait_for_version("policy", 4, timeout=SECONDS)
+    assert last is not None
+    assert last.metadata == {"step": "5", "git": "abc"}
