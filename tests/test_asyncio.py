@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -173,11 +174,14 @@ def test_each_update_in_turn_until_it_is_closed(bus: Bus, started: bool) -> None
         async for update in worker:
             seen.append((update.version, float(target["w"][0])))
 
+    def has_seen(count: int) -> bool:
+        return len(seen) == count
+
     async def main() -> None:
         following = asyncio.create_task(follow())
         for version in (1, 2, 3):
             await publisher.publish_awaitable("m", arrays(version), timeout=SECONDS)
-            await until(lambda version=version: len(seen) == version)
+            await until(partial(has_seen, version))
         await worker.close_awaitable()
         await following
 

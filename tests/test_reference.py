@@ -139,11 +139,11 @@ def test_the_site_shows_quotes_asterisks_and_links(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=SECONDS, check=False, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "out" / "index.html").read_text()
-    text = html.unescape(re.sub(r"<[^>]+>", "", page))
+    shown = (tmp_path / "out" / "index.html").read_text()
+    text = html.unescape(re.sub(r"<[^>]+>", "", shown))
     assert '{"*.bias": "f32", "encoder.*": "bf16"}' in text
     assert '"together": none applies before' in text
-    assert re.search(r'<a [^>]*href="docs/guides/deltas\.html"[^>]*>.*?deltas\.md!', page)
+    assert re.search(r'<a [^>]*href="docs/guides/deltas\.html"[^>]*>.*?deltas\.md!', shown)
     assert "docs/guides/deltas.md" not in text
 
 

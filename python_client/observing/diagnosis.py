@@ -102,6 +102,7 @@ def _groups(standings: Sequence[Standing]) -> list[list[Standing]]:
     """Return those whom the same is wrong with: lost ones are so with all of their models."""
     groups: dict[tuple[str, str, str], list[Standing]] = {}
     lost = set[str]()
+    key: tuple[str, str, str]
     for s in standings:
         match s.verdict:
             case "current":
