@@ -48,6 +48,7 @@ SINCE: dict[str, float] = {
     "heard_at": 2,
     "told_at": 1,
     "contested_at": 2,
+    "closed_at": 2,
     "since": 0,
     "_moved_at": 1,
     "_renewed_at": 2,
@@ -57,13 +58,14 @@ SINCE: dict[str, float] = {
 }
 # Moments at which something is due. Once they have passed it does not matter when.
 UNTIL = {"_until", "_beacon_at", "deadline", "_away"}
-LENGTHS = {"_ping_every", "_pause", "_patience", "_gap", "_lost_after", "grace"}
+LENGTHS = {"_ping_every", "_pause", "_patience", "_gap", "_lost_after", "grace", "grace_of_gone"}
 # What leads to nothing but words for people, and what it is here.
 TOLD: dict[str, object] = {
     "malformed": 0,
     "damaged": 0,
     "_unheard_at": math.inf,
     "detail": "",
+    "why": "",
     "revision": 0,  # for observers, of whom there are none
     "carried": 0.0,  # for who publishes by `auto`
     "waited": 0.0,  # as well
