@@ -161,6 +161,60 @@ fn some_by_name_and_staged() {
     assert!(matches!(&error, Error::UnknownWorker(text) if text.contains("known are a, b")), "{}", error);
 }
 
+/// A worker that takes nothing, on a connection of its own that ends without a goodbye once this is dropped.
+fn bare(publisher: &Publisher, name: &str) -> zmq::Socket {
+    let socket = zmq::Context::new().socket(zmq::DEALER).unwrap();
+    socket.set_linger(0).unwrap();
+    socket.connect(publisher.address()).unwrap();
+    let (instance, models) = ("0".repeat(32), format!("{{\"{}\":null}}", MODEL));
+    let hello = format!(
+        "{{\"wbp\":1,\"type\":\"hello\",\"name\":\"{}\",\"instance\":\"{}\",\"models\":{}}}",
+        name, instance, models
+    );
+    socket.send(&hello, 0).unwrap();
+    socket
+}
+
+#[test]
+fn whose_connection_ends_is_lost_long_before_it_would_be_of_silence() {
+    let publisher = Publisher::builder("tcp://127.0.0.1:0").timing(PING, 1000 * PING).bind().unwrap();
+    let living = worker(&publisher, "living");
+    let dying = bare(&publisher, "dying");
+    assert!(publisher.wait_for_workers(2, MODEL, LONG).unwrap());
+    let later = publisher
+        .publish_later(
+            MODEL,
+            &[TensorView { name: "w", dtype: Dtype::U8, shape: &[3], bytes: &[1; 3] }],
+            &PublishOptions::default(),
+        )
+        .unwrap();
+    assert_eq!(living.receive(LONG).unwrap().unwrap().version, 1);
+    drop(dying);
+    let error = later.wait().unwrap_err().to_string();
+    assert!(error.contains("dying lost") && error.contains("its connection is closed"), "{}", error);
+    let options = PublishOptions { expect: Some(2), timeout: PING, ..PublishOptions::default() };
+    let error = publish(&publisher, &[2; 3], &options).unwrap_err().to_string();
+    assert!(error.contains("1 of 2 workers are missing (worker dying is lost: its"), "{}", error);
+}
+
+#[test]
+fn who_dials_again_is_not_lost() {
+    let (sender, events) = channel();
+    let builder = Publisher::builder("tcp://127.0.0.1:0").timing(5 * PING, 1000 * PING);
+    let publisher = builder.on_worker(move |event| drop(sender.send(event.clone()))).bind().unwrap();
+    let first = bare(&publisher, "again");
+    assert!(publisher.wait_for_workers(1, MODEL, LONG).unwrap());
+    drop(first);
+    let again = bare(&publisher, "again"); // of the same instance, as it says
+    assert!(again.poll(zmq::POLLIN, LONG.as_millis() as i64).unwrap() > 0, "it is welcome");
+    let end = Instant::now() + 15 * PING; // longer than it has to dial again
+    while Instant::now() < end {
+        again.send("{\"wbp\":1,\"type\":\"pong\"}", 0).unwrap();
+        thread::sleep(PING);
+    }
+    assert_eq!(events.try_iter().map(|event| event.kind).collect::<Vec<_>>(), [WorkerEventKind::Joined]);
+}
+
 #[test]
 fn who_is_missing_is_named_in_time() {
     let publisher = publisher();

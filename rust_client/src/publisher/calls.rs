@@ -98,10 +98,10 @@ impl Machine {
         waiting
     }
 
-    pub(super) fn calls_lost(&mut self, name: &str, detail: &str, now: Time) {
+    pub(super) fn calls_lost(&mut self, name: &str, detail: &str, gone: bool, now: Time) {
         for id in self.calls.ids() {
             if let Some(call) = self.calls.open.get_mut(&id) {
-                call.note(name, Outcome::Lost, now, detail);
+                call.lose(name, now, detail, gone);
                 self.settle(id, now);
             }
         }
@@ -236,8 +236,8 @@ impl Machine {
     /// Says of everybody who wants the model, and is no target, why it is not there.
     fn away(&self, call: &Publication) -> Vec<String> {
         let lost = self.roster.iter().filter(|peer| peer.lost && peer.wants(&call.model));
-        let lost = lost.map(|peer| &peer.hello.name).filter(|name| call.outcome(name).is_none());
-        let lost = lost.map(|name| format!("worker {} is lost", name));
+        let lost = lost.filter(|peer| call.outcome(&peer.hello.name).is_none());
+        let lost = lost.map(|peer| format!("worker {} is lost: {}", peer.hello.name, peer.why));
         lost.chain(self.absent.of(&call.model)).collect()
     }
 
@@ -248,8 +248,11 @@ impl Machine {
             return String::new();
         }
         let away = self.away(call).join("; ");
-        let away = if away.is_empty() { "nobody was refused, is lost or has left" } else { &away };
-        format!("{} of {} workers never came ({})", missing, call.asked.expect, away)
+        let (what, away) = match away.as_str() {
+            "" => ("never came", "nobody was refused, is lost or has left"),
+            away => ("are missing", away),
+        };
+        format!("{} of {} workers {} ({})", missing, call.asked.expect, what, away)
     }
 
     /// Says that nobody is there any more; once, until somebody is.

@@ -32,11 +32,12 @@ const DROPPED_KEPT: usize = 4096; // connections that were hung up on, and may h
 
 struct Comer {
     unseen: Allowance,
-    came: u64,     // bytes that had come when it was looked at last
-    seen: u64,     // bytes of its messages since
-    large: bool,   // much of it is unseen, or it is new
-    said: bool,    // anything
-    hung_up: bool, // what is left of it is dropped
+    came: u64,          // bytes that had come when it was looked at last
+    seen: u64,          // bytes of its messages since
+    large: bool,        // much of it is unseen, or it is new
+    said: bool,         // anything
+    hung_up: bool,      // what is left of it is dropped
+    identity: Identity, // what the ROUTER calls it; empty until it has said anything
 }
 
 /// The connections of a ROUTER.
@@ -47,6 +48,7 @@ pub struct Comers {
     hosts: HashMap<Host, Allowance>, // where newcomers came from a moment ago
     newcomers: HashMap<RawFd, (Host, Time)>, // of whose, and until when
     turns: Vec<RawFd>,           // those that are still to be looked at before all others again
+    closed: Vec<Identity>,       // of which nobody was told yet
     next_look: Time,
     alert_until: Time,
 }
@@ -60,6 +62,7 @@ impl Comers {
             hosts: HashMap::new(),
             newcomers: HashMap::new(),
             turns: Vec::new(),
+            closed: Vec::new(),
             next_look: Time::ZERO,
             alert_until: Time::ZERO,
         }
@@ -73,7 +76,15 @@ impl Comers {
         let unseen = Allowance::new(now);
         self.each.insert(
             descriptor,
-            Comer { unseen, came: 0, seen: 0, large: self.hook.counts(), said: false, hung_up: false },
+            Comer {
+                unseen,
+                came: 0,
+                seen: 0,
+                large: self.hook.counts(),
+                said: false,
+                hung_up: false,
+                identity: Identity::new(),
+            },
         );
         self.alert_until = now + NEW;
         self.next_look = self.next_look.min(now + FLOODED);
@@ -113,6 +124,22 @@ impl Comers {
         });
     }
 
+    /// Takes note that one is closed; of its messages some may not have been taken yet.
+    pub fn closed(&mut self, descriptor: RawFd) {
+        let identity = self.each.remove(&descriptor).map(|each| each.identity);
+        self.closed.extend(identity.filter(|identity| !identity.is_empty()));
+    }
+
+    /// The identities of those that were closed, each once. Take all messages first.
+    pub fn take_closed(&mut self) -> Vec<Identity> {
+        std::mem::take(&mut self.closed)
+    }
+
+    /// Whether `take_closed` has anything to tell.
+    pub fn any_closed(&self) -> bool {
+        !self.closed.is_empty()
+    }
+
     /// Whether there is such a connection; one that was hung up on may be another by now.
     pub fn has(&self, descriptor: RawFd) -> bool {
         self.each.get(&descriptor).map_or(false, |each| !each.hung_up)
@@ -124,6 +151,9 @@ impl Comers {
             Some(each) => {
                 each.seen += nbytes as u64;
                 each.said = true;
+                if each.identity != identity {
+                    each.identity = identity.to_vec();
+                }
                 each.hung_up
             }
             None => false,
@@ -211,7 +241,7 @@ impl Comers {
                     self.hang_up(descriptor);
                 }
             }
-            None => drop(self.each.remove(&descriptor)), // it is closed, or another one's by now
+            None => self.closed(descriptor), // it is, or another one's by now
         }
     }
 

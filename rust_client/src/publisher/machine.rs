@@ -210,6 +210,9 @@ impl Machine {
         if message == ToPublisher::Worker(FromWorker::Bye) {
             return self.leave(name, "it said goodbye", now);
         }
+        if let Some(peer) = self.roster.get_mut(name) {
+            peer.closed_at = None; // it has called itself the same on another connection
+        }
         self.heard(name, now);
         self.tell_keys(name);
         match message {
@@ -260,12 +263,17 @@ impl Machine {
         Some(self.finish())
     }
 
-    /// A connection is gone. Its worker may reconnect, unless another wants its name.
+    /// A connection is closed. Its worker may dial again, which takes a moment, unless another wants its name (P18).
+    ///
+    /// Say it once all messages of that connection were taken: the last one may be a goodbye.
     pub fn unreachable(&mut self, identity: &[u8], now: Time) -> Vec<Effect> {
         if let Some(name) = self.roster.by_identity(identity).map(str::to_owned) {
-            let contested = self.roster.get(&name).map(|peer| peer.contested_at.is_some() && !peer.lost);
-            if contested == Some(true) {
-                self.lose(&name, "its connection is gone", now);
+            if let Some(peer) = self.roster.get_mut(&name).filter(|peer| !peer.lost) {
+                if peer.contested_at.is_some() {
+                    self.lose(&name, "its connection is closed", true, now);
+                } else {
+                    peer.closed_at = peer.closed_at.or(Some(now));
+                }
             }
         }
         self.finish()

@@ -94,7 +94,8 @@ pub struct PublishOptions {
     pub together: bool,
     /// For all of this.
     pub timeout: Duration,
-    /// Of it, for how long a worker that falls silent meanwhile is waited for; nothing: `lost_after`.
+    /// Of it, for how long a worker that is lost meanwhile is waited for; nothing: `lost_after` for one that falls
+    /// silent, and no longer for one whose connection is closed and that made no other.
     pub grace: Option<Duration>,
     /// How many "all" are at least: those that are missing are waited for, until they join and get there. Nothing:
     /// as many as the publisher was told to expect.
@@ -346,6 +347,7 @@ impl Publisher {
             commit: if options.together { CommitMode::Together } else { CommitMode::Auto },
             timeout: options.timeout,
             grace: options.grace.unwrap_or(self.lost_after),
+            grace_of_gone: options.grace.unwrap_or_default(),
             expect: if all { expect } else { 0 },
         })
     }

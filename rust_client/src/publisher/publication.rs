@@ -53,6 +53,8 @@ pub struct Asked {
     pub timeout: Duration,
     /// For how long a worker that becomes lost meanwhile is waited for.
     pub grace: Duration,
+    /// The same, where it is known to be gone: its connection is closed, and it made no other.
+    pub grace_of_gone: Duration,
     /// How many "all" are at least.
     pub expect: usize,
 }
@@ -66,6 +68,7 @@ impl Default for Asked {
             commit: CommitMode::Auto,
             timeout: Duration::from_secs(60),
             grace: Duration::from_secs(5),
+            grace_of_gone: Duration::ZERO,
             expect: 0,
         }
     }
@@ -185,6 +188,17 @@ impl Publication {
             target.at = Some(now).filter(|_| outcome != Outcome::Behind);
             target.detail = detail.to_owned();
             target.away_until = Some(now.saturating_add(grace)).filter(|_| outcome == Outcome::Lost);
+        }
+    }
+
+    /// A worker is lost, and may return; `gone`: it is known that it is not there.
+    pub fn lose(&mut self, name: &str, now: Time, why: &str, gone: bool) {
+        self.note(name, Outcome::Lost, now, why);
+        let until = now.saturating_add(self.asked.grace_of_gone);
+        if let Some(target) =
+            self.targets.get_mut(name).filter(|target| gone && target.outcome == Outcome::Lost)
+        {
+            target.away_until = Some(until);
         }
     }
 

@@ -34,6 +34,10 @@ pub struct Peer {
     /// Published messages are known to reach it.
     pub subscribed: bool,
     pub lost: bool,
+    /// Why, with what it was doing.
+    pub why: String,
+    /// When its connection was found closed; it has come on no other since.
+    pub closed_at: Option<Time>,
     /// It was said to be stuck.
     pub stuck: bool,
     /// Of a version, for the first time since it was heard.
@@ -71,6 +75,8 @@ impl Peer {
             incoming: BTreeMap::new(),
             subscribed: false,
             lost: false,
+            why: String::new(),
+            closed_at: None,
             stuck: false,
             told_at: None,
             contested_at: None,
@@ -297,6 +303,7 @@ impl Roster {
             self.by_identity.remove(&peer.identity);
             self.by_identity.insert(identity.to_vec(), hello.name.clone());
             (peer.identity, peer.hello, peer.heard_at) = (identity.to_vec(), hello.clone(), now);
+            peer.closed_at = None;
             peer.seen = Seen::default();
             self.touch(&hello.name);
         }
@@ -337,5 +344,11 @@ impl Roster {
     pub fn silent(&self, now: Time, lost_after: Duration) -> Vec<String> {
         let silent = self.iter().filter(|p| !p.lost && now.saturating_sub(p.heard_at) >= lost_after);
         silent.map(|peer| peer.hello.name.clone()).collect()
+    }
+
+    /// The live workers without connection that have come on no other for so long.
+    pub fn gone(&self, now: Time, patience: Duration) -> Vec<String> {
+        let closed = |p: &&Peer| p.closed_at.map_or(false, |at| now.saturating_sub(at) >= patience);
+        self.iter().filter(|p| !p.lost).filter(closed).map(|peer| peer.hello.name.clone()).collect()
     }
 }

@@ -40,7 +40,7 @@ pub struct FromRouter {
 /// A bound ROUTER.
 pub struct Router {
     socket: zmq::Socket,
-    doorbell: zmq::Socket, // rings for each connection
+    doorbell: zmq::Socket, // rings for each connection that comes or goes
     comers: Comers,
     last: Option<(RawFd, Identity)>, // of the last message: where it came from
     /// Asked who may come in, where there are keys.
@@ -80,16 +80,32 @@ impl Router {
         [self.socket.as_poll_item(zmq::POLLIN), self.doorbell.as_poll_item(zmq::POLLIN)]
     }
 
-    /// Takes note of the connections that have come.
+    /// Takes note of the connections that have come and gone.
     ///
     /// Ask often: libzmq stands still while a thousand of them wait here.
     pub fn greet(&mut self, now: Time) {
         while let Ok(told) = self.doorbell.recv_multipart(zmq::DONTWAIT) {
-            let value = told.first().and_then(|told| told.get(2..)?.try_into().ok()).map(i32::from_ne_bytes);
-            if let Some(descriptor) = value {
-                self.comers.accept(descriptor, now);
+            let told = told.first().map_or(&[][..], Vec::as_slice);
+            let event = told.get(..2).and_then(|event| event.try_into().ok()).map(u16::from_ne_bytes);
+            let value = told.get(2..).and_then(|value| value.try_into().ok()).map(i32::from_ne_bytes);
+            match value {
+                Some(descriptor) if event == Some(zmq::SocketEvent::ACCEPTED.to_raw()) => {
+                    self.comers.accept(descriptor, now)
+                }
+                Some(descriptor) => self.comers.closed(descriptor),
+                None => {}
             }
         }
+    }
+
+    /// The identities of connections that were closed, each once. Take all messages first.
+    pub fn take_closed(&mut self) -> Vec<Identity> {
+        self.comers.take_closed()
+    }
+
+    /// Whether `take_closed` has anything to tell.
+    pub fn any_closed(&self) -> bool {
+        self.comers.any_closed()
     }
 
     /// When to look at connections next, if ever.
@@ -183,7 +199,8 @@ fn sockets(seed: u32, keyed: bool) -> zmq::Result<Sockets> {
     let context = zmq::Context::new();
     let gate = keyed.then(|| Gate::open(&context)).transpose()?;
     let socket = with_chance(seed, || context.socket(zmq::ROUTER))?;
-    socket.monitor(DOORBELL, zmq::SocketEvent::ACCEPTED.to_raw().into())?;
+    let changes = zmq::SocketEvent::ACCEPTED.to_raw() | zmq::SocketEvent::DISCONNECTED.to_raw();
+    socket.monitor(DOORBELL, changes.into())?;
     let doorbell = context.socket(zmq::PAIR)?;
     Ok(Sockets { socket, doorbell, gate, context })
 }

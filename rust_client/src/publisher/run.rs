@@ -294,6 +294,12 @@ impl Loop {
             gate.answer(|key| self.machine.may_come(key));
         }
         let drained = !found[1] || self.take_control();
+        if self.router.any_closed() && self.take_control() {
+            for identity in self.router.take_closed() {
+                let effects = self.machine.unreachable(&identity, self.now());
+                self.perform(effects);
+            }
+        }
         self.router.look(self.now(), drained);
         for (id, readable) in heard {
             self.take_heard(id, readable);

@@ -80,9 +80,19 @@ impl Machine {
         if let Some(other) = other {
             self.leave(&other, "its connection has taken another name", now);
         }
+        self.admit(from, key, hello, now);
+    }
+
+    fn admit(&mut self, from: &[u8], key: &str, hello: &Hello, now: Time) {
         let admission = self.roster.admit(from, key, hello, now, self.timing.lost_after);
         match admission {
             Admission::New | Admission::Known => self.welcome(&hello.name, admission, now),
+            Admission::Contested
+                if self.roster.get(&hello.name).map_or(false, |peer| peer.closed_at.is_some()) =>
+            {
+                self.lose(&hello.name, "its connection is closed", true, now);
+                self.admit(from, key, hello, now);
+            }
             Admission::Contested => self.say(&hello.name, FromPublisher::Ping(Ping::default())),
             Admission::Taken => {
                 let text = self.name_taken(&hello.name);
@@ -329,7 +339,13 @@ impl Machine {
         for name in self.roster.silent(now, self.timing.lost_after) {
             let heard = self.roster.get(&name).map_or(now, |peer| peer.heard_at);
             let silent = now.saturating_sub(heard).as_secs_f64();
-            self.lose(&name, &format!("silent for {:.1} s", silent), now);
+            self.lose(&name, &format!("silent for {:.1} s", silent), false, now);
+        }
+        let patience = self.timing.ping * 2; // it dials again, and says so with a ping
+        for name in self.roster.gone(now, patience) {
+            let why =
+                format!("its connection is closed, and it made no other in {} s", patience.as_secs_f64());
+            self.lose(&name, &why, true, now);
         }
         let timing = self.timing;
         let mut turned = Vec::new();
@@ -361,15 +377,17 @@ impl Machine {
         }
     }
 
-    pub(super) fn lose(&mut self, name: &str, why: &str, now: Time) {
+    /// A worker is lost; `gone`: it is known that it is not there.
+    pub(super) fn lose(&mut self, name: &str, why: &str, gone: bool, now: Time) {
         let doing = self.doing(name, now);
         let detail = if doing.is_empty() { why.to_owned() } else { format!("{} while {}", why, doing) };
         if let Some(peer) = self.roster.get_mut(name) {
-            (peer.lost, peer.stuck) = (true, false);
+            (peer.lost, peer.stuck, peer.closed_at) = (true, false, None);
+            peer.why.clone_from(&detail);
         }
         self.forget(name);
         self.tell(WorkerEventKind::Lost, name, format!("worker {} is lost: {}", name, detail));
-        self.calls_lost(name, &detail, now);
+        self.calls_lost(name, &detail, gone, now);
     }
 
     pub(super) fn doing(&self, name: &str, now: Time) -> String {
