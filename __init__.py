@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         UnknownWorkerError,
         WorkersMissingError,
     )
-    from .bus.limits import Timing
     from .bus.trust.keys import PublisherKeys, WorkerKeys
     from .codecs.errors import LayoutError, StateError, WeightBusError
     from .python_client.file_target import FileTarget
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from .python_client.publisher import Publisher
     from .python_client.resident import resident
     from .python_client.restart import load
+    from .python_client.settings import Settings
     from .python_client.state_folder import StateFolderError
     from .python_client.subscriber import Subscriber
 
@@ -53,10 +53,10 @@ __all__ = [
     "Publisher",
     "PublisherKeys",
     "RefusedError",
+    "Settings",
     "StateError",
     "StateFolderError",
     "Subscriber",
-    "Timing",
     "TornError",
     "UnchangedError",
     "UnknownWorkerError",
@@ -82,10 +82,10 @@ _HOMES = {
     "Publisher": "python_client.publisher",
     "PublisherKeys": "bus.trust.keys",
     "RefusedError": "bus.errors",
+    "Settings": "python_client.settings",
     "StateError": "codecs.errors",
     "StateFolderError": "python_client.state_folder",
     "Subscriber": "python_client.subscriber",
-    "Timing": "bus.limits",
     "TornError": "bus.errors",
     "UnchangedError": "python_client.loading",
     "UnknownWorkerError": "bus.errors",
@@ -121,6 +121,9 @@ def _moved(name: str) -> object:
         if name in there.__all__:
             _warn(f"weightbus.{name} has moved to weightbus.{face}: import it from there")
             return getattr(there, name)
+    if name == "Timing":
+        _warn("weightbus.Timing is in weightbus.Settings(ping=..., lost_after=...) now")
+        return getattr(import_module(".bus.limits", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from weightbus import Publisher, Subscriber
+from weightbus import Publisher, Settings, Subscriber
 from weightbus.types import Update
 
 from . import memory
@@ -83,7 +83,9 @@ class Bus:
         self._tensors = model.moved_in() if self._resident == "both" else model.tensors
         self.resident_before = memory.resident()
         self.publisher = Publisher(
-            shared_memory=self._road == "shared", state=self._state, dashboard=self._dashboard
+            settings=Settings(shared_memory=self._road == "shared"),
+            state=self._state,
+            dashboard=self._dashboard,
         )
         self.employ(self.publisher.address)
         self.publisher.prepare(MODEL, self._tensors)
@@ -132,10 +134,12 @@ def subscriber(worker: Worker, *, hook: bool = True) -> Subscriber:
         worker.told["address"],
         {MODEL: _target(worker)},
         name=f"worker-{worker.index}",
-        shared_memory=worker.told["road"] == "shared",
-        resident=worker.told["resident"],
-        before_apply=_timing(worker) if worker.told["timed"] else None,
-        on_commit=_noting(worker) if hook else None,
+        settings=Settings(
+            shared_memory=worker.told["road"] == "shared",
+            resident=worker.told["resident"],
+            before_apply=_timing(worker) if worker.told["timed"] else None,
+            on_commit=_noting(worker) if hook else None,
+        ),
     )
     if not made.wait_joined(START_SECONDS):
         raise TimeoutError("the publisher has not let this worker in")

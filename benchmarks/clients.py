@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from weightbus import Publisher, PublishError
+from weightbus import Publisher, PublishError, Settings
 from weightbus.benchmarks import memory, report
 from weightbus.benchmarks.bus import ROADS, Road, road_of
 from weightbus.benchmarks.cases import plan
@@ -126,7 +126,7 @@ def started(
 ) -> "Round":
     """Start a publisher and all workers, and wait until all have joined."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    publisher = stack.enter_context(Publisher(shared_memory=road == "shared"))
+    publisher = stack.enter_context(Publisher(settings=Settings(shared_memory=road == "shared")))
     weights = Model(planned.shape, zeros=False)
     spec = {n: {"dtype": "F32", "shape": [*a.shape]} for n, a in weights.arrays.items()}
     clients: list[Client] = []

@@ -94,13 +94,15 @@ def publisher(arguments: argparse.Namespace) -> None:
 
     side = Side(calls=arguments.calls)
     tensors = _tensors(arguments.size)
-    with weightbus.Publisher(shared_memory=ROADS[arguments.road]) as source:
+    own = weightbus.Settings(shared_memory=ROADS[arguments.road])
+    few = weightbus.Settings(wait=arguments.wait)
+    with weightbus.Publisher(settings=own) as source:
 
         def publish(count: int) -> Answer:
             for _ in range(count):
                 for array in tensors.values():
                     array[:1] += 1
-                source.publish(MODEL, tensors, timeout=SECONDS, wait=arguments.wait)
+                source.publish(MODEL, tensors, timeout=SECONDS, settings=few)
             return {}
 
         def there() -> Answer:
@@ -124,9 +126,9 @@ def worker(arguments: argparse.Namespace) -> None:
     import weightbus
 
     side = Side(calls=arguments.calls)
-    shared = ROADS[arguments.road]
+    few = weightbus.Settings(shared_memory=ROADS[arguments.road])
     targets = {MODEL: _tensors(arguments.size)}
-    with weightbus.Subscriber(arguments.address, targets, shared_memory=shared) as subscriber:
+    with weightbus.Subscriber(arguments.address, targets, settings=few) as subscriber:
         if arguments.background:
             subscriber.start()
         else:

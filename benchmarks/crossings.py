@@ -104,11 +104,11 @@ def trace(road: str) -> dict[str, Any]:
     tracer = Tracer(Path(weightbus.__file__).parent)
     threading.setprofile(tracer)
     sys.setprofile(tracer)
-    shared = road == "shared"
+    few = weightbus.Settings(shared_memory=road == "shared")
     source, copy = ({"w": np.zeros(CHUNKS * CHUNK_BYTES // 4, np.float32)} for _ in range(2))
     with (
-        weightbus.Publisher("tcp://127.0.0.1:0", shared_memory=shared) as publisher,
-        weightbus.Subscriber(publisher.address, {MODEL: copy}, shared_memory=shared) as subscriber,
+        weightbus.Publisher("tcp://127.0.0.1:0", settings=few) as publisher,
+        weightbus.Subscriber(publisher.address, {MODEL: copy}, settings=few) as subscriber,
     ):
 
         def receive() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from weightbus import Timing
+from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.codecs.checksum import CHUNK_BYTES_DEFAULT
 from weightbus.python_client.keys import KEYS

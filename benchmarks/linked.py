@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus import Subscriber
+from weightbus import Settings, Subscriber
 from weightbus.codecs.native import crc32c
 
 from . import memory
@@ -92,7 +92,9 @@ class Questions:
             model: {n: tensor.clone() for n, tensor in tensors(zeros, wide=model == WIDE).items()}
             for model in ((MODEL, WIDE) if wide else (MODEL,))
         }
-        worker = Subscriber(address, models, name=name, shared_memory=False, **options)
+        worker = Subscriber(
+            address, models, name=name, settings=Settings(shared_memory=False, **options)
+        )
         if not worker.wait_joined(JOIN_SECONDS):
             raise TimeoutError(f"{name}: {address} has not let this worker in")
         self._ways[name], self._models[name] = worker.start(), models

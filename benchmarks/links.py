@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from weightbus import Publisher
+from weightbus import Publisher, Settings
 from weightbus.benchmarks import memory
 from weightbus.benchmarks.linked import FAR, MODEL, WIDE, own_network, run, tensors
 from weightbus.benchmarks.machine import describe
@@ -38,7 +38,7 @@ from weightbus.codecs.delta.worth import Way
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.native import crc32c
 from weightbus.python_client.models import Bases
-from weightbus.python_client.options import Encoding
+from weightbus.python_client.settings import Encoding
 
 NEAR, HERE, THERE = "wb0", "10.77.0.1", "10.77.0.2"
 PATTERN = 2**22  # elements that are drawn; the model repeats them
@@ -120,7 +120,7 @@ class Trainer:
         self.encoding, classes = WAYS[name]
         self.name = name
         self.publisher = Publisher(
-            f"tcp://{host}:0", shared_memory=False, insecure=True, bases=BASES
+            f"tcp://{host}:0", settings=Settings(shared_memory=False, bases=BASES), insecure=True
         )
         self.bases = Choosing(classes)
         self.publisher._model(MODEL).bases = self.bases  # noqa: SLF001 # pyright: ignore
@@ -129,7 +129,11 @@ class Trainer:
         """Return the seconds until a version is applied."""
         self.bases.took, begun = "raw", time.perf_counter()
         receipt = self.publisher.publish(
-            model, weights, encoding=self.encoding, timeout=PUBLISH_SECONDS, expect=1
+            model,
+            weights,
+            settings=Settings(encoding=self.encoding),
+            timeout=PUBLISH_SECONDS,
+            expect=1,
         )
         seconds = time.perf_counter() - begun
         self.came = receipt.workers[self.name].encoding

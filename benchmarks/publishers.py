@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from weightbus import Publisher, Timing
+from weightbus import Publisher, Settings
+from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.codecs.checksum import CHUNK_BYTES_DEFAULT
 from weightbus.tests.conformance.driver import Driver, Options
@@ -39,7 +40,7 @@ def serve() -> None:
     def say(event: str, **fields: object) -> None:
         print(json.dumps({"event": event, **fields}), flush=True)
 
-    with Publisher("tcp://127.0.0.1:0", shared_memory=False) as publisher:
+    with Publisher("tcp://127.0.0.1:0", settings=Settings(shared_memory=False)) as publisher:
         address, data = publisher.address, publisher.data_address
         say("bound", address=address, data_address=data, epoch=publisher.epoch)
         file = np.empty(0, np.uint8)  # a trainer has its tensors in memory that is there

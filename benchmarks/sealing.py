@@ -31,7 +31,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from weightbus import Publisher, Subscriber
+from weightbus import Publisher, Settings, Subscriber
 from weightbus.benchmarks.machine import describe
 from weightbus.benchmarks.report import print_machine
 from weightbus.bus.trust.keys import WorkerKeys, generate
@@ -50,7 +50,9 @@ def work(address: str, name: str, nbytes: int, keys: str | None, told: Connectio
     """Be a worker until the other end hangs up."""
     own = WorkerKeys.read(keys, name) if keys else None
     here = {"w": np.zeros(nbytes, np.uint8)}
-    with Subscriber(address, {"m": here}, name=name, shared_memory=False, keys=own) as worker:
+    with Subscriber(
+        address, {"m": here}, name=name, settings=Settings(shared_memory=False), keys=own
+    ) as worker:
         worker.start()
         with contextlib.suppress(EOFError):
             told.recv()
@@ -83,7 +85,9 @@ def side(sealed: bool, nbytes: int, workers: int) -> Generator[Side]:
         keys = stack.enter_context(tempfile.TemporaryDirectory()) if sealed else None
         if keys:
             generate(Path(keys), dict.fromkeys((f"w{n}" for n in range(workers)), "worker"))
-        publisher = stack.enter_context(Publisher(shared_memory=False, keys=keys))
+        publisher = stack.enter_context(
+            Publisher(settings=Settings(shared_memory=False), keys=keys)
+        )
         for number in range(workers):
             here, there = context.Pipe()
             stack.callback(here.close)

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from weightbus import Subscriber, Timing
+from weightbus import Subscriber
 from weightbus.benchmarks.process import Answers, Process
 from weightbus.benchmarks.publishers import spent
+from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.codecs.checksum import CHUNK_BYTES_DEFAULT
 from weightbus.tests.conformance.elsewhere import ProcessPublisher

@@ -132,8 +132,8 @@ class Applier:
         runs: dict[str, Update],
         tell: Callable[[Happening], None],
         calls: Calls,
-        before_apply: Callable[[Offer], None] | None,
-        on_commit: Callable[[Update], None] | None,
+        before_apply: Callable[[Offer], object] | None,
+        on_commit: Callable[[Update], object] | None,
     ) -> None:
         self._targets, self._handoff, self._runs, self._tell = targets, handoff, runs, tell
         self._calls, self._before_apply, self._on_commit = calls, before_apply, on_commit

@@ -27,7 +27,6 @@ from .models import PublishedModel
 log = logging.getLogger("weightbus.publisher")
 
 KEYS = "WEIGHTBUS_KEYS"  # of the environment, where no keys are given: a path, or empty
-REKEY_SECONDS = 86_400.0  # that one group key is in force, unless the user says otherwise
 LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.02, 1.0  # between two looks at the folder of keys
 
 

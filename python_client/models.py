@@ -27,12 +27,11 @@ from ..codecs.layout import Layout
 from ..codecs.precision import Precision, precision_of
 from ..codecs.renaming import Rename, Renaming, renaming_of
 from ..codecs.state import Form, State, state_of
-from .options import Dtype, Encoding
+from .settings import BASES, Dtype, Encoding
 from .state_folder import Saved, StateFolder, StateFolderError, StoredVersion
 
 log = logging.getLogger("weightbus.publisher")
 
-BASES = 2  # versions that patches may build on: what most workers run, and what those who missed it
 ENCODE_PACE = 1e-8  # seconds a byte, until something was encoded here, or decoded
 PACE_SHARE = 0.5  # of what was measured last in what is believed
 PACE_EVERY = 32  # decisions, of which the first measures on a sample: what is believed may be wrong

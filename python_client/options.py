@@ -7,34 +7,28 @@ from typing import Literal, TypedDict
 from ..bus.limits import WORKERS_MAX
 from ..bus.publisher.publication import CommitMode, Publication, Wait
 from ..bus.publisher.version import Version
-from ..codecs import metadata
+from ..codecs.metadata import checked
 from ..codecs.precision import Precision, precision_of
-from ..codecs.renaming import Rename, Renaming, renaming_of
+from ..codecs.renaming import Renaming, renaming_of
 from . import checks
 from .checks import check_name
+from .settings import Encoding, Settings
 
 Require = Literal["all", "alive"] | int  # all workers, those that are not lost, or this many
-Encoding = Literal["raw", "delta", "auto"]
-Dtype = str | Mapping[str, str] | None  # of all parameters, or by patterns of names; as they are
 
 TIMEOUT = 60.0  # seconds that a publish gets unless it is told otherwise
 
 
 class PublishOptions(TypedDict, total=False):
-    """The keywords of publish; `Publisher.publish` says what they mean, `request` the defaults."""
+    """The keywords of publish, for what passes them on; `Publisher.publish` says what they mean."""
 
     workers: Iterable[str] | None
     require: Require
-    wait: Wait
-    commit: CommitMode
-    verify: bool
-    timeout: float
-    grace: float | None
     expect: int | None
-    dtype: Dtype
-    encoding: Encoding
-    rename: Rename
+    commit: CommitMode
+    timeout: float
     metadata: Mapping[str, str] | None
+    settings: Settings | None
 
 
 @dataclass(slots=True)
@@ -105,49 +99,49 @@ class Request:
         )
 
 
-def request(options: PublishOptions, started: float, *, expect: int, grace: float) -> Request:
+def request(
+    started: float,
+    settings: Settings,
+    *,
+    workers: Iterable[str] | None,
+    require: Require,
+    expect: int | None,
+    commit: CommitMode,
+    timeout: float,
+    metadata: Mapping[str, str] | None,
+    expected: int,
+    lost_after: float,
+) -> Request:
     """Check the keywords of a call.
 
     Args:
-        options: They.
         started: When it was called.
-        expect, grace: What the publisher was told of these.
+        settings: What holds for it, checked before.
+        workers, require, expect, commit, timeout, metadata: Its keywords.
+        expected, lost_after: What the publisher was told of these.
 
     Raises:
-        TypeError: There is no such keyword.
         ValueError: A value makes no sense.
     """
-    unknown = options.keys() - PublishOptions.__optional_keys__
-    if unknown:
-        raise TypeError(
-            f"publish got an unexpected keyword argument {min(unknown)!r}; there are "
-            f"{', '.join(sorted(PublishOptions.__optional_keys__))}"
-        )
-    names = _names(options.get("workers"))
-    require = options.get("require", "all")
+    names = _names(workers)
     needed = _needed(require, names)
-    wait, commit = options.get("wait", "applied"), options.get("commit", "auto")
-    checks.choice(wait, "wait", ("applied", "staged", "none"))
-    checks.choice(commit, "commit", ("auto", "together"))
-    encoding = options.get("encoding", "raw")
-    checks.choice(encoding, "encoding", ("raw", "delta", "auto"))
-    asked, dtype, said = options.get("grace"), options.get("dtype"), options.get("metadata")
+    grace = settings.grace
     return Request(
         workers=names,
         needed=needed,
         alive=require == "alive",
-        wait=wait,
-        commit=commit,
-        verify=options.get("verify", False),
+        wait=settings.wait,
+        commit=checks.choice(commit, "commit", ("auto", "together")),
+        verify=settings.verify,
         started=started,
-        timeout=checks.seconds(options.get("timeout", TIMEOUT), "timeout", positive=True),
-        grace=checks.seconds(grace if asked is None else asked, "grace"),
-        grace_of_gone=0.0 if asked is None else asked,
-        expect=_expected(options.get("expect"), expect, names, needed),
-        precision=None if dtype is None else precision_of(dtype),
-        encoding=encoding,
-        renaming=renaming_of(options.get("rename")),
-        metadata=None if said is None else metadata.checked(said),
+        timeout=checks.seconds(timeout, "timeout", positive=True),
+        grace=lost_after if grace is None else checks.seconds(grace, "grace"),
+        grace_of_gone=0.0 if grace is None else grace,
+        expect=_expected(expect, expected, names, needed),
+        precision=precision_of(settings.dtype),
+        encoding=settings.encoding,
+        renaming=renaming_of(settings.rename),
+        metadata=None if metadata is None else checked(metadata),
     )
 
 

@@ -7,39 +7,36 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Unpack
+from typing import NoReturn
 
-from ..bus.chunks import ChunkPlan
 from ..bus.complaints import Complaints
 from ..bus.deadline import ANSWER_SECONDS, Deadline, result_of
 from ..bus.errors import ClosedError, UnknownWorkerError, WorkersMissingError
-from ..bus.limits import PATCHES_MAX, WORKERS_MAX, Timing
+from ..bus.limits import WORKERS_MAX
 from ..bus.memory.segment import probe
 from ..bus.messages import TOKEN_BYTES
 from ..bus.net import endpoints
-from ..bus.net.control import PUB_QUEUE, PublisherSockets
+from ..bus.net.control import PublisherSockets
 from ..bus.net.listeners import Listener, WorkerEvent
 from ..bus.net.publisher_loop import PublisherLoop
 from ..bus.publisher.machine import PublisherMachine
+from ..bus.publisher.publication import CommitMode
 from ..bus.publisher.status import WorkerStatus
 from ..bus.receipt import Receipt
 from ..bus.trust.grants import Grants
 from ..bus.trust.keys import PublisherKeys
-from ..codecs.checksum import CHUNK_BYTES_DEFAULT
-from ..codecs.renaming import Rename
 from . import checks
 from .awaiting import in_thread
 from .checks import check_name
 from .dropped import end_with
 from .keeper import Keeper
 from .keys import (
-    REKEY_SECONDS,
     check_exposure,
     group_keys,
     new_sealer,
@@ -47,17 +44,17 @@ from .keys import (
     retire,
     watch_keys,
 )
-from .models import BASES, PublishedModel, restore
+from .models import PublishedModel, restore
 from .observing.access import Http
 from .observing.shown import Shown
 from .observing.traces import settle
-from .options import TIMEOUT, Dtype, PublishOptions, request
+from .options import TIMEOUT, Require, request
+from .settings import Settings, had_more_keywords, of_bytes, settings_of
 from .state_folder import StateFolder, StateFolderError, StoredVersion, age_from_now, new_epoch
 
 log = logging.getLogger("weightbus.publisher")
 
 CLOSE_SECONDS = 10.0  # that closing gives the disk for the last versions
-QUEUE_MAX = 2**20  # messages that may wait for one slow worker, each of which is a chunk or less
 
 _LATE = (
     "{model}: the weights were not copied within {timeout} s, so nothing was published; give it a "
@@ -71,29 +68,17 @@ class Publisher:
     Args:
         address: Where the control socket is bound: the one address that workers need. Port 0 takes
             a free one; `publisher.address` is what was taken.
-        data: Where the data socket is bound; None: on the next port (or path) beside `address`.
-        advertise: What workers are told to connect to for data; None: follows from `data`.
-        epoch: This publisher's incarnation. Workers refuse one that is lower than what they have
-            applied from. None: milliseconds since 1970; should the clock be behind that of a
-            publisher before, a worker's word that this one started later raises the epoch, and what
-            was published is announced anew. An epoch that is given is never changed.
-        expect: How many workers "all" are at least in `publish`, unless it is told otherwise.
-        chunk_bytes: Bytes of a chunk.
-        queue: Messages held for a slow worker before pushed ones are dropped (it fetches them).
-        shared_memory: Let workers of this user on this host read versions from memory.
-        timing: How long to wait for signs of life.
+        keys: A folder that `weightbus keygen` has made, or what is in it: only workers with a key
+            in it get in. None: what WEIGHTBUS_KEYS says, else there are none.
+        insecure: Without keys, listen where other hosts can connect all the same.
         state: A folder that outlives this publisher: the epoch, and the latest version of each
             model, which a publisher that is started with it later offers again.
         history: How many older versions of each model to keep there, for `rollback`.
-        keys: A folder that `weightbus keygen` has made, or what is in it: only workers with a key
-            in it get in. None: what WEIGHTBUS_KEYS says, else there are none.
-        rekey: With keys, seconds after which another group key takes the place of one.
-        insecure: Without keys, listen where other hosts can connect all the same.
-        bases: With `encoding` in `publish`, how many versions are kept in memory for patches to
-            build on: what workers run, and what those run that have missed one.
-        check_patches: Whether each patch is decoded, and compared, before it is offered.
+        expect: How many workers "all" are at least in `publish`, unless it is told otherwise.
         dashboard, metrics: Where a page for people, and metrics for Prometheus, are served
             (`docs/guides/operating.md`): `HOST:PORT`, or an `Http` that says who else may look.
+        settings: What few need to set: times, sockets, memory, patches. What is in it of a publish
+            holds for each publish that is given no settings of its own.
 
     Raises:
         AddressError: An address makes no sense, is in use, or can be reached by other hosts.
@@ -105,64 +90,51 @@ class Publisher:
     `ResourceWarning`, when Python collects it. In a process that was forked, make a new Publisher.
     """
 
+    @had_more_keywords("Publisher")
     def __init__(
         self,
         address: str = "tcp://127.0.0.1:0",
         *,
-        data: str | None = None,
-        advertise: str | None = None,
-        epoch: int | None = None,
-        chunk_bytes: int = CHUNK_BYTES_DEFAULT,
-        queue: int = PUB_QUEUE,
-        shared_memory: bool = True,
-        timing: Timing | None = None,
+        keys: PublisherKeys | str | Path | None = None,
+        insecure: bool = False,
         state: str | Path | None = None,
         history: int = 0,
         expect: int = 0,
-        keys: PublisherKeys | str | Path | None = None,
-        rekey: float = REKEY_SECONDS,
-        insecure: bool = False,
-        bases: int = BASES,
-        check_patches: bool = True,
         dashboard: str | Http | None = None,
         metrics: str | Http | None = None,
+        settings: Settings | None = None,
     ) -> None:
+        few = self._settings = settings_of("Publisher", settings)
         keys = publisher_keys(keys)
-        check_exposure(keys, insecure, address, data)
+        check_exposure(keys, insecure, address, few.data)
         self._expect = checks.whole(expect, "expect", 0, WORKERS_MAX)
-        age = None if epoch is not None else age_from_now()
-        ChunkPlan(0, chunk_bytes)  # refuses a size out of bounds
-        checks.whole(queue, "queue", 1, QUEUE_MAX)
-        checks.seconds(rekey, "rekey", positive=True)
-        checks.instance(timing, "timing", Timing)
-        told = None if advertise is None else endpoints.check(advertise)
-        checks.whole(bases, "bases", 1, PATCHES_MAX)
-        self._chunk_bytes, self._patching = chunk_bytes, (bases, check_patches)
+        age = None if few.epoch is not None else age_from_now()
         self._models: dict[str, PublishedModel] = {}
         self._ids = itertools.count(1)
         self._crowded = Complaints(log, "workers may be missing here: %s")
         self._pid = os.getpid()
-        self._probe = probe() if shared_memory else None  # kept: it goes with its last user
+        self._probe = probe() if few.shared_memory else None  # kept: it goes with its last user
         shared = self._probe.shared if self._probe is not None else None
         with contextlib.ExitStack() as undo:
             self._folder = None if state is None else StateFolder(Path(state), history)
             if self._folder is not None:
                 undo.enter_context(self._folder)
-            epoch = new_epoch(epoch, self._folder)
+            epoch = new_epoch(few.epoch, self._folder)
             restored = restore(self._folder, epoch, self._model) if self._folder else []
             grants = None if keys is None else Grants(keys.grants)
-            own = PublisherSockets(address, data, queue, keys.secret if keys else "", grants)
+            secret = keys.secret if keys else ""
+            own = PublisherSockets(address, few.data, few.queue, secret, grants)
             sockets = undo.enter_context(contextlib.closing(own))
             self.address = sockets.address
             self.data_address = sockets.data_address
-            told = told or endpoints.advertised(self.address, self.data_address)
-            sealer = None if keys is None else new_sealer(rekey)
+            told = few.advertise or endpoints.advertised(self.address, self.data_address)
+            sealer = None if keys is None else new_sealer(few.rekey)
             draw = partial(secrets.token_hex, TOKEN_BYTES // 2)
             trust = group_keys(sealer), grants
             keeper = self._keeper = _keeper_of(self._folder, undo)
             recorded = None if keeper is None else keeper.recorded
             self._machine = PublisherMachine(
-                epoch, told, timing, shared, age, draw, *trust, time.time, recorded
+                epoch, told, few.timing, shared, age, draw, *trust, time.time, recorded
             )
             if keeper is not None:
                 keeper.heed(_busy(self._machine))
@@ -190,9 +162,8 @@ class Publisher:
         """This publisher's incarnation."""
         return self._machine.epoch
 
-    def prepare(
-        self, model: str, weights: object, *, dtype: Dtype = None, rename: Rename = None
-    ) -> None:
+    @had_more_keywords("publish")
+    def prepare(self, model: str, weights: object, *, settings: Settings | None = None) -> None:
         """Do now what the first publish of a model would have to do once; publish nothing.
 
         It describes the weights and takes memory for a copy of them, which workers on this host
@@ -201,19 +172,33 @@ class Publisher:
         Args:
             model: The model's id.
             weights: What will be published, or anything of the same names, shapes and dtypes.
-            dtype, rename: As they will be given to `publish`.
+            settings: As they will be given to `publish`.
 
         Raises:
             StateError: The weights cannot travel.
         """
         self._check_usable()
+        few = self._of_publish(settings)
         kept = self._model(model)
         with kept.lock:
-            reserved = kept.reserve(weights, dtype, rename)
+            reserved = kept.reserve(weights, few.dtype, few.rename)
             if reserved is not None:
                 self._loop.decide(lambda machine, _now: machine.prepare(model, *reserved))
 
-    def publish(self, model: str, weights: object, **options: Unpack[PublishOptions]) -> Receipt:
+    @had_more_keywords("publish")
+    def publish(
+        self,
+        model: str,
+        weights: object,
+        *,
+        workers: Iterable[str] | None = None,
+        require: Require = "all",
+        expect: int | None = None,
+        commit: CommitMode = "auto",
+        timeout: float = TIMEOUT,
+        metadata: Mapping[str, str] | None = None,
+        settings: Settings | None = None,
+    ) -> Receipt:
         """Publish a new version of a model and wait until the workers have it.
 
         Args:
@@ -221,40 +206,19 @@ class Publisher:
             weights: An `nn.Module`, a `TensorDict`, or a mapping of names to torch tensors or numpy
                 arrays. It is copied before this waits for anybody.
             workers: Names of the workers it is for; None: all that want the model. Workers that
-                join later get the latest version that was meant for all. (This and what follows
-                are keywords, `options`.)
+                join later get the latest version that was meant for all.
             require: How many of them must get there: "all"; "alive", which is all but those that
                 are lost meanwhile, of which the receipt tells; or a number (0: no matter).
-            wait: What "there" is: "applied"; "staged" (there, whole and verified, to be applied at
-                the worker's next safe point); or "none", which returns at once.
-            commit: "auto": each worker applies as soon as it can. "together": none applies before
-                `require` workers have staged; if too few do in time, none applies at all.
-            verify: Have workers that read shared memory hash what they read, too. (What comes over
-                the network is always verified.) It costs about as much as the copy.
-            timeout: Seconds for all of this.
-            grace: Seconds of it for which a worker that is lost meanwhile is waited for: it may
-                return; 0: not at all. None: `lost_after` of the publisher's timing for who falls
-                silent, and no longer for who is known to be gone: its process has ended, or its
-                connection is closed and it made no other. Who says goodbye is not waited for, and
-                no longer one of "all".
             expect: How many "all" are at least: those that are missing are waited for, until they
                 join and get there. None: as many as the Publisher was told to expect.
-            dtype: What parameters in float travel as: "bf16", "f16", "f32" or "f64". Or a mapping
-                of patterns of names to these, such as {"*.bias": "f32", "encoder.*": "bf16"}: the
-                first that matches counts, for buffers, too. They are converted while they are
-                copied. A worker of another dtype needs `cast=True`. None: as they are.
-            encoding: How it goes over the network to workers that take patches: "raw", as it is;
-                "delta", as what has changed since the version that they run; "auto", as that where
-                it is likely to be there sooner, with classes or without (docs/guides/deltas.md).
-                It is encoded before this waits for anybody.
-            rename: What the tensors are called in the version, where that is not what they are
-                called here. "module." takes this prefix off. A mapping has names, and what they
-                become; a key that ends with a dot is the beginning of names ("" that of all), and
-                the longest counts. A function is given each name once. `dtype` has patterns of what
-                names become. Tied tensors stay tied.
-            metadata: What to say of the version, as text by name, such as {"step": "12000",
-                "reward": "3.1"}: at most 32 entries and 4 KiB. It is in each worker's `Update`, in
-                the receipt, in files that workers write, and in what operators see.
+            commit: "auto": each worker applies as soon as it can. "together": none applies before
+                `require` workers have staged; if too few do in time, none applies at all.
+            timeout: Seconds for all of this.
+            metadata: What to say of the version, as text by name, such as `{"step": "12000"}`: at
+                most 32 entries and 4 KiB. It is in each worker's `Update`, in the receipt, in files
+                that workers write, and in what operators see.
+            settings: What few need to set of a publish: `wait`, `verify`, `grace`, `dtype`,
+                `encoding`, `rename`. None: those of the Publisher.
 
         Returns:
             What each worker did, and when. With no worker there, and none expected, `workers` in
@@ -271,12 +235,33 @@ class Publisher:
             ClosedError: The publisher is closed.
         """
         started = time.monotonic()
-        future = self.publish_async(model, weights, **options)
-        left = started + float(options.get("timeout", TIMEOUT)) - time.monotonic()
+        future = self.publish_async(
+            model,
+            weights,
+            workers=workers,
+            require=require,
+            expect=expect,
+            commit=commit,
+            timeout=timeout,
+            metadata=metadata,
+            settings=settings,
+        )
+        left = started + float(timeout) - time.monotonic()
         return result_of(future, max(0.0, left) + ANSWER_SECONDS)
 
+    @had_more_keywords("publish")
     def publish_async(
-        self, model: str, weights: object, **options: Unpack[PublishOptions]
+        self,
+        model: str,
+        weights: object,
+        *,
+        workers: Iterable[str] | None = None,
+        require: Require = "all",
+        expect: int | None = None,
+        commit: CommitMode = "auto",
+        timeout: float = TIMEOUT,
+        metadata: Mapping[str, str] | None = None,
+        settings: Settings | None = None,
     ) -> "Future[Receipt]":
         """Publish, and return a future of the receipt as soon as the weights are copied.
 
@@ -288,8 +273,18 @@ class Publisher:
         """
         started = time.monotonic()
         self._check_usable()
-        grace = self._machine.timing.lost_after
-        asked = request(options, started, expect=self._expect, grace=grace)
+        asked = request(
+            started,
+            self._of_publish(settings),
+            workers=workers,
+            require=require,
+            expect=expect,
+            commit=commit,
+            timeout=timeout,
+            metadata=metadata,
+            expected=self._expect,
+            lost_after=self._machine.timing.lost_after,
+        )
         if asked.workers:
             self._check_known(asked.workers)
         kept = self._model(model)
@@ -313,8 +308,19 @@ class Publisher:
             future = self._loop.submit(asked.publication(next(self._ids), version))
         return self.shown.count(future, started)
 
+    @had_more_keywords("publish")
     async def publish_awaitable(
-        self, model: str, weights: object, **options: Unpack[PublishOptions]
+        self,
+        model: str,
+        weights: object,
+        *,
+        workers: Iterable[str] | None = None,
+        require: Require = "all",
+        expect: int | None = None,
+        commit: CommitMode = "auto",
+        timeout: float = TIMEOUT,
+        metadata: Mapping[str, str] | None = None,
+        settings: Settings | None = None,
     ) -> Receipt:
         """Publish from a coroutine. Arguments, result and errors are those of `publish`.
 
@@ -325,18 +331,41 @@ class Publisher:
         is too long, `await asyncio.to_thread(publisher.publish, ...)`, and change no weights before
         it returns.
         """
-        return await asyncio.wrap_future(self.publish_async(model, weights, **options))
+        future = self.publish_async(
+            model,
+            weights,
+            workers=workers,
+            require=require,
+            expect=expect,
+            commit=commit,
+            timeout=timeout,
+            metadata=metadata,
+            settings=settings,
+        )
+        return await asyncio.wrap_future(future)
 
+    @had_more_keywords("publish")
     def rollback(
-        self, model: str, to: tuple[int, int], **options: Unpack[PublishOptions]
+        self,
+        model: str,
+        to: tuple[int, int],
+        *,
+        workers: Iterable[str] | None = None,
+        require: Require = "all",
+        expect: int | None = None,
+        commit: CommitMode = "auto",
+        timeout: float = TIMEOUT,
+        metadata: Mapping[str, str] | None = None,
+        settings: Settings | None = None,
     ) -> Receipt:
         """Publish an older version's bytes again, as a new version, and wait for the workers.
 
         Args:
             model: The model's id.
             to: Epoch and version of one that `history` names.
-            options: The keywords of `publish`, all but `dtype` and `rename`. Its `metadata` is what
-                was said of that version, unless another is given.
+            workers, require, expect, commit, timeout, settings: As in `publish`; without `dtype`
+                and `rename`.
+            metadata: What to say of it; None: what was said of that version.
 
         Returns:
             What `publish` returns. The version has a new number; the bytes, and so the digest, are
@@ -347,7 +376,18 @@ class Publisher:
             PublishError, UnknownWorkerError, ClosedError: As of `publish`.
         """
         folder = self._need_folder()
-        return self.publish(model, folder.open(folder.find(model, to)), **options)
+        settings = of_bytes(self._settings) if settings is None else settings
+        return self.publish(
+            model,
+            folder.open(folder.find(model, to)),
+            workers=workers,
+            require=require,
+            expect=expect,
+            commit=commit,
+            timeout=timeout,
+            metadata=metadata,
+            settings=settings,
+        )
 
     def history(self, model: str) -> list[StoredVersion]:
         """Return the versions of a `model` that are on disk, the newest first.
@@ -484,9 +524,15 @@ class Publisher:
         check_name(name, "model")
         if name in self._models:
             return self._models[name]
-        share, (bases, check) = self._probe is not None, self._patching
-        made = PublishedModel(name, self._chunk_bytes, share=share, bases=bases, check=check)
+        few, share = self._settings, self._probe is not None
+        made = PublishedModel(
+            name, few.chunk_bytes, share=share, bases=few.bases, check=few.check_patches
+        )
         return self._models.setdefault(name, made)
+
+    def _of_publish(self, settings: Settings | None) -> Settings:
+        """Return the settings of a publish that was given these."""
+        return self._settings if settings is None else settings_of("publish", settings)
 
     def _need_folder(self) -> StateFolder:
         self._check_usable()

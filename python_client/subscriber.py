@@ -20,14 +20,7 @@ from weakref import WeakValueDictionary
 
 from ..bus.effects import Renamed
 from ..bus.errors import ApplyError, ClosedError
-from ..bus.limits import (
-    APPLY_SECONDS,
-    APPLY_SECONDS_MAX,
-    INTEGER_MAX,
-    MODELS_MAX,
-    STAGING_BYTES_MAX,
-    Timing,
-)
+from ..bus.limits import INTEGER_MAX, MODELS_MAX
 from ..bus.messages import DELTA, MAPPING, RENAMING, UPSTREAM
 from ..bus.net.control import WorkerSockets
 from ..bus.net.handoff import Handoff
@@ -40,7 +33,7 @@ from ..bus.worker.reports import Identity
 from ..codecs.errors import WeightBusError
 from ..codecs.renaming import Rename, renaming_of
 from . import checks
-from .applying import Applier, Offer, Running, Update
+from .applying import Applier, Running, Update
 from .awaiting import Cut, in_thread
 from .background import Background
 from .calls import Calls
@@ -52,6 +45,7 @@ from .observing.silence import Silence
 from .observing.traces import settle
 from .reading import READING_SECONDS, Reading, ReadingLock
 from .resident import ResidentTarget
+from .settings import Settings, had_more_keywords, settings_of
 from .targets import by_id, fault_of, targets_of
 
 log = logging.getLogger("weightbus.subscriber")
@@ -78,40 +72,18 @@ class Subscriber:
             what runs then: see `UnchangedError`.
         name: What this worker is called, unique among the publisher's workers; None: host, process
             and a random suffix.
+        keys: A file of `weightbus keygen`, its folder (then `name` says whose file), or what is in
+            it: this worker then speaks to that publisher alone. None: what WEIGHTBUS_KEYS says,
+            else there are none.
         strict: Whether publisher and target must have the same tensor names. With False a version
             may have more tensors than the target, which are passed over; what is verified and
             reported is the whole version all the same. One that lacks a tensor of the target is
             refused either way.
         cast: Whether values may be converted to the target's dtypes.
-        before_apply: Called with each `Offer` before any byte of the model changes, in the thread
-            that will apply it; readers go on meanwhile. If it raises, the version is not applied,
-            the publisher is told so, and the old one runs on.
-        on_commit: Called with each `Update` after its bytes are in place and before they are first
-            used, in the thread that applied it. It is part of applying: if it raises, the version
-            has failed. A file then gets its old content back. A model in memory then holds no
-            version: `reading()` raises, and the next version that is applied mends it.
-        apply_timeout: How long each call of the user's code may take (of `before_apply`, of
-            `on_commit`, of a target that is a function), in seconds. After that the version has
-            failed, which the publisher and readers are told at once; nobody can end the call, so
-            the next version is applied once it has returned.
-        bytes_max: The largest version to accept, in bytes.
-        resident: Move models into memory of the bus's own (see `resident`), where a version that
-            came over the network is applied by exchanging pages instead of copying. They change
-            all at once, and the old bytes can be put back; but whoever reads the weights outside
-            of `reading()` while one is applied may see zeros. What cannot move is copied to; a
-            warning says why.
-        sole_writer: Nobody else writes to models in memory, not even in `reading()`. Of a patched
-            version only what differs is then written while readers wait: see the guide on patches.
-        shared_memory: Read versions from the publisher's memory where it is on this host. They are
-            then neither sent nor hashed, and staged nowhere: the copy into the model is the only
-            one. A generation stamp and a lock see to it that a version is never torn.
-        timing: How long to wait for signs of life.
-        keys: A file of `weightbus keygen`, its folder (then `name` says whose file), or what is in
-            it: this worker then speaks to that publisher alone. None: what WEIGHTBUS_KEYS says,
-            else there are none.
         rename: What published names become here, for all `models`, where their targets have others:
-            as of `Publisher.publish`. `before_apply` is told those that are published. A function
-            is called in a thread that serves the connection: it must not take its time.
+            as of a publish (`Settings`). `before_apply` is told those that are published. A
+            function is called in a thread that serves the connection: it must not take its time.
+        settings: What few need to set: times, hooks, memory.
 
     Raises:
         AddressError: The address makes no sense.
@@ -132,54 +104,44 @@ class Subscriber:
     its place, which is closed: a notebook's cell may run again.
     """
 
+    @had_more_keywords("Subscriber")
     def __init__(
         self,
         address: str,
         models: Mapping[str, object],
         *,
         name: str | None = None,
+        keys: WorkerKeys | str | Path | None = None,
         strict: bool = True,
         cast: bool = False,
-        before_apply: Callable[[Offer], None] | None = None,
-        on_commit: Callable[[Update], None] | None = None,
-        apply_timeout: float = APPLY_SECONDS,
-        bytes_max: int = STAGING_BYTES_MAX,
-        resident: bool = False,
-        sole_writer: bool = False,
-        shared_memory: bool = True,
-        timing: Timing | None = None,
-        keys: WorkerKeys | str | Path | None = None,
         rename: Rename = None,
+        settings: Settings | None = None,
     ) -> None:
-        checks.whole(bytes_max, "bytes_max", 0, INTEGER_MAX)
-        checks.instance(timing, "timing", Timing)
-        checks.hook(before_apply, "before_apply")
-        checks.hook(on_commit, "on_commit")
-        apply_timeout = checks.seconds(
-            apply_timeout, "apply_timeout", positive=True, most=APPLY_SECONDS_MAX
-        )
+        few = settings_of("Subscriber", settings)
         keys = worker_keys(keys, name)
         self.name = check_name(_default_name(keys) if name is None else name, "worker")
         self._targets = targets_of(
             by_id(models),
             strict=strict,
             cast=cast,
-            sole_writer=sole_writer,
+            sole_writer=few.sole_writer,
             renaming=renaming_of(rename),
-            keep=ResidentTarget if resident else None,
+            keep=ResidentTarget if few.resident else None,
         )
         self.address, self._handoff = address, Handoff()
         self._applied = self._handoff.changed
-        self._calls = Calls(apply_timeout)
+        self._calls = Calls(few.apply_timeout)
         self._running: dict[str, Update] = {}
         self._kept: deque[Future[Update | None]] = deque(maxlen=MODELS_MAX)
         self._pid = os.getpid()
-        who = _identity(self.name, shared_memory=shared_memory)
+        who = _identity(self.name, shared_memory=few.shared_memory)
         like = {model: target.expected() for model, target in self._targets.items()}
         # What the thread holds must not hold us: see `dropped`.
         ring = None if keys is None else Keyring()
         fault = partial(fault_of, self._targets)
-        machine = WorkerMachine(who, self._targets, fault, bytes_max, timing, like, keyring=ring)
+        machine = WorkerMachine(
+            who, self._targets, fault, few.bytes_max, few.timing, like, keyring=ring
+        )
         with ExitStack() as undo:
             sockets = undo.enter_context(closing(WorkerSockets(address, machine.place, keys)))
             silence = Silence(address, machine, self._handoff, keyed=keys is not None)
@@ -189,10 +151,10 @@ class Subscriber:
                 self._handoff,
                 partial(_look, self._calls, silence),
                 partial(_rename, self._running, self._applied),
-                shared_memory=shared_memory,
+                shared_memory=few.shared_memory,
             )
             about = self._targets, self._handoff, self._running, self._loop.tell, self._calls
-            self._applier = Applier(*about, before_apply, on_commit)
+            self._applier = Applier(*about, few.before_apply, few.on_commit)
             files = frozenset(m for m, target in self._targets.items() if target.on_disk)
             work = self._applier, self._handoff, self._loop.stop
             others = frozenset(self._targets) - files

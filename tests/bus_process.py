@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from weightbus import ApplyError, Publisher, PublishError, RefusedError, Subscriber, Timing
+from weightbus import ApplyError, Publisher, PublishError, RefusedError, Settings, Subscriber
+from weightbus.tests.settling import settled
 
 OPTIONS = (
     "address",
@@ -54,8 +55,8 @@ def checksum(weights: dict[str, np.ndarray[Any, Any]]) -> int:
 def work(told: dict[str, Any]) -> None:
     """Be a worker until the standard input ends or the parent kills us."""
     weights = {name: np.zeros_like(array) for name, array in model(told["nbytes"], 0).items()}
-    timing = Timing(ping=told.get("ping", 1.0), lost_after=told.get("lost_after", 5.0))
-    options: Any = {"name": told["name"], "timing": timing, "keys": told.get("keys", "")}
+    timing = Settings(ping=told.get("ping", 1.0), lost_after=told.get("lost_after", 5.0))
+    options: Any = {"name": told["name"], "settings": timing, "keys": told.get("keys", "")}
     with Subscriber(told["address"], {"m": weights}, **options) as worker:
         tell("ready", pid=os.getpid(), memory=memory_peak())
         while True:
@@ -71,9 +72,9 @@ def work(told: dict[str, Any]) -> None:
 
 def lead(told: dict[str, Any]) -> None:
     """Be a publisher until the standard input ends."""
-    timing = Timing(ping=told.get("ping", 1.0), lost_after=told.get("lost_after", 5.0))
+    timing = Settings(ping=told.get("ping", 1.0), lost_after=told.get("lost_after", 5.0))
     options = {key: told[key] for key in OPTIONS if key in told}
-    with Publisher(**options, timing=timing) as publisher:
+    with Publisher(**settled({**options, "settings": timing})) as publisher:
         tell("ready", address=publisher.address, data=publisher.data_address, pid=os.getpid())
         publisher.wait_for_workers(told.get("workers", 1), 60.0, "m")
         for line in sys.stdin:

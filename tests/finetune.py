@@ -25,14 +25,14 @@ import time
 from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from weightbus import Publisher, PublishError, Timing
+from weightbus import Publisher, PublishError, Settings
 from weightbus.benchmarks.finetuning import Chain, encoder, smaller, steps
 from weightbus.bus.messages import DELTA, Applied
 from weightbus.bus.publisher.reports import Reports
@@ -156,8 +156,8 @@ class Bus:
         self.model = "encoder-keyed" if keyed else "encoder-plain"  # logs tell it by that
         if self.keys is not None:
             generate(self.keys, {ANYBODY: "worker"})
-        timing = Timing(ping=0.5, lost_after=LOST_AFTER)
-        self.publisher = Publisher(shared_memory=False, keys=self.keys, timing=timing)
+        timing = Settings(ping=0.5, lost_after=LOST_AFTER)
+        self.publisher = Publisher(settings=replace(timing, shared_memory=False), keys=self.keys)
         self.published: dict[Key, Content] = {}
         self.offers: dict[int, Offer] = {}
         self.places = [Place(self, language, folder) for language in languages]
@@ -171,8 +171,7 @@ class Bus:
             receipt = self.publisher.publish(
                 self.model,
                 model,
-                dtype={ANYBODY: "bf16"},
-                encoding="delta",
+                settings=Settings(dtype={ANYBODY: "bf16"}, encoding="delta"),
                 require=require,
                 timeout=PUBLISH_SECONDS,
             )

@@ -100,8 +100,8 @@ from weightbus.codecs.checksum import digest_of
 from weightbus.codecs.errors import WeightBusError
 from weightbus.codecs.layout import Layout
 from weightbus.codecs.sealing import KEY_BYTES
-from weightbus.python_client.models import BASES, Bases
-from weightbus.python_client.options import Encoding
+from weightbus.python_client.models import Bases
+from weightbus.python_client.settings import BASES, Encoding
 from weightbus.tests import pooling
 from weightbus.tests.invariants import Invariants, Key
 from weightbus.tests.performing import done

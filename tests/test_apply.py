@@ -17,12 +17,12 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from weightbus import ApplyError, Publisher, Subscriber, TornError
-from weightbus.bus.limits import APPLIES_MAX, Timing
+from weightbus import ApplyError, Publisher, Settings, Subscriber, TornError
+from weightbus.bus.limits import APPLIES_MAX
 from weightbus.tests.test_bus import SECONDS, Bus, arrays, both
 from weightbus.types import Offer, Receipt, Update
 
-QUICK = Timing(ping=0.05, lost_after=SECONDS)
+QUICK = Settings(ping=0.05, lost_after=SECONDS)
 
 
 class Hook:
@@ -110,8 +110,8 @@ def test_a_hook_that_raises_leaves_no_version_until_the_next(bus: Bus) -> None:
 
 def test_the_same_version_mends_it(bus: Bus) -> None:
     """It is tried again by itself: what failed may have passed."""
-    publisher, target, hook = bus.publisher(timing=QUICK), arrays(0), Hook(failures=2)
-    subscriber = bus.subscriber(publisher, target, name="w", on_commit=hook, timing=QUICK)
+    publisher, target, hook = bus.publisher(settings=QUICK), arrays(0), Hook(failures=2)
+    subscriber = bus.subscriber(publisher, target, name="w", on_commit=hook, settings=QUICK)
     subscriber.start()
     publisher.publish_async("m", arrays(1), require=0, timeout=SECONDS)
     assert subscriber.wait_for_version("m", 1, timeout=SECONDS)
@@ -121,9 +121,9 @@ def test_the_same_version_mends_it(bus: Bus) -> None:
 
 
 def test_it_is_not_tried_for_ever(bus: Bus) -> None:
-    publisher, hook = bus.publisher(timing=QUICK), Hook(failures=100)
-    subscriber = bus.subscriber(publisher, arrays(0), on_commit=hook, timing=QUICK)
-    publisher.publish("m", arrays(1), require=0, wait="none")
+    publisher, hook = bus.publisher(settings=QUICK), Hook(failures=100)
+    subscriber = bus.subscriber(publisher, arrays(0), on_commit=hook, settings=QUICK)
+    publisher.publish("m", arrays(1), require=0, settings=Settings(wait="none"))
     for _ in range(APPLIES_MAX):
         with pytest.raises(TornError):
             subscriber.receive(SECONDS)
@@ -153,7 +153,7 @@ def test_a_users_apply_that_fails_half_way(bus: Bus) -> None:
     subscriber = bus.subscriber(publisher, target, name="w")
     both(publisher, subscriber, Fragile())
     target.fails = True
-    publisher.publish("m", Fragile(), require=0, wait="none")
+    publisher.publish("m", Fragile(), require=0, settings=Settings(wait="none"))
     with pytest.raises(TornError, match="mine"):
         subscriber.receive(SECONDS)
     assert subscriber.version("m") == 0
@@ -226,7 +226,7 @@ def test_a_copy_that_was_overwritten_is_torn() -> None:
     bus = Bus(shared_memory=True)
     publisher, hook = bus.publisher(), Hook()
     target = arrays(0)
-    subscriber = bus.subscriber(publisher, target, name="w", on_commit=hook, timing=QUICK)
+    subscriber = bus.subscriber(publisher, target, name="w", on_commit=hook, settings=QUICK)
     both(publisher, subscriber, arrays(1))
     [block] = publisher._models["m"].pool._blocks  # noqa: SLF001 # pyright: ignore
     kept: Any = block._segment  # noqa: SLF001 # pyright: ignore
@@ -242,7 +242,7 @@ def test_a_copy_that_was_overwritten_is_torn() -> None:
             breaks.append(False)
 
     subscriber._targets["m"].apply = apply  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
-    publisher.publish("m", arrays(2), wait="none")
+    publisher.publish("m", arrays(2), settings=Settings(wait="none"))
     with pytest.raises(TornError, match="written to while it was copied"):
         subscriber.receive(SECONDS)
     assert subscriber.version("m") == 0
@@ -254,20 +254,22 @@ def test_a_copy_that_was_overwritten_is_torn() -> None:
 
 
 def test_a_hung_hook_is_named_by_both_sides(bus: Bus) -> None:
-    publisher, go_on, hangs = bus.publisher(timing=QUICK), threading.Event(), threading.Event()
+    publisher, go_on, hangs = bus.publisher(settings=QUICK), threading.Event(), threading.Event()
 
     def hang(_update: Update) -> None:
         hangs.set()
         go_on.wait(SECONDS)
 
-    subscriber = bus.subscriber(publisher, arrays(0), name="w", on_commit=hang, timing=QUICK)
+    subscriber = bus.subscriber(publisher, arrays(0), name="w", on_commit=hang, settings=QUICK)
     subscriber.start()
-    publisher.publish("m", arrays(1), wait="none")
+    publisher.publish("m", arrays(1), settings=Settings(wait="none"))
     assert hangs.wait(SECONDS)
     text = r"applying m version 1 in thread weightbus-apply for \d"
     with pytest.raises(TimeoutError, match=text):
         subscriber.reading(0.01).__enter__()
-    publisher.publish("m", arrays(2), wait="none")  # what becomes ready behind it hides nothing
+    publisher.publish(
+        "m", arrays(2), settings=Settings(wait="none")
+    )  # what becomes ready behind it hides nothing
     future = publisher._loop.watch(  # noqa: SLF001 # pyright: ignore
         lambda status: any("applying version 1" in w.phase.get("m", "") for w in status)
     )

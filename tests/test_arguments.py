@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from weightbus import Publisher, Subscriber, Timing
+from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.errors import AddressError
 from weightbus.bus.limits import TEXT_MAX
 from weightbus.python_client.checks import SECONDS_MAX
 from weightbus.python_client.cli.commands import app
+from weightbus.tests.settling import settled
 from weightbus.torchrl import NoWeightSyncScheme, RayWeightUpdater, ZMQWeightSyncScheme
 
 WEIGHTS = {"w": np.zeros(3, np.float32)}
@@ -38,13 +39,15 @@ class Ends:
     """A publisher that nobody joins, and a subscriber that finds no publisher."""
 
     def __init__(self) -> None:
-        self.publisher = Publisher(shared_memory=False)
-        self.subscriber = Subscriber("tcp://127.0.0.1:1", {"m": {}}, shared_memory=False)
+        self.publisher = Publisher(settings=Settings(shared_memory=False))
+        self.subscriber = Subscriber(
+            "tcp://127.0.0.1:1", {"m": {}}, settings=Settings(shared_memory=False)
+        )
 
 
 def made(kind: type, *arguments: Any, **options: Any) -> None:
     """Make one, which must fail; if it does not, close it."""
-    kind(*arguments, **options).close()
+    kind(*arguments, **settled(options)).close()
 
 
 def publisher(name: str) -> Callable[[Ends, Any], object]:
@@ -58,7 +61,7 @@ def subscriber(name: str) -> Callable[[Ends, Any], object]:
 
 def publish(call: str, **options: Any) -> Callable[[Ends, Any], object]:
     (name,) = options
-    return lambda ends, bad: getattr(ends.publisher, call)("m", WEIGHTS, **{name: bad})
+    return lambda ends, bad: getattr(ends.publisher, call)("m", WEIGHTS, **settled({name: bad}))
 
 
 ROWS: dict[str, Row] = {
@@ -73,7 +76,7 @@ ROWS: dict[str, Row] = {
         lambda _, bad: made(Publisher, state="/nowhere", history=bad),
         [*COUNTS, 10**6],
     ),
-    "Publisher timing": (publisher("timing"), ODD),
+    "Publisher settings": (lambda _, bad: made(Publisher, settings=bad), ODD),
     "Subscriber address": (subscriber("address"), [*ADDRESSES, None]),
     "Subscriber models": (
         subscriber("models"),
@@ -82,7 +85,10 @@ ROWS: dict[str, Row] = {
     "Subscriber name": (subscriber("name"), NAMES),
     "Subscriber keys": (subscriber("keys"), [5, b"x"]),
     "Subscriber bytes_max": (subscriber("bytes_max"), COUNTS),
-    "Subscriber timing": (subscriber("timing"), ODD),
+    "Subscriber settings": (
+        lambda _, bad: made(Subscriber, "tcp://127.0.0.1:1", {"m": WEIGHTS}, settings=bad),
+        ODD,
+    ),
     "Subscriber before_apply": (subscriber("before_apply"), [5, "x"]),
     "Subscriber on_commit": (subscriber("on_commit"), [5, "x"]),
     **{
@@ -117,8 +123,8 @@ ROWS: dict[str, Row] = {
         lambda e, bad: e.subscriber.wait_for_version("m", epoch=bad, timeout=0),
         COUNTS,
     ),
-    "Timing ping": (lambda _, bad: Timing(ping=bad), [*POSITIVE, 1e-4, 5.0]),
-    "Timing lost_after": (lambda _, bad: Timing(lost_after=bad), [*POSITIVE, 36_001, 1.9]),
+    "Settings ping": (lambda _, bad: Settings(ping=bad), [*POSITIVE, 1e-4, 5.0]),
+    "Settings lost_after": (lambda _, bad: Settings(lost_after=bad), [*POSITIVE, 36_001, 1.9]),
     "scheme timeout": (lambda _, bad: NoWeightSyncScheme(timeout=bad), POSITIVE),
     "scheme over the bus timeout": (lambda _, bad: ZMQWeightSyncScheme(timeout=bad), POSITIVE),
     "updater timeout": (lambda _, bad: RayWeightUpdater({}, [], timeout=bad), POSITIVE),

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from weightbus import ApplyError, ClosedError, Publisher, Subscriber, WorkersMissingError
+from weightbus import ApplyError, ClosedError, Publisher, Settings, Subscriber, WorkersMissingError
 from weightbus.tests.test_bus import SECONDS, Bus, arrays
 from weightbus.types import Update
 
@@ -76,7 +76,9 @@ def test_receiving_that_is_cancelled_applies_nothing(bus: Bus) -> None:
         with pytest.raises(asyncio.CancelledError):
             await joining
         await until(lambda: not waiting())
-        done = publisher.publish_async("m", arrays(1), timeout=SECONDS, wait="staged")
+        done = publisher.publish_async(
+            "m", arrays(1), timeout=SECONDS, settings=Settings(wait="staged")
+        )
         assert (await asyncio.wrap_future(done)).in_state("staged") == ["w"]
         assert target["w"][0] == 0
         update = await worker.receive_awaitable(SECONDS)

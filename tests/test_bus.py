@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import inspect
 import os
 import socket
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Unpack
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,18 +22,20 @@ from safetensors.numpy import load_file
 from tensordict import TensorDict
 from torch import nn
 
+import weightbus
 from weightbus import (
     AddressError,
     ApplyError,
     ClosedError,
     Publisher,
     PublishError,
+    Settings,
     StateError,
     Subscriber,
-    Timing,
     UnknownWorkerError,
     WorkersMissingError,
 )
+from weightbus.bus.limits import Timing
 from weightbus.bus.memory import staging
 from weightbus.bus.net import copier
 from weightbus.bus.net.copier import AT_ONCE_BYTES
@@ -45,6 +48,7 @@ from weightbus.python_client.options import PublishOptions
 from weightbus.python_client.subscriber import COPY_SECONDS
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.ports import lasting_address
+from weightbus.tests.settling import settled
 from weightbus.types import Update
 
 SECONDS = 60.0  # far more than anything here takes
@@ -60,14 +64,14 @@ class Bus:
 
     def publisher(self, **options: Any) -> Publisher:
         options.setdefault("shared_memory", self.shared_memory)
-        self.made.append(made := Publisher(**options))
+        self.made.append(made := Publisher(**settled(options)))
         return made
 
     def subscriber(self, publisher: Publisher | str, target: object, **options: Any) -> Subscriber:
         """Return a subscriber that has joined, if its publisher is there."""
         address = publisher if isinstance(publisher, str) else publisher.address
         models = options.pop("models", {"m": target})
-        self.made.append(made := Subscriber(address, models, **options))
+        self.made.append(made := Subscriber(address, models, **settled(options)))
         if isinstance(publisher, Publisher):
             assert made.wait_joined(SECONDS)
         return made
@@ -81,7 +85,7 @@ def both(
     publisher: Publisher, subscriber: Subscriber, weights: object, **options: Any
 ) -> tuple[Any, Update]:
     """Publish, and apply in this thread; return what either side says."""
-    future: Future[Any] = publisher.publish_async("m", weights, **options)
+    future: Future[Any] = publisher.publish_async("m", weights, **settled(options))
     update = subscriber.receive(SECONDS)
     assert update is not None
     return future.result(SECONDS), update
@@ -95,22 +99,87 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
 
 
+# What may be given.
+
+WAYS = (
+    Publisher.publish,
+    Publisher.publish_async,
+    Publisher.publish_awaitable,
+    Publisher.rollback,
+)
+
+
+def keywords(call: Callable[..., object]) -> dict[str, object]:
+    """Return the keywords of a call, with their defaults."""
+    parameters = inspect.signature(call).parameters.values()
+    assert not [p for p in parameters if p.kind is p.VAR_KEYWORD], "keywords that nobody can see"
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
 def test_every_way_to_publish_takes_the_same_keywords() -> None:
-    ways = (
-        Publisher.publish,
-        Publisher.publish_async,
-        Publisher.publish_awaitable,
-        Publisher.rollback,
-    )
-    for way in ways:
-        assert way.__annotations__["options"] == Unpack[PublishOptions]
-    for word in PublishOptions.__optional_keys__:
-        assert f"{word}: " in (Publisher.publish.__doc__ or ""), f"publish does not explain {word}"
+    first, *others = map(keywords, WAYS)
+    assert all(other == first for other in others)
+    assert first.keys() == PublishOptions.__optional_keys__, "others pass on what it takes"
+
+
+def test_there_are_few_keywords_and_each_has_a_default() -> None:
+    for call, most in ((Publisher.publish, 7), (Publisher.__init__, 8), (Subscriber.__init__, 6)):
+        assert len(keywords(call)) <= most
+        assert inspect.Parameter.empty not in keywords(call).values()
+    everything = len(inspect.signature(Publisher).parameters)
+    assert (everything, len(inspect.signature(Subscriber).parameters)) <= (9, 8)
 
 
 def test_a_keyword_that_there_is_not_is_refused() -> None:
     with Publisher() as publisher, pytest.raises(TypeError, match="tiemout"):
         publisher.publish("m", arrays(1), tiemout=1)  # type: ignore[call-arg]  # pyright: ignore
+
+
+def test_settings_are_refused_where_they_say_nothing(bus: Bus) -> None:
+    publisher = bus.publisher()
+    for call, kind in (
+        (lambda few: Publisher(settings=few), "Publisher"),
+        (lambda few: publisher.publish("m", arrays(1), settings=few), "publish"),
+    ):
+        with pytest.raises(ValueError, match=rf"resident=True is a setting of .* not of a {kind}"):
+            call(Settings(resident=True))
+    with pytest.raises(ValueError, match=r"wait='none' is a setting of a publish or a Publisher"):
+        Subscriber(publisher.address, {"m": arrays(0)}, settings=Settings(wait="none"))
+
+
+def test_settings_of_a_publisher_hold_for_each_publish(bus: Bus) -> None:
+    publisher, target = bus.publisher(dtype="bf16"), arrays(0)
+    bus.subscriber(publisher, target, name="w", cast=True).start()
+    publisher.wait_for_workers(1, SECONDS)
+    publisher.publish("m", arrays(1.001))
+    assert target["w"][0] == 1.0, "rounded"
+    publisher.publish("m", arrays(1.001), settings=Settings())
+    assert target["w"][0] == np.float32(1.001), "its own take their place"
+
+
+def test_old_keywords_are_taken_with_a_warning_that_says_where_they_are(bus: Bus) -> None:
+    target: Any = arrays(0)
+    old: Any = Publisher
+    with pytest.warns(DeprecationWarning, match=r"Settings\(chunk_bytes=\.\.\.\)"):
+        publisher = old(chunk_bytes=2**16)
+    bus.made.append(publisher)
+    worker: Any = Subscriber
+    timing, seen = Timing(ping=0.1, lost_after=9.0), list[object]()
+    with pytest.warns(DeprecationWarning, match=r"Settings\(lost_after=\.\.\., on_commit.*ping="):
+        joined = worker(publisher.address, {"m": target}, timing=timing, on_commit=seen.append)
+    bus.made.append(joined.start())
+    publisher.wait_for_workers(1, SECONDS)
+    with pytest.warns(DeprecationWarning, match=r"settings=weightbus.Settings\(verify=") as told:
+        receipt = publisher.publish("m", arrays(1), verify=True)
+    assert told[0].filename == __file__
+    assert seen == [joined.update("m")]
+    assert joined.update("m").digest == receipt.digest
+    with pytest.warns(DeprecationWarning, match="dtype=..., verify=..."):
+        asyncio.run(publisher.publish_awaitable("m", arrays(2), verify=True, dtype="f32"))
+    with pytest.warns(DeprecationWarning, match=r"in weightbus\.Settings\(ping="):
+        assert weightbus.Timing is Timing
+    with pytest.raises(ValueError, match="timing='soon'"):
+        old(timing="soon")
 
 
 # Kinds of weights.
@@ -296,7 +365,7 @@ def test_a_quorum_is_enough(bus: Bus) -> None:
 def test_staged_is_enough_if_asked_for(bus: Bus) -> None:
     publisher, target = bus.publisher(), arrays(0)
     subscriber = bus.subscriber(publisher, target, name="w")
-    receipt = publisher.publish("m", arrays(1), wait="staged", timeout=SECONDS)
+    receipt = publisher.publish("m", arrays(1), settings=Settings(wait="staged"), timeout=SECONDS)
     assert receipt.in_state("staged") == ["w"]
     assert target["w"][0] == 0
     assert subscriber.receive(SECONDS) is not None
@@ -306,7 +375,9 @@ def test_staged_is_enough_if_asked_for(bus: Bus) -> None:
 def test_waiting_for_nothing_returns_at_once(bus: Bus) -> None:
     publisher, target = bus.publisher(), arrays(0)
     subscriber = bus.subscriber(publisher, target, name="w")
-    assert publisher.publish("m", arrays(1), wait="none").in_state("behind") == ["w"]
+    assert publisher.publish("m", arrays(1), settings=Settings(wait="none")).in_state("behind") == [
+        "w"
+    ]
     assert subscriber.receive(SECONDS) is not None
 
 
@@ -385,7 +456,7 @@ def test_fifty_subscribers_in_one_process(bus: Bus) -> None:
     targets = [arrays(0) for _ in range(50)]
     for number, target in enumerate(targets):
         options: dict[str, Any] = {"name": f"w{number}"}
-        bus.made.append(Subscriber(publisher.address, {"m": target}, **options).start())
+        bus.made.append(Subscriber(publisher.address, {"m": target}, **settled(options)).start())
     publisher.wait_for_workers(50, SECONDS, "m")
     for value in (1, 2):
         receipt = publisher.publish("m", arrays(value), timeout=SECONDS)
@@ -436,7 +507,7 @@ def test_a_shortfall_says_what_was_waited_for(bus: Bus) -> None:
     for name, size in (("good", 1000), ("bad", 3)):
         bus.subscriber(publisher, arrays(0, size), name=name)
     with pytest.raises(PublishError, match=r"is staged by 1 of 2 workers after .* s; bad failed"):
-        publisher.publish("m", arrays(1), wait="staged", timeout=SECONDS)
+        publisher.publish("m", arrays(1), settings=Settings(wait="staged"), timeout=SECONDS)
 
 
 def test_a_full_disk_is_tried_again(
@@ -453,9 +524,9 @@ def test_a_full_disk_is_tried_again(
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", written)
-    timing = Timing(ping=0.1, lost_after=SECONDS)
-    publisher = bus.publisher(timing=timing)
-    worker = bus.subscriber(publisher, tmp_path / "file", timing=timing).start()
+    timing = Settings(ping=0.1, lost_after=SECONDS)
+    publisher = bus.publisher(settings=timing)
+    worker = bus.subscriber(publisher, tmp_path / "file", settings=timing).start()
     with pytest.raises(PublishError, match=r"no-memory: .*No space left"):
         publisher.publish("m", arrays(1), timeout=SECONDS)
     assert worker.wait_for_version("m", timeout=SECONDS)
@@ -493,11 +564,11 @@ def test_a_slow_disk_delays_nothing_but_its_file(
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", slowly)
-    timing = Timing(ping=0.1, lost_after=SECONDS)
-    publisher, large = bus.publisher(timing=timing), 2**20  # more than is applied at once
+    timing = Settings(ping=0.1, lost_after=SECONDS)
+    publisher, large = bus.publisher(settings=timing), 2**20  # more than is applied at once
     small, big = arrays(0), arrays(0, large)
     models = {"m": tmp_path / "slow", "file": tmp_path / "fast", "small": small, "large": big}
-    worker = bus.subscriber(publisher, None, models=models, name="w", timing=timing).start()
+    worker = bus.subscriber(publisher, None, models=models, name="w", settings=timing).start()
     for model in ("small", "file", "large"):  # what is new takes longer
         publisher.publish(model, arrays(1, large if model == "large" else 1000), timeout=SECONDS)
     pending = publisher.publish_async("m", arrays(1), timeout=SECONDS)
@@ -548,7 +619,7 @@ def test_close_does_not_wait_for_a_hook_that_hangs(bus: Bus) -> None:
         leave.wait(SECONDS)
 
     subscriber = bus.subscriber(publisher, arrays(0), on_commit=hook).start()
-    publisher.publish("m", arrays(1), wait="none")
+    publisher.publish("m", arrays(1), settings=Settings(wait="none"))
     assert entered.wait(SECONDS)
     before = time.monotonic()
     subscriber.close()
@@ -662,7 +733,7 @@ def test_a_version_waits_for_a_slow_reader(bus: Bus) -> None:
     thread = threading.Thread(target=forward)
     thread.start()
     assert reading.wait(SECONDS)
-    publisher.publish("m", arrays(1), wait="staged", timeout=SECONDS)
+    publisher.publish("m", arrays(1), settings=Settings(wait="staged"), timeout=SECONDS)
     for _ in range(3):
         assert subscriber.receive(0) is None, "it is in use"
     assert target["w"][0] == 0
@@ -675,7 +746,7 @@ def test_a_version_waits_for_a_slow_reader(bus: Bus) -> None:
 def test_receive_inside_reading(bus: Bus) -> None:
     publisher, target = bus.publisher(), arrays(0)
     subscriber = bus.subscriber(publisher, target)
-    publisher.publish("m", arrays(1), wait="staged", timeout=SECONDS)
+    publisher.publish("m", arrays(1), settings=Settings(wait="staged"), timeout=SECONDS)
     with subscriber.reading(), pytest.raises(RuntimeError, match="leave the reading block"):
         subscriber.receive(SECONDS)
     assert subscriber.receive(SECONDS) is not None, "nothing was lost"
@@ -725,7 +796,7 @@ def test_names_that_the_target_lacks_are_passed_over_if_not_strict(bus: Bus) -> 
     subscriber = bus.subscriber(publisher, target, strict=False)
     both(publisher, subscriber, arrays(1, 3) | {"yours": np.ones(2)})
     assert target["w"].tolist() == [1, 1, 1]
-    publisher.publish("m", {"yours": np.ones(2)}, require=0, wait="none")
+    publisher.publish("m", {"yours": np.ones(2)}, require=0, settings=Settings(wait="none"))
     with pytest.raises(ApplyError, match=r"w: F32 \[3\] in the target, not published"):
         subscriber.receive(SECONDS)
 
@@ -734,7 +805,7 @@ def test_an_apply_that_fails_leaves_the_old_weights_bit_for_bit(bus: Bus) -> Non
     publisher, target = bus.publisher(), arrays(0)
     subscriber = bus.subscriber(publisher, target, name="w")
     both(publisher, subscriber, arrays(1))
-    publisher.publish("m", arrays(2), wait="staged", timeout=SECONDS)
+    publisher.publish("m", arrays(2), settings=Settings(wait="staged"), timeout=SECONDS)
     old = target["w"]
     target["w"] = np.zeros(3, np.float32)  # the user's doing, after the layout was accepted
     with pytest.raises(ApplyError, match="could not be applied"):
@@ -919,7 +990,9 @@ def test_small_versions_in_a_row_are_applied_in_order_in_the_background(bus: Bus
     for version in range(1, 101):
         with worker.reading():
             seen.append(worker.version("m"))
-            publisher.publish("m", {"w": torch.full((100,), float(version))}, wait="none")
+            publisher.publish(
+                "m", {"w": torch.full((100,), float(version))}, settings=Settings(wait="none")
+            )
     receipt = publisher.publish("m", {"w": torch.full((100,), 101.0)}, timeout=SECONDS)
     assert receipt.in_state("applied") == [worker.name]
     assert seen == sorted(seen)

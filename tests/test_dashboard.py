@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from weightbus import AddressError, Http, Publisher, PublishError, Subscriber, Timing
+from weightbus import AddressError, Http, Publisher, PublishError, Settings, Subscriber
 from weightbus.python_client.observing import dashboard
 from weightbus.python_client.observing.access import is_loopback
 from weightbus.python_client.observing.web import STOP_SECONDS
@@ -34,8 +34,8 @@ def arrays() -> dict[str, np.ndarray[Any, Any]]:
 
 @pytest.fixture(name="publisher")
 def _publisher() -> Iterator[Publisher]:
-    timing = Timing(ping=0.1, lost_after=0.5)
-    with Publisher(timing=timing, dashboard="127.0.0.1:0") as publisher:
+    timing = Settings(ping=0.1, lost_after=0.5)
+    with Publisher(settings=timing, dashboard="127.0.0.1:0") as publisher:
         yield publisher
 
 
@@ -102,7 +102,7 @@ def test_whoever_comes_later_is_told_how_long_ago_it_is_by_then(
     """Though nothing has changed; and those who look on already are told nothing again."""
     monkeypatch.setattr(dashboard, "STILL_SECONDS", 0.1)
     url = publisher.shown.dashboard
-    publisher.publish("m", arrays(), wait="none")
+    publisher.publish("m", arrays(), settings=Settings(wait="none"))
 
     def models(path: str) -> list[dict[str, Any]]:
         answer, connection = get(url, path)

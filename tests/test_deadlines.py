@@ -19,16 +19,15 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
 import zmq
 
-from weightbus import Publisher, PublishError, Subscriber, Timing, WorkersMissingError
+from weightbus import Publisher, PublishError, Settings, Subscriber, WorkersMissingError
 from weightbus.bus.messages import Hello, encode
-from weightbus.python_client.options import PublishOptions
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.sealed_bus import keys_in
 from weightbus.torchrl import WeightSyncScheme, ZMQWeightSyncScheme
@@ -41,7 +40,9 @@ PEERS = ("absent", "stopped", "black hole")
 KINDS = [(f"{p}, keys {keyed}", p, keyed) for p in PEERS for keyed in (False, True)]
 NBYTES = 64
 WEIGHTS = {"a": np.zeros(NBYTES // 2, np.uint8), "b": np.zeros(NBYTES // 2, np.uint8)}
-LASTING = Timing(ping=1.0, lost_after=30.0)  # nobody is lost meanwhile, which would end calls early
+LASTING = Settings(
+    ping=1.0, lost_after=30.0
+)  # nobody is lost meanwhile, which would end calls early
 EXPECTED: Any = {"timeout": DEADLINE, "expect": 1}
 
 
@@ -125,21 +126,16 @@ OF_RECEIVER: dict[str, Callable[[Any], object]] = {
 
 
 def blocking(face: type) -> set[str]:
-    """Return the names of the methods of a class that take a timeout, by name or as an option."""
+    """Return the names of the methods of a class that take a timeout."""
     found = set[str]()
     for name, method in inspect.getmembers(face, inspect.isfunction):
         parameters = inspect.signature(method).parameters.values()
-        options = any(
-            p.kind is p.VAR_KEYWORD and PublishOptions.__name__ in str(p.annotation)
-            for p in parameters
-        )
-        if not name.startswith("_") and (options or any(p.name == "timeout" for p in parameters)):
+        if not name.startswith("_") and any(p.name == "timeout" for p in parameters):
             found.add(name)
     return found
 
 
 def test_every_blocking_call_has_a_row() -> None:
-    assert "timeout" in get_type_hints(PublishOptions)
     assert blocking(Publisher) == set(OF_PUBLISHER)
     assert blocking(Subscriber) == set(OF_SUBSCRIBER)
     assert blocking(WeightSyncScheme) == set(OF_SENDER) | set(OF_RECEIVER)
@@ -200,9 +196,9 @@ def stopped(undo: ExitStack, **facts: Any) -> tuple[Callable[[], None], dict[str
 def publisher_of(undo: ExitStack, folder: Path, peer: str, *, keyed: bool) -> Publisher:
     """Return a publisher that keeps a version, and whose worker says nothing any more."""
     keys, own = keys_in(folder / "keys") if keyed else (None, None)
-    publisher = Publisher(state=folder, timing=LASTING, keys=keys or "")
+    publisher = Publisher(state=folder, settings=LASTING, keys=keys or "")
     undo.enter_context(publisher)
-    publisher.publish("m", WEIGHTS, wait="none")
+    publisher.publish("m", WEIGHTS, settings=Settings(wait="none"))
     wait_for(lambda: publisher.history("m"), "a version on disk", SECONDS)
     if peer == "stopped":
         told = {"role": "worker", "address": publisher.address, "name": "w0"}
@@ -252,7 +248,7 @@ def subscriber_of(undo: ExitStack, folder: Path, peer: str, *, keyed: bool) -> S
     if peer == "black hole":
         hole.listen()  # the kernel takes connections, and nobody ever reads
     models = {"m": {name: array.copy() for name, array in WEIGHTS.items()}}
-    subscriber = Subscriber(address, models, timing=LASTING, keys=own or "")
+    subscriber = Subscriber(address, models, settings=LASTING, keys=own or "")
     undo.enter_context(subscriber)
     if stop is not None:
         assert subscriber.wait_joined(SECONDS)

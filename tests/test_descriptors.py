@@ -13,7 +13,7 @@ pytest.importorskip("resource")
 PROLOGUE = """
 import json, logging, os, resource, sys, time
 import numpy as np
-from weightbus import Publisher, PublishError, Subscriber, Timing, WorkersMissingError
+from weightbus import Publisher, PublishError, Subscriber, Settings, WorkersMissingError
 said = []
 class Keep(logging.Handler):
     def emit(self, record): said.append(record.getMessage())
@@ -51,7 +51,7 @@ print(json.dumps(told))
 
 TURNED_AWAY = """
 import subprocess
-publisher = Publisher(shared_memory=False, timing=Timing(ping=0.1, lost_after=0.5))
+publisher = Publisher(shared_memory=False, settings=Settings(ping=0.1, lost_after=0.5))
 held = fill(22)
 other = [sys.executable, "-c", "import sys, numpy as np; from weightbus import Subscriber\\n"
     "with Subscriber(sys.argv[1], {'m': {'m': np.zeros(8, np.float32)}}): sys.stdin.read()"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from weightbus import Publisher, Subscriber
+from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.messages import DELTA, PatchId
 from weightbus.bus.staged import StagedVersion
 from weightbus.codecs.copies import SCAN_WORDS, SMALL_BYTES, Differences
@@ -107,8 +107,10 @@ def test_an_interrupt_before_a_version_is_applied_loses_none(
         raise KeyboardInterrupt
 
     with (
-        Publisher(shared_memory=False) as publisher,
-        Subscriber(publisher.address, {"m": here}, name="w", shared_memory=False) as worker,
+        Publisher(settings=Settings(shared_memory=False)) as publisher,
+        Subscriber(
+            publisher.address, {"m": here}, name="w", settings=Settings(shared_memory=False)
+        ) as worker,
     ):
         published = publisher.publish_async("m", {"w": np.ones(3, np.float32)}, expect=1)
         monkeypatch.setattr(MemoryTarget, "ahead", interrupted)
@@ -220,16 +222,19 @@ def test_over_the_bus_it_is_the_version_and_little_was_written(
 
     monkeypatch.setattr(Differences, "write", noted)
     with (
-        Publisher(shared_memory=False) as publisher,
+        Publisher(settings=Settings(shared_memory=False)) as publisher,
         Subscriber(
-            publisher.address, {"m": here}, name="w", sole_writer=True, shared_memory=False
+            publisher.address,
+            {"m": here},
+            name="w",
+            settings=Settings(sole_writer=True, shared_memory=False),
         ) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
         for step in range(8):  # each of three buffers is copied from as a whole, once
             model["w"].view(np.uint16)[step::100] ^= 1
-            publisher.publish("m", model, encoding="delta", timeout=SECONDS)
+            publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
             assert np.array_equal(np.asarray(here["w"]), model["w"])
     assert written
     assert all(abs(size - count // 100) <= 1 for size in written)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, PublishError, Subscriber, Timing
+from weightbus import Publisher, PublishError, Settings, Subscriber
 from weightbus.bus.net import endpoints
 from weightbus.bus.trust.keys import generate
 from weightbus.codecs import native
@@ -29,7 +29,7 @@ def arrays(size: int = 10) -> dict[str, np.ndarray[Any, Any]]:
 
 @pytest.fixture(name="publisher")
 def _publisher() -> Iterator[Publisher]:
-    with Publisher(timing=Timing(ping=0.1, lost_after=0.5)) as publisher:
+    with Publisher(settings=Settings(ping=0.1, lost_after=0.5)) as publisher:
         yield publisher
 
 

@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 
-from weightbus import ApplyError, Publisher, Subscriber
+from weightbus import ApplyError, Publisher, Settings, Subscriber
 from weightbus.bus.effects import Effect, Rejected
-from weightbus.bus.limits import Timing
 from weightbus.bus.messages import Applied, Failed, Fetch, Staged
 from weightbus.bus.worker.events import Report, Wanted
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.test_bus import SECONDS, Bus, arrays, both
 from weightbus.tests.test_slot import EPOCH, Bench, commit, ready, sent, version
 
-QUICK = Timing(ping=0.05, lost_after=SECONDS)
+QUICK = Settings(ping=0.05, lost_after=SECONDS)
 
 
 # What a worker's machine does.
@@ -207,8 +206,8 @@ def test_a_late_apply_has_failed_and_stays_where_it_is(what: Any) -> None:
 
 
 def quick(bus: Bus, **options: Any) -> tuple[Publisher, dict[str, Any], Subscriber]:
-    publisher, target = bus.publisher(timing=QUICK), arrays(0)
-    return publisher, target, bus.subscriber(publisher, target, name="w", timing=QUICK, **options)
+    publisher, target = bus.publisher(settings=QUICK), arrays(0)
+    return publisher, target, bus.subscriber(publisher, target, name="w", settings=QUICK, **options)
 
 
 def asking(subscriber: Subscriber) -> Any:
@@ -236,7 +235,7 @@ def test_what_is_asked_for_is_applied_and_nothing_before_it(bus: Bus) -> None:
 
 def test_a_version_of_another_publisher_is_gone(bus: Bus) -> None:
     publisher, target, subscriber = quick(bus)
-    publisher.publish("m", arrays(1), require=0, wait="none")
+    publisher.publish("m", arrays(1), require=0, settings=Settings(wait="none"))
     with pytest.raises(ApplyError, match=f"the publisher is of epoch {publisher.epoch} now"):
         subscriber.receive(SECONDS, version=(publisher.epoch - 1, 1))
     assert (subscriber.version("m"), target["w"][0]) == (0, 0)

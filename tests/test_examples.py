@@ -48,7 +48,9 @@ def test_every_worker_of_a_torchrl_collector_runs_every_update() -> None:
 @pytest.mark.parametrize("name", ["numpy_worker.py", "jax_worker.py"])
 def test_a_worker_of_the_line_predicts_with_each_version(name: str) -> None:
     with (
-        weightbus.Publisher("tcp://127.0.0.1:0", shared_memory=False) as publisher,
+        weightbus.Publisher(
+            "tcp://127.0.0.1:0", settings=weightbus.Settings(shared_memory=False)
+        ) as publisher,
         running(name, publisher.address, "--name", "w0") as worker,
     ):
         publisher.wait_for_workers(1, timeout=60)
@@ -75,7 +77,7 @@ def test_a_worker_of_level_1_keeps_the_newest_version(tmp_path: Path) -> None:
     weights = {"w": np.arange(300, dtype=np.float32)}  # 38 chunks: three windows
 
     def opened() -> weightbus.Publisher:
-        return weightbus.Publisher(address, chunk_bytes=32)
+        return weightbus.Publisher(address, settings=weightbus.Settings(chunk_bytes=32))
 
     def is_published() -> bool:
         return bool((safetensors.numpy.load_file(path)["w"] == weights["w"]).all())

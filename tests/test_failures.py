@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from weightbus import (
     Publisher,
     PublishError,
     RefusedError,
+    Settings,
     Subscriber,
-    Timing,
     UnknownWorkerError,
 )
 from weightbus.bus.effects import Effect
@@ -39,9 +40,10 @@ from weightbus.bus.publisher.publication import Publication
 from weightbus.python_client.state_folder import TABLE
 from weightbus.tests.bus_process import checksum, model
 from weightbus.tests.ports import lasting_address
+from weightbus.tests.settling import settled
 
 SECONDS = 60.0  # far more than anything here takes
-QUICK = Timing(ping=0.2, lost_after=2.0)
+QUICK = Settings(ping=0.2, lost_after=2.0)
 QUICK_FACTS = {"ping": QUICK.ping, "lost_after": QUICK.lost_after}
 SMALL, LARGE = 10_000, 2**23
 SCRIPT = Path(__file__).with_name("bus_process.py")
@@ -115,13 +117,13 @@ class Scene:
         return process
 
     def publisher(self, **options: Any) -> Publisher:
-        told: dict[str, Any] = {"timing": QUICK} | options
-        return self._stack.enter_context(Publisher(**told))
+        told: dict[str, Any] = {"settings": QUICK} | options
+        return self._stack.enter_context(Publisher(**settled(told)))
 
     def subscriber(self, publisher: Publisher | str, target: object, **options: Any) -> Subscriber:
         address = publisher if isinstance(publisher, str) else publisher.address
-        told: dict[str, Any] = {"timing": QUICK} | options
-        return self._stack.enter_context(Subscriber(address, {"m": target}, **told))
+        told: dict[str, Any] = {"settings": QUICK} | options
+        return self._stack.enter_context(Subscriber(address, {"m": target}, **settled(told)))
 
     def dealer(self, publisher: Publisher) -> "zmq.Socket[bytes]":
         """Return a bare socket that is connected to a publisher."""
@@ -239,7 +241,9 @@ def test_a_worker_killed_in_the_middle_costs_nobody_else(scene: Scene) -> None:
     workers = {n: scene.worker(publisher, n, nbytes=nbytes) for n in ("w0", "w1", "w2")}
     publisher.wait_for_workers(3, SECONDS)
     publisher.publish("m", model(nbytes, 1), timeout=SECONDS)
-    future = publisher.publish_async("m", model(nbytes, 2), timeout=SECONDS, grace=0.5)
+    future = publisher.publish_async(
+        "m", model(nbytes, 2), timeout=SECONDS, settings=Settings(grace=0.5)
+    )
 
     def in_the_middle() -> bool:
         phase = publisher.workers()["w1"].phase.get("m", "")
@@ -264,7 +268,7 @@ def test_a_worker_killed_in_the_middle_costs_nobody_else(scene: Scene) -> None:
     assert receipt.in_state("applied") == sorted(receipt.workers) == ["w0", "w2"]
 
 
-PATIENT = Timing(ping=SECONDS, lost_after=2 * SECONDS)  # so that silence is no reason
+PATIENT = Settings(ping=SECONDS, lost_after=2 * SECONDS)  # so that silence is no reason
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "ipc"])
@@ -272,7 +276,7 @@ def test_a_worker_of_this_host_that_is_killed_is_known_to_be_dead_at_once(
     scene: Scene, address: str, tmp_path: Path
 ) -> None:
     address = address if address != "ipc" else f"ipc://{tmp_path}/bus"
-    publisher = scene.publisher(address=address, timing=PATIENT)
+    publisher = scene.publisher(address=address, settings=PATIENT)
     names = [f"w{number}" for number in range(3)]
     workers = {name: scene.worker(publisher, name) for name in names}
     publisher.wait_for_workers(len(names), SECONDS)
@@ -297,7 +301,7 @@ def test_a_worker_of_this_host_that_is_killed_is_known_to_be_dead_at_once(
 
 
 def test_a_learner_that_requires_the_living_goes_on(scene: Scene) -> None:
-    publisher = scene.publisher(timing=PATIENT)
+    publisher = scene.publisher(settings=PATIENT)
     workers = {name: scene.worker(publisher, name) for name in ("w0", "w1")}
     publisher.wait_for_workers(2, SECONDS)
     workers["w1"].signal(signal.SIGSTOP)  # so that the next version is on its way to it
@@ -315,7 +319,7 @@ def test_a_worker_of_elsewhere_that_is_killed_is_lost_as_it_makes_no_other_conne
     scene: Scene,
 ) -> None:
     """Behind a tunnel, whose process has the connection: nobody can see the worker's."""
-    publisher = scene.publisher(timing=Timing(ping=0.2, lost_after=SECONDS))
+    publisher = scene.publisher(settings=Settings(ping=0.2, lost_after=SECONDS))
     tunnel = scene.tunnel()
     tunnel.lead_to(publisher.address)
     worker = scene.worker(tunnel.address, "far")
@@ -328,8 +332,8 @@ def test_a_worker_of_elsewhere_that_is_killed_is_lost_as_it_makes_no_other_conne
 @pytest.mark.parametrize("far", [True, False])
 def test_a_worker_whose_connection_breaks_is_not_lost(scene: Scene, *, far: bool) -> None:
     """It dials again; whether or not anybody can see that its process lives."""
-    timing = Timing(ping=1.0, lost_after=SECONDS)
-    publisher, tunnel = scene.publisher(timing=timing), scene.tunnel()
+    timing = Settings(ping=1.0, lost_after=SECONDS)
+    publisher, tunnel = scene.publisher(settings=timing), scene.tunnel()
     tunnel.lead_to(publisher.address)
     address = tunnel.address if far else publisher.address
     worker = scene.worker(address, "w", ping=1.0, lost_after=SECONDS)
@@ -379,8 +383,8 @@ def test_a_worker_may_come_back_with_its_name(scene: Scene) -> None:
 def test_a_stopped_worker_slows_nobody_and_catches_up(
     scene: Scene, nbytes: int, *, shared: bool
 ) -> None:
-    timing = Timing(ping=0.2, lost_after=SECONDS)
-    publisher = scene.publisher(timing=timing, shared_memory=shared)
+    timing = Settings(ping=0.2, lost_after=SECONDS)
+    publisher = scene.publisher(settings=timing, shared_memory=shared)
     quick, stopped = (scene.worker(publisher, n, nbytes=nbytes) for n in ("quick", "stopped"))
     publisher.wait_for_workers(2, SECONDS)
     publisher.publish("m", model(nbytes, 1), timeout=SECONDS)
@@ -399,8 +403,8 @@ def test_a_stopped_worker_slows_nobody_and_catches_up(
 
 
 def test_a_worker_that_answers_without_progress_is_stuck(scene: Scene) -> None:
-    publisher = scene.publisher(timing=Timing(ping=0.1, lost_after=0.5))
-    idle = scene.subscriber(publisher, model(SMALL, 0), name="idle", timing=Timing(ping=0.1))
+    publisher = scene.publisher(settings=Settings(ping=0.1, lost_after=0.5))
+    idle = scene.subscriber(publisher, model(SMALL, 0), name="idle", settings=Settings(ping=0.1))
     publisher.wait_for_workers(1, SECONDS)
     future = publisher.publish_async("m", model(SMALL, 1), timeout=SECONDS)
     until(lambda: publisher.workers()["idle"].state == "stuck", "it is stuck")
@@ -413,7 +417,7 @@ def test_a_worker_that_answers_without_progress_is_stuck(scene: Scene) -> None:
 def test_a_worker_that_leaves_in_the_middle_fails_nothing(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    publisher = scene.publisher(timing=Timing(ping=1.0, lost_after=SECONDS))
+    publisher = scene.publisher(settings=Settings(ping=1.0, lost_after=SECONDS))
     leaving = scene.subscriber(publisher, model(SMALL, 0), name="leaving")
     publisher.wait_for_workers(1, SECONDS)
     future = publisher.publish_async("m", model(SMALL, 1), timeout=SECONDS)
@@ -450,7 +454,7 @@ def test_workers_outlive_their_publisher_and_follow_the_next(scene: Scene) -> No
 
 def test_the_weights_stay_while_nobody_publishes(scene: Scene) -> None:
     target = model(SMALL, 0)
-    first = Publisher(lasting_address(), timing=QUICK)
+    first = Publisher(lasting_address(), settings=QUICK)
     subscriber = scene.subscriber(first, target).start()
     first.wait_for_workers(1, SECONDS)
     first.publish("m", model(SMALL, 1), timeout=SECONDS)
@@ -468,13 +472,13 @@ def test_a_publisher_whose_clock_is_behind_finds_its_workers(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     target, late = model(SMALL, 0), model(SMALL, 0)
-    first = Publisher(lasting_address(), timing=QUICK)
+    first = Publisher(lasting_address(), settings=QUICK)
     subscriber = scene.subscriber(first, target).start()
     first.publish("m", model(SMALL, 1), expect=1, timeout=SECONDS)
     first.close()
     hour_ago = time.time_ns() - 3600 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: hour_ago)
-    second = scene.publisher(address=first.address, timing=QUICK)
+    second = scene.publisher(address=first.address, settings=QUICK)
     assert second.epoch < first.epoch
     receipt = second.publish("m", model(SMALL, 2), expect=1, timeout=SECONDS)
     assert receipt.in_state("applied") == [subscriber.name]
@@ -488,13 +492,13 @@ def test_a_publisher_whose_clock_is_behind_finds_its_workers(
 
 def test_an_older_epoch_is_refused_and_says_so(scene: Scene) -> None:
     target = model(SMALL, 0)
-    first = Publisher(lasting_address(), timing=QUICK, epoch=50)
+    first = Publisher(lasting_address(), settings=replace(QUICK, epoch=50))
     subscriber = scene.subscriber(first, target)
     first.wait_for_workers(1, SECONDS)
     first.publish_async("m", model(SMALL, 1))
     assert subscriber.receive(SECONDS) is not None
     first.close()
-    older = scene.publisher(address=first.address, epoch=49, timing=QUICK)
+    older = scene.publisher(address=first.address, epoch=49, settings=QUICK)
     older.publish("m", model(SMALL, 9))
     with pytest.raises(RefusedError, match="of epoch 50, from another publisher") as caught:
         subscriber.receive(SECONDS)
@@ -517,7 +521,7 @@ def test_an_older_epoch_is_refused_and_says_so(scene: Scene) -> None:
 
 
 def test_two_workers_with_one_name(scene: Scene) -> None:
-    publisher = scene.publisher(timing=Timing(ping=0.2, lost_after=SECONDS))
+    publisher = scene.publisher(settings=Settings(ping=0.2, lost_after=SECONDS))
     target = model(SMALL, 0)
     first = scene.subscriber(publisher, target, name="w").start()
     publisher.wait_for_workers(1, SECONDS)
@@ -619,7 +623,9 @@ def test_a_publisher_that_speaks_garbage_harms_no_worker(scene: Scene) -> None:
 
 def test_what_is_dropped_on_the_way_is_fetched(scene: Scene) -> None:
     nbytes = 64 * 2**20 + 1
-    publisher = scene.publisher(queue=1, chunk_bytes=2**18, timing=Timing(), shared_memory=False)
+    publisher = scene.publisher(
+        queue=1, chunk_bytes=2**18, settings=Settings(), shared_memory=False
+    )
     workers = [
         scene.worker(publisher, f"w{i}", nbytes=nbytes, ping=1.0, lost_after=5.0) for i in (0, 1)
     ]
@@ -656,11 +662,11 @@ def test_a_connection_that_leads_nowhere_any_more_is_made_anew(scene: Scene) -> 
 def test_what_comes_slowly_is_not_asked_for_meanwhile(scene: Scene) -> None:
     """A chunk takes a second here. Whoever fetched it, too, would have it sent twice."""
     control, data = scene.tunnel(), scene.tunnel(bytes_per_second=2**20)
-    publisher = scene.publisher(advertise=data.address, shared_memory=False, timing=Timing())
+    publisher = scene.publisher(advertise=data.address, shared_memory=False, settings=Settings())
     control.lead_to(publisher.address)
     data.lead_to(publisher.data_address)
     nbytes = 2**21
-    subscriber = scene.subscriber(control.address, model(nbytes, 0), timing=Timing())
+    subscriber = scene.subscriber(control.address, model(nbytes, 0), settings=Settings())
     until(lambda: b'"subscribed":true' in control.heard, "it is subscribed")
     for value in (1, 2):  # the first one's acknowledgement comes after that word of it
         control.heard.clear()

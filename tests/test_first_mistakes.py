@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from weightbus import Publisher, Subscriber, Timing
+from weightbus import Publisher, Settings, Subscriber
+from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.oversights import LOOKS, meant_by
 from weightbus.bus.trust.keys import generate
 from weightbus.python_client.observing.silence import REACH
+from weightbus.tests.settling import settled
 
 SECONDS = 60.0  # far more than anything here takes
-QUICK = Timing(ping=0.1, lost_after=1.0)
+QUICK = Settings(ping=0.1, lost_after=1.0)
 PUBLISHER, WORKER, RAISED = "weightbus.publisher", "weightbus.worker", "raised"
 
 
@@ -40,14 +42,16 @@ class Scene:
         self.publisher = self.publish_at()
 
     def publish_at(self, address: str = "tcp://127.0.0.1:0", **how: Any) -> Publisher:
-        return self._ends.enter_context(Publisher(address, timing=QUICK, **how))
+        return self._ends.enter_context(Publisher(address, **settled({"settings": QUICK, **how})))
 
     def worker(
         self, models: object, name: str, address: str = "", *, start: bool = True, **how: Any
     ) -> None:
         at = address or self.publisher.address
         made: Any = models if isinstance(models, dict) else {models: arrays()}
-        worker = self._ends.enter_context(Subscriber(at, made, name=name, timing=QUICK, **how))
+        worker = self._ends.enter_context(
+            Subscriber(at, made, name=name, **settled({"settings": QUICK, **how}))
+        )
         if start:
             worker.start()
 
@@ -99,14 +103,16 @@ def one_dict_too_many(scene: Scene) -> None:
 
 def start_forgotten(scene: Scene) -> None:
     scene.worker("policy", "idle", start=False)
-    scene.publisher.publish("policy", arrays(), wait="none", expect=1, timeout=SECONDS)
+    scene.publisher.publish(
+        "policy", arrays(), settings=Settings(wait="none"), expect=1, timeout=SECONDS
+    )
 
 
 def nobody_takes_it(scene: Scene) -> None:
     scene.worker("policy", "w0", start=False)
     scene.worker("policy", "w1", start=False)
     scene.publisher.wait_for_workers(2, SECONDS)
-    scene.publisher.publish("policy", arrays(), wait="none", timeout=SECONDS)
+    scene.publisher.publish("policy", arrays(), settings=Settings(wait="none"), timeout=SECONDS)
 
 
 def wrong_port(scene: Scene) -> None:

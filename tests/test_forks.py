@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from weightbus import Publisher
+from weightbus import Publisher, Settings
 from weightbus.tests.forking import SECONDS, a_pair, descriptors, weights
 from weightbus.tests.ports import lasting_address, lasting_ports
 
@@ -43,7 +43,7 @@ def test_a_child_keeps_no_page_and_nobody_who_looks_at_it() -> None:
         browser.request("GET", "/events")
         stream = browser.getresponse()
         with a_child_that_lives():
-            publisher.publish("m", weights(1), wait="none")
+            publisher.publish("m", weights(1), settings=Settings(wait="none"))
             while b'"version":1' not in stream.readline():  # the parent's goes on
                 pass
             publisher.close()
@@ -146,7 +146,7 @@ def test_a_killed_trainer_can_start_again_while_its_data_loaders_live(tmp_path: 
         process.wait(SECONDS)
         for pid in loaders:
             os.kill(pid, 0)  # it lives: its loop looks for its parent every 5 s
-        with Publisher(control, data=data, state=tmp_path):
+        with Publisher(control, settings=Settings(data=data), state=tmp_path):
             pass
 
 

@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,12 @@ from weightbus.python_client.cli.screen import Screen as Terminal
 from weightbus.python_client.keys import KEYS, publisher_keys, worker_keys
 from weightbus.python_client.observing.observer import Observer
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.settling import settled
 from weightbus.tests.test_distribution import READY, Bench
 from weightbus.tests.virtual_shell import perform
 
 SECONDS = 20.0
-QUICK = weightbus.Timing(ping=0.1, lost_after=1.0)
+QUICK = weightbus.Settings(ping=0.1, lost_after=1.0)
 ONES = {"w": np.ones(4, np.float32)}
 
 
@@ -478,7 +480,7 @@ def test_an_epoch_that_no_clock_can_have_is_not_taken_over() -> None:
 
 def test_a_worker_dials_again_after_a_refusal_for_want_of_keys() -> None:
     machine = WorkerMachine(
-        Identity("w", "0" * 32), ["m"], lambda _model, _layout: "", timing=QUICK
+        Identity("w", "0" * 32), ["m"], lambda _model, _layout: "", timing=QUICK.timing
     )
     [refused] = machine.shut_out("why", 5.0)
     assert (refused.code, refused.text) == ("keys", "why")  # type: ignore[union-attr]
@@ -523,13 +525,13 @@ def allow(folder: Path, name: str, *, on: bool) -> None:
 
 
 def publisher_of(folder: Path | PublisherKeys | None, **options: object) -> weightbus.Publisher:
-    told = {"keys": folder, "timing": QUICK, "shared_memory": False} | options
+    told = settled({"keys": folder, "settings": QUICK, "shared_memory": False} | options)
     return weightbus.Publisher("tcp://127.0.0.1:0", **told)  # type: ignore[arg-type]
 
 
 def worker_of(address: str, keys: object, name: str | None = None) -> weightbus.Subscriber:
     copy = {"w": np.zeros(4, np.float32)}
-    told = {"keys": keys, "name": name, "timing": QUICK, "shared_memory": False}
+    told = settled({"keys": keys, "name": name, "settings": QUICK, "shared_memory": False})
     return weightbus.Subscriber(address, {"m": copy}, **told)  # type: ignore[arg-type]
 
 
@@ -543,7 +545,9 @@ def refusal_of(worker: weightbus.Subscriber) -> weightbus.RefusedError:
 def test_with_keys_versions_come_as_ever(folder: Path, tmp_path: Path, *, ipc: bool) -> None:
     address = f"ipc://{tmp_path}/bus" if ipc else "tcp://127.0.0.1:0"
     with (
-        weightbus.Publisher(address, keys=folder, timing=QUICK, shared_memory=False) as publisher,
+        weightbus.Publisher(
+            address, keys=folder, settings=replace(QUICK, shared_memory=False)
+        ) as publisher,
         worker_of(publisher.address, folder / "workers" / "w.json").start() as worker,
         worker_of(publisher.address, folder, "gpu-7").start() as other,
     ):
@@ -695,7 +699,7 @@ def test_strangers_get_nothing_and_are_hung_up_on_within_2_s(folder: Path) -> No
         }
         for who, said in STRANGERS.items():
             strangers[who].sendall(said)
-        publisher.publish("m", ONES, wait="none")
+        publisher.publish("m", ONES, settings=weightbus.Settings(wait="none"))
         for who, stranger in strangers.items():
             assert len(said_until_closed(stranger)) <= HANDSHAKE, who
         assert time.monotonic() - began < 2.0
@@ -801,7 +805,7 @@ def test_where_other_hosts_can_connect(endpoint: str, local: bool) -> None:
 def test_without_keys_a_publisher_listens_to_its_host_alone(folder: Path) -> None:
     for options in ({"address": "tcp://*:0"}, {"data": "tcp://0.0.0.0:0"}):
         with pytest.raises(AddressError, match="insecure=True"):
-            weightbus.Publisher(**options)  # type: ignore[arg-type]
+            weightbus.Publisher(**settled(options))  # type: ignore[arg-type]
     weightbus.Publisher("tcp://*:0", insecure=True).close()
     weightbus.Publisher("tcp://*:0", keys=folder).close()
 

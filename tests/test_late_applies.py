@@ -13,14 +13,13 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from weightbus import ApplyError, Subscriber, TornError
-from weightbus.bus.limits import Timing
+from weightbus import ApplyError, Settings, Subscriber, TornError
 from weightbus.python_client.calls import Calls, LateError
 from weightbus.tests.test_apply import runs
 from weightbus.tests.test_bus import SECONDS, Bus, arrays
 from weightbus.types import Offer, Pairs, Update
 
-QUICK = Timing(ping=0.05, lost_after=SECONDS)
+QUICK = Settings(ping=0.05, lost_after=SECONDS)
 DEADLINE = 0.2
 
 
@@ -63,10 +62,10 @@ def scene(kind: str, hang: Hang, folder: Path) -> tuple[object, dict[str, object
 @pytest.mark.parametrize("kind", ["hook in place", "hook of a file", "veto", "function"])
 def test_what_does_not_return_has_failed(bus: Bus, kind: str, tmp_path: Path) -> None:
     hang = Hang()
-    publisher = bus.publisher(timing=QUICK)
+    publisher = bus.publisher(settings=QUICK)
     target, hooks, value = scene(kind, hang, tmp_path)
     subscriber = bus.subscriber(
-        publisher, target, name="w", timing=QUICK, apply_timeout=DEADLINE, **hooks
+        publisher, target, name="w", settings=QUICK, apply_timeout=DEADLINE, **hooks
     )
     subscriber.start()
     first = publisher.publish("m", arrays(1), timeout=SECONDS)
@@ -98,14 +97,14 @@ def test_what_does_not_return_has_failed(bus: Bus, kind: str, tmp_path: Path) ->
 
 def test_what_returns_too_late_raises_where_it_was_called(bus: Bus) -> None:
     """Also if it raises: what was told stands."""
-    publisher, told = bus.publisher(timing=QUICK), threading.Event()
+    publisher, told = bus.publisher(settings=QUICK), threading.Event()
 
     def hang(_update: Update) -> None:
         assert told.wait(SECONDS)
         raise KeyError("mine")
 
     subscriber = bus.subscriber(
-        publisher, arrays(0), name="w", timing=QUICK, on_commit=hang, apply_timeout=DEADLINE
+        publisher, arrays(0), name="w", settings=QUICK, on_commit=hang, apply_timeout=DEADLINE
     )
     future = publisher.publish_async("m", arrays(1), require=0, timeout=SECONDS)
     future.add_done_callback(lambda _: told.set())
@@ -119,7 +118,7 @@ def test_closing_does_not_wait_for_it(bus: Bus) -> None:
     subscriber = bus.subscriber(publisher, arrays(0), on_commit=hang, apply_timeout=SECONDS)
     subscriber.start()
     publisher.publish("m", arrays(1), timeout=SECONDS)
-    publisher.publish("m", arrays(2), require=0, wait="none")
+    publisher.publish("m", arrays(2), require=0, settings=Settings(wait="none"))
     assert hang.hangs.wait(SECONDS)
     closing = threading.Thread(target=subscriber.close)
     closing.start()
@@ -155,7 +154,7 @@ def test_the_users_code_never_runs_where_pings_are_answered(bus: Bus) -> None:
 @pytest.mark.parametrize("seconds", [0, -1, None, float("inf"), float("nan"), 86_401, True])
 def test_a_deadline_is_a_day_at_most(seconds: object) -> None:
     with pytest.raises(ValueError, match=r"apply_timeout=.* above 0 to 86400"):
-        Subscriber("tcp://127.0.0.1:1", {"m": arrays(0)}, apply_timeout=seconds)  # type: ignore[arg-type] # pyright: ignore
+        Subscriber("tcp://127.0.0.1:1", {"m": arrays(0)}, settings=Settings(apply_timeout=seconds))  # type: ignore[arg-type] # pyright: ignore
 
 
 def error_of(told: str) -> ApplyError:

@@ -58,7 +58,7 @@ MAKES: list[Callable[..., object]] = [Publisher, subscriber]
 def test_one_with_a_bad_argument_leaves_nothing_behind(make: Callable[..., object]) -> None:
     before = descriptors()
     with pytest.raises((AttributeError, TypeError, ValueError)):
-        make(timing="soon")
+        make(settings="soon")
     gc.collect()  # hung, once
     until_gone(before)
 

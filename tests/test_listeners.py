@@ -9,13 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from weightbus import ClosedError, Publisher, Subscriber, Timing
+from weightbus import ClosedError, Publisher, Settings, Subscriber
 from weightbus.bus.net import listeners
 from weightbus.bus.net.listeners import Listener
 from weightbus.types import WorkerEvent
 
 SECONDS = 60.0  # far more than anything here takes
-QUICK = Timing(ping=0.1, lost_after=0.5)
+QUICK = Settings(ping=0.1, lost_after=0.5)
 
 
 def event(number: int) -> WorkerEvent:
@@ -86,7 +86,7 @@ def test_joining_and_leaving_are_heard_with_what_workers_shows() -> None:
 
 
 def test_who_is_refused_is_heard_of() -> None:
-    with Publisher(timing=QUICK) as publisher:
+    with Publisher(settings=QUICK) as publisher:
         heard = Heard()
         publisher.on_worker(heard)
         first = subscriber(publisher, "same")

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from weightbus import ApplyError, Subscriber, TornError, UnchangedError
-from weightbus.bus.limits import APPLIES_MAX, Timing
+from weightbus import ApplyError, Settings, Subscriber, TornError, UnchangedError
+from weightbus.bus.limits import APPLIES_MAX
 from weightbus.tests.test_apply import runs
 from weightbus.tests.test_bus import SECONDS, Bus, arrays, both
 from weightbus.types import Pairs
 
-QUICK = Timing(ping=0.05, lost_after=SECONDS)
+QUICK = Settings(ping=0.05, lost_after=SECONDS)
 
 
 def test_tensors_come_by_every_name_and_without_a_copy(bus: Bus) -> None:
@@ -48,7 +48,9 @@ def test_arrays_are_read_only(bus: Bus) -> None:
 
     publisher = bus.publisher()
     subscriber = bus.subscriber(publisher, load)
-    publisher.publish("m", {"w": np.ones(3, ml_dtypes.bfloat16)}, require=0, wait="none")
+    publisher.publish(
+        "m", {"w": np.ones(3, ml_dtypes.bfloat16)}, require=0, settings=Settings(wait="none")
+    )
     with pytest.raises(TornError, match="read-only"):
         subscriber.receive(SECONDS)
 
@@ -123,9 +125,9 @@ def test_the_same_version_is_tried_again_over_the_network(bus: Bus) -> None:
         digests.append(pairs.digest)
         raise KeyError
 
-    publisher = bus.publisher(timing=QUICK)
-    subscriber = bus.subscriber(publisher, load, timing=QUICK)
-    publisher.publish("m", arrays(1), require=0, wait="none")
+    publisher = bus.publisher(settings=QUICK)
+    subscriber = bus.subscriber(publisher, load, settings=QUICK)
+    publisher.publish("m", arrays(1), require=0, settings=Settings(wait="none"))
     for _ in range(APPLIES_MAX):
         with pytest.raises(TornError):
             subscriber.receive(SECONDS)
@@ -134,7 +136,7 @@ def test_the_same_version_is_tried_again_over_the_network(bus: Bus) -> None:
 
 def test_a_publisher_that_overwrites_what_is_loaded_is_found_out() -> None:
     bus = Bus(shared_memory=True)
-    publisher = bus.publisher(timing=QUICK)
+    publisher = bus.publisher(settings=QUICK)
     seen: list[float] = []
 
     def load(pairs: Pairs) -> None:
@@ -144,8 +146,8 @@ def test_a_publisher_that_overwrites_what_is_loaded_is_found_out() -> None:
             kept: Any = block._segment  # noqa: SLF001 # pyright: ignore
             kept._memory[24:32] = bytes(8)  # noqa: SLF001 # pyright: ignore
 
-    subscriber = bus.subscriber(publisher, load, name="w", timing=QUICK)
-    publisher.publish("m", arrays(1), require=0, wait="none")
+    subscriber = bus.subscriber(publisher, load, name="w", settings=QUICK)
+    publisher.publish("m", arrays(1), require=0, settings=Settings(wait="none"))
     with pytest.raises(TornError, match="written to while it was copied"):
         subscriber.receive(SECONDS)
     update = subscriber.receive(SECONDS)
@@ -176,7 +178,7 @@ def _lazily(pairs: Pairs) -> Iterator[str]:
 def test_work_that_is_left_for_later_is_not_done(bus: Bus, load: Callable[..., Any]) -> None:
     publisher = bus.publisher()
     subscriber = bus.subscriber(publisher, load)
-    publisher.publish("m", arrays(1), require=0, wait="none")
+    publisher.publish("m", arrays(1), require=0, settings=Settings(wait="none"))
     with pytest.raises(TornError, match=r"returned a (coroutine|generator), which nobody runs"):
         subscriber.receive(SECONDS)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, PublishError, RefusedError, Subscriber
+from weightbus import Publisher, PublishError, RefusedError, Settings, Subscriber
 from weightbus.bus.complaints import TOLD, Told
 from weightbus.bus.effects import Notice
 from weightbus.bus.errors import FRAMES_TOLD, told_of
@@ -31,7 +31,10 @@ def test_an_error_in_user_code_reaches_both_sides_with_its_traceback(
     with (
         Publisher() as publisher,
         Subscriber(
-            publisher.address, {"m": arrays()}, name="w", before_apply=break_something
+            publisher.address,
+            {"m": arrays()},
+            name="w",
+            settings=Settings(before_apply=break_something),
         ) as subscriber,
     ):
         subscriber.start()

@@ -1,6 +1,7 @@
 """What is said of a version is told to whoever has it: workers, files, folders, observers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from weightbus import Publisher, Subscriber, Timing
+from weightbus import Publisher, Settings, Subscriber
 from weightbus.codecs.metadata import BYTES_MAX, ENTRIES_MAX, NAME_MAX, checked, fitting
 from weightbus.tests.test_cli import Commands, commands, run, small
 from weightbus.types import Offer, Pairs, Update
@@ -42,9 +43,9 @@ def test_a_worker_and_the_receipt_have_it(shared: bool, size: int) -> None:
         Subscriber(
             publisher.address,
             {"m": arrays(size=size)},
-            shared_memory=shared,
-            before_apply=offers.append,
-            on_commit=commits.append,
+            settings=Settings(
+                shared_memory=shared, before_apply=offers.append, on_commit=commits.append
+            ),
         ).start() as worker,
     ):
         publisher.wait_for_workers(1, SECONDS)
@@ -61,7 +62,7 @@ def test_a_worker_and_the_receipt_have_it(shared: bool, size: int) -> None:
         receipt = publisher.publish("m", arrays(9, size), timeout=SECONDS)
         assert receipt.metadata == {}, "what was said of another version"
         with Subscriber(publisher.address, {"m": arrays(size=size)}, name="late") as late:
-            publisher.publish("m", arrays(10, size), metadata=SAID, wait="none")
+            publisher.publish("m", arrays(10, size), metadata=SAID, settings=Settings(wait="none"))
             there = late.receive(SECONDS, version=receipt.version + 1)
         assert there is not None
         assert there.metadata == SAID
@@ -73,7 +74,9 @@ def test_a_worker_and_the_receipt_have_it(shared: bool, size: int) -> None:
 def test_a_patched_version_and_one_that_is_committed_together_have_it() -> None:
     with (
         Publisher() as publisher,
-        Subscriber(publisher.address, {"m": arrays(size=400_000)}, shared_memory=False) as worker,
+        Subscriber(
+            publisher.address, {"m": arrays(size=400_000)}, settings=Settings(shared_memory=False)
+        ) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
@@ -99,7 +102,7 @@ def test_a_function_that_loads_has_it() -> None:
         Publisher() as publisher,
         Subscriber(publisher.address, {"m": load}) as worker,
     ):
-        publisher.publish("m", arrays(), metadata=SAID, wait="none")
+        publisher.publish("m", arrays(), metadata=SAID, settings=Settings(wait="none"))
         assert worker.receive(SECONDS) is not None
     assert seen == [SAID]
 
@@ -139,7 +142,7 @@ def test_a_file_has_it_but_for_what_would_name_a_tensor(tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     with Publisher() as publisher, Subscriber(publisher.address, {"m": out}) as worker:
         for said in (SAID, {"best": "embed", "format": "mine", "head": "x", **OTHER}):
-            publisher.publish("m", weights, metadata=said, wait="none")
+            publisher.publish("m", weights, metadata=said, settings=Settings(wait="none"))
             assert worker.receive(SECONDS) is not None
             kept = SAID if said is SAID else OTHER
             assert texts_of(out) == {"format": "pt", "head": "embed", **kept}
@@ -147,17 +150,19 @@ def test_a_file_has_it_but_for_what_would_name_a_tensor(tmp_path: Path) -> None:
 
 
 def test_a_publisher_that_is_started_again_says_it_again(tmp_path: Path) -> None:
-    timing = Timing(ping=0.05, lost_after=0.5)
+    timing = Settings(ping=0.05, lost_after=0.5)
     weights = arrays(3)
-    with Publisher(state=tmp_path, history=3, timing=timing) as publisher:
+    with Publisher(state=tmp_path, history=3, settings=timing) as publisher:
         address, data = publisher.address, publisher.data_address
-        with Subscriber(address, {"m": arrays()}, timing=timing, name="stays") as worker:
+        with Subscriber(address, {"m": arrays()}, settings=timing, name="stays") as worker:
             worker.start()
             publisher.wait_for_workers(1, SECONDS)
-            first = publisher.publish("m", weights, metadata=SAID, verify=True, timeout=SECONDS)
+            first = publisher.publish(
+                "m", weights, metadata=SAID, settings=Settings(verify=True), timeout=SECONDS
+            )
             publisher.close()
             # It runs the same bytes by other words: those of the version that it is renamed to.
-            with Publisher(address, data=data, state=tmp_path, timing=timing) as again:
+            with Publisher(address, settings=replace(timing, data=data), state=tmp_path) as again:
                 [stored] = again.history("m")
                 assert stored.metadata == SAID
                 assert isinstance(hash(stored), int)
@@ -176,18 +181,18 @@ def test_a_publisher_that_is_started_again_says_it_again(tmp_path: Path) -> None
 
 def test_what_runs_under_another_name_has_the_words_of_that(tmp_path: Path) -> None:
     """The same bytes were published twice, and the second time something else was said."""
-    timing = Timing(ping=0.05, lost_after=0.5)
-    with Publisher(state=tmp_path, timing=timing) as publisher:
+    timing = Settings(ping=0.05, lost_after=0.5)
+    with Publisher(state=tmp_path, settings=timing) as publisher:
         address, data = publisher.address, publisher.data_address
         worker = Subscriber(
-            address, {"m": arrays()}, timing=timing, name="w", shared_memory=False
+            address, {"m": arrays()}, settings=replace(timing, shared_memory=False), name="w"
         ).start()
         with worker:
             publisher.wait_for_workers(1, SECONDS)
             publisher.publish("m", arrays(3), metadata=SAID, timeout=SECONDS)
             publisher.publish("m", arrays(3), metadata=OTHER, workers=["w"], timeout=SECONDS)
             publisher.close()
-            with Publisher(address, data=data, state=tmp_path, timing=timing) as again:
+            with Publisher(address, settings=replace(timing, data=data), state=tmp_path) as again:
                 there = worker.wait_for_version("m", epoch=again.epoch, timeout=SECONDS)
                 assert there is not None
                 assert there.metadata == SAID

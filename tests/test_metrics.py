@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, PublishError, Subscriber, Timing
+from weightbus import Publisher, PublishError, Settings, Subscriber
 from weightbus.bus.observed import Doing, ModelRow, Roster, WorkerRow
 from weightbus.python_client.observing.view import View
 from weightbus.tests.compose.waiting import wait_for
@@ -53,8 +53,8 @@ def fetch(publisher: Publisher) -> str:
 
 @pytest.fixture(name="publisher")
 def _publisher() -> Iterator[Publisher]:
-    timing = Timing(ping=0.1, lost_after=0.5)
-    with Publisher(timing=timing, metrics="127.0.0.1:0") as publisher:
+    timing = Settings(ping=0.1, lost_after=0.5)
+    with Publisher(settings=timing, metrics="127.0.0.1:0") as publisher:
         yield publisher
 
 

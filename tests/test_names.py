@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import AddressError, Publisher, Subscriber
+from weightbus import AddressError, Publisher, Settings, Subscriber
 from weightbus.bus.net import names
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.test_cli import result_of, run
@@ -115,7 +115,9 @@ def test_a_host_that_has_moved_is_followed(server: NameServer) -> None:
         subscriber.receive(0)
     with subscriber:
         server.address = "127.0.0.2"
-        with Publisher(f"tcp://127.0.0.2:{port}", data="tcp://127.0.0.2:0") as second:
+        with Publisher(
+            f"tcp://127.0.0.2:{port}", settings=Settings(data="tcp://127.0.0.2:0")
+        ) as second:
             second.wait_for_workers(1, SECONDS)
 
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from weightbus import AddressError, Publisher, RefusedError, Subscriber, Timing
+from weightbus import AddressError, Publisher, RefusedError, Settings, Subscriber
 from weightbus.bus.effects import Notice, Send
 from weightbus.bus.limits import (
     ERROR_MAX,
@@ -405,7 +405,7 @@ def test_a_page_is_what_its_decoder_takes() -> None:
 
 @pytest.fixture(name="publisher")
 def _publisher() -> Iterator[Publisher]:
-    with Publisher(timing=Timing(ping=0.1, lost_after=0.5)) as publisher:
+    with Publisher(settings=Settings(ping=0.1, lost_after=0.5)) as publisher:
         yield publisher
 
 
@@ -441,8 +441,8 @@ def test_an_observer_outlives_its_publisher() -> None:
         epoch = observer.view.epoch
         publisher.close()
         assert not observer.look(0.3)
-        with Publisher(address, epoch=epoch + 1) as later:
-            assert later.publish("m", arrays(1), wait="none").version == 1
+        with Publisher(address, settings=Settings(epoch=epoch + 1)) as later:
+            assert later.publish("m", arrays(1), settings=Settings(wait="none")).version == 1
             wait_for(
                 lambda: observer.look(1) and observer.view.epoch == epoch + 1, "the later", SECONDS
             )

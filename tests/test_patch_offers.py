@@ -55,7 +55,7 @@ from weightbus.codecs.layout import Layout
 from weightbus.codecs.sealing import GroupKey, Opening, Subject, nonce_of
 from weightbus.python_client import models
 from weightbus.python_client.models import Bases, PublishedModel
-from weightbus.python_client.options import Encoding
+from weightbus.python_client.settings import Encoding
 from weightbus.tests.virtual_shell import PlainSnapshot, hash_all, perform
 
 CHUNK = 256

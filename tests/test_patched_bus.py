@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from weightbus import Publisher, Subscriber
+from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.slot import Slot
 from weightbus.python_client import subscriber as subscribers
@@ -60,7 +60,7 @@ def bus(folder: Path | None = None, **options: Any) -> Generator[tuple[Publisher
     """Run a publisher that is on another host, as it were; yield how to connect to it."""
     keys, own = (None, None) if folder is None else keys_in(folder)
     told: dict[str, Any] = {"shared_memory": False, "keys": keys} | options
-    with Publisher(chunk_bytes=2**16, **told) as publisher:
+    with Publisher(settings=Settings(chunk_bytes=2**16), **told) as publisher:
         yield publisher, {"shared_memory": False, "keys": own}
 
 
@@ -75,10 +75,17 @@ def test_what_changed_is_sent_and_what_is_applied_was_published(
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
-        assert came(publisher.publish("m", model, encoding="delta", timeout=SECONDS)) == "raw"
+        assert (
+            came(
+                publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
+            )
+            == "raw"
+        )
         for step in range(3):  # fetched at first, then pushed
             model = trained(model, step)
-            receipt = publisher.publish("m", model, encoding="delta", timeout=SECONDS)
+            receipt = publisher.publish(
+                "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
+            )
             check(here, model)
             assert came(receipt) == "delta-1"
             assert receipt.workers["w"].nbytes < receipt.nbytes / 40
@@ -103,7 +110,9 @@ def test_workers_with_and_without_patches_share_one_publish(
             other.start()
             publisher.wait_for_workers(2, SECONDS)
             for step in range(4):
-                receipt = publisher.publish("m", model, encoding="delta", timeout=SECONDS)
+                receipt = publisher.publish(
+                    "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
+                )
                 check(new, model)
                 check(old, model)
                 assert came(receipt, "old") == "raw"
@@ -125,16 +134,24 @@ def test_a_worker_that_missed_a_version_gets_one_patch_from_what_it_runs() -> No
         one.start()
         other.start()
         publisher.wait_for_workers(2, SECONDS)
-        publisher.publish("m", models[0], encoding="delta", timeout=SECONDS)
-        publisher.publish("m", models[1], encoding="delta", workers=["quick"], timeout=SECONDS)
-        receipt = publisher.publish("m", models[2], encoding="delta", timeout=SECONDS)
+        publisher.publish("m", models[0], settings=Settings(encoding="delta"), timeout=SECONDS)
+        publisher.publish(
+            "m", models[1], settings=Settings(encoding="delta"), workers=["quick"], timeout=SECONDS
+        )
+        receipt = publisher.publish(
+            "m", models[2], settings=Settings(encoding="delta"), timeout=SECONDS
+        )
         assert {came(receipt, "quick"), came(receipt, "slow")} == {"delta-1"}
         check(slow, models[2])
         assert receipt.workers["slow"].nbytes > receipt.workers["quick"].nbytes
         for number in (3, 4):
             model = models[number]
-            publisher.publish("m", model, encoding="delta", workers=["quick"], timeout=SECONDS)
-        receipt = publisher.publish("m", models[0], encoding="delta", timeout=SECONDS)
+            publisher.publish(
+                "m", model, settings=Settings(encoding="delta"), workers=["quick"], timeout=SECONDS
+            )
+        receipt = publisher.publish(
+            "m", models[0], settings=Settings(encoding="delta"), timeout=SECONDS
+        )
         assert came(receipt, "quick") == "delta-1"
         assert came(receipt, "slow") == "raw", "what it runs is no longer kept"
         check(slow, models[0])
@@ -151,12 +168,14 @@ def test_late_joiners_get_all_of_it_and_patches_from_then_on() -> None:
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
         for step in range(2):
-            publisher.publish("m", model, encoding="delta", timeout=SECONDS)
+            publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
             model = trained(model, step)
         with Subscriber(publisher.address, {"m": late}, name="late", **told) as joined:
             joined.start()
             assert joined.wait_for_version("m", 2, timeout=SECONDS)
-            receipt = publisher.publish("m", model, encoding="delta", timeout=SECONDS)
+            receipt = publisher.publish(
+                "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
+            )
             assert {came(receipt), came(receipt, "late")} == {"delta-1"}
             check(late, model)
 
@@ -172,17 +191,27 @@ def test_bytes_that_somebody_changed_are_found_out_and_mended(
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
-        publisher.publish("m", model, encoding="delta", timeout=SECONDS)
+        publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
         base = slot_of(worker).holds.base
         assert base is not None
         base.data[1000] ^= 1
         model = trained(model, 0)
-        assert came(publisher.publish("m", model, encoding="delta", timeout=SECONDS)) == "raw"
+        assert (
+            came(
+                publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
+            )
+            == "raw"
+        )
         check(here, model)
         wait_for(lambda: "all of version 2" in caplog.text, "the reason at the publisher", SECONDS)
         assert "is fetched as a whole" in caplog.text
         model = trained(model, 1)
-        assert came(publisher.publish("m", model, encoding="delta", timeout=SECONDS)) == "delta-1"
+        assert (
+            came(
+                publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
+            )
+            == "delta-1"
+        )
 
 
 @pytest.mark.parametrize("options", [{"commit": "together"}, {"wait": "staged"}])
@@ -194,9 +223,11 @@ def test_patched_versions_are_staged_like_others(options: dict[str, Any]) -> Non
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
-        publisher.publish("m", model, encoding="delta", timeout=SECONDS)
+        publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
         model = trained(model, 0)
-        receipt = publisher.publish("m", model, encoding="delta", timeout=SECONDS, **options)
+        receipt = publisher.publish(
+            "m", model, settings=Settings(encoding="delta"), timeout=SECONDS, **options
+        )
         assert receipt.workers["w"].encoding == "delta-1"
         assert worker.wait_for_version("m", 2, timeout=SECONDS)
         check(here, model)
@@ -218,7 +249,9 @@ def test_files_and_functions_are_patched_like_models(tmp_path: Path) -> None:
         other.start()
         publisher.wait_for_workers(2, SECONDS)
         for step in range(3):
-            receipt = publisher.publish("m", model, encoding="delta", timeout=SECONDS)
+            receipt = publisher.publish(
+                "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
+            )
             assert path.read_bytes().endswith(model["w"].tobytes())
             assert loaded["w"] == model["w"].tobytes()
             for name in ("file", "function"):
@@ -230,17 +263,21 @@ def test_a_resident_model_is_what_patches_build_on_unless_somebody_has_changed_i
     model, here = torch.nn.Linear(512, 512).half(), torch.nn.Linear(512, 512).half()
     with (
         bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": here}, name="w", resident=True, **told) as worker,
+        Subscriber(
+            publisher.address, {"m": here}, name="w", settings=Settings(resident=True), **told
+        ) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
-        publisher.publish("m", model, encoding="delta", timeout=SECONDS)
+        publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
         for encoding in ("delta-1", "raw", "delta-1"):
             with torch.no_grad():
                 model.weight[0, :50] += 1
                 if encoding == "raw":
                     here.weight[3, 3] += 1
-            receipt = publisher.publish("m", model, encoding="delta", timeout=SECONDS)
+            receipt = publisher.publish(
+                "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
+            )
             assert came(receipt) == encoding
             assert torch.equal(here.weight, model.weight)
             base = slot_of(worker).holds.base
@@ -257,7 +294,9 @@ def test_nothing_is_patched_on_the_shared_road() -> None:
         publisher.wait_for_workers(1, SECONDS)
         wait_for(lambda: publisher._machine.roster.by_name("w").shared, "the road", SECONDS)  # type: ignore[union-attr]  # noqa: SLF001 # pyright: ignore
         for step in range(3):
-            receipt = publisher.publish("m", model, encoding="delta", timeout=SECONDS)
+            receipt = publisher.publish(
+                "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
+            )
             assert (came(receipt), receipt.workers["w"].nbytes) == ("", 0)
             check(here, model)
             model = trained(model, step)
@@ -274,10 +313,10 @@ def test_after_a_restart_patches_build_on_what_runs_by_its_new_name(tmp_path: Pa
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
-        publisher.publish("m", model, encoding="delta", timeout=SECONDS)
+        publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
         old = publisher.epoch
         publisher.close()
-        with Publisher(address, shared_memory=False, state=tmp_path) as again:
+        with Publisher(address, settings=Settings(shared_memory=False), state=tmp_path) as again:
             assert worker.wait_for_version("m", 1, epoch=old + 1, timeout=SECONDS)
             base = slot_of(worker).holds.base
             assert base is not None
@@ -285,7 +324,9 @@ def test_after_a_restart_patches_build_on_what_runs_by_its_new_name(tmp_path: Pa
             ways: list[str] = []
             for step in range(3):
                 model = trained(model, step)
-                receipt = again.publish("m", model, encoding="delta", timeout=SECONDS)
+                receipt = again.publish(
+                    "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
+                )
                 check(here, model)
                 ways.append(came(receipt))
             assert ways[-1] == "delta-1", "the first has nothing to build on at the publisher"
@@ -301,5 +342,12 @@ def test_small_versions_go_with_their_announcements() -> None:
         publisher.wait_for_workers(1, SECONDS)
         for value in range(3):
             model = {"w": np.full(1000, value, np.float16)}
-            assert came(publisher.publish("m", model, encoding="delta", timeout=SECONDS)) == "raw"
+            assert (
+                came(
+                    publisher.publish(
+                        "m", model, settings=Settings(encoding="delta"), timeout=SECONDS
+                    )
+                )
+                == "raw"
+            )
             check(here, model)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from weightbus import Publisher, PublishError, StateError, Subscriber
+from weightbus import Publisher, PublishError, Settings, StateError, Subscriber
 from weightbus.codecs.dtypes import numpy_dtype, torch_dtype
 from weightbus.codecs.precision import Precision, precision_of
 from weightbus.codecs.state import State, Writer, state_of
@@ -119,7 +119,9 @@ def test_a_worker_of_another_dtype_is_told_what_to_do(bus: Bus) -> None:
     publisher = bus.publisher()
     bus.subscriber(publisher, {"w": torch.zeros(3)}, name="w")
     with pytest.raises(PublishError, match=r"dtype BF16 published, F32 here \(cast=True converts"):
-        publisher.publish("m", {"w": torch.ones(3)}, dtype="bf16", timeout=SECONDS)
+        publisher.publish(
+            "m", {"w": torch.ones(3)}, settings=Settings(dtype="bf16"), timeout=SECONDS
+        )
 
 
 def test_half_the_bytes_arrive_and_what_is_asked_may_change(bus: Bus) -> None:
@@ -128,7 +130,7 @@ def test_half_the_bytes_arrive_and_what_is_asked_may_change(bus: Bus) -> None:
         source.first.weight += 1e-3
     target = Net()
     subscriber = bus.subscriber(publisher, target, cast=True)
-    publisher.prepare("m", source, dtype="bf16")
+    publisher.prepare("m", source, settings=Settings(dtype="bf16"))
     halves = list[int]()
     for dtype in ("bf16", "bf16", None, {"norm.running_*": "f16"}):
         _, update = both(publisher, subscriber, source, dtype=dtype)
@@ -142,11 +144,13 @@ def test_half_the_bytes_arrive_and_what_is_asked_may_change(bus: Bus) -> None:
 
 def test_a_rollback_converts_nothing(tmp_path: Path) -> None:
     with Publisher(state=tmp_path) as publisher:
-        receipt = publisher.publish("m", {"w": np.ones(3, np.float32)}, dtype="f16")
+        receipt = publisher.publish(
+            "m", {"w": np.ones(3, np.float32)}, settings=Settings(dtype="f16")
+        )
         key = receipt.epoch, receipt.version
         wait_for(lambda: publisher.history("m"), "the disk", SECONDS)
         with pytest.raises(ValueError, match="a rollback publishes the bytes that were"):
-            publisher.rollback("m", key, dtype="bf16")
+            publisher.rollback("m", key, settings=Settings(dtype="bf16"))
         assert publisher.history("m")[0].nbytes == 6
         assert publisher.rollback("m", key).version == 2
 

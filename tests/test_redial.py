@@ -6,12 +6,14 @@
 import contextlib
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
-from weightbus import Publisher, Subscriber, Timing
+from weightbus import Publisher, Settings, Subscriber
+from weightbus.bus.limits import Timing
 from weightbus.bus.net import sub as subscription
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.conformance.proxy import Proxy
@@ -20,8 +22,20 @@ from weightbus.tests.conformance.streams import HANDSHAKE, LATER, OTHERS
 
 SECONDS = 30.0  # far more than anything here takes
 CHANNELS: tuple[Channel, ...] = ("control", "data")
-QUICK = Timing(ping=0.1, lost_after=0.4)
-QUICK.deaf_after = 10 * SECONDS  # what brings a worker back here must be quicker than that
+
+
+class Quick(Settings):
+    """Short times, but for one: what brings a worker back here must be quicker than that."""
+
+    @property
+    def timing(self) -> Timing:
+        timing = super().timing
+        timing.deaf_after = 10 * SECONDS
+        return timing
+
+
+QUICK = Quick(ping=0.1, lost_after=0.4)
+HERE = replace(QUICK, shared_memory=False)
 
 
 class Scene:
@@ -32,7 +46,7 @@ class Scene:
         self.proxy = Proxy(SECONDS)
         stack.callback(self.proxy.close)
         advertise = f"tcp://*:{self.proxy.data_port}"
-        made = Publisher(advertise=advertise, timing=QUICK, shared_memory=False, chunk_bytes=1)
+        made = Publisher(settings=replace(HERE, advertise=advertise, chunk_bytes=1))
         self.publisher = stack.enter_context(made)
         self.proxy.lead_to(self.publisher.address, self.publisher.data_address)
         self.workers: list[Subscriber] = []
@@ -40,7 +54,7 @@ class Scene:
     def start(self, name: str) -> None:
         """Start a worker."""
         target = {"m": {"w": np.zeros(4, np.uint8)}}
-        made = Subscriber(self.proxy.address, target, name=name, timing=QUICK)
+        made = Subscriber(self.proxy.address, target, name=name, settings=QUICK)
         self.workers.append(self._stack.enter_context(made).start())
 
     def publish(self) -> None:
@@ -101,9 +115,9 @@ def test_a_user_is_told_that_nothing_published_comes(caplog: pytest.LogCaptureFi
         closed = stack.enter_context(socket.socket())
         closed.bind(("127.0.0.1", 0))  # nobody listens there
         wrong = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
-        made = Publisher("tcp://127.0.0.1:0", advertise=wrong, timing=QUICK, shared_memory=False)
+        made = Publisher("tcp://127.0.0.1:0", settings=replace(HERE, advertise=wrong))
         publisher, target = stack.enter_context(made), {"w": np.zeros(4, np.uint8)}
-        worker = Subscriber(publisher.address, {"m": target}, name="w", timing=QUICK)
+        worker = Subscriber(publisher.address, {"m": target}, name="w", settings=QUICK)
         stack.enter_context(worker).start()
         publisher.wait_for_workers(1, timeout=SECONDS)
         publisher.publish("m", {"w": np.ones(4, np.uint8)}, timeout=SECONDS)

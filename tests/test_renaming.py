@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tensordict import TensorDict
 from torch import nn
 
-from weightbus import Publisher, PublishError, StateError, Subscriber
+from weightbus import Publisher, PublishError, Settings, StateError, Subscriber
 from weightbus.codecs import native
 from weightbus.codecs.apply import Reader, as_arrays, check
 from weightbus.codecs.layout import Layout
@@ -21,6 +21,7 @@ from weightbus.codecs.renaming import Renaming, renaming_of
 from weightbus.codecs.state import State, Writer, state_of
 from weightbus.python_client.loading import Pairs
 from weightbus.python_client.observing.observer import Observer
+from weightbus.tests.settling import settled
 from weightbus.tests.test_bus import both
 from weightbus.tests.test_wrapping import policy
 
@@ -94,7 +95,7 @@ def test_what_cannot_be_renamed_is_named_on_either_side(given: Any, text: str) -
     ):
         for publish in (publisher.publish, publisher.prepare):
             with pytest.raises(StateError) as raised:
-                publish("m", weights, rename=given)
+                publish("m", weights, settings=Settings(rename=given))
             assert str(raised.value).startswith(f"rename: {text}")
         assert worker.wait_joined(SECONDS)
         worker.start()
@@ -125,7 +126,7 @@ def test_what_says_nothing_of_names_is_refused_before_anything_is_made(
     with pytest.raises(kind, match=text):
         Subscriber("tcp://127.0.0.1:9", {"m": {"a": np.zeros(1)}}, rename=given)
     with Publisher() as publisher, pytest.raises(kind, match=text):
-        publisher.publish("m", {"a": np.zeros(1)}, rename=given)
+        publisher.publish("m", {"a": np.zeros(1)}, settings=Settings(rename=given))
 
 
 def test_a_version_is_the_same_but_for_its_names() -> None:
@@ -189,9 +190,12 @@ def test_every_source_goes_into_every_target_whoever_takes_the_prefix_off(
     taken_apart: Any = TensorDict.from_module(Tied())
     nested = taken_apart.detach().clone()
     path = tmp_path / "m.safetensors"
-    sent: Any = {"rename": "module."} if at == "trainer" else {}
+    sent = Settings(encoding="delta", rename="module." if at == "trainer" else None)
     taken: Any = {"rename": "module."} if at == "worker" else {}
-    with Publisher(shared_memory=shared_memory) as publisher, ExitStack() as stack:
+    with (
+        Publisher(settings=Settings(shared_memory=shared_memory)) as publisher,
+        ExitStack() as stack,
+    ):
         for target in (model, moved, plain, nested, numbers, path, load):
             options = taken | {"resident": target is moved}
             worker = Subscriber(publisher.address, {"m": target}, **options)
@@ -248,20 +252,18 @@ def trained(value: float) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("sole_writer", [True, False])
 @pytest.mark.parametrize("at", ["trainer", "worker"])
 def test_patches_come_to_renamed_tensors(at: str, *, sole_writer: bool) -> None:
-    sent: Any = {"rename": "module."} if at == "trainer" else {}
+    sent = Settings(encoding="delta", rename="module." if at == "trainer" else None)
     taken: Any = {"rename": "module."} if at == "worker" else {}
     target = {"w": torch.zeros(300_000)}
     taken |= {"sole_writer": sole_writer, "shared_memory": False, "name": "w"}
     with (
-        Publisher(shared_memory=False) as publisher,
-        Subscriber(publisher.address, {"m": target}, **taken) as worker,
+        Publisher(settings=Settings(shared_memory=False)) as publisher,
+        Subscriber(publisher.address, {"m": target}, **settled(taken)) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
         for value in range(4):
-            receipt = publisher.publish(
-                "m", trained(value), encoding="delta", timeout=SECONDS, **sent
-            )
+            receipt = publisher.publish("m", trained(value), settings=sent, timeout=SECONDS)
             assert receipt.workers["w"].encoding == ("delta-1" if value else "raw")
             assert torch.equal(target["w"], trained(value)["module.w"])
 
@@ -281,7 +283,7 @@ def test_what_differs_alone_is_written_though_it_is_renamed(
     options: Any = {"rename": "module.", "sole_writer": True, "shared_memory": False}
     target = {"w": torch.zeros(300_000)}
     with (
-        Publisher(shared_memory=False) as publisher,
+        Publisher(settings=Settings(shared_memory=False)) as publisher,
         Subscriber(publisher.address, {"m": target}, **options) as worker,
     ):
         assert worker.wait_joined(SECONDS)
@@ -293,8 +295,8 @@ def test_what_differs_alone_is_written_though_it_is_renamed(
 
 def test_a_state_folder_has_the_names_that_were_published(tmp_path: Path) -> None:
     with Publisher(state=tmp_path, history=2) as publisher:
-        publisher.publish("m", trained(1), rename="module.")
-        last = publisher.publish("m", trained(2), rename="module.")  # written by the end
+        publisher.publish("m", trained(1), settings=Settings(rename="module."))
+        last = publisher.publish("m", trained(2), settings=Settings(rename="module."))
     target = {"x": torch.zeros(300_000)}
     with (
         Publisher(state=tmp_path, history=2) as publisher,
@@ -304,8 +306,10 @@ def test_a_state_folder_has_the_names_that_were_published(tmp_path: Path) -> Non
         assert torch.equal(target["x"], trained(2)["module.w"])
         to = last.epoch, last.version
         with pytest.raises(ValueError, match="leave out dtype= and rename="):
-            publisher.rollback("m", to, rename={"w": "x"})
-        future = publisher.publish_async("m", trained(3), rename="module.", wait="none")
+            publisher.rollback("m", to, settings=Settings(rename={"w": "x"}))
+        future = publisher.publish_async(
+            "m", trained(3), settings=Settings(rename="module.", wait="none")
+        )
         future.result(SECONDS)
         assert worker.receive(SECONDS) is not None
         assert torch.equal(target["x"], trained(3)["module.w"])
@@ -338,10 +342,12 @@ def test_patterns_of_dtypes_are_of_the_names_that_are_published() -> None:
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
         for _ in range(2):
-            publisher.publish("x", weights, rename="m.", dtype={"a": "bf16"}, timeout=SECONDS)
+            publisher.publish(
+                "x", weights, settings=Settings(rename="m.", dtype={"a": "bf16"}), timeout=SECONDS
+            )
         assert values_of(target) == {"a": 1, "b": 1}
         with pytest.raises(StateError, match=r"'m\.a' matches no tensor"):
-            publisher.publish("x", weights, rename="m.", dtype={"m.a": "bf16"})
+            publisher.publish("x", weights, settings=Settings(rename="m.", dtype={"m.a": "bf16"}))
 
 
 def test_a_function_is_asked_once_for_each_name_while_nothing_changes() -> None:
@@ -357,9 +363,9 @@ def test_a_function_is_asked_once_for_each_name_while_nothing_changes() -> None:
         Subscriber(publisher.address, {"x": target}, rename=rename) as worker,
     ):
         assert worker.wait_joined(SECONDS)
-        publisher.prepare("x", weights, rename=rename)
+        publisher.prepare("x", weights, settings=Settings(rename=rename))
         for _ in range(3):
-            publisher.publish_async("x", weights, rename=rename)
+            publisher.publish_async("x", weights, settings=Settings(rename=rename))
             assert worker.receive(SECONDS) is not None
     assert sorted(names) == ["a", "a.z"]
     assert values_of(target) == {"a.z.z": 1}

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import nn
 
-from weightbus import Publisher, PublishError, Subscriber
+from weightbus import Publisher, PublishError, Settings, Subscriber
 from weightbus.bus.memory import pages
 from weightbus.bus.staged import StagedVersion
 from weightbus.codecs import native
@@ -625,8 +625,8 @@ def filled(value: float, model: nn.Linear | None = None) -> nn.Linear:
 def test_readers_see_whole_versions_at_one_address(commit: Literal["auto", "together"]) -> None:
     model = filled(0)
     with (
-        Publisher(shared_memory=False) as publisher,
-        Subscriber(publisher.address, {"m": model}, resident=True) as worker,
+        Publisher(settings=Settings(shared_memory=False)) as publisher,
+        Subscriber(publisher.address, {"m": model}, settings=Settings(resident=True)) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
@@ -654,8 +654,8 @@ def test_a_version_that_is_aborted_is_never_exchanged() -> None:
     model, misfit = filled(0), {"weight": torch.zeros(3)}
     residence = residence_of(model, layout_of(model))
     with (
-        Publisher(shared_memory=False) as publisher,
-        Subscriber(publisher.address, {"m": model}, resident=True) as worker,
+        Publisher(settings=Settings(shared_memory=False)) as publisher,
+        Subscriber(publisher.address, {"m": model}, settings=Settings(resident=True)) as worker,
         Subscriber(publisher.address, {"m": misfit}) as beside,
     ):
         worker.start()
@@ -681,8 +681,10 @@ def test_a_hook_that_fails_leaves_the_version_before() -> None:
             raise ValueError("not this one")
 
     with (
-        Publisher(shared_memory=False) as publisher,
-        Subscriber(publisher.address, {"m": model}, resident=True, on_commit=hook) as worker,
+        Publisher(settings=Settings(shared_memory=False)) as publisher,
+        Subscriber(
+            publisher.address, {"m": model}, settings=Settings(resident=True, on_commit=hook)
+        ) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
@@ -699,7 +701,7 @@ def test_a_version_in_shared_memory_is_copied_in() -> None:
     model = filled(0)
     with (
         Publisher() as publisher,
-        Subscriber(publisher.address, {"m": model}, resident=True) as worker,
+        Subscriber(publisher.address, {"m": model}, settings=Settings(resident=True)) as worker,
     ):
         publisher.wait_for_workers(1, SECONDS)
         for value in (1, 2):
@@ -713,8 +715,8 @@ def test_a_version_in_shared_memory_is_copied_in() -> None:
 def test_what_cannot_be_resident_is_copied_with_a_word(caplog: pytest.LogCaptureFixture) -> None:
     arrays = {"a": np.zeros(10, np.float32)}
     with (
-        Publisher(shared_memory=False) as publisher,
-        Subscriber(publisher.address, {"m": arrays}, resident=True) as worker,
+        Publisher(settings=Settings(shared_memory=False)) as publisher,
+        Subscriber(publisher.address, {"m": arrays}, settings=Settings(resident=True)) as worker,
     ):
         publisher.wait_for_workers(1, SECONDS)
         for value in (1, 2):

@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from weightbus import PublishError, RefusedError, StateError, Subscriber, Timing, WeightBusError
+from weightbus import PublishError, RefusedError, Settings, StateError, Subscriber, WeightBusError
 from weightbus.bus.trust.keys import generate
 from weightbus.codecs import state, torch_modules
 from weightbus.codecs.apply import Reader
@@ -35,7 +35,7 @@ from weightbus.torchrl import (
 )
 
 SCHEMES = [ZMQWeightSyncScheme, MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme]
-QUICK = Timing(ping=0.2, lost_after=1.0)
+QUICK = Settings(ping=0.2, lost_after=1.0)
 
 
 class Worker:
@@ -840,7 +840,7 @@ def test_keys_travel_with_a_scheme_and_nobody_else_gets_in(settings: dict[str, A
         assert values(target) == {2.0}
         address: str = sender.address.replace("0.0.0.0", "127.0.0.1")  # type: ignore[attr-defined] # noqa: S104
         with (
-            Subscriber(address, {"policy": Net()}, timing=QUICK) as stranger,
+            Subscriber(address, {"policy": Net()}, settings=QUICK) as stranger,
             pytest.raises(RefusedError, match="asks for keys"),
         ):
             stranger.wait_joined(20.0)
@@ -852,7 +852,7 @@ def test_a_scheme_that_is_to_have_no_keys_has_none_whatever_the_environment_says
     generate(tmp_path / "keys", {"*": "worker"})
     monkeypatch.setenv("WEIGHTBUS_KEYS", str(tmp_path / "keys"))
     with one_process(1, keyed=False) as (sender, net, _, [target]):
-        with Subscriber(sender.address, {"policy": Net()}, timing=QUICK, keys="") as plain:  # type: ignore[attr-defined]
+        with Subscriber(sender.address, {"policy": Net()}, settings=QUICK, keys="") as plain:  # type: ignore[attr-defined]
             plain.wait_joined(20.0)
         sender.send(fill(net, 2.0), timeout=20.0)
         assert values(target) == {2.0}

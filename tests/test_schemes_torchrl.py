@@ -22,7 +22,7 @@ pytest.importorskip("torchrl")
 from tensordict import TensorDict
 from torchrl import weight_update
 
-from weightbus import PublishError, Timing
+from weightbus import PublishError, Settings
 from weightbus.tests.torchrl_parts import (
     Echo,
     collectors,
@@ -40,7 +40,7 @@ from weightbus.torchrl import (
     ZMQWeightSyncScheme,
 )
 
-QUICK = Timing(ping=0.2, lost_after=1.0)
+QUICK = Settings(ping=0.2, lost_after=1.0)
 SECONDS = 20.0  # what anything here may take on a busy machine
 
 

@@ -21,7 +21,7 @@ from tensordict.nn import TensorDictModule
 from torchrl import weight_update
 from torchrl.envs.transforms.module import RayModuleTransform
 
-from weightbus import PublishError, Timing
+from weightbus import PublishError, Settings
 from weightbus.python_client.schemes.ray import actor_of
 from weightbus.tests.ray_cluster import SECONDS, cluster
 from weightbus.tests.torchrl_parts import (
@@ -60,7 +60,7 @@ def ray_collector(**kwargs: Any) -> Any:
     )
 
 
-PATIENT = Timing(ping=0.5, lost_after=5.0)  # with a worker that only lacks a processor
+PATIENT = Settings(ping=0.5, lost_after=5.0)  # with a worker that only lacks a processor
 SCHEMES = [
     pytest.param(partial(RayWeightSyncScheme, timeout=SECONDS), False, id="ray-async"),
     pytest.param(partial(ZMQWeightSyncScheme, liveness=PATIENT), True, id="zmq-sync"),

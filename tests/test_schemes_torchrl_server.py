@@ -18,7 +18,7 @@ from torchrl.modules.inference_server import (
     ThreadingTransport,
 )
 
-from weightbus import PublishError, Timing
+from weightbus import PublishError, Settings
 from weightbus.tests.torchrl_parts import Echo, collectors, fill, policy
 from weightbus.torchrl import MultiProcessWeightSyncScheme, ZMQWeightSyncScheme
 
@@ -32,7 +32,7 @@ SECONDS = 20.0  # what anything here may take on a busy machine
 @pytest.mark.parametrize("model_id", ["policy", "critic"])
 def test_an_inference_server_gets_weights_and_counts_them(background: bool, model_id: str) -> None:
     trained = policy()
-    sender = ZMQWeightSyncScheme(liveness=Timing(ping=0.2, lost_after=1.0))
+    sender = ZMQWeightSyncScheme(liveness=Settings(ping=0.2, lost_after=1.0))
     sender.init_on_sender(model_id, num_workers=1)
     receiver = ZMQWeightSyncScheme(sender.address, background=background)
     transport = ThreadingTransport()

@@ -3,6 +3,7 @@
 import socket
 import threading
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from weightbus import Publisher, Subscriber, Timing
+from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.memory.sealed import SealedMemory
 from weightbus.bus.trust.keys import WorkerKeys
 from weightbus.tests.compose.waiting import wait_for
@@ -83,7 +84,9 @@ def run(publisher: Publisher, address: str, tap: Tap, keys: WorkerKeys | None) -
     """Push versions, small ones that go with their announcements, and have one fetched."""
     here, small = weights(0.0), weights(0.0, SMALL)
     targets = {"policy": here, "small": small}
-    with Subscriber(address, targets, name="w", shared_memory=False, keys=keys) as worker:
+    with Subscriber(
+        address, targets, name="w", settings=Settings(shared_memory=False), keys=keys
+    ) as worker:
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
 
@@ -107,7 +110,8 @@ def test_neither_channel_tells_names_weights_or_layouts(sealed: bool, tmp_path: 
     with closing(Tap()) as control, closing(Tap()) as data:
         folder, own = keys_in(tmp_path) if sealed else (None, None)
         with Publisher(
-            shared_memory=False, advertise=data.address, chunk_bytes=2**16, keys=folder
+            settings=Settings(shared_memory=False, advertise=data.address, chunk_bytes=2**16),
+            keys=folder,
         ) as publisher:
             behind(data, publisher.data_address)
             run(publisher, behind(control, publisher.address), data, own)
@@ -126,11 +130,15 @@ def test_what_is_damaged_on_the_way_is_fetched(count: int, tmp_path: Path) -> No
     folder, own = keys_in(tmp_path)
     with (
         closing(Tap()) as tap,
-        Publisher(shared_memory=False, advertise=tap.address, keys=folder) as publisher,
+        Publisher(
+            settings=Settings(shared_memory=False, advertise=tap.address), keys=folder
+        ) as publisher,
     ):
         behind(tap, publisher.data_address)
         here = weights(0.0, count)
-        with Subscriber(publisher.address, {"m": here}, shared_memory=False, keys=own) as worker:
+        with Subscriber(
+            publisher.address, {"m": here}, settings=Settings(shared_memory=False), keys=own
+        ) as worker:
             worker.start()
             publisher.wait_for_workers(1, SECONDS)
             tap.spoil = 3
@@ -146,9 +154,13 @@ def test_what_is_damaged_on_the_way_is_fetched(count: int, tmp_path: Path) -> No
 
 def test_who_comes_late_and_who_stays_gets_what_is_under_another_key(tmp_path: Path) -> None:
     folder, own = keys_in(tmp_path)
-    with Publisher(shared_memory=False, chunk_bytes=2**16, keys=folder, rekey=0.1) as publisher:
+    with Publisher(
+        settings=Settings(shared_memory=False, chunk_bytes=2**16, rekey=0.1), keys=folder
+    ) as publisher:
         address, here, later = publisher.address, weights(0.0), weights(0.0)
-        with Subscriber(address, {"m": here}, name="w", shared_memory=False, keys=own) as worker:
+        with Subscriber(
+            address, {"m": here}, name="w", settings=Settings(shared_memory=False), keys=own
+        ) as worker:
             worker.start()
             publisher.wait_for_workers(1, SECONDS)
             sealed_with = set[str]()
@@ -161,7 +173,9 @@ def test_who_comes_late_and_who_stays_gets_what_is_under_another_key(tmp_path: P
                 return len(sealed_with) > 3
 
             wait_for(changed, "other group keys", SECONDS)
-            with Subscriber(address, {"m": later}, shared_memory=False, keys=own) as other:
+            with Subscriber(
+                address, {"m": later}, settings=Settings(shared_memory=False), keys=own
+            ) as other:
                 assert other.receive(SECONDS)
                 check(later, here["secret.layer.bias"][0])
 
@@ -178,12 +192,12 @@ def test_want_of_memory_for_sealed_bytes_ends_no_publisher(
         return take(memory, model, nbytes)
 
     monkeypatch.setattr(SealedMemory, "take", taken)
-    here, quick = weights(0.0), Timing(ping=0.1, lost_after=2.0)
-    with Publisher(shared_memory=False, keys=folder, timing=quick) as publisher:
+    here, quick = weights(0.0), Settings(ping=0.1, lost_after=2.0)
+    with Publisher(settings=replace(quick, shared_memory=False), keys=folder) as publisher:
         publisher.publish("m", weights(1.0), timeout=SECONDS)
         scarce.set()
         worker = Subscriber(
-            publisher.address, {"m": here}, shared_memory=False, keys=own, timing=quick
+            publisher.address, {"m": here}, settings=replace(quick, shared_memory=False), keys=own
         )
         with worker.start():
             wait_for(lambda: "no memory to seal" in caplog.text, "a fetch in vain", SECONDS)
@@ -203,4 +217,4 @@ def test_want_of_memory_for_sealed_bytes_ends_no_publisher(
 
 def test_a_group_key_lives_for_some_time() -> None:
     with pytest.raises(ValueError, match="rekey"):
-        Publisher(rekey=0)
+        Publisher(settings=Settings(rekey=0))

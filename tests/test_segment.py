@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import weightbus
-from weightbus import ApplyError, PublishError
+from weightbus import ApplyError, PublishError, Settings
 from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.memory.segment import HEADER_BYTES, Segment, View, Views
 from weightbus.bus.memory.snapshots import Pool
@@ -196,7 +196,7 @@ def test_one_copy_and_nothing_on_the_network() -> None:
     ):
         publisher.wait_for_workers(1, timeout=30)
         for verify in (False, True):
-            receipt = publisher.publish("policy", source, verify=verify)
+            receipt = publisher.publish("policy", source, settings=Settings(verify=verify))
             assert receipt.workers["w0"].state == "applied"
             assert bool(receipt.digest) == verify  # nothing was hashed unless asked for
             assert np.array_equal(target["w"], source["w"])
@@ -207,9 +207,12 @@ def test_one_copy_and_nothing_on_the_network() -> None:
 def test_either_side_can_decline(here: bool) -> None:
     target = {"w": np.zeros(1 << 18, np.float32)}
     with (
-        weightbus.Publisher(shared_memory=here) as publisher,
+        weightbus.Publisher(settings=Settings(shared_memory=here)) as publisher,
         weightbus.Subscriber(
-            publisher.address, {"policy": target}, name="w0", shared_memory=not here
+            publisher.address,
+            {"policy": target},
+            name="w0",
+            settings=Settings(shared_memory=not here),
         ).start(),
     ):
         publisher.wait_for_workers(1, timeout=30)
@@ -284,7 +287,10 @@ def test_a_version_that_fails_leaves_its_memory_though_the_error_is_kept(started
     with (
         weightbus.Publisher() as publisher,
         weightbus.Subscriber(
-            publisher.address, {"policy": into}, strict=False, before_apply=turn_down
+            publisher.address,
+            {"policy": into},
+            strict=False,
+            settings=Settings(before_apply=turn_down),
         ) as worker,
     ):
         if started:
@@ -333,7 +339,7 @@ def test_many_models_leave_descriptors_for_connections() -> None:
         )
         try:
             for model in models:
-                publisher.publish(model, {"w": np.ones(3)}, wait="none")
+                publisher.publish(model, {"w": np.ones(3)}, settings=Settings(wait="none"))
             targets = {model: {"w": np.zeros(3)} for model in models}
             with weightbus.Subscriber(publisher.address, targets).start() as worker:
                 for model in models:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, Subscriber, TornError
+from weightbus import Publisher, Settings, Subscriber, TornError
 from weightbus.tests.test_bus import SECONDS, Bus, arrays, both
 
 VERSIONS = 30  # while the example answers
@@ -115,7 +115,7 @@ def test_closing_does_not_wait_for_who_waits_for_readers(
     publisher, target = bus.publisher(), arrays(0)
     worker = bus.subscriber(publisher, target).start()
     with worker.reading(0):
-        publisher.publish("m", arrays(1), wait="none")
+        publisher.publish("m", arrays(1), settings=Settings(wait="none"))
         deadline = time.monotonic() + SECONDS
         with ThreadPoolExecutor(1) as other:
             while other.submit(may_read, worker).result(SECONDS):
@@ -202,7 +202,7 @@ def test_insisting_ends_where_a_version_has_failed_half_way(bus: Bus) -> None:
     worker = bus.subscriber(publisher, arrays(0), on_commit=fail).start()
     with ThreadPoolExecutor(1) as other:
         reads = other.submit(worker.reading(SECONDS, needs_version=True).__enter__)
-        publisher.publish("m", arrays(1), require=0, wait="none")
+        publisher.publish("m", arrays(1), require=0, settings=Settings(wait="none"))
         with pytest.raises(TornError, match="mine"):
             reads.result(SECONDS)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from weightbus import DeadlineError, Publisher
+from weightbus import DeadlineError, Publisher, Settings
 from weightbus.bus import deadline
 from weightbus.bus.memory import segment, staging
 from weightbus.codecs import copies
@@ -52,7 +52,7 @@ def weights(kind: str, size: int = BIG) -> dict[str, object]:
 def test_while_memory_is_taken(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, *, shared: bool
 ) -> None:
-    with Publisher(shared_memory=shared) as publisher:
+    with Publisher(settings=Settings(shared_memory=shared)) as publisher:
         monkeypatch.setattr(Writer, "write", lambda *_: pytest.fail("it went on"))
         clock.step = 1.0
         with pytest.raises(DeadlineError, match=r"copied within 6\.5 s, so nothing was published"):
@@ -71,7 +71,7 @@ def test_while_tensors_are_copied(clock: Clock, monkeypatch: pytest.MonkeyPatch,
         steps.append(1)
         return copy(leaves, indexes)
 
-    with Publisher(shared_memory=False) as publisher:
+    with Publisher(settings=Settings(shared_memory=False)) as publisher:
         assert publisher.publish("m", weights(kind)).version == 1
         monkeypatch.setattr(copies, "_some", counted)
         clock.step = 1.0
@@ -83,7 +83,10 @@ def test_while_tensors_are_copied(clock: Clock, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_while_another_thread_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Publisher(shared_memory=False) as publisher, ThreadPoolExecutor() as pool:
+    with (
+        Publisher(settings=Settings(shared_memory=False)) as publisher,
+        ThreadPoolExecutor() as pool,
+    ):
         held, go_on = threading.Event(), threading.Event()
         kept = publisher._model("m")  # noqa: SLF001 # pyright: ignore
         describe = kept.describe

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import zmq
 
-from weightbus import Publisher, StateFolderError, Subscriber
+from weightbus import Publisher, Settings, StateFolderError, Subscriber
 from weightbus.bus.limits import SNAPSHOTS_MAX
 from weightbus.bus.messages import Hello, Ping, Running, encode
 from weightbus.python_client import keeper
@@ -82,7 +82,7 @@ def _fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
 
 def test_a_late_joiner_gets_what_the_publisher_before_had_published(fleet: Fleet) -> None:
     first = fleet.start(chunk_bytes=1_000)
-    receipt = first.publish("m", weights(1), verify=True)
+    receipt = first.publish("m", weights(1), settings=Settings(verify=True))
     second = fleet.start()  # with chunks of another size: the version keeps its own
     target = weights(0)
     late = fleet.subscriber(target)
@@ -136,7 +136,7 @@ def test_going_back_publishes_old_bytes_as_a_new_version(fleet: Fleet) -> None:
     again.wait_for_workers(1, SECONDS)
     newest, middle, oldest = again.history("m")
     assert [s.version for s in (newest, middle, oldest)] == [3, 2, 1]
-    receipt = again.rollback("m", oldest.key, verify=True, timeout=SECONDS)
+    receipt = again.rollback("m", oldest.key, settings=Settings(verify=True), timeout=SECONDS)
     assert (receipt.version, receipt.digest) == (2, oldest.digest)
     assert [w.state for w in receipt.workers.values()] == ["applied"]
     assert set(target["w"]) == {1}
@@ -200,8 +200,8 @@ def test_the_epoch_rises_whatever_the_clock_says(
     with pytest.raises(
         ValueError, match=rf"above all that .*choose a whole number from {second.epoch + 1} to"
     ):
-        Publisher(state=tmp_path, epoch=second.epoch)
-    Publisher(state=tmp_path, epoch=second.epoch + 5).close()
+        Publisher(state=tmp_path, settings=Settings(epoch=second.epoch))
+    Publisher(state=tmp_path, settings=Settings(epoch=second.epoch + 5)).close()
 
 
 def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_a_slow_disk_keeps_nobody_waiting_and_one_more_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_memory: bool
 ) -> None:
     disk = Disk(monkeypatch)
-    with Publisher(state=tmp_path, shared_memory=shared_memory) as publisher:
+    with Publisher(state=tmp_path, settings=Settings(shared_memory=shared_memory)) as publisher:
         disk.open.clear()
         for value in range(1, 30):
             publisher.publish("m", weights(value))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, Subscriber, Timing
+from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.memory import snapshots
 from weightbus.bus.memory.snapshots import Block
 from weightbus.bus.net.endpoints import host_and_port
@@ -33,7 +33,9 @@ def test_a_connection_that_is_never_read_takes_no_memory(
     monkeypatch.setattr(snapshots, "REUSE_PATIENCE", SECONDS)  # with less, it would take another
     weights, published = model(nbytes, 0), model(nbytes, 0)
     with (
-        Publisher(shared_memory=False, timing=Timing(ping=0.1, lost_after=SECONDS)) as publisher,
+        Publisher(
+            settings=Settings(shared_memory=False, ping=0.1, lost_after=SECONDS)
+        ) as publisher,
         socket.socket() as stuck,
         Subscriber(publisher.address, {"m": weights}, name="quick") as quick,
     ):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import ClosedError, Publisher, Subscriber
+from weightbus import ClosedError, Publisher, Settings, Subscriber
 
 SECONDS = 60.0
 WEIGHTS = {"w": np.ones(3, np.float32)}
@@ -49,7 +49,7 @@ def all_told(waiting: list[Callable[[], object]], break_: Callable[[], object]) 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_of_a_publisher() -> None:
     with (
-        Publisher(shared_memory=False) as publisher,
+        Publisher(settings=Settings(shared_memory=False)) as publisher,
         Subscriber(publisher.address, {"m": {"w": np.zeros(3, np.float32)}}) as subscriber,
     ):
         publisher.wait_for_workers(1, SECONDS)
@@ -73,13 +73,13 @@ def test_of_a_publisher() -> None:
 
 
 def test_work_that_fails_in_the_publishers_thread_fails_whoever_waits_for_it() -> None:
-    with Publisher(shared_memory=False) as publisher:
+    with Publisher(settings=Settings(shared_memory=False)) as publisher:
         publisher._machine.status = boom  # type: ignore[method-assign] # noqa: SLF001 # pyright: ignore
         is_told(publisher.workers)
 
 
 def test_a_condition_that_fails_ends_no_thread() -> None:
-    with Publisher(shared_memory=False) as publisher:
+    with Publisher(settings=Settings(shared_memory=False)) as publisher:
         future = publisher._loop.watch(lambda _: 1 // 0 > 0)  # noqa: SLF001 # pyright: ignore
         with pytest.raises(ZeroDivisionError):
             future.result(SECONDS)

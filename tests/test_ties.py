@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tensordict import TensorDict
 from torch import nn
 
-from weightbus import Publisher, PublishError, Subscriber
+from weightbus import Publisher, PublishError, Settings, Subscriber
 from weightbus.codecs import native
 from weightbus.codecs.apply import Reader, check, copy_into, summing
 from weightbus.codecs.dtypes import numpy_dtype
@@ -296,7 +296,10 @@ def test_a_checkpoint_without_the_head_goes_into_every_kind_of_target(
         seen.append({name: float(tensor[-1, -1]) for name, tensor in pairs})
 
     model, moved, arrays, path = Tied(), Tied(), numpy_arrays(), tmp_path / "m.safetensors"
-    with Publisher(shared_memory=shared_memory) as publisher, ExitStack() as stack:
+    with (
+        Publisher(settings=Settings(shared_memory=shared_memory)) as publisher,
+        ExitStack() as stack,
+    ):
 
         def join(target: object, **options: Any) -> None:
             worker = Subscriber(publisher.address, {"m": target}, **options)
@@ -336,19 +339,23 @@ def test_patches_of_what_the_target_ties() -> None:
     w = torch.zeros(100_000, 3)
     target = {"embed.weight": w, "lm_head.weight": w.view(100_000, 3)}
     with (
-        Publisher(shared_memory=False) as publisher,
-        Subscriber(publisher.address, {"m": target}, name="w", shared_memory=False) as worker,
+        Publisher(settings=Settings(shared_memory=False)) as publisher,
+        Subscriber(
+            publisher.address, {"m": target}, name="w", settings=Settings(shared_memory=False)
+        ) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
         for value in range(4):
-            receipt = publisher.publish("m", source(value), encoding="delta", timeout=SECONDS)
+            receipt = publisher.publish(
+                "m", source(value), settings=Settings(encoding="delta"), timeout=SECONDS
+            )
             assert receipt.workers["w"].encoding == ("delta-1" if value else "raw")
             assert torch.equal(w, source(value)["embed.weight"])
         other = source(5)
         other["lm_head.weight"][7] += 1
         with pytest.raises(PublishError, match="are one tensor in the target"):
-            publisher.publish("m", other, encoding="delta", timeout=SECONDS)
+            publisher.publish("m", other, settings=Settings(encoding="delta"), timeout=SECONDS)
         assert torch.equal(w, source(3)["embed.weight"])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, PublishError, Subscriber, Timing
+from weightbus import Publisher, PublishError, Settings, Subscriber
 from weightbus.python_client.observing import traces
 from weightbus.tests.compose.waiting import wait_for
 
@@ -130,10 +130,10 @@ def test_an_exporter_that_hangs_holds_up_nobody(
     """Readers, receipts, pings and further versions go on; of spans too many are dropped."""
     release = threading.Event()
     processor = process(lambda: release.wait(SECONDS))
-    timing = Timing(ping=0.05, lost_after=0.2)
+    timing = Settings(ping=0.05, lost_after=0.2)
     with (
-        Publisher(timing=timing) as publisher,
-        Subscriber(publisher.address, {"m": arrays()}, name="w", timing=timing) as worker,
+        Publisher(settings=timing) as publisher,
+        Subscriber(publisher.address, {"m": arrays()}, name="w", settings=timing) as worker,
     ):
         publisher.wait_for_workers(1, SECONDS)
         for version in (1, 2):

@@ -217,9 +217,9 @@ def test_words_are_taken_in_turns_and_cost_who_forges_them() -> None:
 def test_a_publish_ends_by_words_alone_and_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control channel is slow to repeat; then words are lost, and it does."""
     source, copy = np.ones(4, np.float32), np.zeros(4, np.float32)
-    timing = Timing(ping=0.2)
+    quick = weightbus.Settings(ping=0.2)
     with (
-        weightbus.Publisher(timing=timing) as publisher,
+        weightbus.Publisher(settings=quick) as publisher,
         weightbus.Subscriber(publisher.address, {"a": {"w": copy}}).start() as subscriber,
     ):
         publisher.wait_for_workers(1, SECONDS)
@@ -247,8 +247,10 @@ def test_who_leaves_has_said_on_the_control_channel_what_it_runs(
 ) -> None:
     """Its goodbye may overtake the word, which then is nobody's."""
     monkeypatch.setattr(Subscription, "say", lambda _self, _body: True)
-    timing = Timing(ping=SECONDS, lost_after=10 * SECONDS)  # nothing is repeated meanwhile
-    with weightbus.Publisher(timing=timing) as publisher:
+    slow = weightbus.Settings(
+        ping=SECONDS, lost_after=10 * SECONDS
+    )  # nothing is repeated meanwhile
+    with weightbus.Publisher(settings=slow) as publisher:
         with weightbus.Subscriber(publisher.address, {"a": {"w": np.zeros(4)}}) as subscriber:
             publisher.wait_for_workers(1, SECONDS)
             options = {"require": 1, "timeout": SECONDS}

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from weightbus import Publisher, PublishError, Subscriber, Timing
+from weightbus import Publisher, PublishError, Settings, Subscriber
 from weightbus.bus.allowance import Rate
 from weightbus.python_client.cli.screen import Screen, plain, visible
 from weightbus.python_client.cli.status import ROWS_SHOWN, show
@@ -39,7 +39,7 @@ def arrays(size: int = 10) -> dict[str, np.ndarray[Any, Any]]:
 
 @pytest.fixture(name="publisher")
 def _publisher() -> Iterator[Publisher]:
-    with Publisher(timing=Timing(ping=0.1, lost_after=0.5)) as publisher:
+    with Publisher(settings=Settings(ping=0.1, lost_after=0.5)) as publisher:
         yield publisher
 
 
@@ -92,7 +92,7 @@ def test_a_roster_that_cannot_be_read_in_time_is_not_said_to_be_of_nobody(
 ) -> None:
     monkeypatch.setattr("weightbus.bus.publisher.observing.observers.ROWS", Rate(0, 0))
     with Publisher() as publisher:
-        publisher.publish("m", arrays(), wait="none")
+        publisher.publish("m", arrays(), settings=Settings(wait="none"))
         done = run("status", publisher.address, "--timeout", 0.5, "--json")
         found = result_of(done)
         assert (done.exit_code, found["achieved"], found["reachable"]) == (2, False, True)

@@ -19,7 +19,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from torchrl import weight_update
 
-from weightbus import PublishError, Timing
+from weightbus import PublishError, Settings
 from weightbus.tests.torchrl_parts import (
     Echo,
     Seen,
@@ -31,7 +31,7 @@ from weightbus.tests.torchrl_parts import (
 )
 from weightbus.torchrl import RPCWeightSyncScheme, ZMQWeightSyncScheme
 
-QUICK = Timing(ping=0.2, lost_after=1.0)
+QUICK = Settings(ping=0.2, lost_after=1.0)
 
 
 def nodes(scheme: Any, trained: Any, port: int) -> Any:

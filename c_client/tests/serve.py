@@ -16,7 +16,7 @@ from concurrent.futures import Future
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus import Publisher, Timing
+from weightbus import Publisher, Settings
 from weightbus.types import Receipt
 
 SECONDS = 60.0
@@ -34,7 +34,7 @@ def main(command: list[str]) -> int:
     told: list[Future[Receipt]] = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        Publisher("tcp://127.0.0.1:0", timing=Timing(ping=0.2, lost_after=5.0)) as publisher,
+        Publisher("tcp://127.0.0.1:0", settings=Settings(ping=0.2, lost_after=5.0)) as publisher,
     ):
         program = subprocess.Popen(  # noqa: S603 - a test of ours
             [*command, publisher.address],

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 
 import weightbus
+from weightbus.tests.settling import settled
 
 
 def tensors(spec: dict) -> dict:
@@ -16,9 +17,8 @@ def tensors(spec: dict) -> dict:
 def main() -> None:
     options = json.loads(sys.argv[1])
     address = options.pop("address", "tcp://127.0.0.1:0")
-    if "timing" in options:
-        options["timing"] = weightbus.Timing(**options["timing"])
-    with weightbus.Publisher(address, **options) as publisher:
+    options |= options.pop("timing", {})
+    with weightbus.Publisher(address, **settled(options)) as publisher:
         print(json.dumps({"address": publisher.address, "epoch": publisher.epoch}), flush=True)
         for line in sys.stdin:
             command = json.loads(line)
@@ -28,7 +28,7 @@ def main() -> None:
             else:
                 weights = tensors(command.pop("weights"))
                 pending = publisher.publish_async(
-                    command.pop("model"), weights, **command.pop("how")
+                    command.pop("model"), weights, **settled(command.pop("how"))
                 )
                 answer = {"version": 0}
                 if command.pop("wait", True):

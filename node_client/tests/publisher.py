@@ -8,6 +8,7 @@ import numpy as np
 
 import weightbus
 from weightbus.bus.trust.keys import generate
+from weightbus.tests.settling import settled
 
 
 def weights(command: dict[str, object]) -> dict[str, np.ndarray]:
@@ -22,11 +23,11 @@ def weights(command: dict[str, object]) -> dict[str, np.ndarray]:
 
 def main() -> None:
     """Serve until the input ends."""
-    timing = weightbus.Timing(ping=0.2, lost_after=2.0)
-    options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    options = {"ping": 0.2, "lost_after": 2.0}
+    options |= json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
     if names := options.pop("names", []):
         generate(Path(options["keys"]), dict.fromkeys(names, "worker"))
-    with weightbus.Publisher(sys.argv[1], timing=timing, **options) as publisher:
+    with weightbus.Publisher(sys.argv[1], **settled(options)) as publisher:
         print(json.dumps({"address": publisher.address, "epoch": publisher.epoch}), flush=True)
         for line in sys.stdin:
             command = json.loads(line)
@@ -43,7 +44,7 @@ def done(publisher: weightbus.Publisher, command: dict[str, object]) -> dict[str
         return {}
     if command["do"] == "workers":
         return {name: status.state for name, status in publisher.workers().items()}
-    receipt = publisher.publish(command["model"], weights(command), **command["how"])
+    receipt = publisher.publish(command["model"], weights(command), **settled(command["how"]))
     states = {name: worker.state for name, worker in receipt.workers.items()}
     encodings = {name: worker.encoding for name, worker in receipt.workers.items()}
     return {"version": receipt.version, "workers": states, "encodings": encodings}

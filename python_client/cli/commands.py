@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from ...bus.limits import Timing
 from ...codecs import native
 from .. import checks
-from ..options import Encoding
+from ..settings import Encoding
 from .doctor import doctor as run_doctor
 from .inspect import inspect as run_inspect
 from .keygen import keygen as run_keygen

@@ -20,8 +20,8 @@ from ..checkpoints.checkpoint import Checkpoint, Progress, open_checkpoint, stam
 from ..checkpoints.watch import Watch
 from ..checks import check_name
 from ..observing.access import Http
-from ..options import Encoding
 from ..publisher import Publisher
+from ..settings import Encoding, Settings
 from .outcome import DONE, NOT_ACHIEVED, Stopped, UsageError
 from .screen import DIM, STATE_STYLES, Bars, Screen, counted, plain, said_of, size, table
 
@@ -299,12 +299,11 @@ def _send(
         future = publisher.publish_async(
             order.model,
             checkpoint.arrays(),
-            verify=True,
             timeout=timeout,
-            grace=order.grace,
-            dtype=order.dtype,
-            encoding=order.encoding,
             metadata=order.metadata_of(screen, checkpoint),
+            settings=Settings(
+                verify=True, grace=order.grace, dtype=order.dtype, encoding=order.encoding
+            ),
             expect=0 if order.watch else order.expect,  # with --watch, whoever is there
         )
         give_up = time.monotonic() + timeout + GRACE_SECONDS

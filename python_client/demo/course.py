@@ -22,11 +22,11 @@ from pathlib import Path
 from rich.console import Console
 
 from ...bus.errors import PublishError, WorkersMissingError
-from ...bus.limits import Timing
 from ...bus.receipt import Receipt
 from ...codecs.errors import WeightBusError
 from ..cli.outcome import UsageError
 from ..publisher import Publisher
+from ..settings import Settings
 from .accident import Accident
 from .fleet import Fleet, WorkerDied
 from .llm.subject import LANGUAGE
@@ -47,7 +47,7 @@ ACCIDENT_SECONDS_MIN = 6.0  # a shorter run has no accident
 
 # A dead worker is lost after two seconds: soon enough to watch, and late enough for a machine that
 # is busy with other things.
-TIMING = Timing(ping=0.5, lost_after=2.0)
+QUICK = Settings(ping=0.5, lost_after=2.0)
 
 
 class Course:
@@ -219,7 +219,7 @@ def run_demo(
     subject = _check(model, workers, seconds, plot)
     console = Console(stderr=as_json)
     with (
-        Publisher(timing=TIMING) as publisher,
+        Publisher(settings=QUICK) as publisher,
         Fleet(publisher.address, subject, seed) as fleet,
         Screen(console) as screen,
     ):

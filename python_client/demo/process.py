@@ -8,8 +8,12 @@ import sys
 import threading
 from collections.abc import Callable
 
+from ..settings import Settings
 from ..subscriber import Subscriber
 from .policy import MODEL, Weights
+
+# Over TCP, as from another host: shared memory would have nothing to show here.
+NETWORK = Settings(shared_memory=False)
 
 
 def stdin_ended() -> threading.Event:
@@ -30,8 +34,7 @@ def follow(address: str, name: str, weights: Weights, line: Callable[[Subscriber
     ended = stdin_ended()
     with (
         contextlib.suppress(BrokenPipeError),
-        # Over TCP, as from another host: shared memory would have nothing to show here.
-        Subscriber(address, {MODEL: weights}, name=name, shared_memory=False).start() as bus,
+        Subscriber(address, {MODEL: weights}, name=name, settings=NETWORK).start() as bus,
     ):
         while not ended.is_set():
             if bus.error is not None:

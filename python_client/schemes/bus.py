@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from ...bus.errors import ClosedError
-from ...bus.limits import APPLY_SECONDS, APPLY_SECONDS_MAX, Timing
+from ...bus.limits import APPLY_SECONDS, APPLY_SECONDS_MAX
 from ...bus.receipt import Receipt, WorkerReceipt
 from ...bus.trust.keys import WorkerKeys
 from ...codecs.errors import WeightBusError
@@ -26,6 +26,7 @@ from ..applying import Update
 from ..keys import handed_out
 from ..publisher import Publisher
 from ..reading import READING_SECONDS
+from ..settings import Settings
 from ..subscriber import Subscriber
 from .carrier import (
     TIMEOUT,
@@ -63,7 +64,8 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
             when it is pickled, and down its pipes. None: if other hosts can reach the address.
         insecure: Let other hosts reach it without keys.
         advertise: What workers are told to connect to for data; None: it follows from `address`.
-        liveness: How long to wait for signs of life.
+        liveness: How long to wait for signs of life: a `Settings` of which `ping` and `lost_after`
+            count.
         timeout: Seconds that a call waits unless it is told otherwise.
         strict: Whether both sides must have the same names.
         cast: Whether values may be converted to the receiving model's dtypes.
@@ -83,7 +85,7 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
         keyed: bool | None = None,
         insecure: bool = False,
         advertise: str | None = None,
-        liveness: Timing | None = None,
+        liveness: Settings | None = None,
         timeout: float = TIMEOUT,
         strict: bool = True,
         cast: bool = True,
@@ -104,16 +106,13 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
     ) -> Carrier:
         if pipes is None and not is_torchrl(context):  # whose pipes are not ours to use
             pipes = getattr(context, "pipes", None)
-        shared, told = self.shared_memory, self.advertise
         own, self._keys = handed_out(self.bind, keyed=self.keyed, insecure=self.insecure)
         keys = "" if self.keyed is False else own  # whatever the environment says
         publisher = Publisher(
             self.bind,
-            advertise=told,
-            shared_memory=shared,
-            timing=self.liveness,
             keys=keys,
             insecure=self.insecure,
+            settings=replace(self._settings(), advertise=self.advertise),
         )
         self.address = publisher.address
         with ExitStack() as undo:
@@ -137,12 +136,15 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
                 "address of an initialised sender, a pipe from it, or a copy pickled after "
                 "init_on_sender(). (pipe must be provided via context or kwargs)"
             )
-        shared = self.shared_memory
         keys = "" if self.keyed is False and self._keys is None else self._keys
-        join = partial(
-            Subscriber, self.address, shared_memory=shared, timing=self.liveness, keys=keys
-        )
-        return _BusReceiver(destination, join, background=background)
+        join = partial(Subscriber, self.address, keys=keys)
+        return _BusReceiver(destination, join, self._settings(), background=background)
+
+    def _settings(self) -> Settings:
+        """Return what both sides are told."""
+        times = self.liveness or Settings()
+        shared = self.shared_memory
+        return Settings(ping=times.ping, lost_after=times.lost_after, shared_memory=shared)
 
     def _carrier_to(self, pipe_or_context: Any) -> Carrier:
         if pipe_or_context is None:
@@ -317,7 +319,8 @@ class _BusSender:
                 weights.tensors,
                 workers=reached,
                 timeout=deadline - time.monotonic(),
-                grace=0.0,  # who is lost is named, and not waited for as if it were restarted
+                # Who is lost is named, and not waited for as if it were restarted.
+                settings=Settings(grace=0.0),
             )
         answer: Future[Receipt] = Future()
 
@@ -366,7 +369,11 @@ class _BusSender:
         if isinstance(weights, Weights):
             self._model = bus_name(weights.model_id)
             self._publisher.publish_async(
-                self._model, weights.tensors, require=0, wait="none", timeout=timeout
+                self._model,
+                weights.tensors,
+                require=0,
+                timeout=timeout,
+                settings=Settings(wait="none"),
             )
         elif weights:
             self._firsts = {worker: own.copied() for worker, own in weights.items()}
@@ -414,9 +421,15 @@ class _BusReceiver:
     """Receives by a subscriber, which `join` makes when it connects."""
 
     def __init__(
-        self, destination: Destination, join: Callable[..., Subscriber], *, background: bool
+        self,
+        destination: Destination,
+        join: Callable[..., Subscriber],
+        settings: Settings,
+        *,
+        background: bool,
     ) -> None:
         self._destination, self._join, self._background = destination, join, background
+        self._settings = settings
         self._joined: Subscriber | None = None
 
     def connect(self, worker_idx: int | None, timeout: float) -> None:
@@ -426,8 +439,11 @@ class _BusReceiver:
         self._joined = self._join(
             {bus_name(destination.subject.model_id or ""): BusTarget(destination)},
             name=str(worker_idx),
-            on_commit=destination.commit,  # which may send it on to other workers
-            apply_timeout=min(max(timeout, APPLY_SECONDS), APPLY_SECONDS_MAX),
+            settings=replace(
+                self._settings,
+                on_commit=destination.commit,  # which may send it on to other workers
+                apply_timeout=min(max(timeout, APPLY_SECONDS), APPLY_SECONDS_MAX),
+            ),
         )
         if self._background:
             destination.guard(self._joined.lock, timeout)

@@ -5,10 +5,12 @@ version. Any model with a `generate` method will do, such as those of Hugging Fa
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from ..applying import Update
+from ..settings import Settings
 from ..subscriber import Subscriber
 
 
@@ -21,7 +23,8 @@ class GenerationWorker:
         model: What it is called on the bus.
         on_commit: Called after new weights are in place, before anything is generated with them:
             drop here what was computed with the old ones, such as caches of prompts.
-        **options: More of `Subscriber`, such as `name` or `resident`.
+        settings: As of `Subscriber`.
+        **options: More of `Subscriber`, such as `name` or `cast`.
 
     Raises:
         AddressError: The address makes no sense.
@@ -34,10 +37,13 @@ class GenerationWorker:
         *,
         model: str = "policy",
         on_commit: Callable[[Update], None] | None = None,
+        settings: Settings | None = None,
         **options: Any,
     ) -> None:
         self._generator, self._model = generator, model
-        self._subscriber = Subscriber(address, {model: generator}, on_commit=on_commit, **options)
+        if on_commit is not None:
+            settings = replace(settings or Settings(), on_commit=on_commit)
+        self._subscriber = Subscriber(address, {model: generator}, settings=settings, **options)
 
     def wait_for_version(self, timeout: float) -> Update | None:
         """Apply the first version, or a newer one; None if none came within `timeout` seconds.

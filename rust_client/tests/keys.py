@@ -13,14 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from weightbus import Publisher, Timing
+from weightbus import Publisher, Settings
 from weightbus.bus.trust.keys import generate
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.conformance.driver import Driver, Options
 from weightbus.tests.conformance.publishing import expect
+from weightbus.tests.settling import settled
 
 SECONDS = 60.0
-TIMING = Timing(ping=0.2, lost_after=5.0)
+TIMING = Settings(ping=0.2, lost_after=5.0)
 LARGE = 5 * 2**20 + 12  # several chunks, the last of which is short
 
 
@@ -44,7 +45,7 @@ class Bench:
         self, keys: Path | None, address: str = "tcp://127.0.0.1:0", **told: object
     ) -> Publisher:
         """Have a publisher; without keys if there are none."""
-        told = {"keys": keys or "", "timing": TIMING, **told}
+        told = settled({"keys": keys or "", "settings": TIMING, **told})
         return self.undo.enter_context(Publisher(address, **told))  # type: ignore[arg-type]
 
     def worker(

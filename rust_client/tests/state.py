@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from weightbus import Publisher, Subscriber, Timing
+from weightbus import Publisher, Settings, Subscriber
+from weightbus.bus.limits import Timing
 from weightbus.python_client.state_folder import StateFolder
 from weightbus.tests.conformance.elsewhere import ProcessPublisher
 from weightbus.tests.conformance.publishing import expect
@@ -32,7 +33,8 @@ def weights(value: int) -> dict[str, np.ndarray]:
 def start(kind: str, driver: str, folder: Path) -> Either:
     """Start a publisher with the folder; both keep two older versions."""
     if kind == "python":
-        return Publisher(state=folder, chunk_bytes=1_000, timing=TIMING, keys="", history=2)
+        few = Settings(ping=TIMING.ping, lost_after=TIMING.lost_after, chunk_bytes=1_000)
+        return Publisher(state=folder, settings=few, keys="", history=2)
     state = str(folder)
     return ProcessPublisher(
         [driver], folder=folder.parent, chunk_bytes=2_000, timing=TIMING, state=state, history=2
@@ -42,7 +44,9 @@ def start(kind: str, driver: str, folder: Path) -> Either:
 def check_offered(publisher: Either, value: int, digest: str) -> None:
     """See that a worker gets what was published last, as the first of the epoch."""
     target = weights(0)
-    with Subscriber(publisher.address, {"m": target}, shared_memory=False, keys="") as worker:
+    with Subscriber(
+        publisher.address, {"m": target}, settings=Settings(shared_memory=False), keys=""
+    ) as worker:
         update = worker.receive(SECONDS)
     expect(update is not None, f"what publisher {value} has left is not offered")
     if update is not None:
@@ -59,10 +63,13 @@ def turn(kind: str, driver: str, folder: Path, value: int, digest: str) -> tuple
     if value > 1:
         check_offered(publisher, value - 1, digest)
     target = weights(0)
-    with Subscriber(publisher.address, {"m": target}, shared_memory=False, keys="") as worker:
+    with Subscriber(
+        publisher.address, {"m": target}, settings=Settings(shared_memory=False), keys=""
+    ) as worker:
         expect(value == 1 or worker.receive(SECONDS) is not None, "nothing is offered")
-        said = {"value": str(value)}
-        publisher.publish_async("m", weights(value), wait="none", metadata=said).result(SECONDS)
+        said, unheard = {"value": str(value)}, Settings(wait="none")
+        future = publisher.publish_async("m", weights(value), metadata=said, settings=unheard)
+        future.result(SECONDS)
         update = worker.receive(SECONDS)
     publisher.close()
     with StateFolder(folder, history=2) as kept:

@@ -24,9 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from weightbus import Publisher, PublishError, Subscriber
+from weightbus import Publisher, PublishError, Settings, Subscriber
 from weightbus.bus.trust.keys import WorkerKeys, generate
 from weightbus.tests.chaos.leaks import Held, held, in_shared_memory
+from weightbus.tests.settling import settled
 
 SMALL_BYTES, LARGE_BYTES = 4096, 50 * 2**20
 MORE = 0.01  # of memory, at most, after the warm-up
@@ -50,7 +51,7 @@ class Look:
 
 def lead(folder: str, shared: str) -> None:
     """Be the publisher: publish as many times as each line says, so many bytes, and say when."""
-    with Publisher(keys=folder, shared_memory=shared == "shared") as publisher:
+    with Publisher(keys=folder, settings=Settings(shared_memory=shared == "shared")) as publisher:
         print(json.dumps({"address": publisher.address}), flush=True)
         content: dict[str, Any] = {}
         for line in sys.stdin:
@@ -79,11 +80,11 @@ def crowd(address: str, keys: str, model: str, nbytes: str, shared: str) -> None
         own = {"w": np.zeros(int(nbytes), np.uint8)}
         while not over.is_set():
             name = f"guest{next(joined)}"
-            with Subscriber(address, {model: own}, name=name, **options).start() as guest:
+            with Subscriber(address, {model: own}, name=name, **settled(options)).start() as guest:
                 assert guest.wait_for_version(model, timeout=WAIT_SECONDS) is not None
                 over.wait(STAYS_SECONDS)
 
-    with Subscriber(address, {model: target}, name="stays", **options).start() as stays:
+    with Subscriber(address, {model: target}, name="stays", **settled(options)).start() as stays:
         guests = threading.Thread(target=come_and_go)
         guests.start()
         for _ in sys.stdin:

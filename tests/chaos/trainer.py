@@ -24,9 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weightbus import AddressError, Publisher, PublishError, Timing, WeightBusError
+from weightbus import AddressError, Publisher, PublishError, Settings, WeightBusError
+from weightbus.bus.limits import Timing
 from weightbus.bus.messages import DELTA
-from weightbus.python_client.options import Encoding
+from weightbus.python_client.settings import Encoding
 from weightbus.tests.chaos.content import CHUNK_BYTES, LARGE, MODELS, Kind, weights
 from weightbus.tests.conformance.driver import Fault
 from weightbus.tests.conformance.elsewhere import ProcessPublisher
@@ -117,14 +118,17 @@ class Trainer:
             )
         return Publisher(
             address,
-            advertise=told.advertise,
-            chunk_bytes=CHUNK_BYTES,
-            queue=told.queue,
-            shared_memory=told.shared,
-            timing=timing,
+            settings=Settings(
+                ping=PING,
+                lost_after=LOST_AFTER,
+                advertise=told.advertise,
+                chunk_bytes=CHUNK_BYTES,
+                queue=told.queue,
+                shared_memory=told.shared,
+                rekey=REKEY_SECONDS,
+            ),
             state=told.state or None,
             keys=told.keys,
-            rekey=REKEY_SECONDS,
             dashboard=page,
             metrics=page,
         )
@@ -192,7 +196,7 @@ class Trainer:
             future = self._publisher.publish_async(
                 model,
                 weights(model, serial, self._told.kind),
-                encoding=self._encoding,
+                settings=Settings(encoding=self._encoding),
                 timeout=PUBLISH_SECONDS,
                 commit="together" if together else "auto",
                 require="all" if together else 0,
@@ -227,9 +231,8 @@ class Trainer:
             receipt = self._publisher.publish_async(
                 model,
                 content,
-                encoding=self._encoding,
+                settings=Settings(encoding=self._encoding, grace=CALM_SECONDS),
                 timeout=CALM_SECONDS,
-                grace=CALM_SECONDS,
                 expect=workers,
             ).result()
         except PublishError as error:

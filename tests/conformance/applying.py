@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from weightbus import Timing
+from weightbus.bus.limits import Timing
 from weightbus.codecs.native import crc32c
 from weightbus.tests.conformance.decisions import heard_twice_more, of
 from weightbus.tests.conformance.driver import Driver

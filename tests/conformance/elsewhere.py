@@ -14,7 +14,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from weightbus import PublishError, Timing, WeightBusError
+from weightbus import PublishError, WeightBusError
+from weightbus.bus.limits import Timing
 from weightbus.bus.net.listeners import EVENT_KINDS, WorkerEvent
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.bus.receipt import WorkerReceipt

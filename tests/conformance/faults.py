@@ -1,6 +1,6 @@
 """Scenarios on a network that loses, damages, doubles, delays and cuts."""
 
-from weightbus import Timing
+from weightbus.bus.limits import Timing
 from weightbus.tests.conformance.publishing import SMALL, expect, on_data
 from weightbus.tests.conformance.rules import (
     Passing,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from weightbus import Publisher, PublishError, Timing, WeightBusError
+from weightbus import Publisher, PublishError, WeightBusError
+from weightbus.bus.limits import Timing
 from weightbus.bus.publisher.status import WorkerStatus
 from weightbus.bus.trust.keys import WORKERS, file_name, generate
 from weightbus.tests.conformance.driver import WAIT_SECONDS, Driver, Fault, Options
@@ -18,6 +19,7 @@ from weightbus.tests.conformance.elsewhere import ProcessPublisher
 from weightbus.tests.conformance.ledger import Bytes, Ledger, Weights
 from weightbus.tests.conformance.proxy import Proxy
 from weightbus.tests.conformance.rules import Which
+from weightbus.tests.settling import settled
 from weightbus.types import Receipt
 
 PING, LOST_AFTER = 0.2, 4.0  # seconds: the publisher's timers
@@ -111,7 +113,7 @@ class Stage:
         }
         options["epoch"] = self._epoch if epoch is None else epoch
         if self._elsewhere is None:
-            made = Watched(**options)
+            made = Watched(**settled(options))
         else:  # it has what scenarios use
             other = ProcessPublisher(self._elsewhere, folder=self.folder, **options)
             made = cast("Watched", other)
@@ -153,6 +155,8 @@ class Stage:
         """Publish and do not wait; `settle` does."""
         content = Bytes.of(weights, self.chunk_bytes, options.get("metadata", {}))
         options = {"timeout": self._patience, **options}
+        if self._elsewhere is None:  # others take them as they are
+            options = settled(options)
         try:
             future = self.publisher.publish_async(model, weights, **options)
         except WeightBusError:  # it has no copy left: publish less often, as it says

@@ -38,7 +38,7 @@ from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
 from weightbus.codecs.delta.encoding import encode as encode_patch
 from weightbus.codecs.layout import Layout
-from weightbus.python_client.models import BASES
+from weightbus.python_client.settings import BASES
 from weightbus.tests.performing import done
 from weightbus.tests.virtual_shell import PlainSnapshot, hash_all, perform
 

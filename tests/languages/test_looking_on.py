@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import RefusedError, Subscriber, Timing
+from weightbus import RefusedError, Subscriber
+from weightbus.bus.limits import Timing
 from weightbus.bus.trust.keys import WorkerKeys, generate
 from weightbus.python_client.observing.observer import Observer
 from weightbus.tests.compose.waiting import wait_for

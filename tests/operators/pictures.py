@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from weightbus import Publisher, Timing
+from weightbus import Publisher, Settings
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.operators.browser import Browser
 
@@ -41,8 +41,8 @@ model = {"head.weight": numpy.zeros((int(heads), 64), "f4"), "head.bias": numpy.
          "body.weight": numpy.zeros((64, 64), "f4")}
 def spoiled(update):
     model["head.bias"][3] += 1
-with weightbus.Subscriber(address, {"policy": model}, name=name,
-                          on_commit=spoiled if spoil == "spoil" else None) as worker:
+few = weightbus.Settings(on_commit=spoiled if spoil == "spoil" else None)
+with weightbus.Subscriber(address, {"policy": model}, name=name, settings=few) as worker:
     worker.start()
     threading.Event().wait()
 """
@@ -57,8 +57,8 @@ def running() -> Generator[tuple[str, str]]:
     """Have a bus in which not all is well; give its address, and that of its page."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        timing = Timing(ping=0.2, lost_after=1.0)
-        publisher = stack.enter_context(Publisher(timing=timing, dashboard="127.0.0.1:0"))
+        few = Settings(ping=0.2, lost_after=1.0)
+        publisher = stack.enter_context(Publisher(settings=few, dashboard="127.0.0.1:0"))
 
         def start(*words: str) -> "subprocess.Popen[bytes]":
             process = subprocess.Popen([sys.executable, *words])  # noqa: S603
