@@ -57,7 +57,7 @@ def work(told: dict[str, Any]) -> None:
     weights = {name: np.zeros_like(array) for name, array in model(told["nbytes"], 0).items()}
     timing = Settings(ping=told.get("ping", 1.0), lost_after=told.get("lost_after", 5.0))
     options: Any = {"name": told["name"], "settings": timing, "keys": told.get("keys", "")}
-    with Subscriber(told["address"], {"m": weights}, **options) as worker:
+    with Subscriber(told["address"], {"m": weights}, **settled(options)) as worker:
         tell("ready", pid=os.getpid(), memory=memory_peak())
         while True:
             try:

@@ -15,6 +15,6 @@ def settled(options: dict[str, Any]) -> dict[str, Any]:
         del options["timing"]
     told = {name: value for name, value in options.items() if name not in _NAMES}
     few = {name: options[name] for name in options.keys() & _NAMES}
-    if few or told.get("settings") is not None:
+    if few:
         told["settings"] = replace(told.get("settings") or Settings(), **few)
     return told

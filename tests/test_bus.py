@@ -945,7 +945,7 @@ def test_mistakes_in_a_publish_are_explained(
 ) -> None:
     told: dict[str, Any] = {"model": "m"} | arguments
     with pytest.raises(ValueError, match=says):
-        bus.publisher().publish(told.pop("model"), arrays(1), **told)
+        bus.publisher().publish(told.pop("model"), arrays(1), **settled(told))
 
 
 def test_missing_workers_are_counted_and_named(bus: Bus) -> None:

@@ -20,6 +20,7 @@ from weightbus import ClosedError, Publisher, PublishError, Subscriber
 from weightbus.bus.net.control import _Sockets  # pyright: ignore
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.ports import lasting_address
+from weightbus.tests.settling import settled
 
 SECONDS = 30.0  # far more than anything here takes
 
@@ -43,7 +44,7 @@ def until_gone(before: set[str]) -> None:
 
 
 def subscriber(address: str = "tcp://127.0.0.1:9", **options: object) -> Subscriber:
-    return Subscriber(address, {"m": {"w": np.zeros(3)}}, **options)  # type: ignore[arg-type]
+    return Subscriber(address, {"m": {"w": np.zeros(3)}}, **settled(options))  # type: ignore[arg-type]
 
 
 def cloudpickled(what: object) -> object:

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from weightbus import Publisher, Settings, Subscriber
 from weightbus.codecs.metadata import BYTES_MAX, ENTRIES_MAX, NAME_MAX, checked, fitting
+from weightbus.tests.settling import settled
 from weightbus.tests.test_cli import Commands, commands, run, small
 from weightbus.types import Offer, Pairs, Update
 
@@ -86,7 +87,7 @@ def test_a_patched_version_and_one_that_is_committed_together_have_it() -> None:
             way["metadata"] = said = {"step": str(number)}
             weights = arrays(1, 400_000)
             weights["w"][number] = 2
-            publisher.publish("m", weights, timeout=SECONDS, **way)
+            publisher.publish("m", weights, timeout=SECONDS, **settled(way))
             update = worker.update("m")
             assert update is not None
             assert update.metadata == said, way

@@ -19,6 +19,7 @@ from weightbus.python_client.models import BASES
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.ports import lasting_address
 from weightbus.tests.sealed_bus import keys_in
+from weightbus.tests.settling import settled
 from weightbus.types import Receipt
 
 SECONDS = 20.0
@@ -60,7 +61,7 @@ def bus(folder: Path | None = None, **options: Any) -> Generator[tuple[Publisher
     """Run a publisher that is on another host, as it were; yield how to connect to it."""
     keys, own = (None, None) if folder is None else keys_in(folder)
     told: dict[str, Any] = {"shared_memory": False, "keys": keys} | options
-    with Publisher(settings=Settings(chunk_bytes=2**16), **told) as publisher:
+    with Publisher(**settled({"settings": Settings(chunk_bytes=2**16), **told})) as publisher:
         yield publisher, {"shared_memory": False, "keys": own}
 
 
@@ -71,7 +72,7 @@ def test_what_changed_is_sent_and_what_is_applied_was_published(
     here, model = weights(), weights(1)
     with (
         bus(tmp_path if sealed else None) as (publisher, told),
-        Subscriber(publisher.address, {"m": here}, name="w", **told) as worker,
+        Subscriber(publisher.address, {"m": here}, name="w", **settled(told)) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
@@ -101,11 +102,11 @@ def test_workers_with_and_without_patches_share_one_publish(
     new, old, model = weights(), weights(), weights(1)
     with (
         bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": new}, name="new", **told) as one,
+        Subscriber(publisher.address, {"m": new}, name="new", **settled(told)) as one,
         monkeypatch.context() as patched,
     ):
         patched.setattr(subscribers, "DELTA", "another")  # as in another language
-        with Subscriber(publisher.address, {"m": old}, name="old", **told) as other:
+        with Subscriber(publisher.address, {"m": old}, name="old", **settled(told)) as other:
             one.start()
             other.start()
             publisher.wait_for_workers(2, SECONDS)
@@ -128,8 +129,8 @@ def test_a_worker_that_missed_a_version_gets_one_patch_from_what_it_runs() -> No
     quick, slow = weights(), weights()
     with (
         bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": quick}, name="quick", **told) as one,
-        Subscriber(publisher.address, {"m": slow}, name="slow", **told) as other,
+        Subscriber(publisher.address, {"m": quick}, name="quick", **settled(told)) as one,
+        Subscriber(publisher.address, {"m": slow}, name="slow", **settled(told)) as other,
     ):
         one.start()
         other.start()
@@ -163,14 +164,14 @@ def test_late_joiners_get_all_of_it_and_patches_from_then_on() -> None:
     here, late, model = weights(), weights(), weights(1)
     with (
         bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": here}, name="w", **told) as worker,
+        Subscriber(publisher.address, {"m": here}, name="w", **settled(told)) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
         for step in range(2):
             publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
             model = trained(model, step)
-        with Subscriber(publisher.address, {"m": late}, name="late", **told) as joined:
+        with Subscriber(publisher.address, {"m": late}, name="late", **settled(told)) as joined:
             joined.start()
             assert joined.wait_for_version("m", 2, timeout=SECONDS)
             receipt = publisher.publish(
@@ -187,7 +188,7 @@ def test_bytes_that_somebody_changed_are_found_out_and_mended(
     caplog.set_level(logging.INFO)
     with (
         bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": here}, name="w", **told) as worker,
+        Subscriber(publisher.address, {"m": here}, name="w", **settled(told)) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
@@ -219,14 +220,17 @@ def test_patched_versions_are_staged_like_others(options: dict[str, Any]) -> Non
     here, model = weights(), weights(1)
     with (
         bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": here}, name="w", **told) as worker,
+        Subscriber(publisher.address, {"m": here}, name="w", **settled(told)) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
         publisher.publish("m", model, settings=Settings(encoding="delta"), timeout=SECONDS)
         model = trained(model, 0)
         receipt = publisher.publish(
-            "m", model, settings=Settings(encoding="delta"), timeout=SECONDS, **options
+            "m",
+            model,
+            timeout=SECONDS,
+            **settled({"settings": Settings(encoding="delta"), **options}),
         )
         assert receipt.workers["w"].encoding == "delta-1"
         assert worker.wait_for_version("m", 2, timeout=SECONDS)
@@ -242,8 +246,8 @@ def test_files_and_functions_are_patched_like_models(tmp_path: Path) -> None:
 
     with (
         bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": path}, name="file", **told) as one,
-        Subscriber(publisher.address, {"m": load}, name="function", **told) as other,
+        Subscriber(publisher.address, {"m": path}, name="file", **settled(told)) as one,
+        Subscriber(publisher.address, {"m": load}, name="function", **settled(told)) as other,
     ):
         one.start()
         other.start()
@@ -264,7 +268,10 @@ def test_a_resident_model_is_what_patches_build_on_unless_somebody_has_changed_i
     with (
         bus() as (publisher, told),
         Subscriber(
-            publisher.address, {"m": here}, name="w", settings=Settings(resident=True), **told
+            publisher.address,
+            {"m": here},
+            name="w",
+            **settled({"settings": Settings(resident=True), **told}),
         ) as worker,
     ):
         worker.start()
@@ -309,7 +316,7 @@ def test_after_a_restart_patches_build_on_what_runs_by_its_new_name(tmp_path: Pa
     address = lasting_address()
     with (
         bus(address=address, state=tmp_path) as (publisher, told),
-        Subscriber(address, {"m": here}, name="w", **told) as worker,
+        Subscriber(address, {"m": here}, name="w", **settled(told)) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
@@ -336,7 +343,7 @@ def test_small_versions_go_with_their_announcements() -> None:
     here = {"w": np.zeros(1000, np.float16)}
     with (
         bus() as (publisher, told),
-        Subscriber(publisher.address, {"m": here}, name="w", **told) as worker,
+        Subscriber(publisher.address, {"m": here}, name="w", **settled(told)) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)

@@ -190,7 +190,7 @@ def test_every_source_goes_into_every_target_whoever_takes_the_prefix_off(
     taken_apart: Any = TensorDict.from_module(Tied())
     nested = taken_apart.detach().clone()
     path = tmp_path / "m.safetensors"
-    sent = Settings(encoding="delta", rename="module." if at == "trainer" else None)
+    sent = Settings(rename="module." if at == "trainer" else None)
     taken: Any = {"rename": "module."} if at == "worker" else {}
     with (
         Publisher(settings=Settings(shared_memory=shared_memory)) as publisher,
@@ -198,12 +198,12 @@ def test_every_source_goes_into_every_target_whoever_takes_the_prefix_off(
     ):
         for target in (model, moved, plain, nested, numbers, path, load):
             options = taken | {"resident": target is moved}
-            worker = Subscriber(publisher.address, {"m": target}, **options)
+            worker = Subscriber(publisher.address, {"m": target}, **settled(options))
             stack.enter_context(worker).start()
         publisher.wait_for_workers(7, SECONDS)
-        publisher.prepare("m", SOURCES[kind](0), **sent)
+        publisher.prepare("m", SOURCES[kind](0), settings=sent)
         for value in (1.0, 2.0):
-            publisher.publish("m", SOURCES[kind](value), timeout=SECONDS, **sent)
+            publisher.publish("m", SOURCES[kind](value), timeout=SECONDS, settings=sent)
             written = load_file(path)
             flat = nested.flatten_keys(".")
             for found in (
@@ -284,7 +284,7 @@ def test_what_differs_alone_is_written_though_it_is_renamed(
     target = {"w": torch.zeros(300_000)}
     with (
         Publisher(settings=Settings(shared_memory=False)) as publisher,
-        Subscriber(publisher.address, {"m": target}, **options) as worker,
+        Subscriber(publisher.address, {"m": target}, **settled(options)) as worker,
     ):
         assert worker.wait_joined(SECONDS)
         for value in range(6):

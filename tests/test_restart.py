@@ -12,6 +12,7 @@ from torch import nn
 import weightbus
 from weightbus import Publisher, StateError, StateFolderError
 from weightbus.python_client.state_folder import TABLE
+from weightbus.tests.settling import settled
 
 SECONDS = 30.0  # far more than anything here takes
 SAID = {"step": "12000"}
@@ -29,7 +30,7 @@ class Tied(nn.Module):
 def published(folder: Path, **options: Any) -> Tied:
     model = Tied()
     with Publisher(state=folder, history=2) as publisher:
-        publisher.publish("policy", model, metadata=SAID, **options)
+        publisher.publish("policy", model, metadata=SAID, **settled(options))
     return model
 
 

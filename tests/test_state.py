@@ -23,6 +23,7 @@ from weightbus.bus.messages import Hello, Ping, Running, encode
 from weightbus.python_client import keeper
 from weightbus.python_client.state_folder import TABLE, Saved, StateFolder
 from weightbus.tests.ports import lasting_address
+from weightbus.tests.settling import settled
 from weightbus.types import StoredVersion, Update
 
 SECONDS = 60.0  # far more than anything here takes
@@ -58,11 +59,13 @@ class Fleet:
         if self.publisher is not None:
             self.publisher.close()
         known: dict[str, Any] = {"state": self.path, "shared_memory": self.shared_memory}
-        self.publisher = Publisher(self.address, **known | options)
+        self.publisher = Publisher(self.address, **settled(known | options))
         return self.publisher
 
     def subscriber(self, target: object, **options: Any) -> Subscriber:
-        self.made.append(made := Subscriber(self.address, {"m": target}, **options).start())
+        self.made.append(
+            made := Subscriber(self.address, {"m": target}, **settled(options)).start()
+        )
         assert made.wait_joined(SECONDS)
         return made
 

@@ -23,6 +23,7 @@ from weightbus.codecs.state import state_of, write_into
 from weightbus.python_client.loading import Pairs
 from weightbus.python_client.resident import Residence, residence_of
 from weightbus.python_client.schemes.strategy import DestinationError, WeightStrategy
+from weightbus.tests.settling import settled
 from weightbus.tests.test_vectors import Case, named, table
 
 SECONDS = 60.0
@@ -302,7 +303,7 @@ def test_a_checkpoint_without_the_head_goes_into_every_kind_of_target(
     ):
 
         def join(target: object, **options: Any) -> None:
-            worker = Subscriber(publisher.address, {"m": target}, **options)
+            worker = Subscriber(publisher.address, {"m": target}, **settled(options))
             stack.enter_context(worker).start()
 
         join(model, strict=False)

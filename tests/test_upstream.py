@@ -35,6 +35,7 @@ from weightbus.bus.publisher.publication import Publication
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.reports import Identity
 from weightbus.tests.compose.waiting import wait_for
+from weightbus.tests.settling import settled
 from weightbus.tests.test_distribution import Bench
 from weightbus.tests.virtual_shell import perform, version_of
 
@@ -254,7 +255,7 @@ def test_who_leaves_has_said_on_the_control_channel_what_it_runs(
         with weightbus.Subscriber(publisher.address, {"a": {"w": np.zeros(4)}}) as subscriber:
             publisher.wait_for_workers(1, SECONDS)
             options = {"require": 1, "timeout": SECONDS}
-            future = publisher.publish_async("a", {"w": np.ones(4)}, **options)  # type: ignore[arg-type]
+            future = publisher.publish_async("a", {"w": np.ones(4)}, **settled(options))  # type: ignore[arg-type]
             assert subscriber.receive(SECONDS) is not None
         assert future.result(SECONDS).workers[subscriber.name].state == "applied"
 

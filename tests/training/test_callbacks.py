@@ -19,6 +19,7 @@ from weightbus import Publisher, StateError, Subscriber
 from weightbus.python_client.training import huggingface, lightning, stable_baselines3
 from weightbus.python_client.training.generation import GenerationWorker
 from weightbus.python_client.training.publishing import StepPublisher
+from weightbus.tests.settling import settled
 
 SECONDS = 60.0
 
@@ -38,7 +39,7 @@ def flat(model: Any) -> bytes:
 def bus(target: Any, **options: Any) -> Generator[tuple[Publisher, Subscriber]]:
     with (
         Publisher() as publisher,
-        Subscriber(publisher.address, {"policy": target}, name="w0", **options) as worker,
+        Subscriber(publisher.address, {"policy": target}, name="w0", **settled(options)) as worker,
     ):
         worker.start()
         publisher.wait_for_workers(1, SECONDS)
