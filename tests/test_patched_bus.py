@@ -230,7 +230,7 @@ def test_patched_versions_are_staged_like_others(options: dict[str, Any]) -> Non
             "m",
             model,
             timeout=SECONDS,
-            **settled({"settings": Settings(encoding="delta"), **options}),
+            **settled({"encoding": "delta", **options}),
         )
         assert receipt.workers["w"].encoding == "delta-1"
         assert worker.wait_for_version("m", 2, timeout=SECONDS)
@@ -271,7 +271,7 @@ def test_a_resident_model_is_what_patches_build_on_unless_somebody_has_changed_i
             publisher.address,
             {"m": here},
             name="w",
-            **settled({"settings": Settings(resident=True), **told}),
+            **settled({"resident": True, **told}),
         ) as worker,
     ):
         worker.start()
