@@ -187,6 +187,7 @@ class Progress(Versioned, tag="progress", frozen=True, kw_only=True):
     chunks: Count
     phase: Literal["receiving", "staged", "applying"] = "receiving"
     patch: PatchId | None = None
+    waits: Label = ""
 
 
 class Staged(Versioned, tag="staged", frozen=True, kw_only=True):

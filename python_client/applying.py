@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from ..bus.complaints import Complaints
 from ..bus.errors import ApplyError, not_applied, told_of
+from ..bus.limits import LABEL_MAX
 from ..bus.net.handoff import Handoff
 from ..bus.staged import OverwrittenError, StagedVersion, StaleError
-from ..bus.worker.events import Happening, Outcome, Report, Wanted
+from ..bus.worker.events import Happening, Outcome, Report, Waits, Wanted
 from ..codecs.apply import as_arrays
 from ..codecs.checksum import digest_of
 from ..codecs.layout import Layout
@@ -296,6 +297,7 @@ class Applier:
 
         def waits(who: str) -> None:
             seconds = time.monotonic() - since
+            self._tell(Waits(staged.model, staged.key, _cut(who)))
             if seconds >= WARN_SECONDS:
                 named = f"{staged.model} version {staged.version}"
                 self._held_up.warn(f"{named} has waited {seconds:.1f} s: {who}", time.monotonic())
@@ -394,6 +396,11 @@ class Applier:
         what = full if intact else "torn"
         self._tell(Report(staged.model, staged.key, what, told_of(error), still=still))
         return told
+
+
+def _cut(text: str) -> str:
+    """Shorten what a worker says of itself to what may travel."""
+    return text if len(text) <= LABEL_MAX else f"{text[: LABEL_MAX - 1]}…"
 
 
 def _undone(target: Target, *, torn: bool) -> bool:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weightbus import Publisher, Settings, Subscriber, TornError
+from weightbus import Publisher, PublishError, Settings, Subscriber, TornError
+from weightbus.bus.limits import Timing
 from weightbus.tests.test_bus import SECONDS, Bus, arrays, both
 
 VERSIONS = 30  # while the example answers
@@ -107,6 +108,27 @@ def test_who_is_in_the_way_is_said(bus: Bus, caplog: pytest.LogCaptureFixture) -
     assert "m version 1 has waited 1." in text
     assert "reading (`reading()`) in task request 7 (" in text
     assert "generate) of thread MainThread for 1." in text
+
+
+def test_a_receipt_says_who_is_in_the_way(bus: Bus) -> None:
+    quick = Timing(ping=0.1)
+    publisher, target = bus.publisher(timing=quick), arrays(0)
+    worker = bus.subscriber(publisher, target, name="w", timing=quick).start()
+
+    async def generate() -> None:
+        async with worker.reading():
+            with pytest.raises(PublishError) as caught:
+                await publisher.publish_awaitable("m", arrays(1), timeout=1.5)
+            told.append(caught.value.receipt.workers["w"].detail)
+            doing.append(publisher.workers()["w"].phase["m"])
+
+    told, doing = list[str](), list[str]()
+    asyncio.run(generate())
+    for text in (told[0], doing[0]):
+        assert "staged version 1, which waits for who uses the old weights: reading" in text
+        assert re.search(r"in task Task-\d+ \(.*generate\) of thread MainThread for \d\.\d s", text)
+    assert worker.wait_for_version("m", 1, timeout=SECONDS)
+    assert publisher.publish("m", arrays(2), timeout=SECONDS).in_state("applied") == ["w"]
 
 
 def test_closing_does_not_wait_for_who_waits_for_readers(

@@ -36,7 +36,8 @@ class Reports:
         if coming is not None:
             peer.learn(message, coming.plan, now)
         peer.note(message.model, message.version, message.phase, message.chunks, now)
-        peer.incoming[message.model].patch = message.patch
+        incoming = peer.incoming[message.model]
+        incoming.patch, incoming.waits = message.patch, message.waits
         versions.left(peer.name, older_than=message.version + (not receiving))
         if version is not None:
             version.receivers.add(peer.name)

@@ -32,6 +32,7 @@ class Incoming:
     chunks: int
     since: float  # when it last made progress
     patch: PatchId | None = None  # which it comes by; None: all of it
+    waits: str = ""  # who is in its way there, since when, in the worker's words
 
 
 @dataclass(slots=True)

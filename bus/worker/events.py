@@ -88,6 +88,15 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """A version cannot be applied yet, and this is who is in the way, since when."""
+
+    model: str
+    key: tuple[int, int]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """The user wants this version of a model, and no other until it says so; None: the latest."""
 
@@ -102,5 +111,5 @@ class Examined:
     answer: Checked
 
 
-OfSlot = Granted | Opened | Copied | Decoded | Report | Wanted  # it has a `model`
+OfSlot = Granted | Opened | Copied | Decoded | Report | Waits | Wanted  # it has a `model`
 Happening = OfSlot | Examined

@@ -40,6 +40,7 @@ class Held:
     transfer: Transfer | None = None
     staged: StagedVersion | None = None
     running: Running | None = None
+    waits: str = ""  # who keeps the user from applying it, since when
     fate: Event | None = None  # it has failed, and what that means once the user lets go of it
 
     def brings(self, other: Announce) -> bool:

@@ -92,7 +92,13 @@ def progress(held: Held) -> Effect:
         phase = "applying"
     model, (epoch, version) = held.announce.model, held.key
     said = Progress(
-        model=model, epoch=epoch, version=version, chunks=chunks, phase=phase, patch=patch
+        model=model,
+        epoch=epoch,
+        version=version,
+        chunks=chunks,
+        phase=phase,
+        patch=patch,
+        waits=held.waits if phase == "staged" else "",
     )
     return Send(said)
 

@@ -17,7 +17,7 @@ from ..staged import SharedMemory, StagedVersion
 from . import reports
 from .applying import TRANSIENT, Applying
 from .asking import Asking
-from .events import Copied, Decoded, Granted, OfSlot, Opened, Report, Wanted
+from .events import Copied, Decoded, Granted, OfSlot, Opened, Report, Waits, Wanted
 from .holdings import Held, Holdings
 from .layouts import Acceptance, Accepts, Expected
 from .patches import Patches
@@ -396,9 +396,18 @@ class Slot:
             case Wanted():
                 said = self.asking.want(event.key, now)
                 return said if event.key else said + self._go_on(self.asking.heard[0], now)
+            case Waits():
+                return self._waits(self.holds.find(event.key, "ready", "applying"), event.text)
             case Report():
                 held = self.holds.find(event.key, "ready", "applying")
                 return self._became(held, event, now) if held is not None else []
+
+    def _waits(self, held: Held | None, text: str) -> list[Effect]:
+        """Somebody is in the way of a version: say so at once, and then with every ping."""
+        if held is None:
+            return []
+        before, held.waits = held.waits, text
+        return [] if before else [reports.progress(held)]
 
     def _became(self, held: Held, report: Report, now: float) -> list[Effect]:
         """The user has begun, has put it back, is done with it, or has dropped it."""

@@ -165,6 +165,7 @@ export type WorkerMessage =
       readonly chunks: number;
       readonly phase?: string;
       readonly patch?: PatchId | undefined;
+      readonly waits?: string;
     })
   | (ByPatch & { readonly type: "staged" })
   | (ByPatch & { readonly type: "applied"; readonly decode_us?: number | undefined })

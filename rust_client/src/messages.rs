@@ -210,6 +210,9 @@ messages! {
         phase: Doing = or(Doing::Receiving, |f, k| f.one_of(k, &DOING)),
         #[serde(skip_serializing_if = "Option::is_none")]
         patch: Option<PatchId> = patch_id,
+        /// Who is in the way of applying it, since when.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        waits: String = or(String::new(), text(LABEL_MAX)),
     }
 
     /// A version, its digest, and the patch by which it comes: `staged`, `applied`, `end`, and `commit` without one.

@@ -869,8 +869,8 @@ impl Slot {
         phase: Doing,
         patch: Option<PatchId>,
     ) -> Effect {
-        let model = self.model.clone();
-        Effect::Send(FromWorker::Progress(Progress { model, epoch, version, chunks, phase, patch }))
+        let (model, waits) = (self.model.clone(), String::new());
+        Effect::Send(FromWorker::Progress(Progress { model, epoch, version, chunks, phase, patch, waits }))
     }
 
     /// `staged` of every version in these phases of which it is due.

@@ -103,8 +103,9 @@ impl Bench {
     /// Says that so many chunks are here, and returns on which topics how many more go out.
     fn progress(&mut self, name: &str, version: u64, chunks: u64, patch: Option<u64>) -> [u64; 2] {
         let patch = patch.map(|version| PatchId { encoding: DELTA.to_owned(), epoch: 7, version });
-        let (model, phase) = (MODEL.to_owned(), Doing::Receiving);
-        self.say(name, FromWorker::Progress(Progress { model, epoch: 7, version, chunks, phase, patch }));
+        let (model, phase, waits) = (MODEL.to_owned(), Doing::Receiving, String::new());
+        let said = Progress { model, epoch: 7, version, chunks, phase, patch, waits };
+        self.say(name, FromWorker::Progress(said));
         chunks_in(&self.push())
     }
 }
@@ -229,6 +230,7 @@ fn links_are_known_by_what_workers_say_and_decide_whether_a_patch_is_made() {
         chunks,
         phase: Doing::Receiving,
         patch: None,
+        waits: String::new(),
     };
     for (chunks, at) in [(10, 1), (20, 2), (40, 4)] {
         let header = encode(&FromWorker::Progress(said(chunks)));

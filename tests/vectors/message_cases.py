@@ -421,11 +421,12 @@ def mapping_cases() -> Iterator[Json]:
 
 
 def applying_cases() -> Iterator[Json]:
-    """Yield what only those say who can tell that an apply has failed half-way."""
+    """Yield what only those say who can tell that an apply has failed half-way, or waits."""
     fields = FROM_WORKER["failed"]
     header = {**message("failed", fields, full=True), "intact": False}
     expect = ok(header, fields, 0)
     yield case("from_worker failed intact false", "from_worker", [text_of(header)], expect)
+    yield from _further({("from_worker", "progress"): {"waits": ("label", "")}})
 
 
 def renaming_cases() -> Iterator[Json]:

@@ -18,8 +18,9 @@ PATCHING: dict[str, object] = {
     "keep": False,
     "patches": [],
 }
+WAITING: dict[str, object] = {"waits": ""}
 METADATA: dict[str, object] = {"metadata": {}}
-OF_FEATURES = SEALING | PATCHING | METADATA
+OF_FEATURES = SEALING | PATCHING | WAITING | METADATA
 
 Json = dict[str, Any]
 

@@ -71,6 +71,7 @@ type (
 		Chunks  int64    `json:"chunks"`
 		Phase   string   `json:"phase"`
 		Patch   *PatchID `json:"patch,omitempty"`
+		Waits   string   `json:"waits,omitempty"` // who is in the way of applying it, since when
 	}
 	// Staged says that a version is here, whole and verified.
 	Staged struct {

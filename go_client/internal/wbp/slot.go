@@ -648,11 +648,11 @@ func (s *slot) repeat() []Effect { // W17
 func (s *slot) sayProgress(v *held) Effect {
 	switch v.phase {
 	case arriving:
-		return Send{&Progress{s.model, v.Epoch, v.Version, v.transfer.Here, "receiving", v.transfer.by()}}
+		return Send{&Progress{s.model, v.Epoch, v.Version, v.transfer.Here, "receiving", v.transfer.by(), ""}}
 	case applying:
-		return Send{&Progress{s.model, v.Epoch, v.Version, 0, "applying", nil}}
+		return Send{&Progress{s.model, v.Epoch, v.Version, 0, "applying", nil, ""}}
 	}
-	return Send{&Progress{s.model, v.Epoch, v.Version, 0, "staged", nil}}
+	return Send{&Progress{s.model, v.Epoch, v.Version, 0, "staged", nil, ""}}
 }
 
 func (s *slot) sayStaged(some ...*held) []Effect {

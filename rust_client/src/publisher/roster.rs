@@ -22,6 +22,8 @@ pub struct Incoming {
     pub since: Time, // when it last made progress
     /// By which it comes, if by one.
     pub patch: Option<PatchId>,
+    /// Who is in its way there, since when, in the worker's words.
+    pub waits: String,
 }
 
 /// One worker, as the publisher knows it.
@@ -115,8 +117,9 @@ impl Peer {
                 }
             }
             _ => {
-                let incoming =
-                    Incoming { version, phase, chunks: chunks.unwrap_or(0), since: now, patch: None };
+                let chunks = chunks.unwrap_or(0);
+                let (patch, waits) = (None, String::new());
+                let incoming = Incoming { version, phase, chunks, since: now, patch, waits };
                 self.incoming.insert(model.to_owned(), incoming);
             }
         }
@@ -125,6 +128,9 @@ impl Peer {
     pub fn note_progress(&mut self, said: &Progress, now: Time) {
         self.note(&said.model, said.version, said.phase, Some(said.chunks), now);
         self.comes_by(&said.model, said.patch.as_ref());
+        if let Some(incoming) = self.incoming.get_mut(&said.model) {
+            incoming.waits = said.waits.clone();
+        }
     }
 
     /// What arrives of a model comes by this patch, or as a whole.

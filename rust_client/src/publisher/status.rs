@@ -2,8 +2,9 @@
 
 use super::roster::{Incoming, Peer};
 use super::store::Store;
-use crate::limits::Timing;
+use crate::limits::{Timing, LABEL_MAX};
 use crate::messages::Doing;
+use crate::observed::printable;
 use crate::transfer::{Key, Time};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -84,6 +85,10 @@ pub(super) fn phase_of(
             format!("receiving version {}, {} of {} chunks here", version, incoming.chunks, count)
         }
     };
+    if !incoming.waits.is_empty() {
+        let who = printable(&incoming.waits, LABEL_MAX);
+        text += &format!(", which waits for who uses the old weights: {}", who);
+    }
     let idle = now.saturating_sub(incoming.since);
     if idle >= timing.quiet {
         text += &format!(", no progress for {:.1} s", idle.as_secs_f64());
