@@ -495,7 +495,11 @@ class Publisher:
             self._keeper.close(max(0.0, deadline - time.monotonic()))
 
     async def close_awaitable(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Close from a coroutine, in a thread, so that its event loop goes on. See `close`."""
+        """Close from a coroutine, in a thread, so that its event loop goes on.
+
+        Args:
+            timeout: As of `close`.
+        """
         await in_thread(partial(self.close, timeout), "weightbus-close")
 
     async def __aenter__(self) -> "Publisher":

@@ -41,7 +41,7 @@ from weightbus.bus.trust.keys import WORKERS, file_name, generate
 from weightbus.codecs.checksum import CHUNK_BYTES_DEFAULT, digest_of
 from weightbus.codecs.native import crc32c
 from weightbus.codecs.state import state_of
-from weightbus.python_client.models import BASES
+from weightbus.python_client.settings import BASES
 from weightbus.tests.chaos.run import ready
 from weightbus.tests.compose.waiting import MissedError, wait_for
 from weightbus.tests.conformance.driver import Driver, Event, Fault, Options

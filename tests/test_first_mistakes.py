@@ -230,7 +230,7 @@ def test_nothing_is_told_where_all_is_well(scene: Scene, caplog: pytest.LogCaptu
     for name in models:  # the third of which comes late
         scene.worker(name, name)
     publisher.wait_for_workers(3, SECONDS)
-    until = time.monotonic() + 3 * QUICK.hint_after
+    until = time.monotonic() + 3 * QUICK.timing.hint_after
     while time.monotonic() < until:
         for name in models[:2]:
             assert publisher.publish(name, arrays(), timeout=SECONDS).in_state("applied") == [name]

@@ -72,7 +72,7 @@ def test_a_port_that_a_connection_has_for_the_moment_is_waited_for(
             return looks[-1]
 
         monkeypatch.setattr(listening, "holder_of", look)
-        with Publisher(**settled(at(port))) as publisher:  # type: ignore[arg-type] # pyright: ignore
+        with Publisher(**settled(at(port))) as publisher:  # pyright: ignore
             assert str(port) in publisher.address + publisher.data_address
     assert looks
     assert looks[0] is not None
@@ -85,7 +85,7 @@ def test_a_port_that_stays_taken_is_said_with_who_has_it(
 ) -> None:
     monkeypatch.setattr(listening, "BIND_SECONDS", 0.1)
     with a_connection() as (_, port), pytest.raises(AddressError) as told:
-        Publisher(**settled(at(port)))  # type: ignore[arg-type] # pyright: ignore
+        Publisher(**settled(at(port)))  # pyright: ignore
     text = str(told.value)
     assert f":{port} is in use by an outgoing connection of " in text
     assert re.search(rf"\(process {os.getpid()}\), and stayed so for [\d.]+ s: pass another ", text)

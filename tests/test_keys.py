@@ -526,13 +526,13 @@ def allow(folder: Path, name: str, *, on: bool) -> None:
 
 def publisher_of(folder: Path | PublisherKeys | None, **options: object) -> weightbus.Publisher:
     told = settled({"keys": folder, "settings": QUICK, "shared_memory": False} | options)
-    return weightbus.Publisher("tcp://127.0.0.1:0", **told)  # type: ignore[arg-type]
+    return weightbus.Publisher("tcp://127.0.0.1:0", **told)
 
 
 def worker_of(address: str, keys: object, name: str | None = None) -> weightbus.Subscriber:
     copy = {"w": np.zeros(4, np.float32)}
     told = settled({"keys": keys, "name": name, "settings": QUICK, "shared_memory": False})
-    return weightbus.Subscriber(address, {"m": copy}, **told)  # type: ignore[arg-type]
+    return weightbus.Subscriber(address, {"m": copy}, **told)
 
 
 def refusal_of(worker: weightbus.Subscriber) -> weightbus.RefusedError:
@@ -805,7 +805,7 @@ def test_where_other_hosts_can_connect(endpoint: str, local: bool) -> None:
 def test_without_keys_a_publisher_listens_to_its_host_alone(folder: Path) -> None:
     for options in ({"address": "tcp://*:0"}, {"data": "tcp://0.0.0.0:0"}):
         with pytest.raises(AddressError, match="insecure=True"):
-            weightbus.Publisher(**settled(options))  # type: ignore[arg-type]
+            weightbus.Publisher(**settled(options))
     weightbus.Publisher("tcp://*:0", insecure=True).close()
     weightbus.Publisher("tcp://*:0", keys=folder).close()
 

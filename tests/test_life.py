@@ -44,7 +44,7 @@ def until_gone(before: set[str]) -> None:
 
 
 def subscriber(address: str = "tcp://127.0.0.1:9", **options: object) -> Subscriber:
-    return Subscriber(address, {"m": {"w": np.zeros(3)}}, **settled(options))  # type: ignore[arg-type]
+    return Subscriber(address, {"m": {"w": np.zeros(3)}}, **settled(options))
 
 
 def cloudpickled(what: object) -> object:

@@ -15,7 +15,7 @@ from weightbus import Publisher, Settings, Subscriber
 from weightbus.bus.worker.machine import WorkerMachine
 from weightbus.bus.worker.slot import Slot
 from weightbus.python_client import subscriber as subscribers
-from weightbus.python_client.models import BASES
+from weightbus.python_client.settings import BASES
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.ports import lasting_address
 from weightbus.tests.sealed_bus import keys_in

@@ -255,7 +255,7 @@ def test_who_leaves_has_said_on_the_control_channel_what_it_runs(
         with weightbus.Subscriber(publisher.address, {"a": {"w": np.zeros(4)}}) as subscriber:
             publisher.wait_for_workers(1, SECONDS)
             options = {"require": 1, "timeout": SECONDS}
-            future = publisher.publish_async("a", {"w": np.ones(4)}, **settled(options))  # type: ignore[arg-type]
+            future = publisher.publish_async("a", {"w": np.ones(4)}, **settled(options))
             assert subscriber.receive(SECONDS) is not None
         assert future.result(SECONDS).workers[subscriber.name].state == "applied"
 

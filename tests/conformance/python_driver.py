@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weightbus import ApplyError, RefusedError, Subscriber
+from weightbus import ApplyError, RefusedError, Settings, Subscriber
 from weightbus.bus.limits import APPLY_SECONDS, STAGING_BYTES_MAX
 from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.codecs.layout import PREFIX_BYTES, Layout
@@ -113,12 +113,14 @@ class Driver:
             name=options.name,
             strict=not options.partial,
             cast=options.cast,
-            before_apply=users.before,
-            on_commit=users.after,
-            apply_timeout=options.apply_timeout,
-            bytes_max=options.bytes_max,
-            shared_memory=not options.network,
             keys=options.keys,
+            settings=Settings(
+                before_apply=users.before,
+                on_commit=users.after,
+                apply_timeout=options.apply_timeout,
+                bytes_max=options.bytes_max,
+                shared_memory=not options.network,
+            ),
         )
 
     def run(self) -> None:
