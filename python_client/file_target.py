@@ -90,7 +90,10 @@ class FileTarget:
     def summing(
         self, layout: Layout, names: Iterable[str], sums: list[int | None]
     ) -> Iterator[int]:
-        """Sum what the file holds, which somebody else may have written."""
+        """Sum what the file holds, which somebody else may have written.
+
+        Arguments are those of `Target.summing`.
+        """
         file = _opened(self._home())
         if file is None:
             raise FileNotFoundError(errno.ENOENT, "it is gone", str(self._path))
@@ -110,10 +113,12 @@ class FileTarget:
                 sums.append(total)
 
     def ahead(self, staged: StagedVersion) -> None:
-        """Files have readers of their own."""
+        """Files have readers of their own. Arguments are those of `Target.ahead`."""
 
     def apply(self, staged: StagedVersion) -> None:
         """Write the version beside the file, then rename it over the file.
+
+        Arguments are those of `Target.apply`.
 
         Raises:
             OSError: It could not be written; the file is as it was.
@@ -152,7 +157,7 @@ class FileTarget:
         self._before, self._kept, self._replaced = None, None, None
 
     def lies_in(self, staged: StagedVersion) -> NDArray[np.uint8] | None:
-        """They lie where they were copied from."""
+        """They lie where they were copied from. Arguments are those of `Target.lies_in`."""
         return staged.data if staged.shared is None else None
 
     def _write(self, file: BinaryIO, staged: StagedVersion) -> None:
