@@ -391,7 +391,7 @@ impl fmt::Debug for Worker {
 
 /// What came of an attempt to apply a version.
 enum Attempt {
-    Applied(Update, Option<Box<Base>>),
+    Applied(Box<Update>, Option<Box<Base>>),
     NotNewer,
     InUse,
     Stale,
@@ -446,7 +446,7 @@ impl Worker {
             };
             let (model, key) = (staged.model.clone(), staged.key);
             match self.apply(staged, deadline) {
-                Attempt::Applied(update, _) => return Ok(Some(update)),
+                Attempt::Applied(update, _) => return Ok(Some(*update)),
                 Attempt::InUse if Instant::now() >= deadline => return Ok(None),
                 Attempt::InUse => {}                     // until it was closed
                 Attempt::NotNewer | Attempt::Stale => {} // a newer one took its place: wait for that
@@ -607,7 +607,7 @@ impl Worker {
         // The model says that it runs the version before anybody can read it, and before the
         // publisher hears of it.
         writing.set_ran(Ran::Version(key));
-        Attempt::Applied(update, base.map(Box::new))
+        Attempt::Applied(Box::new(update), base.map(Box::new))
     }
 
     /// Makes a snapshot of a version, without a copy if it is in a buffer.
@@ -632,7 +632,7 @@ impl Worker {
         }
         let (layout, bytes) = (snapshot.layout.clone(), Bytes::Kept(snapshot.data.clone()));
         *lock(&its.latest) = Some(snapshot);
-        Attempt::Applied(update, staged.keep.then(|| Box::new(Base { layout, bytes })))
+        Attempt::Applied(Box::new(update), staged.keep.then(|| Box::new(Base { layout, bytes })))
     }
 
     /// Lets the user turn a version down. If it may be looked at in a model's memory, readers wait.
