@@ -181,7 +181,7 @@ class Fetch(Message, Worded, tag="fetch", frozen=True, kw_only=True):
     unpatched: Label = ""
 
 
-class Progress(Versioned, tag="progress", frozen=True, kw_only=True):
+class Progress(Versioned, Worded, tag="progress", frozen=True, kw_only=True):
     """So many chunks of a version have arrived here."""
 
     chunks: Count

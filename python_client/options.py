@@ -138,9 +138,9 @@ def request(
         grace=lost_after if grace is None else checks.seconds(grace, "grace"),
         grace_of_gone=0.0 if grace is None else grace,
         expect=_expected(expect, expected, names, needed),
-        precision=precision_of(settings.dtype),
+        precision=None if settings.dtype is None else precision_of(settings.dtype),
         encoding=settings.encoding,
-        renaming=renaming_of(settings.rename),
+        renaming=None if settings.rename is None else renaming_of(settings.rename),
         metadata=None if metadata is None else checked(metadata),
     )
 

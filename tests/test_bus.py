@@ -506,7 +506,7 @@ def test_a_shortfall_says_what_was_waited_for(bus: Bus) -> None:
     publisher = bus.publisher()
     for name, size in (("good", 1000), ("bad", 3)):
         bus.subscriber(publisher, arrays(0, size), name=name)
-    with pytest.raises(PublishError, match=r"is staged by 1 of 2 workers after .* s; bad failed"):
+    with pytest.raises(PublishError, match=r"is staged by 1 of 2 workers after .*s; bad failed"):
         publisher.publish("m", arrays(1), settings=Settings(wait="staged"), timeout=SECONDS)
 
 

@@ -91,10 +91,10 @@ def test_while_another_thread_copies(monkeypatch: pytest.MonkeyPatch) -> None:
         kept = publisher._model("m")  # noqa: SLF001 # pyright: ignore
         describe = kept.describe
 
-        def slow(given: object, precision: Any = None) -> object:
+        def slow(*given: Any) -> object:
             held.set()
             assert go_on.wait(SECONDS)
-            return describe(given, precision)
+            return describe(*given)
 
         monkeypatch.setattr(kept, "describe", slow)
         first = pool.submit(publisher.publish, "m", weights("numpy"))

@@ -109,7 +109,7 @@ KINDS: dict[type[Any], Any] = {
 }
 FILLED = {
     "name": "w", "instance": "0" * 32, "models": {}, "model": "a", "epoch": 1, "version": 1,
-    "code": "apply", "worker": "w",
+    "code": "apply", "worker": "w", "chunks": 1,
 }  # fmt: skip
 
 

@@ -189,7 +189,7 @@ def story(name: str, updates: int, ports: Sequence[int] = ()) -> Seen:
     """
     kind, _, carrier = name.partition("-")
     theirs = carrier.startswith("torchrl")  # beside ours, TorchRL's own
-    own: Any = importlib.import_module("torchrl.weight_update" if theirs else "weightbus")
+    own: Any = importlib.import_module("torchrl.weight_update" if theirs else "weightbus.torchrl")
     carrier = carrier.removeprefix("torchrl")
     scheme: Any = {
         "process": lambda: own.MultiProcessWeightSyncScheme(),

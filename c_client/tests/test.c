@@ -423,9 +423,8 @@ static void a_trainer_in_c_publishes(void) {
   wb_receipt* receipt = NULL;
   EXPECT(wb_publish(publisher, "line", tensors, 2, &how, &receipt) == WB_OK);
   const wb_text unsaid = {.name = "", .text = "12"};
-  const wb_publish_options nameless = {.size = sizeof nameless,
-                                       .metadata = &unsaid,
-                                       .metadata_count = 1};
+  const wb_publish_options nameless = {
+      .size = sizeof nameless, .metadata = &unsaid, .metadata_count = 1};
   EXPECT(wb_publish(publisher, "line", tensors, 2, &nameless, NULL) == WB_INVALID);
   wb_published published;
   EXPECT(wb_receipt_look(receipt, &published) == WB_OK && published.version == 1);

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from weightbus import PublishError, WeightBusError
+from weightbus import PublishError, Settings, WeightBusError
 from weightbus.bus.limits import Timing
 from weightbus.bus.net.listeners import EVENT_KINDS, WorkerEvent
 from weightbus.bus.publisher.status import WorkerStatus
@@ -120,6 +121,12 @@ class ProcessPublisher:
         file.truncate()
         file.flush()
         options["workers"] = options.get("workers") and list(options["workers"])
+        settings = options.pop("settings", None) or Settings()
+        options |= {
+            each.name: value
+            for each in fields(Settings)
+            if (value := getattr(settings, each.name)) != each.default
+        }
         return self._ask("publish", lent=file, model=model, file=file.name, **options)
 
     def _new_file(self) -> IO[bytes]:

@@ -11,13 +11,12 @@ import numpy as np
 
 from weightbus.codecs.dtypes import numpy_dtype
 from weightbus.tests.conformance.driver import Fault, vectors
+from weightbus.tests.conformance.languages import OF_CLIENTS
 from weightbus.tests.conformance.sequences import fault_of_sequence
 from weightbus.tests.vectors.message_cases import CHECKING, DIRECTIONS, REQUIRED
 
 FOLDER = Path(__file__).parent.parent / "vectors"
 SAME_CODES = ({"malformed", "protocol-version"},)  # which a worker need not tell apart
-
-OF_CLIENTS = ("ties.json",)  # about memory, which a driver has none of: their own tests play it
 
 Case = dict[str, Any]
 Judge = Callable[[Case, Case], str]  # the case and what a driver made of it: what is wrong

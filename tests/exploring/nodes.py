@@ -64,6 +64,7 @@ TOLD: dict[str, object] = {
     "malformed": 0,
     "damaged": 0,
     "_unheard_at": math.inf,
+    "_due": math.inf,  # of what users overlook
     "detail": "",
     "why": "",
     "revision": 0,  # for observers, of whom there are none
