@@ -661,7 +661,9 @@ proptest! {
         world.weather.loss = 0;
         world.revoked.clear();
         world.grant();
-        let asked = Asked { expect: workers, timeout: STEP * SOON, grace: STEP * SOON, ..Asked::default() };
+        let long = STEP * SOON; // also for one that has just been started again
+        let asked =
+            Asked { expect: workers, timeout: long, grace: long, grace_of_gone: long, ..Asked::default() };
         let last = world.publish(100, 9, asked);
         let mut steps = 0;
         while !world.receipts.contains_key(&last) {
