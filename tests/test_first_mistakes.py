@@ -209,18 +209,38 @@ def lines(caplog: pytest.LogCaptureFixture, side: str) -> list[str]:
     return [record.getMessage() for record in seen]
 
 
+class Heard(logging.Handler):
+    """Says that something was logged, which `caplog` has by then: its handler was there before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.news = threading.Event()
+
+    def emit(self, _: logging.LogRecord) -> None:
+        self.news.set()
+
+
+@pytest.fixture(name="heard")
+def _heard(caplog: pytest.LogCaptureFixture) -> Iterator[Heard]:
+    root, handler = logging.getLogger(), Heard()
+    assert caplog.handler in root.handlers
+    root.addHandler(handler)
+    yield handler
+    root.removeHandler(handler)
+
+
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.play.__name__)
 def test_a_mistake_is_told_in_a_line(
-    row: Row, scene: Scene, caplog: pytest.LogCaptureFixture
+    row: Row, scene: Scene, caplog: pytest.LogCaptureFixture, heard: Heard
 ) -> None:
     row.play(scene)
     for side, parts in row.told.items():
         until, found = time.monotonic() + SECONDS, list[str]()
         while not found:
+            heard.news.clear()
             said = [scene.raised] if side == RAISED else lines(caplog, side)
             found = [line for line in said if all(part in line for part in parts)]
-            assert time.monotonic() < until, (side, said)
-            time.sleep(0.01)
+            assert found or heard.news.wait(until - time.monotonic()), (side, said)
         assert len(found) == 1, "once"
         assert "\n" not in found[0]
 

@@ -81,11 +81,18 @@ def test_a_writer_goes_before_tasks_that_come_later(pool: ThreadPoolExecutor) ->
 def test_readers_that_have_queued_go_before_the_next_writer(pool: ThreadPoolExecutor) -> None:
     """One version after the other is applied, and readers get in all the same."""
     lock, stop = ReadingLock(), threading.Event()
+    waits = [threading.Event(), threading.Event()]
 
-    def write() -> None:
+    def write(me: int) -> None:
+        def waiting() -> bool:
+            waits[me].set()
+            return False
+
         while not stop.is_set():
-            with lock.writing(SECONDS):
-                time.sleep(0.001)  # until the other one waits
+            with lock.writing(SECONDS, stop=waiting):
+                waits[me].clear()
+                assert waits[1 - me].wait(SECONDS), "the other one waits, or has ended"
+        waits[me].set()
 
     async def read() -> None:
         for _ in range(20):
@@ -95,7 +102,7 @@ def test_readers_that_have_queued_go_before_the_next_writer(pool: ThreadPoolExec
     async def main() -> None:
         await asyncio.gather(*(read() for _ in range(4)))
 
-    writers = [pool.submit(write) for _ in range(2)]
+    writers = [pool.submit(write, me) for me in range(2)]
     try:
         asyncio.run(main())
     finally:
@@ -336,6 +343,10 @@ def test_who_would_write_in_a_coroutine_does_not_stop_its_loop() -> None:
 # All of it at once.
 
 
+def forward_pass() -> int:
+    return sum(range(20_000))  # takes a while, in which others run
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     loops=st.lists(
@@ -389,12 +400,12 @@ def test_readers_and_writers_of_all_kinds(
         for _ in range(ROUNDS):
             if kind == "thread":
                 with lock.reading(SECONDS), seen(), lock.reading(SECONDS):
-                    time.sleep(0.001)
+                    forward_pass()
             else:
                 block = lock.reading(SECONDS)
                 block.__enter__()
                 with seen():
-                    time.sleep(0.001)
+                    forward_pass()
                 other = threading.Thread(target=block.__exit__)
                 other.start()
                 other.join()

@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn only_names_are_looked_up() {
-        for address in ["tcp://127.0.0.1:5", "tcp://[::1]:5", "tcp://[fe80::1%eth0]:5", "ipc:///tmp/x"] {
+        for address in ["tcp://127.0.0.1:5", "tcp://[::1]:5", "tcp://[fe80::1%eth0]:5", "ipc://x"] {
             assert!(Names::of(address).is_none(), "{}", address);
         }
         assert!(Names::of("tcp://localhost:5").is_some());
