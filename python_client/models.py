@@ -418,5 +418,5 @@ def _check_chunks(nbytes: int, chunk_bytes: int) -> None:
     if nbytes > CHUNKS_MAX * chunk_bytes:  # P2
         raise StateError(
             f"{nbytes} bytes in chunks of {chunk_bytes} are more than {CHUNKS_MAX} chunks; give "
-            f"the Publisher chunk_bytes of at least {-(-nbytes // CHUNKS_MAX)}"
+            f"the Publisher Settings(chunk_bytes=) of at least {-(-nbytes // CHUNKS_MAX)}"
         )

@@ -135,7 +135,7 @@ def request(
         verify=settings.verify,
         started=started,
         timeout=checks.seconds(timeout, "timeout", positive=True),
-        grace=lost_after if grace is None else checks.seconds(grace, "grace"),
+        grace=lost_after if grace is None else grace,
         grace_of_gone=0.0 if grace is None else grace,
         expect=_expected(expect, expected, names, needed),
         precision=None if settings.dtype is None else precision_of(settings.dtype),

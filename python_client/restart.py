@@ -40,8 +40,8 @@ def load(
             latest.
         strict: Whether both must have the same names. With False the version may have more of them
             than `into`, which are passed over.
-        cast: Whether values may be converted to the dtypes of `into`: after `publish(dtype="bf16")`
-            what comes back is bf16.
+        cast: Whether values may be converted to the dtypes of `into`: what was published with
+            `Settings(dtype="bf16")` comes back in bf16.
 
     Returns:
         What was loaded: `epoch`, `version`, `metadata` and more. None, and nothing changed, if the

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ...codecs.words import printable
 from ..limits import Timing
 from ..observed import Road
 from ..units import span
@@ -79,7 +78,7 @@ def phase_of(model: str, incoming: Incoming, store: Store, timing: Timing, now: 
     if incoming.phase == "receiving":
         text += f", {incoming.chunks} of {chunks_of(model, incoming, store)} chunks here"
     if incoming.waits:
-        text += f", which waits for who uses the old weights: {printable(incoming.waits)}"
+        text += f", which waits for who uses the old weights: {incoming.waits}"
     idle = now - incoming.since
     return text + (f", no progress for {span(idle)}" if idle >= timing.quiet else "")
 
