@@ -216,7 +216,7 @@ class Heard(logging.Handler):
         super().__init__()
         self.news = threading.Event()
 
-    def emit(self, _: logging.LogRecord) -> None:
+    def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002
         self.news.set()
 
 
