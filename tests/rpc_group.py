@@ -72,7 +72,10 @@ def group(workers: int) -> Generator[Group]:
 
 def _join(name: str, rank: int, size: int, port: int) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
-        init_method=f"tcp://127.0.0.1:{port}", rpc_timeout=SECONDS
+        init_method=f"tcp://127.0.0.1:{port}",
+        rpc_timeout=SECONDS,
+        # Over shared memory each process would have a thread that never sleeps.
+        _transports=["uv"],  # nothing public chooses
     )
     rpc.init_rpc(name, rank=rank, world_size=size, rpc_backend_options=options)
 
