@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from pathlib import Path
 
 import pytest
 
 from weightbus.bus.net import processes
+from weightbus.bus.net.accepted import Accepted
+from weightbus.bus.net.descriptors import Crowd
 from weightbus.bus.net.processes import (
+    Ends,
     Process,
     connected_by,
     ends_of,
@@ -132,3 +135,27 @@ def test_another_process_of_that_number_is_not_the_same() -> None:
     found = process_of(os.getpid())
     assert found is not None
     assert Process(found.pid, "1").ended
+
+
+def test_workers_that_come_one_after_another_are_each_found_at_once() -> None:
+    """Before they can end. One that the kernel's table lacked is looked for again."""
+    accepted, lacks = Accepted(Crowd(), counts=False), iter([*[False] * 8, True, False])
+
+    def table(wanted: Collection[Ends]) -> dict[Ends, str]:
+        return {} if next(lacks) else inodes_of(wanted)
+
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weightbus.bus.net.accepted.inodes_of", table)
+        stack.callback(accepted.close)
+        for number in range(9):
+            here, _ = stack.enter_context(connected("127.0.0.1"))
+            accepted.belong_to(f"tcp://127.0.0.1:{here.getsockname()[1]}")
+            accepted.accept(here.fileno(), 100.0)
+            accepted.follow(here.fileno(), os.getpid())
+            now = 100.0 + number / 1000
+            assert accepted.due <= now
+            accepted.look(now, drained=True)
+        assert now < accepted.due < now + 1
+        accepted.look(accepted.due, drained=True)
+        found = [each.process for each in vars(accepted)["_each"].values()]
+    assert found == [process_of(os.getpid())] * 9
