@@ -72,6 +72,6 @@ class Receipt:
         return sorted(w.name for w in self.workers.values() if w.state in states)
 
     def __str__(self) -> str:
-        head = f"{self.model} version {self.version} ({self.nbytes} bytes, {self.seconds:.3f} s)"
+        head = f"{self.model} version {self.version} ({self.nbytes} bytes, {span(self.seconds)})"
         workers = [str(worker) for worker in self.workers.values()]
         return "; ".join([head, *(workers or ["nobody is there: it waits for those that join"])])

@@ -15,6 +15,7 @@ from ..bus.errors import ApplyError, not_applied, told_of
 from ..bus.limits import LABEL_MAX
 from ..bus.net.handoff import Handoff
 from ..bus.staged import OverwrittenError, StagedVersion, StaleError
+from ..bus.units import span
 from ..bus.worker.events import Happening, Outcome, Report, Waits, Wanted
 from ..codecs.apply import as_arrays
 from ..codecs.checksum import digest_of
@@ -300,7 +301,7 @@ class Applier:
             self._tell(Waits(staged.model, staged.key, _cut(who)))
             if seconds >= WARN_SECONDS:
                 named = f"{staged.model} version {staged.version}"
-                self._held_up.warn(f"{named} has waited {seconds:.1f} s: {who}", time.monotonic())
+                self._held_up.warn(f"{named} has waited {span(seconds)}: {who}", time.monotonic())
 
         doing = f"applying {staged.model} version {staged.version}"
         return lock.writing(

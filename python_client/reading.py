@@ -23,6 +23,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from ..bus.units import span
+
 log = logging.getLogger("weightbus.subscriber")
 
 READING_SECONDS = 60.0  # that a reader waits for an apply unless told otherwise
@@ -74,7 +76,7 @@ class Holder:
             _held.set(held[:-1])
 
     def __str__(self) -> str:
-        return f"{self.doing} in {self._who()} for {time.monotonic() - self.since:.1f} s"
+        return f"{self.doing} in {self._who()} for {span(time.monotonic() - self.since)}"
 
     def _who(self) -> str:
         names = {t.ident: t.name for t in threading.enumerate()}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ..effects import Notice, Send
 from ..limits import Timing
 from ..messages import Applied, Failed, Staged
+from ..units import span
 from .absent import Absent
 from .effects import Effect, Resolve, Settled
 from .offers import abort_of, commit_of
@@ -266,4 +267,4 @@ class Publications:
                 )
                 if incoming and incoming.phase == "staged" and publication.commit == "auto":
                     doing += ", and waits for start() or receive() there"
-                target.detail = f"{doing}; last heard {now - peer.heard_at:.1f} s ago"
+                target.detail = f"{doing}; last heard {span(now - peer.heard_at)} ago"

@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from ...bus.net.handoff import Handoff
+from ...bus.units import span
 from ...bus.worker.machine import WorkerMachine
 from ...codecs.words import printable
 from .reaching import reach
@@ -81,6 +82,6 @@ class Silence:
                 "another program, or is its process busy, or stopped?"
             )
         text = (
-            f"worker {self._name} has found no publisher for {seconds:.1f} s, and tries on: {wrong}"
+            f"worker {self._name} has found no publisher for {span(seconds)}, and tries on: {wrong}"
         )
         log.warning("%s", printable(text))
