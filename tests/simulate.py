@@ -506,6 +506,7 @@ class Publisher:
         for stored in (self.disk or {}).values():
             self.offer_again(stored)
         self.promised: dict[tuple[bytes, str], Key] = {}  # by worker and model, in its welcome
+        self.unheard: dict[bytes, float] = {}  # since when those who were told say nothing
         if self.disk and sim.chaotic:  # its trainer goes on at once, while workers come back
             pause = sim.changes.choice([0.0, 0.05, 0.3, 2.0])
             sim.later(pause, self.go_on, self.incarnation)
@@ -554,6 +555,7 @@ class Publisher:
         return f"{worker.process}#{worker.incarnation}".encode()
 
     def tick(self) -> None:
+        self.let_the_quiet_down()
         self.perform(self.machine.tick(self.sim.now))
         for publication in self.open.values():
             late = self.sim.now - publication.deadline
@@ -576,6 +578,7 @@ class Publisher:
 
     def heard(self, identity: bytes, frames: Frames) -> None:
         """A worker that has a version, or wants none, need not find it here any more."""
+        self.unheard.pop(identity, None)
         with suppress(ProtocolError):
             message = from_worker(frames)[0]
             if isinstance(message, Progress) and message.phase == "receiving":
@@ -593,11 +596,18 @@ class Publisher:
                 promised = self.promised.get((send.to, model or ""), ("", 0, 0))
                 kept = promised[1] == epoch == self.machine.epoch  # else it has another name
                 assert not kept, f"{send.to!r} was welcomed with {promised}: it is gone"
-            case Announce(model=model) if model in self.copying:
-                if (send.to, model) in self.promised:
+            case Announce(model=model):
+                self.unheard.setdefault(send.to, self.sim.now)
+                if model in self.copying and (send.to, model) in self.promised:
                     self.sim.met.add("kept though the next one is copied")
             case _:
                 pass
+
+    def let_the_quiet_down(self) -> None:
+        """Nothing is kept for whoever was told of a version, and says nothing: it may be stopped."""
+        quiet = self.machine.timing.quiet
+        silent = {each for each, since in self.unheard.items() if self.sim.now - since >= quiet}
+        self.promised = {key: said for key, said in self.promised.items() if key[0] not in silent}
 
     def discharge(self, model: str) -> None:
         """Another version is there for all or some, or the memory is needed for one."""
@@ -634,6 +644,9 @@ class Publisher:
                 self.told(effect)
                 self.sim.to_worker(self, effect)
             case Broadcast():
+                if isinstance(effect.message, Announce):
+                    for identity, _ in self.promised:
+                        self.unheard.setdefault(identity, self.sim.now)
                 self.sim.broadcast(self, effect)
             case HangUp():
                 raise AssertionError("a worker was taken for a flood")
