@@ -433,7 +433,7 @@ class Publisher:
         checks.seconds(timeout, "timeout")
         if model is not None:
             check_name(model, "model")
-        return self._loop.watch(lambda status: len(_there(status, model)) >= count)
+        return self._loop.watch(lambda machine, _: machine.present(model) >= count)
 
     def _await_workers(
         self, future: "Future[None]", count: int, timeout: float, model: str | None

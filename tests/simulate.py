@@ -604,7 +604,7 @@ class Publisher:
                 pass
 
     def let_the_quiet_down(self) -> None:
-        """Nothing is kept for whoever was told of a version, and says nothing: it may be stopped."""
+        """Keep nothing for whoever was told of a version and says nothing: it may be stopped."""
         quiet = self.machine.timing.quiet
         silent = {each for each, since in self.unheard.items() if self.sim.now - since >= quiet}
         self.promised = {key: said for key, said in self.promised.items() if key[0] not in silent}

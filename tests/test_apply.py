@@ -271,7 +271,9 @@ def test_a_hung_hook_is_named_by_both_sides(bus: Bus) -> None:
         "m", arrays(2), settings=Settings(wait="none")
     )  # what becomes ready behind it hides nothing
     future = publisher._loop.watch(  # noqa: SLF001 # pyright: ignore
-        lambda status: any("applying version 1" in w.phase.get("m", "") for w in status)
+        lambda machine, now: any(
+            "applying version 1" in w.phase.get("m", "") for w in machine.status(now)
+        )
     )
     future.result(SECONDS)
     go_on.set()

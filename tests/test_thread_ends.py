@@ -80,7 +80,7 @@ def test_work_that_fails_in_the_publishers_thread_fails_whoever_waits_for_it() -
 
 def test_a_condition_that_fails_ends_no_thread() -> None:
     with Publisher(settings=Settings(shared_memory=False)) as publisher:
-        future = publisher._loop.watch(lambda _: 1 // 0 > 0)  # noqa: SLF001 # pyright: ignore
+        future = publisher._loop.watch(lambda *_: 1 // 0 > 0)  # noqa: SLF001 # pyright: ignore
         with pytest.raises(ZeroDivisionError):
             future.result(SECONDS)
         assert publisher.workers() == {}

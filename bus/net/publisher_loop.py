@@ -55,7 +55,7 @@ TICK = 0.1  # seconds between two looks at the clock when nothing happens
 BATCH = 64  # messages taken from one socket before the other gets a turn
 
 T = TypeVar("T")
-Condition = Callable[[tuple[WorkerStatus, ...]], bool]
+Condition = Callable[[PublisherMachine, float], bool]  # of the time as well
 
 
 class PublisherLoop:
@@ -181,7 +181,7 @@ class PublisherLoop:
         return future
 
     def watch(self, condition: Condition) -> "Future[None]":
-        """Return a future that is done once the roster fulfils a condition."""
+        """Return a future that is done once the machine fulfils a condition, asked in each turn."""
         future: Future[None] = Future()
         self._hand_over(lambda _now: self._watchers.append((condition, future)), future)
         return future
@@ -438,13 +438,10 @@ class PublisherLoop:
 
     def _look(self, now: float) -> None:
         """Tell whoever waits for a state of the roster."""
-        if not self._watchers:
-            return
-        status = self._machine.status(now)
         for watcher in list(self._watchers):
             condition, future = watcher
             try:
-                met = future.done() or condition(status)
+                met = future.done() or condition(self._machine, now)
             except Exception as error:  # it is the caller's code
                 self._watchers.remove(watcher)
                 if future.set_running_or_notify_cancel():

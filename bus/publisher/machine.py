@@ -426,6 +426,11 @@ class PublisherMachine:
         """What was said of that last. Any thread may ask."""
         return self._publications.absent.crowded
 
+    def present(self, model: str | None) -> int:
+        """Return how many workers are there, that want a model, if one is given."""
+        live = (peer for peer in self.roster if not peer.lost)
+        return sum(model is None or model in peer.hello.models for peer in live)
+
     def status(self, now: float) -> tuple[WorkerStatus, ...]:
         """Return who is there, and who runs which version."""
         return tuple(status_of(peer, self.store, self.timing, now) for peer in self.roster)

@@ -47,7 +47,9 @@ class Watched(Publisher):
         Raises:
             Fault: What was still wrong in the end.
         """
-        future = self._loop.watch(lambda status: not wrong({w.name: w for w in status}))
+        future = self._loop.watch(
+            lambda machine, now: not wrong({w.name: w for w in machine.status(now)})
+        )
         try:
             future.result(patience)
         except FutureTimeout:
