@@ -31,8 +31,7 @@ public record Update(String model, long epoch, long version, long nbytes, String
   private static Map<String, String> metadataOf(Pointer worker, Lib.RawUpdate told) {
     PointerByReference place = new PointerByReference();
     String model = Lib.RawUpdate.text(told.model);
-    int status =
-        Lib.LIB.wb_metadata_of(worker, model, told.epoch, told.version, place);
+    int status = Lib.LIB.wb_metadata_of(worker, model, told.epoch, told.version, place);
     if (status == Lib.NOTHING) {
       return Map.of();
     }
