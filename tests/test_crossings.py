@@ -56,7 +56,7 @@ def test_the_map_names_files_by_the_thread_that_they_run_in(
     walks: dict[str, dict[str, Any]],
 ) -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    walk = text.split("### The walk of a version\n")[1].split("\n## ")[0]
+    walk = text.split("### The path of a version\n")[1].split("\n## ")[0]
     thread, named = "", 0
     for bold, file in re.findall(r"^\| (?:\*\*(.+)\*\*|`(.+?)`) \|", walk, re.MULTILINE):
         thread, named = bold or thread, named + bool(file)
