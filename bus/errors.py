@@ -36,7 +36,8 @@ OURS = [Path(__file__).parent.parent / shelf for shelf in ("bus", "codecs", "pyt
 
 
 class ProtocolError(WeightBusError):
-    """A peer sent what the protocol forbids; the message is dropped and the session goes on.
+    """A peer sent something that the protocol forbids; the message is dropped and the session goes
+    on.
 
     Args:
         text: What was seen, and what is allowed.
@@ -67,14 +68,14 @@ class WorkersMissingError(WeightBusError, TimeoutError):
 
 
 class DeadlineError(WeightBusError, TimeoutError):
-    """The time for a publish was over before the weights were copied: nothing was published."""
+    """The weights of a publish were not copied within its timeout; nothing was published."""
 
 
 class PublishError(WeightBusError):
     """A publish did not reach what it required before its deadline.
 
     Args:
-        text: Who is missing, and what they were doing.
+        text: Which workers are missing, and what they were doing.
 
     Attributes:
         receipt: What every worker did, and when.
@@ -107,8 +108,8 @@ class ApplyError(WeightBusError):
         text: Why, in words.
 
     Attributes:
-        model, epoch, version: What was refused.
-        code: The machine code that the publisher was told.
+        model, epoch, version: The version that was not applied.
+        code: The machine code that the worker reported to the publisher.
     """
 
     def __init__(self, text: str, *, model: str, epoch: int, version: int, code: str) -> None:
@@ -117,9 +118,9 @@ class ApplyError(WeightBusError):
 
 
 class TornError(ApplyError):
-    """A version could not be applied, and its model holds parts of it: no version runs there.
+    """An apply failed half-way, and the model holds parts of two versions: no version runs there.
 
-    Any version that is applied mends it, this one included, which is tried a few times more.
+    The next apply that succeeds repairs it; the worker tries this version a few times more.
     """
 
 
@@ -155,7 +156,7 @@ def told_of(error: BaseException) -> str:
 
 
 class ClosedError(WeightBusError):
-    """The publisher or subscriber was closed, or a background thread of it ended: see the cause."""
+    """The publisher or subscriber was closed, or one of its threads has ended: see the cause."""
 
     @classmethod
     def of(cls, what: str, cause: BaseException | None) -> ClosedError:

@@ -1,4 +1,4 @@
-"""What a publish returns: what every worker did with a version, and when."""
+"""The receipt of a publish: what every worker did with a version, and when."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,15 +15,15 @@ class WorkerReceipt:
 
     Attributes:
         name: The worker.
-        state: `applied` (it runs the version), `staged` (it holds the version, verified),
-            `failed` (it will not run it; `detail` says why), `lost` (it died, or fell
-            silent), `left` (it said goodbye, and is no longer one of "all"), `behind` (it is still
-            at it; `detail` says in which phase), `skipped` (it runs a newer version).
+        state: `applied` (it runs the version), `staged` (it holds the version, verified), `failed`
+            (it will not run it; `detail` says why), `lost` (it died, or became silent), `left` (it
+            said goodbye, and is no longer one of "all"), `behind` (it is not done; `detail` names
+            its phase), `skipped` (it runs a newer version).
         seconds: From the call of publish to that state; None while `behind`.
-        detail: Words for a person; empty where the state says it all.
-        encoding: How the version came to it: `raw` (all of it) or `delta-1` (a patch on what ran
-            there); empty where nobody can tell, and where it was read from shared memory.
-        nbytes: Bytes of that, without headers; what was lost and sent again is not counted.
+        detail: Text for people; empty if the state says everything.
+        encoding: How the version came to it: `raw` (whole) or `delta-1` (a patch on its previous
+            version); empty if unknown, or if it was read from shared memory.
+        nbytes: Bytes of the version or patch, without headers and without resent bytes.
     """
 
     name: str
@@ -47,15 +47,15 @@ class WorkerReceipt:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of one publish.
+    """The result of one publish.
 
     Attributes:
         model, epoch, version: What was published.
         nbytes: Bytes of the version's tensors (each tied tensor once).
         seconds: From the call of publish to this receipt.
-        digest: The digest that the workers' bytes were held against; empty if none was needed.
-        workers: By name, every worker that the publish was meant for.
-        metadata: What was said of the version, as text by name.
+        digest: The digest that the workers' bytes must have; empty if none was needed.
+        workers: By name, every worker that the publish was for.
+        metadata: The version's metadata, as text by name.
     """
 
     model: str

@@ -15,8 +15,8 @@ from .words import printable
 class WeightBusError(Exception):
     """The root of every error that this package raises on purpose.
 
-    Its text may repeat names and words of others, and ends on terminals and in logs: all but its
-    line breaks is shown printable.
+    Its text may contain names and text from peers, and appears on terminals and in logs: everything
+    except its line breaks is escaped.
     """
 
     def __str__(self) -> str:
@@ -41,4 +41,6 @@ class SealError(WeightBusError):
 
 
 class StateError(WeightBusError, ValueError):
-    """A state that cannot travel, or a target that cannot take one; says which name, and why."""
+    """Weights that cannot be published, or a target that cannot take them; names the tensor and the
+    reason.
+    """

@@ -38,12 +38,12 @@ class Update:
     """A version that was just applied.
 
     Attributes:
-        model, epoch, version: Its name and number.
+        model, epoch, version: Its model id, epoch and number.
         nbytes: Bytes of its tensors.
-        digest: What its bytes hash to, as the publisher was told; empty if it was read from shared
-            memory and nobody asked for it.
-        seconds: How long the copy into the target took.
-        metadata: What the publisher says of the version, as text by name.
+        digest: The digest of its bytes, as reported to the publisher; empty if it was read from
+            shared memory and no publish asked for it.
+        seconds: The time of the copy into the target.
+        metadata: The publisher's metadata, as text by name.
     """
 
     model: str
@@ -56,11 +56,11 @@ class Update:
 
 
 class Running:
-    """What is read in a block of `reading()`.
+    """The version that a block of `reading()` reads.
 
     Attributes:
-        model: Of which model that is; None: of several, none of which was named.
-        update: How it came; None if no version runs yet.
+        model: The model id; None if there are several and none was named.
+        update: Its `Update`; None if no version runs yet.
     """
 
     __slots__ = ("model", "update")
@@ -71,7 +71,7 @@ class Running:
 
     @property
     def epoch(self) -> int:
-        """The publisher's incarnation that has published it; 0 if no version runs yet."""
+        """The epoch of the publisher that published it; 0 if no version runs yet."""
         return self._update.epoch if self._update is not None else 0
 
     @property
@@ -81,7 +81,7 @@ class Running:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the publisher says of it, as text by name; empty if no version runs yet."""
+        """The publisher's metadata, as text by name; empty if no version runs yet."""
         return self._update.metadata if self._update is not None else {}
 
     @property
@@ -95,13 +95,13 @@ class Running:
 
 
 class Offer:
-    """A version that is about to be applied, for `before_apply`: what is `staged`.
+    """A `staged` version that is about to be applied, for `before_apply`.
 
     Attributes:
-        model, epoch, version: Its name and number.
+        model, epoch, version: Its model id, epoch and number.
         nbytes: Bytes of its tensors.
-        digest: What its bytes hash to; empty if it is read from shared memory.
-        metadata: What the publisher says of it, as text by name.
+        digest: The digest of its bytes; empty if it is read from shared memory.
+        metadata: The publisher's metadata, as text by name.
     """
 
     def __init__(self, staged: StagedVersion) -> None:

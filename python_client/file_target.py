@@ -48,13 +48,13 @@ class FileTarget:
 
     Args:
         path: The file, or a link to it; its folder must exist.
-        untied: Write a tied tensor once under each of its names, for readers that know no ties.
-            Else it is written once, under the name that its source had first, and the others stand
-            in the file's metadata, as `safetensors.torch.save_model` has it.
+        untied: Write a tied tensor under each of its names, for readers that do not know ties.
+            Otherwise it is written once, under the first name in the source, and the file's
+            metadata has its other names, as in `safetensors.torch.save_model`.
 
     Raises:
-        OSError: No version could be written there: what is there is no file, or nothing can be made
-            in its folder. It says what, with its errno.
+        OSError: The path names something that is no file, or its folder is not writable. The text
+            says which, with the errno.
     """
 
     asks_user = False

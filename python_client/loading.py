@@ -25,10 +25,10 @@ log = logging.getLogger("weightbus.subscriber")
 
 
 class UnchangedError(WeightBusError):
-    """Raise this in a target that is a function where it has changed nothing yet.
+    """Raise this in a target function that has changed nothing yet.
 
-    The version before then runs on. After any other exception no version runs, since nobody but
-    the function knows how far it has come.
+    The previous version then still runs. After any other exception no version runs, because only
+    the function knows what it has changed.
     """
 
 
@@ -37,19 +37,18 @@ class UnreadableError(WeightBusError):
 
 
 class Pairs:
-    """The tensors of a `staged` version, for a target that is a function, until it returns.
+    """The tensors of a `staged` version, for a target function, until it returns.
 
-    Iterating gives (name, torch tensor) pairs, `arrays()` the same with numpy arrays; aliases are
-    given by each of their names. All of them are views of the bus's memory, without a copy. They
-    are not to be written (an array says so; a tensor cannot, and to write to one that lies in the
-    publisher's memory ends the process), and are not to be kept: that memory will hold another
-    version.
+    Iterating yields (name, torch tensor) pairs; `arrays()` yields the same with numpy arrays. A
+    tied tensor appears once under each of its names. All are views of the bus's memory, without a
+    copy. Do not write to them: a numpy array raises, but a write to a torch tensor in the
+    publisher's memory ends the process. Do not keep them: the memory will hold another version.
 
     Attributes:
-        model, epoch, version: What is loaded.
+        model, epoch, version: The version to load.
         nbytes: Bytes of its tensors.
-        digest: What its bytes hash to; empty if it is read from shared memory.
-        metadata: What the publisher says of it, as text by name.
+        digest: The digest of its bytes; empty if it is read from shared memory.
+        metadata: The publisher's metadata, as text by name.
     """
 
     def __init__(self, staged: StagedVersion) -> None:

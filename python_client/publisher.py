@@ -1,4 +1,4 @@
-"""Publishing: `Publisher` snapshots a model, sends it, and says what became of it."""
+"""Publishing: `Publisher` snapshots a model, sends it, and reports what each worker did."""
 
 import asyncio
 import contextlib
@@ -66,28 +66,29 @@ class Publisher:
     """Publishes versions of models to every worker that connects.
 
     Args:
-        address: Where the control socket is bound: the one address that workers need. Port 0 takes
-            a free one; `publisher.address` is what was taken.
-        keys: A folder that `weightbus keygen` has made, or what is in it: only workers with a key
-            in it get in. None: what WEIGHTBUS_KEYS says, else there are none.
-        insecure: Without keys, listen where other hosts can connect all the same.
-        state: A folder that outlives this publisher: the epoch, and the latest version of each
-            model, which a publisher that is started with it later offers again.
-        history: How many older versions of each model to keep there, for `rollback`.
-        expect: How many workers "all" are at least in `publish`, unless it is told otherwise.
-        dashboard, metrics: Where a page for people, and metrics for Prometheus, are served
-            (`docs/guides/operating.md`): `HOST:PORT`, or an `Http` that says who else may look.
-        settings: What few need to set: times, sockets, memory, patches. What is in it of a publish
-            holds for each publish that is given no settings of its own.
+        address: The control socket binds here; workers need only this address. Port 0 takes a free
+            port; `publisher.address` then has it.
+        keys: A folder made by `weightbus keygen`, or its contents: only workers with a key in it
+            can join. None: use WEIGHTBUS_KEYS; without it, no keys.
+        insecure: Without keys, allow an address that other hosts can reach.
+        state: A folder for the epoch and the latest version of each model. A publisher that starts
+            later with this folder offers these versions again.
+        history: How many older versions of each model the folder keeps, for `rollback`.
+        expect: The least number of workers that "all" means in `publish`, unless that call sets
+            another.
+        dashboard, metrics: Serve a live page, and metrics for Prometheus, here
+            (`docs/guides/operating.md`): `HOST:PORT`, or an `Http` that also sets who has access.
+        settings: Rarely needed options: times, sockets, memory, patches. Its options for a publish
+            hold for each publish without its own settings.
 
     Raises:
-        AddressError: An address makes no sense, is in use, or can be reached by other hosts.
+        AddressError: An address is invalid or in use, or other hosts can reach it without keys.
         KeysError: The keys cannot be read.
         OSError: Too few descriptors are left for sockets; it names `ulimit -n`.
-        StateFolderError: Another publisher has the folder, or it cannot be written.
+        StateFolderError: Another publisher uses the folder, or it is not writable.
 
-    Any thread may call any method. One that is dropped without `close()` is closed, with a
-    `ResourceWarning`, when Python collects it. In a process that was forked, make a new Publisher.
+    Any thread may call any method. If you drop a Publisher without `close()`, Python closes it when
+    it collects it, with a `ResourceWarning`. In a forked process, make a new Publisher.
     """
 
     @had_more_keywords("Publisher")
@@ -164,15 +165,15 @@ class Publisher:
 
     @had_more_keywords("publish")
     def prepare(self, model: str, weights: object, *, settings: Settings | None = None) -> None:
-        """Do now what the first publish of a model would have to do once; publish nothing.
+        """Do the one-time work of a model's first publish now; publish nothing.
 
-        It describes the weights and takes memory for a copy of them, which workers on this host
-        then map ahead. The first publish is then about as fast as those after it.
+        It describes the weights and allocates memory for a copy; workers on this host map that
+        memory in advance. The first publish is then about as fast as later ones.
 
         Args:
             model: The model's id.
-            weights: What will be published, or anything of the same names, shapes and dtypes.
-            settings: As they will be given to `publish`.
+            weights: The weights to publish, or any with the same names, shapes and dtypes.
+            settings: The settings that `publish` will get.
 
         Raises:
             StateError: The weights cannot travel.
@@ -204,34 +205,35 @@ class Publisher:
         Args:
             model: The model's id, 1 to 128 characters of A-Z a-z 0-9 . _ -
             weights: An `nn.Module`, a `TensorDict`, or a mapping of names to torch tensors or numpy
-                arrays. It is copied before this waits for anybody.
-            workers: Names of the workers it is for; None: all that want the model. Workers that
-                join later get the latest version that was meant for all.
-            require: How many of them must get there: "all"; "alive", which is all but those that
-                are lost meanwhile, of which the receipt tells; or a number (0: no matter).
-            expect: How many "all" are at least: those that are missing are waited for, until they
-                join and get there. None: as many as the Publisher was told to expect.
+                arrays. It is copied before this call waits for workers.
+            workers: Names of the workers that get it; None: all that want the model. Workers that
+                join later get the latest version that was published to all.
+            require: How many of them must succeed: "all"; "alive" (all except workers that are lost
+                meanwhile, which the receipt names); or a number (0: none).
+            expect: The least number of workers that "all" means: the call waits until missing
+                workers join and succeed. None: the Publisher's `expect`.
             commit: "auto": each worker applies as soon as it can. "together": none applies before
                 `require` workers have staged; if too few do in time, none applies at all.
             timeout: Seconds for all of this.
-            metadata: What to say of the version, as text by name, such as `{"step": "12000"}`: at
+            metadata: Text by name that travels with the version, such as `{"step": "12000"}`: at
                 most 32 entries and 4 KiB. It is in each worker's `Update`, in the receipt, in files
-                that workers write, and in what operators see.
-            settings: What few need to set of a publish: `wait`, `verify`, `grace`, `dtype`,
-                `encoding`, `rename`. None: those of the Publisher.
+                that workers write, and in operators' views.
+            settings: Rarely needed options of a publish: `wait`, `verify`, `grace`, `dtype`,
+                `encoding`, `rename`. None: the Publisher's settings.
 
         Returns:
-            What each worker did, and when. With no worker there, and none expected, `workers` in
-            it is empty: the version waits for those that join. A warning in the log says so once,
-            and why: who is lost, has left or is refused, or what the workers want that are there.
+            A receipt: what each worker did, and when. If no worker is there and none is expected,
+            its `workers` is empty, and the version waits for workers that join. The log then warns
+            once and gives the reason: which workers are lost, have left or are refused, or which
+            models the workers want.
 
         Raises:
-            PublishError: Less was achieved than required. It carries the receipt, and says who is
-                missing of those that were expected.
+            PublishError: Fewer workers succeeded than required. It carries the receipt, and says
+                which workers are missing.
             UnknownWorkerError: A worker of that name has never joined; nothing was published.
             StateError: The weights cannot travel, or not under these names; nothing was published.
-            DeadlineError: They were not copied in time; nothing was published. (One tensor is
-                copied in one go.)
+            DeadlineError: The weights were not copied in time; nothing was published. (A copy of
+                one tensor is never interrupted.)
             ClosedError: The publisher is closed.
         """
         started = time.monotonic()
@@ -265,11 +267,11 @@ class Publisher:
     ) -> "Future[Receipt]":
         """Publish, and return a future of the receipt as soon as the weights are copied.
 
-        The weights may be changed at once. Arguments, and the errors that the future or this call
-        raises, are those of `publish`. A newer version overtakes an older one that is still on its
-        way: a worker that goes straight to the newer one counts as `skipped`, which is success. If
-        it fails, and the future is dropped with nobody having asked for its result, a warning in
-        the log says so.
+        You may change the weights at once. The arguments are those of `publish`, and so are the
+        errors of this call and of the future. A newer version overtakes an older one that is still
+        on its way: a worker that goes directly to the newer one is `skipped` for the older one,
+        which is success. If the publish fails and you drop the future without asking for its
+        result, the log warns.
         """
         started = time.monotonic()
         self._check_usable()
@@ -324,12 +326,12 @@ class Publisher:
     ) -> Receipt:
         """Publish from a coroutine. Arguments, result and errors are those of `publish`.
 
-        Cancelled, it is published all the same: nobody waits for the receipt then.
+        If you cancel it, the version is still published; only the receipt is lost.
 
-        The weights are copied before the first suspension, so that they may be changed by whatever
-        runs next: the event loop stands still meanwhile, for about a second for each GB. Where that
-        is too long, `await asyncio.to_thread(publisher.publish, ...)`, and change no weights before
-        it returns.
+        It copies the weights before it first suspends, so any code that runs next may change them.
+        The event loop waits during this copy, about a second per GB. If that is too long, use
+        `await asyncio.to_thread(publisher.publish, ...)`, and do not change the weights before it
+        returns.
         """
         future = self.publish_async(
             model,
@@ -362,13 +364,13 @@ class Publisher:
 
         Args:
             model: The model's id.
-            to: Epoch and version of one that `history` names.
+            to: Epoch and version of an entry of `history`.
             workers, require, expect, commit, timeout, settings: As in `publish`; without `dtype`
                 and `rename`.
-            metadata: What to say of it; None: what was said of that version.
+            metadata: New metadata; None: that of the older version.
 
         Returns:
-            What `publish` returns. The version has a new number; the bytes, and so the digest, are
+            A receipt, as from `publish`. The version has a new number; the bytes and the digest are
             the old ones.
 
         Raises:
@@ -392,15 +394,15 @@ class Publisher:
     def history(self, model: str) -> list[StoredVersion]:
         """Return the versions of a `model` that are on disk, the newest first.
 
-        A version is there a moment after it was published, once it is written; the latest is
-        followed by at most `history` older ones.
+        A version appears a moment after its publish, when it is written. The list has the latest
+        version and at most `history` older ones.
         """
         return self._need_folder().versions(check_name(model, "model"))
 
     def workers(self) -> dict[str, WorkerStatus]:
-        """Return who is there, lost workers included, and which version each of them runs.
+        """Return all workers, lost ones included, and the version that each of them runs.
 
-        If connections are turned away for want of descriptors, a warning in the log says so.
+        If the publisher closes new connections because it lacks descriptors, the log warns.
         """
         self._check_usable()
         if away := self._machine.turned_away:
@@ -411,10 +413,10 @@ class Publisher:
         return {w.name: w for w in result_of(self._loop.status(), ANSWER_SECONDS)}
 
     def wait_for_workers(self, count: int, timeout: float, model: str | None = None) -> None:
-        """Wait until `count` workers are there (that want the `model`, if one is given).
+        """Wait until `count` workers are there; with `model`, workers that want this model.
 
         Raises:
-            WorkersMissingError: They did not come within `timeout` seconds; it says who did.
+            WorkersMissingError: Fewer joined within `timeout` seconds; it names those that did.
         """
         self._await_workers(self._watch(count, timeout, model), count, timeout, model)
 
@@ -452,17 +454,17 @@ class Publisher:
             ) from None
 
     def on_worker(self, callback: Callable[[WorkerEvent], object]) -> Callable[[], None]:
-        """Have a callback told what becomes of workers; first, of those that are there already.
+        """Call a callback for each change of a worker; first, for the workers already there.
 
-        It is called in a thread of its own, with one event after another: it may take its time,
-        and may call anything of this publisher. If it raises, that is logged. One that falls
-        10,000 events behind misses the oldest, which `event.missed` says.
+        It runs in a thread of its own, one event after another. It may be slow, and may call any
+        method of this publisher. Its exceptions are logged. A callback that falls 10,000 events
+        behind misses the oldest; `event.missed` says how many.
 
         Args:
             callback: Takes a `WorkerEvent`.
 
         Returns:
-            What ends it, when called.
+            A function that ends the calls.
 
         Raises:
             ClosedError: The publisher is closed.
@@ -479,11 +481,11 @@ class Publisher:
         return lambda: self._loop.unlisten(listener)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Resolve open publishes as they stand and close the sockets. Calling it twice is fine.
+        """End open publishes in their current state and close the sockets. You may call it twice.
 
         Args:
-            timeout: Seconds for writing the latest versions to the state folder, if there is one.
-                What could not be written by then is said in a warning.
+            timeout: Seconds to write the latest versions to the state folder, if there is one. A
+                warning names versions that were not written by then.
         """
         if os.getpid() != self._pid:
             return
@@ -495,7 +497,7 @@ class Publisher:
             self._keeper.close(max(0.0, deadline - time.monotonic()))
 
     async def close_awaitable(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Close from a coroutine, in a thread, so that its event loop goes on.
+        """Close from a coroutine; a thread does the work, so the event loop goes on.
 
         Args:
             timeout: As of `close`.

@@ -93,15 +93,15 @@ class Residence:
 def resident(model: M) -> M:
     """Move the parameters and buffers of a model into one piece of memory, in layout order.
 
-    They stay the same objects, each with a storage of its own, so that saving one of them saves no
-    other; tied ones stay tied. Only what a version carries moves: a buffer that is not persistent
-    stays where it is. A model that has moved in before stays, too. A consolidated `TensorDict` is
-    an ordinary one then, as it is after `unlock_()`: its one storage is in another order.
+    They stay the same objects, each with its own storage, so saving one of them does not save the
+    others; tied ones stay tied. Only tensors of a version move: a non-persistent buffer stays where
+    it is. A model that has already moved stays. A consolidated `TensorDict` becomes an ordinary
+    one, as after `unlock_()`, because its single storage has another order.
 
-    Do this before anything keeps a view of the weights (`weight.data`, a flat copy of parameters):
-    views keep the old memory. Do not register this memory with a device or a network card
-    (`cudaHostRegister`, `ibv_reg_mr`, buffers of `io_uring`): it would go on using pages that were
-    exchanged for others. What `mlock`, `madvise` and `mbind` say of pages travels with them.
+    Call it before you make views of the weights (`weight.data`, a flat copy of parameters): views
+    keep the old memory. Do not register this memory with a device or a network card
+    (`cudaHostRegister`, `ibv_reg_mr`, buffers of `io_uring`): the device would go on using the old
+    pages. Settings of `mlock`, `madvise` and `mbind` move with the pages.
 
     Args:
         model: An `nn.Module`, a `TensorDict` or a dictionary of torch tensors, all on the CPU.

@@ -1,4 +1,4 @@
-"""What a trainer that is started again takes back: the weights that it published last."""
+"""Restarting a trainer: it loads the weights that it published last."""
 
 import logging
 import os
@@ -25,33 +25,33 @@ def load(
     strict: bool = True,
     cast: bool = False,
 ) -> StoredVersion | None:
-    """Load the version of a model that a publisher kept last back into a module, in place.
+    """Load the latest version in a publisher's state folder into a module, in place.
 
-    It holds the weights as they were published, and nothing else of a training: no optimizer, no
-    random state. A publisher may have the folder meanwhile, in this process or another; what it
-    published a moment ago may not be on disk yet, and `publisher.close()` waits for that.
+    The version has only the published weights: no optimizer, no random state. A publisher may use
+    the folder at the same time, in this process or another. Its newest version may not be on disk
+    yet; `publisher.close()` waits for it.
 
     Args:
-        state: The folder, as `Publisher(state=...)` was given it.
+        state: The folder of `Publisher(state=...)`.
         model: The model's id.
         into: An `nn.Module`, a `TensorDict`, or a mapping of names to torch tensors or numpy
-            arrays: of the names and shapes that were published. Its tensors are overwritten.
-        version: Epoch and version of an older one, as `Publisher.history` names them; None: the
-            latest.
-        strict: Whether both must have the same names. With False the version may have more of them
-            than `into`, which are passed over.
-        cast: Whether values may be converted to the dtypes of `into`: what was published with
-            `Settings(dtype="bf16")` comes back in bf16.
+            arrays, with the published names and shapes. Its tensors are overwritten.
+        version: Epoch and version of an older version, as in `Publisher.history`; None: the latest.
+        strict: Whether both must have the same names. With False, the version may have more tensors
+            than `into`; these are skipped.
+        cast: Whether to convert values to the dtypes of `into`: a version published with
+            `Settings(dtype="bf16")` is stored in bf16.
 
     Returns:
-        What was loaded: `epoch`, `version`, `metadata` and more. None, and nothing changed, if the
-        folder is not there yet or no version was kept in it: this is the first start.
+        The loaded version: `epoch`, `version`, `metadata` and more. None, without a change, if the
+        folder does not exist or has no version yet: this is the first start.
 
     Raises:
-        StateFolderError: There are versions, but not this one or none of this model; or its file is
-            damaged, which is found before anything is changed.
-        StateError: It does not fit `into`, which was not changed; the text names the tensors.
-        ValueError: That is no model's id, or no version.
+        StateFolderError: The folder has versions, but not this one or none of this model; or its
+            file is damaged. Nothing was changed.
+        StateError: The version does not fit `into`, which was not changed; the text names the
+            tensors.
+        ValueError: The model id or the version is invalid.
     """
     path, name = Path(os.fspath(state)), check_name(model, "model")
     if version is not None:

@@ -52,85 +52,84 @@ _OF = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What few need to set: `Subscriber(..., settings=weightbus.Settings(lost_after=30.0))`.
+    """Rarely needed options: `Subscriber(..., settings=weightbus.Settings(lost_after=30.0))`.
 
-    A Publisher, a Subscriber and each way to publish take one, and refuse by name what is not
-    theirs.
+    A Publisher, a Subscriber and each way to publish take one, and refuse options that are not
+    theirs, by name.
 
     Attributes:
-        ping: Of both sides: seconds between two signs of life; 0.001 to 3,600.
-        lost_after: Of both sides: seconds of silence after which the other side is lost; at least
+        ping: For both sides: seconds between two pings; 0.001 to 3,600.
+        lost_after: For both sides: seconds of silence after which the other side is lost; at least
             twice `ping`, and at most 36,000. The other times follow from these two (section 11 of
             the protocol).
-        shared_memory: Of both sides: workers of the publisher's user on its host read versions from
-            its memory. They are then neither sent nor hashed, and staged nowhere: the copy into the
-            model is the only one. A stamp and a lock see to it that a version is never torn.
+        shared_memory: For both sides: workers of the publisher's user on its host read versions
+            from its memory. Versions are then not sent, hashed or staged: the copy into the model
+            is the only copy. A stamp and a lock keep each version whole.
 
-        wait: Of a publish: how far the workers must be for it to be done. "applied": they run the
-            version. "staged": they have it, whole and verified, and apply it at their next safe
-            point. "none": it returns at once.
-        verify: Of a publish: workers that read shared memory hash what they read, too. (What comes
-            over the network is always verified.) It costs about as much as the copy.
-        grace: Of a publish: seconds for which a worker that is lost meanwhile is waited for: it may
-            return; 0: not at all. None: `lost_after` for who falls silent, and no longer for who is
-            known to be gone: its process has ended, or its connection is closed and it made no
-            other. Who says goodbye is not waited for, and no longer one of "all".
-        dtype: Of a publish, and of `prepare`: what parameters in float travel as: "bf16", "f16",
-            "f32" or "f64". Or a mapping of patterns of names to these, such as `{"*.bias": "f32"}`:
-            the first that matches counts, for buffers, too. They are converted while they are
-            copied. A worker of another dtype needs `cast=True`. None: as they are.
-        encoding: Of a publish: how it goes over the network to workers that take patches. "raw": as
-            it is. "delta": as what has changed since the version that they run. "auto": as that
-            where it is likely to be there sooner. It is encoded before anybody is waited for.
-        rename: Of a publish, and of `prepare`: what the tensors are called in the version, where
-            that is not what they are called here. "module." takes this prefix off. A mapping has
-            names, and what they become; a key that ends with a dot is the beginning of names ("" of
-            all), and the longest counts. A function is given each name once. `dtype` has patterns
-            of what names become. Tied tensors stay tied.
+        wait: For a publish: when it is done. "applied": when the workers run the version. "staged":
+            when they have the whole, verified version, which they apply at their next safe point.
+            "none": at once.
+        verify: For a publish: workers that read shared memory also hash it. (Workers always verify
+            versions from the network.) It costs about as much as the copy.
+        grace: For a publish: seconds to wait for a lost worker, which may return; 0: do not wait.
+            None: wait `lost_after` for a worker that becomes silent, and do not wait for one that
+            is known to be gone: its process ended, or its connection closed and it made no other. A
+            publish does not wait for a worker that says goodbye; it no longer counts as one of
+            "all".
+        dtype: For a publish, and `prepare`: the dtype in which float parameters travel: "bf16",
+            "f16", "f32" or "f64". A mapping of name patterns, such as `{"*.bias": "f32"}`, sets it
+            by name: the first match counts, for buffers, too. The copy converts them. A worker with
+            another dtype needs `cast=True`. None: no conversion.
+        encoding: For a publish: what it sends over the network to workers that take patches. "raw":
+            the whole version. "delta": only changes since the version that they run. "auto":
+            changes, if they are likely to arrive sooner. It encodes before it waits for workers.
+        rename: For a publish, and `prepare`: changes the tensors' names for the version. "module."
+            removes this prefix. A mapping maps old names to new ones; a key that ends with a dot is
+            a prefix ("" matches all names), and the longest match counts. A function gets each name
+            once. The patterns of `dtype` apply to the new names. Tied tensors stay tied.
 
-        data: Of a publisher: where the data socket is bound; None: on the next port (or path)
-            beside its address.
-        advertise: Of a publisher: what workers are told to connect to for data; None: it follows
-            from `data`.
-        epoch: Of a publisher: its incarnation. Workers refuse one that is lower than what they have
-            applied from. None: milliseconds since 1970; should the clock be behind that of a
-            publisher before, a worker's word that this one started later raises the epoch, and what
-            was published is announced anew. An epoch that is given is never changed.
-        chunk_bytes: Of a publisher: bytes of a chunk.
-        queue: Of a publisher: messages held for a slow worker before pushed ones are dropped, which
-            it then fetches.
-        rekey: Of a publisher with keys: seconds after which another group key takes the place of
-            one.
-        bases: Of a publisher: how many versions are kept in memory for patches to build on: what
-            workers run, and what those run that have missed one.
-        check_patches: Of a publisher: each patch is decoded, and compared, before it is offered.
+        data: For a publisher: the address of the data socket; None: the next port (or path) after
+            its own address.
+        advertise: For a publisher: the data address that it tells workers; None: it follows from
+            `data`.
+        epoch: For a publisher: the number of this start. Workers refuse a lower epoch than that of
+            their weights. None: milliseconds since 1970. If the clock is behind that of an earlier
+            publisher, a worker's report shows that this publisher started later; it then raises its
+            epoch and announces its versions anew. An epoch that you give never changes.
+        chunk_bytes: For a publisher: bytes per chunk.
+        queue: For a publisher: how many messages wait for a slow worker before it drops pushed
+            ones, which the worker then fetches.
+        rekey: For a publisher with keys: seconds between two changes of the group key.
+        bases: For a publisher: how many versions it keeps in memory as bases of patches: the
+            version that workers run, and older ones for workers that missed a version.
+        check_patches: For a publisher: decode and compare each patch before offering it.
 
-        before_apply: Of a worker: called with each `Offer` before any byte of the model changes, in
-            the thread that will apply it; readers go on meanwhile. If it raises, the version is not
-            applied, the publisher is told so, and the old one runs on.
-        on_commit: Of a worker: called with each `Update` after its bytes are in place and before
-            they are first used, in the thread that applied it. It is part of applying: if it
+        before_apply: For a worker: called with each `Offer` before any byte of the model changes,
+            in the thread that will apply it; readers go on meanwhile. If it raises, the version is
+            not applied, the publisher gets the reason, and the old version still runs.
+        on_commit: For a worker: called with each `Update` after its bytes are in place and before
+            anyone reads them, in the thread that applied it. It is a part of the apply: if it
             raises, the version has failed. A file then gets its old content back. A model in memory
-            then holds no version: `reading()` raises, and the next version that is applied mends
-            it.
-        apply_timeout: Of a worker: seconds that each call of the user's code may take (of
-            `before_apply`, of `on_commit`, of a target that is a function). After that the version
-            has failed, which the publisher and readers are told at once; nobody can end the call,
-            so the next version is applied once it has returned.
-        bytes_max: Of a worker: the largest version to accept, in bytes.
-        resident: Of a worker: move models into memory of the bus's own (see
-            `weightbus.resident()`), where a version that came over the network is applied by
-            exchanging pages instead of copying. They change all at once, and the old bytes can be
-            put back; but whoever reads the weights outside of `reading()` while one is applied may
-            see zeros. What cannot move is copied to; a warning says why.
-        sole_writer: Of a worker: nobody else writes to models in memory, not even in `reading()`.
-            Of a patched version only what differs is then written while readers wait.
+            then holds no version: `reading()` raises until an apply succeeds.
+        apply_timeout: For a worker: seconds that each call of the user's code may take
+            (`before_apply`, `on_commit`, a target function). After that the version has failed, and
+            the publisher and readers learn it at once. Nothing can stop the call, so the next
+            version is applied after it returns.
+        bytes_max: For a worker: the largest version to accept, in bytes.
+        resident: For a worker: move models into the bus's own memory (see `weightbus.resident()`).
+            A version from the network is then applied by exchanging pages instead of copying. All
+            weights change at once, and the apply can be undone. But code that reads the weights
+            outside `reading()` during an apply may see zeros. A model that cannot move is copied
+            to; a warning says why.
+        sole_writer: For a worker: only the subscriber writes to models in memory; no other code
+            does, not even in `reading()`. For a patched version it then writes only the differences
+            while readers wait.
 
     Raises:
-        AddressError: `advertise` makes no sense.
+        AddressError: `advertise` is invalid.
         TypeError: A hook is a coroutine function.
         ValueError: A value is out of bounds.
-        StateError: `rename` gives two tensors one name, or one that there cannot be.
+        StateError: `rename` gives two tensors the same name, or an invalid name.
     """
 
     ping: float = 1.0

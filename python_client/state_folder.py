@@ -66,11 +66,11 @@ class StoredVersion(msgspec.Struct, frozen=True):
     """A version on disk.
 
     Attributes:
-        model, epoch, version: Its name and number: those that it was published under.
+        model, epoch, version: Its model id, epoch and number when it was published.
         nbytes: Bytes of its tensors.
-        digest: What it hashes to, in chunks of `chunk_bytes`.
-        names: The (epoch, version) under which these bytes were offered, the newest first.
-        metadata: What was said of it, as text by name.
+        digest: The digest of its bytes, in chunks of `chunk_bytes`.
+        names: Every (epoch, version) under which these bytes were offered, the newest first.
+        metadata: Its metadata, as text by name.
     """
 
     model: Name

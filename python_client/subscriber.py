@@ -64,44 +64,44 @@ class Subscriber:
     """Receives the versions of some models and applies them.
 
     Args:
-        address: The publisher's address. It need not be there yet.
-        models: By model id, where its versions go: an `nn.Module`, a `TensorDict`, a mapping of
-            names to torch tensors or numpy arrays (all copied in place), a path (a safetensors
-            file, replaced atomically), or a function, which loads each version by itself from
-            (name, tensor) pairs that lie in the bus's memory: see `Pairs`. What it raises decides
-            what runs then: see `UnchangedError`.
-        name: What this worker is called, unique among the publisher's workers; None: host, process
-            and a random suffix.
-        keys: A file of `weightbus keygen`, its folder (then `name` says whose file), or what is in
-            it: this worker then speaks to that publisher alone. None: what WEIGHTBUS_KEYS says,
-            else there are none.
-        strict: Whether publisher and target must have the same tensor names. With False a version
-            may have more tensors than the target, which are passed over; what is verified and
-            reported is the whole version all the same. One that lacks a tensor of the target is
-            refused either way.
-        cast: Whether values may be converted to the target's dtypes.
-        rename: What published names become here, for all `models`, where their targets have others:
-            as of a publish (`Settings`). `before_apply` is told those that are published. A
-            function is called in a thread that serves the connection: it must not take its time.
-        settings: What few need to set: times, hooks, memory.
+        address: The publisher's address. The publisher may start later.
+        models: A target for each model id: an `nn.Module`, a `TensorDict`, a mapping of names to
+            torch tensors or numpy arrays (all copied in place), a path (a safetensors file,
+            replaced atomically), or a function. A function loads each version itself from (name,
+            tensor) pairs in the bus's memory: see `Pairs`. If it raises, its exception decides
+            which version runs: see `UnchangedError`.
+        name: This worker's name, unique among the publisher's workers; None: host, process and a
+            random suffix.
+        keys: A worker's file from `weightbus keygen`, its folder (then `name` selects the file), or
+            the file's contents: the worker connects only to that publisher. None: use
+            WEIGHTBUS_KEYS; without it, no keys.
+        strict: Whether publisher and target must have the same tensor names. With False, a version
+            may have more tensors than the target; the worker skips them, but still verifies and
+            reports the whole version. It always refuses a version that lacks a tensor of the
+            target.
+        cast: Whether to convert values to the target's dtypes.
+        rename: Maps published names to the targets' names, for all `models`, in the form that
+            `Settings` describes for a publish. `before_apply` gets the published names. A function
+            is called in the thread that serves the connection, so it must be fast.
+        settings: Rarely needed options: times, hooks, memory.
 
     Raises:
-        AddressError: The address makes no sense.
+        AddressError: The address is invalid.
         KeysError: The keys cannot be read.
         OSError: Too few descriptors are left for sockets; it names `ulimit -n`.
-        ValueError: A name may not be one, or cannot be renamed so; or `models` is no mapping of
-            ids to targets.
+        ValueError: A name is invalid, or cannot be renamed so; or `models` is no mapping of ids to
+            targets.
         TypeError: A hook is a coroutine function.
-        OSError: A path leads to what is no file, or into a folder where nothing can be made.
+        OSError: A path names something that is no file, or a folder that is not writable.
 
-    Versions are received in the background at all times. They are applied either where `receive()`
-    is called, or, after `start()`, in the background. In a process that was forked, make a new one.
+    The subscriber always receives versions in the background. It applies them where you call
+    `receive()`, or, after `start()`, in the background. In a forked process, make a new one.
 
-    One that is dropped without `close()` leaves, with a warning, when Python collects it, even if
-    it was started: keep it in a variable. A hook, or a function that is a target, which refers to
-    it (a closure, a bound method of what holds it) keeps it for as long as the process: close it,
-    or have that hold a `weakref`. A new one of the same `address` and `name` in this process takes
-    its place, which is closed: a notebook's cell may run again.
+    Keep it in a variable: if you drop it without `close()`, it leaves, with a warning, when Python
+    collects it, even after `start()`. If a hook or a target function refers to it (a closure, a
+    bound method of its owner), it lives as long as the process: close it, or use a `weakref` there.
+    A new one with the same `address` and `name` in this process closes the old one and takes its
+    place, so you may run a notebook cell again.
     """
 
     @had_more_keywords("Subscriber")
@@ -198,30 +198,30 @@ class Subscriber:
         version: int | tuple[int, int] | None = None,
         model: str | None = None,
     ) -> Update | None:
-        """Apply the newest version that has arrived, waiting for one if need be.
+        """Apply the newest version that has arrived, or wait for one.
 
-        The version is applied here, in this thread: call it where nobody uses the weights. With
-        `timeout=0` it takes what is there.
+        It applies the version in this thread: call it where no code uses the weights. With
+        `timeout=0` it does not wait.
 
         Args:
             timeout: Seconds to wait.
-            version: Apply this one and no other: of the publisher's epoch, or (epoch, version), as
-                in a receipt. Until it is applied or this returns, nothing newer of its model takes
-                its place. That it runs already is fine, too.
-            model: Of which model it is, where this subscriber has several.
+            version: Apply only this version: a number in the publisher's epoch, or (epoch, version)
+                as in a receipt. Until it is applied or this call returns, no newer version of its
+                model replaces it. It may already run.
+            model: The model of that version, if this subscriber has several.
 
         Returns:
-            What was applied; None if nothing came within `timeout` seconds.
+            The applied version; None if none came within `timeout` seconds.
 
         Raises:
-            ApplyError: A version cannot be applied; the weights are as they were. Of code `gone`:
-                the version that was asked for is not to be had any more.
-            TornError: A version could not be applied and has spoiled the weights; see `reading`.
+            ApplyError: A version cannot be applied; the weights are unchanged. With code `gone`:
+                the requested version is no longer available.
+            TornError: An apply failed half-way; see `reading`.
             RefusedError: The publisher refuses this worker.
-            AddressError: No address of the publisher's host is found, which is tried on.
+            AddressError: The publisher's host name has no address; the worker tries again.
             ClosedError: The subscriber is closed, or applies in the background.
             KeyError: There is no such model.
-            ValueError: It is not said of which model the version is.
+            ValueError: There are several models, and `model` is missing.
         """
         return self._receive(timeout, version, model, lambda: False)
 
@@ -264,9 +264,8 @@ class Subscriber:
     ) -> Update | None:
         """Receive from a coroutine: waits and applies in a thread of its own.
 
-        Arguments, result and errors are those of `receive`. Cancelled, it applies nothing. A copy
-        that has begun by then ends first, and the next call that asks for no certain version
-        returns its `Update`.
+        Arguments, result and errors are those of `receive`. If you cancel it, it applies nothing. A
+        copy that has begun ends first, and the next call without `version` returns its `Update`.
         """
         cut = Cut(self._applier.look)
         work = partial(self._receive, timeout, version, model, cut)
@@ -283,9 +282,9 @@ class Subscriber:
     def start(self) -> "Subscriber":
         """Apply versions in the background from now on, outside every `reading()` block.
 
-        Files are written by threads of their own, so that a slow disk delays no other model; the
-        user's code is called by one thread at a time all the same. What goes wrong is logged and
-        kept in `error`; the weights then stay as they were, unless that is a `TornError`.
+        Separate threads write files, so a slow disk delays no other model; still, only one thread
+        at a time calls the user's code. An error is logged and kept in `error`; the weights stay as
+        they were, unless it is a `TornError`.
         """
         self._check_usable()
         self._loop.apply_by(self._background.at_once)
@@ -304,28 +303,29 @@ class Subscriber:
             with worker.reading() as running:  # in a coroutine, async with
                 answer = model(question), running.version
 
-        New weights that have arrived go first: who comes after them queues until they are applied,
-        and in a coroutine `async with` does so without stopping the event loop. It may await
-        inside. A plain `with` in a coroutine must not: then it is refused where it would have to
-        wait for another task of its own loop. Blocks may be nested, also in tasks and threads that
-        have inherited the context (`asyncio.gather`, `asyncio.to_thread`).
+        New weights that have arrived go first: later readers queue until they are applied. In a
+        coroutine, `async with` queues without stopping the event loop, and may await inside. A
+        plain `with` in a coroutine must not await: it raises if it would wait for another task of
+        its own loop. You may nest blocks, also in tasks and threads that inherit the context
+        (`asyncio.gather`, `asyncio.to_thread`).
 
         Args:
             timeout: Seconds to wait for an apply, or for a first version.
-            model: Which model is read; None: all. A file may be replaced meanwhile, unless it is
-                named: whoever has opened it keeps what it opened.
-            needs_version: Wait until a version runs, of each model that is read.
+            model: The model to read; None: all. A file target may be replaced meanwhile, unless you
+                name it; a program that has opened the file keeps the old content.
+            needs_version: Wait until each model that is read runs a version.
 
         Returns:
-            A context manager of both kinds, for one block. What it yields says which version runs
-            (`version`, `epoch`; 0 if none does yet), where the model is named, or the only one.
+            A context manager for `with` and `async with`, for one block. It yields the version that
+            runs (`version`, `epoch`; 0 if none does yet), if you name the model or there is only
+            one.
 
         Raises:
-            TimeoutError: An apply, a hook included, took longer than `timeout` seconds; the text
-                says of which version, in which thread, and for how long. Or no version came.
-            TornError: A version failed after it had begun to change the weights, which now are
-                parts of two. Any version that is applied mends them: that one is tried a few times
-                more by itself, and publishing a new one does.
+            TimeoutError: An apply, with its hooks, took longer than `timeout` seconds; the text
+                names the version, the thread and the time. Or no version came.
+            TornError: An apply failed half-way, so the weights are parts of two versions. The next
+                apply that succeeds repairs them: the worker tries this version a few times more,
+                and any newly published one.
             RuntimeError: A plain `with` in a coroutine would wait for its own event loop.
             KeyError: There is no such model.
         """
@@ -342,20 +342,20 @@ class Subscriber:
 
     @property
     def lock(self) -> ReadingLock:
-        """What `reading` takes, for whom a `with` does not do: hooks, for example."""
+        """The lock that `reading` takes, for code that cannot use `with`, such as hooks."""
         return self._applier.lock
 
     def wait_for_version(
         self, model: str, version: int = 1, *, epoch: int = 0, timeout: float
     ) -> Update | None:
-        """Wait until a model runs this version or a newer one; None after `timeout` seconds.
+        """Wait until a `model` runs this `version` or a newer one; None after `timeout` seconds.
 
-        A publisher that restarts counts from 1 again, in a later epoch: with `epoch` (that of a
-        receipt, say) versions of earlier ones do not count.
+        A restarted publisher counts from 1 again, in a later epoch. With `epoch` (for example a
+        receipt's), versions of earlier epochs do not count.
 
         Raises:
             KeyError: This subscriber does not have that model.
-            ClosedError: It is closed, or a thread of it has failed; see the cause.
+            ClosedError: The subscriber is closed, or a thread of it has failed; see the cause.
         """
         return self._wait_for_version(model, version, epoch, timeout, lambda: False)
 
@@ -390,8 +390,8 @@ class Subscriber:
     async def __aiter__(self) -> AsyncIterator[Update]:
         """Yield each version as it is applied, until the subscriber is closed.
 
-        Without `start()` it is applied by this loop, as by `receive_awaitable`, between two turns.
-        After `start()` the first that is told of is what runs already, and none is waited for.
+        Without `start()`, this loop applies versions, as `receive_awaitable` does, between two
+        turns. After `start()`, it first yields the version that already runs, and delays no apply.
 
         Raises:
             ApplyError, TornError, RefusedError, AddressError: As of `receive`, without `start()`.
@@ -435,34 +435,36 @@ class Subscriber:
 
     @property
     def error(self) -> WeightBusError | None:
-        """What went wrong last in the background, if anything has."""
+        """The last error in the background, if there is one."""
         failure = self._handoff.failure
         return self._background.error if failure is None else ClosedError.of("subscriber", failure)
 
     def update(self, model: str) -> Update | None:
-        """Return what a `model` runs; None before its first version, or if one failed half-way."""
+        """Return the version that a `model` runs; None before the first, or if an apply failed
+        half-way.
+        """
         self._targets[model]
         with self._applied:
             return self._running.get(model)
 
     def version(self, model: str) -> int:
-        """Return the version that a `model` runs; 0 if it runs none."""
+        """Return the number of the version that a `model` runs; 0 if it runs none."""
         update = self.update(model)
         return update.version if update is not None else 0
 
     def wait_joined(self, timeout: float) -> bool:
-        """Wait until the publisher has let this worker in; return whether it did in `timeout` s.
+        """Wait until the publisher accepts this worker; return whether it did in `timeout` seconds.
 
         Raises:
             RefusedError: The publisher refuses this worker.
-            AddressError: No address of the publisher's host is found, which is tried on.
+            AddressError: The publisher's host name has no address; the worker tries again.
         """
         return self._handoff.wait_joined(checks.seconds(timeout, "timeout"))
 
     def close(self) -> None:
-        """Say goodbye and close the sockets. Calling it twice is fine.
+        """Say goodbye and close the sockets. You may call it twice.
 
-        Weights do not change any more afterwards. The user's code is left behind where it does not
+        Afterwards the weights no longer change. It does not wait for user code that does not
         return.
         """
         if os.getpid() != self._pid:
@@ -480,7 +482,7 @@ class Subscriber:
             log.warning("%s: closed while a hook or a disk was waited for; left behind", self)
 
     async def close_awaitable(self) -> None:
-        """Close from a coroutine, in a thread, so that others of its event loop may leave."""
+        """Close from a coroutine; a thread does the work, so the event loop goes on."""
         await in_thread(self.close, "weightbus-close")
 
     async def __aenter__(self) -> "Subscriber":

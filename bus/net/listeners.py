@@ -24,18 +24,18 @@ EVENT_KINDS = get_args(EventKind)
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
-    """Something became of a worker.
+    """A change of a worker.
 
     Attributes:
-        kind: `joined`; `lost` (its process has ended, its connection is closed and it made no
-            other, or it fell silent); `stuck` (it answers, and makes no progress); `back`
-            (it answers again, or moves again); `left` (it said goodbye); `refused` (it was not let
-            in; said once a minute while it goes on asking).
+        kind: `joined`; `lost` (its process ended, its connection closed and it made no other, or it
+            became silent); `stuck` (it answers, but makes no progress); `back` (it answers or makes
+            progress again); `left` (it said goodbye); `refused` (the publisher did not accept it;
+            repeated once a minute while it asks).
         worker: Its name.
-        text: What happened and why, in words.
-        status: What `workers()` would have shown of it at that moment; None if nothing.
-        missed: How many events before this one were dropped, since the callback was too slow:
-            `workers()` says how things stand.
+        text: What happened and why, as text for people.
+        status: Its entry in `workers()` at that moment; None if it had none.
+        missed: How many events before this one were dropped because the callback was too slow:
+            `workers()` has the current state.
     """
 
     kind: EventKind

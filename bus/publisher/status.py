@@ -21,11 +21,11 @@ class WorkerStatus:
             pushes reach it), or `shared`, in memory.
         models: The models that it wants.
         running: By model, the (epoch, version) that it runs.
-        phase: By model, what it is doing with a newer version, such as "receiving 3 of 8 chunks of
+        phase: By model, what it does with a newer version, such as "receiving 3 of 8 chunks of
             version 5"; empty when idle.
-        progress: By model that is arriving, how many chunks are there, of how many in all.
-        silent_s: Seconds since it was last heard.
-        client, host, pid: What it says it is.
+        progress: By model that is arriving: how many chunks have arrived, and how many there are.
+        silent_s: Seconds since its last message.
+        client, host, pid: Its client, host and process id, as it reports them.
     """
 
     name: str

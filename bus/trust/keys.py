@@ -69,13 +69,13 @@ Files = Mapping[Path, _AllowedFile]
 
 @dataclass(frozen=True, slots=True)
 class PublisherKeys:
-    """What a publisher needs.
+    """The keys of a publisher.
 
     Attributes:
         secret: Its secret key, 40 characters of Z85.
-        grants: What each key may do, by public key.
-        folder: Where that is read, again and again; None: it never changes.
-        known: What each file there said when it was read.
+        grants: By public key, what the key's owner may do.
+        folder: The folder that the publisher rereads; None: the grants never change.
+        known: The contents of each file there when it was last read.
     """
 
     secret: str = field(repr=False)
@@ -85,13 +85,13 @@ class PublisherKeys:
 
     @classmethod
     def read(cls, path: str | Path) -> "PublisherKeys":
-        """Read a folder that `weightbus keygen` has made.
+        """Read a folder made by `weightbus keygen`.
 
         Args:
             path: The folder.
 
         Raises:
-            KeysError: There is none, or something in it makes no sense.
+            KeysError: There is no such folder, or something in it is invalid.
         """
         folder = _path(path)
         if not folder.is_dir():
@@ -105,22 +105,23 @@ class PublisherKeys:
         return cls(own.secret, allowed.read(), folder, allowed.known)
 
     def allowed(self, complain: Callable[[KeysError], None]) -> "Allowed | None":
-        """Return what reads the folder again, and knows what stood there; None: there is none.
+        """Return an object that rereads the folder and knows its last contents; None: there is no
+        folder.
 
         Args:
-            complain: Told of files that make no sense, and of those that cannot be read.
+            complain: Called for files that are invalid, and for those that cannot be read.
         """
         return None if self.folder is None else Allowed(self.folder, complain, self.known)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerKeys:
-    """What a worker needs.
+    """The keys of a worker.
 
     Attributes:
-        name: What it may be called; a `*` in it stands for any characters.
+        name: The worker's name; a `*` in it stands for any characters.
         public, secret: Its pair, 40 characters of Z85 each.
-        publisher: The public key of the only publisher that it speaks to.
+        publisher: The public key of the only publisher that it connects to.
     """
 
     name: str
@@ -130,14 +131,14 @@ class WorkerKeys:
 
     @classmethod
     def read(cls, path: str | Path, name: str | None = None) -> "WorkerKeys":
-        """Read a worker's file, or that of a name in a folder that `weightbus keygen` has made.
+        """Read a worker's file, or the file of a name in a folder made by `weightbus keygen`.
 
         Args:
             path: The file, or the folder.
-            name: Whose file, of those in a folder.
+            name: The worker's name, if `path` is a folder.
 
         Raises:
-            KeysError: There is none, or it makes no sense.
+            KeysError: There is no such file, or it is invalid.
         """
         file = _path(path)
         if file.is_dir():

@@ -14,18 +14,18 @@ from ...bus.errors import AddressError
 
 @dataclass(frozen=True)
 class Http:
-    """Where a page is served, and to whom.
+    """The address of a page, and who has access.
 
     Attributes:
         address: `HOST:PORT`; port 0 takes a free one.
-        token: What those who look must know: as `?token=` once, or in the header `Authorization:
-            Bearer`. None: nothing, which is for addresses of this host alone.
-        insecure: Whether anybody who reaches another address may look.
-        hosts: Names by which browsers may ask for it, beside `localhost`, addresses and this host's
+        token: The token that a request must send: as `?token=` once, or in the header
+            `Authorization: Bearer`. None: no token, for addresses of this host only.
+        insecure: Whether everyone who reaches another address has access without a token.
+        hosts: More host names that browsers may use, besides `localhost`, addresses and this host's
             own name.
 
     Raises:
-        AddressError: The address makes no sense, or would show everything to everybody.
+        AddressError: The address is invalid, or would give everyone access.
     """
 
     address: str

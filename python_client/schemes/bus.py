@@ -51,22 +51,22 @@ MARGIN = 0.2  # of a send's time, kept for those that are there while others are
 
 
 class ZMQWeightSyncScheme(WeightSyncScheme):
-    """Weights over ZeroMQ: to workers in any process, on any host.
+    """Sends weights over ZeroMQ to workers in any process, on any host.
 
     Args:
-        address: Where the sender binds. Port 0 takes a free one; what was taken is in `address`
-            after `init_on_sender`, and travels with the scheme when it is pickled.
-        strategy: By which names weights travel: "tensordict" or "state_dict".
-        num_workers: How many workers there are. A send is then for all of them, also for those
-            that are still starting. None: as many as the context says, else those that have joined.
-        shared_memory: Let workers on the sender's host read from its memory.
-        keyed: Encrypt, and let nobody else in: the sender draws keys, which travel with the scheme
-            when it is pickled, and down its pipes. None: if other hosts can reach the address.
-        insecure: Let other hosts reach it without keys.
-        advertise: What workers are told to connect to for data; None: it follows from `address`.
-        liveness: How long to wait for signs of life: a `Settings` of which `ping` and `lost_after`
-            count.
-        timeout: Seconds that a call waits unless it is told otherwise.
+        address: The sender binds here. Port 0 takes a free port; after `init_on_sender` it is in
+            `address`, and a pickled scheme contains it.
+        strategy: The naming of the weights: "tensordict" or "state_dict".
+        num_workers: How many workers there are. A send then includes workers that are still
+            starting. None: the context's number, otherwise the workers that have joined.
+        shared_memory: Whether workers on the sender's host may read from its memory.
+        keyed: Encrypt, and accept only the scheme's own workers: the sender makes keys, which
+            travel with a pickled scheme and through its pipes. None: only if other hosts can reach
+            the address.
+        insecure: Allow an address that other hosts can reach, without keys.
+        advertise: The data address that workers are told; None: it follows from `address`.
+        liveness: How long to wait for pings: a `Settings` with `ping` and `lost_after`.
+        timeout: Default seconds that a call waits.
         strict: Whether both sides must have the same names.
         cast: Whether values may be converted to the receiving model's dtypes.
         background: Receivers apply in the background; else where `receive()` is called.
@@ -173,14 +173,14 @@ class ZMQWeightSyncScheme(WeightSyncScheme):
 
 
 class DistributedWeightSyncScheme(ZMQWeightSyncScheme):
-    """Weights to other hosts, made as TorchRL's scheme over `torch.distributed` is.
+    """Sends weights to other hosts; constructed like TorchRL's scheme over `torch.distributed`.
 
     Args:
-        backend: Taken for compatibility, "gloo" or "nccl": no process group is needed.
+        backend: Accepted for compatibility, "gloo" or "nccl"; no process group is needed.
         sync: As in `MultiProcessWeightSyncScheme`.
-        timeout: Seconds that a call waits unless it is told otherwise.
+        timeout: Default seconds that a call waits.
         **settings: Those of `ZMQWeightSyncScheme`. Workers on other hosts need an `address` that
-            they can reach, "tcp://this-host:5555"; by default those of this host can.
+            they can reach, "tcp://this-host:5555"; only this host can reach the default.
     """
 
     def __init__(
@@ -193,12 +193,12 @@ class DistributedWeightSyncScheme(ZMQWeightSyncScheme):
 
 
 class MultiProcessWeightSyncScheme(ZMQWeightSyncScheme):
-    """Weights to processes of this host, over a private address of the bus.
+    """Sends weights to processes on this host, over a private address of the bus.
 
     Args:
-        strategy: By which names weights travel: "tensordict" or "state_dict".
-        sync: Whether `send` waits until the workers have applied the weights. If not, it is
-            `send_async`, and the next send first waits for the one before.
+        strategy: The naming of the weights: "tensordict" or "state_dict".
+        sync: Whether `send` waits until the workers have applied the weights. If not, `send` acts
+            like `send_async`, and the next send first waits for the previous one.
         **settings: Those of `ZMQWeightSyncScheme`.
     """
 
@@ -210,7 +210,7 @@ class MultiProcessWeightSyncScheme(ZMQWeightSyncScheme):
 
 
 class MPTransport(WorkerTransport):
-    """The way, with a `timeout`, to whoever calls `init_on_worker` with the other end of `pipe`."""
+    """The transport to the worker at the other end of `pipe`, with a `timeout`."""
 
     def __init__(self, pipe: Any, timeout: Any = TIMEOUT, *_: Any) -> None:
         if not hasattr(pipe, "send_bytes"):  # queues, as TorchRL's later ones take them
@@ -223,10 +223,10 @@ class MPTransport(WorkerTransport):
 
 
 class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
-    """Weights to processes of this host, which read them from the sender's memory.
+    """Sends weights to processes on this host, which read them from the sender's memory.
 
     Args:
-        strategy: By which names weights travel: "tensordict" or "state_dict".
+        strategy: The naming of the weights: "tensordict" or "state_dict".
         sync: Whether `send` waits until the workers have applied the weights.
         per_worker_weights: Accepted for compatibility; `send({0: ..., 1: ...})` always works.
         policy_weights: Weights to send, by model id, as `register_shared_weights` takes them. The
@@ -234,8 +234,8 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
         auto_register: Whether models that were not registered may be sent.
         **settings: Those of `ZMQWeightSyncScheme`.
 
-    The trainer's own tensors are never shared: workers read a snapshot, and copy it into models
-    of their own. Where the host gives no shared memory, weights take the network's road.
+    The trainer's own tensors are never shared: workers read a snapshot, and copy it into their own
+    models. Without shared memory on the host, weights go over the network.
     """
 
     _one_host = True
@@ -258,7 +258,7 @@ class SharedMemWeightSyncScheme(ZMQWeightSyncScheme):
         self.policy_weights: dict[str, Any] = dict(policy_weights or {})
 
     def register_shared_weights(self, model_id: str, weights: Any) -> None:
-        """Register the weights that are sent for `model_id` if a send does not say.
+        """Register the weights that a send without weights sends for `model_id`.
 
         Raises:
             RuntimeError: The model has some.

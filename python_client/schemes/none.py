@@ -64,11 +64,11 @@ class _NothingSent(Sending):
 
 
 class NoWeightSyncScheme(WeightSyncScheme):
-    """Synchronises nothing: workers keep the weights that they were built with.
+    """Synchronises nothing: workers keep their initial weights.
 
     Args:
-        strategy: By which names weights would travel.
-        **settings: Those of every scheme; they change nothing.
+        strategy: The naming that weights would have.
+        **settings: Those of every scheme; they have no effect.
     """
 
     def __init__(self, strategy: Format = "tensordict", **settings: Any) -> None:
@@ -83,11 +83,11 @@ class NoWeightSyncScheme(WeightSyncScheme):
         return _Nothing()
 
     def connect(self, *, worker_idx: int | None = None, **nothing: Any) -> None:
-        """Connect nothing. It may be called again. Arguments are those of the base.
+        """Connect nothing; you may call it again. Arguments are those of the base.
 
         Raises:
-            RuntimeError: The worker's model is on the meta device, so that it has no weights, and
-                will never get any from this scheme.
+            RuntimeError: The worker's model is on the meta device: it has no weights, and never
+                gets any from this scheme.
         """
         if "weights" in nothing:
             raise TypeError("connect() of a scheme that sends nothing takes no weights")
@@ -119,7 +119,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
         """Receive nothing: None, at once. Arguments are those of the base."""
 
     def own_sending(self) -> Sending:
-        """Return what senders of the older vintage send: nothing, in the order of any send."""
+        """Return what senders of the older API send: nothing, in the order of any send."""
         return self._nothing
 
     def _prepared(self, weights: Any) -> Prepared:
@@ -128,6 +128,6 @@ class NoWeightSyncScheme(WeightSyncScheme):
         return Weights(self.model_id or POLICY, {})
 
     def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
-        """Return a transport by which nothing goes. Arguments are those of the base."""
+        """Return a transport that carries nothing. Arguments are those of the base."""
         del pipe_or_context, kwargs
         return _Nothing()

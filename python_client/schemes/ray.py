@@ -34,21 +34,21 @@ class RayWeightSyncScheme(WeightSyncScheme):
     """Sends weights to Ray actors of any class.
 
     Args:
-        strategy: By which names weights travel: "tensordict" or "state_dict".
-        backend: Taken for compatibility; no process group is needed.
+        strategy: The naming of the weights: "tensordict" or "state_dict".
+        backend: Accepted for compatibility; no process group is needed.
         **kwargs: Those of every scheme: `timeout` (seconds), `strict`, `cast`, `background`.
 
     On the sender, `init_on_sender` takes the actors as `remote_collectors=[...]` (or `actors`, or
-    `actor_refs`), or from a context with `remote_collectors`. Their places are the worker ids.
+    `actor_refs`), or from a context with `remote_collectors`. Their positions are the worker ids.
 
     An actor calls `init_on_receiver` and `connect` in one of its methods; versions are applied
-    between its tasks. Where it does not, its `update_policy_weights_` is called.
+    between its tasks. If it does not, its `update_policy_weights_` is called.
     """
 
     _waits_for_first = False  # an actor that waited could not be called, and so not be given any
 
     def __init__(self, strategy: Format = "tensordict", backend: str = "gloo", **kwargs: Any):
-        """Make one. `backend` is taken for compatibility; no process group is needed."""
+        """Make one. `backend` is accepted for compatibility; no process group is needed."""
         del backend
         super().__init__(strategy, **kwargs)
         self._channel = Channel()
@@ -76,12 +76,12 @@ class RayWeightSyncScheme(WeightSyncScheme):
 
 
 class RayTransport(WorkerTransport):
-    """The way to one actor.
+    """The transport to one actor.
 
     Args:
-        remote_collector: The actor, or what wraps it.
-        tensor_transport: Taken for compatibility; the object store carries the weights.
-        scheme: What says how weights are taken out of models, and by when they must be there.
+        remote_collector: The actor, or its wrapper.
+        tensor_transport: Accepted for compatibility; the object store carries the weights.
+        scheme: Its strategy extracts weights from models; its timeout applies.
     """
 
     def __init__(
@@ -105,20 +105,20 @@ class RayModuleTransformSender(WeightSender):
 
 
 class RayModuleTransformReceiver(WeightReceiver):
-    """Receives weights for the module of the actor that it is in."""
+    """Receives weights for the module of its actor."""
 
 
 class RayModuleTransformScheme(RayWeightSyncScheme):
     """Sends weights to the module of a Ray actor. Arguments are those of `RayWeightSyncScheme`.
 
-    The sender takes it from the transform that was given this scheme, or as `ray_transform=...`,
-    `actor_refs=[...]` or `actors=[...]` at `init_on_sender`. The receiver is the actor; its module
+    The sender takes the actor from the transform that has this scheme, or from `ray_transform=...`,
+    `actor_refs=[...]` or `actors=[...]` of `init_on_sender`. The receiver is the actor; its module
     is `model`, or the context's `_actor_module` or `module`. TorchRL's transforms become receivers
     by themselves when the sender connects.
     """
 
     def __init__(self, strategy: Any = "tensordict", backend: str = "gloo", **kwargs: Any):
-        """Make one. `backend` is taken for compatibility; no process group is needed."""
+        """Make one. `backend` is accepted for compatibility; no process group is needed."""
         super().__init__(strategy, backend, **kwargs)
         self._ray_transform: Any = None
 
@@ -159,13 +159,13 @@ class RayModuleTransformScheme(RayWeightSyncScheme):
 
 
 class RayActorTransport(RayTransport):
-    """The way to the module of one actor.
+    """The transport to the module of one actor.
 
     Args:
-        actor_ref: The actor, or what has it as `_actor`.
-        update_method: "tensordict" or "state_dict": what the actor's own method is given, where
-            the actor is no receiver.
-        scheme: What says how weights are taken out of models, and by when they must be there.
+        actor_ref: The actor, or an object that has it as `_actor`.
+        update_method: "tensordict" or "state_dict": the argument of the actor's own method, if the
+            actor is no receiver.
+        scheme: Its strategy extracts weights from models; its timeout applies.
     """
 
     def __init__(

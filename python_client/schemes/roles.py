@@ -30,8 +30,8 @@ class Roles:
     """What a scheme is, and what it is about.
 
     Args:
-        strategy: By which names weights travel: "tensordict" or "state_dict".
-        timeout: Seconds that a call waits unless it is told otherwise.
+        strategy: The naming of the weights: "tensordict" or "state_dict".
+        timeout: Default seconds that a call waits.
         strict: Whether both sides must have the same names.
         cast: Whether values may be converted to the receiving model's dtypes.
         background: Receivers apply what arrives in the background; else where `receive()` is

@@ -47,8 +47,8 @@ from .vintage import (
 class WeightSyncScheme(Roles):
     """One model on a sender and its workers.
 
-    Construct one of its subclasses; `from_backend` finds the one for a means of transport.
-    Arguments are those of `Roles`.
+    Construct a subclass; `from_backend` finds the one for a transport. Arguments are those of
+    `Roles`.
     """
 
     _waits_for_first = True
@@ -58,7 +58,7 @@ class WeightSyncScheme(Roles):
         """Return a scheme, with these `kwargs`, of a `backend`: none, shared, process, rpc, zmq ...
 
         Raises:
-            ValueError: There is none of that name; the text lists them.
+            ValueError: There is no such backend; the text lists all.
         """
         return cast("type[WeightSyncScheme]", carrier.scheme_class(backend))(**kwargs)
 
@@ -87,12 +87,12 @@ class WeightSyncScheme(Roles):
         Args:
             model_id: The model's id; with a context, also the path to the model in it.
             context: An object that has the model, such as a collector.
-            **kwargs: Alternatives to a context: `model` or `weights` (what to send if a send does
-                not say), `num_workers` or `devices` or `params_map` (how many workers there are),
-                and whatever the means of transport needs.
+            **kwargs: Instead of a context: `model` or `weights` (for a send without weights),
+                `num_workers` or `devices` or `params_map` (how many workers there are), and what
+                the transport needs.
 
         Raises:
-            TypeError: What is given for weights is none.
+            TypeError: The argument for weights has none.
         """
         self._check_sources(model_id, context, kwargs)
         sources = Sources.taken(kwargs, context)
@@ -116,9 +116,9 @@ class WeightSyncScheme(Roles):
 
         Args:
             weights: An `nn.Module`, a TensorDict, a dict of tensors, the path of a model in the
-                context, or `{worker id: weights}`; None: the model that this scheme is about.
-            worker_ids: Which workers; None: all of them.
-            timeout: Seconds for all of it; None: the scheme's own.
+                context, or `{worker id: weights}`; None: this scheme's model.
+            worker_ids: The workers; None: all.
+            timeout: Seconds for the whole call; None: the scheme's own.
 
         What each worker did is in `receipt`, also after an error. Threads that send at the same
         time take turns, each within its own deadline.
@@ -127,7 +127,7 @@ class WeightSyncScheme(Roles):
             PublishError: Some workers do not have the weights; it names them. The others do.
             RuntimeError: This is no connected sender, or a `send_async` was not waited for.
             ValueError: There is no worker of that id.
-            TypeError: What is given is no weights; nothing was sent.
+            TypeError: The argument has no weights; nothing was sent.
             StateError: The weights cannot travel; nothing was sent.
         """
         with self._nothing_is_fine(weights):
@@ -176,7 +176,7 @@ class WeightSyncScheme(Roles):
             sending.start(self._prepared(weights), worker_ids, left)
 
     def own_sending(self) -> Sending:
-        """Return what is being sent by this scheme, connecting it first if need be."""
+        """Return what this scheme sends; connect it first if necessary."""
         if (side := self._as_sender) is not None:
             side.connected = True  # senders of the older vintage send nothing by themselves
         return self._connected()
@@ -215,7 +215,7 @@ class WeightSyncScheme(Roles):
     ) -> Any:
         """Return what a send will carry, for whatever weights a user gave; see `send`.
 
-        Models (`model_id`) are looked up in the context, and taken apart by the strategy.
+        It looks up models (`model_id`) in the context; the strategy extracts their weights.
 
         Returns:
             A TensorDict or a dict of tensors; None if there is nothing to send.
@@ -248,7 +248,7 @@ class WeightSyncScheme(Roles):
     # The receiver.
 
     def init_on_receiver(self, *, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Become a receiver. On a copy that a fork has left as a sender, this starts anew.
+        """Become a receiver. On a sender's copy in a forked process, this starts anew.
 
         Args:
             model_id: The model's id; with a context, also the path to the model in it.
@@ -288,8 +288,8 @@ class WeightSyncScheme(Roles):
 
         Raises:
             RuntimeError: This is no connected receiver.
-            ApplyError: A version does not fit; the weights are as they were (background=False).
-                With a context this is logged instead, so that a server that polls goes on serving.
+            ApplyError: A version does not fit; the weights are unchanged (background=False). With a
+                context this is logged instead, so a polling server goes on.
         """
         side = self._as_receiver
         if side is None:
@@ -303,7 +303,7 @@ class WeightSyncScheme(Roles):
 
         Args:
             weights: A TensorDict, a dict of tensors, or a module.
-            inplace: Write into the model's own tensors; else it is given new ones.
+            inplace: Write into the model's own tensors; otherwise give it new ones.
 
         Raises:
             RuntimeError: This is no receiver.
@@ -322,14 +322,14 @@ class WeightSyncScheme(Roles):
     def connect(
         self, *, worker_idx: int | None = None, weights: Any = None, timeout: float | None = None
     ) -> None:
-        """Take up work. Neither side waits for the other, but for a model on the meta device.
+        """Start to work. Neither side waits for the other, except for a model on the meta device.
 
-        On the sender, its weights (`weights`, or the model's) become the first version, which
-        every worker gets that has joined or joins later. A receiver (of this `worker_idx`) whose
-        model is on the meta device waits for them, at most `timeout` seconds.
+        On the sender, its weights (`weights`, or the model's) become the first version, for every
+        worker that has joined or joins later. A receiver (with this `worker_idx`) whose model is on
+        the meta device waits for them, at most `timeout` seconds.
 
         Raises:
-            RuntimeError: It is not initialised, or connected already, or got what is meant for the
+            RuntimeError: It is not initialised, or already connected, or got an argument of the
                 other side.
             TimeoutError: No weights came for a model on the meta device.
         """
@@ -430,11 +430,11 @@ class WeightSyncScheme(Roles):
         return WeightReceiver(self)
 
     def create_transport(self, pipe_or_context: Any = None, **kwargs: Any) -> TransportBackend:
-        """Return the transport of one worker: of the one that `pipe_or_context` leads to.
+        """Return the transport of one worker: the one at the end of `pipe_or_context`.
 
-        That is a pipe; over RPC `(collector_info, collector_rref, collector_class)`, a tuple or
+        This is a pipe; over RPC `(collector_info, collector_rref, collector_class)`, a tuple or
         `kwargs`; over Ray an actor, also as `remote_actor`. Without it, `worker_idx` names a worker
-        of the initialised sender; on a receiver, the transport is the one that its weights come by.
+        of the initialised sender; on a receiver, it returns the receiver's own transport.
         """
         if self.initialized_on_receiver:
             return ReceiverTransport(self, named=pipe_or_context is not None)
@@ -452,7 +452,7 @@ class WeightSyncScheme(Roles):
         return WorkerTransport(*self.way_to(peer))
 
     def way_to(self, peer: Any) -> tuple[Carrier, int, Prepare, float]:
-        """Return what a transport to one worker, `peer`, is made of."""
+        """Return the parts of a transport to one worker, `peer`."""
         return self._carrier_to(peer), 0, self._weights_of, self.timeout
 
     def _transport_to(self, worker: int) -> WorkerTransport:

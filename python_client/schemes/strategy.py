@@ -37,12 +37,12 @@ class DestinationError(StateError, KeyError):
 
 
 class WeightStrategy:
-    """How weights are taken out of a model, and put into one.
+    """Extracts weights from a model, and applies weights to one.
 
     Args:
         extract_as: "tensordict" or "state_dict".
 
-    It equals its own name, as older code that compares `scheme.strategy` expects.
+    It compares equal to its own name, because older code compares `scheme.strategy`.
     """
 
     def __init__(self, extract_as: Format = "tensordict") -> None:
@@ -64,7 +64,7 @@ class WeightStrategy:
         return hash(self.extract_as)
 
     def extract_weights(self, source: Any) -> Any:
-        """Return a model's (`source`) weights: a TensorDict or a dict, which share its memory."""
+        """Return a model's (`source`) weights: a TensorDict or a dict that shares its memory."""
         tensors = self.tensors_of(source)
         return tensors if self.extract_as == "state_dict" else nested(tensors)
 
@@ -102,7 +102,7 @@ class WeightStrategy:
     def formed(self, weights: Any) -> Any:
         """Return `weights` in the strategy's own form: for "tensordict", a dict as a TensorDict.
 
-        What no TensorDict can hold (arrays, names that are the beginning of others) stays as it is.
+        Weights that no TensorDict can hold (arrays, names that are a prefix of others) stay a dict.
         """
         if self.extract_as == "state_dict" or not isinstance(weights, dict):
             return weights
@@ -133,7 +133,7 @@ class WeightStrategy:
     def tensors_as_td(self, model: object) -> Any:
         """Return the parameters and buffers of a `model` as a TensorDict, without extra state.
 
-        TorchRL's collectors copy it into the parameters and buffers of theirs, name by name.
+        TorchRL's collectors copy it into their own parameters and buffers, name by name.
         """
         if not is_module(model):
             return nested(self.tensors_of(model))
@@ -142,11 +142,11 @@ class WeightStrategy:
         return nested(parts_by(model, "tensordict").tensors)
 
     def faults(self, layout: Layout, model: object, *, strict: bool, cast: bool) -> list[str]:
-        """Tell in lines why a layout cannot be applied to a model; no lines if it can.
+        """Return lines that say why a layout cannot be applied to a model; none if it can.
 
         Args:
-            layout: Of a version.
-            model: What it would be written to.
+            layout: The layout of a version.
+            model: The model to write to.
             strict: Whether both sides must have the same names.
             cast: Whether dtypes may be converted.
         """
@@ -169,7 +169,7 @@ class WeightStrategy:
         """Copy a version into a model.
 
         Args:
-            reader: Where it is.
+            reader: Reads the version.
             model, strict, cast: As of `faults`.
             inplace: Write into the tensors that are there; else a module is given new ones.
 
@@ -201,7 +201,7 @@ class WeightStrategy:
         reader.copy_into(parts.tensors, strict=False, cast=cast)
 
     def on_meta(self, model: object) -> bool:
-        """Tell whether a `model` has tensors without memory, which its first version must fill."""
+        """Return whether a `model` has tensors without memory, which its first version fills."""
         if not is_module(model):
             return False
         return any(t.is_meta for t in (*model.parameters(), *model.buffers()))

@@ -37,16 +37,16 @@ class RPCWeightSyncScheme(WeightSyncScheme):
     """Sends weights to workers of a torch RPC group.
 
     Args:
-        strategy: By which names weights travel: "tensordict" or "state_dict".
+        strategy: The naming of the weights: "tensordict" or "state_dict".
         **settings: Those of every scheme: `timeout` (seconds), `strict`, `cast`, `background`.
 
-    On the sender, `init_on_sender` takes the workers either as `workers=["worker1", ...]` (names,
-    ids or `WorkerInfo`s; their places in this list are the worker ids), or from a context, or
-    keywords, like TorchRL's: `collector_infos`, `collector_rrefs` and `collector_class`.
+    On the sender, `init_on_sender` takes the workers as `workers=["worker1", ...]` (names, ids or
+    `WorkerInfo`s; the positions in this list are the worker ids), or from a context, or from
+    TorchRL's keywords `collector_infos`, `collector_rrefs` and `collector_class`.
 
-    The strategy is "state_dict" unless one is given, as the documentation of the original has it.
+    The default strategy is "state_dict", as in TorchRL's documentation.
 
-    A worker calls `init_on_receiver` and `connect`. Where it does not, its collector's
+    A worker calls `init_on_receiver` and `connect`. If it does not, its collector's
     `update_policy_weights_` is called.
     """
 
@@ -86,12 +86,12 @@ class RPCWeightSyncScheme(WeightSyncScheme):
 
 
 class RPCTransport(WorkerTransport):
-    """The way to one worker of a torch RPC group.
+    """The transport to one worker of a torch RPC group.
 
     Args:
         collector_info, collector_rref: Its name, id or `WorkerInfo`; its collector, if it has one.
-        collector_class, worker_rank: Not needed; taken for compatibility.
-        scheme: What says how weights are taken out of models, and by when they must be there.
+        collector_class, worker_rank: Not needed; accepted for compatibility.
+        scheme: Its strategy extracts weights from models; its timeout applies.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ NAMES = "policy_weights", "policy_or_weights"  # what collectors' methods call w
 class WeightUpdaterBase(abc.ABC):
     """Pushes weights to workers. Subclasses say how, in `_sync_weights_with_worker`.
 
-    Called, it pushes. Where TorchRL is imported, this class counts as one of its updaters.
+    A call pushes. If TorchRL is imported, this class counts as one of its updaters.
     """
 
     _post_hooks: list[Callable[[], Any]] | None = None
@@ -56,13 +56,13 @@ class WeightUpdaterBase(abc.ABC):
         return None
 
     def init(self, *args: Any, **kwargs: Any) -> None:
-        """Take what a collector has to say before its first batch (`args`, `kwargs`): nothing."""
+        """Take a collector's arguments before its first batch (`args`, `kwargs`); ignore them."""
         del args, kwargs
 
     # The collector.
 
     def register_collector(self, collector: Any) -> None:
-        """Remember the `collector`, weakly. There can be one.
+        """Keep a weak reference to the `collector`. There can be only one.
 
         Raises:
             RuntimeError: Another one is registered already.
@@ -86,7 +86,7 @@ class WeightUpdaterBase(abc.ABC):
         return None if self._collector is None else [self._collector()]
 
     def increment_version(self) -> None:
-        """Have the collector count a new policy version.
+        """Make the collector count a new policy version.
 
         Raises:
             RuntimeError: No collector is registered.
@@ -106,7 +106,7 @@ class WeightUpdaterBase(abc.ABC):
         return self._post_hooks
 
     def register_post_hook(self, hook: Callable[[], Any]) -> None:
-        """Have a function called, without arguments and in this process, after every push.
+        """Call a function after every push, without arguments, in this process.
 
         Args:
             hook: The function.
@@ -126,11 +126,11 @@ class WeightUpdaterBase(abc.ABC):
         """Push a module's, a TensorDict's or a dict's weights to workers, then call the hooks.
 
         Args:
-            policy_or_weights: What is pushed; None: the weights of the updater.
-            worker_ids: To whom; None: to all workers.
+            policy_or_weights: The weights to push; None: the updater's weights.
+            worker_ids: The workers; None: all.
 
-        Where some workers were
-        missed, the hooks are called before that is raised: the others do run new weights.
+        If some workers miss the push, the hooks still run before the error is raised, because the
+        other workers run new weights.
         """
         missed: PublishError | None = None
         try:
@@ -206,13 +206,13 @@ class RayWeightUpdater(WeightUpdaterBase):
     """Pushes weights to Ray actors, and waits until they have them.
 
     Args:
-        policy_weights: The trainer's weights, a TensorDict. What is pushed is what they are then.
-        remote_collectors: The actors. Worker ids are their places in this list.
-        max_interval: How many pushes a worker goes without between two that reach it; 0: none.
+        policy_weights: The trainer's weights, a TensorDict. A push sends their current values.
+        remote_collectors: The actors. Worker ids are their positions in this list.
+        max_interval: How many pushes to skip for a worker between two that reach it; 0: none.
         timeout: Seconds that the workers of one push have to apply it.
 
     Attributes:
-        receipt: What became of the last push that went out; None before the first.
+        receipt: The result of the last push; None before the first.
     """
 
     def __init__(
@@ -238,11 +238,11 @@ class RayWeightUpdater(WeightUpdaterBase):
         self._layout = Layout.plan(())  # of what was stored last
 
     def versions(self) -> dict[int, int]:
-        """Return how many pushes had gone out when a worker last acknowledged one, by its id."""
+        """Return, by worker id, the number of the last push that this worker acknowledged."""
         return dict(self._versions)
 
     def all_worker_ids(self) -> list[Any] | None:
-        """Return the places of all actors."""
+        """Return the positions of all actors."""
         return list(range(len(self.remote_collectors)))
 
     def _push_weights(self, *, policy_or_weights: Any = None, worker_ids: Any = None) -> None:

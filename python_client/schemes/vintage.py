@@ -22,10 +22,10 @@ Prepare = Callable[[Any, str | None], Weights]
 
 
 class WeightSender:
-    """Sends weights for one model to workers. Made by `scheme.get_sender()` or `create_sender()`.
+    """Sends weights of one model to workers. `scheme.get_sender()` or `create_sender()` makes one.
 
-    It sends to the workers of its `scheme`; one of a scheme that is not initialised, to the workers
-    whose transports were registered with it.
+    It sends to the workers of its `scheme`. If the scheme is not initialised, it sends to the
+    workers whose transports were registered with it.
     """
 
     def __init__(self, scheme: "WeightSyncScheme") -> None:
@@ -58,7 +58,7 @@ class WeightSender:
     def send_async(
         self, weights: Any = None, worker_ids: WorkerIds = None, *, timeout: float | None = None
     ) -> None:
-        """Send weights and return as soon as they may be changed here. `wait_async` must follow.
+        """Send weights and return as soon as you may change them. `wait_async` must follow.
 
         Arguments are those of `WeightSyncScheme.send`.
 
@@ -86,30 +86,30 @@ class WeightSender:
 
 
 class WeightReceiver:
-    """Receives the weights of a `scheme`. Made by its `get_receiver()` or `create_receiver()`."""
+    """Receives the weights of a `scheme`. Its `get_receiver()` or `create_receiver()` makes one."""
 
     def __init__(self, scheme: "WeightSyncScheme") -> None:
         self._scheme = scheme
 
     def receive(self, timeout: float = 0.001) -> bool:
-        """Apply the newest weights, if any have come within `timeout` seconds; tell whether.
+        """Apply the newest weights that come within `timeout` seconds; return whether any came.
 
         Raises:
-            ApplyError: They do not fit; the model is as it was. The sender is told.
+            ApplyError: They do not fit; the model is unchanged, and the sender is informed.
         """
         scheme = self._scheme
         return scheme.initialized_on_receiver and scheme.receive(timeout) is not None
 
     def apply_weights(self, weights: Any, inplace: bool = True) -> None:
-        """Apply weights that came by another way.
+        """Apply weights that came by another transport.
 
         Args:
             weights: A TensorDict, a dict of tensors, or a module.
-            inplace: Write into the model's own tensors; else it is given new ones.
+            inplace: Write into the model's own tensors; otherwise give it new ones.
 
         Raises:
             ValueError: There is no model.
-            DestinationError: They do not fit; the model is as it was.
+            DestinationError: They do not fit; the model is unchanged.
         """
         if not self._scheme.initialized_on_receiver:
             raise ValueError("No model registered")
@@ -120,10 +120,10 @@ class WeightReceiver:
 
 
 class TransportBackend(Protocol):
-    """What moves the weights of one worker."""
+    """The transport of one worker's weights."""
 
     def send_weights(self, *weights: Any) -> None:
-        """Send weights, given as `(weights)` or, in the older vintage, `(model_id, weights)`."""
+        """Send weights, given as `(weights)` or, in the older API, `(model_id, weights)`."""
 
     def receive_weights(
         self,
@@ -136,8 +136,8 @@ class TransportBackend(Protocol):
         """Receive and apply weights; None if none came in time.
 
         Args:
-            timeout: Seconds; None: as many as the transport's own.
-            weights, model, strategy: What TorchRL's transports are given; ours know theirs.
+            timeout: Seconds; None: the transport's own timeout.
+            weights, model, strategy: Arguments of TorchRL's transports; not needed here.
         """
 
 
@@ -205,7 +205,7 @@ class WorkerTransport:
 
 
 class InitialSyncTransport(Protocol):
-    """What connects by itself, and brings the first weights. Ours leave that to the scheme."""
+    """A transport that connects and brings the first weights by itself; here the scheme does."""
 
     def setup_connection_and_weights_on_sender(self) -> None:
         """Connect, and send the first weights."""
@@ -222,7 +222,7 @@ class InitialSyncTransport(Protocol):
 
 
 class SharedMemTransport:
-    """A name of TorchRL's: no transport here is of shared memory alone."""
+    """A name from TorchRL; no transport here uses only shared memory."""
 
     def __new__(cls, *_: Any, **__: Any) -> NoReturn:
         """Say what to write instead."""
@@ -234,7 +234,7 @@ class SharedMemTransport:
 
 
 class DistributedTransport:
-    """A name of TorchRL's: no transport here needs a store and a rank."""
+    """A name from TorchRL; no transport here needs a store and a rank."""
 
     def __new__(cls, *_: Any, **__: Any) -> NoReturn:
         """Say what to write instead."""
