@@ -363,7 +363,8 @@ class Applier:
     ) -> ApplyError:
         """The time of the user's code is over, and it has not returned. (In another thread.)"""
         error = TimeoutError(
-            f"{what} did not return within {self._calls.seconds:g} s: apply_timeout= says how long"
+            f"{what} did not return within {self._calls.seconds:g} s: make it faster, or raise "
+            "apply_timeout="
         )
         told = self._fail(staged, error, intact=undo(), still=True)
         log.error("%s", told)
@@ -409,5 +410,5 @@ def _undone(target: Target, *, torn: bool) -> bool:
     try:
         return target.undo() and not torn
     except Exception:
-        log.exception("what was there before could not be put back")
+        log.exception("the old content could not be restored")
         return False

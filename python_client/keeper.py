@@ -86,8 +86,8 @@ class Keeper:
             if now - self._asked_at < RECORD_SECONDS:
                 return False
             log.warning(
-                "epoch %d is not in %s yet: should this publisher die now, and the clock be behind "
-                "when it is started again, workers would refuse it",
+                "epoch %d is not in %s yet: if this publisher dies now and restarts with a clock "
+                "that is behind, workers refuse it",
                 epoch,
                 self._folder.path,
             )
@@ -108,7 +108,7 @@ class Keeper:
         if lacking:
             log.warning(
                 "closed without the latest version of %s in the state folder %s: after a restart "
-                "the one before it is offered",
+                "the previous version is offered",
                 "; ".join(f"{model} ({why})" for model, why in sorted(lacking.items())),
                 self._folder.path,
             )

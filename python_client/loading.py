@@ -124,7 +124,7 @@ class FunctionTarget:
         """
         del layout, names, sums
         raise UnreadableError(
-            "a function loads its versions, and nobody else can read back what it has loaded"
+            "the target is a function, so the weights that it has loaded cannot be read back"
         )
 
     def ahead(self, staged: StagedVersion) -> None:

@@ -171,7 +171,7 @@ def _expected(
         return default if names is None and needed is None else 0
     if names is not None or needed is not None:
         raise ValueError(
-            f"expect={asked} says how many all workers are: leave out workers= and require=, "
+            f"expect={asked} is for a publish to all workers: leave out workers= and require=, "
             "or leave out expect="
         )
     return checks.whole(asked, "expect", 0, WORKERS_MAX)

@@ -267,11 +267,11 @@ class Publisher:
     ) -> "Future[Receipt]":
         """Publish, and return a future of the receipt as soon as the weights are copied.
 
-        You may change the weights at once. The arguments are those of `publish`, and so are the
-        errors of this call and of the future. A newer version overtakes an older one that is still
-        on its way: a worker that goes directly to the newer one is `skipped` for the older one,
-        which is success. If the publish fails and you drop the future without asking for its
-        result, the log warns.
+        You may change the weights at once. Arguments are those of `publish`, and so are the errors
+        of this call and of the future. A newer version overtakes an older one that is still on its
+        way: a worker that goes directly to the newer one is `skipped` for the older one, which is
+        success. If the publish fails and you drop the future without asking for its result, the log
+        warns.
         """
         started = time.monotonic()
         self._check_usable()
@@ -545,7 +545,7 @@ class Publisher:
         if self._folder is None:
             raise StateFolderError(
                 "this publisher keeps nothing on disk: give it a folder, Publisher(state=...), "
-                "and with history= as many older versions as you may want back"
+                "and the number of older versions to keep, history="
             )
         return self._folder
 

@@ -249,8 +249,8 @@ def _moved(kwargs: Mapping[str, Any], moved: dict[str, Any]) -> Settings:
     moved |= times
     given = ", ".join(f"{name}=..." for name in sorted(moved))
     warnings.warn(
-        f"{', '.join(sorted(moved))}: give settings=weightbus.Settings({given}); keywords of these "
-        "names will go",
+        f"{', '.join(sorted(moved))}: give settings=weightbus.Settings({given}); these "
+        "keywords will be removed",
         DeprecationWarning,
         stacklevel=3,
     )

@@ -172,7 +172,7 @@ class Shelf:
         raise StateFolderError(
             f"version {key} of {model!r} is not in {self.path}; there are "
             f"{', '.join(str(stored.key) for stored in versions) or 'none'}: see history(), and "
-            "have more of them kept by history="
+            "keep more of them with history="
         )
 
     def open(self, stored: StoredVersion) -> Saved:

@@ -479,7 +479,9 @@ class Subscriber:
         if left(end) and not self._calls.under_way:
             left(end + COPY_SECONDS)
         if left(0.0):
-            log.warning("%s: closed while a hook or a disk was waited for; left behind", self)
+            log.warning(
+                "%s: closed, but a hook or a disk has not returned; its thread goes on", self
+            )
 
     async def close_awaitable(self) -> None:
         """Close from a coroutine; a thread does the work, so the event loop goes on."""

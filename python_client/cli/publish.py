@@ -166,7 +166,7 @@ def _publish_changes(screen: Screen, order: Order) -> int:
                     deadline = time.monotonic() + order.timeout
                     missing = _wait_for_workers(screen, order, publisher, deadline)
                     if missing:
-                        screen.warn(f"{missing}. Whoever comes later gets the latest version")
+                        screen.warn(f"{missing}. Workers that join later get the latest version")
                 receipt, shortfall = _send(screen, order, publisher, checkpoint, order.timeout)
                 published = receipt.version  # before it is told: a signal may come right after
                 _show(screen, receipt, shortfall)

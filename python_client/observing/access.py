@@ -35,11 +35,12 @@ class Http:
 
     def __post_init__(self) -> None:
         if not (self.token is None or len(self.token) >= 8):
-            raise ValueError("a token that can be guessed is none: give at least 8 characters")
+            raise ValueError("a short token can be guessed: give at least 8 characters")
         if self.token is None and not (self.insecure or is_loopback(self.host)):
             raise AddressError(
-                f"{self.address}: whoever reaches {self.host} could look: bind to 127.0.0.1, give "
-                "a token, Http(address, token=...), or say insecure=True if that is meant"
+                f"{self.address}: whoever reaches {self.host} would have access: bind to "
+                "127.0.0.1, give a token, Http(address, token=...), or pass insecure=True if you "
+                "want that"
             )
 
     @property

@@ -59,7 +59,7 @@ class Checker:
         except (WeightBusError, OSError) as error:  # no version runs, or the file is no longer one
             return unchecked(check, "unreadable", str(error))
         except Exception as error:
-            log.exception("what %s is by now cannot be said", check.model)
+            log.exception("the current weights of %s cannot be checked", check.model)
             return unchecked(check, "unreadable", repr(error))
 
     def _look(self, check: Check) -> Checked:

@@ -91,14 +91,14 @@ def _aside(_process: int) -> Aside:
 
 def _later(make: Job) -> None:
     if not _aside(os.getpid()).put(partial(_guarded, make)):
-        _warn("spans are made more slowly than things happen, and some are dropped: export faster")
+        _warn("the exporter is too slow for the spans, and some are dropped: use a faster one")
 
 
 def _guarded(make: Job) -> None:
     try:
         make()
     except BaseException:
-        _warn("a span could not be made; what else fails of them is not told", exc_info=True)
+        _warn("a span could not be made; further failures are not logged", exc_info=True)
 
 
 _told = dict[str, object]()

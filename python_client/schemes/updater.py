@@ -116,7 +116,7 @@ class WeightUpdaterBase(abc.ABC):
         """
         if inspect.iscoroutinefunction(hook):
             raise TypeError(
-                f"the hook {hook!r} is async, and nobody awaits it: plain function, please"
+                f"the hook {hook!r} is async, and nothing awaits it: give a plain function"
             )
         self.post_hooks.append(hook)
 
