@@ -107,12 +107,12 @@ Said = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=TEXT",
-        help="Say this of each version, beside what the files say of themselves; repeatable.",
+        help="Metadata for each version, added to the files' own; repeatable.",
     ),
 ]
 Encoded = Annotated[
     Encoding,
-    typer.Option(metavar="HOW", help="To workers that take patches: raw, delta or auto."),
+    typer.Option(metavar="HOW", help="For workers that take patches: raw, delta or auto."),
 ]
 Dashboard = Annotated[
     str | None, typer.Option(metavar="ADDR", help="Serve a page for people: HOST:PORT.")
@@ -126,12 +126,12 @@ Token = Annotated[
     typer.Option(
         envvar="WEIGHTBUS_HTTP_TOKEN",
         metavar="TOKEN",
-        help="What those who look at either must know; better in the environment.",
+        help="The token for access to both; better in the environment.",
     ),
 ]
 InsecureHttp = Annotated[
     bool,
-    typer.Option("--insecure-http", metavar="", help="Let anybody look who reaches them."),
+    typer.Option("--insecure-http", metavar="", help="Give everyone who reaches them access."),
 ]
 
 
@@ -173,7 +173,7 @@ def demo(
             autocompletion=lambda: ["cartpole", "llm"],
         ),
     ] = "cartpole",
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of what is random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="The random seed.")] = 0,
 ) -> None:
     """Watch a policy learn here while worker processes run its newest weights."""
     from ..demo.course import run_demo  # it brings its own screen, and says which extra it lacks
@@ -188,9 +188,7 @@ def publish(
     model: Model,
     bind: Annotated[
         str,
-        typer.Option(
-            metavar="ADDR", help="Where workers connect to, such as tcp://127.0.0.1:5555."
-        ),
+        typer.Option(metavar="ADDR", help="Where workers connect, such as tcp://127.0.0.1:5555."),
     ],
     expect: Annotated[
         int, typer.Option(min=0, metavar="N", help="Workers to wait for before publishing.")
@@ -207,14 +205,14 @@ def publish(
             min=SECONDS_MIN,
             callback=_seconds,
             metavar="S",
-            help="Seconds for the workers to come and to be done.",
+            help="Seconds for the workers to join and to finish.",
         ),
     ] = 300.0,
     state: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Keep the latest version there; who is started with it offers that again.",
+            help="Keep the latest version there; the next publisher offers it again.",
         ),
     ] = None,
     grace: Annotated[
@@ -223,7 +221,7 @@ def publish(
             min=0,
             callback=_seconds,
             metavar="S",
-            help="Seconds for which a worker that falls silent meanwhile may return.",
+            help="Seconds to wait for a worker that becomes silent.",
             show_default=f"{Timing().lost_after:g}",
         ),
     ] = None,
@@ -231,7 +229,7 @@ def publish(
         list[str] | None,
         typer.Option(
             metavar="DTYPE",
-            help="Convert floats to bf16, f16, f32 or f64; PATTERN=DTYPE, repeated, does by name.",
+            help="Convert floats to bf16, f16, f32 or f64; PATTERN=DTYPE (repeatable) by name.",
         ),
     ] = None,
     encoding: Encoded = "raw",
@@ -239,7 +237,7 @@ def publish(
     keys: Keys = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", metavar="", help="Let other hosts in without keys."),
+        typer.Option("--insecure", metavar="", help="Allow other hosts without keys."),
     ] = False,
     dashboard: Dashboard = None,
     metrics: MetricsAt = None,
@@ -273,19 +271,17 @@ def subscribe(
             min=SECONDS_MIN,
             callback=_seconds,
             metavar="S",
-            help="Seconds without a version to give up after. [default: 300 if --once]",
+            help="Exit after S seconds without a version. [default: 300 if --once]",
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="What this worker is called. [default: host and process]"
-        ),
+        typer.Option(metavar="NAME", help="This worker's name. [default: host and process]"),
     ] = None,
     keys: Keys = None,
     untied: Annotated[
         bool,
-        typer.Option("--untied", metavar="", help="Write tied tensors once under each name."),
+        typer.Option("--untied", metavar="", help="Write tied tensors under each name."),
     ] = False,
 ) -> None:
     """Write a model's versions into a file as they are published."""
@@ -331,7 +327,7 @@ def status(
     keys: Keys = None,
     as_json: Json = False,
 ) -> None:
-    """Tell whether everybody runs the newest versions: 0 yes, 1 no, 2 nobody answers."""
+    """Say whether all workers run the newest versions: 0 yes, 1 no, 2 no answer."""
     screen = Screen(as_json)
     raise typer.Exit(conclude(screen, partial(run_status, screen, address, expect, timeout, keys)))
 
@@ -349,7 +345,7 @@ def verify(
     keys: Keys = None,
     as_json: Json = False,
 ) -> None:
-    """Hold workers' weights against what was published: 0 same, 1 not, 2 nobody, 3 unknown."""
+    """Compare workers' weights with the published: 0 same, 1 not, 2 no answer, 3 unknown."""
     screen = Screen(as_json)
     ask = partial(run_verify, screen, address, worker, model, timeout, keys)
     raise typer.Exit(conclude(screen, ask))
@@ -364,7 +360,7 @@ def doctor(
     keys: Keys = None,
     as_json: Json = False,
 ) -> None:
-    """Say what stands in the way, here and there: 0 nothing, 1 something, 2 nobody answers."""
+    """Find problems here and at the publisher: 0 none, 1 some, 2 no answer."""
     screen = Screen(as_json)
     raise typer.Exit(conclude(screen, partial(run_doctor, screen, address, timeout, keys)))
 
@@ -393,6 +389,6 @@ def inspect(
     every: Annotated[bool, typer.Option("--all", metavar="", help="Show every tensor.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a checkpoint holds, and the digest that a publish of it has."""
+    """Show what a checkpoint holds, and the digest of its publish."""
     screen = Screen(as_json)
     raise typer.Exit(conclude(screen, partial(run_inspect, screen, path, every)))
