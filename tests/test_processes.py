@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,9 @@ from weightbus.bus.net import processes
 from weightbus.bus.net.accepted import Accepted
 from weightbus.bus.net.descriptors import Crowd
 from weightbus.bus.net.processes import (
-    Ends,
     Process,
     connected_by,
-    ends_of,
-    inodes_of,
+    inode_of,
     process_of,
     process_with,
 )
@@ -64,10 +62,9 @@ def until_ended(process: Process) -> None:
 @pytest.mark.parametrize("host", HOSTS)
 def test_who_has_the_other_end_is_found(host: str) -> None:
     with connected(host) as (accepted, dialled):
-        ends = ends_of(accepted)
-        assert ends is not None
-        inode = inodes_of({ends})[ends]
-        assert int(inode) == os.fstat(dialled.fileno()).st_ino
+        inode = inode_of(accepted)
+        assert inode is not None
+        assert inode == os.fstat(dialled.fileno()).st_ino
         found = process_with(os.getpid(), inode)
         assert found == process_of(os.getpid())
         assert found is not None
@@ -77,9 +74,8 @@ def test_who_has_the_other_end_is_found(host: str) -> None:
 def test_whoever_says_it_is_another_process_is_not_believed() -> None:
     """A worker in a container says the number that it has there, which is another's here."""
     with connected("127.0.0.1") as (accepted, _), sleeper() as other:
-        ends = ends_of(accepted)
-        assert ends is not None
-        inode = inodes_of({ends})[ends]
+        inode = inode_of(accepted)
+        assert inode is not None
         for pid in (other.pid, 0, -1, 2**40):
             assert process_with(pid, inode) is None
 
@@ -87,20 +83,22 @@ def test_whoever_says_it_is_another_process_is_not_believed() -> None:
 def test_who_has_too_many_files_is_not_searched_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "FILES_MAX", 0)
     with connected("127.0.0.1") as (accepted, _):
-        ends = ends_of(accepted)
-        assert ends is not None
-        assert process_with(os.getpid(), inodes_of({ends})[ends]) is None
+        inode = inode_of(accepted)
+        assert inode is not None
+        assert process_with(os.getpid(), inode) is None
 
 
-def test_elsewhere_nothing_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_of_what_is_gone_nothing_is_seen() -> None:
     with connected("127.0.0.1") as (accepted, dialled):
-        ends = ends_of(accepted)
-        assert ends is not None
-        monkeypatch.setattr(processes, "PROC", tmp_path)
-        assert inodes_of({ends}) == {}
         dialled.close()
         accepted.shutdown(socket.SHUT_RDWR)
-        assert ends_of(accepted) is None
+        assert inode_of(accepted) is None
+
+
+def test_where_the_kernel_cannot_be_asked_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected("127.0.0.1") as (accepted, _):
+        monkeypatch.delattr(socket, "AF_NETLINK")
+        assert inode_of(accepted) is None
 
 
 def test_over_ipc_the_kernel_names_who_connected(tmp_path: Path) -> None:
@@ -138,24 +136,17 @@ def test_another_process_of_that_number_is_not_the_same() -> None:
 
 
 def test_workers_that_come_one_after_another_are_each_found_at_once() -> None:
-    """Before they can end. One that the kernel's table lacked is looked for again."""
-    accepted, lacks = Accepted(Crowd(), counts=False), iter([*[False] * 8, True, False])
-
-    def table(wanted: Collection[Ends]) -> dict[Ends, str]:
-        return {} if next(lacks) else inodes_of(wanted)
-
-    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weightbus.bus.net.accepted.inodes_of", table)
+    """Before they can end."""
+    accepted, now = Accepted(Crowd(), counts=False), 100.0
+    with contextlib.ExitStack() as stack:
         stack.callback(accepted.close)
-        for number in range(9):
+        for _ in range(9):
             here, _ = stack.enter_context(connected("127.0.0.1"))
             accepted.belong_to(f"tcp://127.0.0.1:{here.getsockname()[1]}")
-            accepted.accept(here.fileno(), 100.0)
+            accepted.accept(here.fileno(), now)
             accepted.follow(here.fileno(), os.getpid())
-            now = 100.0 + number / 1000
+            now += 0.001
             assert accepted.due <= now
             accepted.look(now, drained=True)
-        assert now < accepted.due < now + 1
-        accepted.look(accepted.due, drained=True)
         found = [each.process for each in vars(accepted)["_each"].values()]
     assert found == [process_of(os.getpid())] * 9

@@ -35,7 +35,7 @@ from ..complaints import Complaints
 from ..limits import HOSTS_MAX, NEWCOMERS, UNSEEN, UNSEEN_ALL, UNSEEN_SMALL
 from . import endpoints
 from .descriptors import Crowd, spent
-from .processes import Ends, Process, connected_by, ends_of, inodes_of, process_with
+from .processes import Process, connected_by, inode_of, process_with
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -47,9 +47,8 @@ QUIET_SECONDS = 3.0  # without a hang-up, after which memory goes back to the sy
 DROPPED_KEPT = 4096  # connections that were hung up on, and may have left something to be read
 RECEIVED = slice(128, 136)  # of Linux's `struct tcp_info`: tcpi_bytes_received (since 4.1)
 SCRATCH_BYTES = 2**16
-FINDS = Rate(16, 10)  # searches for processes, each of which takes a few milliseconds
-FIND_SECONDS = 0.1  # until the next one, where there were many
-FIND_TRIES = 3  # for one: a table of connections that change meanwhile may lack some that are there
+FINDS = Rate(64, 200)  # searches for processes: 0.2 ms each, or some ms where one has many files
+FIND_SECONDS = 0.02  # until the next ones, where there were many
 ENDING_SECONDS, AGAIN_SECONDS = 1.0, 0.01  # that a process may be there after its connections
 _ATTACH_FILTER = 26  # Linux's SO_ATTACH_FILTER, which Python does not name
 _NOTHING_PASSES = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF's "ret #0"
@@ -120,7 +119,7 @@ class Accepted:
         self._dropped: dict[bytes, int] = {}  # identity and descriptor: peers can choose the former
         self._hosts: dict[str, Allowance] = {}  # where newcomers came from a moment ago
         self._newcomers: dict[int, tuple[Allowance, float]] = {}  # of whose, and until when
-        self._followed: dict[int, tuple[int, int]] = {}  # what process each says it is, and tries
+        self._followed: dict[int, int] = {}  # whose processes are to be found, by what they say
         self._finds, self._find_at = Allowance(FINDS, 0.0), math.inf
         self._closed: list[_Connection] = []  # of which nobody was told yet
         self._ending: list[tuple[_Connection, float, str]] = []  # of which, and until when to look
@@ -217,7 +216,7 @@ class Accepted:
         if each is None or each.over:
             return
         if isinstance(self._name, int):
-            self._followed[descriptor] = pid, FIND_TRIES
+            self._followed[descriptor] = pid
             self._find_at = min(self._find_at, 0.0)  # before it can end
             return
         with self._duplicate(descriptor) as connection:
@@ -225,25 +224,15 @@ class Accepted:
 
     def _find(self, now: float) -> None:
         """Find the processes of some workers of this host."""
-        if not self._finds.take(1, now):
-            self._find_at = now + FIND_SECONDS
-            return
-        some = list(itertools.islice(self._followed.items(), LOOKS))
-        ends: dict[int, Ends] = {}
-        for descriptor, _ in some:
-            del self._followed[descriptor]
-            with self._duplicate(descriptor) as connection:
-                if found := ends_of(connection):
-                    ends[descriptor] = found
-        inodes = inodes_of(set(ends.values()))
-        for descriptor, (pid, tries) in some:
-            if descriptor not in ends or descriptor not in self._each:
+        while self._followed and self._finds.take(1, now):
+            descriptor = next(iter(self._followed))
+            pid = self._followed.pop(descriptor)
+            each = self._each.get(descriptor)
+            if each is None:
                 continue
-            inode = inodes.get(ends[descriptor])
-            if inode is not None:
-                self._each[descriptor].process = process_with(pid, inode)
-            elif tries > 1:
-                self._followed[descriptor] = pid, tries - 1
+            with self._duplicate(descriptor) as connection:
+                inode = inode_of(connection)
+            each.process = None if inode is None else process_with(pid, inode)
         self._find_at = now + FIND_SECONDS if self._followed else math.inf
 
     @contextlib.contextmanager

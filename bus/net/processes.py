@@ -11,17 +11,18 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Collection
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
-
-from .holders import PROC
 
 FILES_MAX = 4096  # of a process that are looked at: some 10 ms
 _CREDENTIALS = struct.Struct("=iII")  # Linux's `struct ucred`: process, user, group
 _ENDED = "ZXx"  # states of a process that is dead, whether or not its parent has asked yet
 _STATE, _STARTED = 0, 19  # fields of /proc/PID/stat behind the name
+# Linux's NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, `struct nlmsghdr`; and where
+# `struct inet_diag_msg`, which follows that, has the inode.
+_SOCK_DIAG, _BY_FAMILY, _REQUEST, _HEADER = 4, 20, 1, struct.Struct("=IHHII")
+_INODE_AT, _TOLD_BYTES = _HEADER.size + 68, 4096
 
 
 class Process(NamedTuple):
@@ -35,14 +36,6 @@ class Process(NamedTuple):
         """Whether it has ended."""
         found = _stat(self.pid)
         return found is None or found[_STATE] in _ENDED or found[_STARTED] != self.started
-
-
-class Ends(NamedTuple):
-    """Both ends of a TCP connection within this host, as the kernel writes them."""
-
-    table: str
-    there: str
-    here: str
 
 
 def process_of(pid: int) -> Process | None:
@@ -60,35 +53,33 @@ def connected_by(connection: socket.socket) -> Process | None:
     return None
 
 
-def ends_of(connection: socket.socket) -> Ends | None:
-    """Return the ends of a TCP connection; None if the other one is not of this host, or gone."""
-    with contextlib.suppress(OSError, ValueError):
+def inode_of(connection: socket.socket) -> int | None:
+    """Return the inode of the socket at the other end of a connection over TCP within this host.
+
+    None: that end is elsewhere, or gone, or the kernel cannot be asked (`man 7 sock_diag`).
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the last: not Linux
         here, there = connection.getsockname(), connection.getpeername()
-        if here[0] == there[0]:  # a host speaks to itself from the address that it speaks to
-            address = ipaddress.ip_address(here[0])
-            plain = getattr(address, "ipv4_mapped", None) or address
-            written = _written(plain.packed)
-            table = "tcp" if plain.version == 4 else "tcp6"
-            return Ends(table, f"{written}:{there[1]:04X}", f"{written}:{here[1]:04X}")
+        if here[0] != there[0]:  # a host speaks to itself from the address that it speaks to
+            return None
+        address = ipaddress.ip_address(here[0])
+        plain = getattr(address, "ipv4_mapped", None) or address
+        family = socket.AF_INET if plain.version == 4 else socket.AF_INET6
+        both = plain.packed.ljust(16, b"\0") * 2
+        # What that end calls its own comes first. Of any state, interface and cookie.
+        asked = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 2**32 - 1)
+        asked += struct.pack("!HH", there[1], here[1]) + both + struct.pack("=IQ", 0, 2**64 - 1)
+        header = _HEADER.pack(_HEADER.size + len(asked), _BY_FAMILY, _REQUEST, 0, 0)
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+            kernel.setblocking(False)  # it has answered when it was asked
+            kernel.send(header + asked)
+            told = kernel.recv(_TOLD_BYTES)
+        if _HEADER.unpack_from(told)[1] == _BY_FAMILY:
+            return struct.unpack_from("=I", told, _INODE_AT)[0] or None
     return None
 
 
-def inodes_of(wanted: Collection[Ends]) -> dict[Ends, str]:
-    """Return the inodes of the sockets at the other ends, as far as they are of this host."""
-    found: dict[Ends, str] = {}
-    for table in {ends.table for ends in wanted}:
-        lines = ""
-        with contextlib.suppress(OSError):
-            lines = (PROC / table).read_text()
-        for line in lines.splitlines():
-            fields = line.split(None, 10)
-            ends = Ends(table, *fields[1:3])
-            if ends in wanted:
-                found[ends] = fields[9]
-    return found
-
-
-def process_with(pid: int, inode: str) -> Process | None:
+def process_with(pid: int, inode: int) -> Process | None:
     """Return a process, if it has the socket of an inode, and that can be seen."""
     wanted = f"socket:[{inode}]"
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as files:
@@ -97,11 +88,6 @@ def process_with(pid: int, inode: str) -> Process | None:
                 if os.readlink(file.path) == wanted:
                     return process_of(pid)
     return None
-
-
-def _written(packed: bytes) -> str:
-    """Return an address in words of 32 bits, in this machine's order of bytes."""
-    return "".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed))
 
 
 def _stat(pid: int) -> list[str] | None:
