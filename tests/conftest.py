@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 settings.register_profile("weightbus", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weightbus")
+
+os.environ.setdefault("RAY_worker_niceness", "0")  # else Ray's actors wait for all else
 
 
 @pytest.fixture(name="bus", params=[False, True], ids=["network", "shared memory"])

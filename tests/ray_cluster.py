@@ -27,7 +27,6 @@ def cluster() -> Generator[None]:
     before = set(psutil.Process().children(recursive=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes a token into the home directory
-        patch.setenv("RAY_worker_niceness", "0")  # else actors wait for all else
         ray.init(
             num_cpus=2,
             include_dashboard=False,
