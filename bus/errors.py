@@ -36,8 +36,7 @@ OURS = [Path(__file__).parent.parent / shelf for shelf in ("bus", "codecs", "pyt
 
 
 class ProtocolError(WeightBusError):
-    """A peer sent something that the protocol forbids; the message is dropped and the session goes
-    on.
+    """A peer broke the protocol; its message is dropped and the session goes on.
 
     Args:
         text: What was seen, and what is allowed.

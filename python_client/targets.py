@@ -251,7 +251,7 @@ class Renamed:
     def _of(self, layout: Layout) -> tuple[Layout, Mapping[str, str]]:
         """Return a layout under the names of the target, and what became of its own."""
         for known, renamed, became in self._known:
-            if known is layout or known.id == layout.id:  # which may have come twice
+            if known is layout:
                 return renamed, became
         became = self._renaming.of(layout.names())
         renamed = layout.renamed(became)

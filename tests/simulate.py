@@ -555,7 +555,7 @@ class Publisher:
         return f"{worker.process}#{worker.incarnation}".encode()
 
     def tick(self) -> None:
-        self.let_the_quiet_down()
+        self.forget_promises_to_the_silent()
         self.perform(self.machine.tick(self.sim.now))
         for publication in self.open.values():
             late = self.sim.now - publication.deadline
@@ -603,7 +603,7 @@ class Publisher:
             case _:
                 pass
 
-    def let_the_quiet_down(self) -> None:
+    def forget_promises_to_the_silent(self) -> None:
         """Keep nothing for whoever was told of a version and says nothing: it may be stopped."""
         quiet = self.machine.timing.quiet
         silent = {each for each, since in self.unheard.items() if self.sim.now - since >= quiet}

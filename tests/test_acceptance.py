@@ -37,6 +37,14 @@ def kept(accepting: Acceptance, plans: list[Layout]) -> list[bool]:
     return [accepting.layout(announcement(each)) is not None for each in plans]
 
 
+def test_a_layout_that_comes_twice_is_the_same_one() -> None:
+    accepting, layout = Acceptance("m", lambda _model, _layout: "", 2**30), plan(2)
+    assert kept(accepting, [layout]) == [True]
+    first = accepting.layout(announcement(layout))
+    assert kept(accepting, [layout]) == [True]
+    assert accepting.layout(announcement(layout)) is first, "what was made for it counts"
+
+
 def test_few_large_layouts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = [plan(20, n) for n in range(LAYOUTS_KEPT + 1)]
     accepting = Acceptance("m", lambda _model, _layout: "", 2**30)

@@ -217,7 +217,7 @@ class Accepted:
             return
         if isinstance(self._name, int):
             self._followed[descriptor] = pid
-            self._find_at = min(self._find_at, 0.0)  # before it can end
+            self._find_at = 0.0  # at once, before it can end
             return
         with self._duplicate(descriptor) as connection:
             each.process = connected_by(connection)
@@ -227,12 +227,10 @@ class Accepted:
         while self._followed and self._finds.take(1, now):
             descriptor = next(iter(self._followed))
             pid = self._followed.pop(descriptor)
-            each = self._each.get(descriptor)
-            if each is None:
-                continue
             with self._duplicate(descriptor) as connection:
                 inode = inode_of(connection)
-            each.process = None if inode is None else process_with(pid, inode)
+            if inode is not None:
+                self._each[descriptor].process = process_with(pid, inode)
         self._find_at = now + FIND_SECONDS if self._followed else math.inf
 
     @contextlib.contextmanager

@@ -55,7 +55,7 @@ TICK = 0.1  # seconds between two looks at the clock when nothing happens
 BATCH = 64  # messages taken from one socket before the other gets a turn
 
 T = TypeVar("T")
-Condition = Callable[[PublisherMachine, float], bool]  # of the time as well
+Condition = Callable[[PublisherMachine, float], bool]  # of the machine at a time
 
 
 class PublisherLoop:

@@ -70,7 +70,7 @@ class Acceptance:
             return str(error)
         if layout.id != announce.layout:
             return f"the layout hashes to {layout.id}, announced was {announce.layout}"
-        self._layouts[layout.id] = layout
+        self._layouts.setdefault(layout.id, layout)  # who remembers one knows it by identity
         while self._too_many():
             oldest = next(iter(self._layouts))
             del self._layouts[oldest]
