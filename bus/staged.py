@@ -29,8 +29,15 @@ class SharedMemory(Protocol):
         """The data section, read-only."""
         ...
 
-    def reading(self, model: str, epoch: int, version: int) -> AbstractContextManager[None]:
-        """Hold it while copying.
+    @property
+    def note(self) -> bytes:
+        """Where a second copy of it lies, in the memory of a device; zeros: nowhere."""
+        ...
+
+    def reading(
+        self, model: str, epoch: int, version: int, *, second: bool = False
+    ) -> AbstractContextManager[None]:
+        """Hold it while copying from it, or from the second copy.
 
         Raises:
             StaleError: It holds another version.
@@ -69,8 +76,13 @@ class StagedVersion:
     decode_us: int = 0
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Hold the bytes while copying from them.
+    @property
+    def note(self) -> bytes:
+        """Where there is a second copy of the bytes, on a device; zeros or nothing: nowhere."""
+        return b"" if self.shared is None else self.shared.note
+
+    def reading(self, *, second: bool = False) -> AbstractContextManager[None]:
+        """Hold the bytes while copying from them, or from their second copy.
 
         Raises:
             StaleError: They are another version's by now.
@@ -78,7 +90,7 @@ class StagedVersion:
         """
         if self.shared is None:
             return nullcontext()
-        return self.shared.reading(self.model, self.epoch, self.version)
+        return self.shared.reading(self.model, self.epoch, self.version, second=second)
 
     @property
     def own(self) -> NDArray[np.uint8] | None:

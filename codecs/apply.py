@@ -6,14 +6,14 @@ memory (`data_ptr`), its device and its `requires_grad`. A module on the meta de
 memory.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import numpy_tensors
-from .copies import Copies, Differences
+from .copies import Copies, Differences, devices_of, on_device
 from .errors import StateError
 from .layout import Layout, Signature, Strict, TensorSpec, difference, trimmed
 from .native import crc32c
@@ -25,6 +25,8 @@ from .wrapping import explanation
 
 if TYPE_CHECKING:
     import torch
+
+    from .device_memory import Pinned
 
 STEP_BYTES = 2**22  # that are summed at once: a fraction of a millisecond
 
@@ -50,6 +52,12 @@ def check(
     Nothing is modified.
     """
     return _compare(layout, _open(target), strict=strict, cast=cast)
+
+
+def devices_within(target: object) -> "tuple[frozenset[torch.device], bool]":
+    """Return the CUDA devices that a target's tensors lie on, and whether all of them do."""
+    leaves = _open(target).leaves.values()
+    return devices_of(leaves), all(map(on_device, leaves))
 
 
 def calls_users(target: object) -> bool:
@@ -183,13 +191,13 @@ class _Pairs:
             elif other is not spec:
                 self._tied.append((first, other, name, spec))
 
-    def check(self, data: numpy_tensors.Bytes) -> None:
+    def check(self, equal: Callable[[TensorSpec, TensorSpec], bool]) -> None:
         """Raise StateError if what is one tensor in the target is two of different values.
 
-        That depends on the values, so it is looked at in every version.
+        That depends on the values, so it is looked at in every version: `equal` does.
         """
         for first, a, name, b in self._tied:
-            if not np.array_equal(data[a.begin : a.end], data[b.begin : b.end]):
+            if not equal(a, b):
                 raise StateError(
                     f"{first!r} and {name!r} are one tensor in the target, but were published with "
                     "different values; untie them in the target, or tie them at the publisher"
@@ -207,6 +215,65 @@ class Reader:
         self.section = Section(layout, data)
         self.begun = False
         self._known: _Known | None = None
+        self._pinned: Pinned | None = None
+        # A second copy of the buffer, on a device, by what it is found there.
+        self._second: tuple[bytes, torch.device, torch.Tensor | None] | None = None
+        self._from_second = False  # it is what is copied from
+
+    def pin(self, devices: "Collection[torch.device]") -> None:
+        """Have devices copy from the buffer directly, from now on: that takes long, once."""
+        if devices and self._pinned is None:
+            from . import device_memory
+
+            self._pinned = device_memory.pinned(self.section.data, next(iter(devices)))
+
+    def from_second(self, note: bytes, devices: "Collection[torch.device]") -> bool:
+        """Copy from now on, where it can be mapped, from a second copy of the buffer on a device.
+
+        Args:
+            note: By what it is found; nothing, or zeros: there is none.
+            devices: Where the target lies.
+
+        Returns:
+            Whether it is to be had. Then nothing of the buffer is looked at.
+        """
+        second: torch.Tensor | None = None
+        if note.strip(b"\0") and len(devices) == 1 and self.section.aligned():
+            from . import device_memory
+
+            (device,) = devices
+            if self._second is None or self._second[:2] != (note, device):
+                self._known = None  # it may hold on to the one before
+                self._second = note, device, device_memory.mapped(note, device)
+            second = self._second[2]
+        found = second is not None and second.numel() == self.section.data.nbytes
+        if found != self._from_second:
+            self._known, self._from_second = None, found
+        return found
+
+    def _in_second(self, spec: TensorSpec) -> "torch.Tensor | None":
+        """Return a tensor of the second copy, if that is what is copied from."""
+        if not self._from_second or self._second is None or self._second[2] is None:
+            return None
+        from . import torch_tensors
+
+        return torch_tensors.shaped(self._second[2][spec.begin : spec.end], spec)
+
+    def _source(self, spec: TensorSpec, leaf: Leaf) -> Leaf:
+        """Return where a tensor of the target is copied from."""
+        there = self._in_second(spec)
+        return self.section.like(spec.name, leaf) if there is None else there
+
+    def _value(self, spec: TensorSpec) -> "torch.Tensor":
+        there = self._in_second(spec)
+        return self.section.tensors[spec.name].clone() if there is None else there.cpu()
+
+    def _equal(self, a: TensorSpec, b: TensorSpec) -> bool:
+        if self._from_second and self._second is not None and self._second[2] is not None:
+            flat = self._second[2]
+            return bool((flat[a.begin : a.end] == flat[b.begin : b.end]).all())
+        data = self.section.data
+        return np.array_equal(data[a.begin : a.end], data[b.begin : b.end])
 
     def differences(self, target: object, *, strict: Strict, cast: bool) -> Differences | None:
         """Find where a target differs from the version; None if it pays to copy all of it.
@@ -248,7 +315,8 @@ class Reader:
         outline = outline_at_once(target)
         known = self._known_as(target, outline, (strict, cast))
         if known is not None:
-            known.pairs.check(self.section.data)
+            known.pairs.check(self._equal)
+            known.copies.ready(known.destinations, known.sources)
             self.begun = True
             if only is not None:
                 only.write()
@@ -258,8 +326,10 @@ class Reader:
         self._known = None
         pairs = self._examine(target, strict=strict, cast=cast)
         destinations = [leaf for leaf, _ in pairs.written]
-        sources = [self.section.like(spec.name, leaf) for leaf, spec in pairs.written]
+        self.pin(devices_of(destinations))
+        sources = [self._source(spec, leaf) for leaf, spec in pairs.written]
         copies = Copies(destinations, sources)
+        copies.ready(destinations, sources)
         self.begun = True
         copies.run(destinations, sources)
         if outline is not None and self.section.aligned():
@@ -281,12 +351,12 @@ class Reader:
             torch_modules.materialise(target)
             opened = _open(target)
         pairs = _Pairs(layout, opened.leaves)
-        pairs.check(self.section.data)
+        pairs.check(self._equal)
         # Extra state first: it is the user's code, and may raise while nothing is written yet.
         for name, put in opened.extra.items():
             if name in layout.signatures:
                 self.begun = True
-                put(self.section.tensors[layout.by_name(name).name].clone())
+                put(self._value(layout.by_name(name)))
         return pairs
 
 

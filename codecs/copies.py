@@ -3,19 +3,27 @@
 One call of a library costs more than to copy a small tensor. So those that are plain memory on
 both sides are copied as memory; the others by numpy, or by one call of torch for all of them.
 
+What lies on a CUDA device is copied there, or from there, at the speed of the link
+(`device_copies`), while this process goes on.
+
 Where few elements differ, `Differences` finds them beforehand, and writes these alone.
 """
 
 import math
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import native, numpy_tensors
 from .outline import Leaf, of_torch
+
+if TYPE_CHECKING:
+    import torch
+
+    from .device_copies import Arriving, DeviceCopies, Second
 
 STEP_BYTES = 2**26  # copied before somebody may look at the clock: some hundredths of a second
 SCAN_WORDS: Final = 2**17  # compared at once: what caches hold
@@ -33,15 +41,25 @@ class Copies:
         sources: Where from. Neither is kept: whoever copies passes them again, with the same
             memory (`outline.Outline` tells).
         private: Whether nobody but the caller knows the destinations: nobody is told of a change.
+        second: By way of which second copy on a device to copy from there.
+
+    Attributes:
+        devices: What is copied to or from devices; None if nothing is.
     """
 
     def __init__(
-        self, destinations: Sequence[Leaf], sources: Sequence[Leaf], *, private: bool = False
+        self,
+        destinations: Sequence[Leaf],
+        sources: Sequence[Leaf],
+        *,
+        private: bool = False,
+        second: "Second | None" = None,
     ) -> None:
         plain: list[tuple[int, int, int]] = []  # where to, where from, how much
         self._changed: list[int] = []  # of these, the ones that torch must be told of
         arrays: list[int] = []
         tensors: list[int] = []
+        on_devices: list[int] = []
         for index, (destination, source) in enumerate(zip(destinations, sources, strict=True)):
             memory = plain_memory(destination, source)
             if memory is not None:
@@ -50,11 +68,27 @@ class Copies:
                     self._changed.append(index)
             elif isinstance(destination, np.ndarray):
                 arrays.append(index)
+            elif on_device(destination) or on_device(source):
+                on_devices.append(index)
             else:
                 tensors.append(index)
+        self.devices: DeviceCopies | None = None
+        if on_devices:
+            from . import device_copies as on
+
+            self.devices = on.DeviceCopies(destinations, sources, on_devices, second)
         self._array_steps = _steps(arrays, destinations)
         self._tensor_steps = _steps(tensors, destinations)
         self._copy_plain = native.copies(*np.array(plain, np.uint64).reshape(-1, 3).T.copy())
+
+    def ready(self, destinations: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
+        """Have all memory there that copies take.
+
+        Raises:
+            MemoryError: A device has none.
+        """
+        if self.devices is not None:
+            self.devices.ready(destinations, sources)
 
     def run(
         self,
@@ -63,6 +97,29 @@ class Copies:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """Copy every tensor; `check` is called between steps, and may raise."""
+        arriving = self.begin(destinations, sources, check)
+        if arriving is not None:
+            try:
+                arriving.wait(check)
+            except BaseException:
+                arriving.wait()  # nobody else may have the memory before
+                raise
+
+    def begin(
+        self,
+        destinations: Sequence[Leaf],
+        sources: Sequence[Leaf],
+        check: Callable[[], None] = lambda: None,
+    ) -> "Arriving | None":
+        """Copy every tensor that lies in this process's memory, and have devices begin.
+
+        Returns:
+            What is waited for; None: it is all there.
+
+        Raises:
+            MemoryError: A device has no memory for it; nothing was copied.
+        """
+        self.ready(destinations, sources)
         self._copy_plain()
         if self._changed:
             of_torch().changed(_some(destinations, self._changed))
@@ -72,6 +129,17 @@ class Copies:
         for step in self._tensor_steps:
             of_torch().copy(_some(destinations, step), _some(sources, step))
             check()
+        return None if self.devices is None else self.devices.begin(destinations, sources)
+
+
+def on_device(leaf: Leaf) -> bool:
+    """Tell whether a tensor lies on a CUDA device."""
+    return not isinstance(leaf, np.ndarray) and leaf.is_cuda
+
+
+def devices_of(leaves: Iterable[Leaf]) -> "frozenset[torch.device]":
+    """Return the CUDA devices that tensors lie on."""
+    return frozenset(cast("torch.Tensor", leaf).device for leaf in leaves if on_device(leaf))
 
 
 def _steps(indexes: Sequence[int], leaves: Sequence[Leaf]) -> list[list[int]]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import native, numpy_tensors
-from .copies import Copies, plain_memory
+from .copies import Copies, devices_of, on_device, plain_memory
 from .errors import LayoutError, StateError
 from .layout import METADATA, Layout, Signature
 from .outline import Leaf, Outline, outline_of
@@ -25,6 +25,9 @@ from .section import Section
 
 if TYPE_CHECKING:
     import torch
+
+    from .device_copies import Arriving, Second
+    from .device_memory import Mirror, Pinned
 
 DEPTH_MAX = 64  # levels of nesting; a mapping that contains itself ends here
 WANTED = "an nn.Module, a TensorDict, or a mapping of names to torch tensors or numpy arrays"
@@ -179,9 +182,19 @@ def _places(
 
 
 class Writer:
-    """Writes states of one layout into one buffer, again and again."""
+    """Writes states of one layout into one buffer, again and again.
 
-    def __init__(self, layout: Layout, data: numpy_tensors.Memory) -> None:
+    Args:
+        layout: It.
+        data: The buffer. It is pinned once a state lies on a device.
+        second: Whether to copy from a device by way of a second copy there, if all of the state
+            lies on that one.
+
+    Attributes:
+        note: By what other processes of this host find that copy; empty if they do not.
+    """
+
+    def __init__(self, layout: Layout, data: numpy_tensors.Memory, *, second: bool = False) -> None:
         self.section = Section(layout, data)
         if not self.section.data.flags.writeable or not self.section.aligned():
             raise LayoutError(
@@ -192,6 +205,54 @@ class Writer:
         self._views: list[Leaf] = []
         self._copies = Copies((), ())
         self._pieces: _Pieces | None = None
+        self._second, self._mirror = second, cast("Mirror | None", None)
+        self._pinned: Pinned | None = None
+
+    @property
+    def note(self) -> bytes:
+        """By what other processes find the second copy."""
+        return b"" if self._mirror is None else self._mirror.note
+
+    def ready(self, state: State) -> None:
+        """Do once what can be done before a state is written.
+
+        Raises:
+            MemoryError: A device has no memory for that.
+            StateError: The state has other tensors than the layout.
+        """
+        self._pair(state)
+
+    @property
+    def on_devices(self) -> bool:
+        """Whether the last state was on devices, if only in part."""
+        return self._copies.devices is not None
+
+    def begin(
+        self, state: State, check: Callable[[], None] = lambda: None, *, late: bool = False
+    ) -> "Arriving | None":
+        """Begin to write a state: what lies in this process's memory is copied at once.
+
+        Args:
+            state: It.
+            check: Called between steps, as by `write`.
+            late: If there is a `note`, make the second copy alone. The buffer holds nothing of the
+                state until `cross` has been called, and waited for.
+
+        Returns:
+            What comes from devices, which may be written to at once all the same; None: nothing.
+
+        Raises:
+            StateError, MemoryError: As from `ready`; nothing was written.
+        """
+        self._pair(state)
+        if late and self.note and self._copies.devices is not None:
+            return self._copies.devices.copy(state.values)
+        return self._copies.begin(self._views, state.values, check)
+
+    def cross(self, check: Callable[[], None]) -> None:
+        """Have the buffer hold what the second copy does; `check` is called while that crosses."""
+        if self._copies.devices is not None:
+            self._copies.devices.cross().wait(check)
 
     def write(self, state: State, check: Callable[[], None] = lambda: None) -> None:
         """Copy every tensor's bytes to its place, bit for bit.
@@ -225,11 +286,33 @@ class Writer:
             raise StateError(
                 f"the state has other tensors than {self.section.layout!r}; plan its layout anew"
             )
+        self._form, self._copies = None, Copies((), ())  # until all of it is there
         self._views = [self.section.like(name, leaf) for name, leaf in state.tensors.items()]
-        self._copies = Copies(self._views, state.values, private=True)
+        second = self._second_copy(state)
+        self._copies = Copies(self._views, state.values, private=True, second=second)
         self._pieces = None
         # A form without an outline says nothing of the memory: look again next time.
         self._form = state.form if state.form.outline is not None else None
+
+    def _second_copy(self, state: State) -> "Second | None":
+        """Pin the buffer for a state on devices; return the second copy to be made, if one is."""
+        devices, data = devices_of(state.values), self.section.data
+        if not devices:
+            self._mirror = None
+            return None
+        from . import device_memory
+
+        if self._pinned is None:
+            self._pinned = device_memory.pinned(data, next(iter(devices)))
+        alone = len(devices) == 1 and all(map(on_device, state.values)) and data.nbytes
+        if not (self._second and alone):
+            self._mirror = None
+            return None
+        (device,) = devices
+        if self._mirror is None or self._mirror.flat.device != device:
+            self._mirror = None  # first, to have room for another
+            self._mirror = device_memory.Mirror(device, data.nbytes)
+        return self._mirror.flat, data.__array_interface__["data"][0]
 
 
 class _Pieces:

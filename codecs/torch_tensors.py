@@ -121,19 +121,22 @@ def views(specs: Iterable[TensorSpec], data: Bytes) -> list[torch.Tensor]:
         flat = torch.frombuffer(memory, dtype=torch.uint8)
     tensors: list[torch.Tensor] = []
     for spec in specs:
-        dtype, part = torch_dtype(spec.dtype), flat[spec.begin : spec.end]
-        if (address + spec.begin) % dtype.itemsize:
+        part = flat[spec.begin : spec.end]
+        if (address + spec.begin) % torch_dtype(spec.dtype).itemsize:
             part = part.clone()
-        shape = spec.shape if spec.dtype != "F4" else (*spec.shape[:-1], spec.shape[-1] // 2)
-        tensors.append(part.view(dtype).view(shape))
+        tensors.append(shaped(part, spec))
     return tensors
+
+
+def shaped(part: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """Return a tensor's part of the data section, which lies anywhere, as that tensor."""
+    shape = spec.shape if spec.dtype != "F4" else (*spec.shape[:-1], spec.shape[-1] // 2)
+    return part.view(torch_dtype(spec.dtype)).view(shape)
 
 
 def owner(spec: TensorSpec, data: Bytes) -> torch.Tensor:
     """Return a tensor's part of the data section as a tensor with a storage of just these bytes."""
-    dtype = torch_dtype(spec.dtype)
-    shape = spec.shape if spec.dtype != "F4" else (*spec.shape[:-1], spec.shape[-1] // 2)
-    return torch.frombuffer(data[spec.begin : spec.end], dtype=torch.uint8).view(dtype).view(shape)
+    return shaped(torch.frombuffer(data[spec.begin : spec.end], dtype=torch.uint8), spec)
 
 
 def rehouse_fault(tensor: torch.Tensor, *, parts: bool = False) -> str | None:

@@ -143,6 +143,8 @@ class Applier:
         self._approved: dict[str, tuple[int, int]] = {}  # by `before_apply`, the last of each model
         self._held_up = Complaints(log, "new weights wait for who uses the old ones: %s")
         self.lock = ReadingLock()  # of all models in memory
+        for target in targets.values():
+            self.lock.reads_on(target.devices)
         self._files = {model: ReadingLock() for model, target in targets.items() if target.on_disk}
 
     def lock_of(self, model: str) -> ReadingLock:
@@ -341,7 +343,10 @@ class Applier:
 
     def _copy(self, staged: StagedVersion, target: Target) -> Update:
         before, digest = time.perf_counter(), staged.digest
-        with staged.reading():
+        lock = self.lock_of(staged.model)
+        lock.reads_on(target.devices)
+        lock.ordered()
+        with staged.reading(second=target.from_second(staged)):
             if target.asks_user:  # how far it has come then only it could say
                 late = partial(self._late, staged, "its target", lambda: False, writes=True)
                 self._calls.make(partial(target.apply, staged), late)

@@ -21,7 +21,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ from ..bus.worker.layouts import Expected
 from ..codecs.apply import STEP_BYTES
 from ..codecs.layout import HEADER_BYTES_MAX, PREFIX_BYTES, Layout
 from ..codecs.native import crc32c
+
+if TYPE_CHECKING:
+    import torch
 
 FORMAT = {"format": "pt"}  # what save_pretrained says: tensors named and laid out as PyTorch's are
 ACCESS_LIST = "system.posix_acl_access"  # the attribute with what goes beyond the mode, on Linux
@@ -59,6 +62,7 @@ class FileTarget:
 
     asks_user = False
     on_disk = True
+    devices: "frozenset[torch.device]" = frozenset()  # it knows of none
 
     def __init__(self, path: str | Path, *, untied: bool = False) -> None:
         self._path, self._untied = Path(path), untied
@@ -111,6 +115,11 @@ class FileTarget:
                         total = crc32c(piece, total)
                         yield count
                 sums.append(total)
+
+    def from_second(self, staged: StagedVersion) -> bool:
+        """Never: it is on no device."""
+        del staged
+        return False
 
     def ahead(self, staged: StagedVersion) -> None:
         """Files have readers of their own. Arguments are those of `Target.ahead`."""

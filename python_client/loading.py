@@ -99,6 +99,7 @@ class FunctionTarget:
 
     asks_user = True
     on_disk = False
+    devices: "frozenset[torch.device]" = frozenset()  # it knows of none
 
     def __init__(self, load: Callable[[Pairs], object]) -> None:
         self._load = load
@@ -126,6 +127,11 @@ class FunctionTarget:
         raise UnreadableError(
             "the target is a function, so the weights that it has loaded cannot be read back"
         )
+
+    def from_second(self, staged: StagedVersion) -> bool:
+        """Never: it is on no device."""
+        del staged
+        return False
 
     def ahead(self, staged: StagedVersion) -> None:
         """The function has it all."""

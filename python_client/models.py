@@ -8,6 +8,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..bus.deadline import Deadline
 from ..bus.errors import DeadlineError
@@ -29,6 +32,9 @@ from ..codecs.renaming import Rename, Renaming, renaming_of
 from ..codecs.state import Form, State, state_of
 from .settings import BASES, Dtype, Encoding
 from .state_folder import Saved, StateFolder, StateFolderError, StoredVersion
+
+if TYPE_CHECKING:
+    from ..codecs.device_copies import Arriving
 
 log = logging.getLogger("weightbus.publisher")
 
@@ -245,14 +251,24 @@ class PublishedModel:
         share: Whether workers on this host may read it.
         bases: How many versions are kept for patches to build on.
         check: Whether each patch is decoded, and compared, before it is offered.
+        second: Whether weights on a device are copied by way of a second copy there.
+        kept: Whether each version is written to disk.
     """
 
     def __init__(
-        self, name: str, chunk_bytes: int, *, share: bool, bases: int = BASES, check: bool = True
+        self,
+        name: str,
+        chunk_bytes: int,
+        *,
+        share: bool,
+        bases: int = BASES,
+        check: bool = True,
+        second: bool = False,
+        kept: bool = False,
     ) -> None:
-        self.name, self.lock = name, threading.Lock()
+        self.name, self.lock, self._kept = name, threading.Lock(), kept
         self.bases = Bases(name, bases, check=check)
-        self.pool = Pool(name, share=share)
+        self.pool = Pool(name, share=share, second=second)
         self._chunk_bytes = chunk_bytes
         self._form: Form | None = None
         self._layout: Layout | None = None
@@ -334,9 +350,9 @@ class PublishedModel:
 
         None: they do not, or there was memory before.
         """
-        _, layout = self.describe(weights, precision_of(dtype), renaming_of(rename))
+        state, layout = self.describe(weights, precision_of(dtype), renaming_of(rename))
         _check_chunks(layout.nbytes, self._chunk_bytes)
-        shared = self.pool.reserve(layout.nbytes)
+        shared = self.pool.reserve(state, layout)
         return None if shared is None else (shared, layout.nbytes)
 
     def snapshot(
@@ -349,7 +365,7 @@ class PublishedModel:
         hashed: Callable[[], bool] = lambda: False,
         make_room: MakeRoom = nobody,
         deadline: Deadline = NEVER,
-    ) -> Version:
+    ) -> tuple[Version, "Arriving | None"]:
         """Copy weights into memory as a new version, or read them from disk.
 
         Args:
@@ -360,6 +376,10 @@ class PublishedModel:
             hashed: Whether to hash it while it is copied: it will be sent, or its digest asked for.
             make_room: Asks for memory where all of it is in use.
             deadline: When it must be there.
+
+        Returns:
+            The version. And, of weights on a device, what must arrive before it is one: then it is
+            to be hashed, if need be, or, if it came too late, released.
 
         Raises:
             StateError: They cannot travel.
@@ -388,13 +408,18 @@ class PublishedModel:
                 version.restored(saved.stored.digest, frozenset(saved.stored.names))
                 version.metadata = saved.stored.metadata
             elif state is not None:
-                crcs = snapshot.write(state, layout, deadline.check, chunk_bytes, hashed)
-                version.hashed_all(crcs)
+                late = self.pool.late and not self._kept
+                found = snapshot.write(
+                    state, layout, deadline.check, chunk_bytes, hashed, late=late
+                )
+                if not isinstance(found, np.ndarray):
+                    return version, found
+                version.hashed_all(found)
             deadline.check()
         except BaseException:
             snapshot.release()
             raise
-        return version
+        return version, None
 
 
 def restore(
@@ -406,7 +431,7 @@ def restore(
         stored = folder.versions(model)[0]
         try:
             kept, saved = model_of(model), folder.open(stored)
-            found[stored] = kept.snapshot(saved, replaces_latest=True)
+            found[stored], _ = kept.snapshot(saved, replaces_latest=True)
             log.info("%s %s is offered again in epoch %d", model, stored.key, epoch)
         except StateFolderError as error:
             log.warning("version %s of %r is not offered: %s", stored.key, model, error)

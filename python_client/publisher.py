@@ -32,6 +32,7 @@ from ..bus.receipt import Receipt
 from ..bus.trust.grants import Grants
 from ..bus.trust.keys import PublisherKeys
 from . import checks
+from .arrivals import after
 from .awaiting import in_thread
 from .checks import check_name
 from .dropped import end_with
@@ -292,22 +293,32 @@ class Publisher:
         kept = self._model(model)
         sent = partial(self._machine.sends, model, asked.workers, shared=self._probe is not None)
         until = Deadline(asked.deadline, _LATE.format(model=model, timeout=asked.timeout))
-        with kept.locked(until):
-            version = kept.snapshot(
+        future = self._loop.promise()
+        with contextlib.ExitStack() as held:
+            held.enter_context(kept.locked(until))
+            hashed = (lambda: True) if asked.asks_for_digests else sent
+            version, arriving = kept.snapshot(
                 weights,
                 replaces_latest=asked.replaces_latest,
                 precision=asked.precision,
                 renaming=asked.renaming,
-                hashed=(lambda: True) if asked.asks_for_digests else sent,
+                hashed=hashed,
                 make_room=partial(self._loop.make_room, model),
                 deadline=until,
             )
             if asked.metadata is not None:
                 version.metadata = asked.metadata
-            shared = version.shared is not None
-            takers = partial(self._machine.roster.takers, model, asked.workers, shared=shared)
-            kept.offer(version, asked.encoding, takers, until, to_all=not asked.workers)
-            future = self._loop.submit(asked.publication(next(self._ids), version))
+
+            def submit() -> None:
+                shared = version.shared is not None
+                takers = partial(self._machine.roster.takers, model, asked.workers, shared=shared)
+                kept.offer(version, asked.encoding, takers, until, to_all=not asked.workers)
+                self._loop.submit(asked.publication(next(self._ids), version), future)
+
+            if arriving is None:
+                submit()
+            else:
+                after(arriving, version, hashed, submit, future, until, held.pop_all())
         return self.shown.count(future, started)
 
     @had_more_keywords("publish")
@@ -532,7 +543,13 @@ class Publisher:
             return self._models[name]
         few, share = self._settings, self._probe is not None
         made = PublishedModel(
-            name, few.chunk_bytes, share=share, bases=few.bases, check=few.check_patches
+            name,
+            few.chunk_bytes,
+            share=share,
+            bases=few.bases,
+            check=few.check_patches,
+            second=few.device_copy,
+            kept=self._folder is not None,
         )
         return self._models.setdefault(name, made)
 

@@ -21,9 +21,14 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..bus.units import span
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..codecs.device_copies import Readers
 
 log = logging.getLogger("weightbus.subscriber")
 
@@ -201,6 +206,25 @@ class ReadingLock:
         # The writer of this model has no time left, and goes on all the same.
         self._late: tuple[str, Exception] | None = None
         self._warned = False
+        self._streams: Readers | None = None  # of those who read on devices
+
+    def reads_on(self, devices: "frozenset[torch.device]") -> None:
+        """Have writers wait, from now on, for what readers have begun on these CUDA devices, too.
+
+        To leave a block does not end that. It waits there, not here: a writer that copies in this
+        thread's current streams need not be told.
+        """
+        if devices and self._streams is None:
+            from ..codecs.device_copies import Readers
+
+            self._streams = Readers()
+        if self._streams is not None:
+            self._streams.devices |= devices
+
+    def ordered(self) -> None:
+        """Have what is begun in this thread's current streams wait for readers that have left."""
+        if self._streams is not None:
+            self._streams.ordered()
 
     def reading(self, timeout: float = READING_SECONDS, model: str | None = None) -> Reading[None]:
         """Return a block in which nothing is written; see `Reading`."""
@@ -230,10 +254,14 @@ class ReadingLock:
 
     def leave(self, reading: Reading[Any]) -> None:
         """End what was begun; nothing if a writer took it for one that would not leave any more."""
-        self._readers.pop(reading, None)
-        if self._waiting_writers:
-            with self._lock:
-                self._left.notify_all()
+        try:
+            if self._streams is not None:
+                self._streams.left()
+        finally:
+            self._readers.pop(reading, None)
+            if self._waiting_writers:
+                with self._lock:
+                    self._left.notify_all()
 
     def _entered_at_once(self, reading: Reading[Any]) -> bool:
         self._readers[reading] = None

@@ -271,6 +271,15 @@ class ResidentTarget:
         self._warned = False
         self.asks_user = copying.asks_user
 
+    @property
+    def devices(self) -> "frozenset[torch.device]":
+        """Those of what is copied to."""
+        return self._copying.devices
+
+    def from_second(self, staged: StagedVersion) -> bool:
+        """What is copied to says so."""
+        return self._copying.from_second(staged)
+
     def fault(self, layout: Layout) -> str:
         """Name the tensors that differ."""
         return self._copying.fault(layout)

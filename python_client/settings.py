@@ -42,7 +42,7 @@ _BOTH = {"ping", "lost_after", "shared_memory"}
 _PUBLISHER = {"data", "advertise", "epoch", "chunk_bytes", "queue", "rekey", "bases"}
 _OF = {
     "publish": _PUBLISH,
-    "Publisher": {*_PUBLISH, *_BOTH, *_PUBLISHER, "check_patches"},
+    "Publisher": {*_PUBLISH, *_BOTH, *_PUBLISHER, "check_patches", "device_copy"},
     "Subscriber": {
         *_BOTH,
         *("before_apply", "on_commit", "apply_timeout", "bytes_max", "resident", "sole_writer"),
@@ -103,6 +103,11 @@ class Settings:
         bases: For a publisher: how many versions it keeps in memory as bases of patches: the
             version that workers run, and older ones for workers that missed a version.
         check_patches: For a publisher: decode and compare each patch before offering it.
+        device_copy: For a publisher: keep a second copy of weights that are all on one CUDA device,
+            in that device's memory (once the model's size, or up to three times while workers still
+            read older versions). `publish_async` then makes the caller's stream wait only until
+            this copy is made, and workers with a model on the same device, of the publisher's user
+            and host, copy from there.
 
         before_apply: For a worker: called with each `Offer` before any byte of the model changes,
             in the thread that will apply it; readers go on meanwhile. If it raises, the version is
@@ -151,6 +156,7 @@ class Settings:
     rekey: float = REKEY_SECONDS
     bases: int = BASES
     check_patches: bool = True
+    device_copy: bool = False
 
     before_apply: Callable[[Offer], object] | None = None
     on_commit: Callable[[Update], object] | None = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..bus.limits import MODELS_MAX
 from ..bus.staged import StagedVersion
 from ..bus.worker.layouts import Expected
-from ..codecs.apply import Reader, calls_users, check, summing
+from ..codecs.apply import Reader, calls_users, check, devices_within, summing
 from ..codecs.copies import Differences
 from ..codecs.errors import LayoutError, StateError
 from ..codecs.layout import Layout, Strict, trimmed
@@ -28,6 +28,9 @@ from ..codecs.state import is_module, is_tensor, is_tensordict, named_leaves, st
 from . import checks
 from .file_target import FileTarget
 from .loading import FunctionTarget
+
+if TYPE_CHECKING:
+    import torch
 
 # Others may write the layout of the same tensors with spaces, aliases and metadata of their own.
 LAYOUT_SLACK_BYTES = 2**20
@@ -48,6 +51,15 @@ class Target(Protocol):
     @property
     def on_disk(self) -> bool:
         """Whether it is a file: a disk may take its time, and there are no readers to keep out."""
+        ...
+
+    @property
+    def devices(self) -> "frozenset[torch.device]":
+        """The CUDA devices that its tensors are on, as far as that was seen."""
+        ...
+
+    def from_second(self, staged: StagedVersion) -> bool:
+        """Whether a version is copied from the second copy of its bytes, if it is applied next."""
         ...
 
     def fault(self, layout: Layout) -> str:
@@ -111,6 +123,19 @@ class MemoryTarget:
         self._readers: list[tuple[StagedVersion, Reader]] = []  # of the buffers used lately
         self._begun = False  # the last apply may have changed something
         self.asks_user = calls_users(target)
+        self._devices, self._on_devices = devices_within(target)
+
+    @property
+    def devices(self) -> "frozenset[torch.device]":
+        """The CUDA devices that its tensors are on, as of when a buffer was new."""
+        return self._devices
+
+    def from_second(self, staged: StagedVersion) -> bool:
+        """Map it, if there is one on the device that all tensors are on."""
+        if not self._devices:
+            return False
+        note = staged.note if self._on_devices and not staged.hash_chunks else b""
+        return self._reader(staged).from_second(note, self._devices)
 
     def fault(self, layout: Layout) -> str:
         """Name the tensors that differ."""
@@ -136,7 +161,12 @@ class MemoryTarget:
         """Find what differs, where few elements can and nobody else writes."""
         self._differ = None
         reader = self._known_reader(staged)
-        if not self._sole_writer or staged.patch is None or reader is None:
+        if reader is None:
+            self._devices, self._on_devices = devices_within(self._target)
+            if self._devices:
+                self._reader(staged).pin(self._devices)
+            return
+        if not self._sole_writer or staged.patch is None:
             return
         writes = self._writes
         with suppress(Exception):  # what is wrong with the target is for `apply` to say
@@ -202,6 +232,7 @@ class Renamed:
     def __init__(self, target: Target, renaming: Renaming) -> None:
         self._target, self._renaming = target, renaming
         self.asks_user, self.on_disk = target.asks_user, target.on_disk
+
         # Layouts with their names here; a new tuple each time, since two threads use it.
         self._known: tuple[tuple[Layout, Layout, Mapping[str, str]], ...] = ()
         self._looked_at: tuple[StagedVersion, StagedVersion] | None = None  # by `ahead`
@@ -213,6 +244,16 @@ class Renamed:
         except (StateError, LayoutError) as error:
             return str(error)
         return self._target.fault(renamed)
+
+    @property
+    def devices(self) -> "frozenset[torch.device]":
+        """Those of the target."""
+        return self._target.devices
+
+    def from_second(self, staged: StagedVersion) -> bool:
+        """What the target says of the version under its names here."""
+        self._looked_at = staged, self._here(staged)
+        return self._target.from_second(self._looked_at[1])
 
     def expected(self) -> Expected:
         """Say what the target says, but for the length of names."""

@@ -23,7 +23,7 @@ class Memory:
 
     def __init__(self, *, stale: bool = False) -> None:
         self.bytes = np.arange(35, dtype=np.uint8)
-        self.stale, self.held = stale, False
+        self.stale, self.held, self.note = stale, False, b""
         self.looked = 0
         self.halfway, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
@@ -37,7 +37,7 @@ class Memory:
         return self.bytes
 
     @contextmanager
-    def reading(self, model: str, epoch: int, version: int) -> Generator[None]:
+    def reading(self, model: str, epoch: int, version: int, **_: bool) -> Generator[None]:
         assert (model, epoch, version) == ("a", 1, 2)
         if self.stale:
             raise StaleError

@@ -574,7 +574,7 @@ def test_memory_that_was_kept_for_patches_alone_is_given_back() -> None:
     ways: list[Encoding] = ["delta", "delta", "delta", "raw", "raw", "raw"]
     held: list[int] = []
     for number, encoding in enumerate(ways):
-        made = model.snapshot({"w": weights(number)}, replaces_latest=True)
+        made, _ = model.snapshot({"w": weights(number)}, replaces_latest=True)
         model.offer(made, encoding, lambda: [Taker(None)], NEVER, to_all=True)
         if last is not None:
             last.snapshot.release()

@@ -123,8 +123,11 @@ class Segment:
     """Memory of the publisher's on this host."""
 
     data = np.zeros(LAYOUT.nbytes, np.uint8)
+    note = b""
 
-    def reading(self, model: str, epoch: int, version: int) -> AbstractContextManager[None]:
+    def reading(
+        self, model: str, epoch: int, version: int, **_: bool
+    ) -> AbstractContextManager[None]:
         """Hold it: nobody else writes there."""
         del model, epoch, version
         return nullcontext()

@@ -104,7 +104,7 @@ def test_there_is_never_a_second_copy() -> None:
     model.reserve(weights, "bf16")
     tracemalloc.start()
     try:
-        version = model.snapshot(
+        version, _ = model.snapshot(
             weights, replaces_latest=True, precision=precision, hashed=lambda: True
         )
         _, peak = tracemalloc.get_traced_memory()

@@ -688,11 +688,11 @@ class Memory:
     """A segment that can be opened."""
 
     def __init__(self, stale: type[StaleError] | None = None) -> None:
-        self.data = np.full(20, 1, np.uint8)
+        self.data, self.note = np.full(20, 1, np.uint8), b""
         self.stale = stale  # how it turns out, if it does
 
     @contextmanager
-    def reading(self, model: str, epoch: int, version: int) -> Generator[None]:
+    def reading(self, model: str, epoch: int, version: int, **_: bool) -> Generator[None]:
         assert (model, epoch, version) == ("a", EPOCH, 1)
         if self.stale is StaleError:
             raise StaleError

@@ -427,8 +427,11 @@ class Memory:
     """A segment that nobody may copy from yet."""
 
     data = np.zeros(4, np.uint8)
+    note = b""
 
-    def reading(self, model: str, epoch: int, version: int) -> AbstractContextManager[None]:
+    def reading(
+        self, model: str, epoch: int, version: int, **_: bool
+    ) -> AbstractContextManager[None]:
         raise AssertionError(f"{model} {epoch}.{version} was not announced")
 
 

@@ -11,6 +11,10 @@ memory when the last process that maps it is gone, however it ended.
     └───────┴───────┴───────┴─────────┴────────┴────────────────┴──────────────┘
                       u64     u64       u64 (little-endian), of the model's id
 
+There may be a second copy of the data section in the memory of a CUDA device. Then a note at 256
+says where (`codecs/device_memory.py`), and a second stamp at 512, like the first, what is in it.
+Where nobody has asked for the bytes here, that copy alone is made, and only the second stamp given.
+
 Nothing torn is possible: the publisher fills a segment under an exclusive `flock` and the worker
 copies under a shared one, so neither ever waits for the other. A segment that a worker holds (even
 one that was stopped in the middle of its copy) is not overwritten while it does, and the kernel
@@ -46,6 +50,8 @@ MAGIC = b"WBPSHM1\0"
 HEADER_BYTES = 4096  # one page, so that the data section begins on one
 MODEL_BYTES = 128  # the longest id of a model
 STAMP_END = 48 + MODEL_BYTES
+NOTE_BEGIN, NOTE_BYTES = 256, 96  # of a second copy
+SECOND_BEGIN, SECOND_END = 512, 512 + STAMP_END - 24  # its stamp
 _PATH = re.compile(r"/proc/[0-9]{1,10}/fd/[0-9]{1,10}\Z")
 TOUCH_BYTES = 2**26  # touched in one call, which lets other threads run
 # From 3.13 on Python need not keep a descriptor of its own to what is mapped.
@@ -94,12 +100,24 @@ class Segment:
         except BlockingIOError:
             return False
         self._memory[24:STAMP_END] = bytes(STAMP_END - 24)
+        self._memory[SECOND_BEGIN:SECOND_END] = bytes(STAMP_END - 24)
         return True
 
-    def release(self, model: str, epoch: int, version: int) -> None:
-        """The fill is whole: stamp it, and let workers copy."""
-        self._memory[24:STAMP_END] = stamp_of(model, epoch, version)  # S3
+    def release(self, model: str, epoch: int, version: int, *, late: bool = False) -> None:
+        """The fill is whole: stamp it, and let workers copy; if it is `late`, the second copy."""
+        stamp = stamp_of(model, epoch, version)
+        self._memory[SECOND_BEGIN:SECOND_END] = stamp
+        if not late:
+            self._memory[24:STAMP_END] = stamp  # S3
         fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def arrived(self) -> None:
+        """What was late is here: stamp it. Nobody copies what has no stamp, so there is no lock."""
+        self._memory[24:STAMP_END] = self._memory[SECOND_BEGIN:SECOND_END]
+
+    def note(self, note: bytes) -> None:
+        """Say where a second copy lies; empty: nowhere. (For who has claimed the segment.)"""
+        self._memory[NOTE_BEGIN : NOTE_BEGIN + NOTE_BYTES] = note.ljust(NOTE_BYTES, b"\0")
 
     @property
     def shared(self) -> Shared:
@@ -118,22 +136,30 @@ class Guarded(ABC):
 
     data: NDArray[np.uint8]
 
+    @property
+    def note(self) -> bytes:
+        """Where a second copy of the data section lies; zeros, or nothing: nowhere."""
+        return b""
+
     @contextmanager
-    def reading(self, model: str, epoch: int, version: int) -> Generator[None]:
-        """Hold the memory while copying from it. (S5)
+    def reading(
+        self, model: str, epoch: int, version: int, *, second: bool = False
+    ) -> Generator[None]:
+        """Hold the memory while copying from it, or from the second copy. (S5)
 
         Raises:
             StaleError: It holds something else than this version, or is being filled.
             OverwrittenError: It does so only now, after the copy.
         """
         stamp = stamp_of(model, epoch, version)
+        found = self._second_stamp if second else self._stamp
         if not self._hold():
             raise StaleError
         try:
-            if self._stamp() != stamp:
+            if found() != stamp:
                 raise StaleError
             yield
-            if self._stamp() != stamp:
+            if found() != stamp:
                 raise OverwrittenError("the memory was written to while it was copied")
         finally:
             self._let_go()
@@ -149,6 +175,10 @@ class Guarded(ABC):
     @abstractmethod
     def _stamp(self) -> bytes:
         """Return what the memory says of itself."""
+
+    def _second_stamp(self) -> bytes:
+        """Return what it says of the second copy."""
+        return b""
 
 
 class View(Guarded):
@@ -186,6 +216,11 @@ class View(Guarded):
             return True
         return (found.st_dev, found.st_ino) != (ours.st_dev, ours.st_ino)
 
+    @property
+    def note(self) -> bytes:
+        """Where a second copy of the data section lies; zeros: nowhere."""
+        return self._memory[NOTE_BEGIN : NOTE_BEGIN + NOTE_BYTES]
+
     def touching(self) -> Generator[None]:
         """Touch every page once, in some steps: half of what the first copy costs."""
         self.touched = True
@@ -211,6 +246,9 @@ class View(Guarded):
 
     def _stamp(self) -> bytes:
         return self._memory[24:STAMP_END]
+
+    def _second_stamp(self) -> bytes:
+        return self._memory[SECOND_BEGIN:SECOND_END]
 
     def __del__(self) -> None:
         fd, self._fd = getattr(self, "_fd", -1), -1

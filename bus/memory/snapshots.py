@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +39,17 @@ from ..messages import Buffer, Shared
 from .segment import Segment
 from .staging import Check, memory_of
 
+if TYPE_CHECKING:
+    from ...codecs.device_copies import Arriving
+
 log = logging.getLogger("weightbus.publisher")
 _unshared = Complaints(log, "no shared memory (%s): workers on this host use the network too")
 
 NEVER = Deadline(math.inf, "")
 PATIENCE = 1.0  # seconds that sockets get to let go of a snapshot, or the machine to give one up
 REUSE_PATIENCE = 0.05  # seconds of it that are spent before another block is made
+CROSSING_SECONDS = 60.0  # that a device gets for bytes that are there; a GiB takes some hundredths
+_HANGS = f"a device has not handed over the bytes of a version within {CROSSING_SECONDS:g} s"
 LOOK = 0.05  # seconds until the machine is asked again where it could give none up
 
 Phase = Literal["held", "lent", "over"]
@@ -56,14 +61,26 @@ class Block:
     Args:
         nbytes: Its size.
         share: Whether workers on this host may read it; it is private if there is no way.
+        second: Whether a state of one device is copied by way of a second copy there, from which
+            workers on that device may read it.
         check: Called between the steps of taking it; may raise.
 
     Attributes:
         retired: Nothing is to be written there any more.
+        asked: Somebody has wanted bytes of which there was only a second copy.
     """
 
-    def __init__(self, nbytes: int, *, share: bool, check: Check = lambda: None) -> None:
-        self.retired = False
+    def __init__(
+        self,
+        nbytes: int,
+        *,
+        share: bool,
+        second: bool = False,
+        check: Check = lambda: None,
+    ) -> None:
+        self.retired, self.asked, self._second = False, False, second
+        self._late = False  # there is only a second copy of what was written last
+        self._crossing = threading.Lock()
         self._segment = _segment(nbytes, check) if share else None
         self.data = (
             memory_of(nbytes, touched=True, check=check)
@@ -72,16 +89,37 @@ class Block:
         )
         self._writer: Writer | None = None
 
+    def ready(self, state: State, layout: Layout) -> Writer:
+        """Do once what can be done before such a state is written; return what writes it."""
+        writer = self._writer
+        if writer is None or writer.section.layout is not layout:
+            self._writer = writer = Writer(layout, self.data, second=self._second)
+        writer.ready(state)
+        if self._segment is not None and self._second:
+            self._segment.note(writer.note)
+        return writer
+
     def write(
-        self, state: State, layout: Layout, check: Check, chunk_bytes: int
-    ) -> NDArray[np.uint32]:
+        self, state: State, layout: Layout, check: Check, chunk_bytes: int, *, late: bool
+    ) -> "NDArray[np.uint32] | Arriving":
         """Copy a state into the memory; see `Snapshot.write`."""
-        if self._writer is None or self._writer.section.layout is not layout:
-            self._writer = Writer(layout, self.data)
-        if chunk_bytes:
-            return self._writer.write_hashed(state, chunk_bytes, check)
-        self._writer.write(state, check)
-        return np.empty(0, np.uint32)
+        writer = self.ready(state, layout)
+        if chunk_bytes and not writer.on_devices:
+            return writer.write_hashed(state, chunk_bytes, check)
+        late = late and not chunk_bytes  # else they are wanted at once
+        self._late = late and self._segment is not None and bool(writer.note)
+        return writer.begin(state, check, late=self._late) or np.empty(0, np.uint32)
+
+    def arrive(self) -> None:
+        """Have the bytes here, if there is only a second copy of them."""
+        if not self._late:
+            return
+        with self._crossing:
+            if self._late and self._writer is not None and self._segment is not None:
+                self.asked = True  # so the next one crosses at once
+                self._writer.cross(Deadline(time.monotonic() + CROSSING_SECONDS, _HANGS).check)
+                self._segment.arrived()
+                self._late = False
 
     @property
     def shared(self) -> Shared | None:
@@ -90,7 +128,10 @@ class Block:
 
     def claim(self) -> bool:
         """Take it to be overwritten; False if a worker is copying from it this moment."""
-        return self._segment is None or self._segment.claim()
+        if self._segment is not None and not self._segment.claim():
+            return False
+        self._late = False
+        return True
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
         """Let workers read it by this name; False if one is copying from it by another."""
@@ -98,7 +139,7 @@ class Block:
             return True
         if not self._segment.claim():
             return False
-        self._segment.release(model, epoch, version)
+        self._segment.release(model, epoch, version, late=self._late)
         return True
 
 
@@ -151,13 +192,20 @@ class Snapshot:
         check: Check = lambda: None,
         chunk_bytes: int = 0,
         hashed: Callable[[], bool] = lambda: False,
-    ) -> NDArray[np.uint32]:
+        *,
+        late: bool = False,
+    ) -> "NDArray[np.uint32] | Arriving":
         """Copy a state here; `check` is called between steps.
 
+        If it may be `late`, a second copy on a device is all that is made, if there is one: the
+        bytes come here once somebody asks for some.
+
         Returns:
-            The CRC-32C of each chunk, if `hashed` says that it is wanted; else none.
+            The CRC-32C of each chunk, if `hashed` says that it is wanted; else none. Of a state on
+            devices, what must arrive before anything else is done with this.
         """
-        return self._held()[0].write(state, layout, check, chunk_bytes if hashed() else 0)
+        nbytes = chunk_bytes if hashed() else 0
+        return self._held()[0].write(state, layout, check, nbytes, late=late)
 
     def stamp(self, model: str, epoch: int, version: int) -> bool:
         """Let workers of this host read it by this name; False if one holds on to another."""
@@ -165,7 +213,9 @@ class Snapshot:
 
     def bytes(self, begin: int, end: int) -> memoryview:
         """Return some of the bytes, to be looked at here and now."""
-        return self._held()[1].data[begin:end]
+        block, view = self._held()
+        block.arrive()
+        return view.data[begin:end]
 
     def chunk(self, begin: int, end: int) -> Buffer:
         """Return some of the bytes, to be sent.
@@ -221,6 +271,7 @@ class Snapshot:
             if self._block is None:
                 return None
             self._keepers += 1
+            self._block.arrive()
             return self._block.data
 
     def let_go(self) -> None:
@@ -267,11 +318,20 @@ class Pool:
         model: Its name.
         patience: Seconds to wait for memory where all of it is in use.
         share: Whether workers on this host may read it.
+        second: Whether states of a device are copied by way of a second copy there.
     """
 
-    def __init__(self, model: str, patience: float = PATIENCE, *, share: bool = False) -> None:
+    def __init__(
+        self,
+        model: str,
+        patience: float = PATIENCE,
+        *,
+        share: bool = False,
+        second: bool = False,
+    ) -> None:
         self._model, self._patience = model, patience
-        self._share = share
+        self._share, self._second = share, second
+        self._asked = False
         self._blocks: dict[Block, Snapshot | None] = {}  # and what was written there last
         self._let_go = threading.Condition()  # its lock may be taken again by who has it
 
@@ -286,15 +346,17 @@ class Pool:
             del self._blocks[block]
         self._surplus = True
 
-    def reserve(self, nbytes: int) -> Shared | None:
-        """Make a block of this size now, so that the first version need not wait for it.
+    def reserve(self, state: State, layout: Layout) -> Shared | None:
+        """Make a block for such a state now, so that the first version need not wait for it.
 
         Returns:
             Where workers on this host find it; None if they do not, or there are blocks already.
         """
         if self._blocks:
             return None
-        block = Block(nbytes, share=self._share)
+        nbytes = layout.nbytes
+        block = self._block(nbytes, lambda: None)
+        block.ready(state, layout)
         self._blocks[block] = None
         return block.shared
 
@@ -343,6 +405,15 @@ class Pool:
         for block in list(self._blocks):
             block.retired = True
 
+    def _block(self, nbytes: int, check: Check) -> Block:
+        return Block(nbytes, share=self._share, second=self._second, check=check)
+
+    @property
+    def late(self) -> bool:
+        """Whether a second copy is all that need be made: nobody has asked for more so far."""
+        self._asked = self._asked or any(block.asked for block in self._blocks)
+        return self._second and not self._asked
+
     def _counted(self) -> int:
         return sum(not (snapshot and snapshot.kept) for snapshot in self._blocks.values())
 
@@ -370,7 +441,7 @@ class Pool:
         """Make another block, in place of one that a stopped worker holds on to if need be."""
         if self._counted() >= SNAPSHOTS_MAX:
             del self._blocks[self._free()[0]]
-        block = Block(nbytes, share=self._share, check=deadline.check)
+        block = self._block(nbytes, deadline.check)
         self._blocks[block] = None
         block.claim()
         return block

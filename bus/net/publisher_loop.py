@@ -104,9 +104,15 @@ class PublisherLoop:
             self._thread.start()
             undo.pop_all()
 
-    def submit(self, publication: Publication) -> "Future[Receipt]":
-        """Publish; the future is the receipt, or a PublishError that carries it."""
-        future = Promise(self._unasked)
+    def promise(self) -> "Future[Receipt]":
+        """Return the future of a publication that is to be submitted with it."""
+        return Promise(self._unasked)
+
+    def submit(
+        self, publication: Publication, promised: "Future[Receipt] | None" = None
+    ) -> "Future[Receipt]":
+        """Publish; the future, `promised` or another, is the receipt, or a PublishError with it."""
+        future = self.promise() if promised is None else promised
 
         def work(now: float) -> None:
             self._open[publication.id] = future

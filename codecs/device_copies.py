@@ -1,0 +1,516 @@
+"""Copies to and from a CUDA device, of many tensors, at the speed of the link.
+
+Theory of operation: to begin a copy takes microseconds, however small it is, so small tensors cross
+the link together. They lie one after the other in a data section; a part of it, a *batch*, is
+gathered on the device (or scattered there) by a few kernels, and crosses in one copy. There are two
+halves of a stage for that: one is filled while the other crosses. Large tensors cross alone.
+
+    out   tensors ──gather (near)──> half of the stage ──copy (link)──> memory
+    in    memory ──copy (link)──> half of the stage ──scatter (near)──> tensors
+
+All of it runs on two streams of ours, behind whatever the caller's stream had been given, and what
+that is given next waits on the device for the end: so the caller may write to the tensors at once.
+The host waits only where it is told to.
+
+Out, by way of a *mirror*: a second copy on the device, made first. Then the caller's stream waits
+for that alone, and what is there can cross at any time later.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any, Final, Literal, cast
+
+import torch
+
+from .copies import on_device
+
+Direction = Literal["in", "out"]
+Way = Literal["in", "out", "within"]
+Second = tuple[torch.Tensor, int]  # bytes there, and the address of the memory that they lie like
+Index = tuple[int | slice, ...]  # of a part of a tensor; empty: all of it
+
+HALF_BYTES: Final = 2**25  # of the stage: of what crosses together. 0.6 ms on PCIe 5
+ALONE_BYTES: Final = 2**20  # a tensor of so many crosses alone: to begin is a tenth of its time
+ALIGNED: Final = 16  # a batch begins in the stage as it does in memory, modulo this
+PIECE_BYTES: Final = HALF_BYTES - ALIGNED
+# What torch copies together; others one by one.
+TOGETHER: Final = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+}
+PAUSE_SHARE: Final = 0.01  # of the time that was waited: how long until somebody looks again
+PAUSES: Final = 2e-5, 1e-3  # seconds, at least and at most
+
+
+class Lane:
+    """What carries in one direction, for all of a process that copies to or from a device.
+
+    Attributes:
+        near: The stream of what stays on the device.
+        link: The stream of what crosses.
+        free: Of each half of the stage: what was in it has been taken out.
+        full: Of each half of the stage: what is in it is whole.
+        lock: Of whoever puts something on these streams.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.near, self.link = (cast("Any", torch.cuda.Stream)(device) for _ in range(2))
+        self.free, self.full = ([self.event(), self.event()] for _ in range(2))
+        self.lock = threading.Lock()
+        self._stage: torch.Tensor | None = None
+
+    def event(self) -> Any:
+        """Return what can be recorded, and waited for."""
+        return cast("Any", torch.cuda.Event)()
+
+    def reached(self, stream: Any) -> Any:
+        """Return what is recorded on a stream now."""
+        event = self.event()
+        event.record(stream)
+        return event
+
+    def on(self, stream: Any) -> AbstractContextManager[None]:
+        """Have what follows run on a stream."""
+        return cast("AbstractContextManager[None]", torch.cuda.stream(stream))
+
+    def current(self) -> Any:
+        """Return the caller's stream."""
+        return torch.cuda.current_stream(self.device)
+
+    def stage(self, half: int) -> torch.Tensor:
+        """Return the stage, of which each half has so many bytes at least.
+
+        Raises:
+            MemoryError: The device has no memory for it.
+        """
+        if self._stage is None or self._stage.numel() < 2 * half:
+            self.near.wait_stream(self.link)  # the old one may be the next to have its memory
+            try:
+                with self.on(self.near):
+                    self._stage = torch.empty(2 * half, dtype=torch.uint8, device=self.device)
+            except torch.OutOfMemoryError as error:
+                raise MemoryError(f"no {2 * half} bytes on {self.device} to copy by way of") from (
+                    error
+                )
+            self.link.wait_stream(self.near)
+        return self._stage
+
+
+_making = threading.Lock()
+
+
+@cache
+def _lane(device: torch.device, _direction: Direction) -> Lane:
+    return Lane(device)
+
+
+def lane_of(device: torch.device, direction: Direction) -> Lane:
+    """Return what carries in a direction."""
+    with _making:
+        return _lane(device, direction)
+
+
+class Arriving:
+    """Copies that have begun.
+
+    Args:
+        done: What the devices reach when they are done.
+        held: What must not be let go of before.
+    """
+
+    def __init__(self, done: Sequence[Any], held: object) -> None:
+        self._done, self._held = done, held
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it is there."""
+        return all(event.query() for event in self._done)
+
+    def wait(self, check: Callable[[], None] = lambda: None) -> None:
+        """Wait until all of it is there; `check` is called meanwhile, and may raise.
+
+        What it raises stops no copy: wait again before the memory is used for anything else.
+        """
+        begun = time.monotonic()
+        while not self.done:
+            check()
+            waited = time.monotonic() - begun
+            time.sleep(min(max(PAUSE_SHARE * waited, PAUSES[0]), PAUSES[1]))
+        self._held = None
+
+
+class _Group:
+    """Tensors that are copied within a device: those of one dtype in one call, the others alone."""
+
+    def __init__(self) -> None:
+        self._alike: dict[torch.dtype, list[tuple[int, torch.Tensor]]] = {}
+        self._others: list[tuple[int, Index, torch.Tensor]] = []
+
+    def add(self, place: int, index: Index, tensor: torch.Tensor, ours: torch.Tensor) -> None:
+        """Have a tensor, or a part of it, copied to or from one of ours."""
+        together = not index and ours.dtype in TOGETHER and tensor.nbytes < ALONE_BYTES
+        if together and _plain(tensor, ours):
+            self._alike.setdefault(ours.dtype, []).append((place, ours))
+        else:
+            self._others.append((place, index, ours))
+
+    def run(self, tensors: Sequence[torch.Tensor], direction: Direction) -> None:
+        """Copy, in the current stream."""
+        for pairs in self._alike.values():
+            theirs, ours = [tensors[place] for place, _ in pairs], [each for _, each in pairs]
+            to, from_ = (ours, theirs) if direction == "out" else (theirs, ours)
+            torch._foreach_copy_(to, from_)  # pyright: ignore
+        for place, index, our in self._others:
+            tensor = tensors[place][index] if index else tensors[place]
+            one, other = (our, tensor) if direction == "out" else (tensor, our)
+            one.copy_(other, non_blocking=True)
+
+
+def _plain(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether two tensors are copied as bytes."""
+    return one.dtype == other.dtype and all(
+        tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+        for tensor in (one, other)
+    )
+
+
+def _pieces(host: torch.Tensor, index: Index = ()) -> Iterator[Index]:
+    """Cut what is too large to cross together in the order of its elements."""
+    part = host[index] if index else host
+    if part.nbytes <= PIECE_BYTES or not part.ndim:
+        yield index
+        return
+    row = part.nbytes // len(part)
+    if row > PIECE_BYTES:
+        for number in range(len(part)):
+            yield from _pieces(host, (*index, number))
+        return
+    rows = PIECE_BYTES // row
+    for begin in range(0, len(part), rows):
+        yield (*index, slice(begin, begin + rows))
+
+
+class _Batch:
+    """What crosses together: adjacent in memory, by way of a half of the stage."""
+
+    def __init__(self, begin: int) -> None:
+        self.begin = self.end = begin  # addresses
+        self.members: list[tuple[int, Index]] = []
+        # The memory, and where it lies in the stage, which may be another one next time.
+        self.memory = self.staged = torch.empty(0)
+        self.group = _Group()
+
+    def lay(
+        self, half: torch.Tensor, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]
+    ) -> None:
+        """Find out what is copied where."""
+        first, nbytes = self.begin % ALIGNED, self.end - self.begin
+        self.staged, self.group = half[first : first + nbytes], _Group()
+        for place, index in self.members:
+            host = hosts[place][index] if index else hosts[place]
+            begin = host.data_ptr() - self.begin
+            if not begin:
+                self.memory = _around(host, nbytes)
+            ours = self.staged[begin : begin + host.nbytes].view(host.dtype).view(host.shape)
+            self.group.add(place, index, devices[place], ours)
+
+
+class _Crossing:
+    """Copies between this process's memory and one device, in one direction."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        direction: Direction,
+        hosts: Sequence[torch.Tensor],
+        devices: Sequence[torch.Tensor],
+        places: Sequence[int],
+    ) -> None:
+        self._direction: Direction = direction
+        self._lane = lane_of(device, direction)
+        self._alone: list[int] = []
+        self._batches: list[_Batch] = []
+        self._stage: torch.Tensor | None = None
+        for place in sorted(places, key=lambda place: hosts[place].data_ptr()):
+            host = hosts[place]
+            if host.nbytes >= ALONE_BYTES and _plain(host, devices[place]):
+                self._alone.append(place)
+                continue
+            for index in _pieces(host):
+                self._put(place, index, host[index] if index else host)
+        most = max((each.end - each.begin for each in self._batches), default=0)
+        self._half = -(-(most + ALIGNED) // 512) * 512 if most else 0
+
+    def _put(self, place: int, index: Index, host: torch.Tensor) -> None:
+        begin, last = host.data_ptr(), self._batches[-1] if self._batches else None
+        if last is None or last.end != begin or begin + host.nbytes - last.begin > PIECE_BYTES:
+            last = _Batch(begin)
+            self._batches.append(last)
+        last.members.append((place, index))
+        last.end = begin + host.nbytes
+
+    def ready(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> None:
+        """Have the memory there that it takes.
+
+        Raises:
+            MemoryError: The device has none.
+        """
+        with self._lane.lock:
+            self._lay(hosts, devices)
+
+    def _lay(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> None:
+        stage = self._lane.stage(self._half) if self._half else None
+        if stage is None or stage is self._stage:
+            return
+        half = stage.numel() // 2
+        for number, batch in enumerate(self._batches):
+            begin = number % 2 * half
+            batch.lay(stage[begin : begin + half], hosts, devices)
+        self._stage = stage
+
+    def begin(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> Any:
+        """Begin, behind what the caller's stream has; return what is reached at the end."""
+        lane = self._lane
+        with lane.lock, torch.inference_mode():
+            self._lay(hosts, devices)
+            current = lane.current()
+            lane.near.wait_stream(current)
+            lane.link.wait_stream(current)
+            both = hosts, devices
+            done = lane.reached(self._out(*both) if self._direction == "out" else self._in(*both))
+            current.wait_event(done)
+            return done
+
+    def _out(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> Any:
+        lane = self._lane
+        self._cross(hosts, devices)
+        for number, batch in enumerate(self._batches):
+            free, full = lane.free[number % 2], lane.full[number % 2]
+            with lane.on(lane.near):
+                lane.near.wait_event(free)
+                batch.group.run(devices, "out")
+                full.record(lane.near)
+            with lane.on(lane.link):
+                lane.link.wait_event(full)
+                batch.memory.copy_(batch.staged, non_blocking=True)
+                free.record(lane.link)
+        return lane.link
+
+    def _in(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> Any:
+        lane = self._lane
+        for number, batch in enumerate(self._batches):
+            free, full = lane.free[number % 2], lane.full[number % 2]
+            with lane.on(lane.link):
+                lane.link.wait_event(free)
+                batch.staged.copy_(batch.memory, non_blocking=True)
+                full.record(lane.link)
+            with lane.on(lane.near):
+                lane.near.wait_event(full)
+                batch.group.run(devices, "in")
+                free.record(lane.near)
+        self._cross(hosts, devices)
+        lane.near.wait_stream(lane.link)
+        return lane.near
+
+    def _cross(self, hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> None:
+        """Copy what is large."""
+        with self._lane.on(self._lane.link):
+            for place in self._alone:
+                host, device = hosts[place], devices[place]
+                to, from_ = (host, device) if self._direction == "out" else (device, host)
+                to.copy_(from_, non_blocking=True)
+
+
+class _Mirrored:
+    """Copies from one device by way of a second copy there, which lies as the memory does."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        mirror: torch.Tensor,
+        address: int,
+        hosts: Sequence[torch.Tensor],
+        devices: Sequence[torch.Tensor],
+        places: Sequence[int],
+    ) -> None:
+        self._lane, self._group = lane_of(device, "out"), _Group()
+        runs: list[tuple[int, int]] = []
+        places = sorted(places, key=lambda place: hosts[place].data_ptr())
+        for place in places:
+            host = hosts[place]
+            begin = host.data_ptr() - address
+            end = begin + host.nbytes
+            ours = mirror[begin:end].view(host.dtype).view(host.shape)
+            self._group.add(place, (), devices[place], ours)
+            if runs and runs[-1][1] == begin:
+                runs[-1] = runs[-1][0], end
+            else:
+                runs.append((begin, end))
+        first = hosts[places[0]]
+        shift = first.data_ptr() - address
+        memory = _around(first, runs[-1][1] - shift)
+        self._runs = [(memory[a - shift : b - shift], mirror[a:b]) for a, b in runs]
+
+    def ready(self, _hosts: Sequence[torch.Tensor], _devices: Sequence[torch.Tensor]) -> None:
+        """All of it is there."""
+
+    def begin(self, _hosts: Sequence[torch.Tensor], devices: Sequence[torch.Tensor]) -> Any:
+        """Begin; the caller's stream waits for the second copy alone."""
+        self.copy(devices)
+        return self.cross()
+
+    def copy(self, devices: Sequence[torch.Tensor]) -> Any:
+        """Begin with the second copy; return what is reached when it is there."""
+        lane = self._lane
+        with lane.lock, torch.inference_mode():
+            current = lane.current()
+            lane.near.wait_stream(current)
+            lane.near.wait_stream(lane.link)  # what crosses from there this moment
+            with lane.on(lane.near):
+                self._group.run(devices, "out")
+            copied = lane.reached(lane.near)
+            current.wait_event(copied)
+            return copied
+
+    def cross(self) -> Any:
+        """Have the second copy cross; return what is reached at the end."""
+        lane = self._lane
+        with lane.lock, torch.inference_mode():
+            lane.link.wait_stream(lane.near)
+            with lane.on(lane.link):
+                for memory, mirror in self._runs:
+                    memory.copy_(mirror, non_blocking=True)
+            return lane.reached(lane.link)
+
+
+class _Within:
+    """Copies within a device."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        sources: Sequence[torch.Tensor],
+        destinations: Sequence[torch.Tensor],
+        places: Sequence[int],
+    ) -> None:
+        self._lane, self._group = lane_of(device, "in"), _Group()
+        for place in places:
+            self._group.add(place, (), destinations[place], sources[place])
+
+    def ready(self, _sources: Sequence[torch.Tensor], _to: Sequence[torch.Tensor]) -> None:
+        """All of it is there."""
+
+    def begin(self, _sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> Any:
+        """Begin; the sources are those that it was made with."""
+        lane = self._lane
+        with lane.lock, torch.inference_mode():
+            current = lane.current()
+            lane.near.wait_stream(current)
+            with lane.on(lane.near):
+                self._group.run(destinations, "in")
+            done = lane.reached(lane.near)
+            current.wait_event(done)
+            return done
+
+
+class DeviceCopies:
+    """Copies of which one side at least lies on a device, again and again.
+
+    Args:
+        destinations, sources: As those of `copies.Copies`, of which these are a part.
+        places: Which of them.
+        second: By way of which second copy to copy out of its device.
+    """
+
+    def __init__(
+        self,
+        destinations: Sequence[Any],
+        sources: Sequence[Any],
+        places: Sequence[int],
+        second: Second | None = None,
+    ) -> None:
+        by_way: dict[tuple[torch.device, Way], list[int]] = {}
+        for place in places:
+            to, from_ = destinations[place], sources[place]
+            if to.numel():
+                here = to if on_device(to) else from_
+                way: Way = "out" if here is from_ else "within" if on_device(from_) else "in"
+                by_way.setdefault((here.device, way), []).append(place)
+        self._outward: list[_Crossing | _Mirrored] = []
+        self._inward: list[_Crossing | _Within] = []
+        for (device, way), some in by_way.items():
+            if way == "within":
+                self._inward.append(_Within(device, sources, destinations, some))
+            elif way == "in":
+                self._inward.append(_Crossing(device, "in", sources, destinations, some))
+            elif second is not None and second[0].device == device:
+                both = destinations, sources
+                self._outward.append(_Mirrored(device, *second, *both, some))
+            else:
+                self._outward.append(_Crossing(device, "out", destinations, sources, some))
+
+    def ready(self, destinations: Sequence[Any], sources: Sequence[Any]) -> None:
+        """Have all memory there that it takes: what comes then asks for none.
+
+        Raises:
+            MemoryError: A device has none.
+        """
+        for outward in self._outward:
+            outward.ready(destinations, sources)
+        for inward in self._inward:
+            inward.ready(sources, destinations)
+
+    def begin(self, destinations: Sequence[Any], sources: Sequence[Any]) -> Arriving:
+        """Begin to copy; see the theory of operation."""
+        self.ready(destinations, sources)
+        done = [each.begin(destinations, sources) for each in self._outward]
+        done += [each.begin(sources, destinations) for each in self._inward]
+        return Arriving(done, (destinations, sources))
+
+    def copy(self, sources: Sequence[Any]) -> "Arriving":
+        """Begin with the second copy, of what is all copied by way of it; it crosses later."""
+        done = [each.copy(sources) for each in self._outward if isinstance(each, _Mirrored)]
+        return Arriving(done, sources)
+
+    def cross(self) -> "Arriving":
+        """Have the second copy cross."""
+        return Arriving(
+            [each.cross() for each in self._outward if isinstance(each, _Mirrored)], None
+        )
+
+
+def _around(view: torch.Tensor, nbytes: int) -> torch.Tensor:
+    """Return the bytes of memory from where a view of it begins."""
+    storage = view.untyped_storage()
+    begin = view.data_ptr() - storage.data_ptr()
+    flat: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=view.device)
+    return flat.set_(storage, begin, (nbytes,), (1,))  # pyright: ignore
+
+
+class Readers:
+    """What streams have been given by those who read tensors, for whoever writes to them next.
+
+    To leave a block of code does not end what it has begun on a device.
+    """
+
+    def __init__(self) -> None:
+        self.devices: frozenset[torch.device] = frozenset()  # where there is something to read
+        self._last: dict[tuple[torch.device, int], Any] = {}
+
+    def left(self) -> None:
+        """Somebody has read, in this thread's current streams."""
+        for device in self.devices:
+            stream = lane_of(device, "in").current()
+            event = self._last.get((device, stream.cuda_stream))
+            if event is None:
+                event = self._last[device, stream.cuda_stream] = lane_of(device, "in").event()
+            event.record(stream)
+
+    def ordered(self) -> None:
+        """Have what this thread's current streams are given wait for them, on the devices."""
+        for (device, _), event in [*self._last.items()]:
+            lane_of(device, "in").current().wait_event(event)
