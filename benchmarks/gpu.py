@@ -12,7 +12,7 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +26,7 @@ from weightbus import Publisher, Settings, Subscriber
 
 MODEL, SECONDS = "policy", 120.0
 BESIDE = 1.15, 1.05  # of one copy of pinned memory
-STEPS = 5  # of training, in one measurement
+STEPS = 3  # of training, in one measurement
 GIB = 2**30
 HERE = Settings(device_copy=False)
 SECOND = Settings(device_copy=True)
@@ -49,7 +49,8 @@ class Rows:
         self, name: str, ours: Timed, limit: Timed, bounds: Bounds = None, rounds: int = 7
     ) -> None:
         """Measure one against the other."""
-        ours(), limit()
+        for warm_up in (ours, limit):
+            warm_up()
         pairs = [(ours(), limit()) for _ in range(rounds)]
         ratio = statistics.median(a / b for a, b in pairs)
         medians = [f"{1e3 * statistics.median(each):.2f}" for each in zip(*pairs, strict=True)]
@@ -132,6 +133,8 @@ def _serve(connection: Connection, kind: Callable[..., Any], about: tuple[Any, .
     while (told := connection.recv()) is not None:
         name, arguments = told
         connection.send(getattr(made, name)(*arguments))
+    if hasattr(made, "close"):
+        made.close()
 
 
 class Worker:
@@ -151,8 +154,8 @@ class Worker:
         torch.cuda.synchronize()
         return update.seconds
 
-    def many(self, count: int) -> tuple[bool, int, int]:
-        """Apply so many; return whether nothing moved, and the memory of the device and ours."""
+    def many(self, count: int) -> tuple[bool, int]:
+        """Apply until that version; return whether nothing has moved, and the memory in use."""
         version = 0
         while version < count:
             update = self.worker.receive(SECONDS)
@@ -160,7 +163,11 @@ class Worker:
                 raise TimeoutError("no version came")
             version = update.version
         same = self.first == [each.data_ptr() for each in self.target.values()]
-        return same, torch.cuda.mem_get_info()[0], _resident()
+        return same, _resident()
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self.worker.close()
 
     def within(self) -> float:
         """Copy as many bytes on the device."""
@@ -190,6 +197,10 @@ class Follower:
     def applied(self) -> int:
         """Return how many versions it has applied."""
         return self.count
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self.worker.close()
 
 
 def _resident() -> int:
@@ -241,7 +252,7 @@ def applies(rows: Rows, nbytes: int) -> None:
     """Apply what is published from memory, by either road."""
     limit, target = crossing(nbytes, "in"), weights_of(nbytes, 64)
     source = {name: each.cpu() for name, each in weights_of(nbytes, 64).items()}
-    for few, name in ((Settings(), "shared memory"), (NETWORK, "staged")):
+    for few, name, rounds in ((Settings(), "shared memory", 7), (NETWORK, "staged", 3)):
         with (
             Publisher(settings=few) as publisher,
             Subscriber(publisher.address, {MODEL: target}) as worker,
@@ -249,8 +260,9 @@ def applies(rows: Rows, nbytes: int) -> None:
             publisher.prepare(MODEL, source)
             publisher.wait_for_workers(1, SECONDS)
             ours = partial(_applies, publisher, worker, MODEL, source)
-            ours(), ours()
-            rows.add(f"apply of {nbytes / GIB:g} GiB, {name}", ours, limit, BESIDE)
+            for _ in range(2):  # by both of a worker's buffers
+                ours()
+            rows.add(f"apply of {nbytes / GIB:g} GiB, {name}", ours, limit, BESIDE, rounds)
         if not all(torch.equal(target[n].cpu(), each) for n, each in source.items()):
             raise AssertionError("other bytes have arrived")
 
@@ -327,7 +339,7 @@ def training(rows: Rows) -> None:
                 publisher.wait_for_workers(1, SECONDS)
             way = "second copy" if few is SECOND else "without one"
             name = f"{STEPS} steps, each published, {way}, {who}"
-            rows.add(name, partial(steps, publisher), steps, must, rounds=5)
+            rows.add(name, partial(steps, publisher), steps, must, rounds=3)
             if remote is not None:
                 print(f"the worker has applied {remote.do('applied')} versions", flush=True)
                 remote.end()
@@ -342,7 +354,8 @@ def between(rows: Rows, nbytes: int) -> None:
             publisher.publish(MODEL, weights, timeout=SECONDS)
             return remote.answer()
 
-        ours(), ours()
+        for _ in range(2):
+            ours()
         rows.add(
             f"IPC road, {nbytes / GIB:g} GiB", ours, lambda: remote.do("within"), (1.3, 1.1), 15
         )
@@ -352,29 +365,25 @@ def between(rows: Rows, nbytes: int) -> None:
 
 
 def constant(count: int) -> None:
-    """Publish a small model again and again, by each road; say what has grown."""
-    for few, name in ((HERE, "host"), (SECOND, "second copy")):
+    """Publish a small model again and again, by each road; say what has grown since the start."""
+    for few, name in ((HERE, "by way of the host"), (SECOND, "IPC road")):
         with pair(2**26, 200, few) as (publisher, remote, weights):
-            before: tuple[int, int] | None = None
-            for number in range(1, count + 1):
-                if number in (count // 10, count):
-                    remote.tell("many", number)
-                publisher.publish(MODEL, weights, timeout=SECONDS)
-                if number in (count // 10, count):
-                    same, free, resident = remote.answer()
-                    here = torch.cuda.mem_get_info()[0], _resident()
-                    if before is None:
-                        before = here[0], resident
-                    else:
-                        print(
-                            f"{count} publishes, {name}: data_ptr "
-                            f"{'constant' if same else 'MOVED'}; free on the device "
-                            f"{(here[0] - before[0]) / 2**20:+.1f} MiB; the worker's memory "
-                            f"{(resident - before[1]) / 2**20:+.1f} MiB ({free >> 20} MiB free)",
-                            flush=True,
-                        )
-                elif number % 20 == 0:
-                    remote.do("many", number)
+            found: list[tuple[int, int, int]] = []
+            for first, last in ((1, count // 10), (count // 10 + 1, count)):
+                remote.tell("many", last)
+                for _ in range(first, last + 1):
+                    publisher.publish(MODEL, weights, timeout=SECONDS)
+                same, theirs = remote.answer()
+                found.append((torch.cuda.mem_get_info()[0], theirs, _resident()))
+            free, theirs, ours = (b - a for a, b in zip(*found, strict=True))
+            print(
+                f"{count} publishes, {name}: data_ptr {'constant' if same else 'MOVED'}; since the "
+                f"{count // 10}th the device has {free / 2**20:+.1f} MiB free, the worker "
+                f"{theirs / 2**20:+.1f} MiB of memory, the publisher {ours / 2**20:+.1f} MiB",
+                flush=True,
+            )
+            if not same:
+                raise AssertionError("a tensor has moved")
 
 
 # Peers, from a model on the device to one in another process.
@@ -469,7 +478,7 @@ def peers(rows: Rows, nbytes: int) -> None:
 
 
 @contextlib.contextmanager
-def _reported(name: str) -> Iterator[None]:
+def _reported(name: str) -> Generator[None]:
     try:
         yield
     except Exception as error:
@@ -497,13 +506,13 @@ def main() -> None:
     rows = Rows()
     print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
     parts: dict[str, Callable[[], None]] = {
+        "constant": lambda: constant(100 if options.quick else 1000),
         "snapshots": lambda: snapshots(rows, size),
         "applies": lambda: applies(rows, size),
         "small": lambda: many_small(rows),
         "between": lambda: between(rows, 2 * size),
         "training": lambda: training(rows),
         "peers": lambda: peers(rows, size // 4),
-        "constant": lambda: constant(100 if options.quick else 1000),
     }
     for name, part in parts.items():
         if not options.only or name in options.only:

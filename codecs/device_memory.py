@@ -13,7 +13,8 @@ import struct
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 
@@ -25,6 +26,8 @@ log = logging.getLogger("weightbus")
 OUT_OF_MEMORY, ALREADY_REGISTERED = 2, 712
 PORTABLE, READ_ONLY = 1, 8
 LAZY_PEER_ACCESS = 1
+
+PIECE_BYTES = 2**27  # pinned at once: some hundredths of a second
 
 HANDLE_BYTES, UUID_BYTES = 64, 16
 MAGIC = b"WBCUDA1\0"
@@ -80,6 +83,9 @@ def _context(index: int) -> Generator[None]:
 class Pinned:
     """Memory of this process, in pages that stay where they are, for as long as this lives.
 
+    It is pinned in pieces (`pieces`), since whoever maps memory in this process waits while one is,
+    and all that touch fresh pages behind that. So a copy must not reach from one into the next.
+
     Args:
         data: It. If it is read-only, the device can only read it.
         index: The device whose context asks for it; all may use it.
@@ -90,19 +96,27 @@ class Pinned:
 
     def __init__(self, data: Bytes, index: int) -> None:
         self._data, self._index = data, index  # no page is unmapped before it is let go of
-        self._address: int = 0
-        address: int = data.__array_interface__["data"][0]
-        flags = PORTABLE if data.flags.writeable else PORTABLE | READ_ONLY
-        where, nbytes = ctypes.c_void_p(address), ctypes.c_size_t(data.nbytes)
-        with _context(index):
-            _call("cuMemHostRegister_v2", where, nbytes, ctypes.c_uint(flags))
-        self._address = address
+        self._addresses: list[int] = []
+        first: int = data.__array_interface__["data"][0]
+        flags = ctypes.c_uint(PORTABLE if data.flags.writeable else PORTABLE | READ_ONLY)
+        for begin, end in pieces(first, data.nbytes):
+            where, nbytes = ctypes.c_void_p(first + begin), ctypes.c_size_t(end - begin)
+            with _context(index):
+                _call("cuMemHostRegister_v2", where, nbytes, flags)
+            self._addresses.append(first + begin)
 
     def __del__(self) -> None:
-        address, self._address = getattr(self, "_address", 0), 0
-        if address:
+        while addresses := getattr(self, "_addresses", None):
+            address = addresses.pop()
             with suppress(Exception), _context(self._index):  # the process may be at its end
                 _call("cuMemHostUnregister", ctypes.c_void_p(address))
+
+
+def pieces(address: int, nbytes: int) -> list[tuple[int, int]]:
+    """Return where the pieces begin and end that memory at an address is pinned in."""
+    first = PIECE_BYTES - address % PIECE_BYTES
+    cuts = [0, *range(first, nbytes, PIECE_BYTES), nbytes]
+    return list(pairwise(cuts))
 
 
 def pinned(data: Bytes, device: torch.device) -> Pinned | None:
@@ -123,7 +137,8 @@ def pinned(data: Bytes, device: torch.device) -> Pinned | None:
 
 
 def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
+    index = cast("int | None", device.index)  # none: of "cuda"
+    return torch.cuda.current_device() if index is None else index
 
 
 class _Memory:

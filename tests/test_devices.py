@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from weightbus import DeadlineError, Publisher, Settings, Subscriber
 from weightbus.bus.errors import ClosedError
-from weightbus.codecs import device_copies
+from weightbus.bus.receipt import Receipt
+from weightbus.codecs import device_copies, device_memory
 from weightbus.codecs.apply import Reader
 from weightbus.codecs.errors import StateError
 from weightbus.codecs.state import Writer, state_of
@@ -64,6 +65,7 @@ def test_what_crosses_is_what_was_there(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_copies, "ALONE_BYTES", 512)
         patch.setattr(device_copies, "PIECE_BYTES", 1024)
+        patch.setattr(device_memory, "PIECE_BYTES", 4096)
         device = standin_device.install(patch)
         writer: Any = None
         source = built(some, device, 0)
@@ -86,6 +88,20 @@ def test_what_crosses_is_what_was_there(
                 each.zero_()
             reader.copy_into(target)
             assert all(torch.equal(target[name], each) for name, each in source.items())
+
+
+@given(st.integers(1, 10_000), st.integers(0, 10_000))
+def test_memory_is_pinned_in_pieces_that_a_copy_can_tell(address: int, nbytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_memory, "PIECE_BYTES", 1000)
+        cuts = device_memory.pieces(address, nbytes)
+        # A part of it is cut where the whole is.
+        begin = nbytes // 3
+        inner = {begin + end for _, end in device_memory.pieces(address + begin, nbytes - begin)}
+    assert [end for _, end in cuts][:-1] == [begin for begin, _ in cuts][1:]
+    assert (cuts[0][0], cuts[-1][1]) == (0, nbytes)
+    assert all(end - begin <= 1000 for begin, end in cuts)
+    assert inner == {end for _, end in cuts if end > begin} or begin == nbytes
 
 
 def test_small_tensors_cross_together_and_large_ones_alone(device: Standin) -> None:
@@ -176,13 +192,14 @@ def test_digests_are_those_of_the_bytes(device: Standin, encoding: Any) -> None:
         Subscriber(publisher.address, {"m": target}, settings=plain).start(),
     ):
         publisher.wait_for_workers(1, SECONDS)
+        receipts: list[Receipt] = []
         for _ in range(3):
             weights["w"][7] += 1
-            receipt = publisher.publish("m", weights, timeout=SECONDS)
+            receipts.append(publisher.publish("m", weights, timeout=SECONDS))
             assert torch.equal(target["w"], weights["w"])
         again = publisher.publish("m", {"w": weights["w"].clone()}, timeout=SECONDS)
-    assert receipt.digest
-    assert receipt.digest == again.digest
+    assert again.digest
+    assert receipts[-1].digest == again.digest
 
 
 def test_a_writer_waits_on_the_device_for_readers_that_have_left(device: Standin) -> None:

