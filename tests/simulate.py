@@ -64,6 +64,7 @@ from weightbus.bus.messages import (
     Applied,
     Buffer,
     Chunk,
+    Commit,
     End,
     Failed,
     Hello,
@@ -600,6 +601,8 @@ class Publisher:
                 self.unheard.setdefault(send.to, self.sim.now)
                 if model in self.copying and (send.to, model) in self.promised:
                     self.sim.met.add("kept though the next one is copied")
+            case Commit(model=model):  # another is the latest from now on
+                self.discharge(model)
             case _:
                 pass
 

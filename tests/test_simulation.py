@@ -6,7 +6,7 @@ import pytest
 
 from weightbus.tests import simulate
 
-SEEDS = 500
+SEEDS = 300
 RENAMING = range(1, 200, 2)  # of these, in some a worker takes a new name
 ROAD = range(25, SEEDS)  # in some of these, whatever can happen on the shared road does
 PATCHED = range(2, SEEDS, 5)  # in these there are patches

@@ -17,7 +17,7 @@ from weightbus.python_client.observing.observer import Observer
 from weightbus.tests.chaos.cast import OBSERVER, Cast
 from weightbus.tests.chaos.child import Event
 from weightbus.tests.chaos.content import MODELS
-from weightbus.tests.conformance.driver import Fault
+from weightbus.tests.conformance.driver import Driver, Fault
 
 Runs = dict[tuple[str, str], tuple[int, int]]  # by worker and model, the epoch and version
 LOOK_SECONDS = 10.0
@@ -36,10 +36,24 @@ def of_rows(rows: list[Mapping[str, Any]]) -> Runs:
     return {(row["worker"], row["model"]): (row["epoch"], row["version"]) for row in rows}
 
 
-def of_workers(cast: Cast) -> Runs:
-    """Read what workers say of themselves."""
+def of_workers(cast: Cast, receipts: list[Event]) -> Runs:
+    """Read what workers say of themselves.
+
+    What was published, by the same publisher, under an epoch that it has raised since, a worker has
+    applied by that name; its receipt has the new one.
+    """
+    named = {r["model"]: (r["digest"], (r["epoch"], r["version"])) for r in receipts}
+
+    def runs(driver: Driver, model: str) -> tuple[int, int]:
+        applied = driver.those("applied", model=model)
+        if not applied:
+            return 0, 0
+        digest, key = named[model]
+        last = applied[-1]
+        return key if digest and last["digest"] == digest else (last["epoch"], last["version"])
+
     return {
-        (name, model): driver.last_applied(model) or (0, 0)
+        (name, model): runs(driver, model)
         for name, driver in cast.workers.items()
         for model in MODELS
     }
@@ -118,7 +132,7 @@ def disagreements(cast: Cast, calm: Event, receipts: list[Event]) -> Iterator[st
         said["status"] = _status(cast)
     if cast.plan.serves:
         said |= {"the page": _page(cast), "the metrics": _metrics(cast)}
-    truth = of_workers(cast)
+    truth = of_workers(cast, receipts)
     for who, runs in said.items():
         wrong = {key: (runs.get(key), truth.get(key)) for key in runs.keys() | truth.keys()}
         wrong = {key: pair for key, pair in wrong.items() if pair[0] != pair[1]}

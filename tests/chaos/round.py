@@ -196,7 +196,8 @@ class Round:
             if not receipt["achieved"]:
                 raise Fault(f"not everybody is on the newest version: {receipt}; {calm}")
             for driver in cast.workers.values():
-                driver.wait_applied(receipt["model"], receipt["epoch"], receipt["version"])
+                key = receipt["epoch"], receipt["version"]
+                driver.wait_applied(receipt["model"], *key, receipt["digest"])
         self._outcome.seconds = max(self._outcome.seconds, time.monotonic() - self._healed_at)
         self._settled(lambda: next(disagreements(cast, calm, last), ""))
 

@@ -170,19 +170,18 @@ class Driver:
         shown = ", ".join(f"{key} {value}" for key, value in facts.items())
         return self.wait(f"{event} event ({shown})", found)
 
-    def wait_applied(self, model: str, epoch: int, version: int) -> Event:
-        """Wait until it has applied this version or a newer one of the epoch."""
+    def wait_applied(self, model: str, epoch: int, version: int, digest: str = "") -> Event:
+        """Wait until it has applied this version or a newer one of the epoch.
+
+        With a `digest`: or the same bytes last, under the name that they had before.
+        """
 
         def found(events: list[Event]) -> Event | None:
-            return next(
-                (
-                    e
-                    for e in events
-                    if _fits(e, "applied", {"model": model, "epoch": epoch})
-                    and e["version"] >= version
-                ),
-                None,
-            )
+            applied = [e for e in events if _fits(e, "applied", {"model": model})]
+            if digest and applied and applied[-1].get("digest") == digest:
+                return applied[-1]
+            those = (e for e in applied if e["epoch"] == epoch and e["version"] >= version)
+            return next(those, None)
 
         return self.wait(f"version {version} of {model}, epoch {epoch}, applied", found)
 
