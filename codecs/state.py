@@ -192,6 +192,7 @@ class Writer:
 
     Attributes:
         note: By what other processes of this host find that copy; empty if they do not.
+        late: Of what was written last there is only the second copy.
     """
 
     def __init__(self, layout: Layout, data: numpy_tensors.Memory, *, second: bool = False) -> None:
@@ -205,7 +206,8 @@ class Writer:
         self._views: list[Leaf] = []
         self._copies = Copies((), ())
         self._pieces: _Pieces | None = None
-        self._second, self._mirror = second, cast("Mirror | None", None)
+        self.late, self._second = False, second
+        self._mirror: Mirror | None = None
         self._pinned: Pinned | None = None
 
     @property
@@ -218,36 +220,45 @@ class Writer:
 
         Raises:
             MemoryError: A device has no memory for that.
-            StateError: The state has other tensors than the layout.
+            StateError: The state has other tensors than the layout; nothing was written.
         """
         self._pair(state)
 
-    @property
-    def on_devices(self) -> bool:
-        """Whether the last state was on devices, if only in part."""
-        return self._copies.devices is not None
-
     def begin(
-        self, state: State, check: Callable[[], None] = lambda: None, *, late: bool = False
-    ) -> "Arriving | None":
+        self,
+        state: State,
+        check: Callable[[], None] = lambda: None,
+        chunk_bytes: int = 0,
+        *,
+        late: bool = False,
+    ) -> "NDArray[np.uint32] | Arriving":
         """Begin to write a state: what lies in this process's memory is copied at once.
 
         Args:
             state: It.
             check: Called between steps, as by `write`.
-            late: If there is a `note`, make the second copy alone. The buffer holds nothing of the
-                state until `cross` has been called, and waited for.
+            chunk_bytes: Wanted is the CRC-32C of each chunk of so many bytes; 0: none.
+            late: If there is a `note`, and no CRC is wanted, make the second copy alone. The buffer
+                holds nothing of the state until `cross` has returned; `late` says so.
 
         Returns:
-            What comes from devices, which may be written to at once all the same; None: nothing.
+            The CRCs that are wanted. Of a state on devices, what arrives from there, where tensors
+            may be written to at once all the same.
 
         Raises:
-            StateError, MemoryError: As from `ready`; nothing was written.
+            StateError, MemoryError: As from `ready`.
         """
         self._pair(state)
-        if late and self.note and self._copies.devices is not None:
-            return self._copies.devices.copy(state.values)
-        return self._copies.begin(self._views, state.values, check)
+        devices, self.late = self._copies.devices, False
+        if devices is None:
+            if chunk_bytes:
+                return self._hashed(state, chunk_bytes, check)
+            self._copies.run(self._views, state.values, check)
+            return np.empty(0, np.uint32)
+        if late and self.note and not chunk_bytes:
+            self.late = True
+            return devices.copy(state.values)
+        return self._copies.begin(self._views, state.values, check) or np.empty(0, np.uint32)
 
     def cross(self, check: Callable[[], None]) -> None:
         """Have the buffer hold what the second copy does; `check` is called while that crosses."""
@@ -260,7 +271,7 @@ class Writer:
         `check` is called between steps; what it raises leaves the buffer half written.
 
         Raises:
-            StateError: The state has other tensors than the layout; nothing was written.
+            StateError, MemoryError: As from `ready`.
         """
         self._pair(state)
         self._copies.run(self._views, state.values, check)
@@ -271,9 +282,14 @@ class Writer:
         """Write a state and return the CRC-32C of each chunk; in one pass, by the native helper.
 
         Raises:
-            StateError: As from `write`.
+            StateError, MemoryError: As from `ready`.
         """
         self._pair(state)
+        return self._hashed(state, chunk_bytes, check)
+
+    def _hashed(
+        self, state: State, chunk_bytes: int, check: Callable[[], None]
+    ) -> NDArray[np.uint32]:
         if self._pieces is None:
             self._pieces = _Pieces(self.section, self._views, state)
         return self._pieces.gather(state.values, chunk_bytes, check)

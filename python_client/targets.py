@@ -252,7 +252,8 @@ class Renamed:
 
     def from_second(self, staged: StagedVersion) -> bool:
         """What the target says of the version under its names here."""
-        self._looked_at = staged, self._here(staged)
+        if self._looked_at is None or self._looked_at[0] is not staged:
+            self._looked_at = staged, self._here(staged)
         return self._target.from_second(self._looked_at[1])
 
     def expected(self) -> Expected:

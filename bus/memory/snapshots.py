@@ -89,26 +89,26 @@ class Block:
         )
         self._writer: Writer | None = None
 
-    def ready(self, state: State, layout: Layout) -> Writer:
-        """Do once what can be done before such a state is written; return what writes it."""
+    def ready(self, state: State, layout: Layout) -> None:
+        """Do once what can be done before such a state is written."""
+        self._writer_of(layout).ready(state)
+
+    def _writer_of(self, layout: Layout) -> Writer:
         writer = self._writer
         if writer is None or writer.section.layout is not layout:
             self._writer = writer = Writer(layout, self.data, second=self._second)
-        writer.ready(state)
-        if self._segment is not None and self._second:
-            self._segment.note(writer.note)
         return writer
 
     def write(
         self, state: State, layout: Layout, check: Check, chunk_bytes: int, *, late: bool
     ) -> "NDArray[np.uint32] | Arriving":
         """Copy a state into the memory; see `Snapshot.write`."""
-        writer = self.ready(state, layout)
-        if chunk_bytes and not writer.on_devices:
-            return writer.write_hashed(state, chunk_bytes, check)
-        late = late and not chunk_bytes  # else they are wanted at once
-        self._late = late and self._segment is not None and bool(writer.note)
-        return writer.begin(state, check, late=self._late) or np.empty(0, np.uint32)
+        writer = self._writer_of(layout)
+        found = writer.begin(state, check, chunk_bytes, late=late and self._segment is not None)
+        self._late = writer.late
+        if self._second and self._segment is not None:
+            self._segment.note(writer.note)
+        return found
 
     def arrive(self) -> None:
         """Have the bytes here, if there is only a second copy of them."""
