@@ -83,6 +83,11 @@ class Lane:
         """Return the caller's stream."""
         return torch.cuda.current_stream(self.device)
 
+    def capturing(self) -> bool:
+        """Return whether what the caller's stream is given is recorded, and not done."""
+        with torch.cuda.device(self.device):
+            return torch.cuda.is_current_stream_capturing()
+
     def stage(self, half: int) -> torch.Tensor:
         """Return the stage, of which each half has so many bytes at least.
 
@@ -522,10 +527,13 @@ class Readers:
     def left(self) -> None:
         """Somebody has read, in this thread's current streams."""
         for device in self.devices:
-            stream = lane_of(device, "in").current()
+            lane = lane_of(device, "in")
+            if lane.capturing():  # into a graph, which reads when it is replayed
+                continue
+            stream = lane.current()
             event = self._last.get((device, stream.cuda_stream))
             if event is None:
-                event = self._last[device, stream.cuda_stream] = lane_of(device, "in").event()
+                event = self._last[device, stream.cuda_stream] = lane.event()
             event.record(stream)
 
     def ordered(self) -> None:

@@ -64,6 +64,9 @@ class Lane:
     def current(self) -> Stream:
         return self._device.current
 
+    def capturing(self) -> bool:
+        return self._device.capturing
+
     def stage(self, half: int) -> torch.Tensor:
         if self._stage is None or self._stage.numel() < 2 * half:
             self._stage = self._device.empty(2 * half)
@@ -74,7 +77,7 @@ class Standin:
     """The device, which has so many bytes."""
 
     def __init__(self) -> None:
-        self.room = 2**40
+        self.room, self.capturing = 2**40, False
         self.fault: Exception | None = None
         self.done = threading.Event()
         self.done.set()

@@ -556,4 +556,4 @@ def test_a_demo_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     result = run("demo", "--seconds", 1)
     assert result.exit_code == 1
-    assert "gymnasium cannot be imported: pip install 'weightbus[demo]'" in result.stderr
+    assert "gymnasium cannot be imported: pip install gymnasium (the extra" in result.stderr

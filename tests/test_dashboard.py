@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import socket
+import sys
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -331,3 +332,19 @@ def test_the_command_line_serves_both(tmp_path: Path) -> None:
     refused = run(*words, "--dashboard", "0.0.0.0:0")
     assert refused.exit_code == 2
     assert "--insecure-http" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [("dashboard", "pip install aiohttp"), ("metrics", "pip install aiohttp prometheus-client")],
+)
+def test_what_serves_pages_may_have_to_be_installed(
+    monkeypatch: pytest.MonkeyPatch, asked: str, what: str
+) -> None:
+    for name in ("web", "dashboard"):
+        monkeypatch.delitem(sys.modules, f"weightbus.python_client.observing.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    options: Any = {asked: "127.0.0.1:0"}
+    with pytest.raises(ModuleNotFoundError, match=f"{asked}= needs aiohttp.*: {what}") as raised:
+        Publisher(**options)
+    assert raised.value.name == "aiohttp"

@@ -55,7 +55,11 @@ from weightbus.codecs.native import crc32c
 from weightbus.tests.performing import Opens, another_host, done
 
 EPOCH = 7
-SILENT = Notice("lost", "the publisher is silent; what runs, runs on", warning=True)
+SILENT = Notice(
+    "lost",
+    "the publisher is silent: the weights stay in use, and this worker joins it again",
+    warning=True,
+)
 LAYOUT = Layout.plan([("w", "U8", (4,))])
 
 

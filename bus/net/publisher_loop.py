@@ -198,7 +198,8 @@ class PublisherLoop:
         def work(now: float) -> None:
             for status in self._machine.status(now):
                 kind: EventKind = "joined" if status.state == "live" else status.state
-                text = f"worker {status.name} was there before, {status.state}"
+                is_ = "has joined" if kind == "joined" else f"is {status.state}"
+                text = f"worker {status.name} {is_}, before this was asked"
                 listener.tell(WorkerEvent(kind, status.name, text, status))
             self._listeners.append(listener)
             future.set_result(None)

@@ -367,7 +367,7 @@ class WorkerMachine:
         return self.inside and (deaf or now - self._heard_at >= timing.lost_after)  # W19
 
     def _call_again(self) -> list[Effect]:
-        text = "the publisher is silent; what runs, runs on"
+        text = "the publisher is silent: the weights stay in use, and this worker joins it again"
         lost: list[Effect] = [Notice("lost", text, warning=True)] if self.inside else []
         self._turn("silent")
         self._unanswered_since = self._redial_at = None

@@ -22,7 +22,7 @@ def main() -> None:
             raise
         sys.exit(
             f"error: the command line needs {error.name}, which is not installed: "
-            "pip install 'weightbus[cli]'"
+            "pip install rich typer (the extra weightbus[cli])"
         )
     app(prog_name="weightbus")
 

@@ -253,6 +253,7 @@ def _check(model: str, workers: int, seconds: float, plot: Path | None) -> Subje
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise WeightBusError(
-            f"{' and '.join(missing)} cannot be imported: pip install 'weightbus[demo]'"
+            f"{' and '.join(missing)} cannot be imported: pip install {' '.join(missing)} "
+            "(the extra weightbus[demo])"
         )
     return SUBJECTS[model]

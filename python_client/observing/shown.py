@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from ...bus.deadline import ANSWER_SECONDS, result_of
-from ...bus.errors import AddressError
 from ...bus.net.listeners import Listener
 from ...bus.net.publisher_loop import PublisherLoop
 from ...bus.publisher.machine import PublisherMachine
@@ -44,7 +43,8 @@ class Shown:
 
         Raises:
             AddressError: An address makes no sense, is in use, or would show everything to
-                everybody; or what serves pages is not installed.
+                everybody.
+            ModuleNotFoundError: What serves pages is not installed; the text says what to install.
         """
         try:
             if dashboard is not None:
@@ -55,10 +55,12 @@ class Shown:
             undo()
             if not isinstance(error, ModuleNotFoundError):
                 raise
-            raise AddressError(
-                f"the page and the metrics need {error.name}, which is not installed: "
-                "pip install 'weightbus[dashboard,metrics]'"
-            ) from None
+            asked, needs = "dashboard=", "aiohttp (the extra weightbus[dashboard])"
+            if metrics is not None:
+                asked = "metrics="
+                needs = "aiohttp prometheus-client (the extra weightbus[metrics])"
+            text = f"{asked} needs {error.name}, which is not installed: pip install {needs}"
+            raise ModuleNotFoundError(text, name=error.name) from None
 
     def count(self, publish: "Future[Receipt]", started: float) -> "Future[Receipt]":
         """Count a call of publish once it is over, for all that is shown, and return it."""
