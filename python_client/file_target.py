@@ -117,7 +117,7 @@ class FileTarget:
                 sums.append(total)
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """Never: it is on no device."""
+        """Return False: a file is on no device, whatever is `staged`."""
         del staged
         return False
 

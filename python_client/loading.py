@@ -129,7 +129,7 @@ class FunctionTarget:
         )
 
     def from_second(self, staged: StagedVersion) -> bool:
-        """Never: it is on no device."""
+        """Return False: it is on no device, whatever is `staged`."""
         del staged
         return False
 

@@ -159,7 +159,7 @@ def test_whoever_says_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -
     states = {"states": {"w0": "applied"}, "epoch": 1}
     receipts = [{"model": SMALL, "version": 7, **states}, {"model": LARGE, "version": 8, **states}]
     for which in ("_roster", "_status", "_page", "_metrics", "of_workers"):
-        monkeypatch.setattr(onlookers, which, lambda _: dict(truth))
+        monkeypatch.setattr(onlookers, which, lambda *_: dict(truth))
     cast: Any = type("Cast", (), {"plan": type("Plan", (), {"watched": True, "serves": True})})
     assert not [*onlookers.disagreements(cast, calm, receipts)]
     old: Callable[[Any], onlookers.Runs] = lambda _: truth | {("w0", SMALL): (1, 6)}  # noqa: E731

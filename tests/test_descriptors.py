@@ -18,7 +18,7 @@ said, warned = [], threading.Event()
 class Keep(logging.Handler):
     def emit(self, record):
         said.append(record.getMessage())
-        warned.set()
+        if "turned away" in said[-1]: warned.set()
 logging.getLogger("weightbus.publisher").addHandler(Keep())
 MOST = 256
 resource.setrlimit(resource.RLIMIT_NOFILE, (MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -56,10 +56,12 @@ import subprocess
 publisher = Publisher(shared_memory=False, settings=Settings(ping=0.1, lost_after=0.5))
 held = fill(22)
 other = [sys.executable, "-c", "import sys, numpy as np; from weightbus import Subscriber\\n"
+    "sys.stdin.readline()\\n"  # until there is none left for it
     "with Subscriber(sys.argv[1], {'m': {'m': np.zeros(8, np.float32)}}): sys.stdin.read()"]
 for _ in range(12): os.close(held.pop(0))
 with subprocess.Popen([*other, publisher.address], stdin=subprocess.PIPE) as worker:
     held += fill(22)
+    worker.stdin.write(b"\\n"), worker.stdin.flush()
     told = {}
     warned.wait(90)
     try:

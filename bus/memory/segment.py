@@ -88,6 +88,7 @@ class Segment:
         except BaseException:
             os.close(fd)
             raise
+        self._noted = False
         self._fd = fd  # `__del__` closes it from now on: never both, the number may be another's
         self.token = secrets.token_hex(16)
         self._memory[:24] = MAGIC + bytes.fromhex(self.token)
@@ -106,17 +107,20 @@ class Segment:
     def release(self, model: str, epoch: int, version: int, *, late: bool = False) -> None:
         """The fill is whole: stamp it, and let workers copy; if it is `late`, the second copy."""
         stamp = stamp_of(model, epoch, version)
-        self._memory[SECOND_BEGIN:SECOND_END] = stamp
+        if self._noted:
+            self._memory[SECOND_BEGIN:SECOND_END] = stamp  # S12
         if not late:
             self._memory[24:STAMP_END] = stamp  # S3
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def arrived(self) -> None:
         """What was late is here: stamp it. Nobody copies what has no stamp, so there is no lock."""
+        # S12
         self._memory[24:STAMP_END] = self._memory[SECOND_BEGIN:SECOND_END]
 
     def note(self, note: bytes) -> None:
         """Say where a second copy lies; empty: nowhere. (For who has claimed the segment.)"""
+        self._noted = bool(note)  # S12
         self._memory[NOTE_BEGIN : NOTE_BEGIN + NOTE_BYTES] = note.ljust(NOTE_BYTES, b"\0")
 
     @property
