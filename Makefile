@@ -27,9 +27,9 @@ demo-llm: $(STAMP)
 recording: $(STAMP)
 	$(BIN)/python docs/recording.py docs/demo.svg
 
-# Three at a time on two cores: many wait for processes of their own, or for a deadline.
+# Four at a time on two cores: many wait for processes of their own, or for a deadline.
 test: $(STAMP)
-	$(BIN)/pytest --numprocesses 3 --dist worksteal
+	$(BIN)/pytest --numprocesses 4 --dist worksteal
 
 # The tests of what touches bytes once more, without the helper in C.
 twins: $(STAMP)
