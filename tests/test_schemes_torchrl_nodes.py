@@ -16,7 +16,9 @@ from weightbus.tests import torchrl_story as story
 from weightbus.tests import torchrl_tearing as tearing
 from weightbus.tests.ports import lasting_ports
 
-SECONDS = 60.0  # what one part of a story may take on a busy machine
+SECONDS = 180.0  # what one part of a story may take on a busy machine
+
+pytestmark = pytest.mark.timeout(600)  # several processes start, each of which imports TorchRL
 
 
 @contextlib.contextmanager
