@@ -482,8 +482,7 @@ class DeviceCopies:
             inward.ready(sources, destinations)
 
     def begin(self, destinations: Sequence[Any], sources: Sequence[Any]) -> Arriving:
-        """Begin to copy; see the theory of operation."""
-        self.ready(destinations, sources)
+        """Begin to copy, once all is `ready`; see the theory of operation."""
         done = [each.begin(destinations, sources) for each in self._outward]
         done += [each.begin(sources, destinations) for each in self._inward]
         return Arriving(done, (destinations, sources))

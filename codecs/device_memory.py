@@ -27,12 +27,11 @@ OUT_OF_MEMORY, ALREADY_REGISTERED = 2, 712
 PORTABLE, READ_ONLY = 1, 8
 LAZY_PEER_ACCESS = 1
 
-PIECE_BYTES = 2**27  # pinned at once: some hundredths of a second
+PIECE_BYTES = 2**27  # pinned at once
 
 HANDLE_BYTES, UUID_BYTES = 64, 16
 MAGIC = b"WBCUDA1\0"
 _NOTE = struct.Struct(f"<8s{UUID_BYTES}s{HANDLE_BYTES}sQ")
-NOTE_BYTES = _NOTE.size
 
 
 class _Handle(ctypes.Structure):
@@ -83,8 +82,8 @@ def _context(index: int) -> Generator[None]:
 class Pinned:
     """Memory of this process, in pages that stay where they are, for as long as this lives.
 
-    It is pinned in pieces (`pieces`), since whoever maps memory in this process waits while one is,
-    and all that touch fresh pages behind that. So a copy must not reach from one into the next.
+    It is pinned in pieces (`pieces`), so that other threads that map memory get their turn in
+    between. CUDA refuses a copy that reaches from one into the next.
 
     Args:
         data: It. If it is read-only, the device can only read it.
@@ -211,7 +210,12 @@ class Mirror:
         with suppress(DriverError), _context(index):
             handle = _Handle()
             _call("cuIpcGetMemHandle", ctypes.byref(handle), address)
-            self.note = _NOTE.pack(MAGIC, _uuid(index), bytes(handle), nbytes)
+            self.note = noted(_uuid(index), bytes(handle), nbytes)
+
+
+def noted(uuid: bytes, handle: bytes, nbytes: int) -> bytes:
+    """Return what other processes find memory by: its device, its handle and its size. (S12)"""
+    return _NOTE.pack(MAGIC, uuid, handle, nbytes)
 
 
 def _uuid(index: int) -> bytes:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from weightbus import DeadlineError, Publisher, Settings, Subscriber
 from weightbus.bus.errors import ClosedError
+from weightbus.bus.memory import segment
 from weightbus.bus.receipt import Receipt
 from weightbus.codecs import device_copies, device_memory
 from weightbus.codecs.apply import Reader
@@ -102,6 +103,11 @@ def test_memory_is_pinned_in_pieces_that_a_copy_can_tell(address: int, nbytes: i
     assert (cuts[0][0], cuts[-1][1]) == (0, nbytes)
     assert all(end - begin <= 1000 for begin, end in cuts)
     assert inner == {end for _, end in cuts if end > begin} or begin == nbytes
+
+
+def test_a_note_fits_where_it_is_put() -> None:
+    note = device_memory.noted(bytes(16), bytes(64), 2**40)
+    assert len(note) == segment.NOTE_BYTES
 
 
 def test_small_tensors_cross_together_and_large_ones_alone(device: Standin) -> None:

@@ -255,21 +255,27 @@ class Other:
         command = [sys.executable, "-c", WORKER, address, name, str(size)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
         self.lines: list[str] = []
+        self._said = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        self.lines.extend(line.strip() for line in self.process.stdout)
+        for line in self.process.stdout:
+            with self._said:
+                self.lines.append(line.strip())
+                self._said.notify_all()
 
-    def said(self, *words: str) -> bool:
-        """Wait until it has said that last; tell whether it has."""
-        end = time.monotonic() + SECONDS
-        while time.monotonic() < end and self.process.poll() is None:
-            if self.lines and self.lines[-1].split() == [*words]:
-                return True
-            time.sleep(0.01)
-        return False
+    def said(self, version: int) -> str:
+        """Wait until it has said that it runs a version, or a newer one; return what it said."""
+
+        def there() -> bool:
+            last = self.lines[-1].split() if self.lines else []
+            return len(last) == 4 and int(last[1]) >= version
+
+        with self._said:
+            assert self._said.wait_for(there, SECONDS), self.lines
+            return self.lines[-1]
 
     def end(self) -> None:
         self.process.kill()
@@ -298,10 +304,10 @@ def test_workers_of_the_same_device_copy_from_there_and_may_die() -> None:
                     others[0].process.kill()
                 publisher.publish_async("m", weights, require=0, timeout=SECONDS)
                 filled(weights, -1.0)
-                time.sleep(0.01)
+                others[1].said(number)  # the other is at it meanwhile, until it is stopped
             filled(weights, 60.0)
             publisher.publish("m", weights, workers=["worker-1"], timeout=SECONDS)
-            assert others[1].said("whole", "60", "60.0", "near"), others[1].lines
+            assert others[1].said(60) == "whole 60 60.0 near"
         finally:
             for other in others:
                 other.end()
@@ -330,7 +336,7 @@ def test_who_is_not_on_the_device_asks_for_the_bytes_and_gets_them() -> None:
                     assert len(future.result(SECONDS).in_state("applied")) == 3
                     for target in targets:
                         assert all(bool((each == number).all()) for each in target.values())
-            assert near.said("whole", "8", "8.0", "near"), near.lines
+            assert near.said(8) == "whole 8 8.0 near"
         finally:
             near.end()
 

@@ -411,8 +411,10 @@ class Pool:
     @property
     def late(self) -> bool:
         """Whether a second copy is all that need be made: nobody has asked for more so far."""
+        if not self._second:
+            return False
         self._asked = self._asked or any(block.asked for block in self._blocks)
-        return self._second and not self._asked
+        return not self._asked
 
     def _counted(self) -> int:
         return sum(not (snapshot and snapshot.kept) for snapshot in self._blocks.values())
