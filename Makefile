@@ -168,9 +168,9 @@ bench-clients: $(STAMP)
 	$(BIN)/python benchmarks/clients.py $(if $(AGAINST),--against $(AGAINST))
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo.png demo-llm.png
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage demo.png demo-llm.png
 
-$(STAMP): pyproject.toml constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
+$(STAMP): pyproject.toml setup.py constraints.txt codecs/_native.c codecs/_crc32c.h codecs/_delta.c codecs/_delta_scan.h
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $(STAMP)

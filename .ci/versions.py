@@ -16,7 +16,7 @@ GUIDE = "docs/guides/other-languages.md"
 
 # Where else the version stands: as the group of a pattern, as often as that is found.
 PLACES = {
-    "__init__.py": r'^__version__ = "(.+)"',
+    "src/weightbus/__init__.py": r'^__version__ = "(.+)"',
     "CITATION.cff": r"^version: (.+)",
     "python_client/subscriber.py": r'^CLIENT = "weightbus-python/(.+)"',
     "node_client/package.json": r'^  "version": "(.+)"',

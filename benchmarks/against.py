@@ -52,10 +52,13 @@ def imported_from(checkout: Path) -> Generator[dict[str, str]]:
         ProcessError: It is no checkout, or its helper in C was built in another way than ours.
     """
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "weightbus").symlink_to(checkout.resolve())
-        environment = {"PYTHONPATH": folder}
+        path = checkout.resolve() / "src"
+        if not (path / "weightbus").is_dir():  # an older one, whose root is the package
+            path = Path(folder)
+            (path / "weightbus").symlink_to(checkout.resolve())
+        environment = {"PYTHONPATH": str(path)}
         file, helper = _asked(environment, checkout)
-        if not file.startswith(folder):
+        if not Path(file).is_relative_to(path):
             raise ProcessError(f"{checkout} is no checkout of weightbus: {file} is imported")
         mine = _asked({}, ROOT)[1]
         if helper != mine:

@@ -103,7 +103,8 @@ def before_of(checkout: Path) -> Entrant:
         raise Fault(
             f"{checkout}: no weightbus there, run `make .venv/installed`: {error}"
         ) from None
-    if Path(done.stdout.strip()).resolve().parent != checkout.resolve():
+    here = checkout.resolve()  # of an older one the root is the package
+    if Path(done.stdout.strip()).resolve().parent not in (here / "src" / "weightbus", here):
         raise Fault(f"{python} imports {done.stdout.strip()}, not what is in {checkout}")
     driver = checkout.resolve() / "tests" / "conformance" / "python_driver.py"
     return Entrant("Python, before", [str(python), str(driver)])

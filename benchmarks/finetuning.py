@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from weightbus.codecs.layout import Layout
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 SEQUENCES, LENGTH, MASKED, CHARACTERS = 16, 64, 0.25, 600_000
 MASK = 103  # the token of a masked word; those before it are special, too
 WARM_UP = 10  # steps in which the rate rises

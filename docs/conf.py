@@ -24,8 +24,8 @@ include_patterns = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**.md"),
     *("*_client/README.md", "tests/vectors/README.md", "tests/conformance/README.md"),
 ]
-# Folders that are not walked: `.links` leads back to the root.
-exclude_patterns = [".*", "build", "dist", "*/node_modules", "*/build", "*/dist", "*/target"]
+# Folders that are not walked: `src` leads back to the root.
+exclude_patterns = [".*", "build", "dist", "src", "*/node_modules", "*/build", "*/dist", "*/target"]
 
 # Markdown as forges read it.
 myst_heading_anchors = 4
@@ -56,7 +56,7 @@ def setup(app: Sphinx) -> None:
     import weightbus
 
     read = Path(weightbus.__file__).resolve().parent
-    if read != ROOT:
+    if read != ROOT / "src" / "weightbus":
         sys.exit(f"weightbus is imported from {read}: install this checkout (make site does)")
     app.connect("autodoc-process-docstring", docstrings.on_docstring)
     app.connect("autodoc-process-signature", docstrings.on_signature)

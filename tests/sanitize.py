@@ -47,8 +47,8 @@ def package(folder: Path) -> Path:
     """Make a package of the checkout, but for what is built in it; return where extensions go."""
     root, codecs = folder / "weightbus", folder / "weightbus" / "codecs"
     codecs.mkdir(parents=True)
-    for path in [*ROOT.iterdir(), *(ROOT / "codecs").iterdir()]:
-        if path.suffix != ".so" and path.name not in ("codecs", ".venv", ".git"):
+    for path in [*(ROOT / "src" / "weightbus").iterdir(), *(ROOT / "codecs").iterdir()]:
+        if path.suffix != ".so" and path.name != "codecs":
             (codecs if path.parent.name == "codecs" else root).joinpath(path.name).symlink_to(path)
     return codecs
 

@@ -428,6 +428,14 @@ def test_a_checkout_is_held_against_itself(monkeypatch: pytest.MonkeyPatch) -> N
     assert 0 < held.ratio.low <= held.ratio.median <= held.ratio.high
 
 
+def test_an_older_checkout_whose_root_is_the_package_is_found(tmp_path: Path) -> None:
+    for path in (ROOT / "src" / "weightbus").iterdir():
+        (tmp_path / path.name).symlink_to(path.resolve())
+    with against.imported_from(tmp_path) as environment:
+        imported = Path(environment["PYTHONPATH"]) / "weightbus"
+        assert imported.resolve() == tmp_path
+
+
 def test_what_is_no_checkout_is_told(tmp_path: Path) -> None:
     (tmp_path / "__init__.py").write_text("raise SystemExit('another package')")
     told = pytest.raises(ProcessError, match="cannot be imported: another package")

@@ -19,7 +19,7 @@ import pytest
 
 import weightbus
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 GUIDES = ROOT / "docs" / "guides"
 PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES.remove(ROOT / "docs" / "PROTOCOL.md")  # tests/test_protocol_document.py has its blocks

@@ -14,12 +14,12 @@ import weightbus
 
 ROOT = Path(__file__).resolve().parent.parent
 SHELVES = ("bus", "codecs", "python_client")
+BESIDE = ("tests", "benchmarks", "examples")
+PACKAGE = ROOT / "src" / "weightbus"
 MODULES = sorted(
-    [*ROOT.glob("*.py"), *(path for shelf in SHELVES for path in (ROOT / shelf).rglob("*.py"))]
+    [*PACKAGE.glob("*.py"), *(path for shelf in SHELVES for path in (ROOT / shelf).rglob("*.py"))]
 )
-OTHERS = sorted(
-    path for shelf in ("tests", "benchmarks", "examples") for path in (ROOT / shelf).rglob("*.py")
-)
+OTHERS = sorted(path for shelf in BESIDE for path in (ROOT / shelf).rglob("*.py"))
 FUNCTION_LINES_MAX = 70
 
 # Who may import whom. A folder that is not named here may import nothing; a folder of the bus is a
@@ -177,7 +177,8 @@ def imports(path: Path) -> Sequence[str]:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    package = ("weightbus", *path.relative_to(ROOT).parts[:-1])
+    top = PACKAGE if path.parent == PACKAGE else ROOT
+    package = ("weightbus", *path.relative_to(top).parts[:-1])
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -189,8 +190,8 @@ def _imports(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
 def test_imports_run_one_way(path: Path) -> None:
-    if path.parent == ROOT:
-        return  # the face may import all of them
+    if path.parent == PACKAGE:
+        return  # faces may import all of them
     for imported in imports(path):
         first, *rest = imported.split(".")
         if first == "weightbus":
@@ -211,7 +212,7 @@ def module_of(imported: str) -> Path | None:
     """Return the file of ours that an import reads, if it is one of ours."""
     parts = imported.split(".")[1:]
     found = [ROOT.joinpath(*parts[:end]).with_suffix(".py") for end in (len(parts), len(parts) - 1)]
-    return next((path for path in found if path in MODULES and path.parent != ROOT), None)
+    return next((path for path in found if path in MODULES), None)
 
 
 def reached(path: Path) -> set[Path]:
@@ -275,26 +276,35 @@ def test_every_module_says_its_subject(path: Path) -> None:
     assert ast.get_docstring(tree(path)), f"{name(path)} has no docstring"
 
 
-def test_only_faces_have_an_init() -> None:
-    found = {p for shelf in (*SHELVES, "tests") for p in (ROOT / shelf).rglob("__init__.py")}
-    faces = {ROOT / "python_client" / "faces" / face / "__init__.py" for face in FACES}
-    assert found == faces, "folders below the root are shelves: import from the file"
+def test_only_the_package_has_an_init() -> None:
+    found = {p for shelf in (*SHELVES, *BESIDE) for p in (ROOT / shelf).rglob("__init__.py")}
+    assert not found, "folders are shelves: import from the file"
 
 
-def test_the_root_holds_no_stray_module() -> None:
-    # setuptools would ship any other as weightbus.<name>
-    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
+def test_the_root_holds_no_module_of_the_package() -> None:
+    """Whose path has the root, or what holds it, must not import a clone: see test_beside.py."""
+    assert {path.name for path in ROOT.glob("*.py")} == {"setup.py"}
+    assert not (ROOT / "weightbus").exists()
+
+
+def test_the_package_is_one_tree() -> None:
+    assert {path.name for path in PACKAGE.glob("*.py")} == {
+        *("__init__.py", "__main__.py"),
+        *(f"{face}.py" for face in FACES),
+    }
+    links = {path.name: path.resolve() for path in PACKAGE.iterdir() if path.is_symlink()}
+    assert links == {shelf: ROOT / shelf for shelf in (*SHELVES, *BESIDE)}
 
 
 def test_every_shelf_is_marked_as_typed() -> None:
-    for folder in (ROOT, *(ROOT / shelf for shelf in SHELVES)):
+    for folder in (PACKAGE, *(ROOT / shelf for shelf in SHELVES)):
         assert (folder / "py.typed").is_file()
 
 
 def test_the_package_is_loaded_once() -> None:
     for key, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and Path(file) in MODULES:
+        if file and Path(file).resolve() in MODULES:
             assert key.split(".")[0] == "weightbus", f"{file} is loaded as {key}"
 
 
@@ -345,19 +355,19 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_no_face_hides_what_it_is_named_after() -> None:
+@pytest.mark.parametrize("within", ["", "src"])
+def test_no_face_hides_what_it_is_named_after(within: str) -> None:
     """A checkout may be on Python's path: `python -m pytest` puts it there."""
     code = (
         "import importlib.util as i; print([i.find_spec(n).origin for n in ('torchrl', 'types')])"
     )
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", code],
-        cwd=ROOT,
+        cwd=ROOT / within,
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
     assert "torchrl" in done.stdout
-    assert "faces" not in done.stdout
-    assert f"'{ROOT}/torchrl" not in done.stdout
+    assert "weightbus" not in done.stdout.replace(str(ROOT), "")

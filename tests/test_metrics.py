@@ -28,7 +28,7 @@ from weightbus.python_client.observing.metrics import (
     Metrics,
 )
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 30.0  # far more than anything here takes
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -1,13 +1,14 @@
 """The recording of the demo shows something at once, and where nothing moves."""
 
-import importlib
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-recording: Any = importlib.import_module("weightbus.docs.recording")  # not type-checked
+from weightbus.tests.scripts import loaded
+
+recording = loaded("docs/recording.py")
 DEMO = Path(__file__).parent.parent / "docs" / "demo.svg"
 
 

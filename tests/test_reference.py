@@ -1,7 +1,6 @@
 """The reference says what docstrings say: every word, asterisk and quote, and links for pages."""
 
 import html
-import importlib
 import inspect
 import re
 import subprocess
@@ -17,8 +16,10 @@ from docutils.core import publish_doctree
 from docutils.parsers.rst import roles
 
 import weightbus
+from weightbus.tests.scripts import loaded
 
-converted: Any = importlib.import_module("weightbus.docs.docstrings").converted  # not type-checked
+docstrings = loaded("docs/docstrings.py")
+converted = docstrings.converted
 ROOT = Path(__file__).parent.parent
 SECONDS = 300.0  # far more than a page takes
 HEADS = re.compile(r"^\s*(Args|Attributes|Returns|Raises|Yields|Keyword Args):\s*$", re.MULTILINE)
@@ -149,8 +150,7 @@ def test_the_site_shows_quotes_asterisks_and_links(tmp_path: Path) -> None:
 
 
 def test_types_are_shown_without_the_bounds_of_decoders() -> None:
-    module: Any = importlib.import_module("weightbus.docs.docstrings")
     bounded = "msgspec.Meta(pattern='^[a-z]{1,8}$')"
     given = f"(a: Annotated[str, {bounded}], b: Annotated[dict[str, str], {bounded}] = <factory>)"
-    told, _ = module.on_signature(None, "", "", None, None, given, None)
+    told, _ = docstrings.on_signature(None, "", "", None, None, given, None)
     assert told == "(a: str, b: dict[str, str] = ...)"

@@ -1,23 +1,19 @@
 """A release goes ahead only of what is committed, tagged and in the changelog."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent.parent / ".ci" / "release.py"
+from weightbus.tests.scripts import ROOT, loaded
+
 TAGGED, CLEAN = {"tag": "v1.2.3\n"}, {"status": ""}
 
 
 @pytest.fixture
 def release(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("release", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    monkeypatch.syspath_prepend(SCRIPT.parent)
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    module = loaded(".ci/release.py")
     (tmp_path / "CHANGELOG.md").write_text("## [1.2.3] - today\n")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "DIST", tmp_path / "dist")

@@ -1,27 +1,13 @@
 """All packages have one version, which pyproject.toml says, and a license; their tables agree."""
 
-import importlib.util
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / ".ci" / "versions.py"
+from weightbus.tests.scripts import ROOT, loaded
+
 CLIENTS = sorted(path.name for path in ROOT.glob("*_client") if path.name != "python_client")
-
-
-def _versions() -> Any:
-    spec = importlib.util.spec_from_file_location("versions", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-VERSIONS = _versions()
+VERSIONS = loaded(".ci/versions.py")
 
 
 def test_nothing_is_left_to_write() -> None:

@@ -1,5 +1,8 @@
 """Build the wheel, install it into a clean environment, import every module, run README and demo.
 
+The clone lies beside README's script there. A wheel of the clone as a zip, without links, has the
+same files.
+
     make wheel
 
 An editable install hides what a wheel lacks: packages are listed by hand in pyproject.toml.
@@ -14,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile
 
-ROOT = Path(__file__).resolve().parent.parent
+from weightbus.tests.cloning import ROOT, clone
+
 SHELVES = ("bus", "codecs", "python_client")
 DEMO_SECONDS = 8
 PATIENCE = 600  # seconds for one step
@@ -22,12 +26,24 @@ PATIENCE = 600  # seconds for one step
 
 def modules() -> Iterator[str]:
     """Yield the paths of what the wheel must hold, as they stand in it."""
-    yield from ("weightbus/__init__.py", "weightbus/__main__.py", "weightbus/py.typed")
-    for shelf in SHELVES:
-        for path in (ROOT / shelf).rglob("*"):
+    tops = {"weightbus": ROOT / "src" / "weightbus"}
+    tops |= {f"weightbus/{shelf}": ROOT / shelf for shelf in SHELVES}
+    for place, top in tops.items():
+        for path in top.rglob("*"):
             if path.suffix in {".py", ".html"} or path.name == "py.typed":
-                place = path.relative_to(ROOT).as_posix()
-                yield f"weightbus/{place.removeprefix('python_client/faces/')}"
+                yield f"{place}/{path.relative_to(top).as_posix()}"
+
+
+def zipped(tree: Path, archive: Path) -> Path:
+    """Pack a clone as forges do; return the archive, in which links are what pip makes of them."""
+    with ZipFile(archive, "w") as made:
+        for path in tree.rglob("*"):
+            name = path.relative_to(tree.parent).as_posix()
+            if path.is_symlink():
+                made.writestr(name, str(path.readlink()))
+            elif path.is_file():
+                made.write(path, name)
+    return archive
 
 
 def run(*command: str | Path, cwd: Path) -> None:
@@ -50,6 +66,12 @@ def main() -> None:
         stray = sorted(n for n in held if n.startswith("weightbus/tests"))
         assert not missing, f"{wheel.name} lacks {missing}: see packages in pyproject.toml"
         assert not stray, f"{wheel.name} holds {stray}"
+        tree = clone(clean)  # as README has it: beside mine.py
+        archive = zipped(tree, clean / "weightbus.zip")
+        zips = clean / "zips"
+        run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", zips, archive, cwd=clean)
+        (other,) = zips.glob("*.whl")
+        assert set(ZipFile(other).namelist()) == held, "of a zip the wheel is another"
         venv.create(clean / "env", with_pip=True)
         python = clean / "env" / "bin" / "python"
         wanted = f"weightbus[demo,keys,metrics,ray,torchrl,training] @ {wheel.as_uri()}"
@@ -59,8 +81,9 @@ def main() -> None:
         names = [n.removesuffix(".__init__") for n in names if not n.endswith("__main__")]
         imports = f"import importlib; [importlib.import_module(n) for n in {names}]"
         run(python, "-W", "ignore", "-c", imports, cwd=clean)
+        beside = f"import weightbus; assert weightbus.__file__.startswith({str(clean / 'env')!r})"
         helper = "from weightbus.codecs import native; print(native.description())"
-        run(python, "-c", helper, cwd=clean)
+        run(python, "-c", f"{beside}; {helper}", cwd=clean)
         readme = (ROOT / "README.md").read_text()
         (clean / "mine.py").write_text(readme.partition("```python\n")[2].partition("```")[0])
         run(python, "mine.py", cwd=clean)

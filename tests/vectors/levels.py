@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weightbus.tests.vectors.parts import Json
 
-DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "PROTOCOL.md"
+DOCUMENT = Path(__file__).resolve().parent.parent.parent / "docs" / "PROTOCOL.md"
 HIGHER = {
     **dict.fromkeys(("beacon", "progress"), 2),
     **dict.fromkeys(("staged", "commit", "abort"), 3),

@@ -97,10 +97,7 @@ _HOMES = {
 }
 
 
-# Faces of their own, for fewer users. What is installed has them beside this file. A checkout must
-# not: where its folder is on Python's path, `import torchrl` would find ours.
-_FACES = ("torchrl", "types")
-__path__.append(f"{__path__[0]}/python_client/faces")
+_FACES = ("torchrl", "types")  # faces of their own, for fewer users
 
 
 def __getattr__(name: str) -> object:
