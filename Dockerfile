@@ -4,6 +4,7 @@ WORKDIR /weightbus
 COPY LICENSE README.md constraints.txt pyproject.toml setup.py ./
 COPY bus bus
 COPY codecs codecs
+COPY examples/demo examples/demo
 COPY python_client python_client
 COPY src src
 RUN pip install --no-cache-dir -c constraints.txt '.[cli,keys]' \

@@ -15,10 +15,9 @@ import psutil
 import pytest
 import torch
 
-from weightbus.python_client.cli.outcome import UsageError
-from weightbus.python_client.demo.course import run_demo
-from weightbus.python_client.demo.episode import Episode, from_line, to_line
-from weightbus.python_client.demo.policy import (
+from weightbus.examples.demo.course import run_demo
+from weightbus.examples.demo.episode import Episode, from_line, to_line
+from weightbus.examples.demo.policy import (
     ACTIONS,
     OBSERVATION,
     log_odds,
@@ -26,8 +25,9 @@ from weightbus.python_client.demo.policy import (
     numpy_weights,
     torch_network,
 )
-from weightbus.python_client.demo.screen import sparkline
-from weightbus.python_client.demo.tally import RECENT, Tally
+from weightbus.examples.demo.screen import sparkline
+from weightbus.examples.demo.tally import RECENT, Tally
+from weightbus.python_client.cli.outcome import UsageError
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

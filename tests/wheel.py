@@ -28,6 +28,7 @@ def modules() -> Iterator[str]:
     """Yield the paths of what the wheel must hold, as they stand in it."""
     tops = {"weightbus": ROOT / "src" / "weightbus"}
     tops |= {f"weightbus/{shelf}": ROOT / shelf for shelf in SHELVES}
+    tops["weightbus/examples/demo"] = ROOT / "examples" / "demo"
     for place, top in tops.items():
         for path in top.rglob("*"):
             if path.suffix in {".py", ".html"} or path.name == "py.typed":

@@ -3,7 +3,7 @@
  *
  *     generation_worker tcp://localhost:5555 --name w2 --seed 3
  *
- * It is a worker of `weightbus demo --model llm` and does what `python_client/demo/llm/worker.py` does. Numbers here are
+ * It is a worker of `weightbus demo --model llm` and does what `examples/demo/llm/worker.py` does. Numbers here are
  * of double precision, so its greedy answers are those of the Python workers with the same version: what they compute
  * differs in the sixteenth digit, the two best letters in the sixth.
  */

@@ -176,7 +176,8 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="The random seed.")] = 0,
 ) -> None:
     """Watch a policy learn here while worker processes run its newest weights."""
-    from ..demo.course import run_demo  # it brings its own screen, and says which extra it lacks
+    # The demo brings its own screen, and says which extra it lacks.
+    from ...examples.demo.course import run_demo
 
     course = partial(run_demo, workers, seconds, plot, as_json, model, seed)
     raise typer.Exit(conclude(Screen(as_json), course))

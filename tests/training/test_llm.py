@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from weightbus import Publisher
-from weightbus.python_client.demo.llm.answers import Answers, from_line, to_line
-from weightbus.python_client.demo.llm.learner import LanguageLearner, LanguageModel
-from weightbus.python_client.demo.llm.subject import TYPESCRIPT, AnswersTally
-from weightbus.python_client.demo.llm.transformer import (
+from weightbus.examples.demo.llm.answers import Answers, from_line, to_line
+from weightbus.examples.demo.llm.learner import LanguageLearner, LanguageModel
+from weightbus.examples.demo.llm.subject import TYPESCRIPT, AnswersTally
+from weightbus.examples.demo.llm.transformer import (
     ASKED,
     LENGTH,
     MARK,
@@ -32,7 +32,7 @@ from weightbus.python_client.demo.llm.transformer import (
     reward,
     sampling,
 )
-from weightbus.python_client.demo.policy import MODEL
+from weightbus.examples.demo.policy import MODEL
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 60.0
@@ -117,7 +117,7 @@ def test_the_two_best_letters_are_never_too_near_to_tell(seed: int) -> None:
 
 
 def test_the_worker_in_typescript_writes_what_python_writes(typescript: Path) -> None:
-    python = [sys.executable, "-m", "weightbus.python_client.demo.llm.worker"]
+    python = [sys.executable, "-m", "weightbus.examples.demo.llm.worker"]
     with (
         Publisher() as publisher,
         writing(list(python), publisher.address, "python") as in_python,

@@ -12,7 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ...bus.publisher.status import WorkerStatus
+from weightbus.types import WorkerStatus
+
 from .subject import Subject
 from .tally import Tally, version_of
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ...bus.publisher.status import WorkerStatus
-from ...bus.receipt import Receipt
+from weightbus.types import Receipt, WorkerStatus
+
 from .policy import MODEL
 
 RECENT = 20  # episodes that a mean return is over

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from ...bus.publisher.status import WorkerStatus
+from weightbus.types import WorkerStatus
+
 from .accident import Accident
 from .tally import RECENT, Latency, Tally, version_of
 

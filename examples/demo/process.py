@@ -8,8 +8,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from ..settings import Settings
-from ..subscriber import Subscriber
+from weightbus import Settings, Subscriber
+
 from .policy import MODEL, Weights
 
 # Over TCP, as from another host: shared memory would have nothing to show here.

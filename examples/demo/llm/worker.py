@@ -9,7 +9,8 @@ import time
 
 import numpy as np
 
-from ...subscriber import Subscriber
+from weightbus import Subscriber
+
 from ..policy import MODEL
 from ..process import follow, started
 from .answers import Answers, to_line

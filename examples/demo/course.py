@@ -21,12 +21,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ...bus.errors import PublishError, WorkersMissingError
-from ...bus.receipt import Receipt
-from ...codecs.errors import WeightBusError
-from ..cli.outcome import UsageError
-from ..publisher import Publisher
-from ..settings import Settings
+from weightbus import Publisher, PublishError, Settings, WeightBusError, WorkersMissingError
+from weightbus.python_client.cli.outcome import UsageError
+from weightbus.types import Receipt
+
 from .accident import Accident
 from .fleet import Fleet, WorkerDied
 from .llm.subject import LANGUAGE

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ...bus.publisher.status import WorkerStatus
+from weightbus.types import WorkerStatus
+
 from .fleet import Fleet
 from .tally import version_of
 

@@ -9,7 +9,8 @@ import threading
 import time
 from typing import IO
 
-from ...codecs.errors import WeightBusError
+from weightbus import WeightBusError
+
 from .subject import Subject
 from .tally import Played
 

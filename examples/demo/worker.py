@@ -13,7 +13,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from ..subscriber import Subscriber
+from weightbus import Subscriber
+
 from .episode import Episode, to_line
 from .policy import MODEL, Weights, log_odds, log_probability, numpy_weights
 from .process import follow, started
@@ -53,7 +54,7 @@ def play(
 
 def run(address: str, name: str, seed: int) -> None:
     """Play until stdin ends."""
-    luck, weights = random.Random(seed), numpy_weights()  # noqa: S311
+    luck, weights = random.Random(seed), numpy_weights()
     env = gymnasium.make("CartPole-v1", disable_env_checker=True)
     follow(address, name, weights, lambda bus: to_line(play(env, weights, bus, luck)))
 
