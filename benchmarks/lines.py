@@ -1,12 +1,17 @@
-"""Count the lines of every client: `python benchmarks/lines.py [COMMIT ...]`.
+"""Count the lines of what users run, and of the tests: `python benchmarks/lines.py [COMMIT ...]`.
 
-What a user's program is made of: no tests, no conformance drivers, no fuzzing, no examples, nothing
-generated. Blank lines and comments count. Without a commit: what git knows of this checkout as it
-stands on the disk; with some, a column for each, and the last one over the first.
+What a user's program is made of: no conformance drivers, no fuzzing, no examples, nothing
+generated; what is vendored counts apart, and so do the tests in Python. Blank lines and comments
+count. Without a commit: what git knows of this checkout as it stands on the disk; with some, a
+column for each, and the last one over the first. Wherever the package lies in a commit, its modules
+are those in Python that are no tests, benchmarks, examples or documents, and no client's.
 """
 
+import argparse
+import io
 import subprocess
 import sys
+import tarfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
@@ -16,6 +21,12 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ""  # in place of a commit
+PYTHON, VENDORED, TESTS = "Python", "vendored", "tests in Python"
+PACKAGE = {  # of what lies in the folders of the Python package, by suffix
+    ".py": PYTHON,
+    **dict.fromkeys((".c", ".h"), "Python's helper in C"),
+    **dict.fromkeys((".html", ".css", ".js"), "Python's page"),
+}
 CLIENTS = {
     "c_client": "C",
     "cpp_client": "C++",
@@ -25,23 +36,31 @@ CLIENTS = {
     "node_client": "TypeScript",
 }
 CORE = ("C", "C++", "Java", "Rust")  # one implementation of the protocol, and what lies over it
+ALL = (*dict.fromkeys(PACKAGE.values()), *CLIENTS.values(), VENDORED)
+ROWS = {**{part: [part] for part in ALL}, ", ".join(CORE): CORE, "all": ALL, TESTS: [TESTS]}
 SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".rs", ".go", ".java", ".ts"}
-BESIDE = {"tests", "examples", "driver", "conformance", "fuzz", "testdata"}  # folders
+ASIDE = {"tests", "benchmarks", "examples", "docs"}  # of the first folders
+BESIDE = {"tests", "examples", "driver", "conformance", "fuzz", "testdata"}  # of a client's
 UNIT_TESTS = b"#[cfg(test)]\nmod tests {"  # the end of a file in Rust
 GENERATED = {"c_client/include/weightbus.h"}  # by cbindgen
 
 
-def main(commits: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Print the table; return the exit status."""
-    shown = commits or [HERE]
-    counts = [counted(commit) for commit in shown]
-    table = Table(title="lines of each client", title_justify="left")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("commits", nargs="*", metavar="COMMIT")
+    shown: list[str] = parser.parse_args(words).commits or [HERE]
+    try:
+        counts = [counted(commit) for commit in shown]
+    except subprocess.CalledProcessError:  # git has said why
+        return 2
+    table = Table(title="lines", title_justify="left")
     table.add_column("")
     for commit in shown:
         table.add_column(commit or "here", justify="right")
     if len(shown) > 1:
         table.add_column("last over first", justify="right")
-    for title, parts in {**{c: [c] for c in CLIENTS.values()}, ", ".join(CORE): CORE}.items():
+    for title, parts in ROWS.items():
         sums = [sum(count[part] for part in parts) for count in counts]
         ratio = [f"{sums[-1] / sums[0]:.2f}" if sums[0] else "new"] if len(shown) > 1 else []
         table.add_row(title, *(f"{lines:,}" for lines in sums), *ratio)
@@ -50,33 +69,44 @@ def main(commits: Sequence[str]) -> int:
 
 
 def counted(commit: str) -> Counter[str]:
-    """Return the lines of each client at a commit."""
+    """Return the lines of each part at a commit."""
     lines: Counter[str] = Counter()
-    for name in filter(is_source, tracked(commit)):
-        text = git("show", f"{commit}:{name}") if commit else (ROOT / name).read_bytes()
-        lines[CLIENTS[PurePath(name).parts[0]]] += text.partition(UNIT_TESTS)[0].count(b"\n")
+    for name, text in tracked(commit):
+        if part := part_of(name):
+            lines[part] += text.partition(UNIT_TESTS)[0].count(b"\n")
     return lines
 
 
-def tracked(commit: str) -> Iterator[str]:
-    """Yield the clients' files, those that are new and not yet added included."""
-    folders = [folder for folder in CLIENTS if commit or (ROOT / folder).is_dir()]
-    listed = (
-        git("ls-tree", "-r", "-z", "--name-only", commit, "--", *folders)
-        if commit
-        else git("ls-files", "-z", "-co", "--exclude-standard", "--", *folders)
-    )
-    for name in listed.decode().split("\0"):
-        if name and (commit or (ROOT / name).is_file()):
-            yield name
+def tracked(commit: str) -> Iterator[tuple[str, bytes]]:
+    """Yield each file with its text, those that are new and not yet added included; no links."""
+    if commit:
+        with tarfile.open(fileobj=io.BytesIO(git("archive", "--format=tar", commit))) as archive:
+            for member in archive:
+                if file := archive.extractfile(member) if member.isfile() else None:
+                    yield member.name, file.read()
+        return
+    for name in git("ls-files", "-z", "-co", "--exclude-standard").decode().split("\0"):
+        path = ROOT / name
+        if path.is_file() and not path.is_symlink():
+            yield name, path.read_bytes()
 
 
-def is_source(name: str) -> bool:
-    """Return whether a file is part of what a user's program is made of."""
+def part_of(name: str) -> str | None:
+    """Return which part a file belongs to; None if it is in no user's program, and no test."""
     path = PurePath(name)
-    test = path.stem == "build" or path.stem.endswith(("_test", ".test"))
-    beside = BESIDE.intersection(path.parts[:-1])
-    return path.suffix in SUFFIXES and not (test or beside or name in GENERATED)
+    first = path.parts[0] if len(path.parts) > 1 else ""
+    if "vendor" in path.parts:
+        return VENDORED if path.suffix in {*SUFFIXES, ".s"} else None
+    if first in CLIENTS:
+        test = path.stem == "build" or path.stem.endswith(("_test", ".test"))
+        beside = BESIDE.intersection(path.parts[:-1])
+        source = path.suffix in SUFFIXES and not (test or beside or name in GENERATED)
+        return CLIENTS[first] if source else None
+    if first == "tests":
+        return TESTS if path.suffix == ".py" else None
+    if first in ASIDE or first.startswith(".") or path.name == "setup.py":
+        return None
+    return PACKAGE.get(path.suffix)
 
 
 def git(*words: str) -> bytes:

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from weightbus.benchmarks import lines
 from weightbus.benchmarks.bus import ROADS
-from weightbus.benchmarks.lines import counted, is_source
 from weightbus.tests.compose.waiting import wait_for
 from weightbus.tests.conformance import elsewhere, run, vectors
 from weightbus.tests.conformance.driver import Fault
@@ -261,32 +259,6 @@ def test_the_clients_are_measured() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = re.findall(r"Python\b.* 1\.00 \(1\.00-1\.00\)", done.stdout)
     assert len(rows) == len(ROADS), done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "counts"),
-    [
-        ("go_client/internal/wbp/slot.go", True),
-        ("rust_client/src/raw/crc.rs", True),
-        ("cpp_client/include/weightbus/weightbus.hpp", True),
-        ("java_client/src/io/github/weightbus/Worker.java", True),
-        ("java_client/conformance/Driver.java", False),
-        ("go_client/internal/wbp/machine_test.go", False),
-        ("go_client/cmd/driver/main.go", False),
-        ("node_client/tests/live.test.ts", False),
-        ("node_client/package.json", False),
-        ("c_client/include/weightbus.h", False),
-        ("c_client/build.rs", False),
-    ],
-)
-def test_lines_that_are_counted_are_those_that_users_run(name: str, counts: bool) -> None:
-    assert is_source(name) is counts
-
-
-def test_lines_of_clients_are_those_of_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = "go_client/doc.go"
-    monkeypatch.setattr(lines, "tracked", lambda _: iter([file, "go_client/live_test.go"]))
-    assert counted(lines.HERE) == {"Go": (FOLDER.parent.parent / file).read_text().count("\n")}
 
 
 def test_chance_comes_from_the_seed_alone() -> None:
