@@ -13,7 +13,7 @@ CLIENTS := c_client cpp_client go_client java_client node_client rust_client
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo demo-llm recording test twins sanitize aarch64 training operators pictures looking examples check site version release packages wheel bench targets must performance floods keeping sim fuzz explore chaos soak finetune build $(CLIENTS) clients conformance compose-test bench-clients clean
+.PHONY: demo demo-llm recording test twins sanitize aarch64 training operators pictures examples check site version release packages wheel bench targets must performance floods sim fuzz explore chaos soak finetune build $(CLIENTS) clients conformance compose-test bench-clients clean
 
 demo: $(STAMP)
 	$(BIN)/weightbus demo --seconds 30 --plot demo.png
@@ -56,10 +56,6 @@ operators: $(STAMP)
 # Pictures of what operators see, for docs/guides/operating.md, of a bus in which not all is well.
 pictures: $(STAMP)
 	$(BIN)/python tests/operators/pictures.py
-
-# What observers, the page and traces cost a publish: ten minutes, on a quiet machine.
-looking: $(STAMP)
-	$(BIN)/python benchmarks/looking.py
 
 # Examples in other languages, each beside a publisher: ONNX Runtime in Node, Eigen, a sidecar in Go, plain Rust.
 examples: $(STAMP)
@@ -112,10 +108,6 @@ performance: $(STAMP)
 floods: $(STAMP)
 	$(BIN)/python benchmarks/floods.py --publisher $(PUBLISHER)
 	$(BIN)/python benchmarks/floods.py --publisher $(PUBLISHER) --keys
-
-# What a state folder costs a publish: eight minutes, on a quiet machine.
-keeping: $(STAMP)
-	$(BIN)/python benchmarks/keeping.py
 
 sim: $(STAMP)
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS) --first $(FIRST)

@@ -42,8 +42,6 @@ class Bus:
         module: The module whose `work` the workers run.
         road: How the bytes are to travel.
         file: Shared memory in which one worker's tensors are to lie, if somebody watches them.
-        state: The publisher's state folder, if it has one.
-        dashboard: Where its page is, if it has one.
         resident: Whose models are resident.
         arrays: Workers hold numpy arrays, and import no torch: many fit into a machine.
         timed: Workers note how long readers are shut out.
@@ -57,16 +55,13 @@ class Bus:
         module: str,
         road: Road,
         file: str = "",
-        state: str | None = None,
         resident: Resident = "",
         *,
         arrays: bool = False,
         timed: bool = False,
-        dashboard: str | None = None,
     ) -> None:
-        self._dashboard = dashboard
         self.title, self._module, self._road = title, module, road
-        self._state, self._resident = state, resident
+        self._resident = resident
         self._told = {
             "road": road,
             "file": file,
@@ -82,11 +77,7 @@ class Bus:
         self._model, self._workers = model, workers
         self._tensors = model.moved_in() if self._resident == "both" else model.tensors
         self.resident_before = memory.resident()
-        self.publisher = Publisher(
-            settings=Settings(shared_memory=self._road == "shared"),
-            state=self._state,
-            dashboard=self._dashboard,
-        )
+        self.publisher = Publisher(settings=Settings(shared_memory=self._road == "shared"))
         self.employ(self.publisher.address)
         self.publisher.prepare(MODEL, self._tensors)
         self.publisher.wait_for_workers(workers, START_SECONDS, MODEL)

@@ -10,10 +10,13 @@ quiet machine: ten minutes. `--quick` tries everything in one, and judges nothin
 """
 
 import argparse
+import ctypes
+import functools
 import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Collection, Generator, Sequence
@@ -26,12 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from weightbus import Publisher, Settings
+from weightbus import Publisher, Settings, Subscriber
 from weightbus.benchmarks import memory
-from weightbus.benchmarks.linked import FAR, MODEL, WIDE, own_network, run, tensors
 from weightbus.benchmarks.machine import describe
-from weightbus.benchmarks.patching import versions
-from weightbus.benchmarks.process import Process
+from weightbus.benchmarks.process import Answer, Answers, Process
 from weightbus.benchmarks.report import print_machine
 from weightbus.bus.publisher.roster import Taker
 from weightbus.codecs.delta.worth import Way
@@ -40,9 +41,12 @@ from weightbus.codecs.native import crc32c
 from weightbus.python_client.models import Bases
 from weightbus.python_client.settings import Encoding
 
-NEAR, HERE, THERE = "wb0", "10.77.0.1", "10.77.0.2"
+NEAR, FAR = "wb0", "wb1"  # the ends of the link: the publisher's, and the worker's
+HERE, THERE = "10.77.0.1", "10.77.0.2"
+MODEL, WIDE = "policy", "wide"  # in 16 bits, and in 32
+TENSORS = 16
 PATTERN = 2**22  # elements that are drawn; the model repeats them
-ASK_SECONDS, PUBLISH_SECONDS = 120.0, 300.0
+ASK_SECONDS, PUBLISH_SECONDS, JOIN_SECONDS = 120.0, 300.0, 30.0
 WAYS: dict[str, tuple[Encoding, bool | None]] = {  # and whether patches have classes
     "raw": ("raw", None),
     "flat": ("auto", False),
@@ -64,6 +68,50 @@ BASES = 2
 Bytes = NDArray[np.uint8]
 MEMORY = {"publisher": float(BASES), "worker": 1.0}
 MEMORY_SLACK = 0.15  # of a model: the patch itself, and what it decodes to
+_CLONE_NEWNET = 0x40000000
+
+
+def own_network() -> None:
+    """Have this process, and what it starts from now on, see a network of its own.
+
+    Raises:
+        OSError: This needs root.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET):
+        code = ctypes.get_errno()
+        raise OSError(code, f"a network of its own: {os.strerror(code)}")
+    run("ip", "link", "set", "lo", "up")
+
+
+def run(*words: str) -> None:
+    """Run a program of iproute2."""
+    subprocess.run(words, check=True, timeout=10.0)  # noqa: S603 - our own words
+
+
+def tensors(data: NDArray[np.uint8], *, wide: bool = False) -> dict[str, Any]:
+    """Return bytes as tensors of a model, which share their memory."""
+    import torch
+
+    dtype = torch.float32 if wide else torch.bfloat16
+    flat = torch.from_numpy(data.view(np.uint8)).view(dtype)
+    return {f"w{index}": part for index, part in enumerate(flat.chunk(TENSORS))}
+
+
+def versions(elements: int, density: float) -> tuple[Bytes, Bytes]:
+    """Return two versions in bfloat16 of which so many elements differ, as after fine-tuning.
+
+    An element changes by one unit with a probability that halves from one exponent to the next.
+    """
+    rng = np.random.default_rng(0)
+    base = (rng.normal(0, 0.02, elements).astype(np.float32).view("<u4") >> 16).astype("<u2")
+    likely = np.exp2(112.0 - ((base >> 7) & 255))
+    low, high, rate = 0.0, 1e6, 0.0
+    for _ in range(60):  # find the rate that gives this density
+        rate = (low + high) / 2
+        low, high = (rate, high) if np.minimum(rate * likely, 1).mean() < density else (low, rate)
+    target = base ^ (rng.random(elements) < rate * likely).astype("<u2")
+    return base.view(np.uint8), target.view(np.uint8)
 
 
 @dataclass
@@ -145,7 +193,7 @@ class Weights:
 
     def __init__(self, elements: int, densities: Sequence[float]) -> None:
         repeats = elements // PATTERN
-        drawn = {density: versions(PATTERN, density)[1:] for density in densities}
+        drawn = {density: versions(PATTERN, density) for density in densities}
         self.base = np.tile(drawn[densities[0]][0], repeats)
         self.changed = {d: np.tile(target, repeats) for d, (_, target) in drawn.items()}
         rng = np.random.default_rng(1)
@@ -155,6 +203,98 @@ class Weights:
     def pair(self, density: float) -> list[tuple[Bytes, dict[str, Any]]]:
         """Return what to publish in turns, after the base: all of that differ by so much."""
         return [(each, tensors(each)) for each in (self.changed[density], self.base)]
+
+
+class Questions:
+    """What the worker's process can be asked.
+
+    Args:
+        told: `ways`, by name the publisher's address and the options of the subscriber; `elements`
+            of the model; `address`, if it has a network of its own, where it is that.
+    """
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._told, self._ways = told, dict[str, Any]()
+        self._models: dict[str, dict[str, dict[str, Any]]] = {}
+        self._scratch: list[NDArray[np.uint8]] = []  # two models, to be copied plainly
+
+    def ready(self) -> Answer:
+        """Say that this process is there."""
+        return {}
+
+    def link(self) -> Answer:
+        """Take the end of the link, which is here by now."""
+        run("ip", "address", "add", f"{self._told['address']}/24", "dev", FAR)
+        run("ip", "link", "set", FAR, "up")
+        return {}
+
+    def join(self) -> Answer:
+        """Have a subscriber for each way."""
+        for name in self._told["ways"]:
+            self.rejoin(name)
+        return {}
+
+    def rejoin(self, name: str) -> Answer:
+        """Have a new subscriber, of which its publisher knows nothing."""
+        ran: dict[str, int] = {}
+        if name in self._ways:
+            with self._ways.pop(name) as before:
+                ran = {model: before.version(model) for model in self._models[name]}
+        address, options, wide = self._told["ways"][name]
+        zeros = np.zeros(2 * self._told["elements"], np.uint8)
+        models = {
+            model: {n: tensor.clone() for n, tensor in tensors(zeros, wide=model == WIDE).items()}
+            for model in ((MODEL, WIDE) if wide else (MODEL,))
+        }
+        worker = Subscriber(
+            address, models, name=name, settings=Settings(shared_memory=False, **options)
+        )
+        if not worker.wait_joined(JOIN_SECONDS):
+            raise TimeoutError(f"{name}: {address} has not let this worker in")
+        self._ways[name], self._models[name] = worker.start(), models
+        for model, version in ran.items():
+            worker.wait_for_version(model, version, timeout=JOIN_SECONDS)
+        return {}
+
+    def digest(self, name: str) -> Answer:
+        """Hash what runs."""
+        import torch
+
+        value = 0
+        for tensor in self._models[name][MODEL].values():
+            value = crc32c(tensor.view(torch.uint8).numpy(), value)
+        return {"crc": value}
+
+    def pauses(self) -> Answer:
+        """Tell how long the last apply of each way took, and a plain copy of as many bytes."""
+        if not self._scratch:
+            self._scratch = [np.ones(2 * self._told["elements"], np.uint8) for _ in range(2)]
+        to, from_ = self._scratch
+        begun = time.perf_counter()
+        np.copyto(to, from_)
+        memcpy = time.perf_counter() - begun
+        return {n: w.update(MODEL).seconds for n, w in self._ways.items()} | {"memcpy": memcpy}
+
+    def memory(self) -> Answer:
+        """Tell the most memory since this was asked last."""
+        peak = memory.peak()
+        memory.reset_peak()
+        return {"peak": peak}
+
+
+def serve(text: str) -> None:
+    """Be the worker's process: answer until the parent closes our standard input."""
+    told = json.loads(text)
+    if told["address"]:
+        own_network()
+    asked = Questions(told)
+    each = {
+        f"{what} {name}": functools.partial(getattr(asked, what), name)
+        for what in ("rejoin", "digest")
+        for name in told["ways"]
+    }
+    plain = {what: getattr(asked, what) for what in ("ready", "link", "join", "pauses", "memory")}
+    Answers({**plain, **each}).serve()
 
 
 class Link:
@@ -198,7 +338,7 @@ class Link:
 def worker(ways: dict[str, Any], elements: int, address: str = "") -> Process:
     """Start the worker's process; with an address, in a network of its own."""
     told = {"ways": ways, "elements": elements, "address": address}
-    return Process("the worker", "linked", json.dumps(told))
+    return Process("the worker", "links", "--worker", json.dumps(told))
 
 
 def cell(link: Link, weights: Weights, density: float, rounds: int) -> dict[str, float]:
@@ -363,7 +503,11 @@ def main(words: list[str]) -> int:
     parser.add_argument("--mib", type=int, default=64, help="of the model, a multiple of 8")
     parser.add_argument("--quick", action="store_true", help="a small model, and few rounds")
     parser.add_argument("--joining", action="store_true", help="what joining takes, and no more")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)  # what this starts by itself
     told = parser.parse_args(words)
+    if told.worker:
+        serve(told.worker)
+        return 0
     missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
     if os.geteuid() or missing:
         print(f"needs root, and ip and tc of iproute2; missing: {', '.join(missing) or 'root'}")

@@ -4,7 +4,7 @@
     python tests/finetune.py --versions 2000 --layers 1 --words 4000  a model of 7 MB
     python tests/finetune.py --versions 50 --layers 1 --languages python,go
 
-A small encoder learns (`benchmarks/finetuning.py`): float32 masters, Adam, and after each step a
+A small encoder learns (`encoder.py`): float32 masters, Adam, and after each step a
 version in bfloat16, by two publishers, one with keys and one without. Workers of each language join
 both, and all the time some are killed, leave, or are stopped for a few versions, which they miss.
 Every version that any of them applies must be the one that was published: its digest, and the bytes
@@ -33,7 +33,6 @@ import numpy as np
 import torch
 
 from weightbus import Publisher, PublishError, Settings
-from weightbus.benchmarks.finetuning import Chain, encoder, smaller, steps
 from weightbus.bus.messages import DELTA, Applied
 from weightbus.bus.publisher.reports import Reports
 from weightbus.bus.publisher.roster import Peer
@@ -46,9 +45,9 @@ from weightbus.tests.chaos.run import ready
 from weightbus.tests.compose.waiting import MissedError, wait_for
 from weightbus.tests.conformance.driver import Driver, Event, Fault, Options
 from weightbus.tests.conformance.languages import Language, chosen
+from weightbus.tests.encoder import encoder, smaller, steps
 
 ANYBODY = "*"
-CHAIN = Chain("3e-6", 3e-6, False, ())
 PUBLISH_SECONDS = 120.0  # for all that are there; a busy host takes its time
 LOST_AFTER = 5.0
 WORKER_SECONDS = 10**6
@@ -469,7 +468,7 @@ class Run:
         tokens = smaller(model, tokens, self._options.layers, self._options.words)
         places = [place for bus in buses for place in bus.places]
         begun = time.monotonic()
-        for version in steps(CHAIN, model, tokens, self._options.versions):
+        for version in steps(model, tokens, self._options.versions):
             content = Content.of(model)
             last = version == self._options.versions
             for place in places:

@@ -2,18 +2,14 @@
  * What the conformance suite drives (tests/conformance/README.md at the root says how).
  *
  *     driver vectors DIR
- *     driver patching DIR ROUNDS
  *     driver worker ADDRESS --name NAME --models m1,m2 [--in-place SPEC.json] [--no-tensors]
  *         [--bytes-max N] [--network] [--loop-delay] [--seconds S]
  *         [--turn-down N,...] [--break N,...] [--apply-seconds S[:N,...]] [--apply-timeout S]
  *         [--partial] [--cast] [--keys FILE]
- *     driver opening BYTES
  */
 
 import { parseArgs } from "node:util";
-import { opening } from "./opening.js";
 import { numbers } from "./part.js";
-import { patching } from "./patching.js";
 import { vectors } from "./vectors.js";
 import { worker } from "./worker.js";
 
@@ -38,13 +34,9 @@ const { positionals, values } = parseArgs({
   },
 });
 
-const [command, argument, rounds] = positionals;
+const [command, argument] = positionals;
 if (command === "vectors" && argument !== undefined) {
   for (const line of vectors(argument)) console.log(JSON.stringify(line));
-} else if (command === "opening" && argument !== undefined) {
-  console.log(JSON.stringify(opening(Number(argument))));
-} else if (command === "patching" && argument !== undefined) {
-  console.log(JSON.stringify(patching(argument, Number(rounds))));
 } else if (command === "worker" && argument !== undefined) {
   await worker(argument, {
     name: values.name,

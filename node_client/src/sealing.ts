@@ -21,7 +21,7 @@ const ID_BYTES = 8;
 const TAG_BYTES = 16;
 // Opened at once: still in the cache for the checksum, and from memory that malloc has at hand. What
 // is larger than 128 KiB it may fetch from the kernel for each piece, and give back there.
-export const PIECE_BYTES = 2 ** 16;
+const PIECE_BYTES = 2 ** 16;
 
 /** What a nonce is for. */
 export type Purpose = 1 | 2 | 3;
@@ -112,7 +112,7 @@ function u64(value: number): Buffer {
  * Give memory back at once. For what is left to it, the garbage collector stops the event loop some
  * times for each version, and longer where other processes want the processor.
  */
-export function release({ buffer, byteLength }: Uint8Array): void {
+function release({ buffer, byteLength }: Uint8Array): void {
   if (buffer instanceof ArrayBuffer && buffer.byteLength === byteLength) buffer.transfer(0);
 }
 

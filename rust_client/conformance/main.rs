@@ -3,8 +3,6 @@
 mod encoding;
 mod follow;
 mod memfd;
-mod opening;
-mod patching;
 mod publish;
 mod sequences;
 mod vectors;
@@ -14,23 +12,17 @@ use std::error::Error;
 use std::path::Path;
 use std::process::exit;
 
-const USAGE: &str = "usage: driver vectors DIR | driver patching DIR ROUNDS | driver encoding DIR ROUNDS | driver worker ADDRESS --name NAME \
+const USAGE: &str = "usage: driver vectors DIR | driver encoding DIR | driver worker ADDRESS --name NAME \
 --models M1,M2 [--in-place SPEC.json] [--no-tensors] [--bytes-max N] [--network] [--seconds S] [--turn-down N,...] \
 [--break N,...] [--apply-seconds S[:N,...]] [--apply-timeout S] [--partial] [--cast] \
-[--keys FILE] | driver opening BYTES | driver publisher ADDRESS [--data ADDRESS] [--advertise ADDRESS] [--epoch N] \
+[--keys FILE] | driver publisher ADDRESS [--data ADDRESS] [--advertise ADDRESS] [--epoch N] \
 [--chunk-bytes N] [--ping S --lost-after S] [--state FOLDER] [--keys FOLDER] [--rekey S] [--insecure]";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result = match arguments.split_first() {
         Some((command, rest)) if command == "vectors" && rest.len() == 1 => run_vectors(Path::new(&rest[0])),
-        Some((command, rest)) if command == "patching" && rest.len() == 2 => {
-            patching::run(&rest[0], &rest[1])
-        }
-        Some((command, rest)) if command == "encoding" && rest.len() == 2 => {
-            encoding::run(&rest[0], &rest[1])
-        }
-        Some((command, rest)) if command == "opening" && rest.len() == 1 => run_opening(&rest[0]),
+        Some((command, rest)) if command == "encoding" && rest.len() == 1 => encoding::run(&rest[0]),
         Some((command, rest)) if command == "publisher" => publish::serve(rest, USAGE),
         Some((command, rest)) if command == "worker" => options(rest).and_then(follow::follow),
         _ => Err(USAGE.into()),
@@ -49,11 +41,6 @@ fn run_vectors(folder: &Path) -> Result<(), Box<dyn Error>> {
             println!("{}", row);
         }
     }
-    Ok(())
-}
-
-fn run_opening(nbytes: &str) -> Result<(), Box<dyn Error>> {
-    println!("{}", opening::opening(nbytes.parse()?).ok_or("built without keys")?);
     Ok(())
 }
 

@@ -10,7 +10,8 @@
 use crate::checksum::crc32c_append;
 use crate::digest::{bytes_of_hex, hex};
 use crate::messages::{Announce, Patch};
-pub use crate::raw::gcm::{seal, Gcm};
+pub use crate::raw::gcm::seal;
+use crate::raw::gcm::Gcm;
 use sha2::{Digest, Sha256};
 use std::convert::TryInto;
 use std::fmt;

@@ -68,8 +68,8 @@ def main(driver: str) -> int:
             (folder / "layout").write_bytes(layout.header)
             (folder / "base").write_bytes(base.tobytes())
             (folder / "target").write_bytes(target.tobytes())
-            command = [driver, "encoding", name, "1"]
-            subprocess.run(command, stdout=subprocess.DEVNULL, check=True, timeout=SECONDS)  # noqa: S603
+            command = [driver, "encoding", name]
+            subprocess.run(command, check=True, timeout=SECONDS)  # noqa: S603
             for kind in ("flat", "class"):
                 made = (folder / kind).read_bytes()
                 wanted = encode(layout, base, target, classes=kind == "class")

@@ -1,9 +1,7 @@
 // The conformance driver: what tests of all languages drive in the same way.
 //
 //	driver vectors DIR
-//	driver patching DIR ROUNDS
 //	driver worker ADDRESS --name NAME --models m1,m2 ...
-//	driver opening BYTES
 package main
 
 import (
@@ -19,7 +17,7 @@ import (
 
 func main() {
 	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "usage: driver vectors DIR | driver worker ADDRESS [OPTIONS] | driver opening BYTES")
+		fmt.Fprintln(os.Stderr, "usage: driver vectors DIR | driver worker ADDRESS [OPTIONS]")
 		os.Exit(2)
 	}
 	flip(strings.Fields(os.Getenv("WEIGHTBUS_FLIP")))
@@ -27,14 +25,10 @@ func main() {
 	switch os.Args[1] {
 	case "vectors":
 		err = vectors(os.Args[2], print)
-	case "patching":
-		err = patching(os.Args[2], os.Args[3:])
 	case "worker":
 		err = worker(os.Args[2], os.Args[3:])
-	case "opening":
-		err = opening(os.Args[2])
 	default:
-		err = fmt.Errorf("%q is none of vectors, worker and opening", os.Args[1])
+		err = fmt.Errorf("%q is neither vectors nor worker", os.Args[1])
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "driver:", err)

@@ -4,12 +4,6 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
-	"math"
-	"os"
-	"path/filepath"
-	"strconv"
-	"time"
 
 	"github.com/weightbus/weightbus/go_client/internal/wbp"
 )
@@ -74,43 +68,4 @@ func patched(name string, layout *wbp.Layout, base, text []byte) object {
 		return object{"error": "patch"}
 	}
 	return object{"error": err.Error() + ", but bytes have changed"}
-}
-
-// patching says how long a patch takes, for benchmarks/deltas.py: for the blocks alone, and with the digest
-// of the target, at best.
-func patching(folder string, rest []string) error {
-	if len(rest) != 1 {
-		return errors.New("usage: driver patching DIR ROUNDS")
-	}
-	rounds, err := strconv.Atoi(rest[0])
-	var files [3][]byte
-	for i, name := range []string{"layout", "base", "patch"} {
-		if err == nil {
-			files[i], err = os.ReadFile(filepath.Join(folder, name))
-		}
-	}
-	if err != nil {
-		return err
-	}
-	layout, err := wbp.ParseLayout(files[0])
-	if err != nil {
-		return err
-	}
-	best := map[bool]float64{true: math.Inf(1), false: math.Inf(1)}
-	for round := 0; round < 2*rounds; round++ {
-		digest, data := round%2 > 0, append([]byte{}, files[1]...)
-		begun := time.Now()
-		patch, err := wbp.ParsePatch(layout, files[2])
-		if err == nil && digest {
-			err = patch.Apply(data, patch.Base)
-		} else if err == nil {
-			err = patch.Put(data)
-		}
-		if err != nil {
-			return err
-		}
-		best[digest] = math.Min(best[digest], time.Since(begun).Seconds())
-	}
-	print(object{"blocks": best[false], "digest": best[true]})
-	return nil
 }

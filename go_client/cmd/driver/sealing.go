@@ -1,11 +1,8 @@
 package main
 
 import (
-	"crypto/aes"
-	"crypto/cipher"
 	"encoding/hex"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -116,70 +113,4 @@ func unhex(digits string) []byte {
 		panic(err) // the vectors are ours
 	}
 	return bytes
-}
-
-const (
-	chunkBytes = 1 << 20
-	speedTurns = 5
-)
-
-// opening says how long it takes to open so many bytes, sealed in chunks as a publisher does: by what a
-// worker does with them, AES and CRC in place, and by the cipher alone. The best of a few turns counts.
-func opening(digits string) error {
-	size, err := strconv.ParseInt(digits, 10, 64)
-	if err != nil || size < 1 {
-		return fmt.Errorf("%q is no number of bytes", digits)
-	}
-	memory := make([]byte, size+wbp.TagBytes)
-	of := wbp.Subject{Model: "m", Encoding: "raw", Key: wbp.Key{Epoch: 1, Version: 1}, Bytes: size, ChunkBytes: chunkBytes}
-	key := make([]byte, 32)
-	block, _ := aes.NewCipher(key)
-	bare, _ := cipher.NewGCM(block)
-	plan := wbp.Plan{Bytes: size, ChunkBytes: chunkBytes}
-	line := object{"bytes": size}
-	for name, open := range map[string]func(index int64, chunk, tag []byte) bool{
-		"open_s": func(index int64, chunk, tag []byte) bool {
-			_, ok := wbp.NewOpening(key, of, wbp.PurposeChunk, index, int64(len(chunk)), tag).Open(chunk, chunk)
-			return ok
-		},
-		"aes_s": func(index int64, chunk, tag []byte) bool {
-			data := of.Associated(wbp.PurposeChunk, index, int64(len(chunk)))
-			opened := chunk[:len(chunk)+wbp.TagBytes]
-			copy(opened[len(chunk):], tag)
-			_, err := bare.Open(chunk[:0], wbp.Nonce(wbp.PurposeChunk, index), opened, data)
-			return err == nil
-		},
-	} {
-		best := time.Hour
-		for turn := 0; turn < speedTurns; turn++ {
-			tags := sealAll(bare, of, plan, memory)
-			begun := time.Now()
-			for i := range tags { // backwards: a tag is written behind its chunk, over what was opened
-				index := int64(len(tags) - 1 - i)
-				begin, end := plan.Span(index)
-				if !open(index, memory[begin:end], tags[index]) {
-					return fmt.Errorf("%s: chunk %d does not open", name, index)
-				}
-			}
-			if took := time.Since(begun); took < best {
-				best = took
-			}
-		}
-		line[name] = best.Seconds()
-	}
-	print(line)
-	return nil
-}
-
-// sealAll seals every chunk in its place, and returns the tags.
-func sealAll(by cipher.AEAD, of wbp.Subject, plan wbp.Plan, memory []byte) (tags [][]byte) {
-	out := make([]byte, 0, plan.ChunkBytes+wbp.TagBytes)
-	for index := int64(0); index < plan.Count(); index++ {
-		begin, end := plan.Span(index)
-		data := of.Associated(wbp.PurposeChunk, index, end-begin)
-		sealed := by.Seal(out, wbp.Nonce(wbp.PurposeChunk, index), memory[begin:end], data)
-		copy(memory[begin:end], sealed)
-		tags = append(tags, append([]byte{}, sealed[end-begin:]...))
-	}
-	return tags
 }

@@ -1,64 +1,21 @@
-"""Versions as they come from steps of fine-tuning, for the benchmark of patches, and a long test.
+"""A small sentence encoder that is fine-tuned, for what patches are to be small on.
 
-A small sentence encoder learns from noisy rewards for words that it fills in, as in reinforcement
-learning: float32 masters, Adam, published as bfloat16. What it learns does not matter, how its
-weights move does. The text is that of this repository.
+It learns from noisy rewards for words that it fills in, as in reinforcement learning: float32
+masters and Adam. What it learns does not matter, how its weights move does. The text is that of
+this repository.
 """
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-
-from weightbus.codecs.layout import Layout
 
 ROOT = Path(__file__).resolve().parent.parent
 SEQUENCES, LENGTH, MASKED, CHARACTERS = 16, 64, 0.25, 600_000
 MASK = 103  # the token of a masked word; those before it are special, too
-WARM_UP = 10  # steps in which the rate rises
-
-Bytes = NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A run of fine-tuning, and the pairs of its versions that are compared."""
-
-    name: str
-    rate: float
-    from_bf16: bool  # the masters begin at values of bfloat16, as those of a released checkpoint
-    pairs: tuple[tuple[int, int], ...]
-
-
-CHAINS = (
-    Chain("3e-6", 3e-6, False, ((31, 32), (24, 32))),
-    Chain("1e-5", 1e-5, False, ((19, 20),)),
-    Chain("3e-6 from bf16", 3e-6, True, ((19, 20), (12, 20))),
-)
-
-
-def versions(chain: Chain, folder: Path) -> tuple[Layout, dict[int, Bytes]]:
-    """Return the layout, and data sections by step; they are made once, and kept in the folder."""
-    wanted = sorted({step for pair in chain.pairs for step in pair})
-    paths = {step: folder / f"{chain.name.replace(' ', '-')}-{step}.bf16" for step in wanted}
-    shapes = folder / "shapes.json"
-    if not all(path.is_file() for path in (*paths.values(), shapes)):
-        model, tokens = encoder()
-        names = sorted(dict(model.named_parameters()))
-        parameters = dict(model.named_parameters())
-        shapes.write_text(json.dumps([[name, list(parameters[name].shape)] for name in names]))
-        for step in steps(chain, model, tokens, wanted[-1]):
-            if step in paths:
-                parts = [parameters[name].detach().reshape(-1).bfloat16() for name in names]
-                paths[step].write_bytes(torch.cat(parts).view(torch.int16).numpy().tobytes())
-    entries = [(name, "BF16", tuple(shape)) for name, shape in json.loads(shapes.read_text())]
-    return Layout.plan(entries), {s: np.fromfile(path, np.uint8) for s, path in paths.items()}
+RATE, WARM_UP = 3e-6, 10  # and steps in which it rises
 
 
 def encoder() -> tuple[Any, Any]:
@@ -100,16 +57,12 @@ def smaller(model: Any, tokens: Any, layers: int, words: int) -> Any:
     return place[tokens][place[tokens] >= 0]
 
 
-def steps(chain: Chain, model: Any, tokens: Any, count: int) -> Iterator[int]:
+def steps(model: Any, tokens: Any, count: int) -> Iterator[int]:
     """Take so many steps, one after another; yield the number of each."""
     parameters = list(model.parameters())
-    if chain.from_bf16:
-        with torch.no_grad():
-            for parameter in parameters:
-                parameter.copy_(parameter.bfloat16().float())
-    optimiser = torch.optim.Adam(parameters, lr=chain.rate)
+    optimiser = torch.optim.Adam(parameters, lr=RATE)
     for step in range(1, count + 1):
-        optimiser.param_groups[0]["lr"] = chain.rate * min(1.0, step / WARM_UP)
+        optimiser.param_groups[0]["lr"] = RATE * min(1.0, step / WARM_UP)
         optimiser.zero_grad(set_to_none=True)
         _loss(model, tokens).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
